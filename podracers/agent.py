@@ -1,0 +1,75 @@
+"""What an agent is: a handful of pure functions that know nothing of the runner.
+
+Axis legend: `T` time, `B` the streams of one shard (of one device, or of one actor thread).
+"""
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+
+from podracers import types
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """A frozen dataclass of static configuration, built from an `EnvironmentSpec` (`spec=`)."""
+
+    def init_learner(self, key: jax.Array) -> Any:
+        """Returns what is identical on every learner device: parameters, optimizer, counters."""
+
+    def init_memory(self, rollout: types.Rollout) -> Any:
+        """Returns what one learner device keeps to itself; `()` for an agent without memory.
+
+        Args:
+          rollout: a template of one shard's rollout; only its shapes and dtypes count.
+        """
+
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
+        """Returns the actor state of `B` streams: recurrent core, exploration, previous action.
+
+        Args:
+          env_id: `[B]` int32, the global index of each stream.
+          num_envs: how many streams there are in all.
+          evaluation: whether the streams are evaluated rather than learnt from.
+        """
+
+    def actor_params(self, learner: Any) -> types.PyTree:
+        """Returns what acting needs of the learner: the part that is shipped to actors."""
+
+    def act(
+        self,
+        params: types.PyTree,
+        actor_state: Any,
+        timestep: types.TimeStep,
+        key: jax.Array,
+        evaluation: bool = False,
+    ) -> tuple[types.PyTree, Any, types.PyTree]:
+        """Chooses an action for each of `B` streams.
+
+        Args:
+          params: what `actor_params` returned.
+          actor_state: `[B, ...]`; reset here, by the agent, where `timestep` is FIRST.
+          timestep: `[B, ...]`.
+          key: `[B]` typed keys, one a stream: what a stream does never depends on which device or
+            thread carries it, or on its neighbours.
+          evaluation: act greedily (static).
+
+        Returns:
+          `(action, actor_state, extras)`, each `[B, ...]`.
+        """
+
+    def update(
+        self, state: types.AgentState, rollout: types.Rollout, key: jax.Array
+    ) -> tuple[types.AgentState, dict[str, types.Mean]]:
+        """Learns from one rollout, in zero or more gradient steps; called once a rollout, always.
+
+        Runs under the mapped axis of `podracers.parallel`, on this device's shard of the rollout.
+
+        Args:
+          state: the learner (equal on all devices) and this device's memory.
+          rollout: `[T, B, ...]`, this device's streams.
+          key: one typed key, equal on all devices.
+
+        Returns:
+          The new state, and metrics that are this device's share: the runner merges them.
+        """

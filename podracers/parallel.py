@@ -1,0 +1,76 @@
+"""The mesh, its one axis, and the only place where gradients cross devices.
+
+Losses are means over the GLOBAL batch, so the number of devices never changes an update: every
+device computes its share (a local sum over a global count), and shares are added, not averaged.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from podracers import types
+
+AXIS = "data"
+
+
+def make_mesh(devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """Returns a one-axis mesh over `devices`, by default every device of every process."""
+    return jax.sharding.Mesh(np.array(devices if devices is not None else jax.devices()), (AXIS,))
+
+
+def axis_index() -> jax.Array:
+    """Returns this device's index on the axis, an int32 scalar."""
+    return jax.lax.axis_index(AXIS)
+
+
+def axis_size() -> int:
+    """Returns the number of devices on the axis (static)."""
+    return jax.lax.axis_size(AXIS)
+
+
+def global_sum(tree: types.PyTree) -> types.PyTree:
+    """Returns the sum of each leaf over the devices."""
+    return jax.lax.psum(tree, AXIS)
+
+
+def share(mean: types.Mean) -> jax.Array:
+    """Returns this device's share of a global mean: summed over devices, the shares are the mean.
+
+    The count is a constant of the data, so the gradient of the summed shares is the gradient of the
+    global mean.
+    """
+    count = jax.lax.stop_gradient(global_sum(mean.count))
+    return mean.total / jnp.maximum(count, 1.0)
+
+
+def gradient_step(
+    loss: Callable[[types.PyTree], tuple[jax.Array, Any]],
+    params: types.PyTree,
+    optimizer_state: optax.OptState,
+    optimizer: optax.GradientTransformation,
+    learning_rate: jax.Array | float = 1.0,
+) -> tuple[types.PyTree, optax.OptState, jax.Array, Any]:
+    """Takes one step along the gradient of the global loss.
+
+    Args:
+      loss: a function of the parameters that returns this device's share of the loss (see `share`)
+        and anything else.
+      params: equal on all devices.
+      optimizer_state: equal on all devices.
+      optimizer: an optax transformation that does NOT contain the learning rate; clipping by global
+        norm inside it sees the gradient of the global batch.
+      learning_rate: a scalar that may be traced.
+
+    Returns:
+      `(params, optimizer_state, gradient_norm, auxiliary)`; the norm is of the global gradient,
+      before any clipping.
+    """
+    gradient, auxiliary = jax.grad(loss, has_aux=True)(params)
+    gradient = global_sum(gradient)
+    updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+    params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
+    return params, optimizer_state, optax.tree.norm(gradient), auxiliary

@@ -1,0 +1,126 @@
+"""The stream contract: the arrays that every runner feeds to every agent.
+
+Axis legend: `T` time, `B` streams (one environment each, for the whole run).
+
+The contract (`docs/architecture.md` explains it):
+
+- S1  A LAST time step carries the true final observation. The action chosen there is ignored, and
+  the next time step of the stream is FIRST.
+- S2  An episode terminated iff LAST has discount 0; it was truncated iff LAST has discount 1.
+- S3  Row `b` is one environment for the whole run, and rollout `k + 1` begins where `k` ended.
+- S4  `Agent.act` resets its own recurrent state at FIRST.
+- S5  One rollout is acted by one version of the parameters.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+
+# Step types are plain Python ints: nothing at import time may touch a device.
+FIRST = 0
+MID = 1
+LAST = 2
+
+
+class TimeStep(NamedTuple):
+    """What an environment shows of a moment; leaves are `[...]`, `[B, ...]` or `[T, B, ...]`."""
+
+    observation: PyTree
+    reward: jax.Array  # float32, received on arriving here, never clipped; 0 at FIRST
+    discount: jax.Array  # float32, 0 iff the episode terminated here
+    step_type: jax.Array  # int8, FIRST | MID | LAST
+
+    def first(self) -> jax.Array:
+        """Returns a bool array: an episode begins here."""
+        return self.step_type == FIRST
+
+    def last(self) -> jax.Array:
+        """Returns a bool array: an episode ends here, terminated or truncated."""
+        return self.step_type == LAST
+
+    def terminated(self) -> jax.Array:
+        """Returns a bool array: the episode ended here by the rules of the environment."""
+        return self.last() & (self.discount == 0.0)
+
+    def truncated(self) -> jax.Array:
+        """Returns a bool array: the episode was cut here, by a time limit for one."""
+        return self.last() & (self.discount != 0.0)
+
+
+def restart(observation: PyTree) -> TimeStep:
+    """Returns the FIRST time step of an episode (one stream, no batch axis)."""
+    return TimeStep(
+        observation=observation,
+        reward=jnp.zeros((), jnp.float32),
+        discount=jnp.ones((), jnp.float32),
+        step_type=jnp.full((), FIRST, jnp.int8),
+    )
+
+
+def transition(
+    observation: PyTree,
+    reward: jax.Array | float,
+    terminated: jax.Array | bool = False,
+    truncated: jax.Array | bool = False,
+) -> TimeStep:
+    """Returns the time step that an action led to (one stream, no batch axis).
+
+    Args:
+      observation: what is seen on arrival; the true final observation when the episode ends.
+      reward: scalar, received on arrival.
+      terminated: scalar bool, the episode ended by the rules of the environment.
+      truncated: scalar bool, the episode was cut; termination wins when both hold.
+    """
+    terminated = jnp.asarray(terminated, bool)
+    last = terminated | jnp.asarray(truncated, bool)
+    return TimeStep(
+        observation=observation,
+        reward=jnp.asarray(reward, jnp.float32),
+        discount=1.0 - terminated.astype(jnp.float32),
+        step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
+    )
+
+
+class Rollout(NamedTuple):
+    """`T` consecutive transitions of `B` fixed streams."""
+
+    timestep: TimeStep  # [T + 1, B, ...]; the last one bootstraps, and opens the next rollout
+    action: PyTree  # [T, B, ...] as the environment received it
+    extras: PyTree  # [T, B, ...] what `act` chose to remember: logits, values, search policies
+    actor_state: PyTree  # [B, ...] before the action at t = 0
+
+
+class AgentState(NamedTuple):
+    """All that an agent learns and remembers."""
+
+    learner: PyTree  # identical on every learner device: parameters, optimizer, counters
+    memory: PyTree  # private to each learner device: replay, recent rollouts; () where none
+
+
+class Mean(NamedTuple):
+    """A mean that is still mergeable: add totals, add counts, divide once at the end."""
+
+    total: jax.Array  # float32
+    count: jax.Array  # float32
+
+    @classmethod
+    def of(cls, values: jax.Array, weights: jax.Array | None = None) -> "Mean":
+        """Returns the weighted mean of `values` (any shape), unreduced over devices."""
+        values = jnp.asarray(values, jnp.float32)
+        if weights is None:
+            return cls(jnp.sum(values), jnp.asarray(values.size, jnp.float32))
+        weights = jnp.broadcast_to(jnp.asarray(weights, jnp.float32), values.shape)
+        # A value behind a zero weight may be anything, NaN included: 0 * NaN is NaN.
+        kept = jnp.where(weights > 0.0, values, 0.0)
+        return cls(jnp.sum(weights * kept), jnp.sum(weights))
+
+    def merge(self, other: "Mean") -> "Mean":
+        """Returns the mean over both sets of samples."""
+        return Mean(self.total + other.total, self.count + other.count)
+
+    def result(self) -> jax.Array:
+        """Returns `total / count`; NaN where nothing was counted."""
+        return self.total / self.count
