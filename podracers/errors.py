@@ -1,0 +1,38 @@
+"""The two ways in which a run ends early, and the exit code of each."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A user's mistake: one line that says what was expected and what came. Exit code 2."""
+
+    exit_code = 2
+
+
+class RunFailure(RuntimeError):
+    """A run that cannot go on through no mistake in its configuration. Exit code 1."""
+
+    exit_code = 1
+
+
+def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
+    """Returns a phrase that names the known names nearest to `name`, for the end of a message.
+
+    Args:
+      name: what the user wrote.
+      known: every valid name.
+      most: how many to name at the most.
+
+    Returns:
+      `"; did you mean 'a' or 'b'?"`, or `"; known: a, b, c"` where none is near and few are known,
+      or an empty string.
+    """
+    known = sorted(set(known))
+    lower = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), lower, n=most, cutoff=0.5)
+    if close:
+        return "; did you mean " + " or ".join(f"'{lower[match]}'" for match in close) + "?"
+    if known and len(known) <= 30:
+        return "; known: " + ", ".join(known)
+    return ""
