@@ -1,0 +1,88 @@
+# Everything runs in .venv, which holds exactly what requirements.txt locks.
+#   make train                        train PPO on Snake with Anakin
+#   make test                         the test suite (without the slow and the learning tests)
+#   make PYTHON=python3.12 install    choose the interpreter of a new .venv
+#   make EXTRAS=cuda install          choose the accelerator: cuda, tpu, or nothing for the CPU
+
+PYTHON ?= python3
+WORKERS ?= 2
+# By default, the accelerator that the machine shows.
+EXTRAS ?= $(if $(wildcard /proc/driver/nvidia/version),cuda,$(if $(wildcard /dev/accel0),tpu))
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := podracers agents environments scripts tests
+LOCKED_EXTRAS := test notebooks gymnax brax
+
+EXPERIMENT ?= snake_ppo_anakin
+RUN_DIR ?= runs/$(EXPERIMENT)$(if $(wildcard runs/$(EXPERIMENT)),-$(shell date +%Y%m%d-%H%M%S))
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install train test test-learning test-all lint format benchmark lock clean
+
+help:
+	@echo "make install | train | test | test-learning | test-all | lint | format | benchmark | lock | clean"
+
+install: $(STAMP)
+
+# A .venv that is already there is used as it is. Where Debian's python3-venv is missing, pip is put
+# into the new environment from outside.
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "$(PYTHON) was not found; install Python 3.11 or newer" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1 | cut -d' ' -f2);" \
+	    "name another one: make PYTHON=python3.12 $(or $(MAKECMDGOALS),install)" >&2; exit 2; }
+	@echo "making $(VENV) with $$($(PYTHON) -V)"
+	@if $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then $(PYTHON) -m venv $(VENV); \
+	else $(PYTHON) -m venv --without-pip $(VENV) && \
+	  $(PYTHON) -m pip --python $(VENV)/bin/python install --quiet pip; \
+	fi || { rm -f $(BIN)/python; \
+	  echo "$(VENV) could not be made; on Debian or Ubuntu: sudo apt install python3-venv" >&2; \
+	  exit 2; }
+
+# The lock constrains the accelerator's packages too; setuptools is locked, so nothing is fetched to
+# build the project itself.
+$(STAMP): setup.cfg pyproject.toml requirements.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c requirements.txt \
+	  -e ".$(if $(EXTRAS),[$(EXTRAS)])"
+	@touch $@
+
+train: install
+	$(BIN)/python scripts/train.py --gin_file gin/experiments/$(EXPERIMENT).gin --run_dir $(RUN_DIR)
+
+test: install
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not learning"
+
+test-learning: install
+	$(PYTEST) -m learning
+
+test-all: install
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not learning"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: install
+	$(BIN)/python scripts/benchmark.py
+
+# Needs uv (https://docs.astral.sh/uv). One file serves every Python that the project supports.
+lock:
+	@echo "# The exact set that \`make install\` installs, for Python 3.11, 3.12 and 3.13; made by \`make lock\`." \
+	  > requirements.txt
+	uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-header --no-annotate \
+	  $(addprefix --extra ,$(LOCKED_EXTRAS)) setup.cfg >> requirements.txt
+
+# Runs are results, and .venv takes minutes to make: neither is removed.
+clean:
+	rm -rf .cache .pytest_cache .ruff_cache build dist *.egg-info
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,38 @@
+"""Sets JAX up for the tests: four fake CPU devices, and a compilation cache that persists.
+
+All of it has to stand in the environment before JAX is imported, and child processes inherit it.
+"""
+
+import os
+import pathlib
+import sys
+
+NUM_DEVICES = 4
+
+
+def _configure() -> None:
+    """Fills in what the user's environment leaves open; what it sets already is kept."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+
+    def add(name: str, value: int) -> None:
+        if not any(flag.startswith(f"--{name}=") for flag in flags):
+            flags.append(f"--{name}={value}")
+
+    add("xla_force_host_platform_device_count", NUM_DEVICES)
+    # A collective that deadlocks kills the process within seconds, not after most of a minute.
+    add("xla_cpu_collective_call_terminate_timeout_seconds", 30)
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # Programs with collectives queue up faster than they run; without threads to spare, those of one
+    # program take the threads that another one waits for.
+    os.environ.setdefault("PJRT_NPROC", "16")
+    cache = pathlib.Path(__file__).resolve().parents[1] / ".cache" / "jax"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+if "jax" in sys.modules:
+    raise RuntimeError("JAX was imported before tests/conftest.py could set up its devices")
+_configure()
