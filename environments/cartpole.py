@@ -1,0 +1,110 @@
+"""CartPole: balance a pole on a cart by pushing the cart left or right."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from environments import rendering
+from podracers import environment, types
+
+GRAVITY = 9.8  # m / s^2
+CART_MASS = 1.0  # kg
+POLE_MASS = 0.1  # kg
+TOTAL_MASS = CART_MASS + POLE_MASS
+HALF_LENGTH = 0.5  # m, half of the pole
+FORCE = 10.0  # N
+TIME_STEP = 0.02  # s
+POSITION_LIMIT = 2.4  # m
+ANGLE_LIMIT = math.radians(12.0)
+START_RANGE = 0.05  # each of the four numbers starts within +- this
+
+
+class State(NamedTuple):
+    """The cart, the pole, and the time."""
+
+    position: jax.Array  # float32, m
+    velocity: jax.Array  # float32, m / s
+    angle: jax.Array  # float32, rad from upright, clockwise
+    angular_velocity: jax.Array  # float32, rad / s
+    time: jax.Array  # int32, steps since the reset
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CartPole:
+    """The dynamics and limits of Gymnasium's `CartPole-v1`, in float32.
+
+    The observation is `[4]`: position, velocity, angle and angular velocity. Action 1 pushes the
+    cart to the right, 0 to the left. Every step pays 1. The episode terminates when the cart leaves
+    the track or the pole leans by more than 12 degrees, and is truncated at the step limit.
+
+    Source: Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult
+    learning control problems" (1983); https://gymnasium.farama.org/environments/classic_control/.
+
+    Attributes:
+      max_episode_steps: the time limit, in steps; truncates.
+    """
+
+    max_episode_steps: int = 500
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of this environment."""
+        return environment.EnvironmentSpec(
+            name="CartPole",
+            observation=specs.Array((4,), np.float32),
+            action=specs.DiscreteArray(2),
+            max_episode_steps=self.max_episode_steps,
+        )
+
+    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+        """Places cart and pole near rest, upright and in the middle."""
+        start = jax.random.uniform(key, (4,), jnp.float32, -START_RANGE, START_RANGE)
+        state = State(start[0], start[1], start[2], start[3], time=jnp.zeros((), jnp.int32))
+        return state, types.restart(start)
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+        """Pushes the cart for one time step (explicit Euler)."""
+        force = jnp.where(action == 1, FORCE, -FORCE)
+        sine, cosine = jnp.sin(state.angle), jnp.cos(state.angle)
+        spin = state.angular_velocity
+        pole_moment = POLE_MASS * HALF_LENGTH
+        push = (force + pole_moment * spin * spin * sine) * (1.0 / TOTAL_MASS)
+        inertia = HALF_LENGTH * (4.0 / 3.0 - (POLE_MASS / TOTAL_MASS) * cosine * cosine)
+        angular_acceleration = (GRAVITY * sine - cosine * push) / inertia
+        acceleration = push - (pole_moment / TOTAL_MASS) * angular_acceleration * cosine
+        state = State(
+            position=state.position + TIME_STEP * state.velocity,
+            velocity=state.velocity + TIME_STEP * acceleration,
+            angle=state.angle + TIME_STEP * spin,
+            angular_velocity=spin + TIME_STEP * angular_acceleration,
+            time=state.time + 1,
+        )
+        fallen = (jnp.abs(state.position) > POSITION_LIMIT) | (jnp.abs(state.angle) > ANGLE_LIMIT)
+        truncated = state.time >= self.max_episode_steps
+        observation = jnp.stack(state[:4])
+        return state, types.transition(observation, 1.0, terminated=fallen, truncated=truncated)
+
+    def render(self, state: State) -> np.ndarray:
+        """Draws cart, pole and track, uint8 `[height, width, 3]`."""
+        height, width, scale = 240, 400, 72.0  # pixels, pixels, pixels per metre
+        image = rendering.canvas(height, width)
+        ground = 190.0
+        x = width / 2 + scale * float(state.position)
+        angle = float(state.angle)
+        tip = (x + 2 * scale * HALF_LENGTH * math.sin(angle), 0.0)
+        tip = (tip[0], ground - 14 - 2 * scale * HALF_LENGTH * math.cos(angle))
+        rendering.capsule(image, (0, ground + 10), (width, ground + 10), 1.5, rendering.INK)
+        for limit in (-POSITION_LIMIT, POSITION_LIMIT):
+            post = width / 2 + scale * limit
+            rendering.box(image, (post, ground + 10), (4, 18), rendering.RED, corner=2)
+        rendering.box(image, (x, ground - 6), (64, 26), rendering.BLUE, corner=6)
+        for wheel in (x - 20, x + 20):
+            rendering.disc(image, (wheel, ground + 5), 5.5, rendering.INK)
+        rendering.capsule(image, (x, ground - 14), tip, 5.0, rendering.ORANGE)
+        rendering.disc(image, (x, ground - 14), 3.0, rendering.INK)
+        return rendering.finish(image)

@@ -1,0 +1,135 @@
+"""A grid world that is new in every episode: random walls, start and goal, and always a way."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from environments import rendering
+from podracers import environment, types
+
+# The actions, as (row, column) moves.
+MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left
+
+
+class State(NamedTuple):
+    """One maze, and where the agent is in it. `H` rows, `W` columns."""
+
+    walls: jax.Array  # [H, W] bool
+    goal: jax.Array  # [2] int32, row and column
+    agent: jax.Array  # [2] int32, row and column
+    time: jax.Array  # int32, steps since the reset
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GridWorld:
+    """Find the goal among random walls; the only reward is 1 on reaching it, which terminates.
+
+    The observation is `[H, W, 3]`, float32: the planes of the walls, the agent and the goal. The
+    four actions go up, right, down and left; a step into a wall or off the grid stays in place.
+
+    A reset draws start and goal, then each cell's wall, and then clears the cells of one random
+    shortest path between the two. That takes a fixed, small number of array operations, where a
+    search for a maze that happens to be solvable would make every reset of a batch wait for the
+    unluckiest one.
+
+    Attributes:
+      rows: the height `H`, in cells.
+      columns: the width `W`, in cells.
+      wall_density: the probability that a cell is a wall, before the path is cleared.
+      max_episode_steps: the time limit, in steps; truncates.
+    """
+
+    rows: int = 8
+    columns: int = 8
+    wall_density: float = 0.3
+    max_episode_steps: int = 64
+
+    def __post_init__(self):
+        if min(self.rows, self.columns) < 1 or self.rows * self.columns < 2:
+            raise ValueError(
+                f"a grid world needs two cells or more, got {self.rows} x {self.columns}"
+            )
+        if not 0.0 <= self.wall_density <= 1.0:
+            raise ValueError(f"wall_density must be within [0, 1], got {self.wall_density}")
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of this environment."""
+        shape = (self.rows, self.columns, 3)
+        return environment.EnvironmentSpec(
+            name="GridWorld",
+            observation=specs.BoundedArray(shape, np.float32, 0.0, 1.0),
+            action=specs.DiscreteArray(len(MOVES)),
+            max_episode_steps=self.max_episode_steps,
+        )
+
+    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+        """Draws a maze with a start and a goal that are different cells."""
+        start_key, goal_key, wall_key, path_key = jax.random.split(key, 4)
+        cells = self.rows * self.columns
+        start_cell = jax.random.randint(start_key, (), 0, cells)
+        goal_cell = (start_cell + jax.random.randint(goal_key, (), 1, cells)) % cells
+        start = jnp.stack([start_cell // self.columns, start_cell % self.columns])
+        goal = jnp.stack([goal_cell // self.columns, goal_cell % self.columns])
+        shape = (self.rows, self.columns)
+        walls = jax.random.bernoulli(wall_key, self.wall_density, shape)
+        walls = walls & ~self._random_path(start, goal, path_key)
+        state = State(walls, goal, agent=start, time=jnp.zeros((), jnp.int32))
+        return state, types.restart(self._observe(state))
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+        """Moves the agent by one cell, unless something is in the way."""
+        target = state.agent + jnp.asarray(MOVES, jnp.int32)[action]
+        highest = jnp.array([self.rows - 1, self.columns - 1], jnp.int32)
+        target = jnp.clip(target, 0, highest)
+        blocked = jnp.any(state.walls & self._plane(target))
+        state = state._replace(agent=jnp.where(blocked, state.agent, target), time=state.time + 1)
+        reached = jnp.all(state.agent == state.goal)
+        timestep = types.transition(
+            self._observe(state),
+            reward=reached,
+            terminated=reached,
+            truncated=state.time >= self.max_episode_steps,
+        )
+        return state, timestep
+
+    def render(self, state: State) -> np.ndarray:
+        """Draws the maze, uint8 `[height, width, 3]`."""
+        image, side = rendering.board(self.rows, self.columns)
+        for row, column in np.argwhere(np.asarray(state.walls)):
+            centre = rendering.cell_centre(row, column, side)
+            rendering.box(image, centre, (side, side), rendering.INK)
+        goal = rendering.cell_centre(int(state.goal[0]), int(state.goal[1]), side)
+        agent = rendering.cell_centre(int(state.agent[0]), int(state.agent[1]), side)
+        rendering.box(image, goal, (side * 0.8, side * 0.8), rendering.GREEN, side * 0.15)
+        rendering.disc(image, agent, side * 0.32, rendering.ORANGE)
+        return rendering.finish(image)
+
+    def _random_path(self, start: jax.Array, goal: jax.Array, key: jax.Array) -> jax.Array:
+        """Returns the cells of a shortest path, its turns random: `[H, W]` bool, ends included."""
+        longest = self.rows + self.columns - 2  # moves
+        vertical, horizontal = jnp.abs(goal - start)
+        used = jnp.arange(longest) < vertical + horizontal
+        # Ranks of random numbers are a random permutation; unused moves come after all others.
+        order = jnp.where(used, jax.random.uniform(key, (longest,)), 2.0)
+        rank = jnp.argsort(jnp.argsort(order))
+        is_vertical = used & (rank < vertical)
+        is_horizontal = used & ~is_vertical
+        moves = jnp.stack([is_vertical, is_horizontal], axis=1) * jnp.sign(goal - start)
+        cells = start + jnp.cumsum(moves, axis=0)  # [longest, 2]
+        on_path = jax.vmap(self._plane)(cells)  # [longest, H, W]
+        return jnp.any(on_path, axis=0) | self._plane(start)
+
+    def _plane(self, cell: jax.Array) -> jax.Array:
+        """Returns `[H, W]` bool, true at `cell` alone."""
+        row = jnp.arange(self.rows)[:, None] == cell[0]
+        return row & (jnp.arange(self.columns)[None, :] == cell[1])
+
+    def _observe(self, state: State) -> jax.Array:
+        """Returns the three planes, float32 `[H, W, 3]`."""
+        planes = [state.walls, self._plane(state.agent), self._plane(state.goal)]
+        return jnp.stack(planes, axis=-1).astype(jnp.float32)

@@ -1,0 +1,248 @@
+"""Environments around environments: time limits, reward scales, flat observations and actions.
+
+A wrapper takes `environment` as an instance, or as a class or other callable that makes one (which
+is what gin hands over). Observations are normalised by agents, not here: their statistics are
+learnt, and belong in a checkpoint.
+
+Axis legend: `N` features, `A` joint actions, `D` parts of a multi-discrete action.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from podracers import environment, types
+
+
+def build(
+    wrapped: environment.Environment | Callable[[], environment.Environment],
+) -> environment.Environment:
+    """Returns the environment itself, or the one that the class or callable makes."""
+    # A class has the methods of the protocol too, so `isinstance` alone cannot tell it apart.
+    if isinstance(wrapped, type) or not isinstance(wrapped, environment.Environment):
+        if not callable(wrapped):
+            raise ValueError(
+                f"expected an environment, or a class of one; got {type(wrapped).__name__}"
+            )
+        return wrapped()
+    return wrapped
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wrapper:
+    """Passes everything on; a base for wrappers, whose states are those of the inner environment.
+
+    Attributes:
+      environment: the inner environment; always an instance once the wrapper is built.
+    """
+
+    environment: environment.Environment | Callable[[], environment.Environment]
+
+    def __post_init__(self):
+        object.__setattr__(self, "environment", build(self.environment))
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of this environment."""
+        return self.environment.spec
+
+    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Starts an episode of the inner environment."""
+        return self.environment.reset(key)
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Steps the inner environment."""
+        return self.environment.step(state, action)
+
+    @property
+    def render(self) -> Callable[[Any], np.ndarray]:
+        """Draws a state of this wrapper; absent, as an attribute, where the inner one has none."""
+        draw = self.environment.render
+        return lambda state: draw(self._inner_state(state))
+
+    def _inner_state(self, state: Any) -> Any:
+        """Returns the state of the inner environment."""
+        return state
+
+
+class TimeLimitState(NamedTuple):
+    """The state of the inner environment, and the time."""
+
+    inner: Any
+    time: jax.Array  # int32, steps since the reset
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TimeLimit(Wrapper):
+    """Truncates episodes: LAST with the discount of the inner environment, which is 1.
+
+    An episode that the inner environment ends at the very limit is left as it is.
+
+    Attributes:
+      max_episode_steps: the time limit, in agent steps.
+    """
+
+    max_episode_steps: int = 1000
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.max_episode_steps < 1:
+            raise ValueError(f"max_episode_steps must be positive, got {self.max_episode_steps}")
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The inner spec with the lower of both limits."""
+        spec = self.environment.spec
+        inner = spec.max_episode_steps
+        limit = self.max_episode_steps if inner is None else min(self.max_episode_steps, inner)
+        return dataclasses.replace(spec, max_episode_steps=limit)
+
+    def reset(self, key: jax.Array) -> tuple[TimeLimitState, types.TimeStep]:
+        """Starts an episode and its clock."""
+        inner, timestep = self.environment.reset(key)
+        return TimeLimitState(inner, jnp.zeros((), jnp.int32)), timestep
+
+    def step(
+        self, state: TimeLimitState, action: jax.Array
+    ) -> tuple[TimeLimitState, types.TimeStep]:
+        """Steps, and cuts the episode at the limit."""
+        inner, timestep = self.environment.step(state.inner, action)
+        time = state.time + 1
+        last = timestep.last() | (time >= self.max_episode_steps)
+        step_type = jnp.where(last, types.LAST, timestep.step_type).astype(jnp.int8)
+        return TimeLimitState(inner, time), timestep._replace(step_type=step_type)
+
+    def _inner_state(self, state: TimeLimitState) -> Any:
+        return state.inner
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RewardScale(Wrapper):
+    """Multiplies rewards; the returns that are logged are then scaled as well.
+
+    Attributes:
+      scale: the factor.
+    """
+
+    scale: float = 1.0
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Steps, and scales the reward."""
+        state, timestep = self.environment.step(state, action)
+        return state, timestep._replace(reward=timestep.reward * self.scale)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlattenObservation(Wrapper):
+    """Lays all parts of an observation end to end, as float32 `[N]`.
+
+    An action mask stays as it is: the observation is then a dict of `observation` and
+    `action_mask`. Parts follow one another in the order of `jax.tree`: dicts by sorted key.
+    """
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The inner spec with a flat observation."""
+        spec = self.environment.spec
+        parts, mask = _split_mask(spec.observation)
+        size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parts))
+        flat = specs.Array((size,), np.float32)
+        return dataclasses.replace(spec, observation=_join_mask(flat, mask))
+
+    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Starts an episode."""
+        state, timestep = self.environment.reset(key)
+        return state, self._flatten(timestep)
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Steps the inner environment."""
+        state, timestep = self.environment.step(state, action)
+        return state, self._flatten(timestep)
+
+    def _flatten(self, timestep: types.TimeStep) -> types.TimeStep:
+        """Returns the time step with a flat observation."""
+        parts, mask = _split_mask(timestep.observation)
+        leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(parts)]
+        return timestep._replace(observation=_join_mask(jnp.concatenate(leaves), mask))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlattenAction(Wrapper):
+    """Turns a multi-discrete action `[D]` into one of `A` discrete joint actions.
+
+    The last part changes fastest, as in `numpy.unravel_index`. A mask `[D, A_part]` becomes the
+    mask `[A]` of the joint actions whose parts are all legal.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        spec = self.environment.spec
+        action = spec.action
+        if (
+            not isinstance(action, specs.BoundedArray)
+            or action.dtype.kind != "i"
+            or not action.shape
+        ):
+            raise ValueError(f"{spec.name}: expected a multi-discrete action, got {action}")
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The inner spec with a discrete action."""
+        spec = self.environment.spec
+        num_actions = math.prod(self._part_sizes())
+        observation, mask = _split_mask(spec.observation)
+        if mask is not None:
+            mask = specs.Array((num_actions,), np.bool_)
+            observation = {**spec.observation, environment.ACTION_MASK: mask}
+        return dataclasses.replace(
+            spec, observation=observation, action=specs.DiscreteArray(num_actions)
+        )
+
+    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Starts an episode."""
+        state, timestep = self.environment.reset(key)
+        return state, self._flatten_mask(timestep)
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Steps the inner environment with the parts of the joint action."""
+        parts = jnp.unravel_index(jnp.asarray(action, jnp.int32), self._part_sizes())
+        inner_action = jnp.stack(parts).astype(self.environment.spec.action.dtype)
+        state, timestep = self.environment.step(state, inner_action)
+        return state, self._flatten_mask(timestep)
+
+    def _part_sizes(self) -> tuple[int, ...]:
+        """Returns how many values each part has."""
+        action = self.environment.spec.action
+        return tuple(int(most) + 1 for most in np.broadcast_to(action.maximum, action.shape))
+
+    def _flatten_mask(self, timestep: types.TimeStep) -> types.TimeStep:
+        """Returns the time step with the mask of the joint actions, where there is a mask."""
+        _, mask = _split_mask(timestep.observation)
+        if mask is None:
+            return timestep
+        joint = jnp.ones((1,), bool)
+        for part, size in enumerate(self._part_sizes()):
+            joint = (joint[:, None] & mask[part, None, :size]).ravel()
+        observation = {**timestep.observation, environment.ACTION_MASK: joint}
+        return timestep._replace(observation=observation)
+
+
+def _split_mask(observation: types.PyTree) -> tuple[types.PyTree, Any]:
+    """Returns the observation without its action mask, and the mask or None."""
+    if not isinstance(observation, dict) or environment.ACTION_MASK not in observation:
+        return observation, None
+    rest = {key: part for key, part in observation.items() if key != environment.ACTION_MASK}
+    return rest, observation[environment.ACTION_MASK]
+
+
+def _join_mask(observation: Any, mask: Any) -> types.PyTree:
+    """Returns a flat observation, with its mask where there is one."""
+    if mask is None:
+        return observation
+    return {"observation": observation, environment.ACTION_MASK: mask}
