@@ -1,0 +1,188 @@
+"""What a network remembers from step to step: recurrent cores and stacks of frames.
+
+A core sees whole sequences, `[T, B, ...]`, and starts afresh wherever `first` is true. One step is a
+sequence of length one, so unrolling and stepping cannot disagree.
+
+Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames.
+"""
+
+from typing import Any, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from podracers import types
+
+
+class Core(Protocol):
+    """A Flax module between the encoder and the heads."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the state `[B, ...]` at the start of an episode; `()` for no memory."""
+
+    def __call__(self, state: Any, features: jax.Array, first: jax.Array) -> tuple[jax.Array, Any]:
+        """Returns outputs `[T, B, H]` and the state after them.
+
+        Args:
+          state: `[B, ...]`.
+          features: `[T, B, F]`.
+          first: `[T, B]` bool; the state is reset before the step where it is true.
+        """
+
+
+class FeedForward(nn.Module):
+    """No memory: the output is the input."""
+
+    def initial_state(self, batch_size: int) -> tuple[()]:
+        """Returns `()`."""
+        del batch_size
+        return ()
+
+    def __call__(self, state, features, first):
+        """Returns `(features, ())`."""
+        del first
+        return features, state
+
+
+def _reset(state: types.PyTree, first: jax.Array) -> types.PyTree:
+    return jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), state)
+
+
+class LSTM(nn.Module):
+    """A long short-term memory; its state is the pair of cell and hidden `[B, H]`.
+
+    Hochreiter and Schmidhuber, "Long Short-Term Memory"; the forget gate is biased by one. The
+    products with the inputs are taken for all steps at once, outside the scan.
+
+    Attributes:
+      size: `H`.
+    """
+
+    size: int = 256
+
+    def initial_state(self, batch_size: int) -> tuple[jax.Array, jax.Array]:
+        """Returns zeros."""
+        zeros = jnp.zeros((batch_size, self.size), jnp.float32)
+        return zeros, zeros
+
+    @nn.compact
+    def __call__(self, state, features, first):
+        """Returns the hidden states `[T, B, H]` and the last state."""
+        inputs = nn.Dense(4 * self.size, name="input")(features)  # [T, B, 4H]
+        kernel = self.param("recurrent", _orthogonal_blocks(4), (self.size, 4 * self.size))
+
+        def step(state, x):
+            inputs, first = x
+            cell, hidden = _reset(state, first)
+            i, f, g, o = jnp.split(inputs + hidden @ kernel, 4, axis=-1)
+            cell = jax.nn.sigmoid(f + 1.0) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            return (cell, hidden), hidden
+
+        state, hidden = jax.lax.scan(step, state, (inputs, first))
+        return hidden, state
+
+
+class GRU(nn.Module):
+    """A gated recurrent unit; its state is `[B, H]`.
+
+    Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder",
+    https://arxiv.org/abs/1406.1078, with the reset gate after the product.
+
+    Attributes:
+      size: `H`.
+    """
+
+    size: int = 256
+
+    def initial_state(self, batch_size: int) -> jax.Array:
+        """Returns zeros."""
+        return jnp.zeros((batch_size, self.size), jnp.float32)
+
+    @nn.compact
+    def __call__(self, state, features, first):
+        """Returns the hidden states `[T, B, H]` and the last of them."""
+        inputs = nn.Dense(3 * self.size, name="input")(features)  # [T, B, 3H]
+        kernel = self.param("recurrent", _orthogonal_blocks(3), (self.size, 3 * self.size))
+        bias = self.param("candidate_bias", nn.initializers.zeros, (self.size,))
+
+        def step(state, x):
+            inputs, first = x
+            state = _reset(state, first)
+            input_r, input_z, input_n = jnp.split(inputs, 3, axis=-1)
+            state_r, state_z, state_n = jnp.split(state @ kernel, 3, axis=-1)
+            r, z = jax.nn.sigmoid(input_r + state_r), jax.nn.sigmoid(input_z + state_z)
+            candidate = jnp.tanh(input_n + r * (state_n + bias))
+            state = (1.0 - z) * candidate + z * state
+            return state, state
+
+        state, hidden = jax.lax.scan(step, state, (inputs, first))
+        return hidden, state
+
+
+def _orthogonal_blocks(num_blocks: int) -> nn.initializers.Initializer:
+    """Returns an initializer of `num_blocks` square orthogonal matrices side by side."""
+
+    def initializer(key, shape, dtype=jnp.float32):
+        rows, columns = shape
+        block = nn.initializers.orthogonal()
+        keys = jax.random.split(key, num_blocks)
+        blocks = [block(k, (rows, columns // num_blocks), dtype) for k in keys]
+        return jnp.concatenate(blocks, axis=1)
+
+    return initializer
+
+
+def initial_frames(observation: types.PyTree, num_frames: int) -> types.PyTree:
+    """Returns the state of a frame stack, zeros `[B, K - 1, ...]`, in the observation's dtypes.
+
+    Args:
+      observation: `[B, ...]`; only shapes and dtypes count.
+      num_frames: `K`.
+    """
+
+    def zeros(leaf: jax.Array) -> jax.Array:
+        return jnp.zeros((leaf.shape[0], num_frames - 1, *leaf.shape[1:]), leaf.dtype)
+
+    return jax.tree.map(zeros, observation)
+
+
+def stack_frames(
+    state: types.PyTree, observation: types.PyTree, first: jax.Array, num_frames: int
+) -> tuple[types.PyTree, types.PyTree]:
+    """Rebuilds the stacks of the last `K` frames, without a scan.
+
+    Before an episode's first frame stand copies of that frame. Frames are stacked on the last axis,
+    oldest first: `[H, W, C]` becomes `[H, W, K * C]`, `[H, W]` becomes `[H, W, K]`, and `[F]`
+    becomes `[K * F]`.
+
+    Args:
+      state: `[B, K - 1, ...]`, the frames before, oldest first.
+      observation: `[T, B, ...]`.
+      first: `[T, B]` bool.
+      num_frames: `K`.
+
+    Returns:
+      The stacks `[T, B, ...]`, and the state after them.
+    """
+    past = num_frames - 1
+    length = first.shape[0]
+    time = jnp.arange(length)[:, None]
+    # Where the episode of each step began; -past, the oldest frame there is, if before this call.
+    start = jax.lax.cummax(jnp.where(first, time, -past), axis=0)  # [T, B]
+    lags = jnp.arange(past, -1, -1)[:, None, None]  # [K, 1, 1], oldest first
+    index = jnp.maximum(time - lags, start) + past  # [K, T, B], into the frames of `extended`
+    rows = jnp.arange(first.shape[1])
+
+    def stack(state: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+        extended = jnp.concatenate([jnp.moveaxis(state, 1, 0), leaf])  # [K - 1 + T, B, ...]
+        frames = extended[index, rows]  # [K, T, B, ...]
+        state = jnp.moveaxis(frames[1:, -1], 0, 1)  # [B, K - 1, ...]
+        if leaf.ndim in (2, 4):  # a scalar or a grey image: give it a channel
+            frames = frames[..., None]
+        frames = jnp.moveaxis(frames, 0, -2)  # [T, B, ..., K, C]
+        return frames.reshape(*frames.shape[:-2], -1), state
+
+    pairs = jax.tree.map(stack, state, observation)
+    return jax.tree.transpose(jax.tree.structure(observation), jax.tree.structure((0, 0)), pairs)

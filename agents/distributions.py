@@ -1,0 +1,348 @@
+"""Action heads: what the flat output of a policy network means, and the arithmetic on it.
+
+A head is static: it is built once from an action specification, and its methods are pure. What
+`sample` and `mode` return is `raw`: the value that agents remember and on which they recompute
+log-probabilities. `to_action` turns it into what the environment takes. For a squashed Gaussian
+`raw` is the sample before the squash, so no log-probability ever needs an inverse hyperbolic
+tangent, which is where such policies usually lose their precision.
+
+The formulas are written out here rather than taken from distrax, which the tests use as their
+reference: importing it costs 0.6 s at start-up, its categorical has no finite gradient where an
+illegal logit is minus infinity, and its tanh inverts samples.
+
+Axis legend: `...` any leading axes, `B` streams, `D` parts or components of an action, `A` the most
+values that a part has.
+"""
+
+import dataclasses
+import math
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from podracers import errors
+
+# An illegal logit: its probability is exactly zero, and no gradient through it is NaN. Where nothing
+# at all is legal (some environments say so of a final state) the policy is uniform.
+_ILLEGAL = -1e9
+_MIN_STD = 1e-3
+_MAX_STD = 1e2
+_HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+_QUADRATURE_NODES = 32
+
+
+@runtime_checkable
+class ActionHead(Protocol):
+    """What the flat output `[..., num_outputs]` of a policy network means."""
+
+    num_outputs: int  # the size of the flat output
+    num_free: int  # how many of them, the last ones, are free parameters and see no observation
+
+    def sample(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array) -> jax.Array:
+        """Samples `raw`; `outputs` `[B, num_outputs]`, `key` `[B]` typed keys, one a row."""
+
+    def mode(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """Returns the greedy `raw`."""
+
+    def log_prob(self, outputs: jax.Array, mask: jax.Array | None, raw: jax.Array) -> jax.Array:
+        """Returns the log-probability (or log-density of the action) `[...]`."""
+
+    def entropy(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """Returns the entropy `[...]` in nats."""
+
+    def kl(
+        self, outputs_p: jax.Array, outputs_q: jax.Array, mask: jax.Array | None = None
+    ) -> jax.Array:
+        """Returns the divergence `KL(p || q)` `[...]` in nats."""
+
+    def to_action(self, raw: jax.Array) -> jax.Array:
+        """Returns the action as the environment takes it."""
+
+
+def _log_softmax(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
+    if mask is not None:
+        logits = jnp.where(mask, logits, _ILLEGAL)
+    return jax.nn.log_softmax(logits, axis=-1)
+
+
+def _pick(values: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns `values[..., index]`, by comparison: a gather's gradient is a slow scatter on CPU."""
+    chosen = jnp.arange(values.shape[-1], dtype=index.dtype) == index[..., None]
+    return jnp.sum(jnp.where(chosen, values, 0.0), axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Categorical:
+    """One integer; masks are `[..., A]` bool.
+
+    Attributes:
+      num_values: `A`.
+    """
+
+    num_values: int
+    num_free = 0
+
+    @property
+    def num_outputs(self) -> int:
+        """`A` logits."""
+        return self.num_values
+
+    def sample(self, outputs, mask, key):
+        """Samples `[B]` int32."""
+        logits = _log_softmax(outputs, mask)
+        return jax.vmap(jax.random.categorical)(key, logits).astype(jnp.int32)
+
+    def mode(self, outputs, mask):
+        """Returns the likeliest legal value `[...]`, the lowest one among equals."""
+        return jnp.argmax(_log_softmax(outputs, mask), axis=-1).astype(jnp.int32)
+
+    def log_prob(self, outputs, mask, raw):
+        """Returns `[...]`."""
+        return _pick(_log_softmax(outputs, mask), raw)
+
+    def entropy(self, outputs, mask):
+        """Returns `[...]`; an illegal value adds exactly nothing."""
+        log_p = _log_softmax(outputs, mask)
+        return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+
+    def kl(self, outputs_p, outputs_q, mask=None):
+        """Returns `[...]`; both policies see the same mask."""
+        log_p, log_q = _log_softmax(outputs_p, mask), _log_softmax(outputs_q, mask)
+        return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
+    def to_action(self, raw):
+        """Returns `raw`."""
+        return raw
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MultiDiscrete:
+    """`D` independent integers with different numbers of values; masks are `[..., D, A]` bool.
+
+    Attributes:
+      num_values: how many values each part has, `D` of them; `A` is the largest.
+    """
+
+    num_values: tuple[int, ...]
+    num_free = 0
+
+    @property
+    def num_outputs(self) -> int:
+        """`D * A` logits; those past the end of a shorter part are never legal."""
+        return len(self.num_values) * max(self.num_values)
+
+    def _log_softmax(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
+        parts, most = len(self.num_values), max(self.num_values)
+        legal = np.arange(most) < np.array(self.num_values)[:, None]  # [D, A]
+        outputs = outputs.reshape(outputs.shape[:-1] + (parts, most))
+        if mask is not None:
+            outputs = jnp.where(mask, outputs, _ILLEGAL)
+        # Further down than the illegal: where a part's mask is empty, it stays uniform over values
+        # that exist.
+        return jax.nn.log_softmax(jnp.where(legal, outputs, 2.0 * _ILLEGAL), axis=-1)
+
+    def sample(self, outputs, mask, key):
+        """Samples `[B, D]` int32."""
+        logits = self._log_softmax(outputs, mask)
+        return jax.vmap(jax.random.categorical)(key, logits).astype(jnp.int32)
+
+    def mode(self, outputs, mask):
+        """Returns the likeliest legal value of each part, `[..., D]`."""
+        return jnp.argmax(self._log_softmax(outputs, mask), axis=-1).astype(jnp.int32)
+
+    def log_prob(self, outputs, mask, raw):
+        """Returns `[...]`, summed over the parts."""
+        return jnp.sum(_pick(self._log_softmax(outputs, mask), raw), axis=-1)
+
+    def entropy(self, outputs, mask):
+        """Returns `[...]`, summed over the parts."""
+        log_p = self._log_softmax(outputs, mask)
+        return -jnp.sum(jnp.exp(log_p) * log_p, axis=(-2, -1))
+
+    def kl(self, outputs_p, outputs_q, mask=None):
+        """Returns `[...]`, summed over the parts."""
+        log_p, log_q = self._log_softmax(outputs_p, mask), self._log_softmax(outputs_q, mask)
+        return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=(-2, -1))
+
+    def to_action(self, raw):
+        """Returns `raw`."""
+        return raw
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gaussian:
+    """Independent normals, clipped to the bounds on their way to the environment.
+
+    The flat output holds `D` means and `D` log standard deviations. The density is that of the
+    unclipped sample, as is usual in PPO; masks are ignored.
+
+    Attributes:
+      minimum: `D` lower bounds.
+      maximum: `D` upper bounds.
+      shape: the shape of the action; `D` is its size.
+      state_dependent_std: whether the log standard deviations come from the network rather than
+        from free parameters.
+      initial_std: the standard deviation where the network puts out zero.
+    """
+
+    minimum: tuple[float, ...]
+    maximum: tuple[float, ...]
+    shape: tuple[int, ...]
+    state_dependent_std: bool = False
+    initial_std: float = 1.0
+
+    @property
+    def num_outputs(self) -> int:
+        """`D` means and `D` log standard deviations."""
+        return 2 * len(self.minimum)
+
+    @property
+    def num_free(self) -> int:
+        """`D` where the standard deviation depends on no observation."""
+        return 0 if self.state_dependent_std else len(self.minimum)
+
+    def _mean_and_log_std(self, outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        log_std = log_std + math.log(self.initial_std)
+        return mean, jnp.clip(log_std, math.log(_MIN_STD), math.log(_MAX_STD))
+
+    def sample(self, outputs, mask, key):
+        """Samples `[B, D]`."""
+        del mask
+        mean, log_std = self._mean_and_log_std(outputs)
+        noise = jax.vmap(lambda k: jax.random.normal(k, mean.shape[-1:]))(key)
+        return mean + jnp.exp(log_std) * noise
+
+    def mode(self, outputs, mask):
+        """Returns the mean `[..., D]`."""
+        del mask
+        return self._mean_and_log_std(outputs)[0]
+
+    def log_prob(self, outputs, mask, raw):
+        """Returns `[...]`, summed over the components."""
+        del mask
+        mean, log_std = self._mean_and_log_std(outputs)
+        scaled = (raw - mean) * jnp.exp(-log_std)
+        return jnp.sum(-0.5 * jnp.square(scaled) - log_std - _HALF_LOG_TAU, axis=-1)
+
+    def entropy(self, outputs, mask):
+        """Returns `[...]`, summed over the components."""
+        del mask
+        _, log_std = self._mean_and_log_std(outputs)
+        return jnp.sum(0.5 + _HALF_LOG_TAU + log_std, axis=-1)
+
+    def kl(self, outputs_p, outputs_q, mask=None):
+        """Returns `[...]`, summed over the components."""
+        del mask
+        mean_p, log_std_p = self._mean_and_log_std(outputs_p)
+        mean_q, log_std_q = self._mean_and_log_std(outputs_q)
+        ratio = jnp.exp(2.0 * (log_std_p - log_std_q))
+        distance = jnp.square((mean_p - mean_q) * jnp.exp(-log_std_q))
+        return jnp.sum(0.5 * (ratio + distance - 1.0) + log_std_q - log_std_p, axis=-1)
+
+    def to_action(self, raw):
+        """Returns float32 `[..., *shape]` within the bounds."""
+        action = jnp.clip(raw, jnp.array(self.minimum), jnp.array(self.maximum))
+        return action.reshape(raw.shape[:-1] + self.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TanhGaussian(Gaussian):
+    """Independent normals squashed by a hyperbolic tangent and rescaled to the bounds.
+
+    `raw` is the sample before the squash. Densities are those of the action, in the units of the
+    environment. The entropy has no closed form: it is integrated by Gauss-Hermite quadrature.
+    """
+
+    def _log_slope(self, raw: jax.Array) -> jax.Array:
+        """Returns `log |d action / d raw|` of each component; stable for large `raw`."""
+        half = 0.5 * (np.array(self.maximum) - np.array(self.minimum))
+        log_half = jnp.asarray(np.log(half), jnp.float32)
+        # log(1 - tanh(x)^2) loses everything to cancellation for |x| > 9; this form loses nothing.
+        return log_half + 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
+
+    def log_prob(self, outputs, mask, raw):
+        """Returns the log-density of the action `[...]`, summed over the components."""
+        density = super().log_prob(outputs, mask, raw)
+        return density - jnp.sum(self._log_slope(raw), axis=-1)
+
+    def entropy(self, outputs, mask):
+        """Returns `[...]`, summed over the components."""
+        mean, log_std = self._mean_and_log_std(outputs)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_NODES)
+        weights = jnp.asarray(weights / weights.sum(), jnp.float32)  # [K]
+        raw = mean + jnp.exp(log_std) * jnp.asarray(nodes, jnp.float32).reshape(
+            (-1,) + (1,) * mean.ndim
+        )  # [K, ..., D]
+        slope = jnp.tensordot(weights, self._log_slope(raw), axes=1)
+        return super().entropy(outputs, mask) + jnp.sum(slope, axis=-1)
+
+    def to_action(self, raw):
+        """Returns float32 `[..., *shape]` within the bounds."""
+        minimum, maximum = jnp.array(self.minimum), jnp.array(self.maximum)
+        action = minimum + 0.5 * (maximum - minimum) * (jnp.tanh(raw) + 1.0)
+        return super().to_action(action)
+
+
+_CONTINUOUS = {"gaussian": Gaussian, "tanh_gaussian": TanhGaussian}
+_KINDS = ("categorical", "multi_discrete", *_CONTINUOUS)
+
+
+def from_spec(
+    action_spec: specs.Array,
+    kind: str | None = None,
+    state_dependent_std: bool = False,
+    initial_std: float = 1.0,
+) -> ActionHead:
+    """Returns the head for an action specification.
+
+    Args:
+      action_spec: as the docstring of `podracers.environment` says.
+      kind: "categorical", "multi_discrete", "gaussian" or "tanh_gaussian"; by default the first of
+        them that fits the specification.
+      state_dependent_std: of a continuous head, see `Gaussian`.
+      initial_std: of a continuous head, see `Gaussian`.
+
+    Raises:
+      UserError: there is no such kind, or it does not fit the specification.
+    """
+    if kind is not None and kind not in _KINDS:
+        raise errors.UserError(f"no action head '{kind}'{errors.nearest(kind, _KINDS)}")
+    fitting = _fitting(action_spec)
+    kind = kind or fitting[0]
+    if kind not in fitting:
+        raise errors.UserError(f"action head '{kind}' does not fit the actions {action_spec!r}")
+    if kind == "categorical":
+        return Categorical(int(action_spec.num_values))
+    minimum = np.broadcast_to(action_spec.minimum, action_spec.shape).reshape(-1)
+    maximum = np.broadcast_to(action_spec.maximum, action_spec.shape).reshape(-1)
+    if kind == "multi_discrete":
+        if minimum.any():
+            raise errors.UserError(f"multi-discrete actions must start at 0: {action_spec!r}")
+        return MultiDiscrete(tuple(int(most) + 1 for most in maximum))
+    if not np.isfinite([minimum, maximum]).all() or not (minimum < maximum).all():
+        raise errors.UserError(f"continuous actions need finite bounds: {action_spec!r}")
+    return _CONTINUOUS[kind](
+        minimum=tuple(minimum.tolist()),
+        maximum=tuple(maximum.tolist()),
+        shape=tuple(action_spec.shape),
+        state_dependent_std=state_dependent_std,
+        initial_std=initial_std,
+    )
+
+
+def _fitting(action_spec: specs.Array) -> tuple[str, ...]:
+    """Returns the kinds of head that fit; the first is the default."""
+    if isinstance(action_spec, specs.DiscreteArray):
+        return ("categorical",)
+    if isinstance(action_spec, specs.BoundedArray):
+        if np.issubdtype(action_spec.dtype, np.floating):
+            return tuple(_CONTINUOUS)
+        if np.issubdtype(action_spec.dtype, np.integer) and len(action_spec.shape) == 1:
+            return ("multi_discrete",)
+    raise errors.UserError(
+        f"expected discrete, integer [D] or bounded floating actions, got {action_spec!r}"
+    )

@@ -1,0 +1,208 @@
+"""Networks: encoders, cores and heads put together behind one protocol.
+
+A network sees time steps and hides how it remembers: recurrent state and stacks of frames are its
+`core`, which it resets itself wherever a time step is FIRST.
+
+Axis legend: `T` time, `B` streams, `F` features.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from agents import cores
+from agents import distributions
+from agents import encoders
+from podracers import environment
+from podracers import errors
+from podracers import types
+
+
+@runtime_checkable
+class Network(Protocol):
+    """A pure function of parameters, core and time steps."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """False where rows may be shuffled over time and streams, and the core is `()`."""
+
+    def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
+        """Returns parameters; of `timestep` `[B, ...]` only shapes and dtypes count."""
+
+    def initial_core(self, batch_size: int) -> Any:
+        """Returns the core of `B` streams before their first time step."""
+
+    def step(self, params: types.PyTree, core: Any, timestep: types.TimeStep) -> tuple[Any, Any]:
+        """Returns outputs `[B, ...]` and the core after them."""
+
+    def unroll(self, params: types.PyTree, core: Any, timestep: types.TimeStep) -> tuple[Any, Any]:
+        """Returns outputs `[T, B, ...]` and the core after them; equals a scan of `step`."""
+
+
+class Core(NamedTuple):
+    """What a network with any memory carries from step to step."""
+
+    frames: types.PyTree  # [B, K - 1, ...] the frames before; () without a stack
+    states: tuple  # one recurrent state `[B, ...]` for each torso
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Composed:
+    """A network of a stack of frames, one or more torsos (encoder and core), and heads.
+
+    Attributes:
+      spec: of the environment.
+      module: a Flax module, `module(states, observation, first) -> (output, states)`, all
+        `[T, B, ...]`, with `initial_states(batch_size)`.
+      frame_stack: how many frames the encoders see; 1 for no stack.
+    """
+
+    spec: environment.EnvironmentSpec
+    module: nn.Module
+    frame_stack: int = 1
+
+    def __post_init__(self):
+        """Checks the number of frames."""
+        if self.frame_stack < 1:
+            raise errors.UserError(f"frame_stack must be at least 1, got {self.frame_stack}")
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether there is any memory: a stack of frames is one."""
+        return bool(jax.tree.leaves(jax.eval_shape(lambda: self.initial_core(1))))
+
+    def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
+        """Returns parameters; of `timestep` `[B, ...]` only shapes and dtypes count."""
+        timestep = jax.tree.map(lambda x: jnp.asarray(x)[None, :1], timestep)
+        core = self.initial_core(1)
+        observation, states, _ = self._inputs(core, timestep)
+        return self.module.init(key, states, observation, timestep.first())["params"]
+
+    def initial_core(self, batch_size: int) -> Any:
+        """Returns the core of `B` streams before their first time step; `()` for no memory."""
+        states = self.module.initial_states(batch_size)
+        if self.frame_stack == 1 and not jax.tree.leaves(states):
+            return ()
+        return Core(self._initial_frames(batch_size), states)
+
+    def step(self, params, core, timestep):
+        """Returns outputs `[B, ...]` and the core after them."""
+        timestep = jax.tree.map(lambda x: x[None], timestep)
+        output, core = self.unroll(params, core, timestep)
+        return jax.tree.map(lambda x: x[0], output), core
+
+    def unroll(self, params, core, timestep):
+        """Returns outputs `[T, B, ...]` and the core after them."""
+        observation, states, frames = self._inputs(core, timestep)
+        output, states = self.module.apply(
+            {"params": params}, states, observation, timestep.first()
+        )
+        return output, (Core(frames, states) if core != () else ())
+
+    def _initial_frames(self, batch_size: int) -> types.PyTree:
+        if self.frame_stack == 1:
+            return ()
+        zeros = encoders.without_mask(self.spec.zero_observation())
+        batch = jax.tree.map(lambda x: jnp.zeros((batch_size, *x.shape), x.dtype), zeros)
+        return cores.initial_frames(batch, self.frame_stack)
+
+    def _inputs(self, core: Any, timestep: types.TimeStep) -> tuple[types.PyTree, tuple, Any]:
+        """Returns the observation as the encoders see it, the states, and the new frames."""
+        observation = encoders.without_mask(timestep.observation)
+        if core == ():
+            return observation, self.module.initial_states(timestep.step_type.shape[1]), ()
+        if self.frame_stack == 1:
+            return observation, core.states, ()
+        observation, frames = cores.stack_frames(
+            core.frames, observation, timestep.first(), self.frame_stack
+        )
+        return observation, core.states, frames
+
+
+class Torso(nn.Module):
+    """An encoder and a core.
+
+    Attributes:
+      encoder: `[N, ...]` observations to `[N, F]`.
+      core: `[T, B, F]` to `[T, B, F']`.
+    """
+
+    encoder: nn.Module
+    core: nn.Module
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the state of the core."""
+        return self.core.initial_state(batch_size)
+
+    def __call__(self, state, observation, first):
+        """Returns features `[T, B, F']` and the state after them."""
+        length, batch = first.shape
+        rows = jax.tree.map(lambda x: x.reshape(length * batch, *x.shape[2:]), observation)
+        features = self.encoder(rows)
+        return self.core(state, features.reshape(length, batch, -1), first)
+
+
+class ActorCriticOutput(NamedTuple):
+    """What an actor-critic network puts out."""
+
+    policy: jax.Array  # [..., num_outputs] what the action head reads
+    value: jax.Array  # [...]
+
+
+class ActorCriticModule(nn.Module):
+    """A policy and a value on one torso, or on one each.
+
+    Attributes:
+      head: of the policy.
+      torsos: one, which both share, or two: the policy's, then the value's.
+    """
+
+    head: distributions.ActionHead
+    torsos: tuple[Torso, ...]
+
+    def initial_states(self, batch_size: int) -> tuple:
+        """Returns the state of each torso."""
+        return tuple(torso.initial_state(batch_size) for torso in self.torsos)
+
+    @nn.compact
+    def __call__(self, states, observation, first):
+        """Returns `ActorCriticOutput` `[T, B, ...]` and the states after it."""
+        pairs = [torso(s, observation, first) for torso, s in zip(self.torsos, states)]
+        features = [pair[0] for pair in pairs]
+        seen = self.head.num_outputs - self.head.num_free
+        policy = encoders.Dense(seen, scale=0.01, name="policy")(features[0])
+        if self.head.num_free:
+            free = self.param("free", nn.initializers.zeros, (self.head.num_free,))
+            free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
+            policy = jnp.concatenate([policy, free], axis=-1)
+        value = encoders.Dense(1, scale=1.0, name="value")(features[-1])[..., 0]
+        return ActorCriticOutput(policy, value), tuple(pair[1] for pair in pairs)
+
+
+def actor_critic(
+    spec: environment.EnvironmentSpec,
+    head: distributions.ActionHead,
+    encoder: nn.Module | None = None,
+    core: nn.Module | None = None,
+    frame_stack: int = 1,
+    separate_critic: bool = True,
+) -> Composed:
+    """Returns a network that puts out a policy and a value.
+
+    Args:
+      spec: of the environment.
+      head: the action head that reads the policy's outputs.
+      encoder: a module of `agents.encoders`; by default two tanh layers of 64.
+      core: a module of `agents.cores`; by default none.
+      frame_stack: how many frames the encoder sees; 1 for no stack.
+      separate_critic: whether the critic has an encoder (and a core) of its own.
+    """
+    torso = Torso(
+        encoder if encoder is not None else encoders.MLP(),
+        core if core is not None else cores.FeedForward(),
+    )
+    torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
+    return Composed(spec, ActorCriticModule(head, torsos), frame_stack)

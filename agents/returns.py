@@ -1,0 +1,90 @@
+"""Returns and advantages from the values of a rollout, right at terminations and truncations.
+
+A rollout runs through the ends of episodes: LAST, whose action is ignored, is followed by FIRST.
+Two rules make any return right there, and no agent has rules of its own:
+
+- the transition out of a LAST time step teaches nothing: its loss weight is zero (`weights`);
+- no trace passes a LAST time step (`traces`): the return of the transition into it bootstraps from
+  the value of the true final observation if the episode was truncated, and from nothing (its
+  discount is 0) if it terminated.
+
+Axis legend: `T` transitions, `B` streams. `_tm1` is where the action was chosen, `_t` on arrival.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from podracers import types
+
+
+def weights(timestep: types.TimeStep) -> jax.Array:
+    """Returns the loss weights `[T, B]`: 0 where the action was ignored, 1 elsewhere.
+
+    Args:
+      timestep: `[T + 1, B]`.
+    """
+    return (timestep.step_type[:-1] != types.LAST).astype(jnp.float32)
+
+
+def traces(timestep: types.TimeStep, lambda_: jax.Array | float) -> jax.Array:
+    """Returns the trace parameter of each transition, `[T, B]`: 0 into LAST, else `lambda_`.
+
+    Args:
+      timestep: `[T + 1, B]`.
+      lambda_: in `[0, 1]`.
+    """
+    return lambda_ * (timestep.step_type[1:] != types.LAST).astype(jnp.float32)
+
+
+def lambda_returns(
+    timestep: types.TimeStep,
+    values: jax.Array,
+    gamma: jax.Array | float,
+    lambda_: jax.Array | float,
+) -> jax.Array:
+    """Returns the lambda-returns `[T, B]` (Sutton and Barto, "Reinforcement Learning", ch. 12).
+
+    Gradients pass through; stop them at the call where the returns are targets.
+
+    Args:
+      timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
+      values: `[T + 1, B]`, of the same time steps.
+      gamma: the discount of the agent, in `[0, 1]`.
+      lambda_: 0 for one-step returns, 1 for Monte Carlo returns that bootstrap at the end.
+    """
+    return gae(timestep, values, gamma, lambda_) + values[:-1]
+
+
+def gae(
+    timestep: types.TimeStep,
+    values: jax.Array,
+    gamma: jax.Array | float,
+    lambda_: jax.Array | float,
+) -> jax.Array:
+    """Returns generalised advantage estimates `[T, B]`.
+
+    Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
+    https://arxiv.org/abs/1506.02438. What stands at transitions out of LAST is without meaning.
+
+    Args:
+      timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
+      values: `[T + 1, B]`, of the same time steps.
+      gamma: the discount of the agent, in `[0, 1]`.
+      lambda_: 0 for one-step advantages, 1 for Monte Carlo advantages that bootstrap at the end.
+    """
+    chex.assert_rank(values, 2)
+    chex.assert_equal_shape([values, timestep.reward, timestep.discount, timestep.step_type])
+    discount_t = gamma * timestep.discount[1:]
+    error_t = timestep.reward[1:] + discount_t * values[1:] - values[:-1]
+    decay_t = discount_t * traces(timestep, lambda_)
+
+    def accumulate(advantage: jax.Array, inputs: tuple[jax.Array, jax.Array]):
+        error, decay = inputs
+        advantage = error + decay * advantage
+        return advantage, advantage
+
+    _, advantages = jax.lax.scan(
+        accumulate, jnp.zeros_like(error_t[0]), (error_t, decay_t), reverse=True
+    )
+    return advantages
