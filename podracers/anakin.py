@@ -1,0 +1,213 @@
+"""Anakin: acting, stepping the environment and learning in one compiled program.
+
+The architecture of Hessel et al., "Podracer architectures for scalable Reinforcement Learning",
+2021, https://arxiv.org/abs/2104.06272, section "Anakin": the whole program is replicated over the
+devices, each with its own streams, and gradients are combined once per gradient step.
+
+Axis legend: `P` population (absent where it is 1), `B` streams, `D` devices.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podracers import agent as agent_lib
+from podracers import batch, errors, metrics, parallel, types, unroll
+from podracers import environment as environment_lib
+
+_STREAM_KEY, _LEARNER_KEY, _RUN_KEY = range(3)
+
+
+class AnakinState(NamedTuple):
+    """Everything a run is: saved and restored, it goes on bit for bit."""
+
+    learner: Any  # [P, ...] replicated over devices
+    memory: Any  # [P, D, ...] one slice a device
+    streams: unroll.Streams  # [P, B, ...] split over devices
+    key: jax.Array  # [P] typed, constant: every key is folded from it
+    update: jax.Array  # int32, how many updates were taken
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Anakin:
+    """Runs an agent on a JAX environment.
+
+    Attributes:
+      agent: the agent.
+      environment: a one-stream JAX environment.
+      num_envs: `B`, streams over all devices.
+      rollout_length: `T`, agent steps of each stream between updates.
+      population: `P`, independent seeds that are trained at once.
+      reset_batch: see `batch.BatchedEnvironment`.
+      num_devices: how many of the devices to use; None for all.
+    """
+
+    agent: agent_lib.Agent
+    environment: environment_lib.Environment
+    num_envs: int
+    rollout_length: int
+    population: int = 1
+    reset_batch: int | None = None
+    num_devices: int | None = None
+
+    def __post_init__(self):
+        for name in ("num_envs", "rollout_length", "population"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise errors.UserError(f"Anakin.{name}: expected a positive int, got {value!r}")
+        if self.reset_batch is not None and self.reset_batch < 1:
+            raise errors.UserError(
+                f"Anakin.reset_batch: expected None or a positive int, got {self.reset_batch!r}"
+            )
+        if not hasattr(self.environment, "reset") or hasattr(self.environment, "num_envs"):
+            raise errors.UserError(
+                f"Anakin needs an environment written in JAX, got {self.environment!r}: a host "
+                "environment needs the Sebulba runner"
+            )
+        available = jax.device_count()
+        if self.num_devices is not None and not 1 <= self.num_devices <= available:
+            raise errors.UserError(
+                f"Anakin.num_devices = {self.num_devices}: this machine has {available} devices"
+            )
+        if self.num_envs % self.mesh.size:
+            lower = self.num_envs // self.mesh.size * self.mesh.size
+            near = [n for n in (lower, lower + self.mesh.size) if n]
+            raise errors.UserError(
+                f"Anakin.num_envs = {self.num_envs} does not divide over {self.mesh.size} devices: "
+                f"use {' or '.join(map(str, near))}, or set Anakin.num_devices"
+            )
+
+    @functools.cached_property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices."""
+        return parallel.make_mesh(jax.devices()[: self.num_devices])
+
+    @property
+    def steps_per_update(self) -> int:
+        """Agent steps of one update, over all streams of one member of the population."""
+        return self.num_envs * self.rollout_length
+
+    def describe(self) -> list[str]:
+        """Returns lines that say which devices do what."""
+        devices = self.mesh.devices.tolist()
+        members = f", a population of {self.population}" if self.population > 1 else ""
+        return [
+            f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments x "
+            f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}"
+        ]
+
+    def init(self, seed: int) -> AnakinState:
+        """Returns the state before the first update; member `p` is seeded `seed + p`."""
+        if self.population == 1:
+            key = jax.random.key(seed)
+        else:
+            key = jax.vmap(jax.random.key)(seed + jnp.arange(self.population))
+        return self._init(key)
+
+    def step(self, state: AnakinState, num_updates: int) -> tuple[AnakinState, metrics.Report]:
+        """Takes `num_updates` updates in one dispatch; `state` is donated."""
+        return self._step(state, jnp.asarray(num_updates, jnp.int32))
+
+    def actor_params(self, state: AnakinState) -> types.PyTree:
+        """Returns `[P, ...]` what acting needs; alive until `state` is donated."""
+        return self._per_member(self.agent.actor_params)(state.learner)
+
+    def close(self) -> None:
+        """Nothing to free: the state belongs to the caller."""
+
+    def _per_member(self, function):
+        return function if self.population == 1 else jax.vmap(function)
+
+    @property
+    def _layout(self) -> AnakinState:
+        """Which axis of each part of the state is split over devices, as a tree prefix."""
+        spec = jax.sharding.PartitionSpec
+        rows = spec(parallel.AXIS) if self.population == 1 else spec(None, parallel.AXIS)
+        return AnakinState(learner=spec(), memory=rows, streams=rows, key=spec(), update=spec())
+
+    @functools.cached_property
+    def _init(self):
+        replicated = jax.sharding.PartitionSpec()
+        return jax.jit(
+            jax.shard_map(
+                self._init_shard,
+                mesh=self.mesh,
+                in_specs=(replicated,),
+                out_specs=self._layout,
+                check_vma=False,
+            )
+        )
+
+    @functools.cached_property
+    def _step(self):
+        replicated = jax.sharding.PartitionSpec()
+        return jax.jit(
+            jax.shard_map(
+                self._step_shard,
+                mesh=self.mesh,
+                in_specs=(self._layout, replicated),
+                out_specs=(self._layout, replicated),
+                # With the check on, gradients of replicated parameters are summed twice.
+                check_vma=False,
+            ),
+            donate_argnums=0,
+        )
+
+    @functools.cached_property
+    def _batched(self) -> batch.BatchedEnvironment:
+        return batch.BatchedEnvironment(self.environment, self.reset_batch)
+
+    def _init_shard(self, key: jax.Array) -> AnakinState:
+        learner, memory, streams = self._per_member(self._init_member)(key)
+        return AnakinState(learner, memory, streams, key, jnp.zeros((), jnp.int32))
+
+    def _init_member(self, key: jax.Array):
+        """Initialises one member's share on this device."""
+        learner = self.agent.init_learner(jax.random.fold_in(key, _LEARNER_KEY))
+        local = self.num_envs // parallel.axis_size()
+        env_id = parallel.axis_index() * local + jnp.arange(local, dtype=jnp.int32)
+        stream_key = jax.random.fold_in(key, _STREAM_KEY)
+        streams = unroll.init(self.agent, self._batched, env_id, self.num_envs, stream_key)
+        _, template = jax.eval_shape(
+            lambda learner, streams, key: self._act(learner, streams, key), learner, streams, key
+        )
+        memory = self.agent.init_memory(template)
+        return learner, jax.tree.map(lambda x: x[None], memory), streams
+
+    def _act(self, learner: Any, streams: unroll.Streams, key: jax.Array):
+        params = self.agent.actor_params(learner)
+        return unroll.unroll(self.agent, self._batched, params, streams, key, self.rollout_length)
+
+    def _step_shard(self, state: AnakinState, num_updates: jax.Array):
+        def body(_, carry):
+            state, report = carry
+            state, means = self._update(state)
+            return state, metrics.add(report, means, state.update)
+
+        _, means = jax.eval_shape(self._update, state)
+        # The trip count is traced, so that any number of updates runs the same program.
+        state, report = jax.lax.fori_loop(0, num_updates, body, (state, metrics.empty(means)))
+        return state, metrics.reduce(report)
+
+    def _update(self, state: AnakinState) -> tuple[AnakinState, dict[str, types.Mean]]:
+        """Takes one update of every member on this device."""
+
+        def member(learner, memory, streams, key):
+            act_key, update_key = jax.random.split(jax.random.fold_in(key, state.update))
+            streams, rollout = self._act(learner, streams, act_key)
+            memory = jax.tree.map(lambda x: x[0], memory)
+            agent_state = types.AgentState(learner, memory)
+            agent_state, means = self.agent.update(agent_state, rollout, update_key)
+            episodes, episode_means = streams.episodes.flush()
+            memory = jax.tree.map(lambda x: x[None], agent_state.memory)
+            streams = streams._replace(episodes=episodes)
+            return agent_state.learner, memory, streams, {**episode_means, **means}
+
+        run_key = self._per_member(lambda key: jax.random.fold_in(key, _RUN_KEY))(state.key)
+        learner, memory, streams, means = self._per_member(member)(
+            state.learner, state.memory, state.streams, run_key
+        )
+        return AnakinState(learner, memory, streams, state.key, state.update + 1), means

@@ -1,0 +1,410 @@
+"""Checkpoints of a whole run: saved in the background, verified before they are believed.
+
+A checkpoint `directory/<step>` holds three items, written by orbax and committed at once by a rename:
+
+- `state`: everything that the runner needs to go on;
+- `params`: the acting parameters by themselves, so that an evaluation reads nothing else;
+- `metadata`: JSON: what the caller gave, the score, and the shape of every leaf.
+
+Array files carry no checksums of their own, so a flipped bit would restore in silence. A manifest of
+every file's size and CRC is therefore added right after the commit, by the same background thread.
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import pathlib
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from podracers import errors, types
+
+_LOGGER = logging.getLogger(__name__)
+_MANIFEST = "manifest.json"
+_CHUNK = 1 << 20  # bytes read at a time
+
+
+class _DamagedError(Exception):
+    """One checkpoint cannot be used; the text says why."""
+
+
+class Checkpointer:
+    """Saves, keeps and restores the checkpoints of one run. Call it from the main thread only.
+
+    Args:
+      directory: where checkpoints live; made if need be.
+      keep_latest: how many of the newest to keep.
+      keep_best: how many of those with the highest scores to keep besides.
+      read_only: never write, and leave alone what another process is writing: for evaluation.
+    """
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        keep_latest: int = 3,
+        keep_best: int = 1,
+        read_only: bool = False,
+    ):
+        _quieten_orbax()
+        self._directory = pathlib.Path(directory).absolute()
+        self._read_only = read_only
+        self._saving: int | None = None  # the step that a background thread is writing
+        self._scores: dict[int, float] = {}
+        if not read_only:
+            _make_directory(self._directory)
+        policies = ocp.checkpoint_managers
+        options = ocp.CheckpointManagerOptions(
+            create=False,
+            read_only=read_only,
+            # What a killed run left half-written.
+            cleanup_tmp_directories=not read_only,
+            # Steps are listed by name alone: one damaged file must not stop the others being read.
+            lightweight_initialize=True,
+            preservation_policy=policies.AnyPreservationPolicy(
+                [policies.LatestN(keep_latest), _BestScores(self._scores, keep_best)]
+            ),
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
+        )
+        handlers = {
+            "state": ocp.StandardCheckpointHandler(),
+            "params": ocp.StandardCheckpointHandler(),
+            "metadata": ocp.JsonCheckpointHandler(),
+        }
+        self._manager = ocp.CheckpointManager(
+            self._directory, options=options, item_names=tuple(handlers), item_handlers=handlers
+        )
+        for step in self._manager.all_steps():
+            self._note_score(step)
+
+    def save(
+        self,
+        step: int,
+        state: types.PyTree,
+        params: types.PyTree,
+        metadata: Mapping[str, Any],
+        score: float | None = None,
+    ) -> None:
+        """Starts to save a checkpoint, and returns once the arrays are copied from the devices.
+
+        A step that was saved already is left as it is.
+
+        Args:
+          step: what the checkpoint is named after; grows from one checkpoint to the next.
+          state: arrays, typed keys and Python numbers.
+          params: the parameters that `score` belongs to.
+          metadata: anything that JSON can hold.
+          score: the higher, the better; None or NaN where nothing was evaluated.
+
+        Raises:
+          errors.RunFailure: this checkpoint, or the one before it, could not be written.
+        """
+        self.wait()
+        if step in self._manager.all_steps():
+            return
+        score = None if score is None or math.isnan(score) else float(score)
+        record = {
+            "user": dict(metadata),
+            "score": score,
+            "state": _structure(state),
+            "params": _structure(params),
+        }
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state),
+            params=ocp.args.StandardSave(params),
+            metadata=ocp.args.JsonSave(record),
+        )
+        if score is not None:
+            self._scores[step] = score  # before the save, which decides what to keep
+        self._saving = step
+        try:
+            self._manager.save(step, args=items)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._failed_save(error) from error
+
+    def wait(self) -> None:
+        """Blocks until the last save is committed.
+
+        Raises:
+          errors.RunFailure: it could not be written.
+        """
+        try:
+            self._manager.wait_until_finished()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._failed_save(error) from error
+        self._saving = None
+
+    def latest_step(self) -> int | None:
+        """Returns the newest step that was saved, or None."""
+        return self._manager.latest_step()
+
+    def best_step(self) -> int | None:
+        """Returns the step with the highest score, or None where nothing was scored."""
+        scored = [step for step in self._manager.all_steps() if step in self._scores]
+        return max(scored, key=lambda step: (self._scores[step], step), default=None)
+
+    def restore(self, template: types.PyTree) -> tuple[int, types.PyTree, dict[str, Any]] | None:
+        """Restores the newest whole checkpoint, and sets damaged ones aside.
+
+        Args:
+          template: the state's structure: arrays, or `jax.ShapeDtypeStruct` with shardings.
+
+        Returns:
+          `(step, state, metadata)`, or None where there is no checkpoint at all. The state lies as the
+          template's shardings say, whatever devices it was saved from.
+
+        Raises:
+          errors.UserError: the checkpoint belongs to another agent, network or environment.
+          errors.RunFailure: every checkpoint is damaged.
+        """
+        self.wait()
+        return self._restore_first("state", template, sorted(self._manager.all_steps())[::-1])
+
+    def restore_params(
+        self, template: types.PyTree, best: bool = False
+    ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
+        """Restores the acting parameters alone, of the newest or of the best whole checkpoint.
+
+        Args:
+          template: the parameters' structure, as in `restore`.
+          best: take the highest score; the newest where nothing was scored.
+
+        Returns:
+          `(step, params, metadata)`, or None where there is no checkpoint at all.
+
+        Raises:
+          errors.UserError: the checkpoint belongs to another agent, network or environment.
+          errors.RunFailure: every checkpoint is damaged.
+        """
+        self.wait()
+        steps = sorted(self._manager.all_steps())[::-1]
+        if best:
+            steps.sort(key=lambda step: self._scores.get(step, -math.inf), reverse=True)
+        return self._restore_first("params", template, steps)
+
+    def close(self) -> None:
+        """Waits for the last save, and frees the background threads.
+
+        Raises:
+          errors.RunFailure: the last save could not be written.
+        """
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+
+    def _restore_first(
+        self, item: str, template: types.PyTree, steps: Sequence[int]
+    ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
+        """Restores `item` of the first step that is whole."""
+        damaged: dict[int, str] = {}
+        for step in steps:
+            try:
+                tree, metadata = self._restore_item(item, template, step)
+            except _DamagedError as error:
+                damaged[step] = str(error)
+                continue
+            verb = "resuming from" if item == "state" else "using"
+            for other, reason in damaged.items():
+                _LOGGER.warning("checkpoint %d is damaged (%s); %s %d", other, reason, verb, step)
+            if item == "state" and not self._read_only:
+                self._set_aside(damaged)
+            return step, tree, metadata
+        if damaged:
+            listed = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
+            raise errors.RunFailure(f"every checkpoint in {self._directory} is damaged ({listed})")
+        return None
+
+    def _restore_item(
+        self, item: str, template: types.PyTree, step: int
+    ) -> tuple[types.PyTree, dict[str, Any]]:
+        """Verifies and restores one item of one step, with the metadata."""
+        folder = self._directory / str(step)
+        _verify(folder, (item, "metadata"))
+        record = self._read_metadata(step)
+        if difference := _difference(record[item], _structure(template)):
+            raise errors.UserError(f"checkpoint {folder} does not fit this run: {difference}")
+        arguments = ocp.args.StandardRestore(jax.tree.map(_abstract, template))
+        try:
+            restored = self._manager.restore(step, args=ocp.args.Composite(**{item: arguments}))
+        except Exception as error:  # orbax and tensorstore raise almost anything here
+            raise _DamagedError(_reason(error)) from error
+        return restored[item], record["user"]
+
+    def _read_metadata(self, step: int) -> dict[str, Any]:
+        """Returns the metadata item of a step; raises `_DamagedError`."""
+        arguments = ocp.args.Composite(metadata=ocp.args.JsonRestore())
+        try:
+            record = self._manager.restore(step, args=arguments)["metadata"]
+        except Exception as error:  # see _restore_item
+            raise _DamagedError(f"metadata: {_reason(error)}") from error
+        if not isinstance(record, dict) or not record.keys() >= {
+            "user",
+            "score",
+            "state",
+            "params",
+        }:
+            raise _DamagedError("metadata: incomplete")
+        return record
+
+    def _note_score(self, step: int) -> None:
+        try:
+            score = self._read_metadata(step)["score"]
+        except _DamagedError:
+            return  # `restore` says so, if it comes to that
+        if isinstance(score, float):
+            self._scores[step] = score
+
+    def _set_aside(self, steps: Mapping[int, str]) -> None:
+        """Renames damaged checkpoints, for their steps will be saved anew."""
+        if jax.process_index() == 0:
+            for step in steps:
+                aside = self._directory / f"damaged-{step}"
+                shutil.rmtree(aside, ignore_errors=True)
+                (self._directory / str(step)).rename(aside)
+        for step in steps:
+            self._scores.pop(step, None)
+        self._manager.reload()
+
+    def _write_manifest(self) -> None:
+        """Runs in orbax's background thread, once the step is committed."""
+        folder = self._directory / str(self._saving)
+        manifest = {name: _checksum(folder / name) for name in _files(folder)}
+        partial = folder / (_MANIFEST + ".partial")
+        partial.write_text(json.dumps(manifest, indent=1))
+        partial.replace(folder / _MANIFEST)
+
+    def _failed_save(self, error: Exception) -> errors.RunFailure:
+        """Cleans up after a save that failed, and returns what to raise."""
+        step, self._saving = self._saving, None
+        self._scores.pop(step, None)
+        if jax.process_index() == 0:
+            for partial in self._directory.glob(f"{step}.*tmp*"):
+                shutil.rmtree(partial, ignore_errors=True)  # room for what comes after
+        self._manager.reload()
+        folder = self._directory / str(step)
+        return errors.RunFailure(f"could not save checkpoint {folder}: {_reason(error)}")
+
+
+@dataclasses.dataclass
+class _BestScores(ocp.checkpoint_managers.PreservationPolicy):
+    """Keeps the `n` checkpoints with the highest scores.
+
+    Orbax's own policy reads scores from files that it parses on start, where a damaged one is fatal.
+    """
+
+    scores: Mapping[int, float]
+    n: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Returns which of `checkpoints` to keep."""
+        scored = [info.step for info in checkpoints if info.step in self.scores]
+        best = sorted(scored, key=lambda step: (self.scores[step], step))[::-1][: self.n]
+        return [info.step in best for info in checkpoints]
+
+
+def _make_directory(directory: pathlib.Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.RunFailure(f"could not make {directory}: {_reason(error)}") from error
+
+
+def _structure(tree: types.PyTree) -> list[list[Any]]:
+    """Returns `[path, shape, dtype]` of every leaf."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [
+        [jax.tree_util.keystr(path, simple=True, separator="/"), list(np.shape(x)), _dtype(x)]
+        for path, x in leaves
+    ]
+
+
+def _dtype(leaf: Any) -> str:
+    return str(leaf.dtype) if hasattr(leaf, "dtype") else type(leaf).__name__
+
+
+def _difference(found: list[list[Any]], expected: list[list[Any]]) -> str | None:
+    """Returns a phrase on the first leaf in which two structures differ, or None."""
+    found_leaves = {path: (tuple(shape), dtype) for path, shape, dtype in found}
+    expected_leaves = {path: (tuple(shape), dtype) for path, shape, dtype in expected}
+    for path, leaf in expected_leaves.items():
+        if path not in found_leaves:
+            return f"it has no leaf '{path}' ({leaf[1]}{list(leaf[0])})"
+        if found_leaves[path] != leaf:
+            there = found_leaves[path]
+            return f"'{path}' should be {leaf[1]}{list(leaf[0])}, and is {there[1]}{list(there[0])}"
+    for path, leaf in found_leaves.items():
+        if path not in expected_leaves:
+            return f"it has a leaf '{path}' ({leaf[1]}{list(leaf[0])}) that is not expected"
+    return None
+
+
+def _abstract(leaf: Any) -> Any:
+    """Returns what orbax wants as a template of one leaf."""
+    if isinstance(leaf, jax.Array):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    return leaf
+
+
+def _files(folder: pathlib.Path) -> Iterator[str]:
+    """Yields every file of a checkpoint but the manifest, relative to it, in order."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith(_MANIFEST):
+            yield path.relative_to(folder).as_posix()
+
+
+def _checksum(path: pathlib.Path) -> list[int]:
+    """Returns `[size, CRC-32]` of a file."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            size += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+    return [size, crc]
+
+
+def _verify(folder: pathlib.Path, items: Sequence[str]) -> None:
+    """Raises `_DamagedError` unless the files of `items`, and those of the whole, are as written."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        names = [name for name in manifest if "/" not in name or name.split("/")[0] in items]
+    except FileNotFoundError:
+        return  # killed between the commit and the manifest: whole, as far as one can tell
+    except (OSError, ValueError, TypeError) as error:
+        raise _DamagedError(f"{_MANIFEST}: {_reason(error)}") from error
+    for name in names:
+        try:
+            found = _checksum(folder / name)
+        except OSError as error:
+            raise _DamagedError(f"{name}: {_reason(error)}") from error
+        if found != manifest[name]:
+            raise _DamagedError(f"{name}: checksum does not match")
+
+
+def _reason(error: BaseException) -> str:
+    """Returns one line that says what went wrong."""
+    while error.__cause__ is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "No space left on device" in text:  # tensorstore wraps it in a paragraph
+        return "No space left on device"
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _quieten_orbax() -> None:
+    """Keeps orbax's own tracebacks off the terminal: the errors themselves are raised here."""
+    logger = logging.getLogger("absl")
+    if _not_from_orbax not in logger.filters:
+        logger.addFilter(_not_from_orbax)
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    return "/orbax/" not in record.pathname

@@ -1,0 +1,88 @@
+"""Metrics that stay on the device: means that add up, episode statistics, a watch for NaN.
+
+Axis legend: `B` streams.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podracers import parallel, types
+
+NEVER = 2**31 - 1  # an update index that no run reaches: this metric was always finite
+
+
+class Report(NamedTuple):
+    """What a runner hands to its caller: metrics over several updates."""
+
+    means: dict[str, types.Mean]
+    first_nonfinite: dict[str, jax.Array]  # int32: the first update whose metric was not finite
+
+
+def empty(means: dict[str, types.Mean]) -> Report:
+    """Returns an empty report for metrics of these names and shapes."""
+    return Report(
+        means=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), means),
+        first_nonfinite={
+            name: jnp.full(mean.total.shape, NEVER, jnp.int32) for name, mean in means.items()
+        },
+    )
+
+
+def add(report: Report, means: dict[str, types.Mean], update: jax.Array) -> Report:
+    """Adds the metrics of one update, whose index is `update`."""
+    first = {
+        name: jnp.minimum(
+            report.first_nonfinite[name],
+            jnp.where(jnp.isfinite(mean.total), NEVER, update.astype(jnp.int32)),
+        )
+        for name, mean in means.items()
+    }
+    return Report({name: report.means[name].merge(mean) for name, mean in means.items()}, first)
+
+
+def reduce(report: Report) -> Report:
+    """Merges the devices' shares; runs under the mapped axis, once per fetch."""
+    return Report(
+        means=parallel.global_sum(report.means),
+        first_nonfinite=jax.lax.pmin(report.first_nonfinite, parallel.AXIS),
+    )
+
+
+class EpisodeStatistics(NamedTuple):
+    """Running episodes, and those that ended since the last `flush`; all `[B]` float32."""
+
+    running_return: jax.Array
+    running_length: jax.Array  # agent steps
+    ended_return: jax.Array  # sum over ended episodes
+    ended_length: jax.Array
+    ended: jax.Array  # how many
+
+    @classmethod
+    def init(cls, num_streams: int) -> "EpisodeStatistics":
+        """Returns the statistics of `B` streams that have just begun."""
+        return cls(*(jnp.zeros((num_streams,), jnp.float32) for _ in cls._fields))
+
+    def track(self, timestep: types.TimeStep) -> "EpisodeStatistics":
+        """Adds one time step `[B]`; rewards are the environment's own, never clipped."""
+        first, last = timestep.first(), timestep.last().astype(jnp.float32)
+        running_return = jnp.where(first, 0.0, self.running_return + timestep.reward)
+        running_length = jnp.where(first, 0.0, self.running_length + 1.0)
+        return EpisodeStatistics(
+            running_return=running_return,
+            running_length=running_length,
+            ended_return=self.ended_return + last * running_return,
+            ended_length=self.ended_length + last * running_length,
+            ended=self.ended + last,
+        )
+
+    def flush(self) -> tuple["EpisodeStatistics", dict[str, types.Mean]]:
+        """Returns the metrics of the episodes that ended, and the statistics without them."""
+        ended = jnp.sum(self.ended)
+        means = {
+            "episode/return": types.Mean(jnp.sum(self.ended_return), ended),
+            "episode/length": types.Mean(jnp.sum(self.ended_length), ended),
+        }
+        zero = jnp.zeros_like(self.ended)
+        return self._replace(ended_return=zero, ended_length=zero, ended=zero), means
