@@ -1,0 +1,324 @@
+"""Jumanji's environments: every registered id, by its id alone.
+
+Axis legend: `A` values of an action, `D` parts of an action, `n` agents of a multi-agent task.
+
+Jumanji (Bonnet et al., "Jumanji: a Diverse Suite of Scalable Reinforcement Learning Environments in
+JAX", https://arxiv.org/abs/2306.09884) is imported lazily: its import initialises a JAX backend.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from podracers import environment, errors, types
+
+# Jumanji's step counts start at 0 and end AT the limit, which some of its specs leave out.
+_STEP_COUNTS = ("step", "step_count")
+_FRAME_INCHES = (4.0, 4.0)  # at matplotlib's 100 dots per inch
+
+
+class State(NamedTuple):
+    """One stream of a Jumanji environment."""
+
+    inner: Any  # Jumanji's own state; it carries its own random key
+    steps: jax.Array  # [] int32, steps taken in this episode
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActionCodec:
+    """Translates between the contract's actions and those of one Jumanji environment.
+
+    Attributes:
+      spec: what agents see.
+      num_values: for a joint choice, how many values each part has: one flat integer stands for all
+        of the parts. Empty otherwise.
+      offset: `[D]` or `[]`, the smallest value of each part, which agents count from 0.
+      shape: of the inner action.
+      dtype: of the inner action.
+    """
+
+    spec: specs.Array
+    num_values: tuple[int, ...]
+    offset: np.ndarray
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def decode(self, action: jax.Array) -> jax.Array:
+        """Returns the inner action for an action of `spec`."""
+        if self.num_values:
+            action = jnp.stack(jnp.unravel_index(action, self.num_values))  # [D]
+        elif isinstance(self.spec, specs.DiscreteArray) or self.spec.dtype.kind == "i":
+            action = action + self.offset
+        return jnp.reshape(action, self.shape).astype(self.dtype)
+
+    def mask_shape(self) -> tuple[int, ...]:
+        """Returns the shape of a mask over `spec`: `[A]` or `[D, A]`."""
+        if isinstance(self.spec, specs.DiscreteArray):
+            return (int(self.spec.num_values),)
+        return (*self.spec.shape, int(self.spec.maximum.max()) + 1)
+
+    def mask(self, mask: jax.Array) -> jax.Array:
+        """Returns the inner mask in `mask_shape()`; values that a part does not have are illegal."""
+        shape = self.mask_shape()
+        mask = jnp.asarray(mask, bool)
+        if len(shape) == 1:
+            return mask.reshape(shape)
+        mask = mask.reshape(shape[0], -1)
+        return jnp.pad(mask, ((0, 0), (0, shape[1] - mask.shape[1])))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Jumanji:
+    """A registered Jumanji environment under the contract.
+
+    - Observations are nested dicts with Jumanji's dtypes (never 64-bit floats).
+    - A multi-discrete action whose mask covers the JOINT choice (Tetris, BinPack, Minesweeper,
+      Sudoku, FlatPack) becomes one flat discrete action; others keep one integer a part.
+    - Rewards per agent are summed over the agents.
+    - The episode terminated iff Jumanji ends it with discount 0 for every agent.
+
+    Time limits. Only Connector and LevelBasedForaging call the end by the clock a truncation. The
+    other tasks with a `time_limit` (Cleaner, Maze, MMST, PacMan, RobotWarehouse, RubiksCube,
+    SearchAndRescue, SlidingTilePuzzle, Snake, Sokoban, Tetris) call it a termination, so the step
+    itself does not tell the two apart. With `time_limit_truncates` the inner clock is set one step
+    late and this class cuts the episode at the limit: LAST with discount 1, unless the task ended
+    by its own rules on that very step. Tasks that end by construction (Knapsack, TSP, JobShop,
+    ...) have no limit to truncate.
+
+    Attributes:
+      name: a registered id, such as `Snake-v1`.
+      options: keyword arguments of the environment's constructor; they override the registered
+        ones.
+      time_limit_truncates: whether the time limit truncates; if not, it ends episodes however
+        Jumanji says.
+    """
+
+    name: str = "Snake-v1"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    time_limit_truncates: bool = True
+
+    @functools.cached_property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of this environment."""
+        _, limit, name = self._built
+        with jax.ensure_compile_time_eval():
+            observation = _observation_spec(self._inner.observation_spec, limit)
+        if self._masked:
+            observation[environment.ACTION_MASK] = specs.BoundedArray(
+                self._actions.mask_shape(), bool, False, True, environment.ACTION_MASK
+            )
+        return environment.EnvironmentSpec(name, observation, self._actions.spec, limit)
+
+    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+        """Starts an episode from one typed key."""
+        # Some of Jumanji's generators take raw keys only, and its states store them.
+        inner, timestep = self._inner.reset(jax.random.key_data(key))
+        state = State(_strong(inner), jnp.zeros((), jnp.int32))
+        return state, types.restart(self._observe(timestep.observation))
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+        """Advances one step."""
+        _, limit, _ = self._built
+        # Some environments assign to the state that they are given: hand them a copy of the tree.
+        inner = jax.tree.map(lambda leaf: leaf, state.inner)
+        inner, timestep = self._inner.step(inner, self._actions.decode(action))
+        steps = state.steps + 1
+        last = timestep.step_type == types.LAST
+        terminated = last & jnp.all(timestep.discount == 0.0)
+        truncated = last & ~terminated
+        if limit is not None and self.time_limit_truncates:
+            truncated |= steps >= limit
+        return State(_strong(inner), steps), types.transition(
+            self._observe(timestep.observation),
+            jnp.sum(jnp.asarray(timestep.reward, jnp.float32)),
+            terminated,
+            truncated,
+        )
+
+    def render(self, state: State) -> np.ndarray:
+        """Returns a picture of one state, uint8 `[height, width, 3]`, by Jumanji's viewer."""
+        viewers = (getattr(self._inner, at, None) for at in ("_viewer", "_env_viewer", "viewer"))
+        viewer = next((found for found in viewers if found is not None), None)
+        if viewer is None:
+            raise errors.UserError(f"{self.name} has no viewer: it cannot be rendered")
+        viewer.figure_size = _FRAME_INCHES
+        # Viewers are built to show a window; this is the switch that their constructors flip.
+        viewer._display = viewer._display_rgb_array
+        with _agg():
+            picture = np.array(viewer.render(jax.device_get(state.inner))[..., :3], np.uint8)
+            viewer.close()
+        return picture
+
+    @functools.cached_property
+    def _built(self) -> tuple[Any, int | None, str]:
+        """Returns Jumanji's environment, the time limit if there is one, and the name for logs."""
+        # Whoever asks first may be tracing, and the constructors make arrays.
+        with jax.ensure_compile_time_eval():
+            inner, name = _make(self.name, dict(self.options))
+            limit = getattr(inner, "time_limit", None)
+            limit = int(limit) if isinstance(limit, int | np.integer) else None
+            if limit is not None and self.time_limit_truncates:
+                _delay_clock(inner, limit)
+        return inner, limit, name
+
+    @property
+    def _inner(self) -> Any:
+        return self._built[0]
+
+    @functools.cached_property
+    def _masked(self) -> bool:
+        return environment.ACTION_MASK in _children(self._inner.observation_spec)
+
+    @functools.cached_property
+    def _actions(self) -> ActionCodec:
+        with jax.ensure_compile_time_eval():
+            mask = _children(self._inner.observation_spec).get(environment.ACTION_MASK)
+            return _action_codec(self._inner.action_spec, None if mask is None else mask.shape)
+
+    def _observe(self, observation: Any) -> types.PyTree:
+        observation = _to_dict(observation)
+        if self._masked:
+            mask = self._actions.mask(observation[environment.ACTION_MASK])
+            observation = {**observation, environment.ACTION_MASK: mask}
+        return jax.tree.map(
+            lambda spec, leaf: jnp.asarray(leaf, spec.dtype), self.spec.observation, observation
+        )
+
+
+def _make(name: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """Returns a new Jumanji environment and what logs should call it."""
+    import jumanji  # noqa: PLC0415  (initialises a backend)
+    from jumanji import registration  # noqa: PLC0415
+
+    known = jumanji.registered_environments()
+    if name not in known:
+        near = errors.nearest(name, known)
+        raise errors.UserError(f"Jumanji has no environment '{name}'{near}")
+    constructor = registration.load(registration._REGISTRY[name].entry_point)
+    parameters = [key for key in inspect.signature(constructor).parameters]
+    for option in options:
+        if option not in parameters:
+            near = errors.nearest(option, parameters)
+            raise errors.UserError(f"Jumanji's {name} has no option '{option}'{near}")
+    label = name
+    if name.startswith("Sokoban-") and "generator" not in options:
+        options["generator"], built_in = _sokoban_levels(name)
+        label = f"{name} (built-in levels)" if built_in else name
+    try:
+        return jumanji.make(name, **options), label
+    except (TypeError, ValueError) as error:
+        if not options:
+            raise
+        raise errors.UserError(f"Jumanji's {name} rejects its options {options}: {error}") from error
+
+
+def _sokoban_levels(name: str) -> tuple[Any, bool]:
+    """Returns Sokoban's generator of levels, and whether it is the tiny one that needs no network.
+
+    The default levels are fetched from a hub on first use. The id has to work without one too.
+    """
+    from jumanji.environments.routing.sokoban import generator  # noqa: PLC0415
+
+    try:
+        return generator.HuggingFaceDeepMindGenerator("unfiltered-train"), False
+    except Exception as error:  # noqa: BLE001  (whatever the hub's client raises, levels are missing)
+        warnings.warn(
+            f"{name}: its levels could not be fetched ({type(error).__name__}); playing Jumanji's"
+            " two built-in levels instead. Results do not compare with published ones.",
+            stacklevel=2,
+        )
+        return generator.ToyGenerator(), True
+
+
+def _delay_clock(inner: Any, limit: int) -> None:
+    """Makes the environment's own clock run out one step after `limit`, and changes nothing else."""
+    inner.time_limit = limit + 1
+    reward = getattr(inner, "_reward_fn", None)
+    # SearchAndRescue scales rewards by its limit: keep the true one there.
+    if reward is not None and "time_limit" in inspect.signature(reward).parameters:
+        inner._reward_fn = lambda found, step, _: reward(found, step, limit)
+
+
+def _action_codec(spec: Any, mask_shape: tuple[int, ...] | None) -> ActionCodec:
+    """Returns the codec of a Jumanji action spec, given the shape of the mask if there is one."""
+    if not np.issubdtype(spec.dtype, np.integer):
+        bounds = (np.asarray(bound, np.float32) for bound in (spec.minimum, spec.maximum))
+        outer = specs.BoundedArray(spec.shape, np.float32, *bounds, name="action")
+        return ActionCodec(outer, (), np.zeros((), np.float32), spec.shape, spec.dtype)
+    minimum = np.broadcast_to(np.asarray(spec.minimum, np.int32), spec.shape)
+    num_values = np.broadcast_to(np.asarray(spec.maximum, np.int32), spec.shape) - minimum + 1
+    joint = spec.shape != () and mask_shape == tuple(num_values.tolist())
+    if spec.shape == () or joint:
+        outer = specs.DiscreteArray(int(np.prod(num_values)), name="action")
+        if mask_shape is not None and np.prod(mask_shape) != outer.num_values:
+            raise ValueError(f"a mask {mask_shape} does not fit {outer.num_values} actions")
+        parts = tuple(num_values.tolist()) if joint else ()
+        return ActionCodec(outer, parts, minimum, spec.shape, spec.dtype)
+    highest = num_values.reshape(-1) - 1
+    outer = specs.BoundedArray(highest.shape, np.int32, 0, highest, name="action")
+    return ActionCodec(outer, (), minimum.reshape(-1), spec.shape, spec.dtype)
+
+
+def _children(spec: Any) -> dict[str, Any]:
+    """Returns the specs that a nested Jumanji spec consists of, by field; none for an array."""
+    from jumanji import specs as jumanji_specs  # noqa: PLC0415
+
+    return {key: at for key, at in vars(spec).items() if isinstance(at, jumanji_specs.Spec)}
+
+
+def _observation_spec(spec: Any, limit: int | None, name: str = "observation") -> types.PyTree:
+    """Converts a Jumanji observation spec to nested dicts of NumPy ones."""
+    children = _children(spec)
+    if children:
+        return {key: _observation_spec(child, limit, key) for key, child in children.items()}
+    dtype = np.dtype(spec.dtype)
+    dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
+    if not hasattr(spec, "minimum"):
+        return specs.Array(spec.shape, dtype, name)
+    maximum = np.asarray(spec.maximum, dtype)
+    if name in _STEP_COUNTS and limit is not None:
+        maximum = np.maximum(maximum, limit).astype(dtype)
+    return specs.BoundedArray(spec.shape, dtype, np.asarray(spec.minimum, dtype), maximum, name)
+
+
+def _to_dict(observation: Any) -> types.PyTree:
+    """Converts nested named tuples and dataclasses to nested dicts."""
+    if hasattr(observation, "_asdict"):
+        observation = observation._asdict()
+    elif dataclasses.is_dataclass(observation):
+        fields = dataclasses.fields(observation)
+        observation = {field.name: getattr(observation, field.name) for field in fields}
+    if isinstance(observation, Mapping):
+        return {key: _to_dict(child) for key, child in observation.items()}
+    return observation
+
+
+def _strong(tree: types.PyTree) -> types.PyTree:
+    """Returns `tree` without weak types, which would make the first step recompile."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), tree)
+
+
+@contextlib.contextmanager
+def _agg() -> Iterator[None]:
+    """Draws without a window, and leaves the caller's matplotlib backend as it was."""
+    import matplotlib  # noqa: PLC0415  (slow to import, and videos only need it)
+    from matplotlib import pyplot  # noqa: PLC0415
+
+    before = matplotlib.get_backend()
+    pyplot.switch_backend("agg")
+    try:
+        with warnings.catch_warnings():
+            # Viewers ask their figure to show itself, which this canvas cannot.
+            warnings.filterwarnings("ignore", message=".*non-interactive.*")
+            yield
+    finally:
+        pyplot.switch_backend(before)
