@@ -1,38 +1,28 @@
 """Checkpoints of a whole run: saved in the background, verified before they are believed.
 
-A checkpoint `directory/<step>` holds three items, written by orbax and committed at once by a rename:
+A checkpoint `directory/<step>` holds three items, written by orbax and committed by one rename:
 
 - `state`: everything that the runner needs to go on;
 - `params`: the acting parameters by themselves, so that an evaluation reads nothing else;
-- `metadata`: JSON: what the caller gave, the score, and the shape of every leaf.
+- `metadata`: JSON: what the caller gave, the score, and the shape of every leaf;
 
-Array files carry no checksums of their own, so a flipped bit would restore in silence. A manifest of
-every file's size and CRC is therefore added right after the commit, by the same background thread.
+and a manifest of checksums beside them (see `podracers.manifest`).
 """
 
 import dataclasses
-import json
 import logging
 import math
 import pathlib
 import shutil
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
-from podracers import errors, types
+from podracers import errors, manifest, types
 
 _LOGGER = logging.getLogger(__name__)
-_MANIFEST = "manifest.json"
-_CHUNK = 1 << 20  # bytes read at a time
-
-
-class _DamagedError(Exception):
-    """One checkpoint cannot be used; the text says why."""
 
 
 class Checkpointer:
@@ -112,8 +102,8 @@ class Checkpointer:
         record = {
             "user": dict(metadata),
             "score": score,
-            "state": _structure(state),
-            "params": _structure(params),
+            "state": manifest.structure(state),
+            "params": manifest.structure(params),
         }
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
@@ -156,8 +146,8 @@ class Checkpointer:
           template: the state's structure: arrays, or `jax.ShapeDtypeStruct` with shardings.
 
         Returns:
-          `(step, state, metadata)`, or None where there is no checkpoint at all. The state lies as the
-          template's shardings say, whatever devices it was saved from.
+          `(step, state, metadata)`, or None where there is no checkpoint at all. The state lies as
+          the template's shardings say, whatever devices it was saved from.
 
         Raises:
           errors.UserError: the checkpoint belongs to another agent, network or environment.
@@ -207,7 +197,7 @@ class Checkpointer:
         for step in steps:
             try:
                 tree, metadata = self._restore_item(item, template, step)
-            except _DamagedError as error:
+            except manifest.DamagedError as error:
                 damaged[step] = str(error)
                 continue
             verb = "resuming from" if item == "state" else "using"
@@ -226,37 +216,37 @@ class Checkpointer:
     ) -> tuple[types.PyTree, dict[str, Any]]:
         """Verifies and restores one item of one step, with the metadata."""
         folder = self._directory / str(step)
-        _verify(folder, (item, "metadata"))
+        manifest.verify(folder, (item, "metadata"))
         record = self._read_metadata(step)
-        if difference := _difference(record[item], _structure(template)):
+        if difference := manifest.difference(record[item], manifest.structure(template)):
             raise errors.UserError(f"checkpoint {folder} does not fit this run: {difference}")
         arguments = ocp.args.StandardRestore(jax.tree.map(_abstract, template))
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(**{item: arguments}))
         except Exception as error:  # orbax and tensorstore raise almost anything here
-            raise _DamagedError(_reason(error)) from error
+            raise manifest.DamagedError(manifest.reason(error)) from error
         return restored[item], record["user"]
 
     def _read_metadata(self, step: int) -> dict[str, Any]:
-        """Returns the metadata item of a step; raises `_DamagedError`."""
+        """Returns the metadata item of a step; raises `manifest.DamagedError`."""
         arguments = ocp.args.Composite(metadata=ocp.args.JsonRestore())
         try:
             record = self._manager.restore(step, args=arguments)["metadata"]
         except Exception as error:  # see _restore_item
-            raise _DamagedError(f"metadata: {_reason(error)}") from error
+            raise manifest.DamagedError(f"metadata: {manifest.reason(error)}") from error
         if not isinstance(record, dict) or not record.keys() >= {
             "user",
             "score",
             "state",
             "params",
         }:
-            raise _DamagedError("metadata: incomplete")
+            raise manifest.DamagedError("metadata: incomplete")
         return record
 
     def _note_score(self, step: int) -> None:
         try:
             score = self._read_metadata(step)["score"]
-        except _DamagedError:
+        except manifest.DamagedError:
             return  # `restore` says so, if it comes to that
         if isinstance(score, float):
             self._scores[step] = score
@@ -273,30 +263,30 @@ class Checkpointer:
         self._manager.reload()
 
     def _write_manifest(self) -> None:
-        """Runs in orbax's background thread, once the step is committed."""
-        folder = self._directory / str(self._saving)
-        manifest = {name: _checksum(folder / name) for name in _files(folder)}
-        partial = folder / (_MANIFEST + ".partial")
-        partial.write_text(json.dumps(manifest, indent=1))
-        partial.replace(folder / _MANIFEST)
+        """Runs in orbax's background thread: all is written, and not yet renamed."""
+        (folder,) = self._partial_folders(self._saving)
+        manifest.write(folder)
+
+    def _partial_folders(self, step: int | None) -> list[pathlib.Path]:
+        return sorted(self._directory.glob(f"{step}.orbax-checkpoint-tmp*"))
 
     def _failed_save(self, error: Exception) -> errors.RunFailure:
         """Cleans up after a save that failed, and returns what to raise."""
         step, self._saving = self._saving, None
         self._scores.pop(step, None)
         if jax.process_index() == 0:
-            for partial in self._directory.glob(f"{step}.*tmp*"):
+            for partial in self._partial_folders(step):
                 shutil.rmtree(partial, ignore_errors=True)  # room for what comes after
         self._manager.reload()
         folder = self._directory / str(step)
-        return errors.RunFailure(f"could not save checkpoint {folder}: {_reason(error)}")
+        return errors.RunFailure(f"could not save checkpoint {folder}: {manifest.reason(error)}")
 
 
 @dataclasses.dataclass
 class _BestScores(ocp.checkpoint_managers.PreservationPolicy):
     """Keeps the `n` checkpoints with the highest scores.
 
-    Orbax's own policy reads scores from files that it parses on start, where a damaged one is fatal.
+    Orbax's own policy reads scores from files that it parses on start: a damaged one is fatal.
     """
 
     scores: Mapping[int, float]
@@ -313,36 +303,7 @@ def _make_directory(directory: pathlib.Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise errors.RunFailure(f"could not make {directory}: {_reason(error)}") from error
-
-
-def _structure(tree: types.PyTree) -> list[list[Any]]:
-    """Returns `[path, shape, dtype]` of every leaf."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return [
-        [jax.tree_util.keystr(path, simple=True, separator="/"), list(np.shape(x)), _dtype(x)]
-        for path, x in leaves
-    ]
-
-
-def _dtype(leaf: Any) -> str:
-    return str(leaf.dtype) if hasattr(leaf, "dtype") else type(leaf).__name__
-
-
-def _difference(found: list[list[Any]], expected: list[list[Any]]) -> str | None:
-    """Returns a phrase on the first leaf in which two structures differ, or None."""
-    found_leaves = {path: (tuple(shape), dtype) for path, shape, dtype in found}
-    expected_leaves = {path: (tuple(shape), dtype) for path, shape, dtype in expected}
-    for path, leaf in expected_leaves.items():
-        if path not in found_leaves:
-            return f"it has no leaf '{path}' ({leaf[1]}{list(leaf[0])})"
-        if found_leaves[path] != leaf:
-            there = found_leaves[path]
-            return f"'{path}' should be {leaf[1]}{list(leaf[0])}, and is {there[1]}{list(there[0])}"
-    for path, leaf in found_leaves.items():
-        if path not in expected_leaves:
-            return f"it has a leaf '{path}' ({leaf[1]}{list(leaf[0])}) that is not expected"
-    return None
+        raise errors.RunFailure(f"could not make {directory}: {manifest.reason(error)}") from error
 
 
 def _abstract(leaf: Any) -> Any:
@@ -350,53 +311,6 @@ def _abstract(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
     return leaf
-
-
-def _files(folder: pathlib.Path) -> Iterator[str]:
-    """Yields every file of a checkpoint but the manifest, relative to it, in order."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.name.startswith(_MANIFEST):
-            yield path.relative_to(folder).as_posix()
-
-
-def _checksum(path: pathlib.Path) -> list[int]:
-    """Returns `[size, CRC-32]` of a file."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            size += len(chunk)
-            crc = zlib.crc32(chunk, crc)
-    return [size, crc]
-
-
-def _verify(folder: pathlib.Path, items: Sequence[str]) -> None:
-    """Raises `_DamagedError` unless the files of `items`, and those of the whole, are as written."""
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text())
-        names = [name for name in manifest if "/" not in name or name.split("/")[0] in items]
-    except FileNotFoundError:
-        return  # killed between the commit and the manifest: whole, as far as one can tell
-    except (OSError, ValueError, TypeError) as error:
-        raise _DamagedError(f"{_MANIFEST}: {_reason(error)}") from error
-    for name in names:
-        try:
-            found = _checksum(folder / name)
-        except OSError as error:
-            raise _DamagedError(f"{name}: {_reason(error)}") from error
-        if found != manifest[name]:
-            raise _DamagedError(f"{name}: checksum does not match")
-
-
-def _reason(error: BaseException) -> str:
-    """Returns one line that says what went wrong."""
-    while error.__cause__ is not None and not isinstance(error, OSError):
-        error = error.__cause__
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = " ".join(str(error).split()) or type(error).__name__
-    if "No space left on device" in text:  # tensorstore wraps it in a paragraph
-        return "No space left on device"
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def _quieten_orbax() -> None:

@@ -24,8 +24,8 @@ def _configure() -> None:
     os.environ["XLA_FLAGS"] = " ".join(flags)
 
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    # Programs with collectives queue up faster than they run; without threads to spare, those of one
-    # program take the threads that another one waits for.
+    # Programs with collectives queue up faster than they run; without threads to spare, those of
+    # one program take the threads that another one waits for.
     os.environ.setdefault("PJRT_NPROC", "16")
     cache = pathlib.Path(__file__).resolve().parents[1] / ".cache" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
