@@ -96,8 +96,8 @@ class CartPole:
         ground = 190.0
         x = width / 2 + scale * float(state.position)
         angle = float(state.angle)
-        tip = (x + 2 * scale * HALF_LENGTH * math.sin(angle), 0.0)
-        tip = (tip[0], ground - 14 - 2 * scale * HALF_LENGTH * math.cos(angle))
+        joint, pole = (x, ground - 14), 2 * scale * HALF_LENGTH
+        tip = (joint[0] + pole * math.sin(angle), joint[1] - pole * math.cos(angle))
         rendering.capsule(image, (0, ground + 10), (width, ground + 10), 1.5, rendering.INK)
         for limit in (-POSITION_LIMIT, POSITION_LIMIT):
             post = width / 2 + scale * limit
@@ -105,6 +105,6 @@ class CartPole:
         rendering.box(image, (x, ground - 6), (64, 26), rendering.BLUE, corner=6)
         for wheel in (x - 20, x + 20):
             rendering.disc(image, (wheel, ground + 5), 5.5, rendering.INK)
-        rendering.capsule(image, (x, ground - 14), tip, 5.0, rendering.ORANGE)
-        rendering.disc(image, (x, ground - 14), 3.0, rendering.INK)
+        rendering.capsule(image, joint, tip, 5.0, rendering.ORANGE)
+        rendering.disc(image, joint, 3.0, rendering.INK)
         return rendering.finish(image)
