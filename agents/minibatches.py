@@ -1,0 +1,91 @@
+"""Shuffled minibatches of a rollout that do not depend on how many devices share it.
+
+A permutation of a device's whole share would make other minibatches on two devices than on one.
+Instead neighbouring items form groups of `M`, and each group gives one item, drawn at random without
+replacement, to each of the `M` minibatches. That is a stratified shuffle: every minibatch holds
+its share of every stream (or every stretch of time), and the global minibatches are the same on any
+number of devices.
+
+Axis legend: `T` time, `B` streams of this device, `M` minibatches.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from podracers import errors, parallel, types
+
+
+def _ranks(uniform: jax.Array) -> jax.Array:
+    """Returns the rank of each number along the last axis: a random permutation.
+
+    By comparisons: XLA's sort of many short rows is slow on CPU. Equal numbers rank by index.
+    """
+    size = uniform.shape[-1]
+    smaller = uniform[..., None, :] < uniform[..., :, None]  # [..., M, M]
+    equal = uniform[..., None, :] == uniform[..., :, None]
+    earlier = jnp.arange(size) < jnp.arange(size)[:, None]  # [M, M]
+    return jnp.sum(smaller | (equal & earlier), axis=-1, dtype=jnp.int32)
+
+
+def _permutations(key: jax.Array, local: int, shape: tuple[int, ...]) -> jax.Array:
+    """Returns `[local, *shape]` permutations along the last axis, drawn by global index."""
+    index = parallel.axis_index() * local + jnp.arange(local)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, index)
+    return _ranks(jax.vmap(lambda k: jax.random.uniform(k, shape))(keys))
+
+
+def _take(tree: types.PyTree, permutation: jax.Array, axis: int) -> types.PyTree:
+    """Splits `axis` into groups of `M` and permutes each; returns `M` as the leading axis."""
+    size = permutation.shape[axis + 1]
+
+    def take(x: jax.Array) -> jax.Array:
+        grouped = x.reshape(*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
+        index = permutation.reshape(permutation.shape + (1,) * (grouped.ndim - permutation.ndim))
+        return jnp.moveaxis(jnp.take_along_axis(grouped, index, axis=axis + 1), axis + 1, 0)
+
+    return jax.tree.map(take, tree)
+
+
+def over_time(tree: types.PyTree, key: jax.Array, num_minibatches: int) -> types.PyTree:
+    """Deals the transitions of each stream out to minibatches: for networks without memory.
+
+    Args:
+      tree: leaves `[T, B, ...]`.
+      key: one typed key, equal on all devices.
+      num_minibatches: `M`, which divides `T`.
+
+    Returns:
+      Leaves `[M, T / M, B, ...]`; the order along time is lost.
+    """
+    length, batch = jax.tree.leaves(tree)[0].shape[:2]
+    if length % num_minibatches:
+        raise errors.UserError(
+            f"a rollout of {length} steps does not divide into {num_minibatches} minibatches"
+        )
+    shape = (length // num_minibatches, num_minibatches)
+    permutation = _permutations(key, batch, shape)  # [B, T / M, M]
+    return _take(tree, jnp.moveaxis(permutation, 0, 2), axis=0)
+
+
+def over_streams(
+    tree: types.PyTree, rows: types.PyTree, key: jax.Array, num_minibatches: int
+) -> tuple[types.PyTree, types.PyTree]:
+    """Deals whole streams out to minibatches: for networks with memory.
+
+    Args:
+      tree: leaves `[T, B, ...]`.
+      rows: leaves `[B, ...]` that go with the streams: the memory before the first step.
+      key: one typed key, equal on all devices.
+      num_minibatches: `M`, which divides `B`.
+
+    Returns:
+      Leaves `[M, T, B / M, ...]` and `[M, B / M, ...]`.
+    """
+    batch = jax.tree.leaves(tree)[0].shape[1]
+    if batch % num_minibatches:
+        raise errors.UserError(
+            f"{batch} environments on each device do not divide into {num_minibatches} minibatches "
+            "of whole streams, which a network with memory needs"
+        )
+    permutation = _permutations(key, batch // num_minibatches, (num_minibatches,))  # [B / M, M]
+    return _take(tree, permutation[None], axis=1), _take(rows, permutation, axis=0)
