@@ -1,7 +1,7 @@
 """What a network remembers from step to step: recurrent cores and stacks of frames.
 
-A core sees whole sequences, `[T, B, ...]`, and starts afresh wherever `first` is true. One step is a
-sequence of length one, so unrolling and stepping cannot disagree.
+A core sees whole sequences, `[T, B, ...]`, and starts afresh wherever `first` is true. One step is
+a sequence of length one, so unrolling and stepping cannot disagree.
 
 Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames.
 """

@@ -25,8 +25,8 @@ from dm_env import specs
 
 from podracers import errors
 
-# An illegal logit: its probability is exactly zero, and no gradient through it is NaN. Where nothing
-# at all is legal (some environments say so of a final state) the policy is uniform.
+# An illegal logit: its probability is exactly zero, and no gradient through it is NaN. Where
+# nothing at all is legal (some environments say so of a final state) the policy is uniform.
 _ILLEGAL = -1e9
 _MIN_STD = 1e-3
 _MAX_STD = 1e2
@@ -137,7 +137,7 @@ class MultiDiscrete:
     def _log_softmax(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
         parts, most = len(self.num_values), max(self.num_values)
         legal = np.arange(most) < np.array(self.num_values)[:, None]  # [D, A]
-        outputs = outputs.reshape(outputs.shape[:-1] + (parts, most))
+        outputs = outputs.reshape(*outputs.shape[:-1], parts, most)
         if mask is not None:
             outputs = jnp.where(mask, outputs, _ILLEGAL)
         # Further down than the illegal: where a part's mask is empty, it stays uniform over values

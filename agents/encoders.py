@@ -4,22 +4,17 @@ An encoder is a Flax module that maps an observation (an array or a nested dict,
 to features. Every leaf but the action mask takes part: one leaf may be the image, which a
 convolutional encoder sees as such; all others are flattened and concatenated.
 
-XLA's CPU backend is far slower at some forms of the same arithmetic, so layers choose their form by
-backend when they are traced. Parameters and results are the same in every form.
-
 Axis legend: `N` rows, `F` features, `H` `W` `C` height, width and channels.
 """
 
 from collections.abc import Sequence
-import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from podracers import environment
-from podracers import errors
-from podracers import types
+from agents import layers
+from podracers import environment, errors, types
 
 _ACTIVATIONS = {
     "elu": jax.nn.elu,
@@ -98,31 +93,6 @@ def _join(features: jax.Array, vector: jax.Array | None) -> jax.Array:
     return features if vector is None else jnp.concatenate([features, vector], axis=-1)
 
 
-def orthogonal(scale: float) -> nn.initializers.Initializer:
-    """Returns an orthogonal initializer, flattened over all but the last axis."""
-    return nn.initializers.orthogonal(scale)
-
-
-class Dense(nn.Module):
-    """A linear layer with orthogonal weights, `[N, F]` to `[N, features]`.
-
-    Attributes:
-      features: the size of the output.
-      scale: of the orthogonal initializer.
-    """
-
-    features: int
-    scale: float = math.sqrt(2.0)
-
-    @nn.compact
-    def __call__(self, inputs):
-        """Returns `inputs @ kernel + bias`."""
-        shape = (inputs.shape[-1], self.features)
-        kernel = self.param("kernel", orthogonal(self.scale), shape)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return inputs @ kernel + bias
-
-
 class MLP(nn.Module):
     """Dense layers, with the activation after each of them.
 
@@ -141,67 +111,12 @@ class MLP(nn.Module):
         """Returns features `[N, hidden_sizes[-1]]`."""
         activation = _activation(self.activation)
         features = _flatten(jax.tree.leaves(without_mask(observation)))
+        columns = layers.feature_major()
+        features = features.T if columns else features
         for size in self.hidden_sizes:
-            features = activation(Dense(size)(features))
-        return features
-
-
-class Conv(nn.Module):
-    """A two-dimensional convolution, `[N, H, W, C]` to `[N, H', W', features]`.
-
-    On CPU it is written as slices and one matrix product: XLA's own convolution is 15 to 25 times
-    slower there inside a scan or a while loop, which is where acting and learning happen.
-
-    Attributes:
-      features: output channels.
-      kernel: its side.
-      stride: in both directions.
-      padding: "SAME" or "VALID".
-      scale: of the orthogonal initializer.
-      as_matmul: which form; None chooses by backend.
-    """
-
-    features: int
-    kernel: int = 3
-    stride: int = 1
-    padding: str = "SAME"
-    scale: float = math.sqrt(2.0)
-    as_matmul: bool | None = None
-
-    @nn.compact
-    def __call__(self, inputs):
-        """Returns the convolution plus bias."""
-        shape = (self.kernel, self.kernel, inputs.shape[-1], self.features)
-        kernel = self.param("kernel", orthogonal(self.scale), shape)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        as_matmul = self.as_matmul
-        if as_matmul is None:
-            as_matmul = jax.default_backend() == "cpu"
-        if as_matmul:
-            return self._patches(inputs) @ kernel.reshape(-1, self.features) + bias
-        strides = (self.stride, self.stride)
-        dimensions = ("NHWC", "HWIO", "NHWC")
-        return (
-            jax.lax.conv_general_dilated(
-                inputs, kernel, strides, self.padding, dimension_numbers=dimensions
-            )
-            + bias
-        )
-
-    def _patches(self, inputs: jax.Array) -> jax.Array:
-        """Returns `[N, H', W', kernel * kernel * C]`."""
-        pads = jax.lax.padtype_to_pads(
-            inputs.shape[1:3], (self.kernel,) * 2, (self.stride,) * 2, self.padding
-        )
-        inputs = jnp.pad(inputs, ((0, 0), *pads, (0, 0)))
-        height, width = ((side - self.kernel) // self.stride + 1 for side in inputs.shape[1:3])
-        rows = [
-            slice(i, i + (height - 1) * self.stride + 1, self.stride) for i in range(self.kernel)
-        ]
-        columns = [
-            slice(i, i + (width - 1) * self.stride + 1, self.stride) for i in range(self.kernel)
-        ]
-        return jnp.concatenate([inputs[:, r, c] for r in rows for c in columns], axis=-1)
+            features = activation(layers.Dense(size)(features, columns))
+        # A head transposes it once more: XLA drops both, and only its small output is transposed.
+        return features.T if columns else features
 
 
 class CNN(nn.Module):
@@ -222,10 +137,10 @@ class CNN(nn.Module):
         """Returns features `[N, hidden_sizes[-1]]`; the vector joins before the dense layers."""
         image, vector = _image_or_error(observation, "CNN")
         for channels in self.channels:
-            image = jax.nn.relu(Conv(channels, self.kernel)(image))
+            image = jax.nn.relu(layers.Conv(channels, self.kernel)(image))
         features = _join(image.reshape(image.shape[0], -1), vector)
         for size in self.hidden_sizes:
-            features = jax.nn.relu(Dense(size)(features))
+            features = jax.nn.relu(layers.Dense(size)(features))
         return features
 
 
@@ -248,8 +163,8 @@ class NatureCNN(nn.Module):
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             if min(image.shape[1:3]) < kernel:
                 raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
-            image = jax.nn.relu(Conv(channels, kernel, stride, "VALID")(image))
-        features = jax.nn.relu(Dense(self.hidden)(image.reshape(image.shape[0], -1)))
+            image = jax.nn.relu(layers.Conv(channels, kernel, stride, "VALID")(image))
+        features = jax.nn.relu(layers.Dense(self.hidden)(image.reshape(image.shape[0], -1)))
         return _join(features, vector)
 
 
@@ -272,11 +187,11 @@ class ImpalaResNet(nn.Module):
         """Returns features `[N, hidden]`, and the vector of the observation after them."""
         image, vector = _image_or_error(observation, "ImpalaResNet")
         for channels in self.channels:
-            image = Conv(channels)(image)
+            image = layers.Conv(channels)(image)
             image = nn.max_pool(image, (3, 3), (2, 2), "SAME")
             for _ in range(2):
-                block = Conv(channels)(jax.nn.relu(image))
-                image = image + Conv(channels)(jax.nn.relu(block))
+                block = layers.Conv(channels)(jax.nn.relu(image))
+                image = image + layers.Conv(channels)(jax.nn.relu(block))
         image = jax.nn.relu(image)
-        features = jax.nn.relu(Dense(self.hidden)(image.reshape(image.shape[0], -1)))
+        features = jax.nn.relu(layers.Dense(self.hidden)(image.reshape(image.shape[0], -1)))
         return _join(features, vector)

@@ -13,12 +13,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from agents import cores
-from agents import distributions
-from agents import encoders
-from podracers import environment
-from podracers import errors
-from podracers import types
+from agents import cores, distributions, encoders, layers
+from podracers import environment, errors, types
 
 
 @runtime_checkable
@@ -145,6 +141,14 @@ class Torso(nn.Module):
         return self.core(state, features.reshape(length, batch, -1), first)
 
 
+def _linear(layer: layers.Dense, features: jax.Array) -> jax.Array:
+    """Applies a head's layer to `[..., F]`, in the form that the backend runs fastest."""
+    if not layers.feature_major():
+        return layer(features)
+    columns = layer(features.reshape(-1, features.shape[-1]).T, columns=True)
+    return columns.T.reshape(*features.shape[:-1], -1)
+
+
 class ActorCriticOutput(NamedTuple):
     """What an actor-critic network puts out."""
 
@@ -173,18 +177,19 @@ class ActorCriticModule(nn.Module):
         pairs = [torso(s, observation, first) for torso, s in zip(self.torsos, states)]
         features = [pair[0] for pair in pairs]
         seen = self.head.num_outputs - self.head.num_free
-        policy = encoders.Dense(seen, scale=0.01, name="policy")(features[0])
+        policy = _linear(layers.Dense(seen, scale=0.01, name="policy"), features[0])
         if self.head.num_free:
             free = self.param("free", nn.initializers.zeros, (self.head.num_free,))
             free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
             policy = jnp.concatenate([policy, free], axis=-1)
-        value = encoders.Dense(1, scale=1.0, name="value")(features[-1])[..., 0]
+        value = _linear(layers.Dense(1, scale=1.0, name="value"), features[-1])[..., 0]
         return ActorCriticOutput(policy, value), tuple(pair[1] for pair in pairs)
 
 
 def actor_critic(
     spec: environment.EnvironmentSpec,
     head: distributions.ActionHead,
+    *,
     encoder: nn.Module | None = None,
     core: nn.Module | None = None,
     frame_stack: int = 1,

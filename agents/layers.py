@@ -1,0 +1,132 @@
+"""Layers, each in the form that the backend runs fastest.
+
+XLA's CPU backend is far slower at some forms of the same arithmetic than at others, so a layer
+chooses its form by backend when it is traced. Parameters and results are the same in every form.
+What was measured, on two CPU cores inside a scan (gradient of a policy and a value of two tanh
+layers of 64 on 2048 rows): row-major 1.27 ms, feature-major as below 0.89 ms.
+
+Axis legend: `N` rows, `F` features, `O` outputs, `H` `W` `C` height, width and channels.
+"""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+def feature_major() -> bool:
+    """Returns whether dense layers run as `[F, N]` on this backend, rather than as `[N, F]`."""
+    return jax.default_backend() == "cpu"
+
+
+@jax.custom_vjp
+def column_product(kernel: jax.Array, inputs: jax.Array) -> jax.Array:
+    """Returns `kernel.T @ inputs`, with every product in the form that a CPU runs fastest.
+
+    The derivative is the usual one. The barriers keep XLA from folding a transposition into a
+    product: copying the operand first takes less time than the product then saves.
+
+    Args:
+      kernel: `[F, O]`.
+      inputs: `[F, N]`.
+
+    Returns:
+      `[O, N]`.
+    """
+    return jax.lax.optimization_barrier(kernel.T) @ inputs
+
+
+def _column_product_forward(kernel, inputs):
+    return column_product(kernel, inputs), (kernel, inputs)
+
+
+def _column_product_backward(residuals, gradient):
+    kernel, inputs = residuals
+    return inputs @ jax.lax.optimization_barrier(gradient.T), kernel @ gradient
+
+
+column_product.defvjp(_column_product_forward, _column_product_backward)
+
+
+class Dense(nn.Module):
+    """A linear layer with orthogonal weights.
+
+    Attributes:
+      features: `O`.
+      scale: of the orthogonal initializer.
+    """
+
+    features: int
+    scale: float = math.sqrt(2.0)
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array, columns: bool = False) -> jax.Array:
+        """Returns `inputs @ kernel + bias`.
+
+        Args:
+          inputs: `[..., F]`, or `[F, N]` if `columns`.
+          columns: whether rows are columns, on both sides (static).
+
+        Returns:
+          `[..., O]`, or `[O, N]` if `columns`.
+        """
+        shape = (inputs.shape[0 if columns else -1], self.features)
+        kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        if columns:
+            return column_product(kernel, inputs) + bias[:, None]
+        return inputs @ kernel + bias
+
+
+class Conv(nn.Module):
+    """A two-dimensional convolution, `[N, H, W, C]` to `[N, H', W', O]`.
+
+    On CPU it is written as slices and one matrix product: XLA's own convolution is 15 to 25 times
+    slower there inside a scan or a while loop, which is where acting and learning happen.
+
+    Attributes:
+      features: `O`.
+      kernel: its side.
+      stride: in both directions.
+      padding: "SAME" or "VALID".
+      scale: of the orthogonal initializer.
+      as_product: which form; None chooses by backend.
+    """
+
+    features: int
+    kernel: int = 3
+    stride: int = 1
+    padding: str = "SAME"
+    scale: float = math.sqrt(2.0)
+    as_product: bool | None = None
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the convolution plus bias."""
+        shape = (self.kernel, self.kernel, inputs.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        on_cpu = jax.default_backend() == "cpu"
+        if self.as_product if self.as_product is not None else on_cpu:
+            return self._patches(inputs) @ kernel.reshape(-1, self.features) + bias
+        strides = (self.stride, self.stride)
+        layout = ("NHWC", "HWIO", "NHWC")
+        product = jax.lax.conv_general_dilated(
+            inputs, kernel, strides, self.padding, dimension_numbers=layout
+        )
+        return product + bias
+
+    def _patches(self, inputs: jax.Array) -> jax.Array:
+        """Returns `[N, H', W', kernel * kernel * C]`."""
+        side, stride = (self.kernel, self.kernel), (self.stride, self.stride)
+        pads = jax.lax.padtype_to_pads(inputs.shape[1:3], side, stride, self.padding)
+        inputs = jnp.pad(inputs, ((0, 0), *pads, (0, 0)))
+        height, width = ((size - self.kernel) // self.stride + 1 for size in inputs.shape[1:3])
+
+        def slices(size: int) -> list[slice]:
+            last = (size - 1) * self.stride + 1
+            return [slice(start, start + last, self.stride) for start in range(self.kernel)]
+
+        patches = [inputs[:, row, col] for row in slices(height) for col in slices(width)]
+        return jnp.concatenate(patches, axis=-1)
