@@ -21,8 +21,6 @@ from dm_env import specs
 
 from podracers import environment, errors, types
 
-# Jumanji's step counts start at 0 and end AT the limit, which some of its specs leave out.
-_STEP_COUNTS = ("step", "step_count")
 _FRAME_INCHES = (4.0, 4.0)  # at matplotlib's 100 dots per inch
 
 
@@ -67,13 +65,8 @@ class ActionCodec:
         return (*self.spec.shape, int(self.spec.maximum.max()) + 1)
 
     def mask(self, mask: jax.Array) -> jax.Array:
-        """Returns the inner mask in `mask_shape()`; values that a part does not have are illegal."""
-        shape = self.mask_shape()
-        mask = jnp.asarray(mask, bool)
-        if len(shape) == 1:
-            return mask.reshape(shape)
-        mask = mask.reshape(shape[0], -1)
-        return jnp.pad(mask, ((0, 0), (0, shape[1] - mask.shape[1])))
+        """Returns the inner mask in `mask_shape()`."""
+        return jnp.reshape(jnp.asarray(mask, bool), self.mask_shape())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,7 +104,7 @@ class Jumanji:
         """The shapes of this environment."""
         _, limit, name = self._built
         with jax.ensure_compile_time_eval():
-            observation = _observation_spec(self._inner.observation_spec, limit)
+            observation = _observation_spec(self._inner.observation_spec)
         if self._masked:
             observation[environment.ACTION_MASK] = specs.BoundedArray(
                 self._actions.mask_shape(), bool, False, True, environment.ACTION_MASK
@@ -264,6 +257,11 @@ def _action_codec(spec: Any, mask_shape: tuple[int, ...] | None) -> ActionCodec:
         parts = tuple(num_values.tolist()) if joint else ()
         return ActionCodec(outer, parts, minimum, spec.shape, spec.dtype)
     highest = num_values.reshape(-1) - 1
+    if mask_shape is not None:
+        # MultiCVRP's spec has a node more than there are, and than its mask covers.
+        highest = np.minimum(highest, mask_shape[-1] - 1)
+        if mask_shape != (*spec.shape, highest.max() + 1):
+            raise ValueError(f"a mask {mask_shape} does not fit the action {spec}")
     outer = specs.BoundedArray(highest.shape, np.int32, 0, highest, name="action")
     return ActionCodec(outer, (), minimum.reshape(-1), spec.shape, spec.dtype)
 
@@ -275,19 +273,19 @@ def _children(spec: Any) -> dict[str, Any]:
     return {key: at for key, at in vars(spec).items() if isinstance(at, jumanji_specs.Spec)}
 
 
-def _observation_spec(spec: Any, limit: int | None, name: str = "observation") -> types.PyTree:
+def _observation_spec(spec: Any, name: str = "observation") -> types.PyTree:
     """Converts a Jumanji observation spec to nested dicts of NumPy ones."""
     children = _children(spec)
     if children:
-        return {key: _observation_spec(child, limit, key) for key, child in children.items()}
+        return {key: _observation_spec(child, key) for key, child in children.items()}
     dtype = np.dtype(spec.dtype)
     dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
-    if not hasattr(spec, "minimum"):
+    # The bounds of scalars do not hold: step counts reach the limit that Snake's leaves out, and the
+    # position in TSP starts at -1.
+    if spec.shape == () or not hasattr(spec, "minimum"):
         return specs.Array(spec.shape, dtype, name)
-    maximum = np.asarray(spec.maximum, dtype)
-    if name in _STEP_COUNTS and limit is not None:
-        maximum = np.maximum(maximum, limit).astype(dtype)
-    return specs.BoundedArray(spec.shape, dtype, np.asarray(spec.minimum, dtype), maximum, name)
+    bounds = (np.asarray(bound, dtype) for bound in (spec.minimum, spec.maximum))
+    return specs.BoundedArray(spec.shape, dtype, *bounds, name=name)
 
 
 def _to_dict(observation: Any) -> types.PyTree:

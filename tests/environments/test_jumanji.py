@@ -157,3 +157,141 @@ def test_every_registered_id_is_tested():
     import jumanji as library
 
     assert set(MASKS) == library.registered_environments()
+
+
+@pytest.mark.filterwarnings("ignore:Sokoban")
+@pytest.mark.parametrize("name", LIMITED)
+def test_time_limit_truncates_and_changes_nothing_else(name):
+    """Played beside Jumanji's own environment, whose clock ends episodes as it pleases."""
+    import jumanji as library
+
+    limit = 4
+    env = jumanji.Jumanji(name, {"time_limit": limit})
+    options = {"time_limit": limit}
+    if name == "Sokoban-v0":
+        options["generator"] = env._inner.generator
+    theirs = library.make(name, **options)
+    assert env.spec.max_episode_steps == limit
+
+    def play_both(key):
+        actions, ours = play(env, key, limit)
+        state, _ = theirs.reset(jax.random.key_data(jax.random.split(key)[0]))
+
+        def body(state, action):
+            state, timestep = theirs.step(state, env._actions.decode(action))
+            return state, (timestep.reward, timestep.step_type, timestep.discount)
+
+        return ours, jax.lax.scan(body, state, actions)[1]
+
+    keys = jax.random.split(jax.random.key(3), 2 * STREAMS)
+    ours, (reward, step_type, _) = jax.tree.map(np.asarray, jax.jit(jax.vmap(play_both))(keys))
+    ours = jax.tree.map(lambda leaf: leaf[:, 1:], ours)
+    for b, t in lived(ours.step_type):
+        assert ours.reward[b, t] == pytest.approx(reward[b, t].sum(), abs=1e-6)
+        assert ours.step_type[b, t] == step_type[b, t]
+    at_limit = ours.step_type[:, -1] == types.LAST
+    alive = (ours.step_type[:, :-1] != types.LAST).all(axis=1)
+    assert at_limit[alive].all() and alive.any()
+    # Random play ends none of these by the rules in so few steps but now and then.
+    assert (ours.discount[alive, -1] == 1.0).any()
+    assert (ours.discount[:, :-1][ours.step_type[:, :-1] == types.LAST] == 0.0).all()
+
+
+def test_time_limit_terminates_where_asked():
+    env = jumanji.Jumanji("RubiksCube-v0", {"time_limit": 2}, time_limit_truncates=False)
+    _, timestep = batch_of(env, steps=2)
+    assert (timestep.step_type[:, -1] == types.LAST).all()
+    assert (timestep.discount[:, -1] == 0.0).all()
+
+
+def test_late_clock_leaves_rewards_alone():
+    """SearchAndRescue scales its reward by the steps that are left of the true limit."""
+    import jumanji as library
+
+    ours = jumanji.Jumanji("SearchAndRescue-v0")._inner
+    theirs = library.make("SearchAndRescue-v0")
+    found = jnp.eye(2, 40, dtype=bool)
+    expected = theirs._reward_fn(found, 100, theirs.time_limit)
+    assert expected.sum() > 0.0
+    np.testing.assert_array_equal(ours._reward_fn(found, 100, ours.time_limit), expected)
+
+
+def test_death_terminates():
+    """A snake that turns back into its wall dies: LAST with discount 0, long before the limit."""
+    env = jumanji.Jumanji("Snake-v1")
+
+    @jax.jit
+    def up(key):
+        state, first = env.reset(key)
+        return jax.lax.scan(lambda s, _: env.step(s, jnp.int32(0)), state, None, 12)[1]
+
+    timestep = jax.tree.map(np.asarray, up(jax.random.key(0)))
+    end = int(np.argmax(timestep.step_type == types.LAST))
+    assert timestep.step_type[end] == types.LAST
+    assert timestep.discount[end] == 0.0
+    assert (timestep.observation["grid"].dtype, timestep.observation["grid"].shape[1:]) == (
+        np.float32,
+        (12, 12, 5),
+    )
+
+
+def test_joint_choice_is_unravelled_as_the_mask_is():
+    """In Tetris the flat action 13 of 4 x 10 is rotation 1, column 3."""
+    env = jumanji.Jumanji("Tetris-v0")
+    np.testing.assert_array_equal(env._actions.decode(jnp.int32(13)), [1, 3])
+    mask = np.zeros((4, 10), bool)
+    mask[1, 3] = True
+    np.testing.assert_array_equal(np.flatnonzero(env._actions.mask(jnp.asarray(mask))), [13])
+
+
+def test_ragged_parts_keep_their_own_limits():
+    spec = jumanji.Jumanji("RubiksCube-v0").spec.action
+    assert isinstance(spec, specs.BoundedArray) and spec.dtype == np.int32
+    np.testing.assert_array_equal(spec.maximum, [5, 0, 2])
+
+
+def test_continuous_actions_keep_their_shape():
+    spec = jumanji.Jumanji("SearchAndRescue-v0").spec.action
+    assert (spec.shape, spec.dtype) == ((2, 2), np.float32)
+    assert np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()
+
+
+def test_first_use_may_be_inside_a_trace():
+    """Nothing that the lazy construction makes may be a tracer."""
+    env = jumanji.Jumanji("Maze-v0")
+    state, _ = jax.jit(env.reset)(jax.random.key(0))
+    stepped, _ = jax.jit(env.step)(state, jnp.int32(0))
+    assert jax.tree.map(jax.typeof, stepped) == jax.tree.map(jax.typeof, state)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["Snake-v1", "BinPack-v2", "RubiksCube-v0"])
+def test_renders(name):
+    import matplotlib
+
+    env = jumanji.Jumanji(name)
+    state, _ = jax.jit(env.reset)(jax.random.key(0))
+    before = matplotlib.get_backend()
+    picture = env.render(state)
+    assert (picture.shape, picture.dtype) == ((400, 400, 3), np.uint8)
+    assert len(np.unique(picture)) > 2
+    assert matplotlib.get_backend() == before
+
+
+def test_without_a_network_sokoban_says_what_it_plays():
+    with pytest.warns(UserWarning, match="two built-in levels"):
+        assert jumanji.Jumanji("Sokoban-v0").spec.name == "Sokoban-v0 (built-in levels)"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Snak-v1", {}, "no environment 'Snak-v1'; did you mean 'Snake-v1'"),
+        ("Snake", {}, "did you mean 'Snake-v1'"),
+        ("Snake-v1", {"time_limt": 3}, "no option 'time_limt'; did you mean 'time_limit'"),
+        ("Snake-v1", {"num_rows": -3}, "Snake-v1 rejects its options"),
+    ],
+)
+def test_a_users_mistake_is_named(name, options, message):
+    with pytest.raises(errors.UserError, match=message):
+        _ = jumanji.Jumanji(name, options).spec
