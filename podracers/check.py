@@ -57,13 +57,13 @@ def random_action(action: specs.Array, observation: types.PyTree, key: jax.Array
         low = jnp.asarray(np.broadcast_to(action.minimum, action.shape))
         high = jnp.asarray(np.broadcast_to(action.maximum, action.shape))
         return jax.random.uniform(key, action.shape, action.dtype, low, high)
-    num_values = np.asarray(action.maximum, np.int64) + 1  # [] or [D]
-    num_values = np.broadcast_to(num_values, action.shape)
-    legal = jnp.arange(num_values.max()) < num_values[..., None]  # [A] or [D, A]
+    num_values = np.broadcast_to(np.asarray(action.maximum, np.int64) + 1, action.shape)
+    legal = np.arange(num_values.max()) < num_values[..., None]  # [A] or [D, A]
     if isinstance(observation, dict) and environment.ACTION_MASK in observation:
-        legal &= observation[environment.ACTION_MASK]
-    logits = jnp.where(legal, 0.0, -jnp.inf)
-    return jax.random.categorical(key, logits).astype(action.dtype)
+        legal = legal & observation[environment.ACTION_MASK]
+    # The largest of equally distributed numbers is anyone's with equal probability.
+    score = jax.random.uniform(key, legal.shape)
+    return jnp.argmax(jnp.where(legal, score, -1.0), axis=-1).astype(action.dtype)
 
 
 def _instance(candidate: Any) -> environment.Environment:
@@ -109,7 +109,11 @@ def _rollout_faults(
 ) -> list[str]:
     """Returns which rules the numbers of a random policy's episodes break."""
     keys = jax.random.split(jax.random.key(seed), _NUM_STREAMS)
-    rollout = jax.jit(jax.vmap(lambda key: _rollout(candidate, spec, num_steps, key)))
+    # Run twice, for a moment: compiling is what takes the time.
+    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    rollout = jax.jit(
+        jax.vmap(lambda key: _rollout(candidate, spec, num_steps, key)), compiler_options=options
+    )
     try:
         faults, digest = jax.device_get(rollout(keys))
         _, digest_again = jax.device_get(rollout(keys))
@@ -128,8 +132,9 @@ def _rollout(
     key: jax.Array,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Runs one stream with auto-reset; returns which faults it met, and a digest."""
-    reset_key, scan_key = jax.random.split(key)
-    state, timestep = candidate.reset(reset_key)
+    # All keys are split before the scan: each use of the generator inside adds to the compile time.
+    reset_keys, action_keys = jax.random.split(key, (2, num_steps + 1))
+    state, timestep = candidate.reset(reset_keys[0])
     carry = _Scan(
         state=state,
         timestep=timestep,
@@ -138,8 +143,8 @@ def _rollout(
         digest=_digest(timestep),
     )
 
-    def step(carry: _Scan, key: jax.Array) -> tuple[_Scan, None]:
-        action_key, reset_key = jax.random.split(key)
+    def step(carry: _Scan, keys: tuple[jax.Array, jax.Array]) -> tuple[_Scan, None]:
+        reset_key, action_key = keys
         action = random_action(spec.action, carry.timestep.observation, action_key)
         stepped = candidate.step(carry.state, action)
         fresh = candidate.reset(reset_key)
@@ -151,7 +156,7 @@ def _rollout(
         digest = 0.999 * carry.digest + _digest(timestep)
         return _Scan(state, timestep, length, faults, digest), None
 
-    carry, _ = jax.lax.scan(step, carry, jax.random.split(scan_key, num_steps))
+    carry, _ = jax.lax.scan(step, carry, (reset_keys[1:], action_keys[1:]))
     return carry.faults, carry.digest
 
 
