@@ -9,7 +9,6 @@ A checkpoint `directory/<step>` holds three items, written by orbax and committe
 and a manifest of checksums beside them (see `podracers.manifest`).
 """
 
-import dataclasses
 import logging
 import math
 import pathlib
@@ -20,7 +19,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from podracers import errors, manifest, types
+from podracers import errors, manifest, orbax_support, types
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class Checkpointer:
         keep_best: int = 1,
         read_only: bool = False,
     ):
-        _quieten_orbax()
+        orbax_support.quieten()
         self._directory = pathlib.Path(directory).absolute()
         self._read_only = read_only
         self._saving: int | None = None  # the step that a background thread is writing
@@ -58,7 +57,7 @@ class Checkpointer:
             # Steps are listed by name alone: one damaged file must not stop the others being read.
             lightweight_initialize=True,
             preservation_policy=policies.AnyPreservationPolicy(
-                [policies.LatestN(keep_latest), _BestScores(self._scores, keep_best)]
+                [policies.LatestN(keep_latest), orbax_support.BestScores(self._scores, keep_best)]
             ),
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
         )
@@ -276,27 +275,10 @@ class Checkpointer:
         self._scores.pop(step, None)
         if jax.process_index() == 0:
             for partial in self._partial_folders(step):
-                shutil.rmtree(partial, ignore_errors=True)  # room for what comes after
+                orbax_support.remove(partial)  # room for what comes after
         self._manager.reload()
         folder = self._directory / str(step)
         return errors.RunFailure(f"could not save checkpoint {folder}: {manifest.reason(error)}")
-
-
-@dataclasses.dataclass
-class _BestScores(ocp.checkpoint_managers.PreservationPolicy):
-    """Keeps the `n` checkpoints with the highest scores.
-
-    Orbax's own policy reads scores from files that it parses on start: a damaged one is fatal.
-    """
-
-    scores: Mapping[int, float]
-    n: int
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Returns which of `checkpoints` to keep."""
-        scored = [info.step for info in checkpoints if info.step in self.scores]
-        best = sorted(scored, key=lambda step: (self.scores[step], step))[::-1][: self.n]
-        return [info.step in best for info in checkpoints]
 
 
 def _make_directory(directory: pathlib.Path) -> None:
@@ -311,14 +293,3 @@ def _abstract(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
     return leaf
-
-
-def _quieten_orbax() -> None:
-    """Keeps orbax's own tracebacks off the terminal: the errors themselves are raised here."""
-    logger = logging.getLogger("absl")
-    if _not_from_orbax not in logger.filters:
-        logger.addFilter(_not_from_orbax)
-
-
-def _not_from_orbax(record: logging.LogRecord) -> bool:
-    return "/orbax/" not in record.pathname

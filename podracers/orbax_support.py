@@ -1,0 +1,57 @@
+"""What orbax needs from outside: a policy of its own, quiet, and tidying after a failed save."""
+
+import dataclasses
+import logging
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+
+@dataclasses.dataclass
+class BestScores(ocp.checkpoint_managers.PreservationPolicy):
+    """Keeps the `n` checkpoints with the highest scores.
+
+    Orbax's own policy reads scores from files that it parses on start: a damaged one is fatal.
+    """
+
+    scores: Mapping[int, float]
+    n: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Returns which of `checkpoints` to keep."""
+        scored = [info.step for info in checkpoints if info.step in self.scores]
+        best = sorted(scored, key=lambda step: (self.scores[step], step))[::-1][: self.n]
+        return [info.step in best for info in checkpoints]
+
+
+def remove(folder: pathlib.Path, seconds: float = 2.0) -> None:
+    """Removes a folder into which writes of a failed save may still be trickling."""
+    deadline = time.monotonic() + seconds
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.02)
+
+
+def quieten() -> None:
+    """Keeps orbax's own tracebacks off the terminal: the errors themselves are raised here."""
+    logger = logging.getLogger("absl")
+    if _not_from_orbax in logger.filters:
+        return
+    logger.addFilter(_not_from_orbax)
+    hook = sys.unraisablehook
+
+    def report(unraisable):
+        # A failed save leaves at the first write that fails; the others then find no event loop.
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    sys.unraisablehook = report
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    return "/orbax/" not in record.pathname
