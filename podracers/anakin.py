@@ -67,23 +67,28 @@ class Anakin:
                 f"Anakin needs an environment written in JAX, got {self.environment!r}: a host "
                 "environment needs the Sebulba runner"
             )
-        available = jax.device_count()
-        if self.num_devices is not None and not 1 <= self.num_devices <= available:
-            raise errors.UserError(
-                f"Anakin.num_devices = {self.num_devices}: this machine has {available} devices"
-            )
-        if self.num_envs % self.mesh.size:
-            lower = self.num_envs // self.mesh.size * self.mesh.size
-            near = [n for n in (lower, lower + self.mesh.size) if n]
-            raise errors.UserError(
-                f"Anakin.num_envs = {self.num_envs} does not divide over {self.mesh.size} devices: "
-                f"use {' or '.join(map(str, near))}, or set Anakin.num_devices"
-            )
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices."""
-        return parallel.make_mesh(jax.devices()[: self.num_devices])
+        """The devices; nothing touches one before this is asked for.
+
+        Raises:
+          errors.UserError: there are too few devices, or the streams do not divide over them.
+        """
+        available = jax.device_count()
+        count = available if self.num_devices is None else self.num_devices
+        if not 1 <= count <= available:
+            raise errors.UserError(
+                f"Anakin.num_devices = {count}: this machine has {available} devices"
+            )
+        if self.num_envs % count:
+            lower = self.num_envs // count * count
+            near = [str(n) for n in (lower, lower + count) if n]
+            raise errors.UserError(
+                f"Anakin.num_envs = {self.num_envs} does not divide over {count} devices: "
+                f"use {' or '.join(near)}, or set Anakin.num_devices"
+            )
+        return parallel.make_mesh(jax.devices()[:count])
 
     @property
     def steps_per_update(self) -> int:

@@ -3,10 +3,13 @@
 Axis legend: `B` streams.
 """
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracers import parallel, types
 
@@ -86,3 +89,35 @@ class EpisodeStatistics(NamedTuple):
         }
         zero = jnp.zeros_like(self.ended)
         return self._replace(ended_return=zero, ended_length=zero, ended=zero), means
+
+
+def label(name: str, values: np.ndarray, seeds: Sequence[int]) -> dict[str, float]:
+    """Returns one number as it is logged: by itself, or over a population and for each member.
+
+    Args:
+      name: of the metric.
+      values: a scalar, or `[P]` for a population.
+      seeds: of the members; empty where there is no population.
+
+    Returns:
+      `{name: value}`, or `name` (the mean), `name/std` and `name/seed_<seed>` of each member. Only
+      the members that have a value count in the mean.
+    """
+    if not seeds:
+        return {name: float(values)}
+    present = values[~np.isnan(values)]
+    logged = {
+        name: float(np.mean(present)) if present.size else math.nan,
+        f"{name}/std": float(np.std(present)) if present.size else math.nan,
+    }
+    return logged | {f"{name}/seed_{seed}": float(v) for seed, v in zip(seeds, values)}
+
+
+def summarize(means: dict[str, types.Mean], seeds: Sequence[int]) -> dict[str, float]:
+    """Returns fetched metrics as they are logged (see `label`); NaN where nothing was counted."""
+    logged = {}
+    for name, mean in means.items():
+        total, count = np.asarray(mean.total), np.asarray(mean.count)
+        value = np.where(count > 0.0, total / np.maximum(count, 1e-30), math.nan)
+        logged |= label(name, value, seeds)
+    return logged

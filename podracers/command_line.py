@@ -1,0 +1,50 @@
+"""What the scripts share: how they start JAX, and how they end."""
+
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable
+
+import jax
+
+from podracers import errors
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs on disk, unless the environment says where or forbids it.
+
+    A second start of the same configuration compiles nothing. `JAX_COMPILATION_CACHE_DIR` names
+    another folder; `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
+    """
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(base) / "podracers" / "jax"))
+    # Small programs are many, and cost more in all than the large one.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Runs a script's `main` and exits: 2 for a user's mistake, 1 for a failure, else its result.
+
+    A mistake, and a failure whose cause is known, get one line on stderr; anything else is a bug,
+    and keeps its traceback.
+    """
+    try:
+        code = main() or 0
+    except errors.UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = errors.UserError.exit_code
+    except errors.RunFailure as error:
+        print(f"failed: {error}", file=sys.stderr)
+        code = errors.RunFailure.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except Exception:
+        traceback.print_exc()
+        code = errors.RunFailure.exit_code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)

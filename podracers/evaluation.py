@@ -1,0 +1,177 @@
+"""Judges a policy: the first episode of each of many environments, through the agent's own `act`.
+
+Counting only first episodes avoids the bias of a fixed number of steps, in which short episodes are
+counted more often than long ones.
+
+Axis legend: `P` population (absent where it is 1), `E` episodes.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracers import agent as agent_lib
+from podracers import check, errors, types
+from podracers import environment as environment_lib
+
+DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
+
+
+class Episodes(NamedTuple):
+    """What was reached, on the host."""
+
+    returns: np.ndarray  # [P, E] float32, undiscounted, of the environment's own rewards
+    lengths: np.ndarray  # [P, E] int32, agent steps
+    finished: np.ndarray  # [P, E] bool; false where the episode outlasted the evaluation
+
+    def mean_return(self) -> np.ndarray:
+        """Returns the mean return of each member, `[P]` or a scalar."""
+        return np.mean(self.returns, axis=-1)
+
+    def standard_error(self) -> np.ndarray:
+        """Returns the standard error of `mean_return` over episodes."""
+        return np.std(self.returns, axis=-1) / np.sqrt(self.returns.shape[-1])
+
+
+class _Carry(NamedTuple):
+    state: Any
+    timestep: types.TimeStep
+    actor_state: Any
+    episodes: Episodes
+    time: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Evaluator:
+    """Plays `E` episodes at once.
+
+    Attributes:
+      agent: who acts.
+      environment: a one-stream JAX environment, without auto-reset.
+      num_episodes: `E`.
+      population: `P`; with more than one, parameters have a leading axis.
+      max_steps: where an episode is cut; None for the environment's own limit.
+    """
+
+    agent: agent_lib.Agent
+    environment: environment_lib.Environment
+    num_episodes: int
+    population: int = 1
+    max_steps: int | None = None
+
+    def __post_init__(self):
+        if self.num_episodes < 1:
+            raise errors.UserError(f"an evaluation of {self.num_episodes} episodes: expected >= 1")
+
+    def run(self, params: types.PyTree, key: jax.Array) -> Episodes:
+        """Returns what the policy reaches; the same key gives the same episodes."""
+        return Episodes(*jax.device_get(self._run(params, key)))
+
+    @property
+    def limit(self) -> int:
+        """Agent steps after which an episode is cut."""
+        return self.max_steps or self.environment.spec.max_episode_steps or DEFAULT_MAX_STEPS
+
+    @functools.cached_property
+    def _run(self):
+        run = self._run_member
+        if self.population > 1:
+            run = jax.vmap(run, in_axes=(0, None))
+        return jax.jit(run)
+
+    def _run_member(self, params: types.PyTree, key: jax.Array) -> Episodes:
+        count = self.num_episodes
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count))
+        state, timestep = jax.vmap(self.environment.reset)(keys)
+        env_id = jnp.arange(count, dtype=jnp.int32)
+        start = _Carry(
+            state=state,
+            timestep=timestep,
+            actor_state=self.agent.init_actor(env_id, count, True),
+            episodes=Episodes(
+                jnp.zeros((count,)), jnp.zeros((count,), jnp.int32), jnp.zeros((count,), bool)
+            ),
+            time=jnp.zeros((), jnp.int32),
+        )
+
+        def unfinished(carry: _Carry) -> jax.Array:
+            return (carry.time < self.limit) & ~jnp.all(carry.episodes.finished)
+
+        def step(carry: _Carry) -> _Carry:
+            act_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, carry.time + 1)
+            action, actor_state, _ = self.agent.act(
+                params, carry.actor_state, carry.timestep, act_keys, evaluation=True
+            )
+            state, timestep = jax.vmap(self.environment.step)(carry.state, action)
+            running = ~carry.episodes.finished
+            episodes = Episodes(
+                carry.episodes.returns + jnp.where(running, timestep.reward, 0.0),
+                carry.episodes.lengths + running.astype(jnp.int32),
+                carry.episodes.finished | timestep.last(),
+            )
+            return _Carry(state, timestep, actor_state, episodes, carry.time + 1)
+
+        return jax.lax.while_loop(unfinished, step, start).episodes
+
+
+def record(
+    agent: agent_lib.Agent,
+    environment: environment_lib.Environment,
+    params: types.PyTree,
+    key: jax.Array,
+    max_steps: int | None = None,
+) -> list[Any]:
+    """Plays one episode and returns the environment's states, one a step, for rendering.
+
+    Args:
+      agent: who acts.
+      environment: what it acts in.
+      params: of one member.
+      key: of the episode: that of `Evaluator.run` gives the first of its episodes.
+      max_steps: where to stop; None for the environment's own limit.
+    """
+    evaluator = Evaluator(agent, environment, 1, max_steps=max_steps)
+    stream_key = jax.random.fold_in(key, 0)
+    state, timestep = jax.jit(environment.reset)(stream_key)
+    actor_state = agent.init_actor(jnp.zeros((1,), jnp.int32), 1, True)
+
+    @jax.jit
+    def step(state, timestep, actor_state, time):
+        act_key = jax.random.fold_in(stream_key, time)[None]
+        row = jax.tree.map(lambda x: x[None], timestep)
+        action, actor_state, _ = agent.act(params, actor_state, row, act_key, evaluation=True)
+        state, timestep = environment.step(state, jax.tree.map(lambda x: x[0], action))
+        return state, timestep, actor_state
+
+    states = [jax.device_get(state)]
+    for time in range(1, evaluator.limit + 1):
+        state, timestep, actor_state = step(state, timestep, actor_state, time)
+        states.append(jax.device_get(state))
+        if timestep.last():
+            break
+    return states
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UniformPolicy:
+    """Acts uniformly at random among the legal actions: what every return is measured against.
+
+    It has the acting half of `podracers.agent.Agent` only.
+    """
+
+    spec: environment_lib.EnvironmentSpec
+
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> tuple[()]:
+        """Remembers nothing."""
+        return ()
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        """Samples a legal action for each stream."""
+        action = jax.vmap(lambda observation, key: check.random_action(self.spec.action, observation, key))(
+            timestep.observation, key
+        )
+        return action, (), ()

@@ -1,0 +1,237 @@
+"""One run from its first update to its summary: it logs, evaluates, saves, stops and resumes."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracers import (
+    checkpoint,
+    clock,
+    config,
+    errors,
+    evaluation,
+    loggers,
+    metrics,
+    run_directory,
+    signals,
+    terminal,
+)
+from podracers import experiment as experiment_lib
+
+_EVALUATION, _FINAL = range(2)  # what an evaluation's key is folded from, besides the seed
+_EVALUATION_SALT = 0x5EED  # keeps evaluation apart from every stream of the runner
+
+
+class Run:
+    """Trains one experiment in one run directory.
+
+    Args:
+      experiment: what to run.
+      directory: where; it exists.
+      resume: continue from the newest whole checkpoint in it.
+      say: takes lines for the person who watches.
+    """
+
+    def __init__(
+        self,
+        experiment: experiment_lib.Experiment,
+        directory: run_directory.RunDirectory,
+        resume: bool = False,
+        say=print,
+    ):
+        self._experiment = experiment
+        self._directory = directory
+        self._say = say
+        self._parts = experiment.build()
+        self._runner = self._parts.runner
+        self._checkpointer = checkpoint.Checkpointer(
+            directory.checkpoints, experiment.keep_latest, experiment.keep_best
+        )
+        for line in self._runner.describe():
+            say(line)
+        self._state = self._runner.init(experiment.seed)
+        self._update = 0
+        self._clock = clock.Clock()
+        self._loggers: loggers.Loggers | None = None
+        if resume:
+            self._restore()
+
+    @property
+    def steps(self) -> int:
+        """Agent steps so far, over all environments of one member of the population."""
+        return self._update * self._runner.steps_per_update
+
+    def train(self) -> dict[str, Any] | None:
+        """Runs to the end, or until a signal asks to stop.
+
+        Returns:
+          The summary, or None where a signal ended the run early.
+
+        Raises:
+          errors.RunFailure: a metric is not finite, or a file cannot be written.
+        """
+        resumed = self.steps if self._update else None
+        total = self._parts.num_updates
+        self._loggers = loggers.Loggers(
+            [
+                loggers.JsonlLogger(self._directory.metrics, resumed),
+                loggers.TensorBoardLogger(self._directory.path, resumed),
+                terminal.TerminalLogger(total * self._runner.steps_per_update),
+            ]
+        )
+        with signals.StopRequest() as stop:
+            try:
+                with self._loggers:
+                    while self._update < total and not stop:
+                        self._advance()
+                if stop:
+                    self._save(None)
+                    self._checkpointer.wait()
+                    self._say(f"stopped at {self.steps:,} steps: continue with --resume")
+                    return None
+                return self._finish()
+            finally:
+                self._runner.close()
+                self._checkpointer.close()
+
+    def _advance(self) -> None:
+        """Takes the updates of one log period, then does whatever falls due."""
+        experiment = self._experiment
+        count = self._until_due()
+        with self._clock.dispatch(count * self._runner.steps_per_update):
+            self._state, report = self._runner.step(self._state, count)
+            report = jax.device_get(report)
+        self._update += count
+        if self._update == count or not self._directory.operative_config.exists():
+            self._write_operative_config()
+        self._check_finite(report)
+        values = metrics.summarize(report.means, self._members())
+        values["steps_per_second"] = self._clock.latest_rate
+        values["wall_time"] = self._clock.wall
+        score = None
+        if _due(self._update, experiment.evaluation_period):
+            episodes = self._evaluate(_EVALUATION)
+            score = float(np.mean(episodes.returns))
+            values |= metrics.label("evaluation/return", episodes.mean_return(), self._members())
+            lengths = np.mean(episodes.lengths, axis=-1)
+            values |= metrics.label("evaluation/length", lengths, self._members())
+        self._loggers.write(self.steps, values)
+        if score is not None or _due(self._update, experiment.checkpoint_period):
+            self._save(score)
+
+    def _until_due(self) -> int:
+        """Returns how many updates to take: never beyond the next boundary of any period."""
+        experiment = self._experiment
+        periods = (
+            experiment.log_period,
+            experiment.evaluation_period,
+            experiment.checkpoint_period,
+        )
+        distances = [period - self._update % period for period in periods if period]
+        return min(*distances, self._parts.num_updates - self._update)
+
+    def _members(self) -> list[int]:
+        """Returns the seed of each member of a population; empty where there is but one."""
+        population = self._runner.population
+        first = self._experiment.seed
+        return list(range(first, first + population)) if population > 1 else []
+
+    def _check_finite(self, report: metrics.Report) -> None:
+        first = {name: int(np.min(update)) for name, update in report.first_nonfinite.items()}
+        name = min(first, key=first.get)
+        if first[name] == metrics.NEVER:
+            return
+        members = np.atleast_1d(report.first_nonfinite[name])
+        member = f" of seed {self._members()[int(np.argmin(members))]}" if self._members() else ""
+        saved = self._checkpointer.latest_step()
+        kept = f"the newest checkpoint is of step {saved:,}" if saved else "nothing was saved yet"
+        raise errors.RunFailure(
+            f"the metric '{name}'{member} became NaN or infinite at update {first[name]} "
+            f"({first[name] * self._runner.steps_per_update:,} steps); {kept}"
+        )
+
+    def _evaluate(self, purpose: int) -> evaluation.Episodes:
+        params = self._runner.actor_params(self._state)
+        return self._parts.evaluator.run(params, self._evaluation_key(purpose))
+
+    def _evaluation_key(self, purpose: int) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(self._experiment.seed), _EVALUATION_SALT)
+        key = jax.random.fold_in(key, purpose)
+        return jax.random.fold_in(key, self._update) if purpose == _EVALUATION else key
+
+    def _save(self, score: float | None) -> None:
+        metadata = {
+            "update": self._update,
+            "population": self._runner.population,
+            "clock": self._clock.record(),
+        }
+        params = self._runner.actor_params(self._state)
+        self._checkpointer.save(self.steps, self._state, params, metadata, score)
+
+    def _restore(self) -> None:
+        restored = self._checkpointer.restore(self._state)
+        if restored is None:
+            self._say("there is no checkpoint yet: starting from the beginning")
+            return
+        step, self._state, metadata = restored
+        self._update = metadata["update"]
+        self._clock = clock.Clock(**metadata["clock"])
+        self._say(f"resuming from step {step:,}")
+
+    def _write_operative_config(self) -> None:
+        self._directory.write(
+            self._directory.operative_config, config.operative_text()
+        )
+
+    def _finish(self) -> dict[str, Any]:
+        """Evaluates for the last time, and writes the summary."""
+        episodes = self._evaluate(_FINAL)
+        uniform = self._uniform()
+        self._save(float(np.mean(episodes.returns)))
+        self._checkpointer.wait()
+        summary = {
+            "evaluation": {
+                "return": float(np.mean(episodes.returns)),
+                "standard_error": float(np.mean(episodes.standard_error())),
+                "length": float(np.mean(episodes.lengths)),
+                "episodes": int(episodes.returns.size),
+                "unfinished": int(np.sum(~episodes.finished)),
+            },
+            "random_policy_return": float(np.mean(uniform.returns)),
+            "environment_steps": self.steps * self._runner.population,
+            "wall_time_s": round(self._clock.wall, 3),
+            "steps_per_second": _rounded(self._clock.rate * self._runner.population),
+            "first_dispatch_s": round(self._clock.first_dispatch, 3),  # compilation included
+            "seed": self._experiment.seed,
+            "updates": self._update,
+            "best_checkpoint": self._checkpointer.best_step(),
+            **run_directory.provenance(),
+        }
+        if self._members():
+            summary["evaluation"]["return_by_seed"] = {
+                str(seed): float(mean)
+                for seed, mean in zip(self._members(), episodes.mean_return())
+            }
+        self._directory.write_summary(summary)
+        return summary
+
+    def _uniform(self) -> evaluation.Episodes:
+        """Returns what a policy reaches that acts uniformly at random."""
+        policy = evaluation.UniformPolicy(self._parts.environment.spec)
+        evaluator = evaluation.Evaluator(
+            policy,
+            self._parts.environment,
+            self._experiment.evaluation_episodes,
+            max_steps=self._experiment.evaluation_max_steps,
+        )
+        return evaluator.run((), self._evaluation_key(_FINAL))
+
+
+def _due(update: int, period: int) -> bool:
+    return bool(period) and update % period == 0
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 1)

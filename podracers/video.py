@@ -1,0 +1,40 @@
+"""Writes an episode as an animated GIF."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+from podracers import environment as environment_lib
+from podracers import errors
+
+
+def save(
+    environment: environment_lib.Environment,
+    states: Sequence[Any],
+    path: str | pathlib.Path,
+    frames_per_second: float = 12.0,
+) -> None:
+    """Renders states and writes them as a GIF that loops, with a pause on the last frame.
+
+    Args:
+      environment: one that has `render(state)`.
+      states: one a step, on the host.
+      path: of the GIF.
+      frames_per_second: of the animation.
+
+    Raises:
+      errors.UserError: the environment cannot be rendered, or the file not written.
+    """
+    if not hasattr(environment, "render"):
+        raise errors.UserError(f"{type(environment).__name__} has no `render`: no video of it")
+    images = [Image.fromarray(environment.render(state)) for state in states]
+    milliseconds = round(1000.0 / frames_per_second)
+    durations = [milliseconds] * (len(images) - 1) + [1000]
+    try:
+        images[0].save(
+            path, save_all=True, append_images=images[1:], duration=durations, loop=0, format="GIF"
+        )
+    except OSError as error:
+        raise errors.UserError(f"cannot write the video '{path}': {error.strerror}") from error
