@@ -76,7 +76,7 @@ class GridWorld:
         start = jnp.stack([start_cell // self.columns, start_cell % self.columns])
         goal = jnp.stack([goal_cell // self.columns, goal_cell % self.columns])
         shape = (self.rows, self.columns)
-        walls = jax.random.bernoulli(wall_key, self.wall_density, shape)
+        walls = jax.random.bernoulli(wall_key, float(self.wall_density), shape)
         walls = walls & ~self._random_path(start, goal, path_key)
         state = State(walls, goal, agent=start, time=jnp.zeros((), jnp.int32))
         return state, types.restart(self._observe(state))
@@ -114,9 +114,12 @@ class GridWorld:
         longest = self.rows + self.columns - 2  # moves
         vertical, horizontal = jnp.abs(goal - start)
         used = jnp.arange(longest) < vertical + horizontal
-        # Ranks of random numbers are a random permutation; unused moves come after all others.
+        # Ranks of random numbers are a random permutation; unused moves come after all others. Ranks
+        # are counted, ties by index: XLA takes longer over a sort, to compile it and to run it.
         order = jnp.where(used, jax.random.uniform(key, (longest,)), 2.0)
-        rank = jnp.argsort(jnp.argsort(order))
+        index = jnp.arange(longest)
+        earlier = (order < order[:, None]) | ((order == order[:, None]) & (index < index[:, None]))
+        rank = jnp.sum(earlier, axis=1)
         is_vertical = used & (rank < vertical)
         is_horizontal = used & ~is_vertical
         moves = jnp.stack([is_vertical, is_horizontal], axis=1) * jnp.sign(goal - start)

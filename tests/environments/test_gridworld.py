@@ -1,0 +1,125 @@
+"""The grid world: always solvable, never the same, and its moves."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from environments import gridworld
+from podracers import types
+
+NUM_SEEDS = 300
+
+
+def _distance(walls, start, goal):
+    """Returns the length of the shortest path, or None; breadth first, in plain Python."""
+    frontier = collections.deque([(tuple(start), 0)])
+    seen = {tuple(start)}
+    while frontier:
+        cell, steps = frontier.popleft()
+        if cell == tuple(goal):
+            return steps
+        for move in gridworld.MOVES:
+            following = (cell[0] + move[0], cell[1] + move[1])
+            inside = 0 <= following[0] < walls.shape[0] and 0 <= following[1] < walls.shape[1]
+            if inside and not walls[following] and following not in seen:
+                seen.add(following)
+                frontier.append((following, steps + 1))
+    return None
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "density"), [(8, 8, 0.3), (5, 11, 0.6), (6, 6, 1.0), (1, 7, 0.5), (2, 1, 1)]
+)
+def test_there_is_always_a_way(rows, columns, density):
+    world = gridworld.GridWorld(rows=rows, columns=columns, wall_density=density)
+    keys = jax.random.split(jax.random.key(1), NUM_SEEDS)
+    state, _ = jax.device_get(jax.jit(jax.vmap(world.reset))(keys))
+    for seed in range(NUM_SEEDS):
+        start, goal = state.agent[seed], state.goal[seed]
+        assert tuple(start) != tuple(goal)
+        distance = _distance(state.walls[seed], start, goal)
+        assert distance == np.abs(start - goal).sum()
+    # With a density of 1 only the path is free, and at less than 1 other cells are as well.
+    if density == 1.0:
+        free = (~state.walls).sum((1, 2))
+        np.testing.assert_array_equal(free, 1 + np.abs(state.agent - state.goal).sum(1))
+
+
+def test_mazes_vary():
+    world = gridworld.GridWorld(rows=5, columns=5)
+    keys = jax.random.split(jax.random.key(2), NUM_SEEDS)
+    state, _ = jax.device_get(jax.jit(jax.vmap(world.reset))(keys))
+    assert len({walls.tobytes() for walls in state.walls}) > 0.95 * NUM_SEEDS
+    for cells in (state.agent, state.goal):
+        assert len({tuple(cell) for cell in cells}) == 25
+    # The cleared path costs some walls; what it leaves is near the density.
+    assert 0.15 < state.walls.mean() < 0.3
+
+
+def test_paths_turn_at_random():
+    world = gridworld.GridWorld(rows=3, columns=3, wall_density=1.0)
+    start, goal = jnp.array([0, 0]), jnp.array([2, 2])
+    keys = jax.random.split(jax.random.key(3), 200)
+    paths = np.asarray(jax.vmap(lambda key: world._random_path(start, goal, key))(keys))
+    kinds = collections.Counter(path.tobytes() for path in paths)
+    assert len(kinds) == 6  # 4 choose 2
+    assert min(kinds.values()) > 10
+
+
+# Agent, action -> agent; the walls are at (0, 1) and (1, 2), the goal is at (2, 2).
+MOVES = [
+    ((1, 1), 0, (1, 1)),  # up into a wall
+    ((1, 1), 1, (1, 1)),  # right into a wall
+    ((1, 1), 2, (2, 1)),
+    ((1, 1), 3, (1, 0)),
+    ((0, 0), 0, (0, 0)),  # off the top
+    ((0, 0), 3, (0, 0)),  # off the left
+    ((2, 0), 2, (2, 0)),  # off the bottom
+    ((0, 2), 1, (0, 2)),  # off the right
+    ((2, 0), 0, (1, 0)),
+    ((2, 0), 1, (2, 1)),
+]
+
+
+@pytest.fixture(scope="module", name="world")
+def _world():
+    return gridworld.GridWorld(rows=3, columns=3, max_episode_steps=10)
+
+
+def _place(agent, time=0):
+    walls = np.zeros((3, 3), bool)
+    walls[0, 1] = walls[1, 2] = True
+    return gridworld.State(
+        jnp.asarray(walls), jnp.array([2, 2]), jnp.asarray(agent), jnp.int32(time)
+    )
+
+
+def test_moves(world):
+    step = jax.jit(world.step)
+    for agent, action, expected in MOVES:
+        state, timestep = step(_place(agent), jnp.int32(action))
+        assert tuple(np.asarray(state.agent)) == expected
+        assert (timestep.reward, timestep.discount) == (0.0, 1.0)
+        assert timestep.step_type == types.MID
+        planes = np.zeros((3, 3, 3), np.float32)
+        planes[0, 1, 0] = planes[1, 2, 0] = planes[(*expected, 1)] = planes[2, 2, 2] = 1.0
+        np.testing.assert_array_equal(timestep.observation, planes)
+
+
+def test_goal_terminates_and_limit_truncates(world):
+    step = jax.jit(world.step)
+    _, reached = step(_place((2, 1)), jnp.int32(1))
+    assert (reached.reward, reached.discount, reached.step_type) == (1.0, 0.0, types.LAST)
+    _, cut = step(_place((1, 1), time=9), jnp.int32(2))
+    assert (cut.reward, cut.discount, cut.step_type) == (0.0, 1.0, types.LAST)
+    _, both = step(_place((2, 1), time=9), jnp.int32(1))
+    assert (both.reward, both.discount, both.step_type) == (1.0, 0.0, types.LAST)
+
+
+@pytest.mark.parametrize("settings", [{"rows": 0}, {"rows": 1, "columns": 1}, {"wall_density": 2}])
+def test_settings_that_make_no_sense(settings):
+    with pytest.raises(ValueError):
+        gridworld.GridWorld(**settings)
