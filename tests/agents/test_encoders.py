@@ -1,0 +1,53 @@
+"""What encoders make of observations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import encoders
+from podracers import errors
+
+
+def test_images_and_vectors_are_told_apart_and_scaled():
+    observation = {
+        "action_mask": jnp.ones((2, 4), bool),
+        "frame": jnp.full((2, 5, 6, 3), 51, jnp.uint8),
+        "nested": {"count": jnp.array([7, -7]), "flag": jnp.array([[True], [False]])},
+        "wide": jnp.ones((2, 2, 2)),
+    }
+    image, vector = encoders.split_image(observation)
+    assert image.shape == (2, 5, 6, 3)
+    np.testing.assert_allclose(image, 0.2, rtol=1e-6)
+    np.testing.assert_array_equal(vector, [[7, 1, 1, 1, 1, 1], [-7, 0, 1, 1, 1, 1]])
+    assert vector.dtype == jnp.float32
+    np.testing.assert_array_equal(encoders.action_mask(observation), observation["action_mask"])
+    assert encoders.action_mask(vector) is None
+
+
+def test_a_grid_without_channels_is_an_image_and_two_images_are_none():
+    image, vector = encoders.split_image(jnp.ones((2, 5, 6), bool))
+    assert image.shape == (2, 5, 6, 1)
+    assert vector is None
+    image, _ = encoders.split_image({"a": jnp.ones((2, 5, 6, 1)), "b": jnp.ones((2, 5, 6, 1))})
+    assert image is None
+
+
+def test_the_mask_is_no_feature():
+    mlp = encoders.MLP((3,))
+    observation = {"x": jnp.ones((2, 4)), "action_mask": jnp.ones((2, 5), bool)}
+    params = mlp.init(jax.random.key(0), observation)["params"]
+    assert params["Dense_0"]["kernel"].shape == (4, 3)
+
+
+def test_vectors_join_after_the_convolutions():
+    observation = {"frame": jnp.ones((2, 36, 36, 1)), "speed": jnp.array([[3.0], [4.0]])}
+    for encoder in (encoders.NatureCNN(8), encoders.ImpalaResNet((2,), 8)):
+        features, _ = encoder.init_with_output(jax.random.key(0), observation)
+        assert features.shape == (2, 9)
+        np.testing.assert_array_equal(features[:, 8], [3.0, 4.0])
+
+
+def test_an_image_too_small_for_nature_is_the_users_mistake():
+    with pytest.raises(errors.UserError, match="36 x 36"):
+        encoders.NatureCNN().init(jax.random.key(0), jnp.ones((1, 30, 40, 1)))

@@ -1,0 +1,83 @@
+"""Each layer has a form for CPU and one for accelerators: both are the same function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from agents import distributions, encoders, layers, networks
+from podracers import environment, types
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"),
+    [(3, 1, "SAME"), (4, 2, "VALID"), (3, 2, "SAME"), (8, 4, "VALID")],
+)
+def test_both_forms_of_a_convolution_agree(kernel, stride, padding):
+    inputs = jax.random.normal(jax.random.key(0), (2, 13, 11, 3))
+
+    def value_and_gradient(as_product):
+        layer = layers.Conv(5, kernel, stride, padding, as_product=as_product)
+        params = layer.init(jax.random.key(1), inputs)
+
+        def loss(params, inputs):
+            output = layer.apply(params, inputs)
+            return jnp.sum(jnp.sin(output)), output
+
+        gradient, output = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, inputs)
+        return params, gradient, output
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        value_and_gradient(True),
+        value_and_gradient(False),
+    )
+
+
+def test_both_forms_of_a_dense_network_agree(monkeypatch):
+    spec = environment.EnvironmentSpec(
+        "test", specs.Array((5,), np.float32), specs.DiscreteArray(3)
+    )
+    network = networks.actor_critic(
+        spec, distributions.Categorical(3), encoder=encoders.MLP((16, 8), "relu")
+    )
+    zeros = jnp.zeros(9)
+    observation = jax.random.normal(jax.random.key(0), (9, 5))
+    timestep = types.TimeStep(observation, zeros, zeros, zeros.astype(jnp.int8))
+
+    def value_and_gradient(columns):
+        monkeypatch.setattr(layers, "feature_major", lambda: columns)
+        params = network.init(jax.random.key(1), timestep)
+
+        def loss(params, observation):
+            output, _ = network.step(params, (), timestep._replace(observation=observation))
+            return jnp.sum(jnp.sin(output.value)) + jnp.sum(jnp.sin(output.policy)), output
+
+        gradient, output = jax.grad(loss, (0, 1), has_aux=True)(params, observation)
+        return params, gradient, output
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        value_and_gradient(True),
+        value_and_gradient(False),
+    )
+
+
+def test_the_product_has_second_derivatives_and_maps():
+    kernel = jax.random.normal(jax.random.key(0), (3, 2))
+    inputs = jax.random.normal(jax.random.key(1), (3, 5))
+
+    def penalty(product, kernel):
+        def loss(kernel):
+            return jnp.sum(jnp.tanh(product(kernel, inputs)) ** 2)
+
+        return jnp.sum(jax.grad(loss)(kernel) ** 2)
+
+    second = jax.grad(lambda k: penalty(layers.column_product, k))
+    expected = jax.grad(lambda k: penalty(lambda w, x: w.T @ x, k))
+    np.testing.assert_allclose(second(kernel), expected(kernel), rtol=1e-4, atol=1e-5)
+    stacked = jnp.stack([kernel, 2.0 * kernel])
+    np.testing.assert_allclose(
+        jax.vmap(second)(stacked), jax.vmap(expected)(stacked), rtol=1e-4, atol=1e-5
+    )
