@@ -9,6 +9,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGES = ("podracers", "agents", "environments")
+# Where a name in a configuration becomes an object: the only place that may look into all packages.
+ROOTS = ("config.py",)
 RUNNERS = ("podracers/anakin.py", "podracers/sebulba.py", "podracers/pipeline.py")
 
 _IMPORT_ALL = """
@@ -47,6 +49,8 @@ def test_importing_touches_no_device():
 
 def test_the_shared_layer_knows_no_agent_and_no_environment():
     for path in sorted((ROOT / "podracers").rglob("*.py")):
+        if path.name in ROOTS:
+            continue
         for name in _imports(path):
             assert name.split(".")[0] not in ("agents", "environments"), f"{path} imports {name}"
 
