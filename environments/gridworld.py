@@ -9,7 +9,7 @@ import numpy as np
 from dm_env import specs
 
 from environments import rendering
-from podracers import environment, types
+from podracers import environment, errors, types
 
 # The actions, as (row, column) moves.
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left
@@ -50,11 +50,11 @@ class GridWorld:
 
     def __post_init__(self):
         if min(self.rows, self.columns) < 1 or self.rows * self.columns < 2:
-            raise ValueError(
+            raise errors.UserError(
                 f"a grid world needs two cells or more, got {self.rows} x {self.columns}"
             )
         if not 0.0 <= self.wall_density <= 1.0:
-            raise ValueError(f"wall_density must be within [0, 1], got {self.wall_density}")
+            raise errors.UserError(f"wall_density must be within [0, 1], got {self.wall_density}")
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -114,7 +114,7 @@ class GridWorld:
         longest = self.rows + self.columns - 2  # moves
         vertical, horizontal = jnp.abs(goal - start)
         used = jnp.arange(longest) < vertical + horizontal
-        # Ranks of random numbers are a random permutation; unused moves come after all others. Ranks
+        # Ranks of random numbers are a random permutation; unused moves come after all others. They
         # are counted, ties by index: XLA takes longer over a sort, to compile it and to run it.
         order = jnp.where(used, jax.random.uniform(key, (longest,)), 2.0)
         index = jnp.arange(longest)

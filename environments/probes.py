@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import environment, types
+from podracers import environment, errors, types
 
 
 class State(NamedTuple):
@@ -287,7 +287,7 @@ class Memory:
 
     def __post_init__(self):
         if self.length < 2:
-            raise ValueError(f"length must be 2 or more, got {self.length}")
+            raise errors.UserError(f"length must be 2 or more, got {self.length}")
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

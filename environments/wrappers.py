@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import environment, types
+from podracers import environment, errors, types
 
 
 def build(
@@ -27,7 +27,7 @@ def build(
     # A class has the methods of the protocol too, so `isinstance` alone cannot tell it apart.
     if isinstance(wrapped, type) or not isinstance(wrapped, environment.Environment):
         if not callable(wrapped):
-            raise ValueError(
+            raise errors.UserError(
                 f"expected an environment, or a class of one; got {type(wrapped).__name__}"
             )
         return wrapped()
@@ -93,7 +93,9 @@ class TimeLimit(Wrapper):
     def __post_init__(self):
         super().__post_init__()
         if self.max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps must be positive, got {self.max_episode_steps}")
+            raise errors.UserError(
+                f"max_episode_steps must be positive, got {self.max_episode_steps}"
+            )
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -189,7 +191,7 @@ class FlattenAction(Wrapper):
             or action.dtype.kind != "i"
             or not action.shape
         ):
-            raise ValueError(f"{spec.name}: expected a multi-discrete action, got {action}")
+            raise errors.UserError(f"{spec.name}: expected a multi-discrete action, got {action}")
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

@@ -1,0 +1,139 @@
+"""Probes: what they claim about values and returns is true, found by trying every plan."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from environments import probes
+from podracers import types
+
+GAMMA = 0.9
+DISCRETE = (
+    probes.ConstantReward,
+    probes.ObservationReward,
+    probes.ActionReward,
+    probes.ObservationActionReward,
+    probes.DelayedReward,
+    probes.MaskedAction,
+    probes.MultiDiscreteReward,
+    probes.Memory,
+)
+
+
+def _actions(spec, observation):
+    """Returns every legal action at an observation, as a list of arrays."""
+    sizes = np.broadcast_to(np.asarray(spec.action.maximum) + 1, spec.action.shape)
+    actions = [np.array(a, np.int32) for a in itertools.product(*map(range, np.atleast_1d(sizes)))]
+    if not spec.action.shape:
+        actions = [action[0] for action in actions]
+        if isinstance(observation, dict):
+            actions = [action for action in actions if observation["action_mask"][action]]
+    return actions
+
+
+def _best(step, spec, state, observation):
+    """Returns the best discounted and undiscounted returns from a state, over all plans."""
+    discounted, plain = [], []
+    for action in _actions(spec, observation):
+        following, timestep = step(state, action)
+        one = two = 0.0
+        if not timestep.last():
+            one, two = _best(step, spec, following, timestep.observation)
+        discounted.append(float(timestep.reward) + GAMMA * one)
+        plain.append(float(timestep.reward) + two)
+    return max(discounted), max(plain)
+
+
+@pytest.mark.parametrize("probe", DISCRETE)
+def test_values_and_returns_are_those_of_the_best_plan(probe):
+    candidate = probe()
+    reset, step = jax.jit(candidate.reset), jax.jit(candidate.step)
+    known = jax.tree.leaves(candidate.observations())[0]
+    value = candidate.value(GAMMA)
+    assert value.shape == (len(known),)
+    returns = {}
+    for seed in range(40):
+        state, timestep = reset(jax.random.key(seed))
+        seen = np.asarray(jax.tree.leaves(timestep.observation)[0])
+        (row,) = np.flatnonzero([np.array_equal(seen, one) for one in known])
+        if row in returns:
+            continue
+        best, returns[row] = _best(step, candidate.spec, state, timestep.observation)
+        np.testing.assert_allclose(value[row], best, rtol=1e-6)
+    np.testing.assert_allclose(np.mean(list(returns.values())), candidate.optimal_return)
+
+
+def test_every_situation_is_drawn_equally_often():
+    for probe in (probes.MaskedAction(), probes.MultiDiscreteReward(), probes.Memory()):
+        state, _ = jax.vmap(probe.reset)(jax.random.split(jax.random.key(0), 1200))
+        counts = np.bincount(np.asarray(state.cue))
+        assert len(counts) == len(probe.value(GAMMA))
+        assert np.all(np.abs(counts - 1200 / len(counts)) < 80)
+
+
+def test_delayed_reward_is_discounted_at_each_step():
+    np.testing.assert_allclose(probes.DelayedReward(length=4).value(0.5), [0.125, 0.25, 0.5, 1.0])
+
+
+def test_truncation_goes_on_for_ever_in_value_only():
+    probe = probes.Truncation(length=3)
+    state, timestep = probe.reset(jax.random.key(0))
+    rewards = []
+    while not timestep.last():
+        state, timestep = probe.step(state, jnp.int32(0))
+        rewards.append(float(timestep.reward))
+    assert sum(rewards) == probe.optimal_return == 3.0
+    assert timestep.discount == 1.0
+    np.testing.assert_allclose(probe.value(0.9), [10.0], rtol=1e-6)
+
+
+def test_the_illegal_action_would_pay_most():
+    probe = probes.MaskedAction()
+    for cue in range(3):
+        state = probes.State(jnp.int32(cue), jnp.int32(0))
+        _, timestep = jax.vmap(probe.step, (None, 0))(state, jnp.arange(3))
+        assert np.argmax(timestep.reward) == cue
+        assert timestep.reward[cue] == probe.illegal_reward > 5 * probe.value(0.9).max()
+        mask = probe.observations()["action_mask"][cue]
+        np.testing.assert_array_equal(mask, np.arange(3) != cue)
+
+
+def test_memory_shows_its_cue_once():
+    probe = probes.Memory(length=3)
+    shown = {}
+    for cue in range(2):
+        state = probes.State(jnp.int32(cue), jnp.int32(0))
+        shown[cue] = []
+        for _ in range(3):
+            state, timestep = probe.step(state, jnp.int32(0))
+            shown[cue].append(np.asarray(timestep.observation))
+        assert timestep.step_type == types.LAST
+        assert timestep.reward == (1.0 if cue == 0 else -1.0)
+    np.testing.assert_array_equal(shown[0], shown[1])
+    np.testing.assert_array_equal(shown[0], [[0, 0], [0, 1], [0, 0]])
+    with pytest.raises(ValueError, match="length"):
+        probes.Memory(length=1)
+
+
+def test_continuous_targets_are_inside_the_bounds_and_best():
+    probe = probes.ContinuousReward()
+    action = probe.spec.action
+    targets = probe.targets()
+    assert np.all(targets > action.minimum) and np.all(targets < action.maximum)
+    state = probes.State(jnp.arange(2), jnp.zeros((2,), jnp.int32))
+    reward = jax.vmap(lambda s, a: probe.step(s, a)[1].reward)(state, jnp.asarray(targets))
+    np.testing.assert_allclose(reward, probe.value(0.9))
+    worse = jax.vmap(lambda s, a: probe.step(s, a)[1].reward)(state, jnp.asarray(targets + 0.1))
+    np.testing.assert_allclose(worse, 1.0 - 0.02, rtol=1e-5)
+
+
+def test_all_lists_every_probe():
+    classes = {
+        thing
+        for thing in vars(probes).values()
+        if isinstance(thing, type) and hasattr(thing, "value") and thing is not probes.OneStep
+    }
+    assert classes == set(probes.ALL)
