@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from environments import adaptors
 from podracers import environment, errors, types
 
 _FRAME_INCHES = (4.0, 4.0)  # at matplotlib's 100 dots per inch
@@ -115,7 +116,7 @@ class Jumanji:
         """Starts an episode from one typed key."""
         # Some of Jumanji's generators take raw keys only, and its states store them.
         inner, timestep = self._inner.reset(jax.random.key_data(key))
-        state = State(_strong(inner), jnp.zeros((), jnp.int32))
+        state = State(adaptors.strong(inner), jnp.zeros((), jnp.int32))
         return state, types.restart(self._observe(timestep.observation))
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
@@ -130,7 +131,7 @@ class Jumanji:
         truncated = last & ~terminated
         if limit is not None and self.time_limit_truncates:
             truncated |= steps >= limit
-        return State(_strong(inner), steps), types.transition(
+        return State(adaptors.strong(inner), steps), types.transition(
             self._observe(timestep.observation),
             jnp.sum(jnp.asarray(timestep.reward, jnp.float32)),
             terminated,
@@ -197,7 +198,7 @@ def _make(name: str, options: dict[str, Any]) -> tuple[Any, str]:
         near = errors.nearest(name, known)
         raise errors.UserError(f"Jumanji has no environment '{name}'{near}")
     constructor = registration.load(registration._REGISTRY[name].entry_point)
-    parameters = [key for key in inspect.signature(constructor).parameters]
+    parameters = list(inspect.signature(constructor).parameters)
     for option in options:
         if option not in parameters:
             near = errors.nearest(option, parameters)
@@ -211,7 +212,9 @@ def _make(name: str, options: dict[str, Any]) -> tuple[Any, str]:
     except (TypeError, ValueError) as error:
         if not options:
             raise
-        raise errors.UserError(f"Jumanji's {name} rejects its options {options}: {error}") from error
+        raise errors.UserError(
+            f"Jumanji's {name} rejects its options {options}: {error}"
+        ) from error
 
 
 def _sokoban_levels(name: str) -> tuple[Any, bool]:
@@ -223,7 +226,7 @@ def _sokoban_levels(name: str) -> tuple[Any, bool]:
 
     try:
         return generator.HuggingFaceDeepMindGenerator("unfiltered-train"), False
-    except Exception as error:  # noqa: BLE001  (whatever the hub's client raises, levels are missing)
+    except Exception as error:  # whatever the hub's client raises, there are no levels
         warnings.warn(
             f"{name}: its levels could not be fetched ({type(error).__name__}); playing Jumanji's"
             " two built-in levels instead. Results do not compare with published ones.",
@@ -233,7 +236,7 @@ def _sokoban_levels(name: str) -> tuple[Any, bool]:
 
 
 def _delay_clock(inner: Any, limit: int) -> None:
-    """Makes the environment's own clock run out one step after `limit`, and changes nothing else."""
+    """Makes the environment's own clock run out one step after `limit`; changes nothing else."""
     inner.time_limit = limit + 1
     reward = getattr(inner, "_reward_fn", None)
     # SearchAndRescue scales rewards by its limit: keep the true one there.
@@ -280,8 +283,8 @@ def _observation_spec(spec: Any, name: str = "observation") -> types.PyTree:
         return {key: _observation_spec(child, key) for key, child in children.items()}
     dtype = np.dtype(spec.dtype)
     dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
-    # The bounds of scalars do not hold: step counts reach the limit that Snake's leaves out, and the
-    # position in TSP starts at -1.
+    # The bounds of scalars do not hold: step counts reach the limit that Snake's leaves out, and
+    # the position in TSP starts at -1.
     if spec.shape == () or not hasattr(spec, "minimum"):
         return specs.Array(spec.shape, dtype, name)
     bounds = (np.asarray(bound, dtype) for bound in (spec.minimum, spec.maximum))
@@ -298,11 +301,6 @@ def _to_dict(observation: Any) -> types.PyTree:
     if isinstance(observation, Mapping):
         return {key: _to_dict(child) for key, child in observation.items()}
     return observation
-
-
-def _strong(tree: types.PyTree) -> types.PyTree:
-    """Returns `tree` without weak types, which would make the first step recompile."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), tree)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,112 @@
+"""Brax's continuous control tasks (the optional package `brax`).
+
+Freeman et al., "Brax - A Differentiable Physics Engine for Large Scale Rigid Body Simulation",
+https://arxiv.org/abs/2106.13281. The package is imported lazily: it is optional, and slow.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from environments import adaptors
+from podracers import environment, errors, types
+
+
+class State(NamedTuple):
+    """One stream of a brax environment."""
+
+    inner: Any  # brax's own state
+    steps: jax.Array  # [] int32, steps taken in this episode
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Brax:
+    """A brax environment under the contract.
+
+    Actions lie in [-1, 1]. What brax calls `done` terminates; the length of the episode truncates.
+    A simulation that blows up (an observation or a reward that is not finite) terminates too, with
+    zeros in the place of what is not finite: one bad stream must not poison a batch.
+
+    Attributes:
+      name: as in brax's registry, such as `ant`.
+      options: keyword arguments of the environment's constructor; `backend` chooses the physics
+        (`generalized`, `spring`, `positional` or `mjx`).
+      episode_length: the time limit in agent steps.
+    """
+
+    name: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    episode_length: int = 1000
+
+    @functools.cached_property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of this environment."""
+        inner = self._inner
+        with jax.ensure_compile_time_eval():
+            key = jax.random.key(0)
+        shapes = jax.eval_shape(inner.reset, key).obs
+        return environment.EnvironmentSpec(
+            name=self.name,
+            observation=jax.tree.map(
+                lambda leaf: specs.Array(leaf.shape, np.float32), _plain(shapes)
+            ),
+            action=specs.BoundedArray((int(inner.action_size),), np.float32, -1.0, 1.0, "action"),
+            max_episode_steps=self.episode_length,
+        )
+
+    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+        """Starts an episode from one typed key."""
+        inner = adaptors.strong(self._inner.reset(key))
+        observation, _ = _finite(_plain(inner.obs))
+        return State(inner, jnp.zeros((), jnp.int32)), types.restart(observation)
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+        """Advances one step."""
+        # Some environments write into the dictionaries of the state that they are given.
+        inner = jax.tree.map(lambda leaf: leaf, state.inner)
+        inner = adaptors.strong(self._inner.step(inner, jnp.clip(action, -1.0, 1.0)))
+        observation, whole = _finite(_plain(inner.obs))
+        reward, reward_whole = _finite(inner.reward)
+        steps = state.steps + 1
+        terminated = (inner.done > 0.0) | ~whole | ~reward_whole
+        truncated = steps >= self.episode_length
+        return State(inner, steps), types.transition(observation, reward, terminated, truncated)
+
+    @functools.cached_property
+    def _inner(self) -> Any:
+        envs = adaptors.optional_import("brax.envs", f"environment '{self.name}'")
+        if self.name not in envs._envs:
+            near = errors.nearest(self.name, envs._envs)
+            raise errors.UserError(f"brax has no environment '{self.name}'{near}")
+        # Whoever asks first may be tracing, and the constructors make arrays.
+        with jax.ensure_compile_time_eval():
+            try:
+                return envs.get_environment(self.name, **self.options)
+            except (TypeError, ValueError) as error:
+                if not self.options:
+                    raise
+                raise errors.UserError(
+                    f"brax's {self.name} rejects its options {dict(self.options)}: {error}"
+                ) from error
+
+
+def _plain(observation: Any) -> types.PyTree:
+    """Returns an array, or plain dicts for any other mapping."""
+    if isinstance(observation, Mapping):
+        return {key: _plain(child) for key, child in observation.items()}
+    return observation
+
+
+def _finite(tree: types.PyTree) -> tuple[types.PyTree, jax.Array]:
+    """Returns `tree` in float32 with zeros for what is not finite, and whether all of it was."""
+    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    tree = jax.tree.map(
+        lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0.0).astype(jnp.float32), tree
+    )
+    return tree, jnp.all(jnp.stack(leaves))

@@ -1,0 +1,141 @@
+"""Gymnax's environments, MinAtar and bsuite among them (the optional package `gymnax`).
+
+Lange, "gymnax: A JAX-based Reinforcement Learning Environment Library",
+https://github.com/RobertTLange/gymnax. The package is imported lazily: it is optional.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from environments import adaptors
+from podracers import environment, errors, types
+
+
+class State(NamedTuple):
+    """One stream of a gymnax environment."""
+
+    inner: Any  # gymnax's own state
+    key: jax.Array  # [] typed key, the same for the whole episode
+    steps: jax.Array  # [] int32, steps taken in this episode
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gymnax:
+    """A registered gymnax environment under the contract.
+
+    Gymnax's own `step` resets by itself and loses the last observation, so this class calls
+    `step_env`. What `step_env` ends is a termination; reaching `max_steps_in_episode` is a
+    truncation. MinAtar's observations are planes of zeros and ones in float32: they become bool,
+    a quarter of the bytes.
+
+    Attributes:
+      name: a registered id, such as `Breakout-MinAtar`.
+      options: environment parameters (`max_steps_in_episode`, ...) and arguments of the
+        constructor, by name.
+    """
+
+    name: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of this environment."""
+        inner, params = self._built
+        with jax.ensure_compile_time_eval():
+            action = _action_spec(inner.action_space(params))
+            space = inner.observation_space(params)
+            key = jax.random.key(0)
+        shapes, _ = jax.eval_shape(lambda k: inner.reset_env(k, params), key)
+        if hasattr(space, "n") and isinstance(shapes, jax.ShapeDtypeStruct):
+            observation = specs.DiscreteArray(space.n, shapes.dtype, name="observation")
+        else:
+            # The spaces' own dtypes and bounds are not always what the environments return.
+            observation = jax.tree.map(
+                lambda leaf: specs.Array(leaf.shape, self._dtype(leaf)), shapes
+            )
+        limit = int(params.max_steps_in_episode)
+        return environment.EnvironmentSpec(self.name, observation, action, limit)
+
+    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+        """Starts an episode from one typed key."""
+        inner, params = self._built
+        reset_key, step_key = jax.random.split(key)
+        observation, state = inner.reset_env(reset_key, params)
+        state = State(adaptors.strong(state), step_key, jnp.zeros((), jnp.int32))
+        return state, types.restart(self._observe(observation))
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+        """Advances one step."""
+        inner, params = self._built
+        # Folding in costs nothing where the dynamics ignore the key, as in MinAtar's Breakout: XLA
+        # drops it. A key split off and carried on could not be dropped.
+        step_key = jax.random.fold_in(state.key, state.steps)
+        observation, stepped, reward, terminated, _ = inner.step_env(
+            step_key, state.inner, action, params
+        )
+        truncated = inner.is_truncated(stepped, params)
+        state = State(adaptors.strong(stepped), state.key, state.steps + 1)
+        observation = self._observe(observation)
+        return state, types.transition(observation, reward, terminated, truncated)
+
+    @functools.cached_property
+    def _built(self) -> tuple[Any, Any]:
+        """Returns gymnax's environment and its parameters."""
+        # Whoever asks first may be tracing, and the constructors make arrays.
+        with jax.ensure_compile_time_eval():
+            return _make(self.name, dict(self.options))
+
+    @functools.cached_property
+    def _binary(self) -> bool:
+        return ".minatar." in type(self._built[0]).__module__
+
+    def _dtype(self, leaf: jax.Array | jax.ShapeDtypeStruct) -> np.dtype:
+        """Returns the dtype in which an observation leaf is passed on."""
+        if self._binary:
+            return np.dtype(bool)
+        return np.dtype(np.float32) if leaf.dtype == np.float64 else np.dtype(leaf.dtype)
+
+    def _observe(self, observation: types.PyTree) -> types.PyTree:
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, self._dtype(leaf)), observation)
+
+
+def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns a new gymnax environment and its parameters."""
+    registration = adaptors.optional_import("gymnax.registration", f"environment '{name}'")
+    if not hasattr(registration, "_registry"):
+        raise errors.UserError("this gymnax is too old to tell time limits apart: gymnax>=1.0")
+    known = registration.registered_envs
+    if name not in known:
+        raise errors.UserError(f"gymnax has no environment '{name}'{errors.nearest(name, known)}")
+    parameters = inspect.signature(registration._registry[name]).parameters.values()
+    arguments = {at.name for at in parameters if at.kind is at.POSITIONAL_OR_KEYWORD}
+    given = {key: value for key, value in options.items() if key in arguments}
+    try:
+        inner, params = registration.make(name, **given)
+    except OSError as error:
+        raise errors.UserError(
+            f"gymnax's {name} needs data that could not be downloaded: {error}"
+        ) from error
+    fields = {field.name for field in dataclasses.fields(params)}
+    for option in options.keys() - given.keys():
+        if option not in fields:
+            near = errors.nearest(option, fields | arguments)
+            raise errors.UserError(f"gymnax's {name} has no option '{option}'{near}")
+    rest = {key: value for key, value in options.items() if key not in given}
+    return inner, dataclasses.replace(params, **rest)
+
+
+def _action_spec(space: Any) -> specs.Array:
+    """Converts a gymnax action space."""
+    if hasattr(space, "n"):
+        return specs.DiscreteArray(int(space.n), name="action")
+    low, high = (np.full(space.shape, at, np.float32) for at in (space.low, space.high))
+    return specs.BoundedArray(space.shape, np.float32, low, high, name="action")

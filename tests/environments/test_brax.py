@@ -1,0 +1,106 @@
+"""Brax under the contract; only its cheapest environments, for the sake of compile times."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from environments import brax
+from podracers import check, errors, types
+
+pytest.importorskip("brax")
+
+LENGTH = 15
+
+
+def play(env: brax.Brax, pushes: list[float], steps: int = LENGTH) -> types.TimeStep:
+    """Returns `[T, B]` time steps of streams that each push in their own way, always alike."""
+
+    def stream(push):
+        state, _ = env.reset(jax.random.key(0))
+        action = jnp.broadcast_to(push, env.spec.action.shape)
+        return jax.lax.scan(lambda s, _: env.step(s, action), state, None, steps)[1]
+
+    options = {"xla_backend_optimization_level": 0}
+    run = jax.jit(jax.vmap(stream, out_axes=1), compiler_options=options)
+    return jax.tree.map(np.asarray, run(jnp.asarray(pushes)))
+
+
+@pytest.fixture(scope="module")
+def pendulum():
+    return brax.Brax("inverted_pendulum", {"backend": "spring"}, episode_length=LENGTH)
+
+
+def test_specs(pendulum):
+    spec = pendulum.spec
+    assert (spec.observation.shape, spec.observation.dtype) == ((4,), np.float32)
+    assert (spec.action.shape, spec.action.minimum, spec.action.maximum) == ((1,), -1.0, 1.0)
+    assert spec.max_episode_steps == LENGTH
+    assert brax.Brax("ant").spec.max_episode_steps == 1000
+
+
+def test_keeps_the_contract():
+    check.check_environment(brax.Brax("fast", episode_length=5), num_steps=12)
+
+
+def test_length_truncates_and_a_fall_terminates(pendulum):
+    timestep = play(pendulum, [0.0, 1.0])
+    fallen = np.abs(timestep.observation[..., 1]) > 0.2  # [T, B]
+    np.testing.assert_array_equal(fallen.any(axis=0), [False, True])
+    np.testing.assert_array_equal(timestep.discount, np.where(fallen, 0.0, 1.0))
+    at_end = np.arange(1, LENGTH + 1)[:, None] >= LENGTH
+    np.testing.assert_array_equal(timestep.step_type == types.LAST, fallen | at_end)
+    np.testing.assert_array_equal(timestep.reward, 1.0)
+
+
+class Exploding:
+    """Stands in for a simulation that blows up: NaN where the action is not zero."""
+
+    action_size = 1
+
+    def reset(self, key):
+        del key
+        from brax.envs import base  # noqa: PLC0415  (slow to import)
+
+        return base.State(None, jnp.ones(3), jnp.zeros(()), jnp.zeros(()))
+
+    def step(self, state, action):
+        bad = jnp.where(action[0] == 0.0, 0.0, jnp.nan)
+        return state.replace(obs=state.obs.at[1].add(bad), reward=1.0 + bad)
+
+
+def test_a_simulation_that_blows_up_terminates(monkeypatch):
+    from brax import envs  # noqa: PLC0415
+
+    monkeypatch.setitem(envs._envs, "exploding", Exploding)
+    env = brax.Brax("exploding")
+    timestep = play(env, [0.0, 0.5], steps=1)
+    assert timestep.step_type.tolist() == [[types.MID, types.LAST]]
+    assert timestep.discount.tolist() == [[1.0, 0.0]]
+    assert timestep.reward.tolist() == [[1.0, 0.0]]
+    assert timestep.observation.tolist() == [[[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ant", "reacher"])
+def test_others_keep_the_contract(name):
+    env = brax.Brax(name, {"backend": "spring"}, episode_length=5)
+    check.check_environment(env, num_steps=12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("inverted_pendulm", {}, "no environment 'inverted_pendulm'; did you mean 'inverted_pend"),
+        ("inverted_pendulum", {"backend": "sprung"}, "rejects its options .*backend should be in"),
+    ],
+)
+def test_a_users_mistake_is_named(name, options, message):
+    with pytest.raises(errors.UserError, match=message):
+        _ = brax.Brax(name, options).spec
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(errors.UserError, match="pip install brax"):
+        _ = brax.Brax("ant").spec
