@@ -18,8 +18,8 @@ STREAMS = 2
 STEPS = 6
 
 # One of every kind of observation and action: discrete with a mask, flattened joint mask (2 and 3
-# parts), a mask per agent with rewards per agent, ragged without a mask, no
-# upper limit on the score, nested positions, continuous.
+# parts), a mask per agent with rewards per agent, ragged without a mask, no upper limit on the
+# score, nested positions, continuous.
 QUICK = {
     "Snake-v1": (4,),
     "Game2048-v1": (4,),
