@@ -19,15 +19,11 @@ NUM_STEPS = 150
 
 ENVIRONMENTS: dict[str, Callable[[], environment.Environment]] = {
     "catch": catch.Catch,
-    "catch_small": lambda: catch.Catch(rows=4, columns=3),
     "gridworld": gridworld.GridWorld,
-    "gridworld_narrow": lambda: gridworld.GridWorld(rows=1, columns=9, max_episode_steps=20),
     "cartpole": cartpole.CartPole,
-    "cartpole_short": lambda: cartpole.CartPole(max_episode_steps=12),
     "pendulum": lambda: pendulum.Pendulum(max_episode_steps=40),
     "multi_discrete_masked": lambda: probes.MultiDiscreteReward(masked=True),
-    "time_limit": lambda: wrappers.TimeLimit(gridworld.GridWorld, max_episode_steps=10),
-    "reward_scale": lambda: wrappers.RewardScale(catch.Catch, scale=0.5),
+    "time_limit": lambda: wrappers.TimeLimit(cartpole.CartPole, max_episode_steps=10),
     "flat_observation": lambda: wrappers.FlattenObservation(probes.MaskedAction),
     "flat_action": lambda: wrappers.FlattenAction(probes.MultiDiscreteReward(masked=True)),
 } | {f"probe_{probe.__name__}": probe for probe in probes.ALL}

@@ -58,7 +58,7 @@ def test_specs_touch_no_device():
 
 def test_the_contract_can_fail():
     """A recording with one flaw does not pass."""
-    candidate = contract.ENVIRONMENTS["catch_small"]()
+    candidate = contract.ENVIRONMENTS["catch"]()
     episodes = contract.record(candidate)
     timestep = episodes.timestep
     contract.check_stream(candidate.spec, timestep)

