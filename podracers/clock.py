@@ -1,36 +1,31 @@
-"""Keeps apart the times that rates are made of: compiling, training, evaluating; across restarts."""
+"""Keeps apart the times that rates are made of: compiling and training, across restarts."""
 
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 
 class Clock:
-    """The times of a run, in seconds.
+    """The times of a run, in seconds; it starts when it is made.
 
     The first dispatch after a start compiles, so neither its time nor its steps count in a rate.
-
-    Args:
-      wall: wall time of the run before this start.
-      training: training time, and `steps`: the agent steps taken in it, before this start.
-      steps: see `training`.
-      first_dispatch: time of the first dispatches of earlier starts, compilation included.
     """
 
-    def __init__(
-        self,
-        wall: float = 0.0,
-        training: float = 0.0,
-        steps: int = 0,
-        first_dispatch: float = 0.0,
-    ):
-        self._start = time.perf_counter() - wall
-        self._training = training
-        self._steps = steps
-        self.first_dispatch = first_dispatch
+    def __init__(self):
+        self._start = time.perf_counter()
+        self._training = 0.0
+        self._steps = 0  # agent steps taken in that time
         self._warm = False
+        self.first_dispatch = 0.0  # of every start, compilation included
         self.latest_rate = math.nan  # agent steps a second in the latest dispatch
+
+    def resume(self, record: Mapping[str, float]) -> None:
+        """Adds the times of earlier starts, as `record` returned them."""
+        self._start -= record["wall"]
+        self._training += record["training"]
+        self._steps += record["steps"]
+        self.first_dispatch += record["first_dispatch"]
 
     @property
     def wall(self) -> float:
@@ -57,7 +52,7 @@ class Clock:
             self._warm = True
 
     def record(self) -> dict[str, float]:
-        """Returns what makes a `Clock` that goes on from here."""
+        """Returns what a later start resumes from."""
         return {
             "wall": self.wall,
             "training": self._training,

@@ -1,14 +1,24 @@
 """What the scripts share: how they start JAX, and how they end."""
 
+import argparse
 import os
 import pathlib
 import sys
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 import jax
 
-from podracers import errors
+from podracers import config_errors, errors
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in one line, as with any other mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `errors.UserError`."""
+        raise errors.UserError(f"{message} (see --help)")
 
 
 def use_compilation_cache() -> None:
@@ -19,7 +29,9 @@ def use_compilation_cache() -> None:
     """
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(base) / "podracers" / "jax"))
+        jax.config.update(
+            "jax_compilation_cache_dir", str(pathlib.Path(base) / "podracers" / "jax")
+        )
     # Small programs are many, and cost more in all than the large one.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -34,10 +46,11 @@ def run(main: Callable[[], int | None]) -> None:
     try:
         code = main() or 0
     except errors.UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        # gin appends to whatever passes through the parts that it made.
+        print(f"error: {config_errors.first_line(error)}", file=sys.stderr)
         code = errors.UserError.exit_code
     except errors.RunFailure as error:
-        print(f"failed: {error}", file=sys.stderr)
+        print(f"failed: {config_errors.first_line(error)}", file=sys.stderr)
         code = errors.RunFailure.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -1,30 +1,20 @@
-"""Reads .gin files and bindings, and turns gin's errors into one line each.
+"""Reads .gin files and bindings, and says in one line what is wrong with them.
 
-gin is applied at one root, `podracers.experiment.train`; library code never asks it for anything.
-Files name what they use by Python's own names (`from agents import ppo`, then `ppo.PPO.gamma`), so
-anything that can be imported can be configured. Bindings of the command line may leave the module
-out (`PPO.gamma = 0.9`) wherever a file has named it.
+gin is applied at one root, `podracers.experiment.Experiment`; library code never asks it for
+anything. Files name what they use by Python's own names (`from agents import ppo`, then
+`ppo.PPO.gamma`), so anything that can be imported can be configured. Bindings of the command line
+may leave the module out (`PPO.gamma = 0.9`).
 """
 
-import ast
-import importlib.util  # noqa: F401  gin's own include statement needs it, and forgets to import it
-import inspect
-import pathlib
-import pkgutil
+import contextlib
+import importlib.util  # gin's own include statement needs it, and forgets to import it
+import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gin
-
-import agents
-import environments
-import podracers
-from podracers import errors
-
-_PACKAGES = {"agents": agents, "environments": environments, "podracers": podracers}
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
-_MACRO = "gin.macro"
+from podracers import config_check, config_errors, config_names, errors
 
 
 def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: Callable[..., Any]) -> None:
@@ -33,26 +23,21 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: Callable[
     Args:
       gin_files: paths, relative to the working directory or to the repository.
       gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
-      root: the configurable whose parameters choose the parts of the experiment.
+      root: the class whose parameters choose the parts of the experiment.
 
     Raises:
       errors.UserError: a file that is missing or does not parse, an unknown name, a binding that
-        nothing uses, a macro without a value.
+        nothing uses, a macro or a parameter without a value, a value of the wrong type.
     """
     gin.clear_config()
-    for prefix in ("", str(_ROOT)):
-        gin.add_config_file_search_path(prefix)
-    superseded = set()
-    for path in gin_files:
-        before = _references(root)
-        _parse_file(path)
-        superseded |= before
-    for binding in gin_bindings:
-        before = _references(root)
-        _parse_binding(binding)
-        superseded |= before
-    _check_macros()
-    _check_used(root, superseded, gin_bindings)
+    with _without_logging():
+        mentioned = set().union(*map(_parse_file, gin_files))
+        from_files = config_check.take()
+        for binding in gin_bindings:
+            _parse_binding(binding)
+        given = config_check.take()
+    config_check.put(from_files, given)
+    config_check.check(root, given, mentioned)
 
 
 def text() -> str:
@@ -65,238 +50,91 @@ def operative_text() -> str:
     return gin.operative_config_str()
 
 
-def bindings(root: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the parameters of `root`, with every reference and macro resolved."""
-    try:
-        # gin resolves references in a deep copy, whose errors carry gin's own suffix.
-        return gin.get_bindings(root)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise errors.UserError(first_line(error)) from error
-
-
 def call(root: Callable[..., Any]) -> Any:
     """Returns `root()`, with its parameters from the configuration.
 
     Raises:
-      errors.UserError: a required parameter has no value, or the root refuses one.
+      errors.UserError: the root, or something that is made for it, refuses its parameters.
     """
     try:
         return gin.get_configurable(root)()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise errors.UserError(first_line(error)) from error
+        raise errors.UserError(config_errors.first_line(error)) from error
 
 
-def first_line(error: BaseException) -> str:
-    """Returns the part of a message that says what is wrong, without gin's account of where."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
-def _parse_file(path: str) -> None:
-    if not any((prefix / path).is_file() for prefix in (pathlib.Path(), _ROOT)):
-        known = [str(p.relative_to(_ROOT)) for p in _ROOT.glob("gin/**/*.gin")]
-        hint = errors.nearest(path, known)
-        raise errors.UserError(f"there is no gin file '{path}'{hint}")
+def _parse_file(path: str) -> set[str]:
+    """Parses a file, and returns the names that it and its includes refer to."""
+    if config_names.find_file(path) is None:
+        raise errors.UserError(config_errors.missing_file(path))
+    # A list that gin keeps for the whole process, and never clears.
+    gin.config._LOCATION_PREFIXES[:] = config_names.FOLDERS
     try:
-        gin.parse_config_file(path)
+        parsed = gin.parse_config_file(path)
     except Exception as error:
-        raise errors.UserError(_explain(error, path)) from error
+        raise errors.UserError(config_errors.explain(error, path)) from error
+    return _mentioned(parsed)
+
+
+def _mentioned(parsed: Any) -> set[str]:
+    content = config_names.find_file(parsed.filename).read_text()
+    names = {name.rpartition("/")[2] for name in re.findall(r"[@%]([\w./]+)", content)}
+    return names.union(*map(_mentioned, parsed.includes))
 
 
 def _parse_binding(binding: str) -> None:
+    source = f"binding '{binding.strip()}'"
     if "=" not in binding:
-        raise errors.UserError(f"binding '{binding}': expected 'name.parameter = value'")
+        raise errors.UserError(f"{source}: expected 'name.parameter = value'")
     try:
-        gin.parse_config(binding)
-        return
-    except ValueError as error:
-        imports = _imports_for(binding)
-        if "No configurable matching" not in str(error) or not imports:
-            raise errors.UserError(_explain(error, f"binding '{binding}'")) from error
+        try:
+            gin.parse_config(binding)
+        except ValueError as error:
+            if "No configurable matching" not in str(error):
+                raise
+            # It names a part that no file has named yet.
+            _register(binding)
+            gin.parse_config(binding)
     except Exception as error:
-        raise errors.UserError(_explain(error, f"binding '{binding}'")) from error
-    # It names a part by its module, as files do, and no file has named that part yet.
-    try:
-        gin.parse_config("\n".join(["from __gin__ import dynamic_registration", *imports, binding]))
-    except Exception as error:
-        raise errors.UserError(_explain(error, f"binding '{binding}'")) from error
+        raise errors.UserError(config_errors.explain(error, source)) from error
 
 
-def _imports_for(binding: str) -> list[str]:
-    """Returns the imports of this project's modules that a binding names."""
-    names = set(re.findall(r"(?:^|@)(?:\w+/)*(\w+)\.\w", binding))
-    return [
-        f"from {package} import {module}"
-        for package, module in sorted(_modules())
-        if module in names
+def _register(binding: str) -> None:
+    """Makes gin know the parts that a binding names, with or without their modules."""
+    lines = ["from __gin__ import dynamic_registration"]
+    subject = binding.partition("=")[0].strip().rpartition(".")[0]
+    for name in {subject, *re.findall(r"@([\w./]+)", binding)} - {""}:
+        for package, module, symbol in _candidates(name.rpartition("/")[2]):
+            lines.append(f"from {package} import {module}" if package else f"import {module}")
+            reference = f"{module}.{symbol}" if package else name
+            lines.append(f"registered = @{reference}")
+    kept = config_check.take()
+    gin.parse_config("\n".join(lines))
+    config_check.take()  # what was only said to have names registered
+    config_check.put(kept)
+
+
+def _candidates(name: str) -> list[tuple[str, str, str]]:
+    """Returns `(package, module, symbol)` of what a name may mean; no package for foreign code."""
+    module, _, symbol = name.rpartition(".")
+    own = [
+        (package, own_module, own_symbol)
+        for package, own_module, own_symbol in config_names.symbols()
+        if own_symbol == symbol and f".{package}.{own_module}".endswith(f".{module}".rstrip("."))
     ]
+    if own or not module:
+        return own
+    with contextlib.suppress(ImportError, ValueError):
+        if importlib.util.find_spec(module):
+            return [("", module, symbol)]
+    return []
 
 
-def _modules() -> set[tuple[str, str]]:
-    return {
-        (name, module.name)
-        for name, package in _PACKAGES.items()
-        for module in pkgutil.iter_modules(package.__path__)
-    }
-
-
-def _public_names() -> set[str]:
-    """Returns `module.Name` of every public class and function, without importing anything."""
-    names = set()
-    for package, module in _modules():
-        tree = ast.parse((_ROOT / package / f"{module}.py").read_text())
-        names |= {
-            f"{module}.{node.name}"
-            for node in tree.body
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
-        }
-    return names
-
-
-def _explain(error: Exception, source: str) -> str:
-    """Returns one line: where, what, and the nearest valid name."""
-    message = str(error)
-    found = re.search(r'In file "(?P<file>[^"]+)", line (?P<line>\d+)', message)
-    if found:
-        where = f"{found['file']}:{found['line']}"
-    elif isinstance(error, SyntaxError) and error.lineno and not source.startswith("binding"):
-        where = f"{error.filename or source}:{error.lineno}"
-    else:
-        where = source
-    return f"{where}: {_what(error, message)}"
-
-
-def _what(error: Exception, message: str) -> str:
-    unresolved = re.search(r"resolve selector ([\w.]+);", message)
-    unknown = re.search(r"No configurable matching(?: reference)? '@?([\w./]+?)(?:\(\))?'", message)
-    not_imported = re.search(r"'(\w+)' was not provided by an import statement", message)
-    parameter = re.search(r"'([\w./]+)' doesn't have a parameter named '(\w+)'", message)
-    if unresolved or unknown:
-        name = (unresolved or unknown)[1]
-        return f"there is no '{name}'{_nearest_name(name)}"
-    if not_imported:
-        return f"'{not_imported[1]}' is used but not imported in this file"
-    if parameter:
-        known = _parameters(parameter[1])
-        return (
-            f"'{parameter[1].split('.')[-1]}' has no parameter '{parameter[2]}'"
-            f"{errors.nearest(parameter[2], known)}"
-        )
-    if "malformed node" in message:
-        token = re.search(r"Failed to parse token '(.*)'", message)
-        value = f" '{token[1]}'" if token else ""
-        return (
-            f"the value{value} is neither a Python literal, nor @Reference, nor %MACRO "
-            "(a string needs quotes)"
-        )
-    if isinstance(error, ModuleNotFoundError):
-        return f"{first_line(error)}{errors.nearest(error.name or '', _known_modules())}"
-    if isinstance(error, OSError):
-        return f"cannot read the included file: {first_line(error)}"
-    return re.sub(r"\s*\([^()]*line \d+\)$", "", first_line(error))
-
-
-def _known_modules() -> Iterable[str]:
-    return [f"{package}.{module}" for package, module in _modules()]
-
-
-def _nearest_name(name: str) -> str:
-    """Compares with `module.Name` where a module was written, else with `Name` alone."""
-    names = _public_names()
-    if "." not in name:
-        names = {candidate.rpartition(".")[2] for candidate in names}
-    return errors.nearest(name, names)
-
-
-def _parameters(selector: str) -> list[str]:
-    """Returns the parameters that a registered configurable takes."""
-    signature = inspect.signature(gin.get_configurable(selector))
-    return [name for name in signature.parameters if name != "self"]
-
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, gin.config.ConfigurableReference)
-
-
-def _selector(reference: Any) -> str:
-    """Returns the full name of what is referred to; that of a macro begins with its own."""
-    selector = reference.configurable.selector  # `reference.selector` is as the file wrote it
-    return "/".join([*reference.scopes, selector]) if selector == _MACRO else selector
-
-
-def _is_macro(reference: Any) -> bool:
-    return reference.configurable.selector == _MACRO
-
-
-def _bound() -> dict[tuple[str, str], dict[str, Any]]:
-    """Returns gin's bindings: `{(scope, selector): {parameter: value}}`."""
-    return gin.config._CONFIG  # gin has no public way to list them
-
-
-def _used_by(values: Iterable[Any]) -> set[str]:
-    """Returns the selectors that values refer to, and that their bindings refer to, and so on."""
-    used, waiting = set(), [r for r in gin.config._iterate_flattened_values(list(values))]
-    while waiting:
-        reference = waiting.pop()
-        if not _is_reference(reference) or _selector(reference) in used:
-            continue
-        used.add(_selector(reference))
-        for (scope, selector), parameters in _bound().items():
-            name = f"{scope}/{selector}" if selector == _MACRO else selector
-            if name == _selector(reference):
-                waiting.extend(gin.config._iterate_flattened_values(list(parameters.values())))
-    return used
-
-
-def _references(root: Callable[..., Any]) -> set[str]:
-    """Returns all that the root uses, as configured so far."""
-    values = []
-    for (_, selector), parameters in _bound().items():
-        if selector.rpartition(".")[2] == root.__name__:
-            values.extend(parameters.values())
-    return _used_by(values)
-
-
-def _check_macros() -> None:
-    macros = {scope for scope, selector in _bound() if selector == _MACRO}
-    values = [value for parameters in _bound().values() for value in parameters.values()]
-    for reference in gin.config._iterate_flattened_values(values):
-        if _is_reference(reference) and _is_macro(reference):
-            name = "/".join(reference.scopes)
-            if name not in macros:
-                hint = errors.nearest(name, macros)
-                raise errors.UserError(f"the macro %{name} has no value{hint}")
-
-
-def _check_used(
-    root: Callable[..., Any], superseded: set[str], gin_bindings: Sequence[str]
-) -> None:
-    """Refuses bindings that change nothing.
-
-    A later file may choose another runner, agent or environment: what the earlier files said of the
-    one that lost stays unused, and that is no mistake. What the command line says must count.
-    """
-    used = _references(root)
-    given = {re.split(r"[=\s]", binding.strip())[0] for binding in gin_bindings}
-    for (scope, selector), parameters in _bound().items():
-        if selector.rpartition(".")[2] == root.__name__:
-            continue
-        name = f"{scope}/{selector}" if selector == _MACRO else selector
-        shown = scope if selector == _MACRO else selector
-        asked = any(
-            g == scope or selector == g.rpartition(".")[0] or
-            selector.endswith("." + g.rpartition(".")[0])
-            for g in given
-        )
-        if name in used or (name in superseded and not asked):
-            continue
-        if selector == _MACRO:
-            macros = [n.rpartition("/")[0] for n in used if n.endswith(_MACRO)]
-            raise errors.UserError(
-                f"nothing uses the macro '{shown}'{errors.nearest(shown, macros)}"
-            )
-        short = selector.rpartition(".")[2]
-        raise errors.UserError(
-            f"nothing uses '{short}.{next(iter(parameters))}': this experiment has no {short}; "
-            f"it has {', '.join(sorted(n.rpartition('.')[2] for n in used if _MACRO not in n))}"
-        )
+@contextlib.contextmanager
+def _without_logging() -> Iterator[None]:
+    """Keeps gin quiet, which logs every folder in which it does not find a file, as an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,18 +1,23 @@
 """An experiment: an agent, an environment and a runner, and how long they run. gin's one root."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
 
 from podracers import agent as agent_lib
-from podracers import config, errors, evaluation
+from podracers import check_static, config, config_errors, errors, evaluation
 from podracers import environment as environment_lib
 from podracers import runner as runner_lib
 
+_SUPPLIED = {"spec", "agent", "environment"}  # what parts are built with, by name
 _LEAST = {
     "total_steps": 1,
     "log_period": 1,
     "evaluation_episodes": 1,
+    "evaluation_max_steps": 1,
     "keep_latest": 1,
     "evaluation_period": 0,
     "checkpoint_period": 0,
@@ -66,12 +71,15 @@ class Experiment:
     def __post_init__(self):
         for name, least in _LEAST.items():
             value = getattr(self, name)
+            if value is None and name == "evaluation_max_steps":
+                continue
             # `1e6` is how people write a million steps.
             if isinstance(value, float) and value.is_integer():
-                object.__setattr__(self, name, int(value))
-            elif not isinstance(value, int) or isinstance(value, bool):
+                value = int(value)
+                object.__setattr__(self, name, value)
+            if not isinstance(value, int) or isinstance(value, bool):
                 raise errors.UserError(f"Experiment.{name}: expected an integer, got {value!r}")
-            if getattr(self, name) < least:
+            if value < least:
                 raise errors.UserError(
                     f"Experiment.{name}: expected at least {least}, got {value!r}"
                 )
@@ -87,19 +95,17 @@ class Experiment:
                 )
 
     def build(self) -> Parts:
-        """Builds the parts; nothing is compiled yet.
+        """Builds the parts; nothing is compiled, and no device is touched.
 
         Raises:
-          errors.UserError: a part refuses its settings, or the parts do not fit.
+          errors.UserError: a part refuses its settings, or is none.
         """
-        environment = _make("environment", self.environment)
-        if not hasattr(environment, "spec"):
-            raise errors.UserError(
-                f"Experiment.environment: {type(environment).__name__} is not an environment (it "
-                "has no `spec`)"
-            )
-        agent = _make("agent", self.agent, spec=environment.spec)
-        runner = _make("runner", self.runner, agent=agent, environment=environment)
+        environment = _make("environment", self.environment, environment_lib.Environment)
+        _check_spec(environment)
+        agent = _make("agent", self.agent, agent_lib.Agent, spec=environment.spec)
+        runner = _make(
+            "runner", self.runner, runner_lib.Runner, agent=agent, environment=environment
+        )
         evaluator = evaluation.Evaluator(
             agent,
             environment,
@@ -111,27 +117,85 @@ class Experiment:
         return Parts(environment, agent, runner, evaluator, num_updates)
 
 
-def load(gin_files, gin_bindings) -> Experiment:
+def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
     """Returns the experiment that .gin files and bindings describe (see `config.parse`)."""
     config.parse(gin_files, gin_bindings, Experiment)
-    values = config.bindings(Experiment)
-    missing = [
-        field.name
-        for field in dataclasses.fields(Experiment)
-        if field.default is dataclasses.MISSING and field.name not in values
-    ]
-    if missing:
-        names = ", ".join(f"Experiment.{name}" for name in missing)
-        raise errors.UserError(f"no value for {names}: bind it in a .gin file or a binding")
     return config.call(Experiment)
 
 
-def _make(part: str, make: Callable, **arguments):
-    """Builds a part; what its constructor refuses is a mistake of the user."""
+def check(parts: Parts, seed: int) -> None:
+    """Traces one update, so that parts that do not fit are refused before anything is written.
+
+    What is traced here is not traced again when the run compiles it.
+
+    Args:
+      parts: of an experiment.
+      seed: of the experiment.
+
+    Raises:
+      errors.UserError: the parts do not fit the devices or one another, or the environment breaks
+        its contract. Exceptions of a part's own code are passed on as they are.
+    """
+    parts.runner.describe()
+    environment = parts.environment
+    # If the code of the environment itself fails, it has to fail here, with its traceback.
+    state, _ = jax.eval_shape(environment.reset, jax.random.key(0))
+    action = jax.ShapeDtypeStruct(environment.spec.action.shape, environment.spec.action.dtype)
+    jax.eval_shape(environment.step, state, action)
+    if faults := check_static.trace_faults(environment, environment.spec):
+        raise errors.UserError(f"environment {environment.spec.name}: {'; '.join(faults)}")
+    state = jax.eval_shape(lambda: parts.runner.init(seed))
+    jax.eval_shape(lambda state: parts.runner.step(state, 1), state)
+
+
+def _check_spec(environment: environment_lib.Environment) -> None:
     try:
-        return make(**arguments)
+        _ = environment.spec
+    except errors.UserError as error:
+        raise errors.UserError(config_errors.first_line(error)) from error
+    faults, _ = check_static.spec_faults(environment)
+    if faults:
+        raise errors.UserError(f"environment {type(environment).__name__}: {'; '.join(faults)}")
+
+
+def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any) -> Any:
+    """Builds a part; what its constructor refuses is a mistake of the user."""
+    name = getattr(make, "__name__", repr(make))
+    kind = f"Experiment.{part}: {name} is not an {part}".replace("an runner", "a runner")
+    try:
+        made = make(**arguments)
     except (TypeError, ValueError, RuntimeError) as error:
-        name = getattr(make, "__name__", repr(make))
-        message = config.first_line(error)
-        shown = message if isinstance(error, errors.UserError) else f"{part} {name}: {message}"
-        raise errors.UserError(shown) from error
+        message = config_errors.first_line(error)
+        if isinstance(error, errors.UserError):
+            raise errors.UserError(message) from error
+        missing = _missing(name, message)
+        if f"unexpected keyword argument '{next(iter(arguments), None)}'" in message:
+            raise errors.UserError(f"{kind} (it takes no '{next(iter(arguments))}')") from error
+        if missing & _SUPPLIED:
+            raise errors.UserError(f"{kind} (it needs '{min(missing & _SUPPLIED)}')") from error
+        if missing:
+            names = ", ".join(f"{name}.{parameter}" for parameter in sorted(missing))
+            raise errors.UserError(f"no value for {names}: bind it") from error
+        raise errors.UserError(f"{part} {name}: {message}") from error
+    lacking = [member for member in _members(protocol) if not _has(made, member)]
+    if lacking:
+        raise errors.UserError(f"{kind} (it has no `{'`, no `'.join(lacking)}`)")
+    return made
+
+
+def _missing(name: str, message: str) -> set[str]:
+    """Returns the arguments that a call of `name` lacked, by Python's own message."""
+    if not re.match(rf"{re.escape(name)}(\.__init__)?\(\) missing \d+ required .*: ", message):
+        return set()
+    return set(re.findall(r"'(\w+)'", message.rpartition(": ")[2]))
+
+
+def _members(protocol: type) -> list[str]:
+    return sorted(
+        name for name in {**vars(protocol), **protocol.__annotations__} if not name.startswith("_")
+    )
+
+
+def _has(part: Any, member: str) -> bool:
+    """Returns whether the member is there, without evaluating it: a property may raise."""
+    return hasattr(type(part), member) or member in getattr(part, "__dict__", {})

@@ -1,6 +1,7 @@
 """One run from its first update to its summary: it logs, evaluates, saves, stops and resumes."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,7 +30,9 @@ class Run:
 
     Args:
       experiment: what to run.
+      parts: what it builds.
       directory: where; it exists.
+      stop: true once the run is to end early.
       resume: continue from the newest whole checkpoint in it.
       say: takes lines for the person who watches.
     """
@@ -37,14 +40,19 @@ class Run:
     def __init__(
         self,
         experiment: experiment_lib.Experiment,
+        parts: experiment_lib.Parts,
         directory: run_directory.RunDirectory,
+        *,
+        stop: signals.StopRequest,
         resume: bool = False,
-        say=print,
+        say: Callable[[str], None] = print,
     ):
+        self._clock = clock.Clock()
         self._experiment = experiment
         self._directory = directory
         self._say = say
-        self._parts = experiment.build()
+        self._stop = stop
+        self._parts = parts
         self._runner = self._parts.runner
         self._checkpointer = checkpoint.Checkpointer(
             directory.checkpoints, experiment.keep_latest, experiment.keep_best
@@ -53,7 +61,6 @@ class Run:
             say(line)
         self._state = self._runner.init(experiment.seed)
         self._update = 0
-        self._clock = clock.Clock()
         self._loggers: loggers.Loggers | None = None
         if resume:
             self._restore()
@@ -81,20 +88,19 @@ class Run:
                 terminal.TerminalLogger(total * self._runner.steps_per_update),
             ]
         )
-        with signals.StopRequest() as stop:
-            try:
-                with self._loggers:
-                    while self._update < total and not stop:
-                        self._advance()
-                if stop:
-                    self._save(None)
-                    self._checkpointer.wait()
-                    self._say(f"stopped at {self.steps:,} steps: continue with --resume")
-                    return None
-                return self._finish()
-            finally:
-                self._runner.close()
-                self._checkpointer.close()
+        try:
+            with self._loggers:
+                while self._update < total and not self._stop:
+                    self._advance()
+            if self._stop:
+                self._save(None)
+                self._checkpointer.wait()
+                self._say(f"stopped at {self.steps:,} steps: continue with --resume")
+                return None
+            return self._finish()
+        finally:
+            self._runner.close()
+            self._checkpointer.close()
 
     def _advance(self) -> None:
         """Takes the updates of one log period, then does whatever falls due."""
@@ -177,13 +183,11 @@ class Run:
             return
         step, self._state, metadata = restored
         self._update = metadata["update"]
-        self._clock = clock.Clock(**metadata["clock"])
+        self._clock.resume(metadata["clock"])
         self._say(f"resuming from step {step:,}")
 
     def _write_operative_config(self) -> None:
-        self._directory.write(
-            self._directory.operative_config, config.operative_text()
-        )
+        self._directory.write(self._directory.operative_config, config.operative_text())
 
     def _finish(self) -> dict[str, Any]:
         """Evaluates for the last time, and writes the summary."""

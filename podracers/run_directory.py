@@ -31,30 +31,37 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
 
-    def create(self) -> None:
-        """Makes the folder.
-
-        Raises:
-          errors.UserError: there is something already.
-        """
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+    def refuse_used(self) -> None:
+        """Raises `errors.UserError` if there is something already."""
+        try:
+            used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        except OSError as error:
+            raise self._cannot_make(error) from error
+        if used:
             raise errors.UserError(
                 f"the run directory '{self.path}' is there already: continue it with --resume, or "
                 "name another with --run_dir"
             )
+
+    def create(self) -> None:
+        """Makes the folder.
+
+        Raises:
+          errors.UserError: there is something already, or it cannot be made.
+        """
+        self.refuse_used()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise errors.UserError(
-                f"cannot make the run directory '{self.path}': {error.strerror}"
-            ) from error
+            raise self._cannot_make(error) from error
+
+    def _cannot_make(self, error: OSError) -> errors.UserError:
+        return errors.UserError(f"cannot make the run directory '{self.path}': {error.strerror}")
 
     def require(self) -> None:
         """Raises `errors.UserError` unless a run was begun here."""
         if not self.config.is_file():
-            siblings = [
-                str(config.parent) for config in self.path.parent.glob("*/config.gin")
-            ]
+            siblings = [str(config.parent) for config in self.path.parent.glob("*/config.gin")]
             raise errors.UserError(
                 f"there is no run in '{self.path}' (no config.gin)"
                 f"{errors.nearest(str(self.path), siblings)}"
@@ -102,7 +109,16 @@ def _commit() -> str | None:
     root = pathlib.Path(__file__).resolve().parent.parent
     try:
         described = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            [
+                "git",
+                "-C",
+                str(root),
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=40",
+                "--exclude=*",
+            ],
             capture_output=True,
             text=True,
             timeout=10,

@@ -10,6 +10,12 @@ from podracers import environment as environment_lib
 from podracers import errors
 
 
+def require(environment: environment_lib.Environment) -> None:
+    """Raises `errors.UserError` unless the environment can be drawn."""
+    if not hasattr(environment, "render"):
+        raise errors.UserError(f"{environment.spec.name} has no `render`: no video of it")
+
+
 def save(
     environment: environment_lib.Environment,
     states: Sequence[Any],
@@ -27,8 +33,7 @@ def save(
     Raises:
       errors.UserError: the environment cannot be rendered, or the file not written.
     """
-    if not hasattr(environment, "render"):
-        raise errors.UserError(f"{type(environment).__name__} has no `render`: no video of it")
+    require(environment)
     images = [Image.fromarray(environment.render(state)) for state in states]
     milliseconds = round(1000.0 / frames_per_second)
     durations = [milliseconds] * (len(images) - 1) + [1000]

@@ -1,7 +1,5 @@
 """Evaluates a run: python scripts/evaluate.py --run_dir DIR [--episodes 64] [--video FILE.gif]."""
 
-import argparse
-
 import jax
 import numpy as np
 
@@ -10,7 +8,7 @@ from podracers import checkpoint, command_line, errors, evaluation, experiment, 
 
 def main() -> int:
     """Parses the command line, evaluates, and prints the return."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line.Parser(description=__doc__)
     parser.add_argument("--run_dir", required=True)
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--video", metavar="FILE.gif", help="also record one episode")
@@ -24,6 +22,8 @@ def main() -> int:
     directory = run_directory.RunDirectory(arguments.run_dir)
     directory.require()
     parts = experiment.load([str(directory.config)], []).build()
+    if arguments.video:
+        video.require(parts.environment)
     step, params = _params(directory, parts, arguments.best)
     population = parts.runner.population
     evaluator = evaluation.Evaluator(

@@ -1,4 +1,4 @@
-"""Trains an experiment: python scripts/train.py --gin_file gin/experiments/NAME.gin [--run_dir DIR].
+"""Trains an experiment: python scripts/train.py --gin_file gin/experiments/NAME.gin.
 
 Later --gin_file and --gin_bindings win over earlier ones, and bindings over files. With --resume, a
 run directory goes on from its newest whole checkpoint, with the configuration it was begun with.
@@ -11,12 +11,12 @@ import pathlib
 import rich.console
 import rich.table
 
-from podracers import command_line, config, errors, experiment, run, run_directory
+from podracers import command_line, config, errors, experiment, run, run_directory, signals
 
 
 def main() -> int:
     """Parses the command line, trains, and prints what was reached."""
-    parser = argparse.ArgumentParser(
+    parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gin_file", action="append", default=[], metavar="PATH")
@@ -25,28 +25,45 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="continue the run in --run_dir")
     arguments = parser.parse_args()
     command_line.use_compilation_cache()
+    with signals.StopRequest() as stop:
+        return _train(arguments, stop)
 
+
+def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
     directory = run_directory.RunDirectory(arguments.run_dir or _default(arguments.gin_file))
-    gin_files = arguments.gin_file
-    if arguments.resume:
-        if arguments.run_dir is None:
-            raise errors.UserError("--resume needs --run_dir: which run to continue")
-        directory.require()
-        gin_files = [str(directory.config), *gin_files]
-    elif not gin_files:
-        raise errors.UserError(
-            "no --gin_file: try gin/experiments/snake_ppo_anakin.gin, or --resume with --run_dir"
-        )
+    gin_files = _gin_files(arguments, directory)
     settings = experiment.load(gin_files, arguments.gin_bindings)
-    settings.build().runner.describe()  # refuses what does not fit before anything is written
+    parts = settings.build()
+    experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
+    if stop:
+        return 0
     if not arguments.resume:
         directory.create()
     directory.write(directory.config, config.text())
     console = rich.console.Console(highlight=False)
-    summary = run.Run(settings, directory, arguments.resume, say=console.print).train()
+    trainer = run.Run(
+        settings, parts, directory, stop=stop, resume=arguments.resume, say=console.print
+    )
+    summary = trainer.train()
     if summary is not None:
         console.print(_table(summary, directory))
     return 0
+
+
+def _gin_files(arguments: argparse.Namespace, directory: run_directory.RunDirectory) -> list[str]:
+    """Returns the files to read; refuses a run directory that does not suit."""
+    if not arguments.resume:
+        if not arguments.gin_file:
+            raise errors.UserError(
+                "no --gin_file: name one, such as gin/experiments/snake_ppo_anakin.gin, or "
+                "continue a run with --resume and --run_dir"
+            )
+        directory.refuse_used()
+        return arguments.gin_file
+    if arguments.run_dir is None:
+        raise errors.UserError("--resume needs --run_dir: which run to continue")
+    directory.require()
+    return [str(directory.config), *arguments.gin_file]
 
 
 def _default(gin_files: list[str]) -> str:

@@ -1,0 +1,212 @@
+"""Finds what gin lets pass: bindings that nothing uses, missing values, values of a wrong type."""
+
+import collections.abc
+import dataclasses
+import inspect
+import re
+import types as python_types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import gin
+from podracers import config_errors, errors
+
+_MACRO, _CONSTANT = "gin.macro", "gin.constant"
+
+# `{(scope, selector): {parameter: value}}`; a macro is `{(name, "gin.macro"): {"value": value}}`.
+Bindings = dict[tuple[str, str], dict[str, Any]]
+
+
+def take() -> Bindings:
+    """Returns gin's bindings, and removes them from gin."""
+    bound = gin.config._CONFIG  # gin has no public way to list them
+    taken = {key: dict(parameters) for key, parameters in bound.items()}
+    bound.clear()
+    return taken
+
+
+def put(*layers: Bindings) -> None:
+    """Gives bindings to gin; later layers win."""
+    for layer in layers:
+        for key, parameters in layer.items():
+            gin.config._CONFIG.setdefault(key, {}).update(parameters)
+
+
+def check(root: Callable[..., Any], given: Bindings, mentioned: set[str]) -> None:
+    """Refuses a configuration that cannot be meant, and drops what it has no use for.
+
+    A later file may choose another runner, agent or environment: what earlier files said of the one
+    that lost is no mistake, and is dropped. What the command line says has to count.
+
+    Args:
+      root: the class whose parameters choose everything else.
+      given: the bindings of the command line.
+      mentioned: every name that a file refers to, used in the end or not.
+
+    Raises:
+      errors.UserError: see `config.parse`.
+    """
+    bound = gin.config._CONFIG
+    _check_root(root, bound)
+    used, references = _used(root, bound)
+    for key in [key for key in bound if key not in used]:
+        if key in given or not _is_mentioned(key, mentioned):
+            raise errors.UserError(_unused(key, bound, references))
+        del bound[key]
+    _check_macros(references, bound)
+    for scope, selector in bound:
+        if selector != _MACRO:
+            _check_values(scope, selector, bound)
+
+
+def _check_root(root: Callable[..., Any], bound: Bindings) -> None:
+    values = bound.get(("", f"{root.__module__}.{root.__qualname__}"), {})
+    missing = [
+        f"{root.__name__}.{name}"
+        for name, parameter in inspect.signature(root).parameters.items()
+        if parameter.default is inspect.Parameter.empty and name not in values
+    ]
+    if missing:
+        raise errors.UserError(
+            f"no value for {', '.join(missing)}: bind it in a .gin file or a binding"
+        )
+
+
+def _references(values: Iterable[Any]) -> Iterator[Any]:
+    """Yields the references, `@...` and `%...`, in values of any nesting."""
+    for value in gin.config._iterate_flattened_values(list(values)):
+        if isinstance(value, gin.config.ConfigurableReference):
+            yield value
+
+
+def _used(root: Callable[..., Any], bound: Bindings) -> tuple[set[tuple[str, str]], list[Any]]:
+    """Returns the keys that the root's values lead to, and the references on the way."""
+    used = {key for key in bound if key[1] == f"{root.__module__}.{root.__qualname__}"}
+    waiting = [r for key in used for r in _references(bound[key].values())]
+    followed = []
+    while waiting:
+        reference = waiting.pop()
+        followed.append(reference)
+        for key in bound:
+            if key not in used and _leads_to(reference, key):
+                used.add(key)
+                waiting.extend(_references(bound[key].values()))
+    return used, followed
+
+
+def _leads_to(reference: Any, key: tuple[str, str]) -> bool:
+    scope, selector = key
+    if reference.configurable.selector != selector:
+        return False
+    path = "/".join(reference.scopes)
+    if selector == _MACRO:
+        return path == scope
+    return not scope or f"{path}/".startswith(f"{scope}/")
+
+
+def _is_mentioned(key: tuple[str, str], mentioned: set[str]) -> bool:
+    scope, selector = key
+    if selector == _MACRO:
+        return scope in mentioned
+    return any(f".{selector}".endswith(f".{name}") for name in mentioned)
+
+
+def _unused(key: tuple[str, str], bound: Bindings, references: Iterable[Any]) -> str:
+    """Returns what to say of a binding that changes nothing."""
+    configurables = {r.configurable.selector: r.configurable for r in references}
+    parts = {_short(s): c for s, c in configurables.items() if s not in (_MACRO, _CONSTANT)}
+    if key[1] == _MACRO:
+        known = {"/".join(r.scopes) for r in references if r.configurable.selector == _MACRO}
+        for name, configurable in parts.items():
+            known |= {f"{name}.{p}" for p in config_errors.parameters(configurable)}
+        return f"nothing uses the macro '{key[0]}'{errors.nearest(key[0], known)}"
+    short = _short(key[1])
+    name = f"{short}.{next(iter(bound[key]))}"
+    if key[0]:
+        return f"nothing uses '{key[0]}/{name}': there is no '@{key[0]}/{short}'"
+    return (
+        f"nothing uses '{name}': this experiment has no {short}; it has {', '.join(sorted(parts))}"
+    )
+
+
+def _short(selector: str) -> str:
+    return selector.rpartition(".")[2]
+
+
+def _check_macros(references: Iterable[Any], bound: Bindings) -> None:
+    macros = {scope for scope, selector in bound if selector == _MACRO}
+    for reference in references:
+        name = "/".join(reference.scopes)
+        if reference.configurable.selector == _MACRO and name not in macros:
+            raise errors.UserError(f"the macro %{name} has no value{errors.nearest(name, macros)}")
+
+
+def _check_values(scope: str, selector: str, bound: Bindings) -> None:
+    """Checks the values bound to one part: they are there, and of the annotated types."""
+    hints = _hints(gin.config._REGISTRY[selector].wrapped)
+    for name, value in bound[scope, selector].items():
+        shown = f"{_short(selector)}.{name}"
+        literal = _resolved(value, bound)
+        if literal is gin.REQUIRED:
+            raise errors.UserError(f"no value for {shown}, which is required: bind it")
+        is_literal = next(_references([literal]), None) is None
+        if is_literal and not _fits(literal, hints.get(name, Any)):
+            raise errors.UserError(f"{shown}: expected {_name(hints[name])}, got {literal!r}")
+
+
+def _resolved(value: Any, bound: Bindings) -> Any:
+    """Returns what a macro or constant stands for, and any other value as it is."""
+    while isinstance(value, gin.config.ConfigurableReference):
+        name, selector = "/".join(value.scopes), value.configurable.selector
+        if selector == _MACRO:
+            value = bound[name, _MACRO]["value"]
+        elif selector == _CONSTANT:
+            return gin.query_parameter(f"%{name}") if name != "gin.REQUIRED" else gin.REQUIRED
+        else:
+            return value
+    return value
+
+
+def _hints(part: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the annotations of a part's parameters; none where they cannot be resolved."""
+    try:
+        return typing.get_type_hints(part if dataclasses.is_dataclass(part) else _function(part))
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _function(part: Callable[..., Any]) -> Callable[..., Any]:
+    return part.__init__ if isinstance(part, type) else part
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Returns whether a literal may be passed where `hint` stands; in doubt, it may."""
+    expected = typing.get_origin(hint) or hint
+    if expected in (typing.Union, python_types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if expected in (int, float):
+        # `1e6` is how people write a million.
+        whole = isinstance(value, float) and (expected is float or value.is_integer())
+        return not isinstance(value, bool) and (isinstance(value, int) or whole)
+    if expected in (tuple, list, collections.abc.Sequence):
+        return isinstance(value, tuple | list) and _items_fit(value, hint)
+    if getattr(expected, "_is_protocol", False) or not isinstance(expected, type):
+        return True
+    return isinstance(value, expected)
+
+
+def _items_fit(values: Sequence[Any], hint: Any) -> bool:
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple and options[1:] != (...,):
+        return len(values) == len(options) and all(map(_fits, values, options))
+    return not options or all(_fits(value, options[0]) for value in values)
+
+
+def _name(hint: Any) -> str:
+    """Returns an annotation as a user reads it."""
+    if typing.get_origin(hint) is collections.abc.Callable:
+        return "a class or a function, uncalled (`@module.Name`)"
+    if isinstance(hint, type) and not typing.get_args(hint):
+        return hint.__name__
+    return re.sub(r"\b(\w+\.)+", "", str(hint))
