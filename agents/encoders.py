@@ -126,18 +126,26 @@ class CNN(nn.Module):
       channels: of each convolution.
       kernel: the side of every kernel.
       hidden_sizes: of the dense layers.
+      strides: of each convolution; by default all 1.
     """
 
     channels: Sequence[int] = (32, 32)
     kernel: int = 3
     hidden_sizes: Sequence[int] = (128,)
+    strides: Sequence[int] | None = None
 
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden_sizes[-1]]`; the vector joins before the dense layers."""
         image, vector = _image_or_error(observation, "CNN")
-        for channels in self.channels:
-            image = jax.nn.relu(layers.Conv(channels, self.kernel)(image))
+        strides = self.strides or (1,) * len(self.channels)
+        if len(strides) != len(self.channels):
+            raise errors.UserError(
+                f"CNN needs one stride for each of channels {tuple(self.channels)}, "
+                f"got strides {tuple(strides)}"
+            )
+        for channels, stride in zip(self.channels, strides):
+            image = jax.nn.relu(layers.Conv(channels, self.kernel, stride)(image))
         features = _join(image.reshape(image.shape[0], -1), vector)
         for size in self.hidden_sizes:
             features = jax.nn.relu(layers.Dense(size)(features))
@@ -188,7 +196,7 @@ class ImpalaResNet(nn.Module):
         image, vector = _image_or_error(observation, "ImpalaResNet")
         for channels in self.channels:
             image = layers.Conv(channels)(image)
-            image = nn.max_pool(image, (3, 3), (2, 2), "SAME")
+            image = layers.max_pool(image)
             for _ in range(2):
                 block = layers.Conv(channels)(jax.nn.relu(image))
                 image = image + layers.Conv(channels)(jax.nn.relu(block))

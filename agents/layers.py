@@ -8,11 +8,35 @@ layers of 64 on 2048 rows): row-major 1.27 ms, feature-major as below 0.89 ms.
 Axis legend: `N` rows, `F` features, `O` outputs, `H` `W` `C` height, width and channels.
 """
 
+import functools
 import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+
+def max_pool(inputs: jax.Array, as_slices: bool | None = None) -> jax.Array:
+    """Returns the largest values of windows of 3 x 3, two apart, "SAME" padding.
+
+    On CPU it is written with slices, first over rows and then over columns: with its gradient that
+    takes a twenty-fifth of the time of XLA's own windows inside a scan. Where two inputs are equal
+    and largest, the slices share the gradient and XLA's own form gives it to one.
+
+    Args:
+      inputs: `[N, H, W, C]`.
+      as_slices: which form; None chooses by backend.
+    """
+    as_slices = as_slices if as_slices is not None else jax.default_backend() == "cpu"
+    if not as_slices:
+        return nn.max_pool(inputs, (3, 3), (2, 2), "SAME")
+    pads = jax.lax.padtype_to_pads(inputs.shape[1:3], (3, 3), (2, 2), "SAME")
+    pooled = jnp.pad(inputs, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
+    for axis in (1, 2):
+        last = (pooled.shape[axis] - 3) // 2 * 2 + 1
+        windows = [jax.lax.slice_in_dim(pooled, start, start + last, 2, axis) for start in range(3)]
+        pooled = functools.reduce(jnp.maximum, windows)
+    return pooled
 
 
 def feature_major() -> bool:

@@ -36,18 +36,27 @@ def test_a_grid_without_channels_is_an_image_and_two_images_are_none():
 def test_the_mask_is_no_feature():
     mlp = encoders.MLP((3,))
     observation = {"x": jnp.ones((2, 4)), "action_mask": jnp.ones((2, 5), bool)}
-    params = mlp.init(jax.random.key(0), observation)["params"]
+    params = jax.eval_shape(mlp.init, jax.random.key(0), observation)["params"]
     assert params["Dense_0"]["kernel"].shape == (4, 3)
 
 
 def test_vectors_join_after_the_convolutions():
     observation = {"frame": jnp.ones((2, 36, 36, 1)), "speed": jnp.array([[3.0], [4.0]])}
     for encoder in (encoders.NatureCNN(8), encoders.ImpalaResNet((2,), 8)):
-        features, _ = encoder.init_with_output(jax.random.key(0), observation)
+        features, _ = jax.jit(encoder.init_with_output)(jax.random.key(0), observation)
         assert features.shape == (2, 9)
         np.testing.assert_array_equal(features[:, 8], [3.0, 4.0])
 
 
 def test_an_image_too_small_for_nature_is_the_users_mistake():
     with pytest.raises(errors.UserError, match="36 x 36"):
-        encoders.NatureCNN().init(jax.random.key(0), jnp.ones((1, 30, 40, 1)))
+        jax.eval_shape(encoders.NatureCNN().init, jax.random.key(0), jnp.ones((1, 30, 40, 1)))
+
+
+def test_a_stride_for_each_convolution():
+    image = jnp.ones((1, 6, 6, 1))
+    encoder = encoders.CNN((2, 3), hidden_sizes=(), strides=(1, 2))
+    features, _ = jax.jit(encoder.init_with_output)(jax.random.key(0), image)
+    assert features.shape == (1, 3 * 3 * 3)
+    with pytest.raises(errors.UserError, match="one stride for each"):
+        encoders.CNN((2, 3), strides=(1,)).init(jax.random.key(0), image)

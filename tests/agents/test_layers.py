@@ -19,7 +19,7 @@ def test_both_forms_of_a_convolution_agree(kernel, stride, padding):
 
     def value_and_gradient(as_product):
         layer = layers.Conv(5, kernel, stride, padding, as_product=as_product)
-        params = layer.init(jax.random.key(1), inputs)
+        params = jax.jit(layer.init)(jax.random.key(1), inputs)
 
         def loss(params, inputs):
             output = layer.apply(params, inputs)
@@ -35,6 +35,20 @@ def test_both_forms_of_a_convolution_agree(kernel, stride, padding):
     )
 
 
+@pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 4, 5, 1)])
+def test_both_forms_of_pooling_agree(shape):
+    inputs = jax.random.normal(jax.random.key(0), shape)
+
+    def value_and_gradient(as_slices):
+        def loss(x):
+            pooled = layers.max_pool(x, as_slices)
+            return jnp.sum(jnp.square(pooled)), pooled
+
+        return jax.jit(jax.grad(loss, has_aux=True))(inputs)
+
+    jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True), value_and_gradient(False))
+
+
 def test_both_forms_of_a_dense_network_agree(monkeypatch):
     spec = environment.EnvironmentSpec(
         "test", specs.Array((5,), np.float32), specs.DiscreteArray(3)
@@ -48,13 +62,13 @@ def test_both_forms_of_a_dense_network_agree(monkeypatch):
 
     def value_and_gradient(columns):
         monkeypatch.setattr(layers, "feature_major", lambda: columns)
-        params = network.init(jax.random.key(1), timestep)
+        params = jax.jit(network.init)(jax.random.key(1), timestep)
 
         def loss(params, observation):
             output, _ = network.step(params, (), timestep._replace(observation=observation))
             return jnp.sum(jnp.sin(output.value)) + jnp.sum(jnp.sin(output.policy)), output
 
-        gradient, output = jax.grad(loss, (0, 1), has_aux=True)(params, observation)
+        gradient, output = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, observation)
         return params, gradient, output
 
     jax.tree.map(

@@ -167,7 +167,7 @@ def test_a_separate_critic_shares_nothing():
 
 def test_initial_policies_are_almost_uniform_and_layers_orthogonal():
     network, *_ = _case("mlp")
-    params = network.init(jax.random.key(3), _row(_timestep(VECTOR), 0))
+    params = jax.jit(network.init)(jax.random.key(3), _row(_timestep(VECTOR), 0))
     kernel = params["torsos_0"]["encoder"]["Dense_1"]["kernel"]
     np.testing.assert_allclose(kernel.T @ kernel, 2.0 * np.eye(64), atol=1e-5)
     policy = params["policy"]["kernel"]
