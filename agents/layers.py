@@ -133,7 +133,7 @@ class Conv(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         on_cpu = jax.default_backend() == "cpu"
         if self.as_product if self.as_product is not None else on_cpu:
-            return self._patches(inputs) @ kernel.reshape(-1, self.features) + bias
+            return self._product(inputs, kernel) + bias
         strides = (self.stride, self.stride)
         layout = ("NHWC", "HWIO", "NHWC")
         product = jax.lax.conv_general_dilated(
@@ -141,16 +141,37 @@ class Conv(nn.Module):
         )
         return product + bias
 
-    def _patches(self, inputs: jax.Array) -> jax.Array:
-        """Returns `[N, H', W', kernel * kernel * C]`."""
-        side, stride = (self.kernel, self.kernel), (self.stride, self.stride)
-        pads = jax.lax.padtype_to_pads(inputs.shape[1:3], side, stride, self.padding)
+    def _product(self, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Returns the convolution `[N, H', W', O]` as one product of patches and kernel."""
+        size, stride = self.kernel, self.stride
+        pads = jax.lax.padtype_to_pads(
+            inputs.shape[1:3], (size, size), (stride, stride), self.padding
+        )
         inputs = jnp.pad(inputs, ((0, 0), *pads, (0, 0)))
-        height, width = ((size - self.kernel) // self.stride + 1 for size in inputs.shape[1:3])
+        if size % stride == 0:
+            inputs, kernel = _space_to_depth(inputs, kernel, stride)
+            size, stride = size // stride, 1
+        starts = range(size)
+        height, width = ((length - size) // stride + 1 for length in inputs.shape[1:3])
+        rows = [slice(start, start + (height - 1) * stride + 1, stride) for start in starts]
+        columns = [slice(start, start + (width - 1) * stride + 1, stride) for start in starts]
+        patches = [inputs[:, row, column] for row in rows for column in columns]
+        return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, self.features)
 
-        def slices(size: int) -> list[slice]:
-            last = (size - 1) * self.stride + 1
-            return [slice(start, start + last, self.stride) for start in range(self.kernel)]
 
-        patches = [inputs[:, row, col] for row in slices(height) for col in slices(width)]
-        return jnp.concatenate(patches, axis=-1)
+def _space_to_depth(
+    inputs: jax.Array, kernel: jax.Array, stride: int
+) -> tuple[jax.Array, jax.Array]:
+    """Folds `stride x stride` pixels into channels, so that the stride becomes 1.
+
+    An 8 x 8 kernel of stride 4 then has 4 slices rather than 64, and compiles much faster.
+    """
+    rows, height, width, channels = inputs.shape
+    blocks = kernel.shape[0] // stride
+    height, width = height // stride, width // stride
+    inputs = inputs[:, : height * stride, : width * stride]
+    inputs = inputs.reshape(rows, height, stride, width, stride, channels)
+    inputs = jnp.swapaxes(inputs, 2, 3).reshape(rows, height, width, -1)
+    kernel = kernel.reshape(blocks, stride, blocks, stride, channels, -1)
+    kernel = jnp.swapaxes(kernel, 1, 2).reshape(blocks, blocks, stride**2 * channels, -1)
+    return inputs, kernel
