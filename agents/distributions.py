@@ -7,8 +7,8 @@ log-probabilities. `to_action` turns it into what the environment takes. For a s
 tangent, which is where such policies usually lose their precision.
 
 The formulas are written out here rather than taken from distrax, which the tests use as their
-reference: importing it costs 0.6 s at start-up, its categorical has no finite gradient where an
-illegal logit is minus infinity, and its tanh inverts samples.
+reference: importing it costs 0.6 s at start-up, and its squashed normal, given an action, has to
+invert the squash (the log-probability of tanh(12) is NaN there).
 
 Axis legend: `...` any leading axes, `B` streams, `D` parts or components of an action, `A` the most
 values that a part has.
