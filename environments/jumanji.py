@@ -6,6 +6,7 @@ Jumanji (Bonnet et al., "Jumanji: a Diverse Suite of Scalable Reinforcement Lear
 JAX", https://arxiv.org/abs/2306.09884) is imported lazily: its import initialises a JAX backend.
 """
 
+import builtins
 import contextlib
 import dataclasses
 import functools
@@ -190,8 +191,9 @@ class Jumanji:
 
 def _make(name: str, options: dict[str, Any]) -> tuple[Any, str]:
     """Returns a new Jumanji environment and what logs should call it."""
-    import jumanji  # noqa: PLC0415  (initialises a backend)
-    from jumanji import registration  # noqa: PLC0415
+    with _outside_ipython():
+        import jumanji  # noqa: PLC0415  (initialises a backend)
+        from jumanji import registration  # noqa: PLC0415
 
     known = jumanji.registered_environments()
     if name not in known:
@@ -301,6 +303,20 @@ def _to_dict(observation: Any) -> types.PyTree:
     if isinstance(observation, Mapping):
         return {key: _to_dict(child) for key, child in observation.items()}
     return observation
+
+
+@contextlib.contextmanager
+def _outside_ipython() -> Iterator[None]:
+    """Hides a notebook from what is imported inside.
+
+    In one, importing Jumanji would switch matplotlib to `ipympl`, and fail where that is missing.
+    """
+    marker = vars(builtins).pop("__IPYTHON__", None)
+    try:
+        yield
+    finally:
+        if marker is not None:
+            vars(builtins)["__IPYTHON__"] = marker
 
 
 @contextlib.contextmanager
