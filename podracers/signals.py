@@ -1,5 +1,6 @@
 """Lets a run end in order when it is asked to."""
 
+import contextlib
 import signal
 import sys
 import threading
@@ -34,4 +35,6 @@ class StopRequest:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        print(f"\n{self.signal.name}: saving a checkpoint, then leaving", file=sys.stderr)
+        # The signal may have come in the middle of a write to the same stream.
+        with contextlib.suppress(RuntimeError):
+            print(f"{self.signal.name}: saving a checkpoint, then leaving", file=sys.stderr)

@@ -39,11 +39,13 @@ def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
         return 0
     if not arguments.resume:
         directory.create()
-    directory.write(directory.config, config.text())
+        directory.write(directory.config, config.text())
     console = rich.console.Console(highlight=False)
     trainer = run.Run(
         settings, parts, directory, stop=stop, resume=arguments.resume, say=console.print
     )
+    if arguments.resume:  # new bindings are kept once the checkpoint is known to fit them
+        directory.write(directory.config, config.text())
     summary = trainer.train()
     if summary is not None:
         console.print(_table(summary, directory))

@@ -1,0 +1,271 @@
+"""Tests of training as a user starts, stops, kills and resumes it: real processes."""
+
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+
+import pytest
+from tensorboard.backend.event_processing import event_accumulator
+
+from tests import processes
+
+USER_ENVIRONMENT = '''
+"""A corridor that somebody wrote elsewhere: after a hundred steps its reward is not a number."""
+
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from podracers import environment, types
+
+
+class Corridor:
+    def __init__(self, poison: int = 100):
+        self.poison = poison
+
+    @property
+    def spec(self):
+        return environment.EnvironmentSpec(
+            name="Corridor",
+            observation=specs.Array((1,), np.float32),
+            action=specs.DiscreteArray(2),
+        )
+
+    def reset(self, key):
+        return jnp.zeros((), jnp.int32), types.restart(jnp.zeros((1,)))
+
+    def step(self, state, action):
+        state += 1
+        reward = jnp.where(state == self.poison, jnp.nan, 0.1)
+        return state, types.transition(jnp.zeros((1,)) + 0.01 * state, reward)
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def config(folder):
+    return processes.config_file(folder)
+
+
+@pytest.fixture(scope="module")
+def reference(folder, config):
+    """A run that is left alone."""
+    path = folder / "reference"
+    result = processes.run("train", "--gin_file", config, "--run_dir", path)
+    assert result.returncode == 0, result.stderr
+    assert "What was reached" in result.stdout
+    return path
+
+
+def test_a_run_leaves_its_files(reference):
+    summary = json.loads((reference / "summary.json").read_text())
+    assert summary["environment_steps"] == 2560
+    assert summary["updates"] == 40
+    assert summary["evaluation"]["episodes"] == 8
+    assert summary["wall_time_s"] > summary["first_dispatch_s"] > 0.0
+    assert summary["steps_per_second"] > 0.0
+    assert {"device", "versions", "commit", "seed", "random_policy_return"} <= summary.keys()
+    lines = processes.log(reference)
+    assert [line["step"] for line in lines] == list(range(64, 2561, 64))
+    assert [line["step"] for line in lines if "evaluation/return" in line] == [
+        512 * n for n in range(1, 6)
+    ]
+    kept = sorted(int(path.name) for path in (reference / "checkpoints").iterdir())
+    assert kept[-3:] == [2304, 2432, 2560]
+    assert summary["best_checkpoint"] in kept
+
+
+def test_tensorboard_reads_what_the_log_says(reference):
+    events = event_accumulator.EventAccumulator(str(reference))
+    events.Reload()
+    points = [(p.step, pytest.approx(p.value)) for p in events.Scalars("loss/total")]
+    assert points == [(line["step"], line["loss/total"]) for line in processes.log(reference)]
+
+
+def test_a_second_start_compiles_nothing_and_repeats_the_first_bit_for_bit(
+    reference, folder, config
+):
+    result = processes.run(
+        "train",
+        *("--gin_file", config, "--run_dir", folder / "second"),
+        environment={"JAX_DEBUG_LOG_MODULES": "jax._src.compiler"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Persistent compilation cache hit" in result.stderr
+    assert re.findall(r"CACHE MISS for '(.*?)'", result.stderr) == []
+    processes.assert_same_end(reference, folder / "second")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_in_order_and_resuming_changes_nothing(
+    reference, folder, config, number
+):
+    path = folder / number.name
+    process = processes.start("train", "--gin_file", config, "--run_dir", path)
+    stopped = processes.interrupt(process, number, lambda: processes.num_lines(path) >= 9)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    steps = int(re.search(r"stopped at ([\d,]+) steps", stopped.stdout)[1].replace(",", ""))
+    assert 9 * 64 <= steps < 2560
+    assert (path / "checkpoints" / str(steps)).is_dir()
+    assert not (path / "summary.json").exists()
+
+    wall_time = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])["wall_time"]
+    resumed = processes.run("train", "--run_dir", path, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resuming from step {steps:,}" in resumed.stdout
+    processes.assert_same_end(reference, path)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    times = [line["wall_time"] for line in lines]
+    assert times == sorted(times)
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["wall_time_s"] > times[-1] > wall_time
+
+
+def test_a_signal_before_training_began_is_no_failure(folder, config):
+    path = folder / "early"
+    process = processes.start("train", "--gin_file", config, "--run_dir", path)
+    stopped = processes.interrupt(process, signal.SIGTERM, (path / "config.gin").exists)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert "stopped at" in stopped.stdout
+
+
+def _kill_and_resume(reference, path, config, kills):
+    chance = random.Random(kills)
+    arguments = ("--gin_file", config)
+    for _ in range(kills):
+        process = processes.start("train", "--run_dir", path, *arguments)
+        target = processes.num_lines(path) + chance.randrange(2, 9)
+        killed = processes.interrupt(
+            process, signal.SIGKILL, lambda target=target: processes.num_lines(path) >= target
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        arguments = ("--resume",)
+    resumed = processes.run("train", "--run_dir", path, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    processes.assert_same_end(reference, path)
+
+
+def test_a_run_that_is_killed_twice_ends_as_if_left_alone(reference, folder, config):
+    _kill_and_resume(reference, folder / "killed", config, 2)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_often_ends_as_if_left_alone(reference, folder, config):
+    _kill_and_resume(reference, folder / "killed-often", config, 6)
+
+
+def test_a_damaged_checkpoint_is_passed_over(reference, folder):
+    path = folder / "damaged"
+    shutil.copytree(reference, path)
+    for file in (path / "checkpoints" / "2560" / "state").glob("d/*"):
+        file.write_bytes(file.read_bytes()[:-7])
+    result = processes.run("train", "--run_dir", path, "--resume")
+    assert result.returncode == 0, result.stderr
+    assert "checkpoint 2560 is damaged" in result.stderr
+    assert "resuming from step 2,432" in result.stdout
+    processes.assert_same_end(reference, path)
+
+
+def test_a_foreign_checkpoint_is_refused(reference, folder):
+    path = folder / "foreign"
+    shutil.copytree(reference, path)
+    result = processes.run(
+        "train", "--run_dir", path, "--resume", "--gin_bindings", "catch.Catch.columns = 7"
+    )
+    processes.assert_mistake(result, "does not fit")
+    assert "columns = 7" not in (path / "config.gin").read_text()
+
+
+def test_an_environment_of_ones_own_and_a_nan(folder):
+    package = folder / "path" / "my_lab"
+    package.mkdir(parents=True)
+    (package / "corridors.py").write_text(USER_ENVIRONMENT)
+    config = folder / "own.gin"
+    config.write_text(
+        processes.CONFIG
+        + "from my_lab import corridors\n"
+        + "experiment.Experiment.environment = @corridors.Corridor\n"
+        + "experiment.Experiment.evaluation_max_steps = 20\n"
+    )
+    result = processes.run(
+        "train",
+        *("--gin_file", config, "--run_dir", folder / "own"),
+        *("--gin_bindings", "corridors.Corridor.poison = 90"),
+        environment={"PYTHONPATH": str(folder / "path")},
+    )
+    assert result.returncode == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert re.search(r"failed: the metric '\S+' became NaN or infinite at update 12 ", result.stderr)
+    assert "the newest checkpoint is of step 640" in result.stderr
+    assert (folder / "own" / "checkpoints" / "640" / "manifest.json").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("only root can mount a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=False)
+
+
+def test_a_full_disk_ends_a_run_and_loses_nothing(reference, small_disk, config):
+    path = small_disk / "run"
+    full = processes.run("train", "--gin_file", config, "--run_dir", path)
+    assert full.returncode == 1, full.stderr
+    assert "Traceback" not in full.stderr
+    assert "No space left" in full.stderr.splitlines()[-1]
+    assert list((path / "checkpoints").glob("[0-9]*/manifest.json"))
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    resumed = processes.run("train", "--run_dir", path, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming from step" in resumed.stdout
+    processes.assert_same_end(reference, path)
+
+
+@pytest.mark.parametrize(
+    ("binding", "phrases"),
+    [
+        ("Experiment.environment = @catch.Cach", ["'catch.Cach'", "did you mean 'catch.Catch'?"]),
+        ("PPO.num_minibatches = 7", ["7 minibatches"]),  # found out by tracing an update
+        ("Anakin.num_envs = 6", ["does not divide over 4 devices", "use 4 or 8"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, config, binding, phrases):
+    path = tmp_path / "run"
+    result = processes.run(
+        "train", "--gin_file", config, "--run_dir", path, "--gin_bindings", binding
+    )
+    processes.assert_mistake(result, *phrases)
+    assert result.stdout == ""
+    assert os.listdir(tmp_path) == []
+
+
+def test_mistakes_about_run_directories(reference, folder, config):
+    (folder / "file").write_text("not a folder")
+    cases = {
+        ("--gin_file", config, "--run_dir", reference): "continue it with --resume",
+        ("--gin_file", config, "--run_dir", folder / "file" / "run"): "Not a directory",
+        ("--run_dir", folder / "referense", "--resume"): f"did you mean '{reference}'?",
+    }
+    started = [processes.start("train", *arguments) for arguments in cases]
+    for process, phrase in zip(started, cases.values()):
+        processes.assert_mistake(processes.finish(process), phrase)
+    assert not pathlib.Path(folder / "referense").exists()
