@@ -9,7 +9,7 @@ Axis legend: `N` features, `A` joint actions, `D` parts of a multi-discrete acti
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -172,6 +172,49 @@ class FlattenObservation(Wrapper):
         parts, mask = _split_mask(timestep.observation)
         leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(parts)]
         return timestep._replace(observation=_join_mask(jnp.concatenate(leaves), mask))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SelectObservation(Wrapper):
+    """Keeps some parts of a dict observation, and the action mask where there is one.
+
+    Attributes:
+      environment: its observation is a dict.
+      keys: which parts to keep.
+    """
+
+    keys: Sequence[str] = ()
+
+    def __post_init__(self):
+        """Checks that the parts are there."""
+        super().__post_init__()
+        known = self.environment.spec.observation
+        if not isinstance(known, dict) or not self.keys or set(self.keys) - set(known):
+            parts = ", ".join(known) if isinstance(known, dict) else "no parts: it is one array"
+            raise errors.UserError(
+                f"SelectObservation.keys: expected some of the observation's parts, got "
+                f"{tuple(self.keys)}; it has {parts}"
+            )
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The inner spec with fewer parts."""
+        spec = self.environment.spec
+        return dataclasses.replace(spec, observation=self._select(spec.observation))
+
+    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Starts an episode."""
+        state, timestep = self.environment.reset(key)
+        return state, timestep._replace(observation=self._select(timestep.observation))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Steps the inner environment."""
+        state, timestep = self.environment.step(state, action)
+        return state, timestep._replace(observation=self._select(timestep.observation))
+
+    def _select(self, observation: dict[str, Any]) -> dict[str, Any]:
+        kept = {*self.keys, environment.ACTION_MASK}
+        return {key: value for key, value in observation.items() if key in kept}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 
 from environments import catch, gridworld, pendulum, probes, wrappers
-from podracers import environment, types
+from podracers import environment, errors, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,3 +143,41 @@ def test_render_passes_through():
     inner_state, _ = gridworld.GridWorld().reset(jax.random.key(0))
     np.testing.assert_array_equal(wrapped.render(state), gridworld.GridWorld().render(inner_state))
     assert not hasattr(wrappers.RewardScale(probes.ActionReward), "render")
+
+
+class TwoParts(Endless):
+    """`Endless` with a part that a network should not see."""
+
+    @property
+    def spec(self):
+        spec = super().spec
+        clock = specs.Array((), np.int32)
+        return dataclasses.replace(spec, observation={**spec.observation, "clock": clock})
+
+    def _with_clock(self, state, timestep):
+        observation = {**timestep.observation, "clock": jnp.int32(9)}
+        return state, timestep._replace(observation=observation)
+
+    def reset(self, key):
+        return self._with_clock(*super().reset(key))
+
+    def step(self, state, action):
+        return self._with_clock(*super().step(state, action))
+
+
+def test_select_observation_drops_parts_and_keeps_the_mask():
+    kept = tuple(key for key in Endless().spec.observation if key != "action_mask")
+    wrapped = wrappers.SelectObservation(TwoParts, keys=kept)
+    expected = set(Endless().spec.observation)
+    assert set(wrapped.spec.observation) == expected
+    state, timestep = wrapped.reset(jax.random.key(0))
+    assert set(timestep.observation) == expected
+    _, timestep = wrapped.step(state, jnp.array([0, 0]))
+    assert set(timestep.observation) == expected
+
+
+def test_select_observation_refuses_unknown_parts():
+    with pytest.raises(errors.UserError, match="clok.*clock"):
+        wrappers.SelectObservation(TwoParts, keys=("clok",))
+    with pytest.raises(errors.UserError, match="one array"):
+        wrappers.SelectObservation(catch.Catch, keys=("image",))
