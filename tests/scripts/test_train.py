@@ -216,7 +216,7 @@ def small_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)],
+        ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)],
         capture_output=True,
         check=False,
     )
@@ -263,7 +263,7 @@ def test_mistakes_about_run_directories(reference, folder, config):
     cases = {
         ("--gin_file", config, "--run_dir", reference): "continue it with --resume",
         ("--gin_file", config, "--run_dir", folder / "file" / "run"): "Not a directory",
-        ("--run_dir", folder / "referense", "--resume"): f"did you mean '{reference}'?",
+        ("--run_dir", folder / "referense", "--resume"): f"did you mean '{reference}'",
     }
     started = [processes.start("train", *arguments) for arguments in cases]
     for process, phrase in zip(started, cases.values()):

@@ -1,0 +1,65 @@
+"""Tests of evaluating a run from its folder."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests import processes
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluate")
+    config = processes.config_file(folder)
+    result = processes.run("train", "--gin_file", config, "--run_dir", folder / "run")
+    assert result.returncode == 0, result.stderr
+    return folder / "run"
+
+
+def _evaluate(run_dir, *arguments):
+    return processes.run("evaluate", "--run_dir", run_dir, *arguments)
+
+
+def test_evaluates_the_newest_checkpoint_and_draws_an_episode(run_dir, tmp_path):
+    video = tmp_path / "catch.gif"
+    result = _evaluate(run_dir, "--episodes", 16, "--video", video)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    found = re.match(r"step 2,560: return (-?[\d.]+) ± ", result.stdout)
+    assert -1.0 <= float(found[1]) <= 1.0
+    assert "over 16 episodes), length 9.0 agent steps" in result.stdout
+    assert f"{video}: 10 frames" in result.stdout
+    with Image.open(video) as image:
+        assert (image.format, image.n_frames) == ("GIF", 10)
+        frames = []
+        for index in range(image.n_frames):
+            image.seek(index)
+            frames.append(np.asarray(image.convert("RGB"), np.int32))
+    # The ball falls by a row in each frame, so no two neighbours look alike.
+    assert all(np.abs(a - b).max() > 50 for a, b in zip(frames, frames[1:]))
+
+
+def test_evaluates_the_best_checkpoint(run_dir):
+    result = _evaluate(run_dir, "--best", "--episodes", 4)
+    assert result.returncode == 0, result.stderr
+    best = re.search(r'"best_checkpoint": (\d+)', (run_dir / "summary.json").read_text())[1]
+    assert result.stdout.startswith(f"step {int(best):,}: ")
+
+
+def test_mistakes(run_dir, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(run_dir / "config.gin", empty)
+    cases = {
+        (empty,): "has no checkpoint yet",
+        (tmp_path / "nothing",): "there is no run in",
+        (run_dir, "--episodes", 0): "expected >= 1",
+        (run_dir, "--episodes", "many"): "invalid int value: 'many'",
+        (run_dir, "--video", tmp_path / "no" / "x.gif"): "No such file or directory",
+    }
+    for arguments, phrase in cases.items():
+        processes.assert_mistake(_evaluate(*arguments), phrase)
+    assert [path.name for path in empty.iterdir()] == ["config.gin"]
