@@ -1,0 +1,188 @@
+"""Tests of reading gin: what is accepted, and what is said of a mistake."""
+
+import pytest
+
+from podracers import config, errors, experiment
+from tests import processes
+
+IMPORTS = "from __gin__ import dynamic_registration\nfrom agents import ppo\n"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return str(processes.config_file(tmp_path_factory.mktemp("config")))
+
+
+def _message(files, bindings=()):
+    with pytest.raises(errors.UserError) as raised:
+        experiment.load([str(file) for file in files], bindings)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("Experiment.environment = @catch.Cach", "no 'catch.Cach'; did you mean 'catch.Catch'?"),
+        ("Experiment.environment = @cartpol.CartPole", "did you mean 'cartpole.CartPole'"),
+        ("Experiment.environment = @CartPol", "no 'CartPol'; did you mean 'CartPole'"),
+        ("Experiment.agent = @ppo.PP0", "no 'ppo.PP0'; did you mean 'ppo.PPO'?"),
+        ("Experiment.runner = @anakin.Anikan", "did you mean 'anakin.Anakin'"),
+        ("Experiment.agent = @elsewhere.Agent", "there is no 'elsewhere.Agent'"),
+        ("PP.gamma = 0.9", "there is no 'PP'; did you mean 'PPO'"),
+        ("PPO.gama = 0.9", "'PPO' has no parameter 'gama'; did you mean 'gamma'?"),
+        ("Experiment.log_perod = 3", "no parameter 'log_perod'; did you mean 'log_period'"),
+    ],
+)
+def test_names_the_nearest_to_an_unknown_name(tiny, binding, message):
+    found = _message([tiny], [binding])
+    assert found.startswith(f"binding '{binding}': ")
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("cartpole.CartPole.max_episode_steps = 3", "nothing uses 'CartPole.max_episode_steps'"),
+        ("foo/PPO.gamma = 0.5", "nothing uses 'foo/PPO.gamma'"),
+        ("TOTAL_STEP = 3", "nothing uses the macro 'TOTAL_STEP'; did you mean 'TOTAL_STEPS'"),
+        ("gamma = 3", "nothing uses the macro 'gamma'; did you mean 'PPO.gamma'"),
+        ("PPO.gamma = %GAMMA", "the macro %GAMMA has no value"),
+        ("PPO.gamma = %SED", "the macro %SED has no value; did you mean 'SEED'"),
+        ("PPO.gamma = %gin.REQUIRED", "no value for PPO.gamma, which is required"),
+        ("SEED = %gin.REQUIRED", "no value for Experiment.seed, which is required"),
+    ],
+)
+def test_refuses_what_has_no_use_or_no_value(tiny, binding, message):
+    assert message in _message([tiny], [binding])
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("SEED", "expected 'name.parameter = value'"),
+        ("SEED =", "Unable to parse value"),
+        ("PPO.head = gaussian", "the value 'gaussian' is neither a Python literal"),
+        ("PPO.gamma = '0.9'", "PPO.gamma: expected float, got '0.9'"),
+        ("PPO.gamma = True", "PPO.gamma: expected float, got True"),
+        ("PPO.epochs = (3, 3)", "PPO.epochs: expected int, got (3, 3)"),
+        ("PPO.anneal_steps = 'x'", "PPO.anneal_steps: expected int | None, got 'x'"),
+        ("PPO.normalize_observations = 'no'", "expected bool, got 'no'"),
+        ("PPO.network = 3", "PPO.network: expected a class or a function"),
+        ("catch.Catch.rows = 3.5", "Catch.rows: expected int, got 3.5"),
+        ("Anakin.num_envs = '8'", "Anakin.num_envs: expected int, got '8'"),
+        ("TOTAL_STEPS = '1000'", "Experiment.total_steps: expected int, got '1000'"),
+        ("actor_critic.encoder = 'MLP'", "actor_critic.encoder: expected Module | None, got 'MLP'"),
+        (
+            "actor_critic.encoder = @encoders.MLP()\nencoders.MLP.hidden_sizes = 64",
+            "MLP.hidden_sizes: expected Sequence[int], got 64",
+        ),
+        (
+            "actor_critic.encoder = @encoders.MLP()\nencoders.MLP.hidden_sizes = (64, 'x')",
+            "MLP.hidden_sizes: expected Sequence[int], got (64, 'x')",
+        ),
+    ],
+)
+def test_refuses_values_that_cannot_be(tiny, binding, message):
+    assert message in _message([tiny], [binding])
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "message"),
+    [
+        ("ppo.PPO.gamma = = 3\n", 3, "Unable to parse value"),
+        ("ppo.PPO.gamma\n", 3, "Couldn't parse statement"),
+        ("ppo.PPO.gamma = (3,\n", 4, "a bracket or a quote is not closed"),
+        ("ppo.PPO.gamma = high\n", 3, "the value 'high' is neither"),
+        ("ppo.PPO.gama = 3\n", 3, "did you mean 'gamma'?"),
+        ("catch.Catch.rows = 3\n", 3, "'catch' is used but not imported in this file"),
+        ("from environments import cach\n", 3, "did you mean 'environments.catch'"),
+        ("from my_lab import corridors\n", 3, "no module 'my_lab' (is it on PYTHONPATH?)"),
+        ("from agents import nothing_such\n", 3, "there is no module 'agents.nothing_such'"),
+        ("include 'gin/agents/pp.gin'\n", 3, "no gin file 'gin/agents/pp.gin'; did you mean"),
+    ],
+)
+def test_names_the_file_and_the_line(tmp_path, content, line, message):
+    file = tmp_path / "mine.gin"
+    file.write_text(IMPORTS + content)
+    for path in (file, tmp_path / "outer.gin"):
+        (tmp_path / "outer.gin").write_text(f"include '{file}'\n")
+        found = _message([path])
+        assert found.startswith(f"{file}:{line}: ")
+        assert message in found
+
+
+def test_says_which_file_is_missing(caplog):
+    assert "did you mean 'gin/agents/ppo.gin'" in _message(["gin/agents/pp.gin"])
+    assert "there is no gin file" in _message(["gin/agents"])
+    assert not caplog.records  # gin logs errors of its own
+
+
+def test_files_that_include_one_another(tmp_path):
+    file = tmp_path / "mine.gin"
+    file.write_text(f"include '{file}'\n")
+    assert "in a circle" in _message([file])
+
+
+def test_says_all_that_an_experiment_lacks():
+    found = _message(["gin/agents/ppo.gin", "gin/environments/catch.gin"], ["TOTAL_STEPS = 1"])
+    assert "no value for Experiment.runner, Experiment.seed, Experiment.total_steps" in found
+    assert "Experiment.agent" in _message([])
+
+
+def test_short_names_long_names_and_modules_not_named_before(tiny):
+    for name in ("@CartPole", "@cartpole.CartPole", "@environments.cartpole.CartPole"):
+        for subject in ("Experiment", "experiment.Experiment"):
+            loaded = experiment.load([tiny], [f"{subject}.environment = {name}", "PPO.gamma = 0.5"])
+            parts = loaded.build()
+            assert parts.environment.spec.name == "CartPole"
+            assert parts.agent.gamma == 0.5
+    loaded = experiment.load([tiny], ["catch.Catch.rows = 4", "Catch.columns = 3"])
+    assert loaded.build().environment.spec.observation.shape == (4, 3, 1)
+
+
+def test_later_files_and_bindings_win(tiny, tmp_path):
+    later = tmp_path / "later.gin"
+    later.write_text("SEED = 7\nTOTAL_STEPS = 64\n")
+    loaded = experiment.load([tiny, str(later)], ["TOTAL_STEPS = 1e3", "TOTAL_STEPS = 128"])
+    assert (loaded.seed, loaded.total_steps) == (7, 128)
+
+
+def test_what_a_superseded_part_was_given_in_files_is_no_mistake(tiny, tmp_path):
+    mine = tmp_path / "mine.gin"
+    mine.write_text(
+        f"include '{tiny}'\nfrom __gin__ import dynamic_registration\n"
+        "from environments import catch\nROWS = 4\ncatch.Catch.rows = %ROWS\n"
+    )
+    files = [str(mine), "gin/environments/cartpole.gin"]
+    assert experiment.load(files, []).build().environment.spec.name == "CartPole"
+    # It is not written down either: `config.gin` has to be readable by itself.
+    assert "Catch" not in config.text()
+    assert "ROWS" not in config.text()
+    # What the command line says has to count.
+    assert "nothing uses 'Catch.rows'" in _message(files, ["catch.Catch.rows = 4"])
+    assert "nothing uses the macro 'ROWS'" in _message(files, ["ROWS = 4"])
+
+
+def test_a_file_that_configures_what_no_file_chose_is_a_mistake(tiny, tmp_path):
+    mine = tmp_path / "mine.gin"
+    mine.write_text(
+        f"include '{tiny}'\nfrom __gin__ import dynamic_registration\n"
+        "from environments import cartpole\ncartpole.CartPole.max_episode_steps = 3\n"
+    )
+    found = _message([mine])
+    assert "nothing uses 'CartPole.max_episode_steps': this experiment has no CartPole" in found
+    assert "it has Anakin, Catch, PPO, actor_critic" in found
+    mine.write_text(f"include '{tiny}'\nSED = 3\n")
+    assert "nothing uses the macro 'SED'; did you mean 'SEED'" in _message([mine])
+
+
+def test_the_text_of_a_configuration_parses_to_the_same(tiny, tmp_path):
+    bindings = ["Experiment.environment = @CartPole", "PPO.gamma = 0.5", "SEED = 9"]
+    loaded = experiment.load([tiny], bindings)
+    text = config.text()
+    (tmp_path / "config.gin").write_text(text)
+    again = experiment.load([str(tmp_path / "config.gin")], [])
+    assert config.text() == text
+    assert (again.seed, again.total_steps) == (loaded.seed, loaded.total_steps) == (9, 2560)
+    assert again.build().agent.gamma == 0.5

@@ -1,0 +1,101 @@
+"""Tests of building an experiment's parts, and of refusing those that do not fit."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from agents import networks, ppo
+from environments import catch
+from podracers import anakin, errors, experiment
+from tests import processes
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    file = processes.config_file(tmp_path_factory.mktemp("experiment"))
+    return experiment.load([str(file)], [])
+
+
+def test_builds_the_parts(tiny):
+    parts = tiny.build()
+    assert isinstance(parts.environment, catch.Catch)
+    assert parts.runner.agent is parts.agent
+    assert parts.runner.environment is parts.environment
+    assert parts.num_updates == 40
+    assert dataclasses.replace(tiny, total_steps=2561).build().num_updates == 41
+    experiment.check(parts, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("total_steps", 0, "expected at least 1, got 0"),
+        ("total_steps", 1.5, "expected an integer, got 1.5"),
+        ("log_period", True, "expected an integer, got True"),
+        ("evaluation_max_steps", -5, "expected at least 1, got -5"),
+        ("seed", -1, r"expected an integer in \[0, 2\*\*31\), got -1"),
+        ("environment", catch.Catch(), "expected a class, uncalled"),
+    ],
+)
+def test_refuses_values(tiny, field, value, message):
+    with pytest.raises(errors.UserError, match=f"Experiment.{field}: {message}"):
+        dataclasses.replace(tiny, **{field: value})
+
+
+def test_a_million_may_be_written_as_a_float(tiny):
+    total = dataclasses.replace(tiny, total_steps=1e6).total_steps
+    assert total == 1_000_000
+    assert isinstance(total, int)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("environment", ppo.PPO, r"environment: PPO is not an environment \(it needs 'spec'\)"),
+        ("environment", dict, r"dict is not an environment \(it has no `reset`, no `spec`"),
+        ("agent", catch.Catch, r"agent: Catch is not an agent \(it takes no 'spec'\)"),
+        ("runner", catch.Catch, r"runner: Catch is not a runner \(it takes no 'agent'\)"),
+        ("runner", anakin.Anakin, "no value for Anakin.num_envs, Anakin.rollout_length"),
+    ],
+)
+def test_refuses_what_is_not_such_a_part(tiny, part, value, message):
+    with pytest.raises(errors.UserError, match=message):
+        dataclasses.replace(tiny, **{part: value}).build()
+
+
+class Shapeless(catch.Catch):
+    """Returns a reward that is not a scalar."""
+
+    def step(self, state, action):
+        state, timestep = super().step(state, action)
+        return state, timestep._replace(reward=jnp.zeros((2,)))
+
+
+class Broken(catch.Catch):
+    """Has a bug."""
+
+    def step(self, state, action):
+        return state.velocity
+
+
+def test_an_environment_that_breaks_the_contract_is_a_mistake(tiny):
+    parts = dataclasses.replace(tiny, environment=Shapeless).build()
+    with pytest.raises(errors.UserError, match=r"environment Catch: .*reward"):
+        experiment.check(parts, 0)
+
+
+def test_a_bug_keeps_its_traceback(tiny):
+    parts = dataclasses.replace(tiny, environment=Broken).build()
+    with pytest.raises(AttributeError, match="velocity") as raised:
+        experiment.check(parts, 0)
+    assert raised.traceback[-1].name == "step"
+
+
+def test_an_update_that_cannot_be_is_a_mistake(tiny):
+    def agent(spec):
+        return ppo.PPO(spec, networks.actor_critic, num_minibatches=7)
+
+    parts = dataclasses.replace(tiny, agent=agent).build()
+    with pytest.raises(errors.UserError, match="7 minibatches"):
+        experiment.check(parts, 0)
