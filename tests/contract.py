@@ -1,0 +1,172 @@
+"""What every agent has to keep under every runner; each joins with one line in its list.
+
+An agent is recorded by an agent around it, which keeps the latest rollout in its memory and marks
+every action with the version of the parameters that chose it. So nothing here looks into a runner.
+
+Axis legend: `T` time, `B` streams, `D` devices, `U` updates.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agents import cores, encoders, networks, ppo
+from podracers import agent as agent_lib
+from podracers import anakin, environment, metrics, runner, types
+from tests import streams
+
+NUM_ENVS = 8
+ROLLOUT_LENGTH = 6
+NUM_UPDATES = 5
+
+
+def tiny_network(core=None, **options) -> Callable[..., networks.Network]:
+    """Returns a network of eight units: what takes the time is compiling it."""
+    return functools.partial(
+        networks.actor_critic, encoder=encoders.MLP((8,)), core=core, **options
+    )
+
+
+def _ppo(actions: str, masked: bool, network, **options):
+    candidate = streams.RandomEpisodes(actions=actions, masked=masked)
+    options = {"learning_rate": 0.01, "epochs": 2, "num_minibatches": 2} | options
+    return ppo.PPO(candidate.spec, network=network, **options), candidate
+
+
+# Between them the agents of one algorithm cover every kind of action and of memory.
+AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]] = {
+    "ppo": lambda: _ppo("discrete", True, tiny_network()),
+    "ppo_lstm": lambda: _ppo("multi_discrete", True, tiny_network(cores.LSTM(8))),
+    "ppo_gru_frames": lambda: _ppo(
+        "continuous",
+        False,
+        tiny_network(cores.GRU(8), frame_stack=3, separate_critic=False),
+        normalize_observations=True,
+    ),
+}
+
+
+def _anakin(agent, candidate, num_devices: int) -> runner.Runner:
+    return anakin.Anakin(
+        agent, candidate, NUM_ENVS, ROLLOUT_LENGTH, reset_batch=2, num_devices=num_devices
+    )
+
+
+class RunnerCase(NamedTuple):
+    """How to build a runner, and how far its actors' parameters lag behind."""
+
+    make: Callable[[agent_lib.Agent, environment.Environment, int], runner.Runner]
+    lag: int
+
+
+RUNNERS: dict[str, RunnerCase] = {
+    "anakin": RunnerCase(_anakin, lag=0),
+}
+
+
+class _Versioned(NamedTuple):
+    inner: Any
+    version: jax.Array  # int32, the number of updates
+
+
+class _Remembered(NamedTuple):
+    inner: Any
+    rollout: types.Rollout
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recorder:
+    """An agent that acts and learns as `agent` does.
+
+    Attributes:
+      agent: the agent under test.
+      traces: the names of the methods in which JAX traced it, one entry each time.
+    """
+
+    agent: agent_lib.Agent
+    traces: list[str] = dataclasses.field(default_factory=list)
+
+    def init_learner(self, key):
+        self.traces.append("init_learner")
+        return _Versioned(self.agent.init_learner(key), jnp.zeros((), jnp.int32))
+
+    def init_memory(self, rollout):
+        inner = rollout._replace(extras=rollout.extras.inner)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rollout)
+        return _Remembered(self.agent.init_memory(inner), zeros)
+
+    def init_actor(self, env_id, num_envs, evaluation=False):
+        return self.agent.init_actor(env_id, num_envs, evaluation)
+
+    def actor_params(self, learner):
+        return _Versioned(self.agent.actor_params(learner.inner), learner.version)
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        self.traces.append("act")
+        action, actor_state, extras = self.agent.act(
+            params.inner, actor_state, timestep, key, evaluation
+        )
+        version = jnp.broadcast_to(params.version, timestep.step_type.shape)
+        return action, actor_state, _Versioned(extras, version)
+
+    def update(self, state, rollout, key):
+        self.traces.append("update")
+        learner, memory = state
+        inner = rollout._replace(extras=rollout.extras.inner)
+        (new_learner, new_memory), means = self.agent.update(
+            types.AgentState(learner.inner, memory.inner), inner, key
+        )
+        learner = _Versioned(new_learner, learner.version + 1)
+        return types.AgentState(learner, _Remembered(new_memory, rollout)), means
+
+
+class History(NamedTuple):
+    """A run of `NUM_UPDATES` updates, one at a time, on the host."""
+
+    states: list[Any]  # [U + 1] the runner's states, as NumPy
+    rollouts: list[types.Rollout]  # [U] of all streams
+    reports: list[metrics.Report]  # [U]
+    final: Any  # the runner's last state, on the devices
+
+
+def _rollout(state: Any) -> types.Rollout:
+    """Returns the latest rollout of all streams, from memories `[D, ...]` of a slice each."""
+    remembered = streams.to_numpy(state.memory.rollout)
+
+    def join(axis):
+        return lambda x: np.concatenate(list(x), axis=axis)
+
+    return types.Rollout(
+        timestep=jax.tree.map(join(1), remembered.timestep),
+        action=jax.tree.map(join(1), remembered.action),
+        extras=jax.tree.map(join(1), remembered.extras),
+        actor_state=jax.tree.map(join(0), remembered.actor_state),
+    )
+
+
+def run(subject: runner.Runner, seed: int = 0) -> History:
+    """Takes `NUM_UPDATES` updates, one at a time."""
+    state = subject.init(seed)
+    states, rollouts, reports = [streams.to_numpy(state)], [], []
+    for _ in range(NUM_UPDATES):
+        state, report = subject.step(state, 1)
+        states.append(streams.to_numpy(state))
+        rollouts.append(_rollout(state))
+        reports.append(streams.to_numpy(report))
+    return History(states, rollouts, reports, state)
+
+
+def restore(subject: runner.Runner, saved: Any) -> Any:
+    """Returns a state on the devices from one on the host, laid out as the runner lays it out."""
+
+    def put(template, x):
+        if jnp.issubdtype(template.dtype, jax.dtypes.prng_key):
+            x = jax.random.wrap_key_data(x)
+        return jax.device_put(x, template.sharding)
+
+    return jax.tree.map(put, subject.init(1), saved)

@@ -1,0 +1,109 @@
+"""One global gradient, whatever the number of devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from podracers import parallel, types
+from tests import streams
+
+P = jax.sharding.PartitionSpec
+NUM_ROWS = 8
+MAX_NORM = 0.05
+
+
+def _data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_ROWS, 3)).astype(np.float32)
+    y = rng.normal(size=NUM_ROWS).astype(np.float32)
+    # The first device of two (of four) has more (all) of the weight: counts differ.
+    weight = np.array([1, 1, 1, 1, 0, 0, 1, 0], np.float32)
+    return x, y, weight
+
+
+def _params():
+    return {"w": jnp.array([0.5, -1.0, 2.0]), "b": jnp.array(0.1)}
+
+
+def _loss(params, x, y, weight):
+    error = jnp.square(x @ params["w"] + params["b"] - y)
+    mean = types.Mean.of(error, weight)
+    return parallel.share(mean), mean
+
+
+@functools.cache
+def _step(num_devices):
+    """Returns the outcome of one step, with a copy of it from every device."""
+    optimizer = optax.chain(optax.clip_by_global_norm(MAX_NORM), optax.scale_by_adam(eps=1e-3))
+
+    def run(x, y, weight):
+        loss = functools.partial(_loss, x=x, y=y, weight=weight)
+        params = _params()
+        stepped = parallel.gradient_step(loss, params, optimizer.init(params), optimizer, 0.1)
+        params, optimizer_state, norm, mean = stepped
+        everywhere = jax.tree.map(lambda leaf: leaf[None], (params, optimizer_state, norm))
+        return everywhere, parallel.global_sum(mean)
+
+    mapped = jax.shard_map(
+        run,
+        mesh=parallel.make_mesh(jax.devices()[:num_devices]),
+        in_specs=P(parallel.AXIS),
+        out_specs=(P(parallel.AXIS), P()),
+        check_vma=False,
+    )
+    return jax.jit(mapped)(*_data())
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_a_step_is_along_the_clipped_gradient_of_the_global_mean(num_devices):
+    x, y, weight = _data()
+    params = jax.tree.map(np.asarray, _params())
+    error = x @ params["w"] + params["b"] - y
+    gradient = {
+        "w": (2 * error * weight) @ x / weight.sum(),
+        "b": np.sum(2 * error * weight) / weight.sum(),
+    }
+    norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in gradient.values()))
+    assert norm > MAX_NORM
+    clipped = {name: leaf * MAX_NORM / norm for name, leaf in gradient.items()}
+    # The first step of Adam divides each component by its own size.
+    expected = {
+        name: params[name] - 0.1 * leaf / (np.abs(leaf) + 1e-3) for name, leaf in clipped.items()
+    }
+    (actual, _, actual_norm), mean = _step(num_devices)
+    for device in range(num_devices):
+        streams.assert_close(jax.tree.map(lambda leaf, i=device: leaf[i], actual), expected)
+        np.testing.assert_allclose(actual_norm[device], norm, rtol=1e-5)
+    np.testing.assert_allclose(mean.result(), np.sum(error**2 * weight) / weight.sum(), rtol=1e-5)
+
+
+def test_replicas_are_identical():
+    everywhere, _ = _step(4)
+    for leaf in jax.tree.leaves(everywhere):
+        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
+
+
+def test_shares_of_nothing_are_zero():
+    mapped = jax.shard_map(
+        lambda x: parallel.share(types.Mean.of(x, jnp.zeros_like(x)))[None],
+        mesh=parallel.make_mesh(),
+        in_specs=P(parallel.AXIS),
+        out_specs=P(parallel.AXIS),
+        check_vma=False,
+    )
+    np.testing.assert_array_equal(jax.jit(mapped)(jnp.ones(4)), 0.0)
+
+
+def test_the_axis():
+    def where(x):
+        return x + parallel.axis_index() * 10 + parallel.axis_size()
+
+    mapped = jax.shard_map(
+        where, mesh=parallel.make_mesh(), in_specs=P(parallel.AXIS), out_specs=P(parallel.AXIS)
+    )
+    np.testing.assert_array_equal(jax.jit(mapped)(jnp.zeros(4, jnp.int32)), [4, 14, 24, 34])
+    assert parallel.make_mesh().devices.tolist() == jax.devices()

@@ -1,0 +1,110 @@
+"""An environment for tests of the stream contract, and how to look at streams in NumPy.
+
+Axis legend: `T` time, `B` streams.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from podracers import environment, types
+
+
+class State(NamedTuple):
+    """The state of an episode; it holds a typed key, as the states of some environments do."""
+
+    key: jax.Array
+    time: jax.Array  # int32
+    place: jax.Array  # float32 [2]
+    total: jax.Array  # float32, the return so far
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RandomEpisodes:
+    """Episodes of random length; half of them terminate and half are truncated.
+
+    The observation is drawn at random and moved by the action; with `masked` it is a dict, and one
+    value of each (part of the) action, drawn at random, is illegal.
+
+    Attributes:
+      end: the probability that a step is the last one.
+      actions: "discrete" (3 values), "multi_discrete" (2 and 3 values) or "continuous" (2 parts).
+      masked: whether there is an action mask.
+    """
+
+    end: float = 0.3
+    actions: str = "discrete"
+    masked: bool = False
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        action = {
+            "discrete": specs.DiscreteArray(3),
+            "multi_discrete": specs.BoundedArray((2,), np.int32, 0, np.array([1, 2], np.int32)),
+            "continuous": specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+        }[self.actions]
+        observation = specs.Array((3,), np.float32)
+        if self.masked:
+            shape = (3,) if self.actions == "discrete" else (2, 3)
+            observation = {
+                "features": observation,
+                environment.ACTION_MASK: specs.Array(shape, np.bool_),
+            }
+        return environment.EnvironmentSpec("RandomEpisodes", observation, action)
+
+    def reset(self, key):
+        key, place_key = jax.random.split(key)
+        place = jax.random.normal(place_key, (2,))
+        state = State(key, jnp.zeros((), jnp.int32), place, jnp.zeros(()))
+        return state, types.restart(self._observe(state))
+
+    def step(self, state, action):
+        place_key, reward_key, last_key, end_key = jax.random.split(
+            jax.random.fold_in(state.key, state.time), 4
+        )
+        place = 0.5 * state.place + jax.random.normal(place_key, (2,)) + action - 1.0
+        reward = jax.random.normal(reward_key) + place[0]
+        last = jax.random.bernoulli(last_key, self.end)
+        terminated = last & jax.random.bernoulli(end_key)
+        state = State(state.key, state.time + 1, place, state.total + reward)
+        return state, types.transition(self._observe(state), reward, terminated, last)
+
+    def _observe(self, state):
+        features = jnp.append(state.place, 0.1 * state.time)
+        if not self.masked:
+            return features
+        # The first part of a multi-discrete action has only the values 0 and 1.
+        illegal = (jnp.abs(state.place) * 10.0).astype(jnp.int32) % jnp.array([2, 3])
+        mask = jnp.arange(3) != illegal[:, None]
+        mask = mask.at[0, 2].set(False) if self.actions == "multi_discrete" else mask[1]
+        return {"features": features, environment.ACTION_MASK: mask}
+
+
+def to_numpy(tree: Any) -> Any:
+    """Returns a pytree of NumPy arrays; typed keys as their data."""
+
+    def fetch(x):
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x = jax.random.key_data(x)
+        return np.asarray(x)
+
+    return jax.tree.map(fetch, tree)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Asserts that two pytrees are equal bit for bit."""
+    actual, expected = to_numpy(actual), to_numpy(expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def assert_close(actual: Any, expected: Any, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    """Asserts that two pytrees are equal up to rounding."""
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol),
+        to_numpy(actual),
+        to_numpy(expected),
+    )

@@ -1,0 +1,183 @@
+"""The contract between agents and runners, for every pair of `tests/contract.py`."""
+
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracers import agent as agent_lib
+from podracers import environment, evaluation, metrics, types
+from podracers import runner as runner_lib
+from tests import contract, streams
+
+
+class Subject(NamedTuple):
+    """An agent under a runner, and what came of it on four devices."""
+
+    agent: agent_lib.Agent
+    environment: environment.Environment
+    case: contract.RunnerCase
+    recorder: contract.Recorder
+    runner: runner_lib.Runner
+    history: contract.History
+
+
+@pytest.fixture(
+    scope="module",
+    params=itertools.product(contract.AGENTS, contract.RUNNERS),
+    ids="-".join,
+    name="subject",
+)
+def _subject(request):
+    agent_name, runner_name = request.param
+    agent, candidate = contract.AGENTS[agent_name]()
+    case = contract.RUNNERS[runner_name]
+    recorder = contract.Recorder(agent)
+    runner = case.make(recorder, candidate, 4)
+    yield Subject(agent, candidate, case, recorder, runner, contract.run(runner))
+    runner.close()
+
+
+def _timestep(subject) -> types.TimeStep:
+    """Returns the time steps of all rollouts as one stream, `[U * T + 1, B, ...]`."""
+    rollouts = [rollout.timestep for rollout in subject.history.rollouts]
+    parts = [jax.tree.map(lambda x: x[:-1], part) for part in rollouts[:-1]] + rollouts[-1:]
+    return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+
+
+def test_protocols(subject):
+    assert isinstance(subject.agent, agent_lib.Agent)
+    assert isinstance(subject.environment, environment.Environment)
+    assert isinstance(subject.runner, runner_lib.Runner)
+    assert subject.runner.steps_per_update == contract.NUM_ENVS * contract.ROLLOUT_LENGTH
+    assert subject.runner.describe()
+
+
+def test_updates_are_finite_and_change_something(subject):
+    states = subject.history.states
+    for before, after in itertools.pairwise(states):
+        changed = jax.tree.map(lambda x, y: np.any(x != y), before.learner, after.learner)
+        assert any(jax.tree.leaves(changed.inner))
+        for leaf in jax.tree.leaves(after.learner):
+            assert np.all(np.isfinite(leaf))
+    for report in subject.history.reports:
+        assert all(np.isfinite(mean.total) for mean in report.means.values())
+        assert all(first == metrics.NEVER for first in report.first_nonfinite.values())
+
+
+def test_replicas_of_the_learner_are_identical(subject):
+    for leaf in jax.tree.leaves(subject.history.final.learner):
+        shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        assert len(shards) == 4
+        for shard in shards[1:]:
+            np.testing.assert_array_equal(shard, shards[0])
+
+
+def test_streams_keep_s1(subject):
+    timestep = _timestep(subject)
+    first, last = timestep.first(), timestep.last()
+    assert np.all(first[0])
+    assert np.sum(last) > 20
+    np.testing.assert_array_equal(first[1:], last[:-1])
+    np.testing.assert_array_equal(timestep.reward[first], 0.0)
+    np.testing.assert_array_equal(timestep.discount[~last], 1.0)
+    assert timestep.terminated().any()
+    assert timestep.truncated().any()
+
+
+def test_rollouts_begin_where_the_last_one_ended_s3(subject):
+    for before, after in itertools.pairwise(subject.history.rollouts):
+        streams.assert_same(
+            jax.tree.map(lambda x: x[0], after.timestep),
+            jax.tree.map(lambda x: x[-1], before.timestep),
+        )
+    # Each row is a stream of its own.
+    observation = jax.tree.leaves(_timestep(subject).observation)[-1]
+    assert len({row.tobytes() for row in observation.swapaxes(0, 1)}) == contract.NUM_ENVS
+
+
+def test_act_resets_its_state_at_first_s4(subject):
+    """What is left of another episode changes nothing."""
+    rollout = subject.history.rollouts[-1]
+    params = subject.runner.actor_params(subject.history.final)
+    params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params)
+    timestep = jax.tree.map(lambda x: jnp.asarray(x[0]), rollout.timestep)
+    key = jax.random.split(jax.random.key(0), contract.NUM_ENVS)
+    env_id = jnp.arange(contract.NUM_ENVS, dtype=jnp.int32)
+    fresh = subject.recorder.init_actor(env_id, contract.NUM_ENVS)
+    act = jax.jit(subject.recorder.act)
+
+    def outcome(actor_state, step_type):
+        forced = timestep._replace(step_type=jnp.full_like(timestep.step_type, step_type))
+        return act(params, actor_state, forced, key)
+
+    used = jax.tree.map(jnp.asarray, rollout.actor_state)
+    streams.assert_same(outcome(used, types.FIRST), outcome(fresh, types.FIRST))
+    if jax.tree.leaves(used):
+        differs = jax.tree.map(
+            lambda x, y: np.any(x != y), outcome(used, types.MID)[1], outcome(fresh, types.MID)[1]
+        )
+        assert any(jax.tree.leaves(differs))
+
+
+def test_one_version_of_the_parameters_acts_a_rollout_s5(subject):
+    for update, rollout in enumerate(subject.history.rollouts):
+        np.testing.assert_array_equal(rollout.extras.version, max(update - subject.case.lag, 0))
+
+
+def test_any_number_of_devices_gives_the_same(subject):
+    has_memory = bool(jax.tree.leaves(subject.history.rollouts[0].actor_state))
+    # One and four devices say enough of an agent with memory, and compiling takes its time.
+    for num_devices in (1,) if has_memory else (1, 2):
+        recorder = contract.Recorder(subject.agent)
+        runner = subject.case.make(recorder, subject.environment, num_devices)
+        _assert_same_run(contract.run(runner), subject.history)
+        runner.close()
+
+
+def _assert_same_run(actual: contract.History, expected: contract.History) -> None:
+    for ours, theirs in zip(actual.rollouts, expected.rollouts):
+        streams.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    for ours, theirs in zip(actual.states, expected.states):
+        streams.assert_close(ours.learner, theirs.learner, rtol=1e-3, atol=1e-4)
+    for ours, theirs in zip(actual.reports, expected.reports):
+        assert ours.means.keys() == theirs.means.keys()
+        # What every device knows is counted once for each of them; its mean is the same.
+        for name, mean in ours.means.items():
+            streams.assert_close(mean.result(), theirs.means[name].result(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_seed_repeats_in_any_number_of_dispatches_without_another_trace(subject):
+    traces = list(subject.recorder.traces)
+    assert "update" in traces
+    state, report = subject.runner.step(subject.runner.init(0), contract.NUM_UPDATES)
+    assert subject.recorder.traces == traces
+    streams.assert_same(state, subject.history.states[-1])
+    merged = subject.history.reports[0].means
+    for later in subject.history.reports[1:]:
+        merged = {name: mean.merge(later.means[name]) for name, mean in merged.items()}
+    streams.assert_close(report.means, merged)
+    other = streams.to_numpy(subject.runner.init(1))
+    with pytest.raises(AssertionError):
+        streams.assert_same(other.learner, subject.history.states[0].learner)
+    with pytest.raises(AssertionError):
+        streams.assert_same(other.streams.timestep, subject.history.states[0].streams.timestep)
+
+
+def test_a_restored_state_goes_on_bit_for_bit(subject):
+    state = contract.restore(subject.runner, subject.history.states[2])
+    state, _ = subject.runner.step(state, contract.NUM_UPDATES - 2)
+    streams.assert_same(state, subject.history.states[-1])
+
+
+def test_evaluation_depends_on_its_key_alone(subject):
+    params: Any = subject.runner.actor_params(subject.history.final)
+    evaluator = evaluation.Evaluator(subject.recorder, subject.environment, num_episodes=6)
+    episodes = evaluator.run(params, jax.random.key(0))
+    streams.assert_same(evaluator.run(params, jax.random.key(0)), episodes)
+    assert episodes.finished.all()
+    assert np.unique(episodes.returns).size == 6
+    assert np.all(evaluator.run(params, jax.random.key(1)).returns != episodes.returns)
