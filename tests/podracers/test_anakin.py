@@ -1,0 +1,153 @@
+"""What is Anakin's own; what it shares with other runners is in `tests/test_agents.py`."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import ppo
+from podracers import anakin, errors, metrics
+from tests import contract, streams
+
+ENVIRONMENT = streams.RandomEpisodes()
+SEEDS = (3, 4, 5)
+
+
+def _runner(**options):
+    agent = ppo.PPO(
+        ENVIRONMENT.spec,
+        network=contract.tiny_network(),
+        learning_rate=0.01,
+        epochs=1,
+        num_minibatches=2,
+    )
+    options = {"num_envs": 4, "rollout_length": 4, "num_devices": 2} | options
+    return anakin.Anakin(agent, ENVIRONMENT, **options)
+
+
+@pytest.fixture(scope="module", name="single")
+def _single():
+    return _runner()
+
+
+@pytest.fixture(scope="module", name="population")
+def _population():
+    return _runner(population=len(SEEDS))
+
+
+def test_members_of_a_population_equal_runs_of_their_own(single, population):
+    state, report = population.step(population.init(SEEDS[0]), 6)
+    assert state.key.shape == (len(SEEDS),)
+    params = population.actor_params(state)
+    for member, seed in enumerate(SEEDS):
+
+        def of(tree, member=member):
+            return jax.tree.map(lambda x: x[member], tree)
+
+        alone, report_alone = single.step(single.init(seed), 6)
+        streams.assert_close(of(state.learner), alone.learner, rtol=1e-3, atol=1e-5)
+        streams.assert_close(of(state.streams), alone.streams, rtol=1e-3, atol=1e-5)
+        streams.assert_close(of(params), single.actor_params(alone), rtol=1e-3, atol=1e-5)
+        for name, mean in report.means.items():
+            assert mean.total.shape == (len(SEEDS),)
+            streams.assert_close(of(mean), report_alone.means[name], rtol=1e-3, atol=1e-4)
+        assert report.first_nonfinite["loss/total"][member] == metrics.NEVER
+
+
+def test_any_number_of_updates_runs_one_program(single, caplog):
+    state, _ = single.step(single.init(0), 1)
+    with jax.log_compiles():
+        for num_updates in (3, 1, 2):
+            state, _ = single.step(state, num_updates)
+        single.init(1)
+        assert state.update == 7
+        assert "Compiling" not in caplog.text
+        jax.jit(lambda x: 3 * x)(2)
+        assert "Compiling" in caplog.text
+
+
+def test_no_update_changes_nothing(single):
+    before = streams.to_numpy(single.init(0))
+    state, report = single.step(single.init(0), 0)
+    streams.assert_same(state, before)
+    assert all(mean.count == 0.0 for mean in report.means.values())
+
+
+def test_the_state_is_donated(single):
+    before = single.init(0)
+    leaves = jax.tree.leaves((before.learner, before.streams))
+    after, _ = single.step(before, 1)
+    jax.block_until_ready(after)
+    assert all(leaf.is_deleted() for leaf in leaves)
+    with pytest.raises(RuntimeError, match="deleted"):
+        np.asarray(leaves[0])
+
+
+def test_streams_are_split_over_devices_and_the_learner_is_not(single):
+    state = single.init(0)
+    for leaf in jax.tree.leaves(state.learner):
+        assert leaf.sharding.is_fully_replicated
+    assert len(state.streams.env_id.addressable_shards) == 2
+    shards = [np.asarray(shard.data) for shard in state.streams.env_id.addressable_shards]
+    np.testing.assert_array_equal(shards, [[0, 1], [2, 3]])
+
+
+def test_metrics_are_merged_over_devices_and_updates(single):
+    _, report = single.step(single.init(0), 5)
+    steps = 5 * single.steps_per_update
+    # One gradient step of each of two minibatches; LAST steps are left out.
+    assert steps * 0.5 < report.means["loss/total"].count < steps
+    assert 0 < report.means["episode/length"].total <= steps
+    assert report.means["episode/length"].result() > 1.0
+
+
+def test_user_errors_say_what_to_do():
+    cases = {
+        "num_envs = 6 does not divide over 4 devices: use 4 or 8": {"num_envs": 6},
+        "num_envs = 3 does not divide over 4 devices: use 4, or": {"num_envs": 3},
+        "num_devices = 5: this machine has 4": {"num_devices": 5},
+        "num_devices = 0": {"num_devices": 0},
+    }
+    for message, options in cases.items():
+        with pytest.raises(errors.UserError, match=message):
+            _ = _runner(**{"num_devices": None, **options}).mesh
+    for options in (
+        {"num_envs": 0},
+        {"rollout_length": 0},
+        {"rollout_length": 2.5},
+        {"population": 0},
+        {"reset_batch": 0},
+    ):
+        with pytest.raises(errors.UserError, match=f"Anakin.{next(iter(options))}: expected"):
+            _runner(**options)
+
+
+def test_a_host_environment_is_refused():
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Host:
+        num_envs: int = 4
+
+        def reset(self):
+            raise AssertionError("not to be stepped")
+
+    with pytest.raises(errors.UserError, match="Sebulba"):
+        anakin.Anakin(_runner().agent, Host(), num_envs=4, rollout_length=4)
+
+
+def test_all_devices_are_used_unless_told_otherwise():
+    assert _runner(num_devices=None).mesh.devices.tolist() == jax.devices()
+    assert _runner(num_devices=1).mesh.devices.tolist() == jax.devices()[:1]
+    (line,) = _runner(population=3).describe()
+    assert "2 x cpu" in line and "16 agent steps" in line and "population of 3" in line
+
+
+def test_each_member_and_stream_has_keys_of_its_own(population):
+    state = population.init(SEEDS[0])
+    keys = np.asarray(jax.random.key_data(state.streams.environment.key)).reshape(-1, 2)
+    assert len(np.unique(keys, axis=0)) == len(SEEDS) * 4
+    np.testing.assert_array_equal(
+        jax.random.key_data(state.key),
+        jax.random.key_data(jax.vmap(jax.random.key)(jnp.array(SEEDS))),
+    )
