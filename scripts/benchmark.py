@@ -1,4 +1,4 @@
-"""Measures speed: python scripts/benchmark.py NAME [NAME ...] [--repeats N] [--json FILE].
+"""Measures speed: python scripts/benchmark.py [NAME ...] [--repeats N] [--json FILE].
 
 Every rate is warm, in agent steps per second, with compilation apart; it is printed as a median
 with the least and the most of several repeats. Where two programs are compared, they take turns in
@@ -224,9 +224,7 @@ def _podracer_catch(num_envs: int) -> anakin.Anakin:
         networks.actor_critic, encoder=encoders.MLP((128, 128), "relu"), separate_critic=False
     )
     agent = ppo.PPO(spec=environment.spec, network=network, epochs=1, num_minibatches=1)
-    return anakin.Anakin(
-        agent=agent, environment=environment, num_envs=num_envs, rollout_length=32
-    )
+    return anakin.Anakin(agent=agent, environment=environment, num_envs=num_envs, rollout_length=32)
 
 
 def benchmark_catch(repeats: int, batches: Iterable[int]) -> dict[str, Any]:
@@ -276,7 +274,10 @@ def _reset_cost(environment, repeats: int) -> dict[str, Any]:
     times = take_turns(turns, repeats)
     return {
         "unit": "agent steps/s",
-        **{name: spread((256 * 64 / np.array(values)).tolist(), 0) for name, values in times.items()},
+        **{
+            name: spread((256 * 64 / np.array(values)).tolist(), 0)
+            for name, values in times.items()
+        },
     }
 
 
@@ -320,7 +321,13 @@ def _run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if name in _PPO_ENVIRONMENTS:
         return benchmark_ppo(name, options.repeats)
     if name == "catch" and options.devices:
-        common = ["catch", "--repeats", str(options.repeats), "--batches", *map(str, options.batches)]
+        common = [
+            "catch",
+            "--repeats",
+            str(options.repeats),
+            "--batches",
+            *map(str, options.batches),
+        ]
         return {str(n): _on_devices(n, common)["catch"] for n in options.devices}
     if name == "catch":
         return benchmark_catch(options.repeats, options.batches)
@@ -343,7 +350,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(_BENCHMARKS))
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(_BENCHMARKS)}; by default all"
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024, 4096])
@@ -352,6 +361,7 @@ def main() -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="print the JSON alone")
     options = parser.parse_args()
+    options.names = options.names or list(_BENCHMARKS)
     for name in options.names:
         if name not in _BENCHMARKS:
             raise errors.UserError(

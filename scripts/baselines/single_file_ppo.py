@@ -93,9 +93,7 @@ class SingleFilePPO:
         reset_keys = jax.random.split(reset_key, self.settings.num_envs)
         environment, timestep = jax.vmap(self._environment.reset)(reset_keys)
         params = self._network.init(init_key, timestep.observation)
-        return State(
-            params, self._optimizer.init(params), environment, timestep.observation, key
-        )
+        return State(params, self._optimizer.init(params), environment, timestep.observation, key)
 
     def step(self, state: State, num_updates: int):
         """Takes `num_updates` updates in one dispatch; `state` is donated."""
@@ -125,9 +123,7 @@ class SingleFilePPO:
         transition = _Transition(
             state.observation, action, log_prob, value, stepped[1].reward, done
         )
-        return state._replace(
-            environment=environment, observation=observation, key=key
-        ), transition
+        return state._replace(environment=environment, observation=observation, key=key), transition
 
     def _log_prob(self, logits, action):
         return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], -1)[..., 0]

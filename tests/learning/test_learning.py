@@ -1,0 +1,31 @@
+"""The shipped experiments learn what they say: long runs, `make test-learning`."""
+
+import numpy as np
+import pytest
+
+from podracers import experiment, run, run_directory, signals
+
+# What every seed must reach in the final evaluation (64 episodes), and what is the most.
+_LEAST = {
+    "catch_ppo_anakin": 1.0,  # of 1
+    "cartpole_ppo_anakin": 475.0,  # of 500
+    "pendulum_ppo_anakin": -220.0,  # of about -150
+    "snake_ppo_anakin": 15.0,  # of 143; uniform legal moves reach 5
+    "gridworld_ppo_anakin": 0.9,  # of 1
+}
+# Seeds are trained as one population; Snake and the mazes take minutes for one.
+_SEEDS = {"snake_ppo_anakin": 1, "gridworld_ppo_anakin": 1}
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("name", _LEAST)
+def test_experiment_learns(name, tmp_path):
+    bindings = [f"Anakin.population = {_SEEDS.get(name, 3)}", "Anakin.num_devices = 1"]
+    settings = experiment.load([f"gin/experiments/{name}.gin"], bindings)
+    directory = run_directory.RunDirectory(tmp_path)
+    with signals.StopRequest() as stop:
+        summary = run.Run(settings, settings.build(), directory, stop=stop).train()
+    reached = summary["evaluation"]
+    by_seed = list(reached.get("return_by_seed", {"": reached["return"]}).values())
+    assert len(by_seed) == _SEEDS.get(name, 3)
+    assert np.min(by_seed) >= _LEAST[name], f"{name}: {by_seed}"
