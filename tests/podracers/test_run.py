@@ -1,0 +1,154 @@
+"""Tests of what a run does between its first update and its summary."""
+
+import dataclasses
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from environments import catch
+from podracers import config, errors, experiment, run, run_directory
+from tests import processes
+
+POPULATION = (
+    "Anakin.population = 2",
+    "TOTAL_STEPS = 640",
+    "Experiment.log_period = 4",
+    "Experiment.evaluation_period = 6",
+    "Experiment.checkpoint_period = 3",
+)
+
+
+class Stop:
+    """Asks to stop once the run has logged so many lines."""
+
+    def __init__(self, directory=None, lines=math.inf):
+        self._directory = directory
+        self._lines = lines
+
+    def __bool__(self):
+        path = self._directory and self._directory.path
+        return bool(path) and processes.num_lines(path) >= self._lines
+
+
+def _run(settings, directory, stop=None, **options):
+    lines = []
+    parts = settings.build()
+    runner = run.Run(
+        settings, parts, directory, stop=Stop() if stop is None else stop, say=lines.append, **options
+    )
+    return runner.train(), lines
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    file = processes.config_file(tmp_path_factory.mktemp("run"))
+    return experiment.load([str(file)], POPULATION)
+
+
+@pytest.fixture(scope="module")
+def population(settings, tmp_path_factory):
+    """A run of two seeds, whose periods do not divide one another; its folder and summary."""
+    directory = run_directory.RunDirectory(tmp_path_factory.mktemp("population"))
+    directory.write(directory.config, config.text())
+    summary, _ = _run(settings, directory)
+    return directory, summary
+
+
+def test_dispatches_end_at_every_period(population):
+    directory, _ = population
+    updates = [line["step"] // 64 for line in processes.log(directory.path)]
+    assert updates == [3, 4, 6, 8, 9, 10]
+    judged = [line for line in processes.log(directory.path) if "evaluation/return" in line]
+    assert [line["step"] // 64 for line in judged] == [6]
+
+
+def test_a_population_is_logged_apart_and_together(population):
+    directory, summary = population
+    for line in processes.log(directory.path):
+        members = [line[f"loss/value/seed_{seed}"] for seed in (3, 4)]
+        assert line["loss/value"] == pytest.approx(np.mean(members))
+        assert line["loss/value/std"] == pytest.approx(np.std(members))
+        assert members[0] != members[1]
+    by_seed = summary["evaluation"]["return_by_seed"]
+    assert by_seed.keys() == {"3", "4"}
+    assert summary["evaluation"]["return"] == pytest.approx(np.mean(list(by_seed.values())))
+    assert summary["evaluation"]["episodes"] == 16
+    assert summary["environment_steps"] == 2 * 640
+
+
+def test_a_member_of_a_population_is_the_run_of_its_seed(settings, population, tmp_path):
+    directory, _ = population
+
+    def alone(**arguments):
+        return dataclasses.replace(settings.runner(**arguments), population=1)
+
+    single = dataclasses.replace(settings, runner=alone, seed=4)
+    other = run_directory.RunDirectory(tmp_path)
+    _run(single, other)
+    for line, member in zip(processes.log(other.path), processes.log(directory.path), strict=True):
+        # Batched over members, products are summed in another order.
+        assert line["loss/value"] == pytest.approx(member["loss/value/seed_4"], rel=1e-3)
+
+
+def test_the_operative_configuration_gives_the_same_experiment(population):
+    directory, _ = population
+    text = directory.operative_config.read_text()
+    assert "ppo.PPO.normalize_advantages = True" in text  # a default that nobody bound
+    original = experiment.load([str(directory.config)], [])
+    again = experiment.load([str(directory.operative_config)], [])
+    for field in dataclasses.fields(experiment.Experiment):
+        if field.name not in ("agent", "environment", "runner"):
+            assert getattr(again, field.name) == getattr(original, field.name)
+    one, two = original.build(), again.build()
+    for part in ("agent", "environment", "runner"):
+        for field in dataclasses.fields(getattr(one, part)):
+            values = [getattr(getattr(parts, part), field.name) for parts in (one, two)]
+            if not callable(values[0]) and not dataclasses.is_dataclass(values[0]):
+                assert values[0] == values[1], field.name
+
+
+def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, population, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.write(directory.config, population[0].config.read_text())
+    summary, lines = _run(settings, directory, Stop(directory, 4))
+    assert summary is None
+    assert lines[-1] == "stopped at 512 steps: continue with --resume"
+    summary, lines = _run(settings, directory, resume=True)
+    assert "resuming from step 512" in lines
+    processes.assert_same_end(population[0].path, directory.path)
+    judged = population[1]["evaluation"]
+    assert summary["evaluation"] == judged
+    assert json.loads(directory.summary.read_text())["random_policy_return"] == (
+        population[1]["random_policy_return"]
+    )
+
+
+def test_resuming_what_never_saved_starts_from_the_beginning(settings, population, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.write(directory.config, population[0].config.read_text())
+    directory.metrics.write_text('{"step": 64, "loss/value": 1.0}\n')
+    _, lines = _run(settings, directory, resume=True)
+    assert "there is no checkpoint yet: starting from the beginning" in lines
+    processes.assert_same_end(population[0].path, directory.path)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Poisoned(catch.Catch):
+    """Its reward is not a number where the ball lands in the first column."""
+
+    def step(self, state, action):
+        state, timestep = super().step(state, action)
+        poison = timestep.last() & (state.ball_column == 0)
+        return state, timestep._replace(reward=jnp.where(poison, jnp.nan, timestep.reward))
+
+
+def test_a_value_that_is_not_finite_names_metric_seed_and_update(settings, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path)
+    poisoned = dataclasses.replace(settings, environment=Poisoned, evaluation_period=0)
+    expected = r"the metric '\S+' of seed [34] became NaN or infinite at update [23] .*was saved"
+    with pytest.raises(errors.RunFailure, match=expected):
+        _run(poisoned, directory)
+    assert processes.num_lines(directory.path) == 0
