@@ -22,9 +22,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from agents import encoders, minibatches, networks, ppo
-from baselines import single_file_ppo
-from environments import cartpole, catch
-from podracers import anakin, batch, command_line, errors, run_directory, types, unroll
+from environments import cartpole, catch, gymnax, jumanji
+from podracers import (
+    anakin,
+    batch,
+    command_line,
+    errors,
+    evaluation,
+    run_directory,
+    types,
+    unroll,
+)
+
+from baselines import single_file_ppo  # isort: skip  (a folder beside this script)
 
 Turn = Callable[[], float]  # takes one measurement, returns a rate or a time
 
@@ -84,8 +94,6 @@ def _seconds(function: Callable, *arguments) -> Turn:
 
 
 def _breakout():
-    from environments import gymnax
-
     return gymnax.Gymnax("Breakout-MinAtar")
 
 
@@ -218,7 +226,7 @@ def benchmark_overhead(repeats: int) -> dict[str, Any]:
 
 
 def _podracer_catch(num_envs: int) -> anakin.Anakin:
-    """The setting of the Podracer paper's notebook: Catch and a small network, one step a rollout."""
+    """The setting of the Podracer paper's notebook: Catch and a small network."""
     environment = catch.Catch()
     network = functools.partial(
         networks.actor_critic, encoder=encoders.MLP((128, 128), "relu"), separate_critic=False
@@ -242,9 +250,7 @@ def benchmark_catch(repeats: int, batches: Iterable[int]) -> dict[str, Any]:
 
 
 def benchmark_resets(repeats: int) -> dict[str, Any]:
-    """Compares ways to reset, with Snake under a random policy: 256 environments, 64 steps."""
-    from environments import jumanji
-
+    """Compares ways to reset under a random policy: 256 environments, 64 steps."""
     return {
         name: _reset_cost(environment, repeats)
         for name, environment in (
@@ -256,21 +262,19 @@ def benchmark_resets(repeats: int) -> dict[str, Any]:
 
 
 def _reset_cost(environment, repeats: int) -> dict[str, Any]:
-    from podracers import evaluation
-
     policy = evaluation.UniformPolicy(environment.spec)
     turns = {}
+    key = jax.random.key(0)
+
+    def act(streams, batched):
+        final, rollout = unroll.unroll(policy, batched, (), streams, key, 64)
+        return final, jnp.sum(rollout.timestep.reward)
+
     for reset_batch in (None, 4, 16):
         batched = batch.BatchedEnvironment(environment, reset_batch)
-        key = jax.random.key(0)
         streams = unroll.init(policy, batched, jnp.arange(256), 256, key)
-
-        def act(streams, batched=batched):
-            final, rollout = unroll.unroll(policy, batched, (), streams, key, 64)
-            return final, jnp.sum(rollout.timestep.reward)
-
         label = "every lane" if reset_batch is None else f"{reset_batch} at a time"
-        turns[label] = _seconds(jax.jit(act), streams)
+        turns[label] = _seconds(jax.jit(functools.partial(act, batched=batched)), streams)
     times = take_turns(turns, repeats)
     return {
         "unit": "agent steps/s",
@@ -282,7 +286,7 @@ def _reset_cost(environment, repeats: int) -> dict[str, Any]:
 
 
 def benchmark_startup(repeats: int) -> dict[str, Any]:
-    """Times the start of training CartPole with an empty compilation cache, then with a full one."""
+    """Times the start of training with an empty compilation cache, then with a full one."""
     script = str(pathlib.Path(__file__).with_name("train.py"))
     results = {"unit": "s from the start of the process to the end of 1 update"}
     with tempfile.TemporaryDirectory() as folder:
@@ -291,8 +295,12 @@ def benchmark_startup(repeats: int) -> dict[str, Any]:
             files = len(list(pathlib.Path(folder).glob("cache/*")))
             began = time.perf_counter()
             subprocess.run(
-                [sys.executable, script, "--gin_file", "gin/experiments/cartpole_ppo_anakin.gin"]
-                + ["--gin_bindings", "TOTAL_STEPS = 8192", "--run_dir", f"{folder}/{start}"],
+                [
+                    *(sys.executable, script),
+                    *("--gin_file", "gin/experiments/cartpole_ppo_anakin.gin"),
+                    *("--gin_bindings", "TOTAL_STEPS = 8192"),
+                    *("--run_dir", f"{folder}/{start}"),
+                ],
                 env=environment,
                 check=True,
                 capture_output=True,

@@ -72,7 +72,8 @@ class SingleFilePPO:
       settings: of the algorithm.
     """
 
-    def __init__(self, environment, settings: Settings = Settings()):
+    def __init__(self, environment, settings: Settings | None = None):
+        settings = settings or Settings()
         self._environment = environment
         self.settings = settings
         self._network = _ActorCritic(int(environment.spec.action.num_values))
