@@ -50,7 +50,7 @@ class Anakin:
     num_envs: int
     rollout_length: int
     population: int = 1
-    reset_batch: int | None = None
+    reset_batch: int | None = 16
     num_devices: int | None = None
 
     def __post_init__(self):

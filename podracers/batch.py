@@ -44,8 +44,8 @@ class BatchedEnvironment:
 
     Attributes:
       environment: the one-stream environment.
-      reset_batch: `K`, or None to reset every lane at every step, which is the faster choice where
-        a reset costs little (CartPole) or on an accelerator with small batches.
+      reset_batch: `K`, or None to reset every lane at every step, which saves a loop where a reset
+        costs next to nothing.
     """
 
     environment: environment_lib.Environment
