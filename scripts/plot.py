@@ -18,7 +18,7 @@ import numpy as np
 
 from podracers import command_line, errors, run_directory
 
-_METRIC = "evaluation/return"
+_METRIC = "episode/return"
 
 
 def _curves(path: pathlib.Path, metric: str) -> tuple[np.ndarray, np.ndarray]:

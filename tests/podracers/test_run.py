@@ -37,7 +37,12 @@ def _run(settings, directory, stop=None, **options):
     lines = []
     parts = settings.build()
     runner = run.Run(
-        settings, parts, directory, stop=Stop() if stop is None else stop, say=lines.append, **options
+        settings,
+        parts,
+        directory,
+        stop=Stop() if stop is None else stop,
+        say=lines.append,
+        **options,
     )
     return runner.train(), lines
 
@@ -121,8 +126,9 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, popul
     processes.assert_same_end(population[0].path, directory.path)
     judged = population[1]["evaluation"]
     assert summary["evaluation"] == judged
-    assert json.loads(directory.summary.read_text())["random_policy_return"] == (
-        population[1]["random_policy_return"]
+    assert (
+        json.loads(directory.summary.read_text())["random_policy_return"]
+        == (population[1]["random_policy_return"])
     )
 
 

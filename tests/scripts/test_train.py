@@ -206,7 +206,9 @@ def test_an_environment_of_ones_own_and_a_nan(folder):
     )
     assert result.returncode == 1, result.stderr
     assert "Traceback" not in result.stderr
-    assert re.search(r"failed: the metric '\S+' became NaN or infinite at update 12 ", result.stderr)
+    assert re.search(
+        r"failed: the metric '\S+' became NaN or infinite at update 12 ", result.stderr
+    )
     assert "the newest checkpoint is of step 640" in result.stderr
     assert (folder / "own" / "checkpoints" / "640" / "manifest.json").exists()
 
