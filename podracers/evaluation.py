@@ -20,6 +20,10 @@ from podracers import environment as environment_lib
 
 DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
 
+# What acting's keys are folded from: a number that no episode has. Folding them from the key of the
+# reset would give the very keys that `jax.random.split` makes of it inside the environment.
+_ACTING = 2**31 - 1
+
 
 class Episodes(NamedTuple):
     """What was reached, on the host."""
@@ -85,9 +89,9 @@ class Evaluator:
 
     def _run_member(self, params: types.PyTree, key: jax.Array) -> Episodes:
         count = self.num_episodes
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count))
-        state, timestep = jax.vmap(self.environment.reset)(keys)
         env_id = jnp.arange(count, dtype=jnp.int32)
+        reset_keys, act_keys = jax.vmap(_episode_keys, (None, 0))(key, env_id)  # [E]
+        state, timestep = jax.vmap(self.environment.reset)(reset_keys)
         start = _Carry(
             state=state,
             timestep=timestep,
@@ -102,9 +106,9 @@ class Evaluator:
             return (carry.time < self.limit) & ~jnp.all(carry.episodes.finished)
 
         def step(carry: _Carry) -> _Carry:
-            act_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, carry.time + 1)
+            step_keys = jax.vmap(jax.random.fold_in, (0, None))(act_keys, carry.time)
             action, actor_state, _ = self.agent.act(
-                params, carry.actor_state, carry.timestep, act_keys, evaluation=True
+                params, carry.actor_state, carry.timestep, step_keys, evaluation=True
             )
             state, timestep = jax.vmap(self.environment.step)(carry.state, action)
             running = ~carry.episodes.finished
@@ -116,6 +120,12 @@ class Evaluator:
             return _Carry(state, timestep, actor_state, episodes, carry.time + 1)
 
         return jax.lax.while_loop(unfinished, step, start).episodes
+
+
+def _episode_keys(key: jax.Array, episode: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+    """Returns the key of an episode's reset, and the one that acting's are folded from by time."""
+    acting = jax.random.fold_in(key, _ACTING)
+    return jax.random.fold_in(key, episode), jax.random.fold_in(acting, episode)
 
 
 def record(
@@ -135,20 +145,20 @@ def record(
       max_steps: where to stop; None for the environment's own limit.
     """
     evaluator = Evaluator(agent, environment, 1, max_steps=max_steps)
-    stream_key = jax.random.fold_in(key, 0)
-    state, timestep = jax.jit(environment.reset)(stream_key)
+    reset_key, act_key = _episode_keys(key, 0)
+    state, timestep = jax.jit(environment.reset)(reset_key)
     actor_state = agent.init_actor(jnp.zeros((1,), jnp.int32), 1, True)
 
     @jax.jit
     def step(state, timestep, actor_state, time):
-        act_key = jax.random.fold_in(stream_key, time)[None]
+        step_key = jax.random.fold_in(act_key, time)[None]
         row = jax.tree.map(lambda x: x[None], timestep)
-        action, actor_state, _ = agent.act(params, actor_state, row, act_key, evaluation=True)
+        action, actor_state, _ = agent.act(params, actor_state, row, step_key, evaluation=True)
         state, timestep = environment.step(state, jax.tree.map(lambda x: x[0], action))
         return state, timestep, actor_state
 
     states = [jax.device_get(state)]
-    for time in range(1, evaluator.limit + 1):
+    for time in range(evaluator.limit):
         state, timestep, actor_state = step(state, timestep, actor_state, time)
         states.append(jax.device_get(state))
         if timestep.last():
@@ -171,7 +181,7 @@ class UniformPolicy:
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples a legal action for each stream."""
-        action = jax.vmap(lambda observation, key: check.random_action(self.spec.action, observation, key))(
-            timestep.observation, key
-        )
+        action = jax.vmap(
+            lambda observation, key: check.random_action(self.spec.action, observation, key)
+        )(timestep.observation, key)
         return action, (), ()

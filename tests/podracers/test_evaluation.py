@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracers import errors, evaluation
+from podracers import errors, evaluation, types
 from tests import streams
 
 NUM_EPISODES = 6
@@ -39,12 +39,12 @@ def _expected():
     step, reset = jax.jit(ENVIRONMENT.step), jax.jit(ENVIRONMENT.reset)
     rewards = []
     for episode in range(NUM_EPISODES):
-        key = jax.random.fold_in(KEY, episode)
-        state, timestep = reset(key)
+        act_key = jax.random.fold_in(jax.random.fold_in(KEY, 2**31 - 1), episode)
+        state, timestep = reset(jax.random.fold_in(KEY, episode))
         action, rewards_of_episode = None, []
         while not timestep.last():
-            time = len(rewards_of_episode) + 1
-            drawn = int(jax.random.randint(jax.random.fold_in(key, time), (), 0, 3))
+            step_key = jax.random.fold_in(act_key, len(rewards_of_episode))
+            drawn = int(jax.random.randint(step_key, (), 0, 3))
             action = drawn if action is None else (action + drawn + 1) % 3
             state, timestep = step(state, jnp.int32(action))
             rewards_of_episode.append(float(timestep.reward))
@@ -112,6 +112,28 @@ def test_the_limit_is_that_of_the_environment_unless_given():
     assert EVALUATOR.limit == evaluation.DEFAULT_MAX_STEPS
     assert evaluation.Evaluator(AGENT, Limited(), 1).limit == 9
     assert evaluation.Evaluator(AGENT, Limited(), 1, max_steps=4).limit == 4
+
+
+def test_acting_uses_no_key_that_the_reset_used():
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class ShowsItsKeys(streams.RandomEpisodes):
+        def reset(self, key):
+            state, timestep = super().reset(key)
+            keys = jax.random.key_data(jnp.stack([key, *jax.random.split(key, 8)]))
+            return (state, keys), timestep._replace(observation=keys)
+
+        def step(self, state, action):
+            timestep = types.transition(state[1], reward=action, truncated=False)
+            return state, timestep
+
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class NoticesOldKeys(Alternating):
+        def act(self, params, actor_state, timestep, key, evaluation=False):
+            old = timestep.observation == jax.random.key_data(key)[:, None]
+            return jnp.any(jnp.all(old, axis=-1), axis=-1), actor_state, ()
+
+    evaluator = evaluation.Evaluator(NoticesOldKeys(), ShowsItsKeys(), 4, max_steps=10)
+    np.testing.assert_array_equal(evaluator.run((), KEY).returns, 0.0)
 
 
 def test_no_episodes_is_an_error():
