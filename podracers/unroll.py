@@ -75,9 +75,7 @@ def unroll(
 
     def step(carry: Streams, time: jax.Array):
         act_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, time)
-        action, actor_state, extras = agent.act(
-            params, carry.actor_state, carry.timestep, act_keys
-        )
+        action, actor_state, extras = agent.act(params, carry.actor_state, carry.timestep, act_keys)
         state, timestep = environment.step(carry.environment, action)
         following = carry._replace(
             environment=state,
