@@ -54,14 +54,12 @@ class Anakin:
     num_devices: int | None = None
 
     def __post_init__(self):
-        for name in ("num_envs", "rollout_length", "population"):
+        for name in ("num_envs", "rollout_length", "population", "reset_batch", "num_devices"):
             value = getattr(self, name)
+            if value is None and name in ("reset_batch", "num_devices"):
+                continue
             if not isinstance(value, int) or value < 1:
                 raise errors.UserError(f"Anakin.{name}: expected a positive int, got {value!r}")
-        if self.reset_batch is not None and self.reset_batch < 1:
-            raise errors.UserError(
-                f"Anakin.reset_batch: expected None or a positive int, got {self.reset_batch!r}"
-            )
         if not hasattr(self.environment, "reset") or hasattr(self.environment, "num_envs"):
             raise errors.UserError(
                 f"Anakin needs an environment written in JAX, got {self.environment!r}: a host "
@@ -176,9 +174,7 @@ class Anakin:
         env_id = parallel.axis_index() * local + jnp.arange(local, dtype=jnp.int32)
         stream_key = jax.random.fold_in(key, _STREAM_KEY)
         streams = unroll.init(self.agent, self._batched, env_id, self.num_envs, stream_key)
-        _, template = jax.eval_shape(
-            lambda learner, streams, key: self._act(learner, streams, key), learner, streams, key
-        )
+        _, template = jax.eval_shape(self._act, learner, streams, key)
         memory = self.agent.init_memory(template)
         return learner, jax.tree.map(lambda x: x[None], memory), streams
 

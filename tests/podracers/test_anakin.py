@@ -62,7 +62,7 @@ def test_any_number_of_updates_runs_one_program(single, caplog):
         for num_updates in (3, 1, 2):
             state, _ = single.step(state, num_updates)
         single.init(1)
-        assert state.update == 7
+        assert int(state.update) == 7
         assert "Compiling" not in caplog.text
         jax.jit(lambda x: 3 * x)(2)
         assert "Compiling" in caplog.text
@@ -108,7 +108,7 @@ def test_user_errors_say_what_to_do():
         "num_envs = 6 does not divide over 4 devices: use 4 or 8": {"num_envs": 6},
         "num_envs = 3 does not divide over 4 devices: use 4, or": {"num_envs": 3},
         "num_devices = 5: this machine has 4": {"num_devices": 5},
-        "num_devices = 0": {"num_devices": 0},
+        "num_devices: expected a positive int, got 0": {"num_devices": 0},
     }
     for message, options in cases.items():
         with pytest.raises(errors.UserError, match=message):
@@ -117,6 +117,8 @@ def test_user_errors_say_what_to_do():
         {"num_envs": 0},
         {"rollout_length": 0},
         {"rollout_length": 2.5},
+        {"num_devices": 2.0},
+        {"reset_batch": 2.0},
         {"population": 0},
         {"reset_batch": 0},
     ):
