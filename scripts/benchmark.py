@@ -143,7 +143,7 @@ def benchmark_breakdown(repeats: int) -> dict[str, Any]:
         check_vma=False,
     )
     key = jax.random.key(0)
-    batched = batch.BatchedEnvironment(environment)
+    batched = batch.BatchedEnvironment(environment, runner.reset_batch)
     length = runner.rollout_length
 
     def act(learner, streams):
