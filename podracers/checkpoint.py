@@ -113,7 +113,8 @@ class Checkpointer:
             self._scores[step] = score  # before the save, which decides what to keep
         self._saving = step
         try:
-            self._manager.save(step, args=items)
+            if not self._manager.save(step, args=items):  # orbax skips what is not the newest
+                raise ValueError(f"step {self.latest_step()} was saved already")
         except (OSError, ValueError, RuntimeError) as error:
             raise self._failed_save(error) from error
 

@@ -166,6 +166,16 @@ def test_a_donated_state_is_saved_as_it_was(tmp_path):
     checkpointer.close()
 
 
+def test_a_step_before_the_newest_is_not_skipped_in_silence(tmp_path):
+    checkpointer = checkpoint.Checkpointer(tmp_path)
+    _save(checkpointer, 5)
+    with pytest.raises(errors.RunFailure, match=r"checkpoint .*3: step 5 was saved already"):
+        _save(checkpointer, 3)
+    _save(checkpointer, 6)
+    assert checkpointer.latest_step() == 6
+    checkpointer.close()
+
+
 def test_a_step_is_saved_once(tmp_path):
     checkpointer = checkpoint.Checkpointer(tmp_path)
     _save(checkpointer, 5)
