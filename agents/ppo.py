@@ -110,6 +110,12 @@ class PPO:
                 raise errors.UserError(
                     f"PPO.{name}: expected a number in [0, 1], got {getattr(self, name)!r}"
                 )
+        for name in ("learning_rate", "anneal_steps", "max_grad_norm", "clip_epsilon"):
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
+                raise errors.UserError(f"PPO.{name}: expected a positive number, got {value!r}")
+        # Made now: gin's bindings may be others by the time that the network is first used.
+        _ = self._network
 
     @functools.cached_property
     def _head(self) -> distributions.ActionHead:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -41,6 +42,15 @@ def test_builds_the_parts(tiny):
 def test_refuses_values(tiny, field, value, message):
     with pytest.raises(errors.UserError, match=f"Experiment.{field}: {message}"):
         dataclasses.replace(tiny, **{field: value})
+
+
+def test_parts_are_of_the_configuration_that_they_were_built_from(tmp_path):
+    binding = "networks.actor_critic.separate_critic = False"
+    file = processes.config_file(tmp_path)
+    agent = experiment.load([str(file)], [binding]).build().agent
+    experiment.load([str(file)], [])
+    learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
+    assert "torsos_1" not in learner.params
 
 
 def test_a_million_may_be_written_as_a_float(tiny):
