@@ -1,6 +1,7 @@
 """The acting loop against a slow one, and across the borders of rollouts."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -102,13 +103,17 @@ def test_the_action_at_last_is_ignored(run):
     streams.assert_same((middle, end), (other_middle, other_end))
 
 
-def test_streams_and_steps_draw_different_actions(run):
+def test_streams_steps_and_rollouts_draw_different_actions(run):
     _, _, first, _, second = run
     acting = ~np.concatenate([first.timestep.last()[:-1], second.timestep.last()[:-1]])
-    action = np.where(acting, np.concatenate([first.action, second.action]), -1)
-    assert len(np.unique(action, axis=1).T) == NUM_STREAMS
-    assert all(len(np.unique(stream[stream >= 0])) > 1 for stream in action.T)
-    assert np.any(action[:LENGTH] != action[LENGTH:])
+    action = np.concatenate([first.action, second.action])
+    for one, other in itertools.combinations(range(NUM_STREAMS), 2):
+        both = acting[:, one] & acting[:, other]
+        assert np.any(action[both, one] != action[both, other])
+    for stream in range(NUM_STREAMS):
+        assert len(np.unique(action[acting[:, stream], stream])) > 1
+    both = acting[:LENGTH] & acting[LENGTH:]
+    assert np.any(action[:LENGTH][both] != action[LENGTH:][both])
 
 
 def test_a_stream_is_what_its_global_index_says(run):
