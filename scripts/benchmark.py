@@ -355,7 +355,7 @@ _BENCHMARKS = {
 
 def main() -> None:
     """Parses the command line, measures, prints and writes JSON."""
-    parser = argparse.ArgumentParser(
+    parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(

@@ -25,7 +25,9 @@ def _curves(path: pathlib.Path, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns agent steps `[K]` and values `[seeds, K]` of one run."""
     directory = run_directory.RunDirectory(path)
     directory.require()
-    rows = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    lines = directory.metrics.read_text().splitlines() if directory.metrics.exists() else []
+    # A run that goes on, or was killed, may leave half a line at the end.
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
     rows = [row for row in rows if row.get(metric) is not None]
     if not rows:
         raise errors.UserError(f"'{path}' has logged no '{metric}'")
@@ -43,7 +45,7 @@ def _groups(paths: list[str]) -> dict[str, list[pathlib.Path]]:
 
 def main() -> None:
     """Parses the command line and writes the picture."""
-    parser = argparse.ArgumentParser(
+    parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run_dir", action="append", required=True, metavar="DIR")
@@ -71,7 +73,10 @@ def main() -> None:
         axis.set_ylabel(arguments.metric.replace("/", " "))
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(arguments.out, dpi=120)
+    try:
+        figure.savefig(arguments.out, dpi=120)
+    except (OSError, ValueError) as error:  # no such folder; no such format
+        raise errors.UserError(f"cannot write '{arguments.out}': {error}") from error
     print(f"{arguments.out}: {len(groups)} curves")
 
 
