@@ -1,10 +1,10 @@
 """Shuffled minibatches of a rollout that do not depend on how many devices share it.
 
 A permutation of a device's whole share would make other minibatches on two devices than on one.
-Instead neighbouring items form groups of `M`, and each group gives one item, drawn at random without
-replacement, to each of the `M` minibatches. That is a stratified shuffle: every minibatch holds
-its share of every stream (or every stretch of time), and the global minibatches are the same on any
-number of devices.
+Instead neighbouring items form groups of `M`, and each group gives one item, drawn at random
+without replacement, to each of the `M` minibatches. That is a stratified shuffle: every minibatch
+holds its share of every stream (or every stretch of time), and the global minibatches are the same
+on any number of devices.
 
 Axis legend: `T` time, `B` streams of this device, `M` minibatches.
 """

@@ -58,7 +58,7 @@ class BatchedEnvironment:
         return BatchState(state, key, episode, timestep.last()), timestep
 
     def step(self, state: BatchState, action: types.PyTree) -> tuple[BatchState, types.TimeStep]:
-        """Steps every stream; where the episode had ended, the action is ignored and it restarts."""
+        """Steps every stream; where its episode had ended, the action is ignored: it restarts."""
         inner, timestep = jax.vmap(self.environment.step)(state.environment, action)
         episode = state.episode + state.last.astype(jnp.int32)
         if self.reset_batch is None:

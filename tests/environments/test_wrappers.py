@@ -177,7 +177,7 @@ def test_select_observation_drops_parts_and_keeps_the_mask():
 
 
 def test_select_observation_refuses_unknown_parts():
-    with pytest.raises(errors.UserError, match="clok.*clock"):
+    with pytest.raises(errors.UserError, match=r"clok.*clock"):
         wrappers.SelectObservation(TwoParts, keys=("clok",))
     with pytest.raises(errors.UserError, match="one array"):
         wrappers.SelectObservation(catch.Catch, keys=("image",))
