@@ -1,0 +1,86 @@
+"""Every .gin file of the project builds, and what it describes takes one update."""
+
+import importlib.util
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from podracers import experiment
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+DEFAULTS = ("gin/agents/ppo.gin", "gin/environments/catch.gin", "gin/runners/anakin.gin")
+SMALL = (
+    "TOTAL_STEPS = 128",
+    "Anakin.num_envs = 8",
+    "Anakin.rollout_length = 4",
+    "Anakin.population = 1",
+    "Anakin.num_devices = 1",
+    "Experiment.evaluation_episodes = 4",
+    "Experiment.evaluation_max_steps = 10",
+)
+# Loops that are unrolled: what takes the time here is compiling.
+SMALL_AGENTS = {"PPO": ("PPO.epochs = 1", "PPO.num_minibatches = 1")}
+# What a file leaves for the user to choose.
+CHOICES = {"gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",)}
+
+
+@pytest.fixture(autouse=True)
+def _compile_in_haste():
+    """Each program runs once: compiling it well would take longer than running it badly."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def _files(*folders):
+    """Returns the files as parameters of a test; physics takes a minute to compile."""
+    paths = [path for folder in folders for path in sorted((ROOT / "gin" / folder).rglob("*.gin"))]
+    return [
+        pytest.param(
+            str(path.relative_to(ROOT)),
+            marks=pytest.mark.slow if path.stem.startswith("brax") else (),
+            id=path.stem,
+        )
+        for path in paths
+    ]
+
+
+def _require_extras(path):
+    """Skips if the file needs an optional package that is not installed."""
+    for module in re.findall(r"^from environments import (\w+)", (ROOT / path).read_text(), re.M):
+        if module in ("brax", "gymnax") and importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+
+
+def _take_one_update(files, bindings):
+    agent = experiment.load(files, bindings).agent.__name__
+    loaded = experiment.load(files, [*bindings, *SMALL_AGENTS.get(agent, ())])
+    parts = loaded.build()
+    experiment.check(parts, loaded.seed)
+    state = parts.runner.init(loaded.seed)
+    state, report = parts.runner.step(state, 1)
+    params = jax.device_get(parts.runner.actor_params(state))
+    assert jax.device_get(report).means
+    for leaf in jax.tree.leaves(params):
+        assert np.all(np.isfinite(leaf))
+
+
+@pytest.mark.parametrize("path", _files("experiments"))
+def test_experiments(path):
+    _require_extras(path)
+    _take_one_update([path], SMALL)
+
+
+@pytest.mark.parametrize("path", _files("agents", "environments", "runners"))
+def test_parts(path):
+    _require_extras(path)
+    _take_one_update([*DEFAULTS, path], [*SMALL, *CHOICES.get(path, ())])
+
+
+def test_every_file_is_tried():
+    tried = {path.parent.name for path in (ROOT / "gin").rglob("*.gin")}
+    assert tried <= {"agents", "environments", "experiments", "runners"}
