@@ -1,5 +1,6 @@
 """Tests of evaluating a run from its folder."""
 
+import itertools
 import re
 import shutil
 
@@ -39,7 +40,7 @@ def test_evaluates_the_newest_checkpoint_and_draws_an_episode(run_dir, tmp_path)
             image.seek(index)
             frames.append(np.asarray(image.convert("RGB"), np.int32))
     # The ball falls by a row in each frame, so no two neighbours look alike.
-    assert all(np.abs(a - b).max() > 50 for a, b in zip(frames, frames[1:]))
+    assert all(np.abs(a - b).max() > 50 for a, b in itertools.pairwise(frames))
 
 
 def test_evaluates_the_best_checkpoint(run_dir):
