@@ -112,9 +112,11 @@ class MLP(nn.Module):
         activation = _activation(self.activation)
         features = _flatten(jax.tree.leaves(without_mask(observation)))
         columns = layers.feature_major()
-        features = features.T if columns else features
-        for size in self.hidden_sizes:
-            features = activation(layers.Dense(size)(features, columns))
+        wide = columns and features.shape[1] > self.hidden_sizes[0]
+        features = features.T if columns and not wide else features
+        for index, size in enumerate(self.hidden_sizes):
+            from_rows = wide and index == 0
+            features = activation(layers.Dense(size)(features, columns, from_rows))
         # A head transposes it once more: XLA drops both, and only its small output is transposed.
         return features.T if columns else features
 

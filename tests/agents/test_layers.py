@@ -49,15 +49,16 @@ def test_both_forms_of_pooling_agree(shape):
     jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True), value_and_gradient(False))
 
 
-def test_both_forms_of_a_dense_network_agree(monkeypatch):
+@pytest.mark.parametrize("width", [5, 40])  # narrower, and wider, than the first layer
+def test_both_forms_of_a_dense_network_agree(monkeypatch, width):
     spec = environment.EnvironmentSpec(
-        "test", specs.Array((5,), np.float32), specs.DiscreteArray(3)
+        "test", specs.Array((width,), np.float32), specs.DiscreteArray(3)
     )
     network = networks.actor_critic(
         spec, distributions.Categorical(3), encoder=encoders.MLP((16, 8), "relu")
     )
     zeros = jnp.zeros(9)
-    observation = jax.random.normal(jax.random.key(0), (9, 5))
+    observation = jax.random.normal(jax.random.key(0), (9, width))
     timestep = types.TimeStep(observation, zeros, zeros, zeros.astype(jnp.int8))
 
     def value_and_gradient(columns):
@@ -75,6 +76,24 @@ def test_both_forms_of_a_dense_network_agree(monkeypatch):
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
         value_and_gradient(True),
         value_and_gradient(False),
+    )
+
+
+def test_inputs_wider_than_outputs_enter_as_rows():
+    """The form for wide inputs has the value and the derivatives of the plain product."""
+    kernel = jax.random.normal(jax.random.key(0), (7, 3))
+    inputs = jax.random.normal(jax.random.key(1), (5, 7))
+
+    def value_and_gradients(product):
+        def loss(kernel, inputs):
+            return jnp.sum(jnp.sin(product(kernel, inputs)))
+
+        return product(kernel, inputs), jax.grad(loss, (0, 1))(kernel, inputs)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        value_and_gradients(layers.row_product),
+        value_and_gradients(lambda kernel, inputs: (inputs @ kernel).T),
     )
 
 
