@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents import ppo
-from podracers import anakin, errors, metrics
+from podracers import anakin, errors, metrics, types
 from tests import contract, streams
 
 ENVIRONMENT = streams.RandomEpisodes()
@@ -25,6 +25,30 @@ def _runner(**options):
     )
     options = {"num_envs": 4, "rollout_length": 4, "num_devices": 2} | options
     return anakin.Anakin(agent, ENVIRONMENT, **options)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dice:
+    """Everything it does is drawn from the keys it is given."""
+
+    def init_learner(self, key):
+        return jax.random.uniform(key)
+
+    def init_memory(self, rollout):
+        return ()
+
+    def init_actor(self, env_id, num_envs, evaluation=False):
+        return ()
+
+    def actor_params(self, learner):
+        return ()
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        return jax.vmap(lambda k: jax.random.randint(k, (), 0, 3))(key), (), ()
+
+    def update(self, state, rollout, key):
+        draw = jax.random.uniform(key)
+        return types.AgentState(draw, ()), {"draw": types.Mean.of(draw)}
 
 
 @pytest.fixture(scope="module", name="single")
@@ -153,3 +177,15 @@ def test_each_member_and_stream_has_keys_of_its_own(population):
         jax.random.key_data(state.key),
         jax.random.key_data(jax.vmap(jax.random.key)(jnp.array(SEEDS))),
     )
+
+
+def test_every_update_has_keys_of_its_own():
+    recorder = contract.Recorder(Dice())
+    runner = anakin.Anakin(recorder, ENVIRONMENT, num_envs=8, rollout_length=6, num_devices=2)
+    history = contract.run(runner)
+    draws = [float(report.means["draw"].result()) for report in history.reports]
+    draws.append(float(history.states[0].learner.inner))
+    assert len(set(draws)) == contract.NUM_UPDATES + 1
+    actions = [rollout.action.tobytes() for rollout in history.rollouts]
+    assert len(set(actions)) == contract.NUM_UPDATES
+    np.testing.assert_array_equal(history.states[-1].key, history.states[0].key)
