@@ -105,7 +105,7 @@ def test_the_operative_configuration_gives_the_same_experiment(population):
     original = experiment.load([str(directory.config)], [])
     again = experiment.load([str(directory.operative_config)], [])
     for field in dataclasses.fields(experiment.Experiment):
-        if field.name not in ("agent", "environment", "runner"):
+        if field.init and field.name not in ("agent", "environment", "runner"):
             assert getattr(again, field.name) == getattr(original, field.name)
     one, two = original.build(), again.build()
     for part in ("agent", "environment", "runner"):
@@ -158,3 +158,21 @@ def test_a_value_that_is_not_finite_names_metric_seed_and_update(settings, tmp_p
     with pytest.raises(errors.RunFailure, match=expected):
         _run(poisoned, directory)
     assert processes.num_lines(directory.path) == 0
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [("SEED = 7", "seed 0.*7"), ("Anakin.rollout_length = 16", "updates of 64.*128")],
+)
+def test_resuming_with_what_a_run_cannot_change_is_refused(settings, population, binding, message):
+    directory, _ = population
+    changed = experiment.load([str(directory.config)], [binding])
+    with pytest.raises(errors.UserError, match=message):
+        _run(changed, directory, resume=True)
+
+
+def test_the_final_checkpoint_carries_the_final_score(settings, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path)
+    changed = dataclasses.replace(settings, evaluation_period=0, checkpoint_period=5)
+    summary, _ = _run(changed, directory)
+    assert summary["best_checkpoint"] == 640
