@@ -11,7 +11,7 @@ EXTRAS ?= $(if $(wildcard /proc/driver/nvidia/version),cuda,$(if $(wildcard /dev
 
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+STAMP := $(VENV)/.installed$(addprefix -,$(EXTRAS))
 SOURCES := podracers agents environments scripts tests
 LOCKED_EXTRAS := test notebooks gymnax brax
 

@@ -1,0 +1,1 @@
+"""The runners, and everything that both of them and their agents share."""

@@ -27,14 +27,16 @@ def use_compilation_cache() -> None:
     A second start of the same configuration compiles nothing. `JAX_COMPILATION_CACHE_DIR` names
     another folder; `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
     """
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        jax.config.update(
-            "jax_compilation_cache_dir", str(pathlib.Path(base) / "podracers" / "jax")
-        )
-    # Small programs are many, and cost more in all than the large one.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    wanted = {
+        "jax_compilation_cache_dir": str(pathlib.Path(base) / "podracers" / "jax"),
+        # Small programs are many, and cost more in all than the large one.
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in wanted.items():
+        if not os.environ.get(name.upper()):
+            jax.config.update(name, value)
 
 
 def run(main: Callable[[], int | None]) -> None:

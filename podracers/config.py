@@ -16,6 +16,8 @@ from typing import Any
 import gin
 from podracers import config_check, config_errors, config_names, errors
 
+Bindings = config_check.Bindings
+
 
 def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: Callable[..., Any]) -> None:
     """Replaces gin's configuration by these files, in order, and then these bindings.
@@ -38,6 +40,32 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: Callable[
         given = config_check.take()
     config_check.put(from_files, given)
     config_check.check(root, given, mentioned)
+
+
+@contextlib.contextmanager
+def using(bindings: Bindings) -> Iterator[None]:
+    """Puts gin in the state of an earlier `snapshot`, for as long as the context lasts.
+
+    gin's configuration is one for the whole process, and what it makes reads it when called: an
+    experiment that was loaded first would otherwise be built from what was loaded last.
+
+    Args:
+      bindings: a snapshot.
+    """
+    others = config_check.take()
+    config_check.put(bindings)
+    try:
+        yield
+    finally:
+        config_check.take()
+        config_check.put(others)
+
+
+def snapshot() -> Bindings:
+    """Returns gin's bindings as they are now."""
+    bindings = config_check.take()
+    config_check.put(bindings)
+    return bindings
 
 
 def text() -> str:

@@ -61,8 +61,7 @@ class Environment(Protocol):
         """Starts an episode. The state carries whatever randomness later steps need."""
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Advances one step; never called on a state whose time step was LAST (its result is
-        thrown away if it is)."""
+        """Advances one step; what it returns for a state whose episode ended is thrown away."""
 
 
 @runtime_checkable

@@ -36,9 +36,10 @@ class Episodes(NamedTuple):
         """Returns the mean return of each member, `[P]` or a scalar."""
         return np.mean(self.returns, axis=-1)
 
-    def standard_error(self) -> np.ndarray:
-        """Returns the standard error of `mean_return` over episodes."""
-        return np.std(self.returns, axis=-1) / np.sqrt(self.returns.shape[-1])
+    def standard_error(self) -> float:
+        """Returns the standard error of the mean return, over members if any, else episodes."""
+        samples = self.mean_return() if self.returns.ndim > 1 else self.returns
+        return float(np.std(samples, ddof=min(1, samples.size - 1)) / np.sqrt(samples.size))
 
 
 class _Carry(NamedTuple):

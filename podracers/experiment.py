@@ -67,6 +67,10 @@ class Experiment:
     checkpoint_period: int = 0
     keep_latest: int = 3
     keep_best: int = 1
+    # What gin holds now: gin makes the parts, and they read it when they are built.
+    _bindings: config.Bindings = dataclasses.field(
+        default_factory=config.snapshot, init=False, repr=False
+    )
 
     def __post_init__(self):
         for name, least in _LEAST.items():
@@ -100,6 +104,10 @@ class Experiment:
         Raises:
           errors.UserError: a part refuses its settings, or is none.
         """
+        with config.using(self._bindings):
+            return self._build()
+
+    def _build(self) -> Parts:
         environment = _make("environment", self.environment, environment_lib.Environment)
         _check_spec(environment)
         agent = _make("agent", self.agent, agent_lib.Agent, spec=environment.spec)

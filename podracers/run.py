@@ -62,6 +62,7 @@ class Run:
         self._state = self._runner.init(experiment.seed)
         self._update = 0
         self._loggers: loggers.Loggers | None = None
+        self._resume = resume
         if resume:
             self._restore()
 
@@ -79,7 +80,7 @@ class Run:
         Raises:
           errors.RunFailure: a metric is not finite, or a file cannot be written.
         """
-        resumed = self.steps if self._update else None
+        resumed = self.steps if self._resume else None
         total = self._parts.num_updates
         self._loggers = loggers.Loggers(
             [
@@ -124,7 +125,9 @@ class Run:
             lengths = np.mean(episodes.lengths, axis=-1)
             values |= metrics.label("evaluation/length", lengths, self._members())
         self._loggers.write(self.steps, values)
-        if score is not None or _due(self._update, experiment.checkpoint_period):
+        # The last state is saved with the score of the final evaluation.
+        due = _due(self._update, experiment.checkpoint_period)
+        if score is not None or (due and self._update < self._parts.num_updates):
             self._save(score)
 
     def _until_due(self) -> int:
@@ -152,7 +155,11 @@ class Run:
         members = np.atleast_1d(report.first_nonfinite[name])
         member = f" of seed {self._members()[int(np.argmin(members))]}" if self._members() else ""
         saved = self._checkpointer.latest_step()
-        kept = f"the newest checkpoint is of step {saved:,}" if saved else "nothing was saved yet"
+        kept = (
+            f"the newest checkpoint is of step {saved:,}"
+            if saved is not None
+            else "nothing was saved yet"
+        )
         raise errors.RunFailure(
             f"the metric '{name}'{member} became NaN or infinite at update {first[name]} "
             f"({first[name] * self._runner.steps_per_update:,} steps); {kept}"
@@ -170,6 +177,7 @@ class Run:
     def _save(self, score: float | None) -> None:
         metadata = {
             "update": self._update,
+            "seed": self._experiment.seed,
             "population": self._runner.population,
             "clock": self._clock.record(),
         }
@@ -181,8 +189,18 @@ class Run:
         if restored is None:
             self._say("there is no checkpoint yet: starting from the beginning")
             return
-        step, self._state, metadata = restored
-        self._update = metadata["update"]
+        step, state, metadata = restored
+        if metadata["seed"] != self._experiment.seed:
+            raise errors.UserError(
+                f"this run has the seed {metadata['seed']}, and cannot go on with "
+                f"{self._experiment.seed}"
+            )
+        if step != metadata["update"] * self._runner.steps_per_update:
+            raise errors.UserError(
+                f"this run has updates of {step // metadata['update']} agent steps, and cannot go "
+                f"on with {self._runner.steps_per_update}"
+            )
+        self._state, self._update = state, metadata["update"]
         self._clock.resume(metadata["clock"])
         self._say(f"resuming from step {step:,}")
 
@@ -198,7 +216,7 @@ class Run:
         summary = {
             "evaluation": {
                 "return": float(np.mean(episodes.returns)),
-                "standard_error": float(np.mean(episodes.standard_error())),
+                "standard_error": episodes.standard_error(),
                 "length": float(np.mean(episodes.lengths)),
                 "episodes": int(episodes.returns.size),
                 "unfinished": int(np.sum(~episodes.finished)),

@@ -28,7 +28,6 @@ def init(
     env_id: jax.Array,
     num_envs: int,
     key: jax.Array,
-    evaluation: bool = False,
 ) -> Streams:
     """Starts `B` streams.
 
@@ -38,13 +37,12 @@ def init(
       env_id: `[B]` int32, the global indices of these streams; each makes its own key of its own.
       num_envs: how many streams there are in all, on every device.
       key: one typed key, equal for all streams.
-      evaluation: whether the streams are evaluated rather than learnt from.
     """
     state, timestep = environment.init(jax.vmap(jax.random.fold_in, (None, 0))(key, env_id))
     return Streams(
         environment=state,
         timestep=timestep,
-        actor_state=agent.init_actor(env_id, num_envs, evaluation),
+        actor_state=agent.init_actor(env_id, num_envs),
         env_id=env_id,
         episodes=metrics.EpisodeStatistics.init(env_id.shape[0]),
     )

@@ -22,6 +22,8 @@ def main() -> int:
     directory = run_directory.RunDirectory(arguments.run_dir)
     directory.require()
     parts = experiment.load([str(directory.config)], []).build()
+    if not 0 <= arguments.seed < 2**31:
+        raise errors.UserError(f"--seed: expected 0 <= seed < 2**31, got {arguments.seed}")
     if arguments.video:
         video.require(parts.environment)
     step, params = _params(directory, parts, arguments.best)
@@ -35,10 +37,11 @@ def main() -> int:
     )
     key = jax.random.key(arguments.seed)
     episodes = evaluator.run(params, key)
+    over = f"{population} members" if population > 1 else f"{arguments.episodes} episodes"
     print(
         f"step {step:,}: return {np.mean(episodes.returns):.2f} "
-        f"± {np.mean(episodes.standard_error()):.2f} (mean and standard error over "
-        f"{episodes.returns.size} episodes), length {np.mean(episodes.lengths):.1f} agent steps"
+        f"± {episodes.standard_error():.2f} (mean and standard error over {over}), length "
+        f"{np.mean(episodes.lengths):.1f} agent steps"
     )
     if population > 1:
         print("by member: " + ", ".join(f"{mean:.2f}" for mean in episodes.mean_return()))

@@ -76,13 +76,15 @@ def _default(gin_files: list[str]) -> str:
 def _table(summary: dict, directory: run_directory.RunDirectory) -> rich.table.Table:
     """Returns what was reached, and where its files are."""
     judged = summary["evaluation"]
+    seeds = judged.get("return_by_seed", {})
+    over = f"{len(seeds)} seeds" if seeds else f"{judged['episodes']} episodes"
     table = rich.table.Table(show_header=False, title="What was reached", title_justify="left")
     table.add_row(
         "return",
         f"{judged['return']:.2f} ± {judged['standard_error']:.2f} "
-        f"(mean and standard error over {judged['episodes']} episodes)",
+        f"(mean and standard error over {over})",
     )
-    for seed, mean in judged.get("return_by_seed", {}).items():
+    for seed, mean in seeds.items():
         table.add_row(f"  seed {seed}", f"{mean:.2f}")
     table.add_row("random policy", f"{summary['random_policy_return']:.2f}")
     table.add_row("episode length", f"{judged['length']:.1f} agent steps")

@@ -61,7 +61,7 @@ def test_first_episodes_equal_a_slow_loop(expected):
     assert episodes.finished.all()
     returns = [sum(rewards) for rewards in expected]
     np.testing.assert_allclose(episodes.mean_return(), np.mean(returns), rtol=1e-4)
-    error = np.std(returns) / math.sqrt(NUM_EPISODES)
+    error = np.std(returns, ddof=1) / math.sqrt(NUM_EPISODES)
     np.testing.assert_allclose(episodes.standard_error(), error, rtol=1e-4)
 
 
@@ -153,3 +153,10 @@ def test_the_uniform_policy_plays_every_legal_action_and_no_other(actions):
     action = np.asarray(action).reshape(count, -1)
     for part, legal in enumerate(mask):
         assert set(action[:, part]) == set(np.flatnonzero(legal))
+
+
+def test_the_error_of_a_population_is_that_over_its_members():
+    returns = np.array([[0.0, 2.0], [4.0, 6.0], [5.0, 7.0]], np.float32)
+    episodes = evaluation.Episodes(returns, returns.astype(int), returns > -1.0)
+    expected = np.std([1.0, 5.0, 6.0], ddof=1) / math.sqrt(3)
+    np.testing.assert_allclose(episodes.standard_error(), expected, rtol=1e-6)

@@ -162,7 +162,7 @@ def test_a_value_that_is_not_finite_names_metric_seed_and_update(settings, tmp_p
 
 @pytest.mark.parametrize(
     ("binding", "message"),
-    [("SEED = 7", "seed 0.*7"), ("Anakin.rollout_length = 16", "updates of 64.*128")],
+    [("SEED = 7", "seed 3.*7"), ("Anakin.rollout_length = 32", "updates of 64.*with")],
 )
 def test_resuming_with_what_a_run_cannot_change_is_refused(settings, population, binding, message):
     directory, _ = population
@@ -171,8 +171,9 @@ def test_resuming_with_what_a_run_cannot_change_is_refused(settings, population,
         _run(changed, directory, resume=True)
 
 
-def test_the_final_checkpoint_carries_the_final_score(settings, tmp_path):
+def test_the_final_checkpoint_carries_the_final_score(population, tmp_path):
+    bindings = ["Experiment.evaluation_period = 0", "Experiment.checkpoint_period = 5"]
+    changed = experiment.load([str(population[0].config)], bindings)
     directory = run_directory.RunDirectory(tmp_path)
-    changed = dataclasses.replace(settings, evaluation_period=0, checkpoint_period=5)
     summary, _ = _run(changed, directory)
     assert summary["best_checkpoint"] == 640
