@@ -7,6 +7,7 @@ mean over seeds, with the range between them shaded. A run of a population is a 
 import argparse
 import collections
 import json
+import math
 import pathlib
 import re
 
@@ -14,6 +15,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import matplotlib.ticker
 import numpy as np
 
 from podracers import command_line, errors, run_directory
@@ -53,7 +55,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, metavar="FILE.png")
     arguments = parser.parse_args()
     groups = _groups(arguments.run_dir)
-    columns = min(3, len(groups))
+    columns = min(3, math.ceil(math.sqrt(len(groups))))
     rows = -(-len(groups) // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(4.2 * columns, 3.2 * rows), squeeze=False, layout="constrained"
@@ -70,6 +72,7 @@ def main() -> None:
         seeds = f"{len(values)} seed{'s' if len(values) > 1 else ''}"
         axis.set_title(f"{name} ({seeds})", fontsize=10)
         axis.set_xlabel("agent steps")
+        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         axis.set_ylabel(arguments.metric.replace("/", " "))
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
