@@ -100,5 +100,8 @@ _PHRASES = (
     (r"No module named '([\w.]+)'", _unknown_module),
     (r"cannot import name '(\w+)' from '([\w.]+)'", lambda n, m: _unknown_module(f"{m}.{n}")),
     (r"Unable to open file: (.*)\. Searched", missing_file),
-    (r"\('(EOF in [^']*)'", lambda phrase: f"{phrase}: a bracket or a quote is not closed"),
+    (
+        r"\('(?:unexpected )?(EOF in [^']*)'",
+        lambda phrase: f"{phrase}: a bracket or a quote is not closed",
+    ),
 )
