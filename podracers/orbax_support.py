@@ -43,6 +43,7 @@ def quieten() -> None:
     if _not_from_orbax in logger.filters:
         return
     logger.addFilter(_not_from_orbax)
+    logging.getLogger("asyncio").addFilter(_not_of_a_failed_write)
     hook = sys.unraisablehook
 
     def report(unraisable):
@@ -55,3 +56,11 @@ def quieten() -> None:
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:
     return "/orbax/" not in record.pathname
+
+
+def _not_of_a_failed_write(record: logging.LogRecord) -> bool:
+    """Drops what asyncio says of the writes that failed after the first, whose error is raised.
+
+    Nothing but orbax uses asyncio here, and the record does not always name it.
+    """
+    return "never retrieved" not in record.getMessage()
