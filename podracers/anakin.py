@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from podracers import agent as agent_lib
-from podracers import batch, errors, metrics, parallel, types, unroll
+from podracers import batch, errors, keys, metrics, parallel, types, unroll
 from podracers import environment as environment_lib
-
-_STREAM_KEY, _LEARNER_KEY, _RUN_KEY = range(3)
 
 
 class AnakinState(NamedTuple):
@@ -60,10 +58,12 @@ class Anakin:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise errors.UserError(f"Anakin.{name}: expected a positive int, got {value!r}")
-        if not hasattr(self.environment, "reset") or hasattr(self.environment, "num_envs"):
+        if environment_lib.is_host(self.environment):
+            twin = getattr(self.environment, "jax_twin", None)
             raise errors.UserError(
-                f"Anakin needs an environment written in JAX, got {self.environment!r}: a host "
-                "environment needs the Sebulba runner"
+                f"Anakin needs an environment written in JAX, and {self.environment.spec.name} "
+                "runs on the host: add --gin_file gin/runners/sebulba.gin"
+                + (f", or use its JAX twin, {twin}" if twin else "")
             )
 
     @functools.cached_property
@@ -92,6 +92,20 @@ class Anakin:
     def steps_per_update(self) -> int:
         """Agent steps of one update, over all streams of one member of the population."""
         return self.num_envs * self.rollout_length
+
+    @property
+    def updates_per_dispatch(self) -> None:
+        """Any number of updates is one program."""
+        return None
+
+    def trace(self, seed: int) -> None:
+        """Traces one update, as the run will; what is traced here is not traced again."""
+        state = jax.eval_shape(lambda: self.init(seed))
+        jax.eval_shape(lambda state: self.step(state, 1), state)
+
+    def diagnostics(self) -> metrics.Diagnostics:
+        """One program has no parts whose times a host could tell apart."""
+        return metrics.Diagnostics({}, "")
 
     def describe(self) -> list[str]:
         """Returns lines that say which devices do what."""
@@ -169,11 +183,10 @@ class Anakin:
 
     def _init_member(self, key: jax.Array):
         """Initialises one member's share on this device."""
-        learner = self.agent.init_learner(jax.random.fold_in(key, _LEARNER_KEY))
+        learner = self.agent.init_learner(keys.learner(key))
         local = self.num_envs // parallel.axis_size()
         env_id = parallel.axis_index() * local + jnp.arange(local, dtype=jnp.int32)
-        stream_key = jax.random.fold_in(key, _STREAM_KEY)
-        streams = unroll.init(self.agent, self._batched, env_id, self.num_envs, stream_key)
+        streams = unroll.init(self.agent, self._batched, env_id, self.num_envs, keys.streams(key))
         _, template = jax.eval_shape(self._act, learner, streams, key)
         memory = self.agent.init_memory(template)
         return learner, jax.tree.map(lambda x: x[None], memory), streams
@@ -197,7 +210,7 @@ class Anakin:
         """Takes one update of every member on this device."""
 
         def member(learner, memory, streams, key):
-            act_key, update_key = jax.random.split(jax.random.fold_in(key, state.update))
+            act_key, update_key = keys.update(key, state.update)
             streams, rollout = self._act(learner, streams, act_key)
             memory = jax.tree.map(lambda x: x[0], memory)
             agent_state = types.AgentState(learner, memory)
@@ -207,8 +220,7 @@ class Anakin:
             streams = streams._replace(episodes=episodes)
             return agent_state.learner, memory, streams, {**episode_means, **means}
 
-        run_key = self._per_member(lambda key: jax.random.fold_in(key, _RUN_KEY))(state.key)
         learner, memory, streams, means = self._per_member(member)(
-            state.learner, state.memory, state.streams, run_key
+            state.learner, state.memory, state.streams, state.key
         )
         return AnakinState(learner, memory, streams, state.key, state.update + 1), means

@@ -66,21 +66,72 @@ class Environment(Protocol):
 
 @runtime_checkable
 class HostEnvironment(Protocol):
-    """A batch of environments that is stepped on the host, in NumPy, with next-step auto-reset."""
+    """`B` environments that are stepped together on the host, with next-step auto-reset (S1).
 
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """The shapes of one of the environments."""
+    `send` and `recv` alternate. All leaves are NumPy and `[B, ...]`, in the dtypes of the spec, and
+    fresh at each call: nobody writes into an array that was handed out. One thread at a time calls.
+    """
 
     @property
     def num_envs(self) -> int:
         """The batch size `B`."""
 
     def reset(self) -> types.TimeStep:
-        """Starts every environment; leaves are `[B, ...]`."""
+        """Starts an episode of every environment; called once, before all else."""
 
-    def step(self, action: np.ndarray) -> types.TimeStep:
-        """Steps every environment; `action` is `[B, ...]`; an ended episode restarts (S1)."""
+    def send(self, action: np.ndarray) -> None:
+        """Begins a step of every environment; waits as little as the simulator allows.
+
+        Args:
+          action: `[B, ...]`; ignored where the latest time step was LAST, and the episode restarts.
+        """
+
+    def recv(self) -> types.TimeStep:
+        """Waits for the step that `send` began, and returns where it led."""
 
     def close(self) -> None:
-        """Frees what the simulators hold."""
+        """Frees what the simulators hold: threads, processes, files. A second call does nothing."""
+
+
+@runtime_checkable
+class HostEnvironmentFactory(Protocol):
+    """A recipe for host environments: a frozen dataclass of static configuration.
+
+    An experiment names one where it would name a JAX environment. An implementation may also have
+    `render(timestep) -> np.ndarray`, uint8 `[height, width, 3]`, of one environment's time step
+    (no batch axis), which serves videos.
+    """
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """The shapes of one environment; cheap, and without a simulator that stays alive."""
+
+    def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> HostEnvironment:
+        """Makes `B` environments.
+
+        Args:
+          key: one typed key, equal for all streams of a run, and another one for its evaluations.
+          env_id: `[B]` int32, the global indices of the streams: each has a seed of its own, which
+            depends on `key` and its index alone (`stream_seeds`).
+          num_threads: how many of the host's threads the simulators may use.
+        """
+
+
+def is_host(environment: Any) -> bool:
+    """Returns whether this is a recipe for host environments, rather than a JAX environment."""
+    return hasattr(environment, "make")
+
+
+def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:
+    """Returns a seed for each stream, `[B]` int64 in `[0, 2**31)`.
+
+    Streams of one key never share a seed, whichever thread or host they are on: the map from index
+    to seed is one to one. Neighbours are far apart, for simulators that count on from their seed.
+
+    Args:
+      key: one typed key.
+      env_id: `[B]`, global indices below `2**31`.
+    """
+    base = int(jax.random.bits(key, dtype=np.uint32))
+    # The golden ratio's odd multiple of 2**31 (Knuth, vol. 3, 6.4): odd numbers have an inverse.
+    return (base + np.asarray(env_id, np.int64) * 1_327_217_885) % 2**31

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from podracers import agent as agent_lib
-from podracers import check_static, config, config_errors, errors, evaluation
+from podracers import check_static, config, config_errors, errors, evaluation, evaluators
 from podracers import environment as environment_lib
 from podracers import runner as runner_lib
 
@@ -28,7 +28,7 @@ _LEAST = {
 class Parts(NamedTuple):
     """What an experiment is made of, built."""
 
-    environment: environment_lib.Environment
+    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
     agent: agent_lib.Agent
     runner: runner_lib.Runner
     evaluator: evaluation.Evaluator
@@ -41,7 +41,8 @@ class Experiment:
 
     Attributes:
       agent: a class, called with `spec=`.
-      environment: a class, called without arguments.
+      environment: a class, called without arguments: a JAX environment, or a recipe for host
+        environments (`environment.HostEnvironmentFactory`).
       runner: a class, called with `agent=` and `environment=`.
       seed: of everything that is random.
       total_steps: agent steps over all environments; rounded up to whole updates.
@@ -56,7 +57,7 @@ class Experiment:
     """
 
     agent: Callable[..., agent_lib.Agent]
-    environment: Callable[[], environment_lib.Environment]
+    environment: Callable[[], environment_lib.Environment | environment_lib.HostEnvironmentFactory]
     runner: Callable[..., runner_lib.Runner]
     seed: int
     total_steps: int
@@ -114,7 +115,7 @@ class Experiment:
         runner = _make(
             "runner", self.runner, runner_lib.Runner, agent=agent, environment=environment
         )
-        evaluator = evaluation.Evaluator(
+        evaluator = evaluators.make(
             agent,
             environment,
             self.evaluation_episodes,
@@ -145,15 +146,18 @@ def check(parts: Parts, seed: int) -> None:
         its contract. Exceptions of a part's own code are passed on as they are.
     """
     parts.runner.describe()
-    environment = parts.environment
+    if not environment_lib.is_host(parts.environment):
+        _check_environment(parts.environment)
+    parts.runner.trace(seed)
+
+
+def _check_environment(environment: environment_lib.Environment) -> None:
     # If the code of the environment itself fails, it has to fail here, with its traceback.
     state, _ = jax.eval_shape(environment.reset, jax.random.key(0))
     action = jax.ShapeDtypeStruct(environment.spec.action.shape, environment.spec.action.dtype)
     jax.eval_shape(environment.step, state, action)
     if faults := check_static.trace_faults(environment, environment.spec):
         raise errors.UserError(f"environment {environment.spec.name}: {'; '.join(faults)}")
-    state = jax.eval_shape(lambda: parts.runner.init(seed))
-    jax.eval_shape(lambda state: parts.runner.step(state, 1), state)
 
 
 def _check_spec(environment: environment_lib.Environment) -> None:
@@ -185,6 +189,8 @@ def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any)
             names = ", ".join(f"{name}.{parameter}" for parameter in sorted(missing))
             raise errors.UserError(f"no value for {names}: bind it") from error
         raise errors.UserError(f"{part} {name}: {message}") from error
+    if protocol is environment_lib.Environment and environment_lib.is_host(made):
+        protocol = environment_lib.HostEnvironmentFactory
     lacking = [member for member in _members(protocol) if not _has(made, member)]
     if lacking:
         raise errors.UserError(f"{kind} (it has no `{'`, no `'.join(lacking)}`)")

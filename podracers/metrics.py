@@ -23,6 +23,13 @@ class Report(NamedTuple):
     first_nonfinite: dict[str, jax.Array]  # int32: the first update whose metric was not finite
 
 
+class Diagnostics(NamedTuple):
+    """What a runner measured on the host since it was last asked: where the time went."""
+
+    values: dict[str, float]  # by the names that they are logged under
+    verdict: str  # one line on what limits the speed; empty where there is nothing to say
+
+
 def empty(means: dict[str, types.Mean]) -> Report:
     """Returns an empty report for metrics of these names and shapes."""
     return Report(
@@ -43,6 +50,14 @@ def add(report: Report, means: dict[str, types.Mean], update: jax.Array) -> Repo
         for name, mean in means.items()
     }
     return Report({name: report.means[name].merge(mean) for name, mean in means.items()}, first)
+
+
+def merge(report: Report, other: Report) -> Report:
+    """Returns the report over the updates of both."""
+    return Report(
+        means={name: mean.merge(other.means[name]) for name, mean in report.means.items()},
+        first_nonfinite=jax.tree.map(jnp.minimum, report.first_nonfinite, other.first_nonfinite),
+    )
 
 
 def reduce(report: Report) -> Report:

@@ -13,6 +13,7 @@ from podracers import (
     config,
     errors,
     evaluation,
+    evaluators,
     loggers,
     metrics,
     run_directory,
@@ -242,7 +243,7 @@ class Run:
     def _uniform(self) -> evaluation.Episodes:
         """Returns what a policy reaches that acts uniformly at random."""
         policy = evaluation.UniformPolicy(self._parts.environment.spec)
-        evaluator = evaluation.Evaluator(
+        evaluator = evaluators.make(
             policy,
             self._parts.environment,
             self._experiment.evaluation_episodes,

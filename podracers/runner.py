@@ -14,10 +14,16 @@ class Runner(Protocol):
         the population.
       population: how many independent seeds are trained at once. With more than one, parameters and
         metrics carry a leading axis `[P]`.
+      updates_per_dispatch: how many updates a caller should ask of `step` at most, so that it may
+        stop in between; None where any number costs one dispatch.
     """
 
     steps_per_update: int
     population: int
+    updates_per_dispatch: int | None
+
+    def trace(self, seed: int) -> None:
+        """Traces one update and runs nothing, so that parts that do not fit are refused early."""
 
     def init(self, seed: int) -> Any:
         """Returns the pytree of arrays that a checkpoint holds; member `p` is seeded `seed + p`."""
@@ -25,7 +31,7 @@ class Runner(Protocol):
     def step(self, state: Any, num_updates: int) -> tuple[Any, metrics.Report]:
         """Takes `num_updates` updates: each is one rollout from every stream and one learning step.
 
-        `state` is donated. The report is on the device and is not waited for.
+        `state` is donated. The report is on the device and need not be waited for.
         """
 
     def actor_params(self, state: Any) -> types.PyTree:
@@ -33,6 +39,9 @@ class Runner(Protocol):
 
     def describe(self) -> list[str]:
         """Returns a few lines for the start of a run: devices, batch, what goes where."""
+
+    def diagnostics(self) -> metrics.Diagnostics:
+        """Returns where the host's time went since the last call; empty where nobody measured."""
 
     def close(self) -> None:
         """Frees threads and simulators."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from podracers import agent as agent_lib
-from podracers import batch, metrics, types
+from podracers import batch, keys, metrics, types
 
 
 class Streams(NamedTuple):
@@ -69,10 +69,10 @@ def unroll(
     Returns:
       The streams where this rollout ends, and the rollout.
     """
-    row_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, streams.env_id)  # [B]
+    row_keys = keys.rows(key, streams.env_id)  # [B]
 
     def step(carry: Streams, time: jax.Array):
-        act_keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, time)
+        act_keys = keys.at_time(row_keys, time)
         action, actor_state, extras = agent.act(params, carry.actor_state, carry.timestep, act_keys)
         state, timestep = environment.step(carry.environment, action)
         following = carry._replace(

@@ -3,7 +3,16 @@
 import jax
 import numpy as np
 
-from podracers import checkpoint, command_line, errors, evaluation, experiment, run_directory, video
+from podracers import (
+    checkpoint,
+    command_line,
+    errors,
+    evaluation,
+    evaluators,
+    experiment,
+    run_directory,
+    video,
+)
 
 
 def main() -> int:
@@ -28,7 +37,7 @@ def main() -> int:
         video.require(parts.environment)
     step, params = _params(directory, parts, arguments.best)
     population = parts.runner.population
-    evaluator = evaluation.Evaluator(
+    evaluator = evaluators.make(
         parts.agent,
         parts.environment,
         arguments.episodes,

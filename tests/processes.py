@@ -20,7 +20,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG = """
 from __gin__ import dynamic_registration
 
-from podracers import anakin
 from podracers import experiment
 
 include 'gin/agents/ppo.gin'
@@ -29,9 +28,9 @@ include 'gin/runners/anakin.gin'
 
 SEED = 3
 TOTAL_STEPS = 2560  # agent steps
+NUM_ENVS = 8
+ROLLOUT_LENGTH = 8  # agent steps
 
-anakin.Anakin.num_envs = 8
-anakin.Anakin.rollout_length = 8  # agent steps
 experiment.Experiment.log_period = 1  # updates
 experiment.Experiment.evaluation_period = 8  # updates
 experiment.Experiment.evaluation_episodes = 8

@@ -15,10 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEFAULTS = ("gin/agents/ppo.gin", "gin/environments/catch.gin", "gin/runners/anakin.gin")
 SMALL = (
     "TOTAL_STEPS = 128",
-    "Anakin.num_envs = 8",
-    "Anakin.rollout_length = 4",
-    "Anakin.population = 1",
-    "Anakin.num_devices = 1",
+    "NUM_ENVS = 8",
+    "ROLLOUT_LENGTH = 4",
     "Experiment.evaluation_episodes = 4",
     "Experiment.evaluation_max_steps = 10",
 )

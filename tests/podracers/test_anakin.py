@@ -153,12 +153,13 @@ def test_user_errors_say_what_to_do():
 def test_a_host_environment_is_refused():
     @dataclasses.dataclass(frozen=True, eq=False)
     class Host:
-        num_envs: int = 4
+        spec = ENVIRONMENT.spec
+        jax_twin = "@cartpole.CartPole"
 
-        def reset(self):
-            raise AssertionError("not to be stepped")
+        def make(self, key, env_id, num_threads):
+            raise AssertionError("not to be made")
 
-    with pytest.raises(errors.UserError, match="Sebulba"):
+    with pytest.raises(errors.UserError, match=r"runners/sebulba.gin.*@cartpole.CartPole"):
         anakin.Anakin(_runner().agent, Host(), num_envs=4, rollout_length=4)
 
 
