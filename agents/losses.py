@@ -8,6 +8,20 @@ import jax
 import jax.numpy as jnp
 
 
+def policy_gradient(log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
+    """Returns the policy gradient's loss `[...]`.
+
+    Sutton et al., "Policy Gradient Methods for Reinforcement Learning with Function Approximation",
+    1999.
+
+    Args:
+      log_prob: of the actions, under the policy that learns.
+      advantage: a constant: no gradient passes through it.
+    """
+    chex.assert_equal_shape([log_prob, advantage])
+    return -log_prob * jax.lax.stop_gradient(advantage)
+
+
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
     """Returns PPO's clipped policy loss `[...]`.
 

@@ -37,6 +37,8 @@ def _permutations(key: jax.Array, local: int, shape: tuple[int, ...]) -> jax.Arr
 def _take(tree: types.PyTree, permutation: jax.Array, axis: int) -> types.PyTree:
     """Splits `axis` into groups of `M` and permutes each; returns `M` as the leading axis."""
     size = permutation.shape[axis + 1]
+    if size == 1:  # nothing to permute: a gather would copy every observation
+        return jax.tree.map(lambda x: x[None], tree)
 
     def take(x: jax.Array) -> jax.Array:
         grouped = x.reshape(*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])

@@ -11,6 +11,8 @@ Two rules make any return right there, and no agent has rules of its own:
 Axis legend: `T` transitions, `B` streams. `_tm1` is where the action was chosen, `_t` on arrival.
 """
 
+from typing import NamedTuple
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -88,3 +90,68 @@ def gae(
         accumulate, jnp.zeros_like(error_t[0]), (error_t, decay_t), reverse=True
     )
     return advantages
+
+
+class VTrace(NamedTuple):
+    """What V-trace makes of a rollout, `[T, B]` each."""
+
+    target: jax.Array  # of the values
+    advantage: jax.Array  # of the policy gradient, importance weights included
+
+
+def vtrace(
+    timestep: types.TimeStep,
+    values: jax.Array,
+    log_ratio: jax.Array,
+    gamma: jax.Array | float,
+    lambda_: jax.Array | float = 1.0,
+    clip_rho: float = 1.0,
+    clip_pg_rho: float = 1.0,
+    clip_c: float = 1.0,
+) -> VTrace:
+    """Returns V-trace's targets and advantages.
+
+    Espeholt et al., "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner
+    Architectures", https://arxiv.org/abs/1802.01561. The targets are its equation 1, with `lambda_`
+    in the traces as in its remark 2. The advantage is that of its section 4.2, `rho_s * (r_s +
+    gamma * v_{s+1} - V(x_s))`, whatever `lambda_` is, as in the authors' own code and in SEED RL
+    (https://arxiv.org/abs/1910.06591). rlax mixes `v_{s+1}` with `V(x_{s+1})` by `lambda_` there,
+    which on-policy is generalised advantage estimation; the two agree where `lambda_` is 1. After a
+    transition into LAST, `v_{s+1}` is the value of the final observation.
+
+    Gradients pass through; stop them at the call. What stands at transitions out of LAST is without
+    meaning.
+
+    Args:
+      timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
+      values: `[T + 1, B]`, of the same time steps, under the policy that learns.
+      log_ratio: `[T, B]`, `log pi(a|s) - log mu(a|s)`, of the policy that learns and of that which
+        acted.
+      gamma: the discount of the agent, in `[0, 1]`.
+      lambda_: 0 for one-step targets, 1 for V-trace as it was published.
+      clip_rho: the largest importance weight of an error; it decides whose values are learnt.
+      clip_pg_rho: the largest importance weight of an advantage.
+      clip_c: the largest importance weight of a trace; it decides how fast they are learnt.
+    """
+    chex.assert_rank(values, 2)
+    chex.assert_equal_shape([values, timestep.reward, timestep.discount, timestep.step_type])
+    chex.assert_equal_shape([values[1:], log_ratio])
+    ratio = jnp.exp(log_ratio)
+    discount_t = gamma * timestep.discount[1:]
+    error_t = timestep.reward[1:] + discount_t * values[1:] - values[:-1]
+    error_t = jnp.minimum(ratio, clip_rho) * error_t
+    decay_t = discount_t * traces(timestep, lambda_) * jnp.minimum(ratio, clip_c)
+
+    def accumulate(correction: jax.Array, inputs: tuple[jax.Array, jax.Array]):
+        error, decay = inputs
+        return error + decay * correction, correction
+
+    # A correction is the target less the value; the scan puts out that of the arrival.
+    first, correction_t = jax.lax.scan(
+        accumulate, jnp.zeros_like(error_t[0]), (error_t, decay_t), reverse=True
+    )
+    target = values[:-1] + jnp.concatenate([first[None], correction_t[:-1]])
+    following = values[1:] + traces(timestep, 1.0) * correction_t
+    action_value = timestep.reward[1:] + discount_t * following
+    advantage = jnp.minimum(ratio, clip_pg_rho) * (action_value - values[:-1])
+    return VTrace(target, advantage)

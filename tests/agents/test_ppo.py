@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import cores, ppo
+from agents import actor_critic, cores, ppo
 from environments import probes
 from podracers import agent as agent_lib
 from podracers import batch, errors, parallel, types, unroll
@@ -47,7 +47,7 @@ class Experience(NamedTuple):
     """An agent whose policy is far from uniform, and its second rollout."""
 
     agent: ppo.PPO
-    learner: ppo.Learner
+    learner: actor_critic.Learner
     rollout: types.Rollout
 
 
