@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import jax
 
-from podracers import config_errors, errors
+from podracers import config_errors, errors, pipeline
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,4 +62,7 @@ def run(main: Callable[[], int | None]) -> None:
         code = errors.RunFailure.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
+    if pipeline.abandoned():
+        # Leaving in order would wait for threads that do not come back, and for what they hold.
+        os._exit(code)
     sys.exit(code)

@@ -95,6 +95,21 @@ class EpisodeStatistics(NamedTuple):
             ended=self.ended + last,
         )
 
+    def track_rollout(self, timestep: types.TimeStep) -> "EpisodeStatistics":
+        """Adds the time steps `[T + 1, B]` of a rollout; the first of them was added before.
+
+        Where that is FIRST, the episode begins: simulators that restart leave nothing behind.
+        """
+        first = timestep.step_type[0] == types.FIRST
+        began = self._replace(
+            running_return=jnp.where(first, 0.0, self.running_return),
+            running_length=jnp.where(first, 0.0, self.running_length),
+        )
+        # Of the time steps only these count: a scan over observations would copy them.
+        arrived = types.TimeStep((), *(x[1:] for x in timestep[1:]))
+        ended, _ = jax.lax.scan(lambda carry, x: (carry.track(x), None), began, arrived)
+        return ended
+
     def flush(self) -> tuple["EpisodeStatistics", dict[str, types.Mean]]:
         """Returns the metrics of the episodes that ended, and the statistics without them."""
         ended = jnp.sum(self.ended)

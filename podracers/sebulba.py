@@ -1,0 +1,413 @@
+"""Sebulba: host environments, actor devices that infer, learner devices that update.
+
+The architecture of Hessel et al., "Podracer architectures for scalable Reinforcement Learning",
+2021, https://arxiv.org/abs/2104.06272, section "Sebulba": simulators that cannot be compiled step
+on the host; each actor thread feeds its rollouts straight to the learner devices.
+
+Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
+"""
+
+import dataclasses
+import functools
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracers import acting, actor, errors, jax_host, keys, metrics, parallel, pipeline
+from podracers import agent as agent_lib
+from podracers import environment as environment_lib
+from podracers import placement as placement_lib
+from podracers import timing, types
+
+
+class SebulbaState(NamedTuple):
+    """What a checkpoint holds: the learner, whole. Simulators are outside of it, and restart."""
+
+    learner: Any  # replicated over learner devices
+    memory: Any  # [D, ...] one slice a learner device
+    episodes: metrics.EpisodeStatistics  # [B] split over learner devices
+    key: jax.Array  # typed, constant: every key is folded from it
+    update: jax.Array  # int32, how many updates were taken
+
+
+class _Session(NamedTuple):
+    """Actors at work, and the state that they wait for."""
+
+    supervisor: pipeline.Supervisor
+    versions: pipeline.Versions
+    queues: list[pipeline.Queue]
+    timers: timing.Timers
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sebulba:
+    """Runs an agent on host environments, or on a JAX environment that is stepped on the host.
+
+    Attributes:
+      agent: the agent.
+      environment: a recipe for host environments, or a JAX environment.
+      num_envs: `B`, streams over all actors.
+      rollout_length: `T`, agent steps of each stream between updates.
+      actor_devices: an index into this process's devices for each actor thread (an index may come
+        several times); None to choose.
+      learner_devices: indices of the devices that learn; None for those that do not act.
+      lag: how many updates behind a rollout's parameters are: 0, actors wait for the learner; 1,
+        collecting overlaps learning, and is reproducible; more, the newest parameters are taken,
+        and they are at the most so much behind.
+      batches_per_actor: into how many batches an actor's streams are cut, so that some are stepped
+        while the device acts for others.
+      num_threads: threads of all simulators together; None for as many as there are cores.
+      timeout: seconds that a step of a simulator, or any other single wait, may take.
+    """
+
+    agent: agent_lib.Agent
+    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
+    num_envs: int
+    rollout_length: int
+    actor_devices: tuple[int, ...] | None = None
+    learner_devices: tuple[int, ...] | None = None
+    lag: int = 1
+    batches_per_actor: int = 2
+    num_threads: int | None = None
+    timeout: float = 60.0
+
+    def __post_init__(self):
+        for name, least in (
+            ("num_envs", 1),
+            ("rollout_length", 1),
+            ("batches_per_actor", 1),
+            ("lag", 0),
+            ("num_threads", 1),
+        ):
+            value = getattr(self, name)
+            if value is None and name == "num_threads":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise errors.UserError(
+                    f"Sebulba.{name}: expected an int of at least {least}, got {value!r}"
+                )
+        if not self.timeout > 0:
+            raise errors.UserError(f"Sebulba.timeout: expected seconds, got {self.timeout!r}")
+
+    @property
+    def population(self) -> int:
+        """One seed a run."""
+        return 1
+
+    @property
+    def updates_per_dispatch(self) -> int:
+        """Between any two updates the host may do something else, such as stop."""
+        return 1
+
+    @property
+    def steps_per_update(self) -> int:
+        """Agent steps of one update, over all streams."""
+        return self.num_envs * self.rollout_length
+
+    @functools.cached_property
+    def placement(self) -> placement_lib.Placement:
+        """Which devices act and which learn; nothing touches one before this is asked for.
+
+        Raises:
+          errors.UserError: there is no such device, or the streams do not divide.
+        """
+        return placement_lib.plan(
+            jax.local_devices(),
+            self.num_envs,
+            self.batches_per_actor,
+            self.actor_devices,
+            self.learner_devices,
+        )
+
+    @functools.cached_property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The learner devices."""
+        return parallel.make_mesh(self.placement.learners)
+
+    def describe(self) -> list[str]:
+        """Returns lines that say which devices and threads do what."""
+        count = len(self.placement.actors)
+        rows = self.num_envs // (count * self.batches_per_actor)
+        return [
+            f"Sebulba, {self.placement.describe()}",
+            f"{count} x {self.batches_per_actor} batches of {rows} environments on "
+            f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
+            f"{self.steps_per_update} agent steps an update, lag {self.lag}",
+        ]
+
+    def trace(self, seed: int) -> None:
+        """Traces one update, as the run will."""
+        state = jax.eval_shape(lambda: self.init(seed))
+        params = jax.eval_shape(self.agent.actor_params, state.learner)
+        piece = self._programs.template(params, self.num_envs // self.placement.pieces)
+        jax.eval_shape(self._learn, state, (piece,) * self.placement.pieces)
+
+    def init(self, seed: int) -> SebulbaState:
+        """Returns the state before the first update."""
+        return self._init(jax.random.key(seed))
+
+    def step(self, state: SebulbaState, num_updates: int) -> tuple[SebulbaState, metrics.Report]:
+        """Takes `num_updates` updates; `state` is donated.
+
+        A state that is not the one that was returned last, because it was restored or is that of
+        another seed, starts the simulators anew.
+
+        Raises:
+          pipeline.WorkerError: an actor failed or hangs; what it raised is chained to it.
+        """
+        if self._live.state is not state:
+            self._start(state)
+        try:
+            report = None
+            for _ in range(num_updates):
+                state, part = self._update(state)
+                report = part if report is None else metrics.merge(report, part)
+        except BaseException:
+            self.close()
+            raise
+        self._live.state = state
+        return state, report
+
+    def actor_params(self, state: SebulbaState) -> types.PyTree:
+        """Returns what acting needs; alive until `state` is donated."""
+        return self.agent.actor_params(state.learner)
+
+    def diagnostics(self) -> metrics.Diagnostics:
+        """Returns where the time went since the last call, as shares of it."""
+        session = self._live.session
+        return session.timers.take() if session else metrics.Diagnostics({}, "")
+
+    def close(self) -> None:
+        """Ends the actors and their simulators."""
+        session, self._live.session, self._live.state = self._live.session, None, None
+        if session:
+            session.supervisor.close()
+
+    @functools.cached_property
+    def _live(self) -> "_Live":
+        return _Live()
+
+    @functools.cached_property
+    def _factory(self) -> environment_lib.HostEnvironmentFactory:
+        if environment_lib.is_host(self.environment):
+            return self.environment
+        return jax_host.JaxHostEnvironment(self.environment)
+
+    @functools.cached_property
+    def _programs(self) -> acting.Acting:
+        return acting.Acting(self.agent, self._factory.spec, self.rollout_length, self.num_envs)
+
+    @property
+    def _threads_per_batch(self) -> int:
+        """How many of the host's threads step one batch: together no more than there are."""
+        available = self.num_threads or len(os.sched_getaffinity(0))
+        return max(available // (len(self.placement.actors) * self.batches_per_actor), 1)
+
+    # Actors.
+
+    def _start(self, state: SebulbaState) -> None:
+        """Starts actors that collect for this state."""
+        self.close()
+        update = int(state.update)
+        # A copy on the host: the key in the state is donated with it.
+        key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(state.key)))
+        supervisor = pipeline.Supervisor(self.timeout)
+        versions = pipeline.Versions(supervisor)
+        queues = [pipeline.Queue(supervisor, max(self.lag, 1)) for _ in self.placement.actors]
+        timers = timing.Timers()
+        self._live.session = _Session(supervisor, versions, queues, timers)
+        self._live.update = update
+        try:
+            actors = [
+                self._actor(index, key, update, versions, queue)
+                for index, queue in enumerate(queues)
+            ]
+            self._publish(state, update)
+            for index, each in enumerate(actors):
+                timers.actors.append(supervisor.start(f"actor {index}", each.run).timer)
+        except BaseException:
+            self.close()
+            raise
+
+    def _actor(self, index, key, update, versions, queue) -> actor.Actor:
+        place = self.placement
+        rows = self.num_envs // len(place.actors)
+        env_id = np.arange(index * rows, (index + 1) * rows, dtype=np.int32)
+        stream_key = keys.streams(key, update)
+        feeds = index * place.slices // place.pieces
+        return actor.Actor(
+            programs=self._programs,
+            hosts=tuple(
+                self._factory.make(stream_key, part, self._threads_per_batch)
+                for part in np.split(env_id, self.batches_per_actor)
+            ),
+            env_id=env_id,
+            device=place.actors[index],
+            learners=place.learners[feeds : feeds + place.slices],
+            key=key,
+            first=update,
+            lag=self.lag,
+            versions=versions,
+            queue=queue,
+        )
+
+    def _publish(self, state: SebulbaState, version: int) -> None:
+        """Sends actors a copy of the parameters, which no later donation can delete."""
+        copies = self._copy(state.learner)
+        on_learners = {
+            device: jax.tree.map(lambda x, i=index: x.addressable_shards[i].data, copies)
+            for index, device in enumerate(self.placement.learners)
+        }
+        source = on_learners[self.placement.learners[0]]
+        on_actors = {
+            device: on_learners[device] if device in on_learners else jax.device_put(source, device)
+            for device in set(self.placement.actors)
+        }
+        jax.block_until_ready(list(on_actors.values()))
+        self._live.session.versions.publish(version, on_actors, oldest=version - self.lag)
+
+    # The learner.
+
+    def _update(self, state: SebulbaState) -> tuple[SebulbaState, metrics.Report]:
+        """Takes one update: waits for rollouts, learns, publishes."""
+        session, update = self._live.session, self._live.update
+        timer = session.timers.learner
+        with timer(timing.FOR_ROLLOUTS):
+            shards = [queue.get() for queue in session.queues]
+        lags = [update - each.version for each in shards]
+        session.timers.lags.extend(lags)
+        if max(lags) > self.lag:
+            raise RuntimeError(f"a lag of {max(lags)} updates, and at most {self.lag} is allowed")
+        with timer(timing.LEARNING):
+            state, report = self._learn(state, self._assemble(shards))
+            del shards
+            jax.block_until_ready((state, report))
+        with timer(timing.PUBLISHING):
+            self._publish(state, update + 1)
+        self._live.update = update + 1
+        return state, report
+
+    def _assemble(self, shards: list[actor.Shards]) -> tuple[types.Rollout, ...]:
+        """Makes global arrays of the actors' shards, without moving anything."""
+        place = self.placement
+        slices = [part for each in shards for part in each.slices]
+
+        def piece(*parts: types.Rollout) -> types.Rollout:
+            def join(axis: int, spec: jax.sharding.PartitionSpec):
+                sharding = jax.sharding.NamedSharding(self.mesh, spec)
+
+                def of(*arrays: jax.Array) -> jax.Array:
+                    shape = list(arrays[0].shape)
+                    shape[axis] *= len(arrays)
+                    return jax.make_array_from_single_device_arrays(
+                        tuple(shape), sharding, list(arrays)
+                    )
+
+                return of
+
+            layout = self._layout_of_rollouts
+            over_time = [part._replace(actor_state=()) for part in parts]
+            joined = jax.tree.map(join(1, layout.timestep), *over_time)
+            states = [part.actor_state for part in parts]
+            return joined._replace(actor_state=jax.tree.map(join(0, layout.actor_state), *states))
+
+        return tuple(piece(*slices[index :: place.pieces]) for index in range(place.pieces))
+
+    @property
+    def _layout_of_rollouts(self) -> types.Rollout:
+        columns = jax.sharding.PartitionSpec(None, parallel.AXIS)
+        rows = jax.sharding.PartitionSpec(parallel.AXIS)
+        return types.Rollout(columns, columns, columns, rows)
+
+    @property
+    def _layout(self) -> SebulbaState:
+        spec = jax.sharding.PartitionSpec
+        rows = spec(parallel.AXIS)
+        return SebulbaState(learner=spec(), memory=rows, episodes=rows, key=spec(), update=spec())
+
+    @functools.cached_property
+    def _init(self):
+        return jax.jit(
+            jax.shard_map(
+                self._init_shard,
+                mesh=self.mesh,
+                in_specs=(jax.sharding.PartitionSpec(),),
+                out_specs=self._layout,
+                check_vma=False,
+            )
+        )
+
+    @functools.cached_property
+    def _learn(self):
+        replicated = jax.sharding.PartitionSpec()
+        rollouts = (self._layout_of_rollouts,) * self.placement.pieces
+        return jax.jit(
+            jax.shard_map(
+                self._learn_shard,
+                mesh=self.mesh,
+                in_specs=(self._layout, rollouts),
+                out_specs=(self._layout, replicated),
+                # With the check on, gradients of replicated parameters are summed twice.
+                check_vma=False,
+            ),
+            donate_argnums=0,
+        )
+
+    @functools.cached_property
+    def _copy(self):
+        replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+        return jax.jit(
+            lambda learner: jax.tree.map(jnp.copy, self.agent.actor_params(learner)),
+            out_shardings=replicated,
+        )
+
+    def _init_shard(self, key: jax.Array) -> SebulbaState:
+        learner = self.agent.init_learner(keys.learner(key))
+        params = self.agent.actor_params(learner)
+        rows = self.num_envs // parallel.axis_size()
+        memory = self.agent.init_memory(self._programs.template(params, rows))
+        return SebulbaState(
+            learner=learner,
+            memory=jax.tree.map(lambda x: x[None], memory),
+            episodes=metrics.EpisodeStatistics.init(rows),
+            key=key,
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def _learn_shard(self, state: SebulbaState, rollouts: tuple[types.Rollout, ...]):
+        rollout = rollouts[0] if len(rollouts) == 1 else _join(rollouts)
+        _, learn_key = keys.update(state.key, state.update)
+        memory = jax.tree.map(lambda x: x[0], state.memory)
+        agent_state = types.AgentState(state.learner, memory)
+        agent_state, means = self.agent.update(agent_state, rollout, learn_key)
+        episodes, episode_means = state.episodes.track_rollout(rollout.timestep).flush()
+        means = {**episode_means, **means}
+        report = metrics.add(metrics.empty(means), means, state.update)
+        state = SebulbaState(
+            learner=agent_state.learner,
+            memory=jax.tree.map(lambda x: x[None], agent_state.memory),
+            episodes=episodes,
+            key=state.key,
+            update=state.update + 1,
+        )
+        return state, metrics.reduce(report)
+
+
+class _Live:
+    """What changes in a runner while it runs."""
+
+    def __init__(self):
+        self.session: _Session | None = None
+        self.state: SebulbaState | None = None  # the one that the session's actors belong to
+        self.update = 0  # of that state
+
+
+def _join(rollouts: tuple[types.Rollout, ...]) -> types.Rollout:
+    """Joins the streams of several actors, on one learner device."""
+    over_time = [rollout._replace(actor_state=()) for rollout in rollouts]
+    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *over_time)
+    states = [rollout.actor_state for rollout in rollouts]
+    return joined._replace(actor_state=jax.tree.map(lambda *xs: jnp.concatenate(xs), *states))
