@@ -6,36 +6,25 @@ mean over seeds, with the range between them shaded. A run of a population is a 
 
 import argparse
 import collections
-import json
 import math
 import pathlib
 import re
 
-import matplotlib
-
-matplotlib.use("Agg")
+import plotting  # isort: skip  (beside this script; chooses matplotlib's backend)
 import matplotlib.pyplot as plt
-import matplotlib.ticker
 import numpy as np
 
-from podracers import command_line, errors, run_directory
+from podracers import command_line, errors
 
 _METRIC = "episode/return"
 
 
-def _curves(path: pathlib.Path, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns agent steps `[K]` and values `[seeds, K]` of one run."""
-    directory = run_directory.RunDirectory(path)
-    directory.require()
-    lines = directory.metrics.read_text().splitlines() if directory.metrics.exists() else []
-    # A run that goes on, or was killed, may leave half a line at the end.
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
-    rows = [row for row in rows if row.get(metric) is not None]
-    if not rows:
+def _curves(path: pathlib.Path, metric: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns agent steps and values, both `[K]`, of each seed of one run."""
+    steps, values = plotting.series(plotting.read_log(path), metric)
+    if not steps.size:
         raise errors.UserError(f"'{path}' has logged no '{metric}'")
-    members = sorted(name for name in rows[0] if name.startswith(f"{metric}/seed_")) or [metric]
-    values = [[np.nan if row.get(name) is None else row[name] for row in rows] for name in members]
-    return np.array([row["step"] for row in rows]), np.array(values)
+    return [(steps, member) for member in values]
 
 
 def _groups(paths: list[str]) -> dict[str, list[pathlib.Path]]:
@@ -63,23 +52,15 @@ def main() -> None:
     for axis in axes.flat[len(groups) :]:
         axis.remove()
     for axis, (name, paths) in zip(axes.flat, groups.items()):
-        runs = [_curves(path, arguments.metric) for path in paths]
-        length = min(steps.size for steps, _ in runs)
-        steps = runs[0][0][:length]
-        values = np.concatenate([values[:, :length] for _, values in runs])
-        axis.fill_between(steps, values.min(0), values.max(0), alpha=0.25, linewidth=0)
-        axis.plot(steps, values.mean(0), linewidth=1.8)
-        seeds = f"{len(values)} seed{'s' if len(values) > 1 else ''}"
+        curves = [curve for path in paths for curve in _curves(path, arguments.metric)]
+        plotting.draw_band(axis, plotting.band(curves), color=plotting.COLORS[0])
+        seeds = f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
         axis.set_title(f"{name} ({seeds})", fontsize=10)
         axis.set_xlabel("agent steps")
-        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+        axis.xaxis.set_major_formatter(plotting.engineering())
         axis.set_ylabel(arguments.metric.replace("/", " "))
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(arguments.out, dpi=120)
-    except (OSError, ValueError) as error:  # no such folder; no such format
-        raise errors.UserError(f"cannot write '{arguments.out}': {error}") from error
+        plotting.tidy(axis)
+    plotting.save(figure, arguments.out)
     print(f"{arguments.out}: {len(groups)} curves")
 
 

@@ -1,0 +1,118 @@
+"""What the scripts that draw share: reading curves from run directories, averaging them, style.
+
+`S` seeds (runs, or members of a population), `K` points of a curve.
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.axes
+import matplotlib.figure
+import matplotlib.ticker
+import numpy as np
+
+from podracers import errors, run_directory
+
+COLORS = ("#3478c8", "#ee7a30", "#2f9e6e", "#a05cc0", "#c0455a", "#8a6d3b")
+GREY = "#8a8f98"
+_GRID = 256  # points of a common grid: more than a picture shows
+
+
+class Band(NamedTuple):
+    """Several seeds as one curve."""
+
+    x: np.ndarray  # [K]
+    mean: np.ndarray  # [K]
+    least: np.ndarray  # [K]
+    most: np.ndarray  # [K]
+
+
+def read_log(path: str | pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the lines of a run's `metrics.jsonl`.
+
+    Raises:
+      errors.UserError: there is no run in that folder.
+    """
+    directory = run_directory.RunDirectory(path)
+    directory.require()
+    return read_lines(directory.metrics)
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns what a file of JSON lines holds; empty where there is none yet."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    # A run that goes on, or was killed, may leave half a line at the end.
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def series(
+    rows: Sequence[Mapping[str, Any]], metric: str, x: str = "step"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where a metric was measured, `[K]`, and what was, `[S, K]`.
+
+    Args:
+      rows: the lines of one run's log.
+      metric: its name; a population's members are rows of the result.
+      x: what to measure along: `step` (agent steps) or `wall_time` (seconds).
+    """
+    rows = [row for row in rows if row.get(metric) is not None]
+    names = sorted(name for name in rows[0] if name.startswith(f"{metric}/seed_")) if rows else []
+    names = names or [metric]
+    values = [[np.nan if row.get(name) is None else row[name] for row in rows] for name in names]
+    return np.array([row[x] for row in rows], float), np.array(values, float)
+
+
+def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band | None:
+    """Returns the mean over seeds and their range, between points joined by straight lines.
+
+    The grid ends where the shortest curve does, and begins where the last one does, so that every
+    point is a mean over all seeds. Seeds without a point are left out; None where no seed has one.
+
+    Args:
+      curves: of each seed, `x` and values, both `[K]`; `K` may differ.
+    """
+    curves = [(x[~np.isnan(y)], y[~np.isnan(y)]) for x, y in curves]
+    curves = [(x, y) for x, y in curves if x.size]
+    if not curves:
+        return None
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    grid = np.linspace(start, max(start, end), _GRID)
+    values = np.stack([np.interp(grid, x, y) for x, y in curves])  # [S, K]
+    return Band(grid, values.mean(0), values.min(0), values.max(0))
+
+
+def draw_band(axis: matplotlib.axes.Axes, drawn: Band, **style: Any) -> None:
+    """Draws the mean as a line, and shades from the least to the most."""
+    (line,) = axis.plot(drawn.x, drawn.mean, **{"linewidth": 1.8, **style})
+    axis.fill_between(
+        drawn.x, drawn.least, drawn.most, color=line.get_color(), alpha=0.2, linewidth=0
+    )
+
+
+def tidy(axis: matplotlib.axes.Axes) -> None:
+    """Gives an axis the look that all pictures share."""
+    axis.grid(color="#e4e6ea")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def engineering() -> matplotlib.ticker.Formatter:
+    """Returns what writes 5k for 5000, and 2M for two million."""
+    return matplotlib.ticker.EngFormatter(sep="")
+
+
+def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:
+    """Writes a picture.
+
+    Raises:
+      errors.UserError: there is no such folder, or no such format.
+    """
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise errors.UserError(f"cannot write '{path}': {error}") from error
