@@ -87,7 +87,7 @@ def over_streams(
     if batch % num_minibatches:
         raise errors.UserError(
             f"{batch} environments on each device do not divide into {num_minibatches} minibatches "
-            "of whole streams, which a network with memory needs"
+            "of whole streams, as networks with memory and V-trace need them"
         )
     permutation = _permutations(key, batch // num_minibatches, (num_minibatches,))  # [B / M, M]
     return _take(tree, permutation[None], axis=1), _take(rows, permutation, axis=0)

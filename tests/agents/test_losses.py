@@ -16,14 +16,22 @@ def test_clipped_surrogate_stops_where_the_ratio_went_too_far():
     np.testing.assert_allclose(gradient, [-2.0, 0.0, -1.0, 3.0, 0.0], rtol=1e-6)
 
 
+def test_policy_gradient():
+    log_prob, advantage = jnp.array([-1.0, -2.0]), jnp.array([3.0, -4.0])
+    np.testing.assert_allclose(losses.policy_gradient(log_prob, advantage), [3.0, -8.0])
+    gradient = jax.grad(lambda x: losses.policy_gradient(x, advantage).sum())(log_prob)
+    np.testing.assert_allclose(gradient, [-3.0, 4.0])
+
+
 def test_no_gradient_passes_through_advantages_and_targets():
     x = jnp.array([0.5, -0.5])
     constant = [
         jax.grad(lambda a: losses.clipped_surrogate(x, a, 0.2).sum())(x),
+        jax.grad(lambda a: losses.policy_gradient(x, a).sum())(x),
         jax.grad(lambda a: losses.value(x, a).sum())(x + 1.0),
         jax.grad(lambda a: losses.clipped_value(x, a, a, 0.2).sum())(x + 1.0),
     ]
-    np.testing.assert_array_equal(constant, jnp.zeros((3, 2)))
+    np.testing.assert_array_equal(constant, jnp.zeros((4, 2)))
 
 
 def test_value_losses():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rlax
 
 from agents import returns
 from podracers import types
@@ -84,3 +85,96 @@ def test_a_truncation_bootstraps_and_a_termination_does_not():
     actual = returns.lambda_returns(timestep, values, 0.5, 1.0)
     np.testing.assert_allclose(actual[:2], [[1.0 + 0.5 * 7.0, 1.0 + 0.5 * 2.0], [7.0, 2.0]])
     np.testing.assert_array_equal(returns.weights(timestep), [[1, 1], [1, 1], [0, 0]])
+
+
+def _slow_vtrace(timestep, values, log_ratio, lambda_, clip_rho, clip_pg_rho, clip_c):
+    """The paper's equation 1 as it stands: for every start, a sum over the rest of the episode."""
+    length, batch = log_ratio.shape
+    ratio = np.exp(np.asarray(log_ratio, np.float64))
+    following = GAMMA * timestep.discount[1:] * values[1:]
+    error = np.minimum(clip_rho, ratio) * (timestep.reward[1:] + following - values[:-1])
+    target, advantage = np.zeros((length, batch)), np.zeros((length, batch))
+    last = timestep.step_type == types.LAST
+    for b in range(batch):
+        for t in range(length):
+            target[t, b], trace = values[t, b], 1.0
+            for s in range(t, length):
+                target[t, b] += trace * error[s, b]
+                trace *= GAMMA * lambda_ * min(clip_c, ratio[s, b])
+                if last[s + 1, b]:
+                    break
+        for t in range(length):
+            is_end = t + 1 == length or last[t + 1, b]
+            arrival = values[t + 1, b] if is_end else target[t + 1, b]
+            action_value = timestep.reward[t + 1, b] + GAMMA * timestep.discount[t + 1, b] * arrival
+            advantage[t, b] = min(clip_pg_rho, ratio[t, b]) * (action_value - values[t, b])
+    return target, advantage
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("clips", [(1.0, 1.0, 1.0), (2.0, 0.5, 1.5)])
+def test_vtrace_equals_a_slow_loop(lambda_, clips):
+    timestep, values = _rollout(seed=2)
+    log_ratio = np.random.default_rng(3).normal(size=values[1:].shape).astype(np.float32)
+    assert (timestep.truncated() & (values > 0.0)).any() and timestep.terminated().any()
+    expected = _slow_vtrace(timestep, values, log_ratio, lambda_, *clips)
+    with jax.numpy_rank_promotion("raise"):
+        actual = jax.jit(returns.vtrace)(timestep, values, log_ratio, GAMMA, lambda_, *clips)
+    kept = np.asarray(returns.weights(timestep)) > 0.0
+    for ours, theirs in zip(actual, expected):
+        np.testing.assert_allclose(ours[kept], theirs[kept], atol=5e-6)
+    # The importance weights of actions that were ignored change nothing.
+    changed = np.where(kept, log_ratio, 50.0)
+    again = jax.jit(returns.vtrace)(timestep, values, changed, GAMMA, lambda_, *clips)
+    for ours, theirs in zip(again, actual):
+        np.testing.assert_array_equal(ours[kept], theirs[kept])
+
+
+def test_vtrace_equals_rlax_without_truncations():
+    timestep, values = _rollout(seed=4)
+    last = timestep.step_type == types.LAST
+    timestep = timestep._replace(discount=np.where(last, 0.0, 1.0).astype(np.float32))
+    log_ratio = np.random.default_rng(5).normal(size=values[1:].shape).astype(np.float32)
+    clips = {"clip_rho": 1.5, "clip_pg_rho": 2.0}
+    actual = returns.vtrace(timestep, values, log_ratio, GAMMA, 1.0, **clips)
+    expected = jax.vmap(
+        lambda *args: rlax.vtrace_td_error_and_advantage(*args, 1.0, 1.5, 2.0), 1, 1
+    )(
+        values[:-1],
+        values[1:],
+        timestep.reward[1:],
+        GAMMA * timestep.discount[1:],
+        np.exp(log_ratio),
+    )
+    kept = ~last[:-1]
+    targets = values[:-1] + expected.errors
+    np.testing.assert_allclose(actual.target[kept], targets[kept], atol=5e-6)
+    np.testing.assert_allclose(actual.advantage[kept], expected.pg_advantage[kept], atol=5e-6)
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
+def test_on_policy_vtrace_is_the_lambda_return(lambda_):
+    timestep, values = _rollout(seed=6)
+    actual = returns.vtrace(timestep, values, jnp.zeros(values[1:].shape), GAMMA, lambda_)
+    expected = returns.lambda_returns(timestep, values, GAMMA, lambda_)
+    np.testing.assert_allclose(actual.target, expected, atol=2e-6)
+    if lambda_ == 1.0:
+        advantage = returns.gae(timestep, values, GAMMA, lambda_)
+        kept = timestep.step_type[:-1] != types.LAST
+        np.testing.assert_allclose(actual.advantage[kept], advantage[kept], atol=2e-6)
+
+
+def test_vtrace_bootstraps_from_the_final_value_at_a_truncation_only():
+    timestep = types.TimeStep(
+        observation=jnp.zeros((4, 2)),
+        reward=jnp.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]),
+        discount=jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]),
+        step_type=jnp.array([[0, 0], [1, 1], [2, 2], [0, 0]], jnp.int8),
+    )
+    values = jnp.full((4, 2), 10.0)
+    # Half as likely as when it was acted, then twice as likely, then ignored.
+    log_ratio = jnp.log(jnp.array([[0.5, 0.5], [2.0, 2.0], [9.0, 9.0]]))
+    target, advantage = returns.vtrace(timestep, values, log_ratio, 0.5)
+    # At the second step the targets are 2 + 5 and 2; at the first, halfway from 10 to theirs.
+    np.testing.assert_allclose(target[:2], [[7.25, 6.0], [7.0, 2.0]])
+    np.testing.assert_allclose(advantage[:2], [[-2.75, -4.0], [-3.0, -8.0]])
