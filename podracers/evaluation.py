@@ -91,7 +91,7 @@ class Evaluator:
     def _run_member(self, params: types.PyTree, key: jax.Array) -> Episodes:
         count = self.num_episodes
         env_id = jnp.arange(count, dtype=jnp.int32)
-        reset_keys, act_keys = jax.vmap(_episode_keys, (None, 0))(key, env_id)  # [E]
+        reset_keys, act_keys = jax.vmap(episode_keys, (None, 0))(key, env_id)  # [E]
         state, timestep = jax.vmap(self.environment.reset)(reset_keys)
         start = _Carry(
             state=state,
@@ -123,7 +123,7 @@ class Evaluator:
         return jax.lax.while_loop(unfinished, step, start).episodes
 
 
-def _episode_keys(key: jax.Array, episode: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+def episode_keys(key: jax.Array, episode: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """Returns the key of an episode's reset, and the one that acting's are folded from by time."""
     acting = jax.random.fold_in(key, _ACTING)
     return jax.random.fold_in(key, episode), jax.random.fold_in(acting, episode)
@@ -146,7 +146,7 @@ def record(
       max_steps: where to stop; None for the environment's own limit.
     """
     evaluator = Evaluator(agent, environment, 1, max_steps=max_steps)
-    reset_key, act_key = _episode_keys(key, 0)
+    reset_key, act_key = episode_keys(key, 0)
     state, timestep = jax.jit(environment.reset)(reset_key)
     actor_state = agent.init_actor(jnp.zeros((1,), jnp.int32), 1, True)
 

@@ -1,8 +1,14 @@
 """Chooses the evaluator that suits an environment."""
 
+from typing import Any
+
+import jax
+
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import evaluation
+from podracers import errors, evaluation, host_evaluation, types
+
+Evaluator = evaluation.Evaluator | host_evaluation.HostEvaluator
 
 
 def make(
@@ -11,6 +17,33 @@ def make(
     num_episodes: int,
     population: int = 1,
     max_steps: int | None = None,
-) -> evaluation.Evaluator:
+) -> Evaluator:
     """Returns an evaluator with `run(params, key) -> Episodes` (see `evaluation.Evaluator`)."""
-    return evaluation.Evaluator(agent, environment, num_episodes, population, max_steps)
+    if not environment_lib.is_host(environment):
+        return evaluation.Evaluator(agent, environment, num_episodes, population, max_steps)
+    if population != 1:
+        raise errors.UserError(
+            f"{environment.spec.name} is stepped on the host, by one member: population = 1, got "
+            f"{population}"
+        )
+    return host_evaluation.HostEvaluator(agent, environment, num_episodes, max_steps)
+
+
+def record(
+    agent: agent_lib.Agent,
+    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory,
+    params: types.PyTree,
+    key: jax.Array,
+    max_steps: int | None = None,
+) -> list[Any]:
+    """Plays one episode and returns what `environment.render` takes, one for each moment of it.
+
+    Args:
+      agent: who acts.
+      environment: what it acts in.
+      params: of one member.
+      key: of the episode: that of an evaluation gives the first of its episodes.
+      max_steps: where to stop; None for the environment's own limit.
+    """
+    module = host_evaluation if environment_lib.is_host(environment) else evaluation
+    return module.record(agent, environment, params, key, max_steps)

@@ -9,24 +9,26 @@ from PIL import Image
 from podracers import environment as environment_lib
 from podracers import errors
 
+_Environment = environment_lib.Environment | environment_lib.HostEnvironmentFactory
 
-def require(environment: environment_lib.Environment) -> None:
+
+def require(environment: _Environment) -> None:
     """Raises `errors.UserError` unless the environment can be drawn."""
     if not hasattr(environment, "render"):
         raise errors.UserError(f"{environment.spec.name} has no `render`: no video of it")
 
 
 def save(
-    environment: environment_lib.Environment,
-    states: Sequence[Any],
+    environment: _Environment,
+    moments: Sequence[Any],
     path: str | pathlib.Path,
     frames_per_second: float = 12.0,
 ) -> None:
-    """Renders states and writes them as a GIF that loops, with a pause on the last frame.
+    """Draws an episode and writes it as a GIF that loops, with a pause on the last frame.
 
     Args:
-      environment: one that has `render(state)`.
-      states: one a step, on the host.
+      environment: one that has `render`.
+      moments: what it draws, on the host: states, or time steps of a host environment.
       path: of the GIF.
       frames_per_second: of the animation.
 
@@ -34,7 +36,7 @@ def save(
       errors.UserError: the environment cannot be rendered, or the file not written.
     """
     require(environment)
-    images = [Image.fromarray(environment.render(state)) for state in states]
+    images = [Image.fromarray(environment.render(moment)) for moment in moments]
     milliseconds = round(1000.0 / frames_per_second)
     durations = [milliseconds] * (len(images) - 1) + [1000]
     try:

@@ -7,7 +7,6 @@ from podracers import (
     checkpoint,
     command_line,
     errors,
-    evaluation,
     evaluators,
     experiment,
     run_directory,
@@ -56,11 +55,11 @@ def main() -> int:
         print("by member: " + ", ".join(f"{mean:.2f}" for mean in episodes.mean_return()))
     if arguments.video:
         member = params if population == 1 else jax.tree.map(lambda x: x[0], params)
-        states = evaluation.record(
+        moments = evaluators.record(
             parts.agent, parts.environment, member, key, parts.evaluator.max_steps
         )
-        video.save(parts.environment, states, arguments.video)
-        print(f"{arguments.video}: {len(states)} frames")
+        video.save(parts.environment, moments, arguments.video)
+        print(f"{arguments.video}: {len(moments)} frames")
     return 0
 
 

@@ -1,0 +1,180 @@
+"""Judges a policy on host environments: what `evaluation` does on those that JAX compiles.
+
+Axis legend: `E` episodes, `B` of them that are played together.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracers import agent as agent_lib
+from podracers import environment as environment_lib
+from podracers import errors, evaluation, types
+
+MAX_BATCH = 64  # simulators that are alive at the same time
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostEvaluator:
+    """Plays `E` episodes, a batch of simulators at a time; each counts its first episode only.
+
+    Everything runs on one device, the first of those that hold the parameters, and in the thread
+    that calls: programs of several devices stay the runner's.
+
+    Attributes:
+      agent: who acts.
+      environment: a recipe for host environments.
+      num_episodes: `E`.
+      max_steps: where an episode is cut; None for the environment's own limit.
+    """
+
+    agent: agent_lib.Agent
+    environment: environment_lib.HostEnvironmentFactory
+    num_episodes: int
+    max_steps: int | None = None
+
+    def __post_init__(self):
+        if self.num_episodes < 1:
+            raise errors.UserError(f"an evaluation of {self.num_episodes} episodes: expected >= 1")
+
+    @property
+    def limit(self) -> int:
+        """Agent steps after which an episode is cut."""
+        limit = self.environment.spec.max_episode_steps
+        return self.max_steps or limit or evaluation.DEFAULT_MAX_STEPS
+
+    def run(self, params: types.PyTree, key: jax.Array) -> evaluation.Episodes:
+        """Returns what the policy reaches; the same key gives the same episodes."""
+        count = self.num_episodes
+        # Batches of one size, so that acting compiles once; what is beyond the last is dropped.
+        size = -(-count // -(-count // MAX_BATCH))
+        batches = [
+            self._play(params, key, np.arange(start, start + size, dtype=np.int32))
+            for start in range(0, count, size)
+        ]
+        return evaluation.Episodes(*(np.concatenate(leaves)[:count] for leaves in zip(*batches)))
+
+    def timesteps(
+        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray
+    ) -> Iterator[types.TimeStep]:
+        """Yields the time steps `[B, ...]` of some episodes, up to the limit; has to be closed.
+
+        Args:
+          params: what the agent acts with.
+          key: of the evaluation.
+          env_id: `[B]` int32, which of its episodes.
+        """
+        device = _device(params)
+        params = jax.tree.map(_first_shard, params)
+        key = jax.device_put(key, device)
+        # What fills up a batch beyond the last episode is the last one to the agent.
+        known = np.minimum(env_id, self.num_episodes - 1)
+        actor_state, act_keys = self._begin(key, jax.device_put(known, device))
+        host = self.environment.make(key, env_id, _num_threads())
+        try:
+            timestep = host.reset()
+            yield timestep
+            for time in range(self.limit):
+                action, actor_state = self._act(
+                    params, actor_state, timestep, act_keys, np.int32(time)
+                )
+                host.send(np.asarray(jax.device_get(action)))
+                timestep = host.recv()
+                yield timestep
+        finally:
+            host.close()
+
+    def _play(
+        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray
+    ) -> evaluation.Episodes:
+        """Returns a batch of episodes, leaves `[B]`."""
+        returns = np.zeros(env_id.shape, np.float64)
+        lengths = np.zeros(env_id.shape, np.int32)
+        finished = np.zeros(env_id.shape, np.bool_)
+        counted = env_id < self.num_episodes
+        with contextlib.closing(self.timesteps(params, key, env_id)) as timesteps:
+            next(timesteps)
+            for timestep in timesteps:
+                returns += np.where(finished, 0.0, timestep.reward)
+                lengths += ~finished
+                finished |= timestep.last()
+                if np.all(finished[counted]):
+                    break
+        return evaluation.Episodes(returns.astype(np.float32), lengths, finished)
+
+    @functools.cached_property
+    def _begin(self):
+        """`(key, env_id [B]) -> (actor_state, act_keys [B])`."""
+
+        def begin(key, env_id):
+            _, act_keys = jax.vmap(evaluation.episode_keys, (None, 0))(key, env_id)
+            return self.agent.init_actor(env_id, self.num_episodes, True), act_keys
+
+        return jax.jit(begin)
+
+    @functools.cached_property
+    def _act(self):
+        """`(params, actor_state, timestep, act_keys [B], time) -> (action, actor_state)`."""
+
+        def act(params, actor_state, timestep, act_keys, time):
+            step_keys = jax.vmap(jax.random.fold_in, (0, None))(act_keys, time)
+            action, actor_state, _ = self.agent.act(
+                params, actor_state, timestep, step_keys, evaluation=True
+            )
+            return action, actor_state
+
+        return jax.jit(act)
+
+
+def record(
+    agent: agent_lib.Agent,
+    environment: environment_lib.HostEnvironmentFactory,
+    params: types.PyTree,
+    key: jax.Array,
+    max_steps: int | None = None,
+) -> list[types.TimeStep]:
+    """Plays one episode and returns its time steps (no batch axis), for rendering.
+
+    Args:
+      agent: who acts.
+      environment: a recipe for host environments.
+      params: what the agent acts with.
+      key: of the episode: that of `HostEvaluator.run` gives the first of its episodes.
+      max_steps: where to stop; None for the environment's own limit.
+    """
+    evaluator = HostEvaluator(agent, environment, 1, max_steps)
+    recorded = []
+    with contextlib.closing(evaluator.timesteps(params, key, np.zeros(1, np.int32))) as timesteps:
+        for timestep in timesteps:
+            recorded.append(jax.tree.map(lambda leaf: leaf[0], timestep))
+            if recorded[-1].last():
+                break
+    return recorded
+
+
+def _first_shard(leaf: Any) -> Any:
+    """Returns the copy of a replicated array that lies on its first device."""
+    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+        return leaf.addressable_data(0)
+    return leaf
+
+
+def _device(params: types.PyTree) -> jax.Device | None:
+    """Returns where the parameters are (see `_first_shard`); None where there are none."""
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf, jax.Array):
+            return next(iter(_first_shard(leaf).devices()))
+    return None
+
+
+def _num_threads() -> int:
+    """Returns how many of the host's cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
