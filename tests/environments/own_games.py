@@ -1,0 +1,104 @@
+"""Games of a user's own, registered with Gymnasium when this module is imported."""
+
+import os
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Walk(gymnasium.Env):
+    """A walk along a line, with every kind of space in what it shows, and both kinds of ends.
+
+    It terminates at -3 and 3, and cuts itself after nine steps; where both happen at once, it says
+    both. Walking into the direction of `blocked` is illegal.
+    """
+
+    LIMIT = 9
+
+    def __init__(self, goal: int = 3):
+        self._goal = goal
+        self.action_space = spaces.Discrete(3, start=-1)
+        self.observation_space = spaces.Dict(
+            {
+                "place": spaces.Box(-np.inf, np.inf, (2,), np.float64),
+                "action_mask": spaces.Box(0, 1, (3,), np.int8),
+                "steps": spaces.Box(0, 2**40, (), np.int64),
+                "room": spaces.Discrete(2 * goal + 1, start=-goal),
+                "pair": spaces.Tuple([spaces.MultiBinary(2), spaces.MultiDiscrete([10, 3])]),
+            }
+        )
+        # One buffer for ever, as some simulators have it: what is shown has to be copied.
+        self._place = np.zeros(2, np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        """Starts in the middle, anywhere about."""
+        super().reset(seed=seed)
+        self._x, self._steps = 0, 0
+        return self._observe(), {}
+
+    def step(self, action):
+        """Walks, and gets what the direction is."""
+        assert self.action_space.contains(action), action
+        assert self._mask[action + 1], "an illegal action"
+        self._x, self._steps = self._x + int(action), self._steps + 1
+        terminated = abs(self._x) == self._goal
+        return self._observe(), float(action), terminated, self._steps == self.LIMIT, {}
+
+    def _observe(self):
+        self._mask = np.ones(3, np.int8)
+        self._mask[self.np_random.integers(3)] = 0
+        self._place[:] = self._x, self.np_random.normal()
+        return {
+            "place": self._place,
+            "action_mask": self._mask,
+            "steps": np.int64(self._steps),
+            "room": np.int64(self._x),
+            "pair": (np.array([1, 0], np.int8), np.array([self._steps, 2])),
+        }
+
+
+class Faulty(gymnasium.Env):
+    """Does what it should not in its third step."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, fault: str):
+        self._fault, self._steps = fault, 0
+
+    def reset(self, *, seed=None, options=None):
+        """Starts."""
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        """Counts to three."""
+        self._steps += 1
+        if self._steps == 3:
+            if self._fault == "raise":
+                raise ArithmeticError("the third step is a fault")
+            if self._fault == "exit":
+                os._exit(7)
+            time.sleep(1000.0)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+class Spaces(gymnasium.Env):
+    """Has the spaces that it is told to have, and cannot be played."""
+
+    def __init__(self, observation=None, action=None):
+        self.observation_space = observation or spaces.Box(-1.0, 1.0, (1,))
+        self.action_space = action or spaces.Discrete(2)
+
+
+class Half(gymnasium.RewardWrapper):
+    """Halves the reward."""
+
+    def reward(self, reward):
+        """Returns half of it."""
+        return reward / 2
+
+
+for _game in (Walk, Faulty, Spaces):
+    gymnasium.register(f"Own/{_game.__name__}-v0", entry_point=f"{__name__}:{_game.__name__}")
