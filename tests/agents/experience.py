@@ -1,0 +1,137 @@
+"""A rollout of random episodes, and the update that an agent makes of it.
+
+Axis legend: `T` time, `B` streams.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agents import actor_critic, cores, impala, ppo
+from podracers import batch, parallel, types, unroll
+from tests import contract, streams
+
+P = jax.sharding.PartitionSpec
+LENGTH, BATCH = 6, 8
+ENVIRONMENT = streams.RandomEpisodes()
+NETWORKS = {
+    "feed_forward": {"network": contract.tiny_network()},
+    "lstm": {"network": contract.tiny_network(cores.LSTM(8))},
+    "frames_normalized": {
+        "network": contract.tiny_network(cores.GRU(8), frame_stack=3),
+        "normalize_observations": True,
+    },
+}
+_SHARED = {
+    "learning_rate": 0.02,
+    "anneal_steps": 10 * LENGTH * BATCH,
+    "max_grad_norm": 0.1,  # small enough to bind
+    "gamma": 0.9,
+    "num_minibatches": 1,
+    "entropy_cost": 0.1,
+    "reward_scale": 0.5,
+    "reward_clip": 1.0,
+}
+# Epsilons are large, so that no rounding of a tiny gradient is blown up.
+ALGORITHMS = {
+    "ppo": functools.partial(
+        ppo.PPO, ENVIRONMENT.spec, **_SHARED, adam_epsilon=1e-2, gae_lambda=0.8, epochs=1
+    ),
+    "impala": functools.partial(
+        impala.IMPALA, ENVIRONMENT.spec, **_SHARED, optimizer_epsilon=1e-2, vtrace_lambda=0.8
+    ),
+}
+
+
+class Experience(NamedTuple):
+    """An agent whose policy is far from uniform, and its second rollout; in NumPy."""
+
+    agent: actor_critic.ActorCritic
+    learner: actor_critic.Learner
+    rollout: types.Rollout
+
+
+def perturbed(params: Any, scale: float, seed: int) -> Any:
+    """Returns parameters moved by normal noise."""
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    moved = [x + scale * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
+    return jax.tree.unflatten(tree, moved)
+
+
+@functools.cache
+def collect(algorithm: str, network: str) -> Experience:
+    """Returns what an agent did with parameters that are those of its learner."""
+    agent = ALGORITHMS[algorithm](**NETWORKS[network])
+    batched = batch.BatchedEnvironment(ENVIRONMENT)
+
+    def run():
+        learner = agent.init_learner(jax.random.key(0))
+        learner = learner._replace(params=perturbed(learner.params, 0.5, seed=1))
+        env_id = jnp.arange(BATCH, dtype=jnp.int32)
+        start = unroll.init(agent, batched, env_id, BATCH, jax.random.key(2))
+        key = jax.random.key(3)
+
+        def act(learner, start):
+            params = agent.actor_params(learner)
+            return unroll.unroll(agent, batched, params, start, key, LENGTH)
+
+        middle, first = act(learner, start)
+        # What a normaliser knows before it acts: statistics of other data.
+        state, _ = agent.update(types.AgentState(learner, ()), first, key)
+        learner = learner._replace(normalizer=state.learner.normalizer)
+        return learner, act(learner, middle)[1]
+
+    layout = parallel.make_mesh(jax.devices()[:1])
+    mapped = jax.shard_map(run, mesh=layout, in_specs=(), out_specs=P(), check_vma=False)
+    return Experience(agent, *jax.device_get(jax.jit(mapped)()))
+
+
+@functools.cache
+def _compiled(agent: actor_critic.ActorCritic, num_devices: int):
+    def update(learner, rollout):
+        state, means = agent.update(types.AgentState(learner, ()), rollout, jax.random.key(4))
+        return state.learner, parallel.global_sum(means)
+
+    columns = P(None, parallel.AXIS)
+    layout = types.Rollout(columns, columns, columns, actor_state=P(parallel.AXIS))
+    mapped = jax.shard_map(
+        update,
+        mesh=parallel.make_mesh(jax.devices()[:num_devices]),
+        in_specs=(P(), layout),
+        out_specs=P(),
+        check_vma=False,
+    )
+    return jax.jit(mapped)
+
+
+def update(
+    experience: Experience, num_devices: int = 1
+) -> tuple[actor_critic.Learner, dict[str, float]]:
+    """Returns the learner after one update, and the means of its metrics."""
+    agent, learner, rollout = experience
+    learner, means = _compiled(agent, num_devices)(learner, rollout)
+    return learner, {name: float(mean.result()) for name, mean in means.items()}
+
+
+def outputs(agent: actor_critic.ActorCritic, params: Any, rollout: types.Rollout):
+    """Returns logits and values `[T + 1, B, ...]`, from one step of the network after another."""
+    core, logits, values = rollout.actor_state, [], []
+    for time in range(LENGTH + 1):
+        timestep = jax.tree.map(lambda x: x[time], rollout.timestep)  # noqa: B023
+        output, core = agent._network.step(params, core, timestep)
+        logits.append(output.policy)
+        values.append(output.value)
+    return jnp.stack(logits), jnp.stack(values)
+
+
+def clipped_gradient(loss, params: Any) -> tuple[float, Any, float]:
+    """Returns the loss, its gradient scaled down to a norm of 0.1, and the norm before."""
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    gradient = jax.device_get(gradient)
+    norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
+    assert norm > 0.2
+    return float(value), jax.tree.map(lambda leaf: leaf * 0.1 / norm, gradient), norm

@@ -1,0 +1,150 @@
+"""What PPO and IMPALA have in common, for both of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import ppo
+from environments import probes
+from podracers import agent as agent_lib
+from podracers import errors, types
+from tests import contract, streams
+from tests.agents import experience
+
+LENGTH, BATCH = experience.LENGTH, experience.BATCH
+
+
+@pytest.fixture(params=experience.ALGORITHMS, name="algorithm")
+def _algorithm(request):
+    return request.param
+
+
+def _at(timestep, time):
+    return jax.tree.map(lambda x: x[time], timestep)
+
+
+def test_the_protocol_and_the_data_are_what_the_tests_need(algorithm):
+    given = experience.collect(algorithm, "lstm")
+    assert isinstance(given.agent, agent_lib.Agent)
+    timestep = _at(given.rollout.timestep, slice(1, -1))
+    assert timestep.truncated().any() and timestep.terminated().any()
+    assert np.ptp(given.rollout.extras.log_prob) > 0.5
+
+
+@pytest.mark.parametrize("network", experience.NETWORKS)
+def test_ratios_are_one_in_the_first_gradient_step(algorithm, network):
+    """The network that learns sees what the one that acted saw: cores, resets, statistics."""
+    given = experience.collect(algorithm, network)
+    _, means = experience.update(given)
+    assert abs(means["policy/kl"]) < 1e-7
+    if network == "feed_forward":
+        return
+    first = _at(given.rollout.timestep, 0).first()
+    assert not first.all()
+    zeros = jax.tree.map(np.zeros_like, given.rollout.actor_state)
+    forgot = given._replace(rollout=given.rollout._replace(actor_state=zeros))
+    _, means = experience.update(forgot)
+    assert means["policy/kl"] > 1e-4
+
+
+@pytest.mark.parametrize("network", ["feed_forward", "lstm"])
+def test_what_happens_at_ignored_transitions_changes_nothing(algorithm, network):
+    given = experience.collect(algorithm, network)
+    rollout = given.rollout
+    timestep, extras = rollout.timestep, rollout.extras
+    last = timestep.last()
+    ignored = last[:-1]
+    # The final observation of a terminated episode is worth nothing, whatever it shows.
+    terminated = timestep.terminated()[..., None]
+    following = np.concatenate([np.zeros((1, BATCH), bool), last[:-1]])
+    assert ignored.sum() > 4
+    changed = rollout._replace(
+        timestep=timestep._replace(
+            observation=np.where(terminated, 1e3, timestep.observation),
+            reward=np.where(following, -7.0, timestep.reward),
+        ),
+        action=np.where(ignored, 2 - rollout.action, rollout.action),
+        extras=extras._replace(
+            raw=np.where(ignored, 2 - extras.raw, extras.raw),
+            log_prob=np.where(ignored, -9.0, extras.log_prob),
+            value=np.where(timestep.terminated()[:-1], 1e3, extras.value),
+        ),
+    )
+    expected = experience.update(given)
+    streams.assert_same(experience.update(given._replace(rollout=changed)), expected)
+    # The final observation of a truncated one is what the return bootstraps from.
+    truncated = timestep.truncated()
+    changed = rollout._replace(
+        timestep=timestep._replace(
+            observation=np.where(truncated[..., None], 1e3, timestep.observation)
+        ),
+        extras=extras._replace(value=np.where(truncated[:-1], 1e3, extras.value)),
+    )
+    _, means = experience.update(given._replace(rollout=changed))
+    assert abs(means["value/target"] - expected[1]["value/target"]) > 1e-2
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_the_learning_rate_falls_to_zero_in_global_agent_steps(algorithm, num_devices):
+    given = experience.collect(algorithm, "feed_forward")
+    for update, portion in {0: 1.0, 5: 0.5, 9: 0.1, 10: 0.0, 15: 0.0}.items():
+        learner = given.learner._replace(update=np.int32(update))
+        after, means = experience.update(given._replace(learner=learner), num_devices)
+        assert after.update == update + 1
+        np.testing.assert_allclose(means["learning_rate"], 0.02 * portion, atol=1e-8)
+        if portion == 0.0:
+            streams.assert_same(after.params, learner.params)
+
+
+def test_observations_are_normalised_by_statistics_of_before_the_rollout(algorithm):
+    given = experience.collect(algorithm, "frames_normalized")
+    before, (after, _) = given.learner.normalizer, experience.update(given)
+    assert before.count == LENGTH * BATCH
+    assert after.normalizer.count == 2 * LENGTH * BATCH
+    seen = given.rollout.timestep.observation[:-1].mean(axis=(0, 1))
+    expected = 0.5 * (before.mean + seen)
+    np.testing.assert_allclose(after.normalizer.mean, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_illegal_actions_are_never_taken():
+    environment = probes.MaskedAction()
+    agent = ppo.PPO(environment.spec, network=contract.tiny_network())
+    observation = jax.tree.map(lambda x: jnp.tile(x, (200, 1)), environment.observations())
+    count = 600
+    timestep = types.TimeStep(
+        observation, jnp.zeros(count), jnp.ones(count), jnp.zeros(count, jnp.int8)
+    )
+    params = agent.actor_params(agent.init_learner(jax.random.key(0)))
+    # A policy that is sure of itself, and wants what is illegal.
+    params = jax.tree.map(lambda x: x + 3.0 * jax.random.normal(jax.random.key(1), x.shape), params)
+    keys = jax.random.split(jax.random.key(2), count)
+    for evaluation in (False, True):
+        act = jax.jit(functools.partial(agent.act, evaluation=evaluation))
+        action, _, extras = act(params, (), timestep, keys)
+        legal = np.asarray(observation["action_mask"])[np.arange(count), action]
+        assert legal.all()
+        assert np.all(extras.log_prob > -50.0)
+        assert len(np.unique(action)) > 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "option", "value"),
+    [
+        ("ppo", "epochs", 0),
+        ("ppo", "num_minibatches", 1.5),
+        ("ppo", "gamma", 1.1),
+        ("ppo", "gae_lambda", -0.1),
+        ("impala", "num_minibatches", 0),
+        ("impala", "max_grad_norm", 0.0),
+        ("impala", "vtrace_lambda", 1.1),
+        ("impala", "rmsprop_decay", -0.1),
+        ("impala", "clip_rho", 0.0),
+    ],
+)
+def test_impossible_options_are_errors(algorithm, option, value):
+    name = f"{experience.ALGORITHMS[algorithm].func.__name__}.{option}"
+    with pytest.raises(errors.UserError, match=f"{name}: expected"):
+        experience.ALGORITHMS[algorithm](**{option: value})

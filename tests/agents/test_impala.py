@@ -1,0 +1,210 @@
+"""IMPALA's update against a slow one, its optimizers, and the networks of Atari.
+
+Axis legend: `T` time, `B` streams.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from dm_env import specs
+
+from agents import encoders, impala, networks
+from podracers import environment, errors, parallel, types
+from tests import contract, streams
+from tests.agents import experience
+
+LENGTH, BATCH = experience.LENGTH, experience.BATCH
+P = jax.sharding.PartitionSpec
+
+
+@functools.cache
+def _off_policy(network):
+    """Returns a rollout that other parameters acted than those that learn from it."""
+    given = experience.collect("impala", network)
+    params = experience.perturbed(given.learner.params, 0.2, seed=5)
+    return given._replace(learner=given.learner._replace(params=jax.device_get(params)))
+
+
+def _slow_vtrace(rollout, values, ratio):
+    """Returns targets and advantages `[T, B]`; 0.9 is the discount and 0.8 lambda."""
+    timestep = rollout.timestep
+    reward, last = np.clip(0.5 * timestep.reward, -1.0, 1.0), timestep.last()
+    rho = np.minimum(ratio, 1.0)
+    target, advantage = np.zeros((LENGTH, BATCH)), np.zeros((LENGTH, BATCH))
+    for b in range(BATCH):
+        for t in reversed(range(LENGTH)):
+            is_end = t + 1 == LENGTH or last[t + 1, b]
+            arrival = values[t + 1, b] if is_end else target[t + 1, b]
+            discount = 0.9 * timestep.discount[t + 1, b]
+            error = reward[t + 1, b] + discount * values[t + 1, b] - values[t, b]
+            trace = discount * 0.8 * rho[t, b] * (arrival - values[t + 1, b])
+            target[t, b] = values[t, b] + rho[t, b] * error + trace
+            action_value = reward[t + 1, b] + discount * arrival
+            advantage[t, b] = rho[t, b] * (action_value - values[t, b])
+    return target, advantage
+
+
+def _slow_update(given):
+    """Returns the parameters after one step of clipped RMSProp, and the loss before it."""
+    agent, learner, rollout = given
+    chosen = np.eye(3)[rollout.action]
+
+    def log_policy(logits):
+        return jnp.sum(jax.nn.log_softmax(logits[:-1]) * chosen, axis=-1)
+
+    logits, values = experience.outputs(agent, learner.params, rollout)
+    values = np.asarray(values, np.float64)
+    ratio = np.exp(np.asarray(log_policy(logits) - rollout.extras.log_prob, np.float64))
+    kept = ~rollout.timestep.last()[:-1]
+    assert np.ptp(ratio[kept]) > 0.5  # far enough from the policy that acted
+    target, advantage = _slow_vtrace(rollout, values, ratio)
+
+    def loss(params):
+        logits, values = experience.outputs(agent, params, rollout)
+        log_p = jax.nn.log_softmax(logits[:-1])
+        entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+        value_loss = 0.25 * (values[:-1] - target) ** 2
+        per_step = -log_policy(logits) * advantage + value_loss - 0.1 * entropy
+        return jnp.sum(jnp.where(kept, per_step, 0.0)) / kept.sum()
+
+    value, gradient, norm = experience.clipped_gradient(loss, learner.params)
+
+    def step(p, g):
+        return p - 0.02 * g / (np.sqrt(0.01 * g**2) + 1e-2)
+
+    return jax.tree.map(step, learner.params, gradient), {
+        "loss/total": value,
+        "gradient_norm": norm,
+        "value/target": target[kept].mean(),
+        "value/mean": values[:-1][kept].mean(),
+        "policy/clip_fraction": (ratio > 1.0)[kept].mean(),
+    }
+
+
+@pytest.fixture(scope="module", params=["feed_forward", "lstm"], name="slow")
+def _slow(request):
+    given = _off_policy(request.param)
+    return given, *_slow_update(given)
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_an_update_equals_a_slow_one(slow, num_devices):
+    """V-trace off-policy, truncations, weights, clipping and RMSProp, all at once."""
+    given, params, expected = slow
+    learner, means = experience.update(given, num_devices)
+    streams.assert_close(learner.params, params, rtol=1e-3, atol=2e-5)
+    for name, value in expected.items():
+        np.testing.assert_allclose(means[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"optimizer": "adam"}, 1.0 / (1.0 + 0.1)),
+        ({}, 1.0 / (np.sqrt(0.01) + 0.1)),
+        ({"rmsprop_epsilon_in_sqrt": True}, 1.0 / np.sqrt(0.01 + 0.1)),
+        ({"rmsprop_decay": 0.75}, 1.0 / (0.5 + 0.1)),
+    ],
+)
+def test_the_first_step_of_each_optimizer(options, expected):
+    agent = impala.IMPALA(
+        experience.ENVIRONMENT.spec, max_grad_norm=10.0, optimizer_epsilon=0.1, **options
+    )
+    gradient = {"x": jnp.ones((2,))}
+    direction, _ = agent._optimizer.update(gradient, agent._optimizer.init(gradient))
+    np.testing.assert_allclose(direction["x"], expected, rtol=1e-5)
+
+
+def test_a_sum_over_the_batch_is_a_mean_with_a_smaller_epsilon_and_norm():
+    """What the comments of the .gin files say of published settings."""
+    size = 640.0
+    summed = optax.chain(
+        optax.clip_by_global_norm(40.0),
+        optax.scale_by_rms(decay=0.99, eps=0.01, eps_in_sqrt=False),
+    )
+    agent = impala.IMPALA(
+        experience.ENVIRONMENT.spec, max_grad_norm=40.0 / size, optimizer_epsilon=0.01 / size
+    )
+    gradient = {"x": jnp.array([30.0, -0.02, 50.0])}
+    states = [summed.init(gradient), agent._optimizer.init(gradient)]
+    for _ in range(3):
+        expected, states[0] = summed.update(gradient, states[0])
+        mean = jax.tree.map(lambda g: g / size, gradient)
+        actual, states[1] = agent._optimizer.update(mean, states[1])
+        streams.assert_close(actual, expected, rtol=1e-4)
+
+
+def test_an_unknown_optimizer_is_an_error():
+    with pytest.raises(errors.UserError, match="no optimizer 'rmspop'; did you mean 'rmsprop'"):
+        impala.IMPALA(experience.ENVIRONMENT.spec, optimizer="rmspop")
+
+
+def test_minibatches_are_whole_streams_one_after_the_other():
+    """The second gradient step starts from the first one's parameters."""
+    agent = experience.ALGORITHMS["impala"](
+        num_minibatches=2, network=contract.tiny_network(), max_grad_norm=10.0
+    )
+    given = _off_policy("feed_forward")._replace(agent=agent)
+    learner, means = experience.update(given)
+    other, other_means = experience.update(given, num_devices=4)
+    streams.assert_close(learner.params, other.params, rtol=1e-3, atol=1e-5)
+    assert abs(means["loss/total"] - other_means["loss/total"]) < 1e-4
+    assert learner.optimizer_state[1].nu is not None
+    once, _ = experience.update(_off_policy("feed_forward"))
+    with pytest.raises(AssertionError):
+        streams.assert_close(learner.params, once.params, rtol=1e-3, atol=1e-5)
+
+
+_ENCODERS = {
+    "nature": (encoders.NatureCNN(16), 4),
+    "resnet": (encoders.ImpalaResNet((2, 2), 16), 1),
+}
+
+
+@pytest.mark.parametrize("name", _ENCODERS)
+def test_frames_of_games_are_learnt_from(name):
+    """Bytes go in, every parameter has a gradient, and stacks are those of acting."""
+    encoder, frame_stack = _ENCODERS[name]
+    spec = environment.EnvironmentSpec(
+        "Frames", specs.Array((36, 36, 1), np.uint8), specs.DiscreteArray(3)
+    )
+    network = functools.partial(
+        networks.actor_critic, encoder=encoder, frame_stack=frame_stack, separate_critic=False
+    )
+    agent = impala.IMPALA(spec, network=network, optimizer_epsilon=1e-8)
+    rng = np.random.default_rng(0)
+    length, batch = 3, 2
+    shape = (length + 1, batch)
+    step_type = np.array([[1, 0], [2, 1], [0, 1], [1, 1]], np.int8)
+    timestep = types.TimeStep(
+        observation=rng.integers(0, 256, (*shape, 36, 36, 1), dtype=np.uint8),
+        reward=rng.normal(size=shape).astype(np.float32),
+        discount=np.ones(shape, np.float32),
+        step_type=step_type,
+    )
+
+    def update():
+        learner = agent.init_learner(jax.random.key(0))
+        params = agent.actor_params(learner)
+        state, remembered = agent.init_actor(jnp.arange(batch), batch), []
+        for t in range(length):
+            keys = jax.random.split(jax.random.key(t), batch)
+            moment = jax.tree.map(lambda x: jnp.asarray(x)[t], timestep)  # noqa: B023
+            action, state, extras = agent.act(params, state, moment, keys)
+            remembered.append((action, extras))
+        action, extras = jax.tree.map(lambda *xs: jnp.stack(xs), *remembered)
+        start = agent.init_actor(jnp.arange(batch), batch)
+        rollout = types.Rollout(timestep, action, extras, start)
+        state, means = agent.update(types.AgentState(learner, ()), rollout, jax.random.key(9))
+        return learner.params, state.learner.params, means
+
+    mesh = parallel.make_mesh(jax.devices()[:1])
+    mapped = jax.shard_map(update, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False)
+    before, after, means = jax.jit(mapped)()
+    assert abs(means["policy/kl"].result()) < 1e-6
+    changed = jax.tree.map(lambda x, y: np.any(x != y), before, after)
+    assert all(jax.tree.leaves(changed))
