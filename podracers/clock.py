@@ -6,6 +6,17 @@ import time
 from collections.abc import Iterator, Mapping
 
 
+class Dispatch:
+    """What was dispatched.
+
+    Attributes:
+      steps: agent steps; known at its end, for a runner may be stopped early.
+    """
+
+    def __init__(self):
+        self.steps = 0
+
+
 class Clock:
     """The times of a run, in seconds; it starts when it is made.
 
@@ -38,15 +49,16 @@ class Clock:
         return self._steps / self._training if self._training else math.nan
 
     @contextlib.contextmanager
-    def dispatch(self, steps: int) -> Iterator[None]:
-        """Times one dispatch of `steps` agent steps, from its launch to its metrics."""
+    def dispatch(self) -> Iterator["Dispatch"]:
+        """Times one dispatch, from its launch to its metrics; the caller says how long it was."""
+        dispatch = Dispatch()
         start = time.perf_counter()
-        yield
+        yield dispatch
         seconds = time.perf_counter() - start
         if self._warm:
             self._training += seconds
-            self._steps += steps
-            self.latest_rate = steps / seconds
+            self._steps += dispatch.steps
+            self.latest_rate = dispatch.steps / seconds
         else:
             self.first_dispatch += seconds
             self._warm = True

@@ -22,6 +22,7 @@ _LEAST = {
     "evaluation_period": 0,
     "checkpoint_period": 0,
     "keep_best": 0,
+    "profile_update": 0,
 }
 
 
@@ -54,6 +55,8 @@ class Experiment:
         end; 0 for those alone.
       keep_latest: how many of the newest checkpoints to keep.
       keep_best: how many of those with the best evaluations to keep besides.
+      profile_update: the log period that this update is in is traced for the JAX profiler, into
+        `profile` in the run directory; not the first period, which compiles. None for no trace.
     """
 
     agent: Callable[..., agent_lib.Agent]
@@ -68,6 +71,7 @@ class Experiment:
     checkpoint_period: int = 0
     keep_latest: int = 3
     keep_best: int = 1
+    profile_update: int | None = None
     # What gin holds now: gin makes the parts, and they read it when they are built.
     _bindings: config.Bindings = dataclasses.field(
         default_factory=config.snapshot, init=False, repr=False
@@ -76,7 +80,7 @@ class Experiment:
     def __post_init__(self):
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is None and name == "evaluation_max_steps":
+            if value is None and name in ("evaluation_max_steps", "profile_update"):
                 continue
             # `1e6` is how people write a million steps.
             if isinstance(value, float) and value.is_integer():

@@ -16,6 +16,7 @@ from podracers import (
     evaluators,
     loggers,
     metrics,
+    profiler,
     run_directory,
     signals,
     terminal,
@@ -64,6 +65,8 @@ class Run:
         self._update = 0
         self._loggers: loggers.Loggers | None = None
         self._resume = resume
+        self._verdict = ""  # of the runner, the newest one
+        self._profiler = profiler.Profiler(directory.path, experiment.profile_update)
         if resume:
             self._restore()
 
@@ -107,15 +110,15 @@ class Run:
     def _advance(self) -> None:
         """Takes the updates of one log period, then does whatever falls due."""
         experiment = self._experiment
-        count = self._until_due()
-        with self._clock.dispatch(count * self._runner.steps_per_update):
-            self._state, report = self._runner.step(self._state, count)
-            report = jax.device_get(report)
-        self._update += count
-        if self._update == count or not self._directory.operative_config.exists():
+        is_first = self._update == 0
+        report = self._take_updates(self._until_due())
+        if is_first or not self._directory.operative_config.exists():
             self._write_operative_config()
         self._check_finite(report)
         values = metrics.summarize(report.means, self._members())
+        diagnostics = self._runner.diagnostics()
+        values |= diagnostics.values
+        self._note_verdict(diagnostics.verdict)
         values["steps_per_second"] = self._clock.latest_rate
         values["wall_time"] = self._clock.wall
         score = None
@@ -130,6 +133,28 @@ class Run:
         due = _due(self._update, experiment.checkpoint_period)
         if score is not None or (due and self._update < self._parts.num_updates):
             self._save(score)
+
+    def _take_updates(self, count: int) -> metrics.Report:
+        """Takes updates, fewer if the run is to stop and the runner can; returns their report."""
+        most = self._runner.updates_per_dispatch or count
+        report, taken = None, 0
+        with self._clock.dispatch() as dispatch, self._profiler.around(self._update, count):
+            while taken < count and not (taken and self._stop):
+                chunk = min(most, count - taken)
+                self._state, part = self._runner.step(self._state, chunk)
+                report = part if report is None else metrics.merge(report, part)
+                taken += chunk
+            report = jax.device_get(report)
+            dispatch.steps = taken * self._runner.steps_per_update
+        self._update += taken
+        return report
+
+    def _note_verdict(self, verdict: str) -> None:
+        """Says what limits the speed where that is news."""
+        kind = verdict.partition(":")[0]
+        if verdict and kind != self._verdict.partition(":")[0]:
+            self._say(verdict)
+        self._verdict = verdict or self._verdict
 
     def _until_due(self) -> int:
         """Returns how many updates to take: never beyond the next boundary of any period."""

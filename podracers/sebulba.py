@@ -16,11 +16,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracers import acting, actor, errors, jax_host, keys, metrics, parallel, pipeline
+from podracers import (
+    acting,
+    actor,
+    errors,
+    jax_host,
+    keys,
+    metrics,
+    parallel,
+    pipeline,
+    timing,
+    types,
+)
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import placement as placement_lib
-from podracers import timing, types
 
 
 class SebulbaState(NamedTuple):

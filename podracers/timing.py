@@ -54,7 +54,7 @@ class Timers:
         for lag, count in sorted(counts.items()):
             values[f"lag/{lag}"] = count / counts.total()
         if counts:
-            values["lag/mean"] = sum(l * n for l, n in counts.items()) / counts.total()
+            values["lag/mean"] = sum(lag * count for lag, count in counts.items()) / counts.total()
         return metrics.Diagnostics(values, verdict(learner, actors))
 
 

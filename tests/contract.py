@@ -17,7 +17,7 @@ import numpy as np
 
 from agents import cores, encoders, networks, ppo
 from podracers import agent as agent_lib
-from podracers import anakin, environment, metrics, runner, types
+from podracers import anakin, environment, metrics, runner, sebulba, types
 from tests import streams
 
 NUM_ENVS = 8
@@ -57,15 +57,35 @@ def _anakin(agent, candidate, num_devices: int) -> runner.Runner:
     )
 
 
+def _sebulba(agent, candidate, num_devices: int) -> runner.Runner:
+    return sebulba.Sebulba(
+        agent,
+        candidate,
+        NUM_ENVS,
+        ROLLOUT_LENGTH,
+        actor_devices=(0, 1)[:num_devices],
+        learner_devices=tuple(range(num_devices)),
+        lag=1,
+    )
+
+
 class RunnerCase(NamedTuple):
-    """How to build a runner, and how far its actors' parameters lag behind."""
+    """How to build a runner, and what it promises.
+
+    Attributes:
+      make: `make(agent, environment, num_devices)`.
+      lag: how far the parameters that act are behind.
+      saves_streams: whether a state holds the environments too, so that they go on where it ends.
+    """
 
     make: Callable[[agent_lib.Agent, environment.Environment, int], runner.Runner]
     lag: int
+    saves_streams: bool
 
 
 RUNNERS: dict[str, RunnerCase] = {
-    "anakin": RunnerCase(_anakin, lag=0),
+    "anakin": RunnerCase(_anakin, lag=0, saves_streams=True),
+    "sebulba": RunnerCase(_sebulba, lag=1, saves_streams=False),
 }
 
 
@@ -134,7 +154,7 @@ class History(NamedTuple):
     final: Any  # the runner's last state, on the devices
 
 
-def _rollout(state: Any) -> types.Rollout:
+def rollout(state: Any) -> types.Rollout:
     """Returns the latest rollout of all streams, from memories `[D, ...]` of a slice each."""
     remembered = streams.to_numpy(state.memory.rollout)
 
@@ -156,7 +176,7 @@ def run(subject: runner.Runner, seed: int = 0) -> History:
     for _ in range(NUM_UPDATES):
         state, report = subject.step(state, 1)
         states.append(streams.to_numpy(state))
-        rollouts.append(_rollout(state))
+        rollouts.append(rollout(state))
         reports.append(streams.to_numpy(report))
     return History(states, rollouts, reports, state)
 

@@ -16,7 +16,8 @@ def now(monkeypatch):
 
 
 def _dispatch(timer, now, seconds, steps):
-    with timer.dispatch(steps):
+    with timer.dispatch() as dispatch:
+        dispatch.steps = steps
         now[0] += seconds
 
 
