@@ -1,0 +1,291 @@
+"""What EnvPool's families of simulators do differently: options, time limits, system libraries.
+
+Axis legend: `B` streams.
+
+Who ends an episode. EnvPool reports an episode's last step as truncated exactly if the simulator's
+clock has run out by then, even where the task ended by its own rules on that very step; some
+families keep clocks that its options do not reach, and do not report them at all. Hence three
+kinds of `Clock`:
+
+- `LATE`: the simulator's clock is set late enough never to end an episode, and the adaptor cuts the
+  episode at the limit itself. Whatever the simulator ends, it ends by the rules.
+- `FLAGGED`: rewards depend on the limit (MiniGrid), or the family itself says what the rules did
+  (Atari, Highway): the simulator's clock is set to the limit, and its report is believed unless
+  there is evidence of an end by the rules.
+- `FIXED`: the clock cannot be set. The adaptor cuts episodes at lower limits; an end at the step
+  at which the clock runs out counts as truncated unless there is evidence to the contrary.
+"""
+
+import dataclasses
+import enum
+import glob
+import re
+import types as python_types
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from podracers import errors
+
+NO_LIMIT = 2**31 - 1  # what EnvPool itself writes where there is no time limit
+
+# Set by the runner, or fixed by the contract, and not to be given as options.
+_SET_ELSEWHERE = {
+    "num_envs": "it is the runner's, by its num_envs",
+    "batch_size": "all environments step together",
+    "num_threads": "the runner shares out the threads",
+    "seed": "it follows from the run's seed",
+    "env_seed": "it follows from the run's seed",
+    "max_num_players": "one agent plays",
+    "gym_reset_return_info": "the adaptor needs it as it is",
+    "max_episode_steps": "it is EnvPool.max_episode_steps",
+}
+# Options that would break the contract; they may be given as what they are by default.
+_REFUSED = {
+    "reward_clip": "rewards are never clipped here: agents clip them",
+    "zero_discount_on_life_loss": "discounts are 0 at terminations alone; episodic_life ends "
+    "episodes with a life",
+}
+_PIXEL_OPTIONS = ("from_pixels", "render_width", "render_height", "render_camera_id")
+_QT = "libqt5core5a libqt5gui5"  # Debian's names
+
+_JUMANJI_CLOCKS = (
+    "Cleaner",
+    "Connector",
+    "LevelBasedForaging",
+    "MMST",
+    "Maze",
+    "PacMan",
+    "RobotWarehouse",
+    "RubiksCube",
+    "SearchAndRescue",
+    "SlidingTilePuzzle",
+    "Snake",
+    "Sokoban",
+    "Tetris",
+)
+
+State = Mapping[str, np.ndarray]  # what EnvPool says of a step, by its own names, `[B, ...]`
+
+
+class Clock(enum.Enum):
+    """Who ends episodes at the time limit: see the module's docstring."""
+
+    LATE = enum.auto()
+    FLAGGED = enum.auto()
+    FIXED = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One simulator behind EnvPool.
+
+    Attributes:
+      name: what messages call it.
+      clock: who ends episodes at the time limit.
+      spare: for a `LATE` clock, how many steps later than the limit it is set.
+      evidence: EnvPool's names of arrays that are not 0 at the last step if the rules ended the
+        episode there; a task may lack some.
+      options: other defaults than EnvPool's; those that a task does not know are left out.
+      leaves_files: whether it writes files into the directory where it is started.
+    """
+
+    name: str
+    clock: Clock = Clock.LATE
+    spare: int = 1
+    evidence: tuple[str, ...] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    leaves_files: bool = False
+
+
+# By EnvPool's own module. Frames are stacked in networks (`agents.networks`), so that each crosses
+# to the device, and is stored, once.
+FAMILIES = {
+    "envpool.atari": Family(
+        "Atari", Clock.FLAGGED, evidence=("info:terminated",), options={"stack_num": 1}
+    ),
+    "envpool.box2d": Family("Box2D"),
+    "envpool.classic_control": Family("classic control"),
+    # Its episodes go on for a step after the limit that it is given.
+    "envpool.gfootball": Family("Google Research Football", spare=0),
+    "envpool.highway": Family("Highway", Clock.FIXED, evidence=("info:crashed", "info:is_success")),
+    "envpool.jumanji": Family("Jumanji", Clock.FIXED),
+    # Only reaching a goal and bumping into obstacles have a reward.
+    "envpool.minigrid": Family("MiniGrid", Clock.FLAGGED, evidence=("reward",)),
+    "envpool.mujoco": Family("MuJoCo"),
+    "envpool.pgx": Family("Pgx"),
+    "envpool.procgen": Family(
+        "Procgen",
+        Clock.FIXED,
+        evidence=("info:prev_level_complete",),
+        options={"channel_first": False},
+    ),
+    "envpool.toy_text": Family("toy text"),
+    # Its other actions are presses of single buttons, without bounds.
+    "envpool.vizdoom": Family(
+        "ViZDoom", options={"stack_num": 1, "use_combined_action": True}, leaves_files=True
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One EnvPool task with its options and its time limit.
+
+    Attributes:
+      task_id: one of EnvPool's.
+      family: the simulator behind it.
+      options: EnvPool's keyword arguments, all but those of the pool: numbers, threads, seeds.
+      limit: agent steps after which an episode is truncated, or None.
+      clock_limit: elapsed steps from which on an end is the clock's unless there is evidence of
+        the rules.
+      pool_spec: EnvPool's specification.
+    """
+
+    task_id: str
+    family: Family
+    options: Mapping[str, Any]
+    limit: int | None
+    clock_limit: int
+    pool_spec: Any
+
+    def terminated(self, state: State) -> np.ndarray:
+        """Returns a bool array `[B]`: the rules of the task ended the episode here."""
+        done = state["done"]
+        if self.family.clock is Clock.LATE or not done.any():
+            return done
+        timed_out = state["trunc"] | (state["elapsed_step"] >= self.clock_limit)
+        by_rules = ~timed_out
+        for name in self.family.evidence:
+            if name in state:
+                by_rules |= state[name] != 0
+        return done & by_rules
+
+
+def load(task_id: str, options: Mapping[str, Any], max_episode_steps: int | None) -> Task:
+    """Checks a task and its options, and returns it; starts no simulator.
+
+    Raises:
+      errors.UserError: there is no such task or option, or something to install is missing.
+    """
+    import envpool  # noqa: PLC0415  (slow to import)
+    from envpool.registration import registry  # noqa: PLC0415
+
+    if task_id not in registry.specs:
+        near = errors.nearest(str(task_id), envpool.list_all_envs())
+        raise errors.UserError(f"EnvPool has no task {task_id!r}{near}")
+    module = registry.specs[task_id][0]
+    family = FAMILIES[".".join(module.split(".")[:2])]
+    plain = _pool_spec(envpool, task_id, {})
+    known = set(plain.config._fields)
+    if family.name == "MuJoCo":
+        known.update(_PIXEL_OPTIONS)
+    _check_options(task_id, options, known)
+    defaults = {name: value for name, value in family.options.items() if name in known}
+    options = {**defaults, **options}
+    default = _default_limit(task_id, family, plain.config.max_episode_steps)
+    limit = _check_limit(task_id, family, default, max_episode_steps)
+    clock_limit = NO_LIMIT if limit is None else limit
+    if family.clock is Clock.FIXED:
+        clock_limit = NO_LIMIT if default is None else default
+    elif limit is not None:
+        spare = family.spare if family.clock is Clock.LATE else 0
+        options["max_episode_steps"] = limit + spare
+    pool_spec = _pool_spec(envpool, task_id, options)
+    if pool_spec.config.max_num_players != 1:
+        raise errors.UserError(
+            f"EnvPool's {task_id} is played by {pool_spec.config.max_num_players} agents at once: "
+            "only tasks for one agent are supported"
+        )
+    return Task(task_id, family, options, limit, clock_limit, pool_spec)
+
+
+def cannot_start(task_id: str, error: Exception) -> errors.UserError:
+    """Returns what to tell the user about a task that EnvPool refuses to make."""
+    text = " ".join(str(error).split())
+    library = re.search(r"lib[\w+-]+\.so[.\d]*", text)
+    if "Qt 5" in text or (library and "Qt5" in library.group()):
+        return errors.UserError(
+            f"EnvPool's {task_id} (Procgen) needs the libraries of Qt 5, which are not installed: "
+            f"apt-get install {_QT}"
+        )
+    if library and isinstance(error, ImportError):
+        return errors.UserError(
+            f"EnvPool's {task_id} needs the system library {library.group()}, which is not "
+            "installed: install the package of your system that has it"
+        )
+    return errors.UserError(f"EnvPool cannot make {task_id}: {text}")
+
+
+def _pool_spec(envpool: python_types.ModuleType, task_id: str, options: Mapping[str, Any]) -> Any:
+    try:
+        return envpool.make_spec(task_id, **options)
+    except (ImportError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise cannot_start(task_id, error) from error
+
+
+def _check_options(task_id: str, options: Mapping[str, Any], known: set[str]) -> None:
+    for name, value in options.items():
+        if name in _SET_ELSEWHERE:
+            raise errors.UserError(
+                f"EnvPool.options: '{name}' is no option: {_SET_ELSEWHERE[name]}"
+            )
+        if name not in known:
+            near = errors.nearest(name, known - set(_SET_ELSEWHERE))
+            raise errors.UserError(f"EnvPool's {task_id} has no option '{name}'{near}")
+        if name in _REFUSED and value:
+            raise errors.UserError(f"EnvPool.options: '{name}' cannot be on: {_REFUSED[name]}")
+    if options.get("noop_max", 1) < 1:  # EnvPool ends the process at 0
+        raise errors.UserError(
+            f"EnvPool.options: 'noop_max' must be at least 1, got {options['noop_max']!r}"
+        )
+    if options.get("from_pixels") and not glob.glob("/usr/share/glvnd/egl_vendor.d/*.json"):
+        raise errors.UserError(
+            f"EnvPool's {task_id} with from_pixels needs an EGL driver, and there is none: apt-get "
+            "install libegl-mesa0, or the driver of your GPU"
+        )
+
+
+def _default_limit(task_id: str, family: Family, configured: int) -> int | None:
+    """Returns the time limit that a task has by itself, if it has one."""
+    if family.name == "Jumanji" and not task_id.rsplit("/", maxsplit=1)[-1].startswith(
+        _JUMANJI_CLOCKS
+    ):
+        return None  # they end by construction, and EnvPool's number is but a bound
+    return configured if 0 < configured < NO_LIMIT else None
+
+
+def _check_limit(
+    task_id: str, family: Family, default: int | None, wanted: int | None
+) -> int | None:
+    if wanted is None:
+        return default
+    if not isinstance(wanted, int) or not 0 < wanted < NO_LIMIT:
+        raise errors.UserError(
+            f"EnvPool.max_episode_steps: expected a positive int or None, got {wanted!r}"
+        )
+    if family.clock is Clock.FIXED and default is not None and wanted > default:
+        raise errors.UserError(
+            f"EnvPool.max_episode_steps = {wanted}: {task_id} ends its episodes after {default} "
+            "steps whatever it is told; choose a lower limit"
+        )
+    return wanted
+
+
+def jax_twin(task_id: str) -> str | None:
+    """Returns what to write in gin for the same task written in JAX, or None."""
+    ours = {
+        "CartPole-v1": "@cartpole.CartPole",
+        "Pendulum-v1": "@pendulum.Pendulum",
+        "Catch-v0": "@catch.Catch",
+    }
+    if task_id in ours:
+        return ours[task_id]
+    from envpool.registration import registry  # noqa: PLC0415
+
+    name = task_id.rpartition("/")[2]
+    # Jumanji's own registry is not asked: importing it initialises a backend.
+    if registry.specs[task_id][0] == "envpool.jumanji" and name != "Connector-v2":
+        return f"@jumanji.Jumanji with Jumanji.name = '{name}'"
+    return None

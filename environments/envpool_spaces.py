@@ -1,0 +1,200 @@
+"""EnvPool's arrays as the contract's: specs, layouts and dtypes, all vectorised over the streams.
+
+Axis legend: `B` streams, `A` values of an action, `D` parts of an action, `C` channels.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from dm_env import specs
+
+from podracers import environment, errors, types
+
+_PLAYERS = -1  # EnvPool's mark of an axis of players, of whom there is one
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array of an observation.
+
+    Attributes:
+      key: EnvPool's name of it.
+      spec: what agents see.
+      channels_first: whether it is an image `[C, height, width]` that becomes `[height, width, C]`.
+    """
+
+    key: str
+    spec: specs.Array
+    channels_first: bool
+
+    def read(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns it as agents see it, `[B, ...]`."""
+        array = state[self.key]
+        if self.channels_first and self.spec.shape[-1] > 1:
+            array = np.ascontiguousarray(np.moveaxis(array, 1, -1))
+        # For one channel, the two layouts are the same bytes.
+        array = array.reshape(array.shape[0], *self.spec.shape)
+        return array.astype(self.spec.dtype, copy=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Actions:
+    """Translates the contract's actions into EnvPool's.
+
+    Attributes:
+      spec: what agents see.
+      dtype: of the inner action.
+      shape: of the inner action.
+      minimum: of the inner action, broadcast to its shape.
+      maximum: the same.
+      joint: how many values each part has, where one flat integer stands for all the parts because
+        the mask covers the joint choice; empty otherwise.
+    """
+
+    spec: specs.Array
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    minimum: np.ndarray
+    maximum: np.ndarray
+    joint: tuple[int, ...] = ()
+
+    def decode(self, action: np.ndarray) -> np.ndarray:
+        """Returns EnvPool's action `[B, ...]` for an action `[B, ...]` of `spec`."""
+        action = np.asarray(action)
+        if self.joint:
+            action = np.stack(np.unravel_index(action, self.joint), axis=-1)
+        action = action.reshape(action.shape[0], *self.shape).astype(self.dtype, copy=False)
+        if self.spec.dtype.kind == "f":
+            # Bounds of 64 bits, rounded to 32, may lie outside of what they bound.
+            return np.clip(action, self.minimum, self.maximum)
+        return action + self.minimum
+
+    def mask_shape(self) -> tuple[int, ...]:
+        """Returns the shape of a mask over `spec`: `[A]` or `[D, A]`."""
+        if isinstance(self.spec, specs.DiscreteArray):
+            return (int(self.spec.num_values),)
+        return (*self.spec.shape, int(self.spec.maximum.max()) + 1)
+
+
+def actions(task_id: str, pool_spec: Any) -> Actions:
+    """Returns the translation of a task's actions.
+
+    Raises:
+      errors.UserError: a continuous action has no finite bounds.
+    """
+    names = [name for name in pool_spec.action_array_spec if not name.endswith("env_id")]
+    if len(names) != 1:
+        raise errors.UserError(f"EnvPool's {task_id}: expected one array of actions, got {names}")
+    inner = pool_spec.action_array_spec[names[0]]
+    shape = _shape(inner)
+    dtype = np.dtype(inner.dtype)
+    minimum, maximum = (
+        np.broadcast_to(b, shape).astype(dtype) for b in (inner.minimum, inner.maximum)
+    )
+    # ViZDoom numbers its combinations of buttons by a float; whoever acts continuously has an axis.
+    if dtype.kind == "f" and shape:
+        if np.any(np.abs([minimum, maximum]) > np.finfo(np.float32).max / 2):
+            raise errors.UserError(
+                f"EnvPool's {task_id}: a continuous action needs finite bounds, and its own are "
+                f"{minimum.min():.3g} and {maximum.max():.3g}"
+            )
+        spec = specs.BoundedArray(
+            shape, np.float32, minimum.astype(np.float32), maximum.astype(np.float32), "action"
+        )
+        return Actions(spec, dtype, shape, minimum, maximum)
+    sizes = tuple((maximum.astype(np.int64) - minimum + 1).reshape(-1).tolist())
+    mask = pool_spec.state_array_spec.get(f"obs:{environment.ACTION_MASK}")
+    joint = len(sizes) > 1 and mask is not None and tuple(mask.shape) == sizes
+    if len(sizes) == 1 or joint:
+        spec = specs.DiscreteArray(int(np.prod(sizes)), np.int32, "action")
+        return Actions(spec, dtype, shape, minimum, maximum, sizes if joint else ())
+    spec = specs.BoundedArray((len(sizes),), np.int32, 0, np.array(sizes) - 1, "action")
+    return Actions(spec, dtype, shape, minimum, maximum)
+
+
+def observation(
+    task_id: str, pool_spec: Any, codec: Actions, keys: Sequence[str] | None
+) -> types.PyTree:
+    """Returns a tree of `Leaf`: one, or a nested dict of them.
+
+    Args:
+      task_id: for messages.
+      pool_spec: EnvPool's.
+      codec: of the task's actions, which masks follow.
+      keys: which parts of a dict to keep besides a mask; None for all.
+
+    Raises:
+      errors.UserError: there are no such parts.
+    """
+    tree: dict[str, Any] = {}
+    for key, array in pool_spec.state_array_spec.items():
+        head, *path = key.replace(".", ":").split(":")
+        if head != "obs":
+            continue
+        if not path:
+            tree = {"": _leaf(key, array, codec)}
+            break
+        parent = tree
+        for part in path[:-1]:
+            parent = parent.setdefault(part, {})
+        parent[path[-1]] = _leaf(key, array, codec)
+    if keys is not None:
+        tree = _select(task_id, tree, keys)
+    elif len(tree) == 1 and isinstance(next(iter(tree.values())), Leaf):
+        return next(iter(tree.values()))
+    return tree
+
+
+def specs_of(tree: types.PyTree) -> types.PyTree:
+    """Returns the specs of a tree of `Leaf`."""
+    return jax.tree.map(lambda leaf: leaf.spec, tree)
+
+
+def keys_of(tree: types.PyTree) -> list[str]:
+    """Returns EnvPool's names of the arrays of a tree of `Leaf`."""
+    return [leaf.key for leaf in jax.tree.leaves(tree)]
+
+
+def read(tree: types.PyTree, state: Mapping[str, np.ndarray]) -> types.PyTree:
+    """Returns the observation of a step, `[B, ...]`."""
+    return jax.tree.map(lambda leaf: leaf.read(state), tree)
+
+
+def _leaf(key: str, array: Any, codec: Actions) -> Leaf:
+    shape, dtype = _shape(array), np.dtype(array.dtype)
+    name = key.rpartition(":")[2]
+    if key == f"obs:{environment.ACTION_MASK}":
+        spec = specs.BoundedArray(codec.mask_shape(), bool, False, True, name)
+        return Leaf(key, spec, channels_first=False)
+    # The smallest axis of an image is that of its channels.
+    channels_first = dtype == np.uint8 and len(shape) == 3 and shape[0] < min(shape[1:])
+    if channels_first:
+        shape = (*shape[1:], shape[0])
+    if dtype == np.uint8:
+        return Leaf(key, specs.BoundedArray(shape, dtype, 0, 255, name), channels_first)
+    # Other bounds are not believed: many are those of the dtype, and some are exceeded.
+    narrow = {"float64": np.float32, "int64": np.int32}.get(dtype.name, dtype)
+    return Leaf(key, specs.Array(shape, narrow, name), channels_first)
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    """Returns the shape of one stream's part of one of EnvPool's arrays."""
+    return tuple(size for size in array.shape if size != _PLAYERS)
+
+
+def _select(task_id: str, tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    if "" in tree:
+        raise errors.UserError(
+            f"EnvPool.observation_keys = {tuple(keys)}: the observation of {task_id} is one array"
+        )
+    for key in keys:
+        if key not in tree:
+            near = errors.nearest(key, tree)
+            raise errors.UserError(
+                f"EnvPool.observation_keys: {task_id} has no part '{key}' in its observation{near}"
+            )
+    kept = {*keys, environment.ACTION_MASK}
+    return {key: part for key, part in tree.items() if key in kept}
