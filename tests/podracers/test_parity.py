@@ -1,0 +1,124 @@
+"""Anakin and Sebulba on one environment, with equal keys, are one algorithm.
+
+With lag 0 both collect the same rollouts and reach the same parameters; with lag 1 Sebulba repeats
+itself, and its lag is exactly 1.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from podracers import anakin, runner, sebulba, types
+from tests import contract, streams
+
+UPDATES = 10
+
+
+class Trace(NamedTuple):
+    """What came of a run."""
+
+    rollouts: list[types.Rollout]
+    learner: object
+    means: dict
+
+
+def _trace(subject: runner.Runner, updates: int = UPDATES) -> Trace:
+    state = subject.init(0)
+    rollouts = []
+    for _ in range(updates):
+        state, report = subject.step(state, 1)
+        rollouts.append(contract.rollout(state))
+    means = {name: mean.result() for name, mean in report.means.items()}
+    subject.close()
+    return Trace(rollouts, streams.to_numpy(state.learner.inner), streams.to_numpy(means))
+
+
+def _sebulba(agent, environment, **options) -> sebulba.Sebulba:
+    options = {"actor_devices": (0,), "learner_devices": (0,), "lag": 0} | options
+    recorder = contract.Recorder(agent)
+    return sebulba.Sebulba(
+        recorder, environment, contract.NUM_ENVS, contract.ROLLOUT_LENGTH, **options
+    )
+
+
+def _anakin(agent, environment) -> anakin.Anakin:
+    recorder = contract.Recorder(agent)
+    return anakin.Anakin(
+        recorder, environment, contract.NUM_ENVS, contract.ROLLOUT_LENGTH, num_devices=1
+    )
+
+
+@pytest.fixture(scope="module", params=contract.AGENTS, name="made")
+def _made(request):
+    """An agent and its environment, and what comes of them under Anakin."""
+    agent, environment = contract.AGENTS[request.param]()
+    return agent, environment, _trace(_anakin(agent, environment))
+
+
+def _assert_same(actual: Trace, expected: Trace) -> None:
+    """Programs that differ may round differently, and ten updates amplify it a little."""
+    for ours, theirs in itertools.islice(zip(actual.rollouts, expected.rollouts), 1):
+        streams.assert_same(ours.timestep.step_type, theirs.timestep.step_type)
+    for ours, theirs in zip(actual.rollouts, expected.rollouts):
+        streams.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    streams.assert_close(actual.learner, expected.learner, rtol=1e-4, atol=1e-4)
+    streams.assert_close(actual.means, expected.means, rtol=1e-3, atol=1e-4)
+
+
+def test_without_lag_both_runners_learn_the_same(made):
+    agent, environment, expected = made
+    _assert_same(_trace(_sebulba(agent, environment)), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"actor_devices": (0, 1), "learner_devices": (2, 3)},
+        {"actor_devices": (0, 0), "learner_devices": (1,), "batches_per_actor": 1},
+        {"actor_devices": (3,), "learner_devices": (0, 1, 2, 3)},
+    ],
+    ids=["2 to 2", "2 to 1", "1 to 4, shared"],
+)
+def test_without_lag_any_split_of_devices_learns_the_same(options):
+    agent, environment = contract.AGENTS["ppo_lstm"]()
+    _assert_same(
+        _trace(_sebulba(agent, environment, **options), 4),
+        _trace(_anakin(agent, environment), 4),
+    )
+
+
+def test_with_a_lag_of_one_a_seed_repeats_and_the_lag_is_exactly_one(made):
+    agent, environment, without = made
+    subject = _sebulba(agent, environment, lag=1, actor_devices=(1,))
+    one, other = _trace(subject), _trace(subject)  # each of them starts the simulators anew
+    for update, rollout in enumerate(one.rollouts):
+        np.testing.assert_array_equal(rollout.extras.version, max(update - 1, 0))
+    for rollout, again in zip(one.rollouts, other.rollouts):
+        streams.assert_same(rollout, again)
+    streams.assert_same(one.learner, other.learner)
+    with pytest.raises(AssertionError):
+        streams.assert_close(one.learner, without.learner, rtol=1e-4, atol=1e-4)
+
+
+def test_the_recorded_lag_is_the_true_one():
+    agent, environment = contract.AGENTS["ppo"]()
+    for lag in (0, 1):
+        subject = _sebulba(agent, environment, lag=lag)
+        state, _ = subject.step(subject.init(0), 1)
+        subject.diagnostics()  # the first rollout has nothing to be behind of
+        subject.step(state, 4)
+        values = subject.diagnostics().values
+        subject.close()
+        assert values[f"lag/{lag}"] == 1.0
+        assert values["lag/mean"] == lag
+
+
+def test_jax_frees_what_a_closed_runner_held():
+    agent, environment = contract.AGENTS["ppo"]()
+    subject = _sebulba(agent, environment, lag=1)
+    state, _ = subject.step(subject.init(0), 2)
+    subject.close()
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
