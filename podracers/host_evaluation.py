@@ -73,9 +73,7 @@ class HostEvaluator:
         device = _device(params)
         params = jax.tree.map(_first_shard, params)
         key = jax.device_put(key, device)
-        # What fills up a batch beyond the last episode is the last one to the agent.
-        known = np.minimum(env_id, self.num_episodes - 1)
-        actor_state, act_keys = self._begin(key, jax.device_put(known, device))
+        actor_state, act_keys = self._begin(key, jax.device_put(env_id, device))
         host = self.environment.make(key, env_id, _num_threads())
         try:
             timestep = host.reset()

@@ -257,6 +257,16 @@ def test_a_worker_that_dies_fails_the_step():
     host.close()
 
 
+def test_workers_end_in_order():
+    factory = gymnasium.Gymnasium("CartPole-v1", {}, "async")
+    host = factory.make(KEY, np.arange(3, dtype=np.int32), 2)
+    host.reset()
+    host.send(np.zeros(3, np.int32))
+    processes = _processes(host)
+    host.close()
+    assert [process.returncode for process in processes] == [0, 0]
+
+
 def test_closing_ends_a_step_that_hangs_and_wakes_who_waits_for_it():
     host = _third_step("hang")
     processes, caught = _processes(host), []
@@ -285,11 +295,11 @@ def test_workers_end_with_their_parent_even_if_it_is_killed():
         "print(*(p.pid for p in test_gymnasium._processes(host)), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    pids = [int(pid) for pid in run.stdout.split()]
-    assert len(pids) == 2, run.stderr
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
     limit = time.monotonic() + 10.0
     while any(_alive(pid) for pid in pids) and time.monotonic() < limit:
         time.sleep(0.1)
