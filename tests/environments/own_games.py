@@ -84,6 +84,29 @@ class Faulty(gymnasium.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+class Picture(gymnasium.Env):
+    """Shows a square that moves to the right for nine steps, and pays for the action 1."""
+
+    observation_space = spaces.Box(0, 255, (12, 20, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        """Starts at the left."""
+        super().reset(seed=seed)
+        self._x, self._y = 0, self.np_random.integers(10)
+        return self._draw(), {}
+
+    def step(self, action):
+        """Moves."""
+        self._x += 2
+        return self._draw(), float(action), self._x == 18, False, {}
+
+    def _draw(self):
+        image = np.zeros((12, 20, 3), np.uint8)
+        image[self._y : self._y + 2, self._x : self._x + 2] = (255, 160, 0)
+        return image
+
+
 class Spaces(gymnasium.Env):
     """Has the spaces that it is told to have, and cannot be played."""
 
@@ -100,5 +123,5 @@ class Half(gymnasium.RewardWrapper):
         return reward / 2
 
 
-for _game in (Walk, Faulty, Spaces):
+for _game in (Walk, Faulty, Picture, Spaces):
     gymnasium.register(f"Own/{_game.__name__}-v0", entry_point=f"{__name__}:{_game.__name__}")

@@ -27,6 +27,7 @@ SUBJECTS = {
     "tuple": gymnasium.Gymnasium("Blackjack-v1"),
     "discrete": gymnasium.Gymnasium("FrozenLake-v1"),
     "own": gymnasium.Gymnasium(f"{OWN}Walk-v0"),
+    "picture": gymnasium.Gymnasium(f"{OWN}Picture-v0"),
     "own in workers": gymnasium.Gymnasium(f"{OWN}Walk-v0", vectorization="async"),
 }
 

@@ -20,8 +20,23 @@ def run_dir(tmp_path_factory):
     return folder / "run"
 
 
-def _evaluate(run_dir, *arguments):
-    return processes.run("evaluate", "--run_dir", run_dir, *arguments)
+_HOST = """
+from environments import gymnasium
+
+include 'gin/environments/gymnasium.gin'
+include 'gin/runners/sebulba.gin'
+
+gymnasium.Gymnasium.env_id = 'tests.environments.own_games:Own/Picture-v0'
+TOTAL_STEPS = 192  # agent steps
+SEED = 3
+experiment.Experiment.evaluation_period = 0
+"""
+# So that a script can import a game of the tests' own.
+_FROM_HERE = {"PYTHONPATH": str(processes.ROOT)}
+
+
+def _evaluate(run_dir, *arguments, **options):
+    return processes.run("evaluate", "--run_dir", run_dir, *arguments, **options)
 
 
 def test_evaluates_the_newest_checkpoint_and_draws_an_episode(run_dir, tmp_path):
@@ -48,6 +63,35 @@ def test_evaluates_the_best_checkpoint(run_dir):
     assert result.returncode == 0, result.stderr
     best = re.search(r'"best_checkpoint": (\d+)', (run_dir / "summary.json").read_text())[1]
     assert result.stdout.startswith(f"step {int(best):,}: ")
+
+
+def test_evaluates_and_draws_a_game_that_is_played_on_the_host(tmp_path):
+    config = processes.config_file(tmp_path, _HOST)
+    options = {"environment": _FROM_HERE}
+    run_dir, video = tmp_path / "run", tmp_path / "game.gif"
+    result = processes.run("train", "--gin_file", config, "--run_dir", run_dir, **options)
+    assert result.returncode == 0, result.stderr
+    result = _evaluate(run_dir, "--episodes", 5, "--video", video, **options)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    found = re.match(r"step 192: return ([\d.]+) ± ", result.stdout)
+    assert 0.0 <= float(found[1]) <= 9.0
+    assert "over 5 episodes), length 9.0 agent steps" in result.stdout
+    with Image.open(video) as image:
+        assert image.n_frames == 10
+        assert image.size == (20, 12)
+        image.seek(9)
+        last = np.asarray(image.convert("RGB"), np.int32)
+    assert last[:, 18:].max() > 200 and last[:, :18].max() < 50
+    # Without the game's module on the path, there is no game.
+    processes.assert_mistake(_evaluate(run_dir), "No module named 'tests'")
+
+
+def test_a_game_without_pictures_gives_no_video(tmp_path):
+    processes.config_file(tmp_path, _HOST + "gymnasium.Gymnasium.env_id = 'CartPole-v1'\n")
+    shutil.copy(tmp_path / "tiny.gin", tmp_path / "config.gin")
+    result = _evaluate(tmp_path, "--video", tmp_path / "x.gif")
+    processes.assert_mistake(result, "CartPole-v1 has no `render`")
 
 
 def test_mistakes(run_dir, tmp_path):
