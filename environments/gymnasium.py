@@ -22,6 +22,8 @@ from environments import gymnasium_rows, gymnasium_spaces, gymnasium_workers
 from podracers import environment, errors, types
 
 _VECTORIZATIONS = ("sync", "async")
+# The same tasks in JAX, which Anakin compiles: what to write in gin.
+_JAX_TWINS = {"CartPole-v1": "@cartpole.CartPole", "Pendulum-v1": "@pendulum.Pendulum"}
 _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker", "render_mode")
 
 
@@ -73,6 +75,11 @@ class Gymnasium:
             )
         finally:
             env.close()
+
+    @property
+    def jax_twin(self) -> str | None:
+        """What to write in gin for the same task written in JAX, or None."""
+        return _JAX_TWINS.get(self._recipe.spec.id)
 
     def make(
         self, key: jax.Array, env_id: np.ndarray, num_threads: int

@@ -181,6 +181,11 @@ def test_pictures_can_be_drawn_and_nothing_else():
     np.testing.assert_array_equal(drawn, np.stack([image] * 3, -1))
 
 
+def test_the_same_task_in_jax_is_known():
+    assert SUBJECTS["cartpole"].jax_twin == "@cartpole.CartPole"
+    assert SUBJECTS["own"].jax_twin is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from environments import catch, gymnasium
+from environments import catch, envpool, gymnasium
 from podracers import (
     environment,
     errors,
@@ -213,3 +213,24 @@ def test_the_right_evaluator_is_made():
         evaluators.make(agent, FACTORY, 3, 2)
     with pytest.raises(errors.UserError, match="0 episodes"):
         evaluators.make(agent, FACTORY, 0)
+
+
+def test_envpool_is_judged_alike():
+    factory = envpool.EnvPool("CartPole-v1", max_episode_steps=40)
+    evaluator = evaluators.make(Alternating(), factory, NUM_EPISODES)
+    episodes = evaluator.run(PARAMS, KEY)
+    np.testing.assert_array_equal(episodes.returns, episodes.lengths)
+    assert episodes.finished.all() and len(set(episodes.lengths)) > 1
+    np.testing.assert_array_equal(evaluator.run(PARAMS, KEY).lengths, episodes.lengths)
+    timesteps = evaluators.record(Alternating(), factory, PARAMS, KEY)
+    assert len(timesteps) == episodes.lengths[0] + 1
+
+
+def test_atari_is_recorded_as_it_is_drawn():
+    factory = envpool.EnvPool("Pong-v5")
+    policy = evaluation.UniformPolicy(factory.spec)
+    timesteps = evaluators.record(policy, factory, (), KEY, max_steps=8)
+    images = [factory.render(timestep) for timestep in timesteps]
+    assert len(images) == 9
+    assert all(image.dtype == np.uint8 and image.shape[-1] == 3 for image in images)
+    assert np.any(images[0] != images[-1])
