@@ -5,17 +5,14 @@ devices that it feeds.
 """
 
 import dataclasses
+import time
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from podracers import acting, pipeline, types
+from podracers import acting, pipeline, timing, types
 from podracers import environment as environment_lib
-
-# What an actor's time goes into; the rest of it is the host's own work, in Python.
-ENVIRONMENT, INFERENCE, TRANSFER = "environment step", "inference", "transfer"
-SENDING, FOR_PARAMETERS, FOR_SPACE = "sending rollouts", "wait for parameters", "wait for the queue"
 
 
 class Shards(NamedTuple):
@@ -25,11 +22,14 @@ class Shards(NamedTuple):
     slices: tuple[types.Rollout, ...]  # one on each learner device that this actor feeds
 
 
-class _Batch(NamedTuple):
-    """One of an actor's batches of environments."""
+@dataclasses.dataclass
+class _Batch:
+    """One of an actor's batches of environments, and where it is."""
 
     host: environment_lib.HostEnvironment
     start: jax.Array  # int32, its first row among the actor's
+    timestep: types.TimeStep  # [H, ...] the latest, on the device
+    sent: float = 0.0  # when its actions were sent, by `time.perf_counter`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,6 +47,7 @@ class Actor:
       lag: how many updates a rollout's parameters may be behind; 0 and 1 are exact.
       versions: parameters as the learner publishes them, `{device: params}`.
       queue: takes `Shards`.
+      pace: of its simulators.
     """
 
     programs: acting.Acting
@@ -59,6 +60,7 @@ class Actor:
     lag: int
     versions: pipeline.Versions
     queue: pipeline.Queue
+    pace: timing.Pace
 
     def run(self, worker: pipeline.Worker) -> None:
         """Collects rollouts until it is cancelled."""
@@ -70,63 +72,70 @@ class Actor:
 
     def _run(self, worker: pipeline.Worker) -> None:
         env_id, key = jax.device_put((self.env_id, self.key), self.device)
-        size = self.env_id.shape[0] // len(self.hosts)
-        starts = [np.int32(index * size) for index in range(len(self.hosts))]
-        batches = [_Batch(h, jax.device_put(s, self.device)) for h, s in zip(self.hosts, starts)]
         actor_state = self.programs.init_actor(env_id)
-        with worker.doing(ENVIRONMENT):
-            timesteps = [host.reset() for host in self.hosts]
-        timesteps = [jax.device_put(timestep, self.device) for timestep in timesteps]
+        batches = self._reset(worker)
         update, warm = self.first, False
         while True:
-            with worker.doing(FOR_PARAMETERS):
+            with worker.doing(timing.FOR_PARAMETERS):
                 least = max(update - self.lag, self.first)
                 version, params = self.versions.get(least, exact=self.lag <= 1)
             # What is compiled takes as long as it takes; later, the same call has a limit.
-            with worker.doing(INFERENCE if warm else pipeline.COMPILING):
+            with worker.doing(timing.INFERENCE if warm else pipeline.COMPILING):
                 carry = self.programs.begin(
                     params[self.device], key, np.int32(update), env_id, actor_state
                 )
-            carry, timesteps = self._collect(
-                worker, params[self.device], carry, timesteps, batches, warm
-            )
-            with worker.doing(SENDING):
+            carry = self._collect(worker, params[self.device], carry, batches, warm)
+            with worker.doing(timing.SENDING):
                 shards = self._send(carry.rollout)
-            with worker.doing(FOR_SPACE):
+            with worker.doing(timing.FOR_SPACE):
                 self.queue.put(Shards(version, shards))
             actor_state = carry.actor_state
             update, warm = update + 1, True
 
-    def _collect(self, worker, params, carry, timesteps, batches, warm):
-        """Returns the carry after `T` steps, and the time steps that come next."""
+    def _reset(self, worker: pipeline.Worker) -> list[_Batch]:
+        size = self.env_id.shape[0] // len(self.hosts)
+        batches = []
+        for index, host in enumerate(self.hosts):
+            with worker.doing(timing.ENVIRONMENT):
+                timestep = host.reset()
+            start = np.int32(index * size)
+            batches.append(_Batch(host, *jax.device_put((start, timestep), self.device)))
+        return batches
+
+    def _collect(self, worker, params, carry, batches, warm):
+        """Returns the carry after `T` steps."""
         programs = self.programs
-        for time in range(programs.length):
-            for index, batch in enumerate(batches):
-                if time:
-                    timesteps[index] = self._receive(worker, batch)
-                first = not warm and time == 0 and index == 0
-                with worker.doing(pipeline.COMPILING if first else INFERENCE):
+        for step in range(programs.length):
+            for batch in batches:
+                if step:
+                    self._receive(worker, batch)
+                first = not warm and step == 0 and batch is batches[0]
+                with worker.doing(pipeline.COMPILING if first else timing.INFERENCE):
                     carry, action = programs.act(
-                        params, carry, timesteps[index], batch.start, np.int32(time)
+                        params, carry, batch.timestep, batch.start, np.int32(step)
                     )
                     jax.block_until_ready(action)
-                with worker.doing(TRANSFER):
+                with worker.doing(timing.TRANSFER):
                     action = jax.tree.map(np.asarray, jax.device_get(action))
-                with worker.doing(ENVIRONMENT):
+                with worker.doing(timing.ENVIRONMENT):
+                    batch.sent = time.perf_counter()
                     batch.host.send(action)
-        for index, batch in enumerate(batches):
-            timesteps[index] = self._receive(worker, batch)
-            first = not warm and index == 0
-            with worker.doing(pipeline.COMPILING if first else INFERENCE):
-                carry = programs.finish(carry, timesteps[index], batch.start)
-        return carry, timesteps
+        for batch in batches:
+            self._receive(worker, batch)
+            first = not warm and batch is batches[0]
+            with worker.doing(pipeline.COMPILING if first else timing.INFERENCE):
+                carry = programs.finish(carry, batch.timestep, batch.start)
+        return carry
 
-    def _receive(self, worker: pipeline.Worker, batch: _Batch) -> types.TimeStep:
-        """Returns the next time step of a batch, on the device."""
-        with worker.doing(ENVIRONMENT):
+    def _receive(self, worker: pipeline.Worker, batch: _Batch) -> None:
+        """Puts the next time step of a batch on the device."""
+        with worker.doing(timing.ENVIRONMENT):
+            asked = time.perf_counter()
             timestep = batch.host.recv()
-        with worker.doing(TRANSFER):
-            return jax.device_put(timestep, self.device)
+            arrived = time.perf_counter()
+        self.pace.add(batch.host.num_envs, arrived - batch.sent, arrived - asked)
+        with worker.doing(timing.TRANSFER):
+            batch.timestep = jax.device_put(timestep, self.device)
 
     def _send(self, rollout: types.Rollout) -> tuple[types.Rollout, ...]:
         """Puts the rollout on the learner devices, straight from this one."""

@@ -235,6 +235,7 @@ class Sebulba:
                 self._actor(index, key, update, versions, queue)
                 for index, queue in enumerate(queues)
             ]
+            timers.paces.extend(each.pace for each in actors)
             self._publish(state, update)
             for index, each in enumerate(actors):
                 timers.actors.append(supervisor.start(f"actor {index}", each.run).timer)
@@ -262,6 +263,7 @@ class Sebulba:
             lag=self.lag,
             versions=versions,
             queue=queue,
+            pace=timing.Pace(self.batches_per_actor),
         )
 
     def _publish(self, state: SebulbaState, version: int) -> None:
