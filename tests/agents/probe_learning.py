@@ -1,0 +1,151 @@
+"""How an agent learns the probe environments, for the tests of every algorithm.
+
+Compiling takes longer than learning, so the probes that look alike are learnt as one environment;
+`make test-learning` learns each of them by itself, which is what tells a bug by its name.
+
+Axis legend: `N` observations.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from agents import actor_critic, cores, encoders, networks
+from environments import probes
+from podracers import anakin, environment, evaluation, types
+
+GAMMA = 0.9
+ALIKE = (
+    probes.ConstantReward,
+    probes.ObservationReward,
+    probes.ActionReward,
+    probes.ObservationActionReward,
+    probes.DelayedReward,
+    probes.Truncation,
+    probes.Memory,
+)
+UNLIKE = (probes.MaskedAction, probes.MultiDiscreteReward, probes.ContinuousReward, probes.Memory)
+ROLLOUT_LENGTH = 8
+_WIDTH = 4  # of the widest observation of those that are alike
+
+
+class _MixtureState(NamedTuple):
+    which: jax.Array  # int32
+    states: tuple
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixture:
+    """Plays one of several probes each episode; the observation tells which, one-hot."""
+
+    parts: tuple
+
+    @property
+    def spec(self):
+        observation = specs.Array((len(self.parts) + _WIDTH,), np.float32)
+        return environment.EnvironmentSpec("Mixture", observation, specs.DiscreteArray(2))
+
+    def reset(self, key):
+        which = jax.random.randint(jax.random.fold_in(key, 0), (), 0, len(self.parts))
+        pairs = [part.reset(key) for part in self.parts]
+        return self._choose(which, pairs)
+
+    def step(self, state, action):
+        pairs = [part.step(s, action) for part, s in zip(self.parts, state.states)]
+        return self._choose(state.which, pairs)
+
+    def observation(self, which, observation):
+        """Returns `[N, F]` from the observations `[N, ...]` of one of the probes."""
+        padded = jnp.pad(observation, ((0, 0), (0, _WIDTH - observation.shape[1])))
+        label = jnp.arange(len(self.parts)) == which
+        return jnp.concatenate([jnp.tile(label, (len(padded), 1)), padded], axis=1)
+
+    def _choose(self, which, pairs):
+        timesteps = [
+            timestep._replace(observation=self.observation(index, timestep.observation[None])[0])
+            for index, (_, timestep) in enumerate(pairs)
+        ]
+        timestep = jax.tree.map(lambda *xs: jnp.stack(xs)[which], *timesteps)
+        return _MixtureState(which, tuple(state for state, _ in pairs)), timestep
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Curriculum:
+    """How long an algorithm takes over the probes, and with which settings.
+
+    Attributes:
+      make: `make(spec, network=, anneal_steps=, gamma=, entropy_cost=)` returns the agent.
+      num_updates: how many rollouts are learnt from.
+    """
+
+    make: Callable[..., actor_critic.ActorCritic]
+    num_updates: int
+
+    def learn(self, candidate: Any, core=None, num_envs: int = 32, hidden: int = 16):
+        """Returns the agent and what it learnt."""
+        agent = self.make(
+            candidate.spec,
+            network=functools.partial(
+                networks.actor_critic, encoder=encoders.MLP((hidden,)), core=core
+            ),
+            anneal_steps=self.num_updates * num_envs * ROLLOUT_LENGTH,
+            gamma=GAMMA,
+            entropy_cost=0.001,
+        )
+        runner = anakin.Anakin(agent, candidate, num_envs, ROLLOUT_LENGTH, num_devices=1)
+        state, _ = runner.step(runner.init(0), self.num_updates)
+        return agent, jax.device_get(runner.actor_params(state))
+
+    def learn_together(self) -> "Learnt":
+        """Learns all that are alike, without memory."""
+        mixture = Mixture(tuple(probe() for probe in ALIKE))
+        return Learnt(mixture, *self.learn(mixture, num_envs=128, hidden=32))
+
+    def assert_learns_alone(self, probe: type) -> None:
+        """Asserts that a probe's values and returns are learnt."""
+        candidate = probe()
+        agent, params = self.learn(candidate, cores.LSTM(16) if probe is probes.Memory else None)
+        values = _values(agent, params, candidate.observations())
+        np.testing.assert_allclose(values, candidate.value(GAMMA), rtol=0.05, atol=0.05)
+        evaluator = evaluation.Evaluator(agent, candidate, num_episodes=128)
+        episodes = evaluator.run(params, jax.random.key(1))
+        # Situations are drawn at random, so the best return of a sample varies.
+        error = abs(episodes.mean_return() - candidate.optimal_return)
+        assert error < 0.05 + 4.0 * episodes.standard_error()
+
+
+class Learnt(NamedTuple):
+    """An agent that learnt a mixture."""
+
+    mixture: Mixture
+    agent: actor_critic.ActorCritic
+    params: Any
+
+    def assert_values(self, probe: type) -> None:
+        """Asserts that the values of one probe of the mixture are known."""
+        index = ALIKE.index(probe)
+        part = self.mixture.parts[index]
+        observation = self.mixture.observation(index, part.observations())
+        values, expected = _values(self.agent, self.params, observation), part.value(GAMMA)
+        if probe is probes.Memory:
+            # Without memory every answer is right after one cue and wrong after the other.
+            assert abs(np.mean(values) - part.memoryless_return) < 0.3 < np.mean(expected) / 2
+        else:
+            np.testing.assert_allclose(values, expected, rtol=0.05, atol=0.15)
+
+
+def _values(agent, params, observation):
+    """Returns what the agent thinks observations `[N, ...]` are worth at the start."""
+    observation = jax.tree.map(jnp.asarray, observation)
+    count = len(jax.tree.leaves(observation)[0])
+    first = jnp.full((count,), types.FIRST, jnp.int8)
+    timestep = types.TimeStep(observation, jnp.zeros(count), jnp.ones(count), first)
+    core = agent.init_actor(jnp.arange(count), count)
+    keys = jax.random.split(jax.random.key(0), count)
+    return agent.act(params, core, timestep, keys, evaluation=True)[2].value
