@@ -24,11 +24,13 @@ class Leaf:
       key: EnvPool's name of it.
       spec: what agents see.
       channels_first: whether it is an image `[C, height, width]` that becomes `[height, width, C]`.
+      is_mask: whether it is the action mask, in which some action is always legal.
     """
 
     key: str
     spec: specs.Array
-    channels_first: bool
+    channels_first: bool = False
+    is_mask: bool = False
 
     def read(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns it as agents see it, `[B, ...]`."""
@@ -37,6 +39,9 @@ class Leaf:
             array = np.ascontiguousarray(np.moveaxis(array, 1, -1))
         # For one channel, the two layouts are the same bytes.
         array = array.reshape(array.shape[0], *self.spec.shape)
+        if self.is_mask:
+            # Some of Jumanji's mazes begin walled in; the episode ends there whatever is done.
+            return array | ~array.any(axis=-1, keepdims=True)
         return array.astype(self.spec.dtype, copy=False)
 
 
@@ -168,7 +173,7 @@ def _leaf(key: str, array: Any, codec: Actions) -> Leaf:
     name = key.rpartition(":")[2]
     if key == f"obs:{environment.ACTION_MASK}":
         spec = specs.BoundedArray(codec.mask_shape(), bool, False, True, name)
-        return Leaf(key, spec, channels_first=False)
+        return Leaf(key, spec, is_mask=True)
     # The smallest axis of an image is that of its channels.
     channels_first = dtype == np.uint8 and len(shape) == 3 and shape[0] < min(shape[1:])
     if channels_first:
