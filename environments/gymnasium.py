@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import gymnasium
 import jax
 import numpy as np
+from dm_env import specs
 from gymnasium.envs import registration
 
 from environments import gymnasium_rows, gymnasium_spaces, gymnasium_workers
@@ -96,10 +97,8 @@ class Gymnasium:
     @property
     def render(self) -> Callable[[types.TimeStep], np.ndarray]:
         """Draws a time step; an attribute only where the observation is a picture."""
-        shape, dtype = getattr(self.spec.observation, "shape", ()), None
-        if shape:
-            dtype = self.spec.observation.dtype
-        if dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))):
+        observation = self.spec.observation
+        if isinstance(observation, dict) or not _is_picture(observation):
             raise AttributeError(f"{self.spec.name} does not observe a picture")
         return _picture
 
@@ -172,6 +171,12 @@ def _timestep(moment: gymnasium_rows.Moment) -> types.TimeStep:
         discount=1.0 - moment.terminated.astype(np.float32),
         step_type=np.where(moment.first, np.int8(types.FIRST), step_type),
     )
+
+
+def _is_picture(part: specs.Array) -> bool:
+    """Returns whether an observation is `[height, width]`, or the same with 1 or 3 channels."""
+    flat = len(part.shape) == 2
+    return part.dtype == np.uint8 and (flat or (len(part.shape) == 3 and part.shape[2] in (1, 3)))
 
 
 def _picture(timestep: types.TimeStep) -> np.ndarray:
