@@ -110,7 +110,9 @@ class IMPALA(actor_critic.ActorCritic):
         entropy = self._head.entropy(outputs, mask)
         weight = returns.weights(timestep)
         metrics = self._means(policy_loss, value_loss, entropy, log_ratio, weight)
-        metrics["policy/clip_fraction"] = types.Mean.of(jnp.exp(log_ratio) > self.clip_rho, weight)
+        # Not how many are clipped: on-policy that would be decided by rounding.
+        rho = jnp.minimum(jnp.exp(log_ratio), self.clip_rho)
+        metrics["policy/rho"] = types.Mean.of(rho, weight)
         metrics["value/mean"] = types.Mean.of(values, weight)
         metrics["value/target"] = types.Mean.of(vtrace.target, weight)
         return metrics

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import cores, encoders, networks, ppo
+from agents import cores, encoders, impala, networks, ppo
 from podracers import agent as agent_lib
 from podracers import anakin, environment, metrics, runner, sebulba, types
 from tests import streams
@@ -38,6 +38,12 @@ def _ppo(actions: str, masked: bool, network, **options):
     return ppo.PPO(candidate.spec, network=network, **options), candidate
 
 
+def _impala(actions: str, masked: bool, network, **options):
+    candidate = streams.RandomEpisodes(actions=actions, masked=masked)
+    agent = impala.IMPALA(candidate.spec, network=network, learning_rate=0.01, **options)
+    return agent, candidate
+
+
 # Between them the agents of one algorithm cover every kind of action and of memory.
 AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]] = {
     "ppo": lambda: _ppo("discrete", True, tiny_network()),
@@ -47,6 +53,10 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
         False,
         tiny_network(cores.GRU(8), frame_stack=3, separate_critic=False),
         normalize_observations=True,
+    ),
+    "impala": lambda: _impala("discrete", True, tiny_network()),
+    "impala_lstm": lambda: _impala(
+        "continuous", False, tiny_network(cores.LSTM(8)), num_minibatches=2
     ),
 }
 

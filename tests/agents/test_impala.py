@@ -81,7 +81,7 @@ def _slow_update(given):
         "gradient_norm": norm,
         "value/target": target[kept].mean(),
         "value/mean": values[:-1][kept].mean(),
-        "policy/clip_fraction": (ratio > 1.0)[kept].mean(),
+        "policy/rho": np.minimum(ratio, 1.0)[kept].mean(),
     }
 
 
