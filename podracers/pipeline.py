@@ -5,27 +5,37 @@ actors, a thread each). Three rules keep a run from hanging:
 
 - What a worker raises is kept, and the consumer raises it at its next call.
 - While the consumer waits for something, no worker may spend longer than `timeout` in any one
-  activity, waiting included: a simulator that hangs and a deadlock are found in the same way.
+  activity, and they may not all wait for longer: a simulator that hangs and a deadlock are found.
+  One worker may wait for as long as another one works.
 - Closing wakes everybody who waits. A thread that does not come back even then is abandoned, and
   `abandoned` says so: a process that wants to end has to end without it.
 """
 
 import contextlib
-import multiprocessing
+import logging
+import math
 import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
+
+from podracers import errors
+
+_LOGGER = logging.getLogger(__name__)
 
 _JOIN_SECONDS = 10.0  # a step of a simulator that is slow, but not stuck, ends within it
+_RELEASE_SECONDS = 5.0  # what a thread that is stuck gets to be freed from outside
 _SLICE_SECONDS = 1.0  # how often a wait looks at the clock; being notified does not wait for it
 
-COMPILING = "compiling"  # an activity that may take as long as it likes
+# Activities that may take longer than others, and how many times the limit.
+COMPILING, STARTING = "compiling", "starting"
+_PATIENCE = {COMPILING: math.inf, STARTING: 5.0}
 
-_abandoned: list[threading.Thread] = []
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # every one that was ever started
 
 
 class Cancelled(Exception):
@@ -37,8 +47,8 @@ class WorkerError(RuntimeError):
 
 
 def abandoned() -> list[str]:
-    """Returns the names of threads that did not end when they were asked to."""
-    return [thread.name for thread in _abandoned if thread.is_alive()]
+    """Returns the names of the threads that are alive; to be asked once everything is closed."""
+    return sorted(thread.name for thread in _threads if thread.is_alive())
 
 
 class Timer:
@@ -77,32 +87,42 @@ class Timer:
             return taken
 
 
+class _Activity(NamedTuple):
+    name: str
+    since: float  # by `time.monotonic`
+
+
 class Worker:
     """One supervised thread.
 
     Attributes:
       name: of the thread.
       timer: of its activities.
-      activity: what it is at.
-      since: when that began, by `time.monotonic`.
+      activity: what it is at. Replaced as a whole, for the consumer may look at any moment.
     """
 
     def __init__(self, name: str, supervisor: "Supervisor"):
         self.name = name
         self.timer = Timer()
         self._supervisor = supervisor
-        self.activity, self.since = "", time.monotonic()
+        self.activity = _Activity("", time.monotonic())
 
     @contextlib.contextmanager
     def doing(self, activity: str) -> Iterator[None]:
         """Says, and times, what this thread is at; leaves with `Cancelled` if it is to end."""
         self._supervisor.raise_if_ended()
-        self.activity, self.since = activity, time.monotonic()
+        self.activity = _Activity(activity, time.monotonic())
         try:
             with self.timer(activity):
                 yield
         finally:
-            self.activity, self.since = "", time.monotonic()
+            self.activity = _Activity("", time.monotonic())
+
+
+class _Started(NamedTuple):
+    thread: threading.Thread
+    worker: Worker
+    release: Callable[[], None] | None
 
 
 class Supervisor:
@@ -116,12 +136,26 @@ class Supervisor:
         self._timeout = timeout
         self._changed = threading.Condition()
         self._failure: tuple[str, BaseException] | None = None
+        self._told = False  # whether the consumer knows of it
         self._closing = False
-        self._threads: list[tuple[threading.Thread, Worker]] = []
+        self._started: list[_Started] = []
+        self._waiting: set[threading.Thread] = set()
         self._consumer = threading.current_thread()
 
-    def start(self, name: str, target: Callable[[Worker], None]) -> Worker:
-        """Runs `target(worker)` in a thread of its own; it should return only when cancelled."""
+    def start(
+        self,
+        name: str,
+        target: Callable[[Worker], None],
+        release: Callable[[], None] | None = None,
+    ) -> Worker:
+        """Starts a worker.
+
+        Args:
+          name: of its thread.
+          target: called as `target(worker)` in a thread of its own, where it should return only
+            when cancelled.
+          release: called from another thread if `target` does not come back, to free what it holds.
+        """
         worker = Worker(name, self)
 
         def run() -> None:
@@ -137,7 +171,8 @@ class Supervisor:
 
         # A daemon: a simulator that never returns must not keep the interpreter alive.
         thread = threading.Thread(target=run, name=name, daemon=True)
-        self._threads.append((thread, worker))
+        _threads.add(thread)
+        self._started.append(_Started(thread, worker, release))
         thread.start()
         return worker
 
@@ -156,57 +191,97 @@ class Supervisor:
           Cancelled: the pipeline is closing (in a worker).
           WorkerError: a worker failed, or made no progress in time (in the consumer).
         """
-        is_consumer = threading.current_thread() is self._consumer
-        began = time.monotonic()
+        thread = threading.current_thread()
+        slice_seconds = min(_SLICE_SECONDS, self._timeout)
+        began = now = time.monotonic()
         with self._changed:
-            while True:
-                self.raise_if_ended()
-                if ready():
-                    return
-                self._changed.wait(min(_SLICE_SECONDS, self._timeout))
-                if is_consumer:
-                    self._require_progress(began)
-                elif not self._consumer.is_alive():
-                    raise Cancelled
+            self._waiting.add(thread)
+            try:
+                while True:
+                    self.raise_if_ended()
+                    if ready():
+                        return
+                    self._changed.wait(slice_seconds)
+                    before, now = now, time.monotonic()
+                    if now - before > slice_seconds + self._timeout / 2:
+                        began = now  # the whole process was stopped: it has to wake up first
+                    if thread is self._consumer:
+                        self._require_progress(began, now)
+                    elif not self._consumer.is_alive():
+                        raise Cancelled
+            finally:
+                self._waiting.discard(thread)
 
     def raise_if_ended(self) -> None:
-        """Raises what the calling thread has to know: see `wait_until`."""
+        """Raises what the calling thread has to know: see `wait_until`.
+
+        Raises:
+          errors.UserError: that of a worker, as it is: a mistake is no failure.
+        """
         if threading.current_thread() is not self._consumer:
             if self._closing or self._failure:
                 raise Cancelled
         elif self._failure:
+            self._told = True
             name, error = self._failure
+            if isinstance(error, errors.UserError):
+                raise error
             raise WorkerError(f"{name} failed: {type(error).__name__}: {error}") from error
 
-    def _require_progress(self, began: float) -> None:
-        now = time.monotonic()
-        for thread, worker in self._threads:
-            activity, since = worker.activity, worker.since
-            seconds = now - max(since, began)
-            if activity == COMPILING or seconds <= self._timeout:
-                continue
-            frame = sys._current_frames().get(thread.ident)
-            stack = "".join(traceback.format_stack(frame)) if frame else ""
+    def _require_progress(self, began: float, now: float) -> None:
+        """Raises if a worker is at one thing for too long, or nobody at anything."""
+        if self._failure:
+            return  # which says more
+        at_work = [each for each in self._started if each.thread not in self._waiting]
+        for thread, worker, _ in at_work:
+            name, since = worker.activity
+            seconds, limit = now - max(since, began), self._timeout * _PATIENCE.get(name, 1.0)
+            if seconds > limit:
+                self._told = True  # whatever it raises once it is released
+                raise WorkerError(
+                    f"{worker.name} hangs: {seconds:.0f} s of '{name or 'host work'}', and the "
+                    f"limit is {limit:g} s. It is here:\n{_stack(thread)}"
+                )
+        latest = max([began, *(each.worker.activity.since for each in self._started)])
+        if not at_work and now - latest > self._timeout:
+            each = ", ".join(f"{w.name} at '{w.activity.name}'" for _, w, _ in self._started)
             raise WorkerError(
-                f"{worker.name} hangs: {seconds:.0f} s of '{activity or 'host work'}', and the "
-                f"limit is {self._timeout:g} s. It is here:\n{stack}"
+                f"deadlock: for {now - latest:.0f} s everybody has waited for somebody else, and "
+                f"the limit is {self._timeout:g} s ({each or 'there are no workers'})"
             )
 
     def close(self) -> None:
-        """Ends every worker; those that do not come back are abandoned, and children killed."""
+        """Ends every worker. Those that do not come back are released, and else abandoned."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        limit = time.monotonic() + min(self._timeout, _JOIN_SECONDS)
-        for thread, _ in self._threads:
-            thread.join(max(limit - time.monotonic(), 0.0))
-        stuck = [thread for thread, _ in self._threads if thread.is_alive()]
-        self._threads = []
-        if stuck:
-            _abandoned.extend(stuck)
-            # Simulators in processes of their own belong to a thread that will not close them.
-            for child in multiprocessing.active_children():
-                child.kill()
+        started, self._started = self._started, []
+        _join([each.thread for each in started], min(self._timeout, _JOIN_SECONDS))
+        stuck = [each for each in started if each.thread.is_alive()]
+        releases = [
+            # A thread, for it may hang as well.
+            threading.Thread(target=each.release, name=f"release {each.worker.name}", daemon=True)
+            for each in stuck
+            if each.release
+        ]
+        for thread in releases:
+            _threads.add(thread)
+            thread.start()
+        _join([*releases, *(each.thread for each in stuck if each.release)], _RELEASE_SECONDS)
+        if self._failure and not self._told:
+            name, error = self._failure
+            _LOGGER.warning("%s failed while it was closed", name, exc_info=error)
+
+
+def _join(threads: list[threading.Thread], seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(limit - time.monotonic(), 0.0))
+
+
+def _stack(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident)
+    return "".join(traceback.format_stack(frame)) if frame else ""
 
 
 class Queue:
