@@ -90,7 +90,10 @@ class HostEnvironment(Protocol):
         """Waits for the step that `send` began, and returns where it led."""
 
     def close(self) -> None:
-        """Frees what the simulators hold: threads, processes, files. A second call does nothing."""
+        """Frees what the simulators hold: threads, processes, files. A second call does nothing.
+
+        Where another thread hangs in `recv` for good, this is called beside it, and must not wait.
+        """
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ on the host; each actor thread feeds its rollouts straight to the learner device
 Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -230,39 +231,41 @@ class Sebulba:
         timers = timing.Timers()
         self._live.session = _Session(supervisor, versions, queues, timers)
         self._live.update = update
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             actors = [
-                self._actor(index, key, update, versions, queue)
-                for index, queue in enumerate(queues)
+                self._actor(index, key, update, undo) for index in range(len(self.placement.actors))
             ]
-            timers.paces.extend(each.pace for each in actors)
             self._publish(state, update)
             for index, each in enumerate(actors):
+                timers.paces.append(each.pace)
                 timers.actors.append(supervisor.start(f"actor {index}", each.run).timer)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
-    def _actor(self, index, key, update, versions, queue) -> actor.Actor:
-        place = self.placement
+    def _actor(
+        self, index: int, key: jax.Array, update: int, undo: contextlib.ExitStack
+    ) -> actor.Actor:
+        """Makes an actor and its simulators, which `undo` closes if another one cannot be made."""
+        place, session = self.placement, self._live.session
         rows = self.num_envs // len(place.actors)
         env_id = np.arange(index * rows, (index + 1) * rows, dtype=np.int32)
-        stream_key = keys.streams(key, update)
         feeds = index * place.slices // place.pieces
+        hosts = []
+        for part in np.split(env_id, self.batches_per_actor):
+            stream_key = keys.streams(key, update)
+            hosts.append(self._factory.make(stream_key, part, self._threads_per_batch))
+            undo.callback(hosts[-1].close)
         return actor.Actor(
             programs=self._programs,
-            hosts=tuple(
-                self._factory.make(stream_key, part, self._threads_per_batch)
-                for part in np.split(env_id, self.batches_per_actor)
-            ),
+            hosts=tuple(hosts),
             env_id=env_id,
             device=place.actors[index],
             learners=place.learners[feeds : feeds + place.slices],
             key=key,
             first=update,
             lag=self.lag,
-            versions=versions,
-            queue=queue,
+            versions=session.versions,
+            queue=session.queues[index],
             pace=timing.Pace(self.batches_per_actor),
         )
 
