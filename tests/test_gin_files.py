@@ -22,8 +22,17 @@ SMALL = (
 )
 # Loops that are unrolled: what takes the time here is compiling.
 SMALL_AGENTS = {"PPO": ("PPO.epochs = 1", "PPO.num_minibatches = 1")}
+SLOW = ("brax", "breakout", "atari_classic")
 # What a file leaves for the user to choose.
-CHOICES = {"gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",)}
+CHOICES = {
+    "gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",),
+    "gin/environments/gymnasium.gin": ("Gymnasium.env_id = 'CartPole-v1'",),
+    "gin/environments/envpool.gin": ("EnvPool.task_id = 'Hopper-v4'",),
+    "gin/environments/atari.gin": ("EnvPool.task_id = 'Pong-v5'",),
+    "gin/environments/atari_classic.gin": ("EnvPool.task_id = 'Pong-v5'",),
+}
+# Modules of environments that run on the host, where Anakin cannot step them.
+HOST = {"envpool", "gymnasium"}
 
 
 @pytest.fixture(autouse=True)
@@ -35,21 +44,29 @@ def _compile_in_haste():
 
 
 def _files(*folders):
-    """Returns the files as parameters of a test; physics takes a minute to compile."""
+    """Returns the files as parameters of a test; physics takes a minute to compile.
+
+    Two more of Atari's repeat what `pong` and `atari` show.
+    """
     paths = [path for folder in folders for path in sorted((ROOT / "gin" / folder).rglob("*.gin"))]
     return [
         pytest.param(
             str(path.relative_to(ROOT)),
-            marks=pytest.mark.slow if path.stem.startswith("brax") else (),
+            marks=pytest.mark.slow if path.stem.startswith(SLOW) else (),
             id=path.stem,
         )
         for path in paths
     ]
 
 
+def _environments(path):
+    """Returns the modules of environments that the file imports."""
+    return re.findall(r"^from environments import (\w+)", (ROOT / path).read_text(), re.M)
+
+
 def _require_extras(path):
     """Skips if the file needs an optional package that is not installed."""
-    for module in re.findall(r"^from environments import (\w+)", (ROOT / path).read_text(), re.M):
+    for module in _environments(path):
         if module in ("brax", "gymnax") and importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
 
@@ -62,6 +79,7 @@ def _take_one_update(files, bindings):
     state = parts.runner.init(loaded.seed)
     state, report = parts.runner.step(state, 1)
     params = jax.device_get(parts.runner.actor_params(state))
+    parts.runner.close()
     assert jax.device_get(report).means
     for leaf in jax.tree.leaves(params):
         assert np.all(np.isfinite(leaf))
@@ -76,7 +94,8 @@ def test_experiments(path):
 @pytest.mark.parametrize("path", _files("agents", "environments", "runners"))
 def test_parts(path):
     _require_extras(path)
-    _take_one_update([*DEFAULTS, path], [*SMALL, *CHOICES.get(path, ())])
+    runner = ["gin/runners/sebulba.gin"] if HOST & set(_environments(path)) else []
+    _take_one_update([*DEFAULTS, path, *runner], [*SMALL, *CHOICES.get(path, ())])
 
 
 def test_every_file_is_tried():
