@@ -5,7 +5,9 @@ devices that it feeds.
 """
 
 import dataclasses
+import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -38,7 +40,11 @@ class Actor:
 
     Attributes:
       programs: of its device.
-      hosts: its batches of `H` environments: while one is stepped, the device acts for another.
+      make: makes the environments of given indices.
+      num_batches: into how many batches of `H` its streams are cut: while one is stepped, the
+        device acts for another.
+      starting: what a batch is at until its first step is done, `pipeline.COMPILING` or
+        `pipeline.STARTING`.
       env_id: `[B]` int32, global.
       device: where it acts.
       learners: the devices that get its rollouts.
@@ -51,7 +57,9 @@ class Actor:
     """
 
     programs: acting.Acting
-    hosts: tuple[environment_lib.HostEnvironment, ...]
+    make: Callable[[np.ndarray], environment_lib.HostEnvironment]
+    num_batches: int
+    starting: str
     env_id: np.ndarray
     device: jax.Device
     learners: tuple[jax.Device, ...]
@@ -61,19 +69,41 @@ class Actor:
     versions: pipeline.Versions
     queue: pipeline.Queue
     pace: timing.Pace
+    _hosts: list[environment_lib.HostEnvironment] = dataclasses.field(
+        default_factory=list, init=False, repr=False
+    )
 
     def run(self, worker: pipeline.Worker) -> None:
         """Collects rollouts until it is cancelled."""
         try:
             self._run(worker)
         finally:
-            for host in self.hosts:
-                host.close()
+            self.close()
+
+    def close(self) -> None:
+        """Closes every environment, whatever happens to the others.
+
+        Raises:
+          Exception: the first of what they raised. Where another exception is on its way, that one
+            stays the cause, and gets a note.
+        """
+        cause, failures = sys.exception(), []
+        while self._hosts:
+            try:
+                self._hosts.pop().close()
+            except Exception as error:
+                failures.append(error)
+        if failures and (cause is None or isinstance(cause, pipeline.Cancelled)):
+            raise failures[0]
+        for error in failures:
+            cause.add_note(f"and closing an environment failed: {type(error).__name__}: {error}")
 
     def _run(self, worker: pipeline.Worker) -> None:
-        env_id, key = jax.device_put((self.env_id, self.key), self.device)
-        actor_state = self.programs.init_actor(env_id)
-        batches = self._reset(worker)
+        # Made here, where they are used: some simulators belong to the thread that makes them.
+        batches = self._start(worker)
+        with worker.doing(pipeline.COMPILING):
+            env_id, key = jax.device_put((self.env_id, self.key), self.device)
+            actor_state = self.programs.init_actor(env_id)
         update, warm = self.first, False
         while True:
             with worker.doing(timing.FOR_PARAMETERS):
@@ -85,20 +115,23 @@ class Actor:
                     params[self.device], key, np.int32(update), env_id, actor_state
                 )
             carry = self._collect(worker, params[self.device], carry, batches, warm)
-            with worker.doing(timing.SENDING):
+            with worker.doing(timing.SENDING if warm else pipeline.COMPILING):
                 shards = self._send(carry.rollout)
             with worker.doing(timing.FOR_SPACE):
                 self.queue.put(Shards(version, shards))
             actor_state = carry.actor_state
             update, warm = update + 1, True
 
-    def _reset(self, worker: pipeline.Worker) -> list[_Batch]:
-        size = self.env_id.shape[0] // len(self.hosts)
+    def _start(self, worker: pipeline.Worker) -> list[_Batch]:
+        parts = np.split(self.env_id, self.num_batches)
+        for part in parts:
+            with worker.doing(self.starting):
+                self._hosts.append(self.make(part))
         batches = []
-        for index, host in enumerate(self.hosts):
-            with worker.doing(timing.ENVIRONMENT):
+        for part, host in zip(parts, self._hosts):
+            with worker.doing(self.starting):
                 timestep = host.reset()
-            start = np.int32(index * size)
+            start = np.int32(part[0] - self.env_id[0])
             batches.append(_Batch(host, *jax.device_put((start, timestep), self.device)))
         return batches
 
@@ -108,7 +141,7 @@ class Actor:
         for step in range(programs.length):
             for batch in batches:
                 if step:
-                    self._receive(worker, batch)
+                    self._receive(worker, batch, started=warm or step > 1)
                 first = not warm and step == 0 and batch is batches[0]
                 with worker.doing(pipeline.COMPILING if first else timing.INFERENCE):
                     carry, action = programs.act(
@@ -117,19 +150,19 @@ class Actor:
                     jax.block_until_ready(action)
                 with worker.doing(timing.TRANSFER):
                     action = jax.tree.map(np.asarray, jax.device_get(action))
-                with worker.doing(timing.ENVIRONMENT):
+                with worker.doing(timing.ENVIRONMENT if warm or step else self.starting):
                     batch.sent = time.perf_counter()
                     batch.host.send(action)
         for batch in batches:
-            self._receive(worker, batch)
+            self._receive(worker, batch, started=warm or programs.length > 1)
             first = not warm and batch is batches[0]
             with worker.doing(pipeline.COMPILING if first else timing.INFERENCE):
                 carry = programs.finish(carry, batch.timestep, batch.start)
         return carry
 
-    def _receive(self, worker: pipeline.Worker, batch: _Batch) -> None:
+    def _receive(self, worker: pipeline.Worker, batch: _Batch, started: bool) -> None:
         """Puts the next time step of a batch on the device."""
-        with worker.doing(timing.ENVIRONMENT):
+        with worker.doing(timing.ENVIRONMENT if started else self.starting):
             asked = time.perf_counter()
             timestep = batch.host.recv()
             arrived = time.perf_counter()

@@ -7,7 +7,6 @@ on the host; each actor thread feeds its rollouts straight to the learner device
 Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -231,33 +230,30 @@ class Sebulba:
         timers = timing.Timers()
         self._live.session = _Session(supervisor, versions, queues, timers)
         self._live.update = update
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
-            actors = [
-                self._actor(index, key, update, undo) for index in range(len(self.placement.actors))
-            ]
+        try:
             self._publish(state, update)
-            for index, each in enumerate(actors):
+            for index in range(len(self.placement.actors)):
+                each = self._actor(index, key, update)
+                worker = supervisor.start(f"actor {index}", each.run, each.close)
                 timers.paces.append(each.pace)
-                timers.actors.append(supervisor.start(f"actor {index}", each.run).timer)
-            undo.pop_all()
+                timers.actors.append(worker.timer)
+        except BaseException:
+            self.close()
+            raise
 
-    def _actor(
-        self, index: int, key: jax.Array, update: int, undo: contextlib.ExitStack
-    ) -> actor.Actor:
-        """Makes an actor and its simulators, which `undo` closes if another one cannot be made."""
+    def _actor(self, index: int, key: jax.Array, update: int) -> actor.Actor:
         place, session = self.placement, self._live.session
         rows = self.num_envs // len(place.actors)
         env_id = np.arange(index * rows, (index + 1) * rows, dtype=np.int32)
         feeds = index * place.slices // place.pieces
-        hosts = []
-        for part in np.split(env_id, self.batches_per_actor):
-            stream_key = keys.streams(key, update)
-            hosts.append(self._factory.make(stream_key, part, self._threads_per_batch))
-            undo.callback(hosts[-1].close)
+        stream_key = keys.streams(key, update)
+        is_host = environment_lib.is_host(self.environment)
         return actor.Actor(
             programs=self._programs,
-            hosts=tuple(hosts),
+            make=lambda part: self._factory.make(stream_key, part, self._threads_per_batch),
+            num_batches=self.batches_per_actor,
+            # The first step of a JAX environment is compiled.
+            starting=pipeline.STARTING if is_host else pipeline.COMPILING,
             env_id=env_id,
             device=place.actors[index],
             learners=place.learners[feeds : feeds + place.slices],

@@ -23,6 +23,7 @@ _ACTOR = {
     FOR_PARAMETERS: "wait_for_parameters",
     FOR_SPACE: "wait_for_queue",
     pipeline.COMPILING: "compiling",
+    pipeline.STARTING: "environment",
     "": "host",
 }
 _LEARNER = {
