@@ -63,13 +63,14 @@ class Timer:
     @contextlib.contextmanager
     def __call__(self, activity: str) -> Iterator[None]:
         """Counts what happens inside as `activity`; activities do not nest."""
-        self._switch(activity)
+        self.switch(activity)
         try:
             yield
         finally:
-            self._switch("")
+            self.switch("")
 
-    def _switch(self, activity: str) -> None:
+    def switch(self, activity: str) -> None:
+        """Counts what follows as `activity`."""
         with self._lock:
             self._account(time.perf_counter())
             self._activity = activity

@@ -65,7 +65,7 @@ class Run:
         self._update = 0
         self._loggers: loggers.Loggers | None = None
         self._resume = resume
-        self._verdict = ""  # of the runner, the newest one
+        self._verdict = self._said = ""  # of the runner: the newest, and which kind was said
         self._profiler = profiler.Profiler(directory.path, experiment.profile_update)
         if resume:
             self._restore()
@@ -150,11 +150,12 @@ class Run:
         return report
 
     def _note_verdict(self, verdict: str) -> None:
-        """Says what limits the speed where that is news."""
-        kind = verdict.partition(":")[0]
-        if verdict and kind != self._verdict.partition(":")[0]:
+        """Says what limits the speed once it has been the same for two periods, and is news."""
+        kind, latest = (line.partition(":")[0] for line in (verdict, self._verdict))
+        if kind and kind == latest and kind != self._said:
             self._say(verdict)
-        self._verdict = verdict or self._verdict
+            self._said = kind
+        self._verdict = verdict
 
     def _until_due(self) -> int:
         """Returns how many updates to take: never beyond the next boundary of any period."""

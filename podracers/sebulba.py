@@ -170,6 +170,8 @@ class Sebulba:
         """
         if self._live.state is not state:
             self._start(state)
+        clock = self._live.session.timers.learner
+        clock.switch("")
         try:
             report = None
             for _ in range(num_updates):
@@ -178,6 +180,7 @@ class Sebulba:
         except BaseException:
             self.close()
             raise
+        clock.switch(timing.ELSEWHERE)
         self._live.state = state
         return state, report
 

@@ -14,6 +14,7 @@ ENVIRONMENT, INFERENCE, TRANSFER = "environment step", "inference", "transfer"
 SENDING, FOR_PARAMETERS, FOR_SPACE = "sending rollouts", "wait for parameters", "wait for the queue"
 # And the learner's.
 FOR_ROLLOUTS, LEARNING, PUBLISHING = "wait for rollouts", "learning", "publishing"
+ELSEWHERE = "elsewhere"  # between two calls of the runner: evaluating, saving, logging
 
 _ACTOR = {
     ENVIRONMENT: "environment",
@@ -30,6 +31,7 @@ _LEARNER = {
     FOR_ROLLOUTS: "wait_for_rollouts",
     LEARNING: "learning",
     PUBLISHING: "publishing",
+    ELSEWHERE: "elsewhere",
     "": "host",
 }
 _IDLE = 0.15  # actors that wait longer than this share of their time are held up by the learner
@@ -129,7 +131,7 @@ def verdict(learner: dict[str, float], actors: dict[str, float], pace: float = m
       actors: those of the actors' time.
       pace: the rate of the simulators as a share of what they could do.
     """
-    idle = actors["wait_for_parameters"] + actors["wait_for_queue"]
+    idle = actors["wait_for_parameters"] + actors["wait_for_queue"] - learner["elsewhere"]
     busy = learner["learning"] + learner["publishing"]
     if idle > _IDLE and learner["wait_for_rollouts"] > _IDLE:
         return (

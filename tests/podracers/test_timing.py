@@ -7,7 +7,8 @@ import pytest
 
 from podracers import pipeline, timing
 
-LEARNER = {"wait_for_rollouts": 0.0, "learning": 1.0, "publishing": 0.0, "host": 0.0}
+LEARNER = {"wait_for_rollouts": 0.0, "learning": 1.0, "publishing": 0.0}
+LEARNER |= {"elsewhere": 0.0, "host": 0.0}
 ACTORS = dict.fromkeys(
     (
         "environment",
@@ -46,6 +47,14 @@ ACTORS = dict.fromkeys(
             0.5,
             "learning limits: the learner is busy 100% of the time, and actors wait 50% of "
             "theirs; more learner devices would help",
+        ),
+        (
+            # What actors wait for is an evaluation.
+            {"learning": 0.4, "elsewhere": 0.5},
+            {"environment": 0.4, "wait_for_parameters": 0.6},
+            0.5,
+            "environments limit: 50% of the rate they could step at, 40% of the actors' time, "
+            "while the learner idles 0%; more host cores would help",
         ),
         (
             {"wait_for_rollouts": 0.5, "learning": 0.5},
