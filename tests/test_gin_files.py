@@ -21,8 +21,11 @@ SMALL = (
     "Experiment.evaluation_max_steps = 10",
 )
 # Loops that are unrolled: what takes the time here is compiling.
-SMALL_AGENTS = {"PPO": ("PPO.epochs = 1", "PPO.num_minibatches = 1")}
-SLOW = ("brax", "breakout", "atari_classic")
+SMALL_AGENTS = {
+    "PPO": ("PPO.epochs = 1", "PPO.num_minibatches = 1"),
+    "IMPALA": ("IMPALA.num_minibatches = 1",),
+}
+SLOW = ("brax", "breakout", "atari_classic", "ppo_atari", "impala_atari")
 # What a file leaves for the user to choose.
 CHOICES = {
     "gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",),
@@ -31,6 +34,9 @@ CHOICES = {
     "gin/environments/atari.gin": ("EnvPool.task_id = 'Pong-v5'",),
     "gin/environments/atari_classic.gin": ("EnvPool.task_id = 'Pong-v5'",),
 }
+# What a file needs beside it: Atari's networks see frames of a size that no JAX environment has.
+_PONG = ("gin/environments/pong.gin", "gin/runners/sebulba.gin")
+BESIDE = {"gin/agents/ppo_atari.gin": _PONG, "gin/agents/impala_atari.gin": _PONG}
 # Modules of environments that run on the host, where Anakin cannot step them.
 HOST = {"envpool", "gymnasium"}
 
@@ -46,7 +52,7 @@ def _compile_in_haste():
 def _files(*folders):
     """Returns the files as parameters of a test; physics takes a minute to compile.
 
-    Two more of Atari's repeat what `pong` and `atari` show.
+    More of Atari's repeat what `pong`, `atari` and the experiments show.
     """
     paths = [path for folder in folders for path in sorted((ROOT / "gin" / folder).rglob("*.gin"))]
     return [
@@ -95,7 +101,8 @@ def test_experiments(path):
 def test_parts(path):
     _require_extras(path)
     runner = ["gin/runners/sebulba.gin"] if HOST & set(_environments(path)) else []
-    _take_one_update([*DEFAULTS, path, *runner], [*SMALL, *CHOICES.get(path, ())])
+    files = [*DEFAULTS, *BESIDE.get(path, ()), path, *runner]
+    _take_one_update(files, [*SMALL, *CHOICES.get(path, ())])
 
 
 def test_every_file_is_tried():
