@@ -141,6 +141,7 @@ class Supervisor:
         self._closing = False
         self._started: list[_Started] = []
         self._waiting: set[threading.Thread] = set()
+        self._hanging: set[threading.Thread] = set()
         self._consumer = threading.current_thread()
 
     def start(
@@ -239,6 +240,7 @@ class Supervisor:
             seconds, limit = now - max(since, began), self._timeout * _PATIENCE.get(name, 1.0)
             if seconds > limit:
                 self._told = True  # whatever it raises once it is released
+                self._hanging.add(thread)
                 raise WorkerError(
                     f"{worker.name} hangs: {seconds:.0f} s of '{name or 'host work'}', and the "
                     f"limit is {limit:g} s. It is here:\n{_stack(thread)}"
@@ -257,7 +259,8 @@ class Supervisor:
             self._closing = True
             self._changed.notify_all()
         started, self._started = self._started, []
-        _join([each.thread for each in started], min(self._timeout, _JOIN_SECONDS))
+        moving = [each.thread for each in started if each.thread not in self._hanging]
+        _join(moving, min(self._timeout, _JOIN_SECONDS))
         stuck = [each for each in started if each.thread.is_alive()]
         releases = [
             # A thread, for it may hang as well.

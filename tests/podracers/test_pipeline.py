@@ -321,7 +321,8 @@ def test_a_process_that_was_stopped_for_a_while_does_not_take_that_for_a_hang(mo
 # The end.
 
 
-def test_closing_wakes_whoever_waits_and_joins():
+def test_closing_wakes_whoever_waits_and_joins(monkeypatch):
+    monkeypatch.setattr(pipeline, "_SLICE_SECONDS", 10 * PATIENCE)  # nobody looks by himself
     supervisor = pipeline.Supervisor(PATIENCE)
     queue, versions = pipeline.Queue(supervisor, 1), pipeline.Versions(supervisor)
 

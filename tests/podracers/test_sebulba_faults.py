@@ -1,0 +1,299 @@
+"""Sebulba when something goes wrong: it ends in time, with the first cause, and leaves nothing."""
+
+import _thread
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+from podracers import errors, pipeline, sebulba
+from tests import contract, faults, streams
+
+LIMIT = 2.0  # seconds
+PATIENCE = 60.0  # seconds that a loaded machine may take for what takes a moment
+
+
+def _make(**options):
+    """Returns a runner of two actors of two batches each, and its recipe for environments."""
+    agent, environment = contract.AGENTS["impala"]()
+    factory = faults.Faulty(environment)
+    runner = sebulba.Sebulba(
+        contract.Recorder(agent),
+        factory,
+        contract.NUM_ENVS,
+        contract.ROLLOUT_LENGTH,
+        actor_devices=(0, 1),
+        learner_devices=(2, 3),
+        **options,
+    )
+    return runner, factory
+
+
+@pytest.fixture(scope="module", name="shared")
+def _shared():
+    """One for all tests: it compiles once, and has to be fit for use after each failure."""
+    runner, factory = _make(timeout=LIMIT)
+    runner.step(runner.init(0), 1)
+    runner.close()
+    return runner, factory
+
+
+@pytest.fixture(name="made")
+def _made(shared):
+    runner, factory = shared
+    factory.made.clear()
+    yield runner, factory
+    runner.close()
+    factory.plan.set()
+
+
+@pytest.fixture(name="lagging")
+def _lagging():
+    """One whose actors may run ahead."""
+    runner, factory = _make(timeout=PATIENCE, lag=3)
+    yield runner, factory
+    runner.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left(shared, monkeypatch):
+    monkeypatch.setattr(pipeline, "_RELEASE_SECONDS", 0.5)
+    before = set(threading.enumerate())
+    yield
+    _wait_for(lambda: set(threading.enumerate()) <= before)
+
+
+def _wait_for(condition):
+    limit = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.005)
+
+
+def _actors():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("actor")]
+
+
+def _fail(runner, state):
+    """Takes updates until something goes wrong, and returns the error."""
+    began = time.monotonic()
+    with pytest.raises(pipeline.WorkerError) as raised:
+        for _ in range(100):
+            state, _ = runner.step(state, 1)
+    assert time.monotonic() - began < PATIENCE
+    return raised.value
+
+
+def _assert_closed(factory, batches=4):
+    assert len(factory.made) == batches  # two for each actor
+    assert all(host.closed for host in factory.made)
+
+
+def _take(runner, updates, seed=0):
+    """Returns the state after some updates, on the host."""
+    state = runner.init(seed)
+    for _ in range(updates):
+        state, _ = runner.step(state, 1)
+    runner.close()
+    return streams.to_numpy(state)
+
+
+# Environments.
+
+
+@pytest.mark.parametrize(("where", "step"), [(faults.RESET, 0), (faults.SEND, 9), (faults.RECV, 9)])
+def test_an_environment_that_raises_ends_the_run_with_its_own_error(made, where, step):
+    runner, factory = made
+    factory.plan.set(faults.RAISE, where=where, step=step, stream=5)
+    error = _fail(runner, runner.init(0))
+    assert isinstance(error.__cause__, faults.SimulatorError)
+    assert f"actor 1 failed: SimulatorError: the simulator broke in {where}" in str(error)
+    report = "".join(traceback.format_exception(error))
+    assert report.index(f"in {where}\n") < report.index("WorkerError")
+    assert _actors() == []
+    _assert_closed(factory)
+
+
+def test_an_environment_that_cannot_be_made_leaves_none_of_the_others(made):
+    runner, factory = made
+    factory.plan.set(faults.RAISE, where=faults.MAKE, stream=7)  # the last batch
+    error = _fail(runner, runner.init(0))
+    assert isinstance(error.__cause__, faults.SimulatorError)
+    assert _actors() == []
+    assert len(factory.made) < 4
+    _assert_closed(factory, len(factory.made))
+
+
+def test_a_mistake_that_only_the_simulator_notices_is_the_users(made):
+    runner, factory = made
+    factory.plan.set(faults.MISTAKE, where=faults.MAKE)
+    with pytest.raises(errors.UserError, match=r"^the simulator has no such option$"):
+        runner.step(runner.init(0), 1)
+    assert _actors() == []
+
+
+def test_an_environment_that_cannot_be_closed_hides_nothing(made, monkeypatch):
+    runner, factory = made
+
+    def close(_):
+        raise OSError("it is not to be closed")
+
+    monkeypatch.setattr(faults.FaultyBatch, "close", close)
+    factory.plan.set(faults.RAISE, step=9, stream=0)
+    error = _fail(runner, runner.init(0))
+    assert isinstance(error.__cause__, faults.SimulatorError)
+    assert "closing an environment failed: OSError" in "".join(traceback.format_exception(error))
+
+
+def test_an_environment_that_cannot_be_closed_in_the_end_is_told_of(made, caplog):
+    runner, factory = made
+    runner.step(runner.init(0), 1)
+    factory.plan.set(faults.RAISE, where=faults.CLOSE, stream=5)
+    runner.close()
+    assert "actor 1 failed while it was closed" in caplog.text
+    _assert_closed(factory)
+
+
+@pytest.mark.parametrize(("where", "step"), [(faults.RECV, 9), (faults.SEND, 9)])
+def test_an_environment_that_hangs_is_found_and_named(made, where, step):
+    runner, factory = made
+    state, _ = runner.step(runner.init(0), 1)
+    factory.plan.set(faults.HANG, where=where, step=step, stream=5)
+    began = time.monotonic()
+    error = _fail(runner, state)
+    assert time.monotonic() - began > LIMIT
+    assert "actor 1 hangs: " in str(error)
+    assert "'environment step', and the limit is 2 s" in str(error)
+    assert "plan.over.wait()" in str(error)  # where it is
+    assert pipeline.abandoned() == ["actor 1"]
+    _assert_closed(factory)  # from outside, for its thread does not come back
+    factory.plan.over.set()
+    _wait_for(lambda: not pipeline.abandoned())
+    factory.plan.over.clear()
+
+
+def test_an_environment_that_hangs_in_closing_does_not_hold_the_run(made):
+    runner, factory = made
+    runner.step(runner.init(0), 1)
+    factory.plan.set(faults.HANG, where=faults.CLOSE, stream=5)
+    began = time.monotonic()
+    runner.close()
+    assert LIMIT < time.monotonic() - began < PATIENCE
+    assert "actor 1" in pipeline.abandoned()
+    factory.plan.over.set()
+    _wait_for(lambda: not pipeline.abandoned())
+    factory.plan.over.clear()
+    _assert_closed(factory)
+
+
+def test_a_slow_actor_is_no_hang_and_nor_are_those_that_wait_for_it(made):
+    runner, factory = made
+    state, _ = runner.step(runner.init(0), 1)
+    seconds = 0.3 * LIMIT
+    factory.plan.set(faults.SLOW, stream=0, seconds=seconds)
+    began = time.monotonic()
+    for _ in range(3):
+        state, _ = runner.step(state, 1)
+    assert time.monotonic() - began > contract.ROLLOUT_LENGTH * seconds > 1.5 * LIMIT
+
+
+# The queue, and the learner.
+
+
+def test_an_actor_that_dies_while_its_queue_is_full_is_told_before_it_is_emptied(lagging):
+    runner, factory = lagging
+    # One rollout is learnt from, the next three fill the queue, and that after them fails.
+    factory.plan.set(faults.RAISE, stream=0, step=4 * contract.ROLLOUT_LENGTH + 3)
+    state, _ = runner.step(runner.init(0), 1)
+    queue, *_ = runner._live.session.queues
+    _wait_for(lambda: runner._live.session.supervisor._failure)  # the learner is slow
+    assert len(queue._items) == runner.lag
+    with pytest.raises(pipeline.WorkerError) as raised:
+        runner.step(state, 1)
+    assert isinstance(raised.value.__cause__, faults.SimulatorError)
+    assert _actors() == []
+    _assert_closed(factory)
+    assert len(queue._items) == runner.lag
+
+
+def test_a_learner_that_fails_ends_the_actors(made, monkeypatch):
+    runner, factory = made
+    state, _ = runner.step(runner.init(0), 1)
+
+    def learn(*_):
+        raise MemoryError("the device is full")
+
+    monkeypatch.setitem(vars(runner), "_learn", learn)
+    with pytest.raises(MemoryError):
+        runner.step(state, 1)
+    assert _actors() == []
+    _assert_closed(factory)
+
+
+def test_an_interrupt_ends_the_actors(made):
+    runner, factory = made
+    state, _ = runner.step(runner.init(0), 1)
+    factory.plan.set(faults.SLOW, seconds=0.1)
+    threading.Timer(0.5, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(1000):
+            state, _ = runner.step(state, 1)
+    assert _actors() == []
+    _assert_closed(factory)
+
+
+def test_a_nan_is_reported_with_its_update(made):
+    runner, factory = made
+    state, report = runner.step(runner.init(0), 2)
+    assert not any(np.isnan(mean.total) for mean in report.means.values())
+    factory.plan.set(faults.NAN, step=5 * contract.ROLLOUT_LENGTH)  # the last step of update 4
+    _, report = runner.step(state, 4)
+    assert min(int(np.min(update)) for update in report.first_nonfinite.values()) == 4
+
+
+# What comes after.
+
+
+def test_a_failure_is_no_end_for_the_runner(made):
+    runner, factory = made
+    expected = _take(runner, 3)
+    factory.plan.set(faults.RAISE, step=9, stream=5)
+    _fail(runner, runner.init(0))
+    factory.plan.set()
+    streams.assert_same(_take(runner, 3), expected)
+
+
+def test_another_state_starts_the_simulators_anew(made):
+    runner, factory = made
+    expected = _take(runner, 2, seed=1)
+    factory.made.clear()
+    runner.step(runner.init(0), 1)
+    other, _ = runner.step(runner.init(1), 1)
+    assert len(factory.made) == 8
+    assert all(host.closed for host in factory.made[:4])
+    assert len(_actors()) == 2
+    other, _ = runner.step(other, 1)
+    streams.assert_same(streams.to_numpy(other), expected)
+
+
+def test_a_larger_lag_is_bounded_and_recorded(lagging):
+    runner, _ = lagging
+    lag, state = runner.lag, runner.init(0)
+    lags = []
+    for update in range(12):
+        if update == 6:  # the learner is slow: actors run ahead as far as they may, and no further
+            queues = runner._live.session.queues
+            _wait_for(lambda queues=queues: all(len(queue._items) == lag for queue in queues))
+            time.sleep(0.1)
+            assert [len(queue._items) for queue in queues] == [lag, lag]
+        state, _ = runner.step(state, 1)
+        versions = contract.rollout(state).extras.version.reshape(-1, 2, contract.NUM_ENVS // 2)
+        assert np.all(versions == versions[:1, :, :1])  # one in all of an actor's rollout
+        lags.extend(update - versions[0, :, 0])
+    values = runner.diagnostics().values
+    assert min(lags) >= 0 and max(lags) == lag
+    assert values["lag/mean"] == pytest.approx(np.mean(lags))
+    for each in set(lags):
+        assert values[f"lag/{each}"] == pytest.approx(np.mean(np.equal(lags, each)))
