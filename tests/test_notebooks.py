@@ -13,16 +13,28 @@ import nbformat
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-ANAKIN = ROOT / "notebooks" / "anakin.ipynb"
 LARGEST = 2_000_000  # bytes, with outputs
-# What the notebook is there to show: curves of two games, speed, a population; two animations.
-NUM_PLOTS = 4
-NUM_ANIMATIONS = 2
+# What each notebook is there to show: how many plots, and how many animations.
+SHOWS = {
+    "anakin": (4, 2),  # curves of two games, speed, a population; an episode of each game
+    "sebulba": (4, 2),  # a curve, where the time goes twice, lags; an episode of each game
+    "compare": (2, 1),  # curves, throughput; an episode
+}
+
+
+@pytest.fixture(scope="module", params=SHOWS)
+def name(request) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def notebook() -> nbformat.NotebookNode:
-    notebook = nbformat.read(ANAKIN, as_version=4)
+def path(name) -> pathlib.Path:
+    return ROOT / "notebooks" / f"{name}.ipynb"
+
+
+@pytest.fixture(scope="module")
+def notebook(path) -> nbformat.NotebookNode:
+    notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     return notebook
 
@@ -49,19 +61,24 @@ def _shown(notebook, mime: str) -> list[str]:
     return [data[mime] for data in shown if mime in data]
 
 
-def _assert_shows_everything(notebook):
+def _assert_shows_everything(notebook, name):
     for output in _outputs(notebook):
         assert output.output_type != "error", output
         assert output.get("name") != "stderr", f"a cell wrote to stderr: {output}"
-    assert len(_shown(notebook, "image/png")) == NUM_PLOTS
+    num_plots, num_animations = SHOWS[name]
+    assert len(_shown(notebook, "image/png")) == num_plots
     gifs = [html for html in _shown(notebook, "text/html") if "data:image/gif;base64," in html]
-    assert len(gifs) == NUM_ANIMATIONS
+    assert len(gifs) == num_animations
 
 
-def test_badge_opens_this_notebook(notebook, url):
+def test_every_notebook_is_tested():
+    assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == set(SHOWS)
+
+
+def test_badge_opens_this_notebook(notebook, path, url):
     owner_and_name = url.removeprefix("https://github.com/")
-    path = ANAKIN.relative_to(ROOT).as_posix()
-    target = f"https://colab.research.google.com/github/{owner_and_name}/blob/main/{path}"
+    place = path.relative_to(ROOT).as_posix()
+    target = f"https://colab.research.google.com/github/{owner_and_name}/blob/main/{place}"
     first = notebook.cells[0]
     assert first.cell_type == "markdown"
     badges = re.findall(r"\[!\[[^\]]*\]\([^)]*colab-badge\.svg\)\]\(([^)]*)\)", first.source)
@@ -81,11 +98,19 @@ def test_defines_no_library_code(notebook):
         assert len(cell.source.splitlines()) <= 25, f"a long cell: {cell.source}"
 
 
-def test_committed_outputs(notebook):
-    assert ANAKIN.stat().st_size < LARGEST
+def test_links_lead_somewhere(notebook, path):
+    text = "\n".join(cell.source for cell in _cells(notebook, "markdown"))
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", text):
+        assert (path.parent / target).is_file(), target
+    for target in re.findall(r"(?:scripts|gin|environments)/[\w/]+\.(?:py|gin)", text):
+        assert (ROOT / target).is_file(), target
+
+
+def test_committed_outputs(notebook, name, path):
+    assert path.stat().st_size < LARGEST
     counts = [cell.execution_count for cell in _cells(notebook, "code")]
     assert counts == list(range(1, len(counts) + 1)), "executed in another order, or not at all"
-    _assert_shows_everything(notebook)
+    _assert_shows_everything(notebook, name)
 
 
 def test_committed_outputs_name_no_machine(notebook):
@@ -99,7 +124,7 @@ def test_committed_outputs_name_no_machine(notebook):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernel would share the accelerator")
-def test_runs(notebook, tmp_path):
+def test_runs(notebook, name, tmp_path):
     environment = {
         "PODRACERS_NOTEBOOK_SCALE": "0.02",
         # Nothing runs for long, so what is compiled had better be compiled fast.
@@ -112,5 +137,5 @@ def test_runs(notebook, tmp_path):
         fresh, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute(env={**os.environ, **environment})
-    _assert_shows_everything(fresh)
+    _assert_shows_everything(fresh, name)
     assert not list(tmp_path.iterdir()), "the notebook left files behind"
