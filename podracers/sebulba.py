@@ -10,10 +10,9 @@ Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 import dataclasses
 import functools
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from podracers import (
@@ -22,8 +21,8 @@ from podracers import (
     errors,
     jax_host,
     keys,
+    learning,
     metrics,
-    parallel,
     pipeline,
     timing,
     types,
@@ -31,16 +30,6 @@ from podracers import (
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import placement as placement_lib
-
-
-class SebulbaState(NamedTuple):
-    """What a checkpoint holds: the learner, whole. Simulators are outside of it, and restart."""
-
-    learner: Any  # replicated over learner devices
-    memory: Any  # [D, ...] one slice a learner device
-    episodes: metrics.EpisodeStatistics  # [B] split over learner devices
-    key: jax.Array  # typed, constant: every key is folded from it
-    update: jax.Array  # int32, how many updates were taken
 
 
 class _Session(NamedTuple):
@@ -132,11 +121,6 @@ class Sebulba:
             self.learner_devices,
         )
 
-    @functools.cached_property
-    def mesh(self) -> jax.sharding.Mesh:
-        """The learner devices."""
-        return parallel.make_mesh(self.placement.learners)
-
     def describe(self) -> list[str]:
         """Returns lines that say which devices and threads do what."""
         count = len(self.placement.actors)
@@ -153,13 +137,15 @@ class Sebulba:
         state = jax.eval_shape(lambda: self.init(seed))
         params = jax.eval_shape(self.agent.actor_params, state.learner)
         piece = self._programs.template(params, self.num_envs // self.placement.pieces)
-        jax.eval_shape(self._learn, state, (piece,) * self.placement.pieces)
+        jax.eval_shape(self._learning.learn, state, (piece,) * self.placement.pieces)
 
-    def init(self, seed: int) -> SebulbaState:
+    def init(self, seed: int) -> learning.SebulbaState:
         """Returns the state before the first update."""
-        return self._init(jax.random.key(seed))
+        return self._learning.init(jax.random.key(seed))
 
-    def step(self, state: SebulbaState, num_updates: int) -> tuple[SebulbaState, metrics.Report]:
+    def step(
+        self, state: learning.SebulbaState, num_updates: int
+    ) -> tuple[learning.SebulbaState, metrics.Report]:
         """Takes `num_updates` updates; `state` is donated.
 
         A state that is not the one that was returned last, because it was restored or is that of
@@ -184,7 +170,7 @@ class Sebulba:
         self._live.state = state
         return state, report
 
-    def actor_params(self, state: SebulbaState) -> types.PyTree:
+    def actor_params(self, state: learning.SebulbaState) -> types.PyTree:
         """Returns what acting needs; alive until `state` is donated."""
         return self.agent.actor_params(state.learner)
 
@@ -213,6 +199,10 @@ class Sebulba:
     def _programs(self) -> acting.Acting:
         return acting.Acting(self.agent, self._factory.spec, self.rollout_length, self.num_envs)
 
+    @functools.cached_property
+    def _learning(self) -> learning.Learning:
+        return learning.Learning(self.agent, self._programs, self.placement, self.num_envs)
+
     @property
     def _threads_per_batch(self) -> int:
         """How many of the host's threads step one batch: together no more than there are."""
@@ -221,7 +211,7 @@ class Sebulba:
 
     # Actors.
 
-    def _start(self, state: SebulbaState) -> None:
+    def _start(self, state: learning.SebulbaState) -> None:
         """Starts actors that collect for this state."""
         self.close()
         update = int(state.update)
@@ -268,9 +258,9 @@ class Sebulba:
             pace=timing.Pace(self.batches_per_actor),
         )
 
-    def _publish(self, state: SebulbaState, version: int) -> None:
+    def _publish(self, state: learning.SebulbaState, version: int) -> None:
         """Sends actors a copy of the parameters, which no later donation can delete."""
-        copies = self._copy(state.learner)
+        copies = self._learning.copy(state.learner)
         on_learners = {
             device: jax.tree.map(lambda x, i=index: x.addressable_shards[i].data, copies)
             for index, device in enumerate(self.placement.learners)
@@ -285,7 +275,7 @@ class Sebulba:
 
     # The learner.
 
-    def _update(self, state: SebulbaState) -> tuple[SebulbaState, metrics.Report]:
+    def _update(self, state: learning.SebulbaState) -> tuple[learning.SebulbaState, metrics.Report]:
         """Takes one update: waits for rollouts, learns, publishes."""
         session, update = self._live.session, self._live.update
         timer = session.timers.learner
@@ -296,118 +286,14 @@ class Sebulba:
         if max(lags) > self.lag:
             raise RuntimeError(f"a lag of {max(lags)} updates, and at most {self.lag} is allowed")
         with timer(timing.LEARNING):
-            state, report = self._learn(state, self._assemble(shards))
-            del shards
+            slices = [part for each in shards for part in each.slices]
+            state, report = self._learning.learn(state, self._learning.assemble(slices))
+            del shards, slices
             jax.block_until_ready((state, report))
         with timer(timing.PUBLISHING):
             self._publish(state, update + 1)
         self._live.update = update + 1
         return state, report
-
-    def _assemble(self, shards: list[actor.Shards]) -> tuple[types.Rollout, ...]:
-        """Makes global arrays of the actors' shards, without moving anything."""
-        place = self.placement
-        slices = [part for each in shards for part in each.slices]
-
-        def piece(*parts: types.Rollout) -> types.Rollout:
-            def join(axis: int, spec: jax.sharding.PartitionSpec):
-                sharding = jax.sharding.NamedSharding(self.mesh, spec)
-
-                def of(*arrays: jax.Array) -> jax.Array:
-                    shape = list(arrays[0].shape)
-                    shape[axis] *= len(arrays)
-                    return jax.make_array_from_single_device_arrays(
-                        tuple(shape), sharding, list(arrays)
-                    )
-
-                return of
-
-            layout = self._layout_of_rollouts
-            over_time = [part._replace(actor_state=()) for part in parts]
-            joined = jax.tree.map(join(1, layout.timestep), *over_time)
-            states = [part.actor_state for part in parts]
-            return joined._replace(actor_state=jax.tree.map(join(0, layout.actor_state), *states))
-
-        return tuple(piece(*slices[index :: place.pieces]) for index in range(place.pieces))
-
-    @property
-    def _layout_of_rollouts(self) -> types.Rollout:
-        columns = jax.sharding.PartitionSpec(None, parallel.AXIS)
-        rows = jax.sharding.PartitionSpec(parallel.AXIS)
-        return types.Rollout(columns, columns, columns, rows)
-
-    @property
-    def _layout(self) -> SebulbaState:
-        spec = jax.sharding.PartitionSpec
-        rows = spec(parallel.AXIS)
-        return SebulbaState(learner=spec(), memory=rows, episodes=rows, key=spec(), update=spec())
-
-    @functools.cached_property
-    def _init(self):
-        return jax.jit(
-            jax.shard_map(
-                self._init_shard,
-                mesh=self.mesh,
-                in_specs=(jax.sharding.PartitionSpec(),),
-                out_specs=self._layout,
-                check_vma=False,
-            )
-        )
-
-    @functools.cached_property
-    def _learn(self):
-        replicated = jax.sharding.PartitionSpec()
-        rollouts = (self._layout_of_rollouts,) * self.placement.pieces
-        return jax.jit(
-            jax.shard_map(
-                self._learn_shard,
-                mesh=self.mesh,
-                in_specs=(self._layout, rollouts),
-                out_specs=(self._layout, replicated),
-                # With the check on, gradients of replicated parameters are summed twice.
-                check_vma=False,
-            ),
-            donate_argnums=0,
-        )
-
-    @functools.cached_property
-    def _copy(self):
-        replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
-        return jax.jit(
-            lambda learner: jax.tree.map(jnp.copy, self.agent.actor_params(learner)),
-            out_shardings=replicated,
-        )
-
-    def _init_shard(self, key: jax.Array) -> SebulbaState:
-        learner = self.agent.init_learner(keys.learner(key))
-        params = self.agent.actor_params(learner)
-        rows = self.num_envs // parallel.axis_size()
-        memory = self.agent.init_memory(self._programs.template(params, rows))
-        return SebulbaState(
-            learner=learner,
-            memory=jax.tree.map(lambda x: x[None], memory),
-            episodes=metrics.EpisodeStatistics.init(rows),
-            key=key,
-            update=jnp.zeros((), jnp.int32),
-        )
-
-    def _learn_shard(self, state: SebulbaState, rollouts: tuple[types.Rollout, ...]):
-        rollout = rollouts[0] if len(rollouts) == 1 else _join(rollouts)
-        _, learn_key = keys.update(state.key, state.update)
-        memory = jax.tree.map(lambda x: x[0], state.memory)
-        agent_state = types.AgentState(state.learner, memory)
-        agent_state, means = self.agent.update(agent_state, rollout, learn_key)
-        episodes, episode_means = state.episodes.track_rollout(rollout.timestep).flush()
-        means = {**episode_means, **means}
-        report = metrics.add(metrics.empty(means), means, state.update)
-        state = SebulbaState(
-            learner=agent_state.learner,
-            memory=jax.tree.map(lambda x: x[None], agent_state.memory),
-            episodes=episodes,
-            key=state.key,
-            update=state.update + 1,
-        )
-        return state, metrics.reduce(report)
 
 
 class _Live:
@@ -415,13 +301,7 @@ class _Live:
 
     def __init__(self):
         self.session: _Session | None = None
-        self.state: SebulbaState | None = None  # the one that the session's actors belong to
+        self.state: learning.SebulbaState | None = (
+            None  # the one that the session's actors belong to
+        )
         self.update = 0  # of that state
-
-
-def _join(rollouts: tuple[types.Rollout, ...]) -> types.Rollout:
-    """Joins the streams of several actors, on one learner device."""
-    over_time = [rollout._replace(actor_state=()) for rollout in rollouts]
-    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *over_time)
-    states = [rollout.actor_state for rollout in rollouts]
-    return joined._replace(actor_state=jax.tree.map(lambda *xs: jnp.concatenate(xs), *states))
