@@ -97,7 +97,7 @@ def _child(arguments: Sequence[str], output) -> Iterator[subprocess.Popen]:
         yield process
     finally:
         if process.poll() is None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # and the simulators' processes
             process.wait()
 
 
