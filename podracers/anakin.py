@@ -98,6 +98,11 @@ class Anakin:
         """Any number of updates is one program."""
         return None
 
+    @property
+    def timeout(self) -> None:
+        """No simulator is stepped on the host."""
+        return None
+
     def trace(self, seed: int) -> None:
         """Traces one update, as the run will; what is traced here is not traced again."""
         state = jax.eval_shape(lambda: self.init(seed))

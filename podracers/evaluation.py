@@ -8,6 +8,7 @@ Axis legend: `P` population (absent where it is 1), `E` episodes.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +43,10 @@ class Episodes(NamedTuple):
         return float(np.std(samples, ddof=min(1, samples.size - 1)) / np.sqrt(samples.size))
 
 
+class Stopped(Exception):
+    """An evaluation was given up on, because nobody wants its result any more."""
+
+
 class _Carry(NamedTuple):
     state: Any
     timestep: types.TimeStep
@@ -72,8 +77,16 @@ class Evaluator:
         if self.num_episodes < 1:
             raise errors.UserError(f"an evaluation of {self.num_episodes} episodes: expected >= 1")
 
-    def run(self, params: types.PyTree, key: jax.Array) -> Episodes:
-        """Returns what the policy reaches; the same key gives the same episodes."""
+    def run(
+        self,
+        params: types.PyTree,
+        key: jax.Array,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Episodes:
+        """Returns what the policy reaches; the same key gives the same episodes.
+
+        It is one program, and does not listen to `stop`.
+        """
         return Episodes(*jax.device_get(self._run(params, key)))
 
     @property

@@ -17,8 +17,13 @@ def make(
     num_episodes: int,
     population: int = 1,
     max_steps: int | None = None,
+    timeout: float | None = None,
 ) -> Evaluator:
-    """Returns an evaluator with `run(params, key) -> Episodes` (see `evaluation.Evaluator`)."""
+    """Returns an evaluator (see `evaluation.Evaluator`).
+
+    Its `run(params, key, stop)` returns episodes, or raises `evaluation.Stopped` soon after
+    `stop()` became true, if it can stop. `timeout` is that of `host_evaluation.HostEvaluator`.
+    """
     if not environment_lib.is_host(environment):
         return evaluation.Evaluator(agent, environment, num_episodes, population, max_steps)
     if population != 1:
@@ -26,7 +31,8 @@ def make(
             f"{environment.spec.name} is stepped on the host, by one member: population = 1, got "
             f"{population}"
         )
-    return host_evaluation.HostEvaluator(agent, environment, num_episodes, max_steps)
+    limit = {} if timeout is None else {"timeout": timeout}
+    return host_evaluation.HostEvaluator(agent, environment, num_episodes, max_steps, **limit)
 
 
 def record(

@@ -125,6 +125,7 @@ class Experiment:
             self.evaluation_episodes,
             runner.population,
             self.evaluation_max_steps,
+            runner.timeout,
         )
         num_updates = -(-self.total_steps // runner.steps_per_update)
         return Parts(environment, agent, runner, evaluator, num_updates)

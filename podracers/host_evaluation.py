@@ -7,7 +7,8 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -15,29 +16,33 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, evaluation, types
+from podracers import errors, evaluation, pipeline, types
 
 MAX_BATCH = 64  # simulators that are alive at the same time
+
+_Doing = Callable[[str], AbstractContextManager[None]]  # see `pipeline.Worker.doing`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostEvaluator:
     """Plays `E` episodes, a batch of simulators at a time; each counts its first episode only.
 
-    Everything runs on one device, the first of those that hold the parameters, and in the thread
-    that calls: programs of several devices stay the runner's.
+    Everything runs on one device, the first of those that hold the parameters: programs of several
+    devices stay the runner's.
 
     Attributes:
       agent: who acts.
       environment: a recipe for host environments.
       num_episodes: `E`.
       max_steps: where an episode is cut; None for the environment's own limit.
+      timeout: seconds that a step of a simulator may take.
     """
 
     agent: agent_lib.Agent
     environment: environment_lib.HostEnvironmentFactory
     num_episodes: int
     max_steps: int | None = None
+    timeout: float = 60.0
 
     def __post_init__(self):
         if self.num_episodes < 1:
@@ -49,19 +54,44 @@ class HostEvaluator:
         limit = self.environment.spec.max_episode_steps
         return self.max_steps or limit or evaluation.DEFAULT_MAX_STEPS
 
-    def run(self, params: types.PyTree, key: jax.Array) -> evaluation.Episodes:
-        """Returns what the policy reaches; the same key gives the same episodes."""
+    def run(
+        self,
+        params: types.PyTree,
+        key: jax.Array,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> evaluation.Episodes:
+        """Returns what the policy reaches; the same key gives the same episodes.
+
+        Raises:
+          evaluation.Stopped: `stop()` was true before the end.
+          pipeline.WorkerError: a simulator hangs.
+        """
+        try:
+            return pipeline.call(
+                "evaluation",
+                lambda worker: self._run(params, key, worker.doing),
+                self.timeout,
+                stop,
+            )
+        except pipeline.Cancelled as error:
+            raise evaluation.Stopped from error
+
+    def _run(self, params: types.PyTree, key: jax.Array, doing: _Doing) -> evaluation.Episodes:
         count = self.num_episodes
         # Batches of one size, so that acting compiles once; what is beyond the last is dropped.
         size = -(-count // -(-count // MAX_BATCH))
         batches = [
-            self._play(params, key, np.arange(start, start + size, dtype=np.int32))
+            self._play(params, key, np.arange(start, start + size, dtype=np.int32), doing)
             for start in range(0, count, size)
         ]
         return evaluation.Episodes(*(np.concatenate(leaves)[:count] for leaves in zip(*batches)))
 
     def timesteps(
-        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray
+        self,
+        params: types.PyTree,
+        key: jax.Array,
+        env_id: np.ndarray,
+        doing: _Doing = contextlib.nullcontext,
     ) -> Iterator[types.TimeStep]:
         """Yields the time steps `[B, ...]` of some episodes, up to the limit; has to be closed.
 
@@ -69,34 +99,41 @@ class HostEvaluator:
           params: what the agent acts with.
           key: of the evaluation.
           env_id: `[B]` int32, which of its episodes.
+          doing: is told what happens.
         """
         device = _device(params)
         params = jax.tree.map(_first_shard, params)
         key = jax.device_put(key, device)
-        actor_state, act_keys = self._begin(key, jax.device_put(env_id, device))
-        host = self.environment.make(key, env_id, _num_threads())
+        with doing(pipeline.COMPILING):
+            actor_state, act_keys = self._begin(key, jax.device_put(env_id, device))
+        with doing(pipeline.STARTING):
+            host = self.environment.make(key, env_id, _num_threads())
         try:
-            timestep = host.reset()
+            with doing(pipeline.STARTING):
+                timestep = host.reset()
             yield timestep
             for time in range(self.limit):
-                action, actor_state = self._act(
-                    params, actor_state, timestep, act_keys, np.int32(time)
-                )
-                host.send(np.asarray(jax.device_get(action)))
-                timestep = host.recv()
+                with doing("inference" if time else pipeline.COMPILING):
+                    action, actor_state = self._act(
+                        params, actor_state, timestep, act_keys, np.int32(time)
+                    )
+                    action = np.asarray(jax.device_get(action))
+                with doing("environment step" if time else pipeline.STARTING):
+                    host.send(action)
+                    timestep = host.recv()
                 yield timestep
         finally:
             host.close()
 
     def _play(
-        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray
+        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, doing: _Doing
     ) -> evaluation.Episodes:
         """Returns a batch of episodes, leaves `[B]`."""
         returns = np.zeros(env_id.shape, np.float64)
         lengths = np.zeros(env_id.shape, np.int32)
         finished = np.zeros(env_id.shape, np.bool_)
         counted = env_id < self.num_episodes
-        with contextlib.closing(self.timesteps(params, key, env_id)) as timesteps:
+        with contextlib.closing(self.timesteps(params, key, env_id, doing)) as timesteps:
             next(timesteps)
             for timestep in timesteps:
                 returns += np.where(finished, 0.0, timestep.reward)

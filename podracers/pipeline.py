@@ -288,6 +288,46 @@ def _stack(thread: threading.Thread) -> str:
     return "".join(traceback.format_stack(frame)) if frame else ""
 
 
+def call(
+    name: str,
+    target: Callable[[Worker], Any],
+    timeout: float,
+    stop: Callable[[], bool] = lambda: False,
+) -> Any:
+    """Returns `target(worker)`, which runs in a supervised thread while this one waits.
+
+    Args:
+      name: of the thread.
+      target: what it does.
+      timeout: as of `Supervisor`.
+      stop: true once nobody wants the result any more.
+
+    Raises:
+      Cancelled: `stop()` was true before the result was there.
+      WorkerError: it hangs.
+      Exception: whatever `target` raised, as it is.
+    """
+    supervisor = Supervisor(timeout)
+    results = []
+
+    def work(worker: Worker) -> None:
+        result = target(worker)
+        with supervisor.changing():
+            results.append(result)
+        supervisor.wait_until(lambda: False)
+
+    supervisor.start(name, work)
+    try:
+        supervisor.wait_until(lambda: bool(results) or stop())
+        if not results:
+            raise Cancelled
+        return results[0]
+    except WorkerError as error:
+        raise error.__cause__ or error  # noqa: B904  (the first cause, by itself)
+    finally:
+        supervisor.close()
+
+
 class Queue:
     """A queue of bounded length between one worker and the consumer.
 

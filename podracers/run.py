@@ -1,6 +1,9 @@
 """One run from its first update to its summary: it logs, evaluates, saves, stops and resumes."""
 
+import contextlib
+import logging
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +25,8 @@ from podracers import (
     terminal,
 )
 from podracers import experiment as experiment_lib
+
+_LOGGER = logging.getLogger(__name__)
 
 _EVALUATION, _FINAL = range(2)  # what an evaluation's key is folded from, besides the seed
 _EVALUATION_SALT = 0x5EED  # keeps evaluation apart from every stream of the runner
@@ -97,15 +102,28 @@ class Run:
             with self._loggers:
                 while self._update < total and not self._stop:
                     self._advance()
-            if self._stop:
-                self._save(None)
-                self._checkpointer.wait()
-                self._say(f"stopped at {self.steps:,} steps: continue with --resume")
-                return None
-            return self._finish()
+            if not self._stop:
+                with contextlib.suppress(evaluation.Stopped):
+                    return self._finish()
+            self._save(None)
+            self._checkpointer.wait()
+            self._say(f"stopped at {self.steps:,} steps: continue with --resume")
+            return None
         finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Ends threads and simulators, and the last save; what fails here hides no first cause."""
+        cause = sys.exception()
+        try:
             self._runner.close()
-            self._checkpointer.close()
+        finally:
+            try:
+                self._checkpointer.close()
+            except errors.RunFailure as error:
+                if cause is None:
+                    raise
+                _LOGGER.warning("%s", error)
 
     def _advance(self) -> None:
         """Takes the updates of one log period, then does whatever falls due."""
@@ -123,16 +141,23 @@ class Run:
         values["wall_time"] = self._clock.wall
         score = None
         if _due(self._update, experiment.evaluation_period):
-            episodes = self._evaluate(_EVALUATION)
-            score = float(np.mean(episodes.returns))
-            values |= metrics.label("evaluation/return", episodes.mean_return(), self._members())
-            lengths = np.mean(episodes.lengths, axis=-1)
-            values |= metrics.label("evaluation/length", lengths, self._members())
+            # Who stops an evaluation loses its result, and nothing else.
+            with contextlib.suppress(evaluation.Stopped):
+                episodes = self._evaluate(_EVALUATION)
+                score = float(np.mean(episodes.returns))
+                values |= self._judged(episodes)
         self._loggers.write(self.steps, values)
         # The last state is saved with the score of the final evaluation.
         due = _due(self._update, experiment.checkpoint_period)
         if score is not None or (due and self._update < self._parts.num_updates):
             self._save(score)
+
+    def _judged(self, episodes: evaluation.Episodes) -> dict[str, float]:
+        lengths = np.mean(episodes.lengths, axis=-1)
+        return {
+            **metrics.label("evaluation/return", episodes.mean_return(), self._members()),
+            **metrics.label("evaluation/length", lengths, self._members()),
+        }
 
     def _take_updates(self, count: int) -> metrics.Report:
         """Takes updates, fewer if the run is to stop and the runner can; returns their report."""
@@ -194,7 +219,10 @@ class Run:
 
     def _evaluate(self, purpose: int) -> evaluation.Episodes:
         params = self._runner.actor_params(self._state)
-        return self._parts.evaluator.run(params, self._evaluation_key(purpose))
+        return self._parts.evaluator.run(params, self._evaluation_key(purpose), self._stopped)
+
+    def _stopped(self) -> bool:
+        return bool(self._stop)
 
     def _evaluation_key(self, purpose: int) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(self._experiment.seed), _EVALUATION_SALT)
@@ -274,8 +302,9 @@ class Run:
             self._parts.environment,
             self._experiment.evaluation_episodes,
             max_steps=self._experiment.evaluation_max_steps,
+            timeout=self._runner.timeout,
         )
-        return evaluator.run((), self._evaluation_key(_FINAL))
+        return evaluator.run((), self._evaluation_key(_FINAL), self._stopped)
 
 
 def _due(update: int, period: int) -> bool:

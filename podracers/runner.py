@@ -16,11 +16,13 @@ class Runner(Protocol):
         metrics carry a leading axis `[P]`.
       updates_per_dispatch: how many updates a caller should ask of `step` at most, so that it may
         stop in between; None where any number costs one dispatch.
+      timeout: seconds that a step of a simulator on the host may take; None where there is none.
     """
 
     steps_per_update: int
     population: int
     updates_per_dispatch: int | None
+    timeout: float | None
 
     def trace(self, seed: int) -> None:
         """Traces one update and runs nothing, so that parts that do not fit are refused early."""
