@@ -118,6 +118,7 @@ class Workers:
                     [sys.executable, "-c", program],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
+                    process_group=0,  # a Ctrl-C must not reach it, not even while it starts
                     env={**_ONE_THREAD, **os.environ},
                 )
             )

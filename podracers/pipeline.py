@@ -260,7 +260,9 @@ class Supervisor:
             self._changed.notify_all()
         started, self._started = self._started, []
         moving = [each.thread for each in started if each.thread not in self._hanging]
-        _join(moving, min(self._timeout, _JOIN_SECONDS))
+        # Who interrupts does not want to wait.
+        hasty = isinstance(sys.exception(), KeyboardInterrupt)
+        _join(moving, min(self._timeout, 1.0 if hasty else _JOIN_SECONDS))
         stuck = [each for each in started if each.thread.is_alive()]
         releases = [
             # A thread, for it may hang as well.
@@ -271,7 +273,8 @@ class Supervisor:
         for thread in releases:
             _threads.add(thread)
             thread.start()
-        _join([*releases, *(each.thread for each in stuck if each.release)], _RELEASE_SECONDS)
+        freed = [*releases, *(each.thread for each in stuck if each.release)]
+        _join(freed, min(self._timeout, _RELEASE_SECONDS))
         if self._failure and not self._told:
             name, error = self._failure
             _LOGGER.warning("%s failed while it was closed", name, exc_info=error)

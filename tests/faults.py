@@ -1,6 +1,7 @@
 """Host environments that misbehave when they are told to; configuration files can name them."""
 
 import dataclasses
+import pathlib
 import threading
 import time
 from typing import Any
@@ -30,16 +31,18 @@ class Plan:
       where: one of the above.
       step: from which step on, counted for each batch from its reset.
       stream: only batches with the environment of this index; -1 for all.
-      training: only batches of actors, not those of an evaluation.
+      who: "actor", "evaluation", or "" for both.
       seconds: how long what is slow takes.
+      marker: a file that is made when it first goes wrong.
     """
 
     what: str = ""
     where: str = RECV
     step: int = 0
     stream: int = -1
-    training: bool = True
+    who: str = "actor"
     seconds: float = 0.1
+    marker: str = ""
     over: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def set(self, what: str = "", **options: Any) -> None:
@@ -54,7 +57,7 @@ class Plan:
             and where == self.where
             and step >= self.step
             and (self.stream < 0 or self.stream in env_id)
-            and (not self.training or threading.current_thread().name.startswith("actor"))
+            and threading.current_thread().name.startswith(self.who)
         )
 
 
@@ -64,7 +67,7 @@ class Faulty:
 
     Attributes:
       inner: a recipe for host environments, or a JAX environment.
-      what, where, step, stream, training, seconds: see `Plan`.
+      what, where, step, stream, who, seconds, marker: see `Plan`.
     """
 
     inner: Any
@@ -72,13 +75,14 @@ class Faulty:
     where: str = RECV
     step: int = 0
     stream: int = -1
-    training: bool = True
+    who: str = "actor"
     seconds: float = 0.1
+    marker: str = ""
     made: list["FaultyBatch"] = dataclasses.field(default_factory=list, init=False)
     plan: Plan = dataclasses.field(init=False)
 
     def __post_init__(self):
-        names = ("what", "where", "step", "stream", "training", "seconds")
+        names = ("what", "where", "step", "stream", "who", "seconds", "marker")
         object.__setattr__(self, "plan", Plan(**{name: getattr(self, name) for name in names}))
         if not environment_lib.is_host(self.inner):
             object.__setattr__(self, "inner", jax_host.JaxHostEnvironment(self.inner))
@@ -131,6 +135,8 @@ def _strike(plan: Plan, where: str, step: int, env_id: np.ndarray) -> bool:
     """Does what is planned for this moment; returns whether the reward is to be NaN."""
     if not plan.strikes(where, step, env_id):
         return False
+    if plan.marker:
+        pathlib.Path(plan.marker).touch()
     if plan.what == RAISE:
         raise SimulatorError(f"the simulator broke in {where} at step {step}")
     if plan.what == MISTAKE:

@@ -47,9 +47,9 @@ def config_file(folder: pathlib.Path, extra: str = "") -> pathlib.Path:
 
 
 def start(
-    script: str, *arguments: object, environment: Mapping[str, str] | None = None
+    script: str, *arguments: object, environment: Mapping[str, str] | None = None, **options
 ) -> subprocess.Popen:
-    """Starts `scripts/<script>.py`."""
+    """Starts `scripts/<script>.py`; the options are those of `subprocess.Popen`."""
     command = [sys.executable, str(ROOT / "scripts" / f"{script}.py"), *map(str, arguments)]
     return subprocess.Popen(
         command,
@@ -58,6 +58,7 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        **options,
     )
 
 

@@ -1,0 +1,360 @@
+"""Sebulba's runs end well, whatever happens to them: real processes, and simulators that fail."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+import jax
+import pytest
+
+from podracers import experiment, manifest, run, run_directory
+from tests import processes, streams
+
+# 20 updates of 64 steps, and a checkpoint after every other one.
+CONFIG = """
+from __gin__ import dynamic_registration
+
+from environments import catch
+from environments import gymnasium
+from podracers import experiment
+from podracers import sebulba
+from tests import faults
+
+include 'gin/agents/impala.gin'
+include 'gin/runners/sebulba.gin'
+
+SEED = 3
+TOTAL_STEPS = 1280  # agent steps
+NUM_ENVS = 8
+ROLLOUT_LENGTH = 8  # agent steps
+
+experiment.Experiment.environment = @faults.Faulty
+experiment.Experiment.log_period = 1  # updates
+experiment.Experiment.evaluation_period = 10  # updates
+experiment.Experiment.evaluation_episodes = 4
+experiment.Experiment.evaluation_max_steps = 10
+experiment.Experiment.checkpoint_period = 2  # updates
+
+faults.Faulty.inner = @catch.Catch()
+sebulba.Sebulba.actor_devices = (0,)
+sebulba.Sebulba.learner_devices = (1, 2)
+"""
+# CartPole in processes of their own.
+WORKERS = (
+    "Faulty.inner = @gymnasium.Gymnasium()",
+    "Gymnasium.env_id = 'CartPole-v1'",
+    "Gymnasium.vectorization = 'async'",
+)
+PATIENCE = 120.0  # seconds that a loaded machine may take for what takes a moment
+
+
+@pytest.fixture(scope="module", name="config")
+def _config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sebulba") / "faulty.gin"
+    path.write_text(CONFIG)
+    return path
+
+
+def _start(*arguments, bindings=()):
+    """Starts a training run in a session of its own, to find whatever it leaves behind."""
+    flags = [flag for binding in bindings for flag in ("--gin_bindings", binding)]
+    return processes.start(
+        "train",
+        *arguments,
+        *flags,
+        environment={"PYTHONPATH": str(processes.ROOT)},
+        start_new_session=True,
+    )
+
+
+def _finish(process):
+    """Waits for the end, and for every process that was started on the way."""
+    ended = processes.finish(process)
+    limit = time.monotonic() + 10.0
+    while left := _session(process.pid):
+        assert time.monotonic() < limit, f"left behind: {left}"
+        time.sleep(0.05)
+    return ended
+
+
+def _run(*arguments, **options):
+    return _finish(_start(*arguments, **options))
+
+
+def _session(leader):
+    """Returns the command lines of the living processes of a session."""
+    commands = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (folder / "stat").read_text().rpartition(") ")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                commands.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:  # it has just ended
+            continue
+    return commands
+
+
+def _workers(process):
+    return [command for command in _session(process.pid) if "_workers.work(" in command]
+
+
+def _signal(process, number, when):
+    """Signals the whole session, as Ctrl-C in a terminal does, once something is true."""
+    limit = time.monotonic() + PATIENCE
+    while not when():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+
+
+def _checkpoints(path):
+    """Returns the steps of the checkpoints, all of which have to be whole."""
+    folders = [each for each in (path / "checkpoints").iterdir() if each.name.isdigit()]
+    for folder in folders:
+        manifest.verify(folder, ("state", "params", "metadata"))
+    return sorted(int(folder.name) for folder in folders)
+
+
+def _resume(path, *bindings):
+    resumed = _run("--run_dir", path, "--resume", bindings=bindings)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads((path / "summary.json").read_text())["updates"] == 20
+    steps = [line["step"] for line in processes.log(path)]
+    assert steps == sorted(set(steps)) and steps[-1] == 1280
+    return resumed
+
+
+def _assert_traceback(ended, *order):
+    """Checks that a run failed with a traceback in which these follow one another."""
+    assert ended.returncode == 1, ended.stderr
+    places = [ended.stderr.find(phrase) for phrase in ("Traceback", *order)]
+    assert places == sorted(places) and places[0] >= 0, ended.stderr
+
+
+# Failures.
+
+
+def test_an_environment_that_raises(config, tmp_path):
+    path = tmp_path / "run"
+    fault = ("Faulty.what = 'raise'", "Faulty.step = 61", "Faulty.stream = 5")  # of update 7
+    ended = _run("--gin_file", config, "--run_dir", path, bindings=fault)
+    _assert_traceback(
+        ended,
+        "SimulatorError: the simulator broke in recv at step 61",
+        "direct cause",
+        "WorkerError: actor 0 failed: SimulatorError",
+    )
+    saved = _checkpoints(path)
+    assert saved[-1] in (256, 384)  # the update before may not have been learnt from
+    resumed = _resume(path, "Faulty.what = ''")
+    assert f"resuming from step {saved[-1]}" in resumed.stdout
+
+
+def test_an_environment_that_hangs(config, tmp_path):
+    path, marker = tmp_path / "run", tmp_path / "marker"
+    fault = ("Faulty.what = 'hang'", "Faulty.step = 61", f"Faulty.marker = '{marker}'")
+    process = _start(
+        *("--gin_file", config, "--run_dir", path), bindings=("Sebulba.timeout = 2.0", *fault)
+    )
+    while not marker.exists() and process.poll() is None:
+        time.sleep(0.02)
+    began = time.monotonic()
+    ended = _finish(process)
+    assert 1.5 < time.monotonic() - began < PATIENCE / 2
+    _assert_traceback(ended, "actor 0 hangs: ", "'environment step'", "plan.over.wait()")
+    assert _checkpoints(path)[-1] in (256, 384)
+
+
+@pytest.mark.parametrize(
+    ("fault", "phrase"),
+    [
+        ("hang", "actor 0 hangs: "),
+        ("exit", "worker process 0 ended with exit code 7"),
+    ],
+)
+def test_a_worker_process_that(config, tmp_path, fault, phrase):
+    game = (
+        *WORKERS,
+        "Gymnasium.env_id = 'tests.environments.own_games:Own/Faulty-v0'",
+        f"Gymnasium.options = {{'fault': '{fault}'}}",
+        "Sebulba.timeout = 5.0",
+    )
+    ended = _run("--gin_file", config, "--run_dir", tmp_path / "run", bindings=game)
+    _assert_traceback(ended, phrase)
+
+
+def test_a_learner_that_meets_a_nan(config, tmp_path):
+    path = tmp_path / "run"
+    fault = ("Faulty.what = 'nan'", "Faulty.step = 61")
+    ended = _run("--gin_file", config, "--run_dir", path, bindings=fault)
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert re.fullmatch(
+        r"failed: the metric '\S+' became NaN or infinite at update 7 \(448 steps\); the newest "
+        r"checkpoint is of step 384",
+        ended.stderr.splitlines()[-1],
+    )
+    assert _checkpoints(path)[-1] == 384
+    assert "resuming from step 384" in _resume(path, "Faulty.what = ''").stdout
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("where", "step", "who"),
+    [
+        ("make", 0, "actor"),
+        ("recv", 61, "actor"),
+        ("recv", 5, "evaluation"),
+    ],
+    ids=["making", "collecting", "evaluating"],
+)
+def test_a_signal_ends_a_run_in_order(config, tmp_path, number, where, step, who):
+    path, marker = tmp_path / "run", tmp_path / "marker"
+    slow = (
+        *("Faulty.what = 'slow'", "Faulty.seconds = 0.2", f"Faulty.marker = '{marker}'"),
+        *(f"Faulty.where = '{where}'", f"Faulty.step = {step}", f"Faulty.who = '{who}'"),
+    )
+    process = _start("--gin_file", config, "--run_dir", path, bindings=slow)
+    _signal(process, number, marker.exists)
+    stopped = _finish(process)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    steps = int(re.search(r"stopped at ([\d,]+) steps", stopped.stdout)[1].replace(",", ""))
+    assert _checkpoints(path)[-1] == steps
+    resumed = _resume(path, "Faulty.what = ''")
+    assert f"resuming from step {steps:,}" in resumed.stdout
+
+
+def test_an_interrupt_while_worker_processes_start_reaches_only_their_parent(config, tmp_path):
+    path = tmp_path / "run"
+    process = _start("--gin_file", config, "--run_dir", path, bindings=WORKERS)
+    _signal(process, signal.SIGINT, lambda: _workers(process))
+    stopped = _finish(process)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert _checkpoints(path)
+
+
+def test_a_second_interrupt_does_not_wait(config, tmp_path):
+    path, marker = tmp_path / "run", tmp_path / "marker"
+    hang = ("Faulty.what = 'hang'", "Faulty.step = 61", f"Faulty.marker = '{marker}'")
+    process = _start("--gin_file", config, "--run_dir", path, bindings=hang)
+    _signal(process, signal.SIGINT, marker.exists)
+    began = time.monotonic()
+    time.sleep(1.0)
+    _signal(process, signal.SIGINT, lambda: True)
+    ended = _finish(process)
+    assert time.monotonic() - began < PATIENCE / 2
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stderr.splitlines()[-1] == "interrupted"
+    assert _checkpoints(path)[-1] in (256, 384)
+
+
+def test_a_run_that_is_killed_takes_its_workers_along_and_resumes(config, tmp_path):
+    path = tmp_path / "run"
+    process = _start("--gin_file", config, "--run_dir", path, bindings=WORKERS)
+    workers = []
+
+    def learns():
+        workers[:] = _workers(process)
+        return processes.num_lines(path) >= 5
+
+    _signal_one = processes.interrupt(process, signal.SIGKILL, learns)
+    assert _signal_one.returncode == -signal.SIGKILL
+    assert len(workers) == 2
+    _finish(process)
+    saved = _checkpoints(path)
+    resumed = _resume(path)
+    assert f"resuming from step {saved[-1]}" in resumed.stdout
+
+
+def test_a_resumed_run_has_the_state_that_was_saved(config, tmp_path):
+    loaded = experiment.load([str(config)], [])
+    directory = run_directory.RunDirectory(tmp_path)
+
+    class Stop:
+        def __bool__(self):
+            return processes.num_lines(tmp_path) >= 7
+
+    def make(**options):
+        return run.Run(loaded, loaded.build(), directory, say=lambda _: None, **options)
+
+    first = make(stop=Stop())
+    assert first.train() is None
+    saved = streams.to_numpy(first._state)
+    assert saved.update >= 7
+    second = make(stop=(), resume=True)
+    streams.assert_same(streams.to_numpy(second._state), saved)
+    assert jax.tree.map(lambda x: x.sharding, second._state) == jax.tree.map(
+        lambda x: x.sharding, first._state
+    )
+    assert second.train()["updates"] == 20
+
+
+# What a run says of itself.
+
+
+def test_a_run_tells_where_its_time_goes_and_traces_an_update(config, tmp_path):
+    path = tmp_path / "run"
+    ended = _run(
+        *("--gin_file", config, "--run_dir", path),
+        bindings=("Experiment.profile_update = 3", "Experiment.log_period = 2"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert list((path / "profile").rglob("*.xplane.pb"))
+    lines = processes.log(path)
+    for line in lines:
+        for thread in ("learner", "actor"):
+            shares = [v for name, v in line.items() if name.startswith(f"time/{thread}/")]
+            assert sum(shares) == pytest.approx(1.0)
+            assert 0.0 <= line[f"idle/{thread}"] <= 1.0
+    assert lines[0]["lag/mean"] == 0.5  # the first rollout has nothing to be behind of
+    assert all(line["lag/1"] == 1.0 for line in lines[1:])
+    assert re.search(r"(limits?|take turns): ", ended.stdout)
+
+
+# Mistakes.
+
+
+def test_mistakes_are_one_line_and_leave_nothing(config, tmp_path):
+    cases = {
+        "Sebulba.actor_devices = (0, 7)": ["Sebulba.actor_devices = (0, 7)", "4 devices", "7"],
+        "Sebulba.num_envs = 7": ["does not divide", "use 6 or 8"],
+        "Sebulba.lag = -1": ["Sebulba.lag", "at least 0", "-1"],
+    }
+    started = {
+        binding: _start("--gin_file", config, "--run_dir", tmp_path / "run", bindings=(binding,))
+        for binding in cases
+    }
+    for binding, process in started.items():
+        processes.assert_mistake(_finish(process), *cases[binding])
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_simulator_that_there_is_not(tmp_path):
+    files = ("--gin_file", "gin/experiments/cartpole_impala_anakin.gin")
+    cases = {
+        (*files, "--gin_file", "gin/runners/sebulba.gin"): ("'CartPol-v1'", "'CartPole-v1'"),
+        files: ("runs on the host", "sebulba.gin", "@cartpole.CartPole"),
+    }
+    for arguments, phrases in cases.items():
+        task = "CartPol-v1" if "gin/runners/sebulba.gin" in arguments else "CartPole-v1"
+        ended = _run(
+            *arguments,
+            *("--gin_file", "gin/environments/envpool_cartpole.gin"),
+            *("--run_dir", tmp_path / "run"),
+            bindings=(f"EnvPool.task_id = '{task}'",),
+        )
+        processes.assert_mistake(ended, *phrases)
+    assert os.listdir(tmp_path) == []
+
+
+assert subprocess
