@@ -43,17 +43,12 @@ def action_mask(observation: types.PyTree) -> jax.Array | None:
     return observation.get(environment.ACTION_MASK) if isinstance(observation, dict) else None
 
 
-def _to_float(leaf: jax.Array) -> jax.Array:
-    if leaf.dtype == jnp.uint8:
-        return leaf.astype(jnp.float32) / 255.0
-    return leaf.astype(jnp.float32)
-
-
 def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array | None]:
-    """Returns the image and the vector of an observation, in float32.
+    """Returns the image and the vector of an observation.
 
     The image is the only leaf of rank three, or else the only one of rank two (`[H, W]`, without
-    channels). Bytes are divided by 255.
+    channels). It stays bytes if it was bytes, and is float32 otherwise, as the vector always is;
+    bytes in the vector are divided by 255.
 
     Args:
       observation: leaves `[N, ...]`.
@@ -69,12 +64,13 @@ def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array 
             image = leaves.pop(fitting[0]) if len(fitting) == 1 else None
             break
     if image is not None:
-        image = _to_float(image if image.ndim == 4 else image[..., None])
+        image = image if image.ndim == 4 else image[..., None]
+        image = image if image.dtype == jnp.uint8 else image.astype(jnp.float32)
     return image, _flatten(leaves)
 
 
 def _flatten(leaves: Sequence[jax.Array]) -> jax.Array | None:
-    flat = [_to_float(leaf).reshape(leaf.shape[0], -1) for leaf in leaves]
+    flat = [layers.as_floats(leaf).reshape(leaf.shape[0], -1) for leaf in leaves]
     return jnp.concatenate(flat, axis=-1) if flat else None
 
 
@@ -87,6 +83,11 @@ def _image_or_error(observation: types.PyTree, encoder: str):
             f"[height, width], in the observation; its shapes are {shapes}; use MLP for vectors"
         )
     return image, vector
+
+
+def _features(trunk: nn.Module, image: jax.Array, recompute: bool = False) -> jax.Array:
+    """Returns what convolutions make of the images, `[N, F]`; see `layers.on_images`."""
+    return layers.on_images(trunk, image, recompute).reshape(image.shape[0], -1)
 
 
 def _join(features: jax.Array, vector: jax.Array | None) -> jax.Array:
@@ -121,6 +122,44 @@ class MLP(nn.Module):
         return features.T if columns else features
 
 
+class _Convolutions(nn.Module):
+    """Convolutions, with a rectifier after each of them.
+
+    Attributes:
+      sizes: `(channels, kernel, stride)` of each.
+      padding: "SAME" or "VALID".
+    """
+
+    sizes: Sequence[tuple[int, int, int]]
+    padding: str
+
+    @nn.compact
+    def __call__(self, images, columns):
+        for channels, kernel, stride in self.sizes:
+            layer = layers.Conv(channels, kernel, stride, self.padding)
+            images = jax.nn.relu(layer(images, columns))
+        return images
+
+
+class _ResidualSections(nn.Module):
+    """Sections of a convolution, a pooling and two residual blocks.
+
+    Attributes:
+      channels: of each section.
+    """
+
+    channels: Sequence[int]
+
+    @nn.compact
+    def __call__(self, images, columns):
+        for channels in self.channels:
+            images = layers.max_pool(layers.Conv(channels)(images, columns), columns)
+            for _ in range(2):
+                block = layers.Conv(channels)(jax.nn.relu(images), columns)
+                images = images + layers.Conv(channels)(jax.nn.relu(block), columns)
+        return jax.nn.relu(images)
+
+
 class CNN(nn.Module):
     """A small convolutional network for grids; then dense layers, all with rectifiers.
 
@@ -146,9 +185,10 @@ class CNN(nn.Module):
                 f"CNN needs one stride for each of channels {tuple(self.channels)}, "
                 f"got strides {tuple(strides)}"
             )
-        for channels, stride in zip(self.channels, strides):
-            image = jax.nn.relu(layers.Conv(channels, self.kernel, stride)(image))
-        features = _join(image.reshape(image.shape[0], -1), vector)
+        sizes = [
+            (channels, self.kernel, stride) for channels, stride in zip(self.channels, strides)
+        ]
+        features = _join(_features(_Convolutions(sizes, "SAME"), image), vector)
         for size in self.hidden_sizes:
             features = jax.nn.relu(layers.Dense(size)(features))
         return features
@@ -170,11 +210,10 @@ class NatureCNN(nn.Module):
     def __call__(self, observation):
         """Returns features `[N, hidden]`, and the vector of the observation after them."""
         image, vector = _image_or_error(observation, "NatureCNN")
-        for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            if min(image.shape[1:3]) < kernel:
-                raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
-            image = jax.nn.relu(layers.Conv(channels, kernel, stride, "VALID")(image))
-        features = jax.nn.relu(layers.Dense(self.hidden)(image.reshape(image.shape[0], -1)))
+        if min(image.shape[1:3]) < 36:
+            raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
+        trunk = _Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), "VALID")
+        features = jax.nn.relu(layers.Dense(self.hidden)(_features(trunk, image)))
         return _join(features, vector)
 
 
@@ -196,12 +235,6 @@ class ImpalaResNet(nn.Module):
     def __call__(self, observation):
         """Returns features `[N, hidden]`, and the vector of the observation after them."""
         image, vector = _image_or_error(observation, "ImpalaResNet")
-        for channels in self.channels:
-            image = layers.Conv(channels)(image)
-            image = layers.max_pool(image)
-            for _ in range(2):
-                block = layers.Conv(channels)(jax.nn.relu(image))
-                image = image + layers.Conv(channels)(jax.nn.relu(block))
-        image = jax.nn.relu(image)
-        features = jax.nn.relu(layers.Dense(self.hidden)(image.reshape(image.shape[0], -1)))
+        features = _features(_ResidualSections(self.channels), image, recompute=True)
+        features = jax.nn.relu(layers.Dense(self.hidden)(features))
         return _join(features, vector)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import encoders
+from agents import encoders, layers
 from podracers import errors
 
 
@@ -18,7 +18,7 @@ def test_images_and_vectors_are_told_apart_and_scaled():
     }
     image, vector = encoders.split_image(observation)
     assert image.shape == (2, 5, 6, 3)
-    np.testing.assert_allclose(image, 0.2, rtol=1e-6)
+    assert image.dtype == jnp.uint8
     np.testing.assert_array_equal(vector, [[7, 1, 1, 1, 1, 1], [-7, 0, 1, 1, 1, 1]])
     assert vector.dtype == jnp.float32
     np.testing.assert_array_equal(encoders.action_mask(observation), observation["action_mask"])
@@ -46,6 +46,38 @@ def test_vectors_join_after_the_convolutions():
         features, _ = jax.jit(encoder.init_with_output)(jax.random.key(0), observation)
         assert features.shape == (2, 9)
         np.testing.assert_array_equal(features[:, 8], [3.0, 4.0])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize(
+    "encoder", [encoders.NatureCNN(8), encoders.ImpalaResNet((2, 3), 8), encoders.CNN((4, 2))]
+)
+def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
+    """On CPU images are columns, taken a few at a time: 7 of them in 3 chunks, which is no factor.
+
+    The expected form is XLA's own convolution of all images at once.
+    """
+    frames = np.random.default_rng(0).integers(0, 256, (7, 37, 36, 2), np.uint8)
+    frames = frames if dtype == np.uint8 else frames.astype(dtype) / 255.0
+    monkeypatch.setattr(layers, "_MIN_IMAGES", 3)
+    monkeypatch.setattr(layers, "_PIXELS", 1)
+
+    def features_and_gradient(columns):
+        monkeypatch.setattr(layers, "feature_major", lambda: columns)
+        params = jax.jit(encoder.init)(jax.random.key(1), frames[:1])
+
+        def loss(params):
+            features = encoder.apply(params, frames)
+            return jnp.sum(jnp.sin(features)), features
+
+        gradient, features = jax.jit(jax.grad(loss, has_aux=True))(params)
+        return params, gradient, features
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        features_and_gradient(True),
+        features_and_gradient(False),
+    )
 
 
 def test_an_image_too_small_for_nature_is_the_users_mistake():

@@ -10,43 +10,69 @@ from agents import distributions, encoders, layers, networks
 from podracers import environment, types
 
 
+@pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding"),
-    [(3, 1, "SAME"), (4, 2, "VALID"), (3, 2, "SAME"), (8, 4, "VALID")],
+    [(3, 1, "SAME"), (4, 2, "VALID"), (3, 2, "SAME"), (8, 4, "VALID"), (6, 3, "SAME")],
 )
-def test_both_forms_of_a_convolution_agree(kernel, stride, padding):
-    inputs = jax.random.normal(jax.random.key(0), (2, 13, 11, 3))
+def test_both_forms_of_a_convolution_agree(monkeypatch, kernel, stride, padding, columns):
+    """The form for CPU, whether it is handed rows or columns, is XLA's own convolution."""
+    images = jax.random.normal(jax.random.key(0), (2, 13, 11, 3))
+    layer = layers.Conv(5, kernel, stride, padding)
 
-    def value_and_gradient(as_product):
-        layer = layers.Conv(5, kernel, stride, padding, as_product=as_product)
-        params = jax.jit(layer.init)(jax.random.key(1), inputs)
+    def value_and_gradient(feature_major, columns):
+        monkeypatch.setattr(layers, "feature_major", lambda: feature_major)
+        order = (3, 1, 2, 0) if columns else (0, 1, 2, 3)  # its own inverse
+        params = layer.init(jax.random.key(1), images.transpose(order), columns)
 
-        def loss(params, inputs):
-            output = layer.apply(params, inputs)
+        def loss(params, images):
+            output = layer.apply(params, images.transpose(order), columns).transpose(order)
             return jnp.sum(jnp.sin(output)), output
 
-        gradient, output = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, inputs)
+        gradient, output = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, images)
         return params, gradient, output
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
-        value_and_gradient(True),
-        value_and_gradient(False),
+        value_and_gradient(True, columns),
+        value_and_gradient(False, False),
+    )
+
+
+@pytest.mark.parametrize("feature_major", [False, True])
+def test_bytes_count_as_255ths(monkeypatch, feature_major):
+    monkeypatch.setattr(layers, "feature_major", lambda: feature_major)
+    images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
+    layer = layers.Conv(5, 4, 2)
+    params = layer.init(jax.random.key(1), images)
+    np.testing.assert_allclose(
+        layer.apply(params, images),
+        layer.apply(params, images.astype(np.float32) / 255.0),
+        rtol=1e-5,
+        atol=1e-6,
     )
 
 
 @pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 4, 5, 1)])
-def test_both_forms_of_pooling_agree(shape):
-    inputs = jax.random.normal(jax.random.key(0), shape)
+def test_both_forms_of_pooling_agree(monkeypatch, shape):
+    images = jax.random.normal(jax.random.key(0), shape)
 
-    def value_and_gradient(as_slices):
+    def value_and_gradient(feature_major):
+        monkeypatch.setattr(layers, "feature_major", lambda: feature_major)
+
         def loss(x):
-            pooled = layers.max_pool(x, as_slices)
+            pooled = layers.max_pool(x)
             return jnp.sum(jnp.square(pooled)), pooled
 
-        return jax.jit(jax.grad(loss, has_aux=True))(inputs)
+        return jax.jit(jax.grad(loss, has_aux=True))(images)
 
     jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True), value_and_gradient(False))
+    monkeypatch.setattr(layers, "feature_major", lambda: False)
+    order = (3, 1, 2, 0)
+    np.testing.assert_array_equal(
+        layers.max_pool(images.transpose(order), columns=True).transpose(order),
+        layers.max_pool(images),
+    )
 
 
 @pytest.mark.parametrize("width", [5, 40])  # narrower, and wider, than the first layer
