@@ -8,6 +8,7 @@ Axis legend: `T` time, `B` streams of this actor, `H` streams of one of its batc
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -27,16 +28,27 @@ class Carry(NamedTuple):
     row_keys: jax.Array  # [B] of this rollout
 
 
-class Rows(NamedTuple):
-    """Where a batch stands among the streams of its actor."""
+class Programs(NamedTuple):
+    """The jitted functions of one device; what is in NumPy crosses to it in the call.
 
-    start: jax.Array  # int32, its first row
-    env_id: jax.Array  # [H] int32, global
+    Attributes:
+      init_actor: `(env_id [B]) -> actor_state`.
+      begin: `(params, key, update, env_id [B], actor_state) -> Carry`, with empty buffers.
+      act: `(params, carry, timestep [H], start, time) -> (carry, action [H])`; donates `carry`.
+        `start` is the first row of the batch among the actor's.
+      finish: `(carry, timestep [H], start) -> carry`: writes the time step that bootstraps; donates
+        `carry`.
+    """
+
+    init_actor: Callable[..., Any]
+    begin: Callable[..., Carry]
+    act: Callable[..., tuple[Carry, types.PyTree]]
+    finish: Callable[..., Carry]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Acting:
-    """Jitted functions; which device they run on follows from their arguments.
+    """Makes the programs of actor devices.
 
     Attributes:
       agent: who acts.
@@ -79,63 +91,65 @@ class Acting:
             step_type=leaf((), np.int8),
         )
 
-    @functools.cached_property
-    def init_actor(self):
-        """`(env_id [B]) -> actor_state`."""
-        return jax.jit(lambda env_id: self.agent.init_actor(env_id, self.num_envs))
-
-    @functools.cached_property
-    def begin(self):
-        """`(params, key, update, env_id [B], actor_state) -> Carry`, with empty buffers."""
-
-        def begin(params, key, update, env_id, actor_state):
-            act_key, _ = keys.update(key, update)
-            template = self.template(params, env_id.shape[0])
-            buffers = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), template)
-            # A copy: the state goes on changing, and the rollout has to keep this one.
-            first = jax.tree.map(jnp.copy, actor_state)
-            rollout = buffers._replace(actor_state=first)
-            return Carry(rollout, actor_state, keys.rows(act_key, env_id))
-
-        return jax.jit(begin, donate_argnums=4)
-
-    @functools.cached_property
-    def act(self):
-        """`(params, carry, timestep [H], start, time) -> (carry, action [H])`; donates `carry`."""
-
-        def act(params, carry, timestep, start, time):
-            rows = timestep.step_type.shape[0]
-
-            def own(tree):
-                return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, rows), tree)
-
-            act_keys = keys.at_time(own(carry.row_keys), time)
-            actor_state = own(carry.actor_state)
-            action, actor_state, extras = self.agent.act(params, actor_state, timestep, act_keys)
-            rollout = carry.rollout
-            rollout = rollout._replace(
-                timestep=_write(rollout.timestep, timestep, time, start),
-                action=_write(rollout.action, action, time, start),
-                extras=_write(rollout.extras, extras, time, start),
+    def on(self, device: jax.Device) -> Programs:
+        """Returns the programs of a device; they are traced once for all devices."""
+        if device not in self._programs:
+            where = jax.sharding.SingleDeviceSharding(device)
+            # With the device in the program's type, an argument from the host and one that lies
+            # there already are the same program; by itself, JAX would compile it twice.
+            self._programs[device] = Programs(
+                *(
+                    jax.jit(traced, in_shardings=where, donate_argnums=donated)
+                    for traced, donated in zip(self._traced, ((), (4,), (1,), (0,)))
+                )
             )
-            actor_state = jax.tree.map(
-                lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0),
-                carry.actor_state,
-                actor_state,
-            )
-            return Carry(rollout, actor_state, carry.row_keys), action
-
-        return jax.jit(act, donate_argnums=1)
+        return self._programs[device]
 
     @functools.cached_property
-    def finish(self):
-        """`(carry, timestep [H], start) -> carry`: writes the time step that bootstraps."""
+    def _programs(self) -> dict[jax.Device, Programs]:
+        return {}
 
-        def finish(carry, timestep, start):
-            written = _write(carry.rollout.timestep, timestep, self.length, start)
-            return carry._replace(rollout=carry.rollout._replace(timestep=written))
+    @functools.cached_property
+    def _traced(self) -> Programs:
+        return Programs(*map(jax.jit, (self._init_actor, self._begin, self._act, self._finish)))
 
-        return jax.jit(finish, donate_argnums=0)
+    def _init_actor(self, env_id):
+        return self.agent.init_actor(env_id, self.num_envs)
+
+    def _begin(self, params, key, update, env_id, actor_state):
+        act_key, _ = keys.update(key, update)
+        template = self.template(params, env_id.shape[0])
+        buffers = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), template)
+        # A copy: the state goes on changing, and the rollout has to keep this one.
+        first = jax.tree.map(jnp.copy, actor_state)
+        rollout = buffers._replace(actor_state=first)
+        return Carry(rollout, actor_state, keys.rows(act_key, env_id))
+
+    def _act(self, params, carry, timestep, start, time):
+        rows = timestep.step_type.shape[0]
+
+        def own(tree):
+            return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, rows), tree)
+
+        act_keys = keys.at_time(own(carry.row_keys), time)
+        actor_state = own(carry.actor_state)
+        action, actor_state, extras = self.agent.act(params, actor_state, timestep, act_keys)
+        rollout = carry.rollout
+        rollout = rollout._replace(
+            timestep=_write(rollout.timestep, timestep, time, start),
+            action=_write(rollout.action, action, time, start),
+            extras=_write(rollout.extras, extras, time, start),
+        )
+        actor_state = jax.tree.map(
+            lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0),
+            carry.actor_state,
+            actor_state,
+        )
+        return Carry(rollout, actor_state, carry.row_keys), action
+
+    def _finish(self, carry, timestep, start):
+        written = _write(carry.rollout.timestep, timestep, self.length, start)
+        return carry._replace(rollout=carry.rollout._replace(timestep=written))
 
 
 def _write(buffers: types.PyTree, values: types.PyTree, time: Any, start: Any) -> types.PyTree:

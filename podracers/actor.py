@@ -30,7 +30,7 @@ class _Batch:
 
     host: environment_lib.HostEnvironment
     start: jax.Array  # int32, its first row among the actor's
-    timestep: types.TimeStep  # [H, ...] the latest, on the device
+    timestep: types.TimeStep  # [H, ...] the latest, on the host unless two rollouts need it
     sent: float = 0.0  # when its actions were sent, by `time.perf_counter`
 
 
@@ -40,6 +40,7 @@ class Actor:
 
     Attributes:
       programs: of its device.
+      length: `T`.
       make: makes the environments of given indices.
       num_batches: into how many batches of `H` its streams are cut: while one is stepped, the
         device acts for another.
@@ -56,7 +57,8 @@ class Actor:
       pace: of its simulators.
     """
 
-    programs: acting.Acting
+    programs: acting.Programs
+    length: int
     make: Callable[[np.ndarray], environment_lib.HostEnvironment]
     num_batches: int
     starting: str
@@ -138,37 +140,39 @@ class Actor:
     def _collect(self, worker, params, carry, batches, warm):
         """Returns the carry after `T` steps."""
         programs = self.programs
-        for step in range(programs.length):
+        for step in range(self.length):
             for batch in batches:
                 if step:
                     self._receive(worker, batch, started=warm or step > 1)
                 first = not warm and step == 0 and batch is batches[0]
-                with worker.doing(pipeline.COMPILING if first else timing.INFERENCE):
+                # The call itself takes the frame to the device.
+                with worker.doing(pipeline.COMPILING if first else timing.TRANSFER):
                     carry, action = programs.act(
                         params, carry, batch.timestep, batch.start, np.int32(step)
                     )
+                with worker.doing(timing.INFERENCE):
                     jax.block_until_ready(action)
                 with worker.doing(timing.TRANSFER):
-                    action = jax.tree.map(np.asarray, jax.device_get(action))
+                    action = jax.tree.map(np.asarray, action)
                 with worker.doing(timing.ENVIRONMENT if warm or step else self.starting):
                     batch.sent = time.perf_counter()
                     batch.host.send(action)
         for batch in batches:
-            self._receive(worker, batch, started=warm or programs.length > 1)
+            self._receive(worker, batch, started=warm or self.length > 1)
+            with worker.doing(timing.TRANSFER):  # once, though two rollouts need it
+                batch.timestep = jax.device_put(batch.timestep, self.device)
             first = not warm and batch is batches[0]
             with worker.doing(pipeline.COMPILING if first else timing.INFERENCE):
                 carry = programs.finish(carry, batch.timestep, batch.start)
         return carry
 
     def _receive(self, worker: pipeline.Worker, batch: _Batch, started: bool) -> None:
-        """Puts the next time step of a batch on the device."""
+        """Waits for the next time step of a batch."""
         with worker.doing(timing.ENVIRONMENT if started else self.starting):
             asked = time.perf_counter()
-            timestep = batch.host.recv()
+            batch.timestep = batch.host.recv()
             arrived = time.perf_counter()
         self.pace.add(batch.host.num_envs, arrived - batch.sent, arrived - asked)
-        with worker.doing(timing.TRANSFER):
-            batch.timestep = jax.device_put(timestep, self.device)
 
     def _send(self, rollout: types.Rollout) -> tuple[types.Rollout, ...]:
         """Puts the rollout on the learner devices, straight from this one."""

@@ -57,7 +57,8 @@ class Sebulba:
         collecting overlaps learning, and is reproducible; more, the newest parameters are taken,
         and they are at the most so much behind.
       batches_per_actor: into how many batches an actor's streams are cut, so that some are stepped
-        while the device acts for others.
+        while the device acts for others; None for 2, or for 1 where the devices that act are the
+        cores that step: there nothing is gained by it, and small batches cost more.
       num_threads: threads of all simulators together; None for as many as there are cores.
       timeout: seconds that a step of a simulator, or any other single wait, may take.
     """
@@ -69,7 +70,7 @@ class Sebulba:
     actor_devices: tuple[int, ...] | None = None
     learner_devices: tuple[int, ...] | None = None
     lag: int = 1
-    batches_per_actor: int = 2
+    batches_per_actor: int | None = None
     num_threads: int | None = None
     timeout: float = 60.0
 
@@ -82,7 +83,7 @@ class Sebulba:
             ("num_threads", 1),
         ):
             value = getattr(self, name)
-            if value is None and name == "num_threads":
+            if value is None and name in ("batches_per_actor", "num_threads"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise errors.UserError(
@@ -116,7 +117,7 @@ class Sebulba:
         return placement_lib.plan(
             jax.local_devices(),
             self.num_envs,
-            self.batches_per_actor,
+            self._num_batches,
             self.actor_devices,
             self.learner_devices,
         )
@@ -124,10 +125,10 @@ class Sebulba:
     def describe(self) -> list[str]:
         """Returns lines that say which devices and threads do what."""
         count = len(self.placement.actors)
-        rows = self.num_envs // (count * self.batches_per_actor)
+        rows = self.num_envs // (count * self._num_batches)
         return [
             f"Sebulba, {self.placement.describe()}",
-            f"{count} x {self.batches_per_actor} batches of {rows} environments on "
+            f"{count} x {self._num_batches} batches of {rows} environments on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
             f"{self.steps_per_update} agent steps an update, lag {self.lag}",
         ]
@@ -204,10 +205,16 @@ class Sebulba:
         return learning.Learning(self.agent, self._programs, self.placement, self.num_envs)
 
     @property
+    def _num_batches(self) -> int:
+        """How many batches each actor has."""
+        by_backend = 1 if jax.local_devices()[0].platform == "cpu" else 2
+        return self.batches_per_actor or by_backend
+
+    @property
     def _threads_per_batch(self) -> int:
         """How many of the host's threads step one batch: together no more than there are."""
         available = self.num_threads or len(os.sched_getaffinity(0))
-        return max(available // (len(self.placement.actors) * self.batches_per_actor), 1)
+        return max(available // (len(self.placement.actors) * self._num_batches), 1)
 
     # Actors.
 
@@ -242,9 +249,10 @@ class Sebulba:
         stream_key = keys.streams(key, update)
         is_host = environment_lib.is_host(self.environment)
         return actor.Actor(
-            programs=self._programs,
+            programs=self._programs.on(place.actors[index]),
+            length=self.rollout_length,
             make=lambda part: self._factory.make(stream_key, part, self._threads_per_batch),
-            num_batches=self.batches_per_actor,
+            num_batches=self._num_batches,
             # The first step of a JAX environment is compiled.
             starting=pipeline.STARTING if is_host else pipeline.COMPILING,
             env_id=env_id,
@@ -255,7 +263,7 @@ class Sebulba:
             lag=self.lag,
             versions=session.versions,
             queue=session.queues[index],
-            pace=timing.Pace(self.batches_per_actor),
+            pace=timing.Pace(self._num_batches),
         )
 
     def _publish(self, state: learning.SebulbaState, version: int) -> None:
