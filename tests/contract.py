@@ -75,6 +75,7 @@ def _sebulba(agent, candidate, num_devices: int) -> runner.Runner:
         ROLLOUT_LENGTH,
         actor_devices=(0, 1)[:num_devices],
         learner_devices=tuple(range(num_devices)),
+        batches_per_actor=2,
         lag=1,
     )
 

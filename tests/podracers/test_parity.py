@@ -76,8 +76,8 @@ def test_without_lag_both_runners_learn_the_same(made):
 @pytest.mark.parametrize(
     "options",
     [
-        {"actor_devices": (0, 1), "learner_devices": (2, 3)},
-        {"actor_devices": (0, 0), "learner_devices": (1,), "batches_per_actor": 1},
+        {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor": 2},
+        {"actor_devices": (0, 0), "learner_devices": (1,)},
         {"actor_devices": (3,), "learner_devices": (0, 1, 2, 3)},
     ],
     ids=["2 to 2", "2 to 1", "1 to 4, shared"],
