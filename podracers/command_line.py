@@ -1,8 +1,10 @@
 """What the scripts share: how they start JAX, and how they end."""
 
 import argparse
+import contextlib
 import os
 import pathlib
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -64,5 +66,15 @@ def run(main: Callable[[], int | None]) -> None:
     sys.stderr.flush()
     if pipeline.abandoned():
         # Leaving in order would wait for threads that do not come back, and for what they hold.
+        _kill_children()
         os._exit(code)
     sys.exit(code)
+
+
+def _kill_children() -> None:
+    """Kills the simulators in processes of their own, where /proc tells of them (Linux)."""
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            _, parent = stat.read_text().rpartition(") ")[2].split()[:2]
+            if int(parent) == os.getpid():
+                os.kill(int(stat.parent.name), signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import subprocess
 import threading
 import time
 from typing import Any
@@ -68,6 +69,7 @@ class Faulty:
     Attributes:
       inner: a recipe for host environments, or a JAX environment.
       what, where, step, stream, who, seconds, marker: see `Plan`.
+      child: whether each batch has a process of its own, which it ends when it is closed.
     """
 
     inner: Any
@@ -78,6 +80,7 @@ class Faulty:
     who: str = "actor"
     seconds: float = 0.1
     marker: str = ""
+    child: bool = False
     made: list["FaultyBatch"] = dataclasses.field(default_factory=list, init=False)
     plan: Plan = dataclasses.field(init=False)
 
@@ -93,7 +96,8 @@ class Faulty:
 
     def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> "FaultyBatch":
         _strike(self.plan, MAKE, 0, env_id)
-        batch = FaultyBatch(self.plan, self.inner.make(key, env_id, num_threads), env_id)
+        inner = self.inner.make(key, env_id, num_threads)
+        batch = FaultyBatch(self.plan, inner, env_id, self.child)
         self.made.append(batch)
         return batch
 
@@ -101,8 +105,11 @@ class Faulty:
 class FaultyBatch:
     """See `Faulty`."""
 
-    def __init__(self, plan: Plan, inner: environment_lib.HostEnvironment, env_id: np.ndarray):
+    def __init__(
+        self, plan: Plan, inner: environment_lib.HostEnvironment, env_id: np.ndarray, child: bool
+    ):
         self._plan, self._inner, self._env_id = plan, inner, env_id
+        self._child = subprocess.Popen(["sleep", "1000"]) if child else None
         self._step = 0
         self.closed = 0
 
@@ -129,6 +136,9 @@ class FaultyBatch:
         self.closed += 1
         self._inner.close()
         _strike(self._plan, CLOSE, self._step, self._env_id)
+        if self._child:
+            self._child.kill()
+            self._child.wait()
 
 
 def _strike(plan: Plan, where: str, step: int, env_id: np.ndarray) -> bool:

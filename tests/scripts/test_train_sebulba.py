@@ -170,6 +170,27 @@ def test_an_environment_that_hangs(config, tmp_path):
     assert _checkpoints(path)[-1] in (256, 384)
 
 
+def test_an_evaluation_that_hangs(config, tmp_path):
+    path = tmp_path / "run"
+    fault = ("Faulty.what = 'hang'", "Faulty.step = 5", "Faulty.who = 'evaluation'")
+    ended = _run(
+        *("--gin_file", config, "--run_dir", path), bindings=("Sebulba.timeout = 2.0", *fault)
+    )
+    _assert_traceback(ended, "evaluation hangs: ", "plan.over.wait()")
+    assert _checkpoints(path)[-1] == 512
+
+
+def test_simulators_that_hang_in_closing_do_not_spoil_the_end(config, tmp_path):
+    path = tmp_path / "run"
+    fault = ("Faulty.what = 'hang'", "Faulty.where = 'close'", "Faulty.child = True")
+    ended = _run(
+        *("--gin_file", config, "--run_dir", path), bindings=("Sebulba.timeout = 2.0", *fault)
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((path / "summary.json").read_text())["updates"] == 20
+    assert _checkpoints(path)[-1] == 1280
+
+
 @pytest.mark.parametrize(
     ("fault", "phrase"),
     [
