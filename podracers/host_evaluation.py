@@ -16,7 +16,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, evaluation, pipeline, types
+from podracers import errors, evaluation, pipeline, types, watchdog
 
 MAX_BATCH = 64  # simulators that are alive at the same time
 
@@ -106,7 +106,7 @@ class HostEvaluator:
         key = jax.device_put(key, device)
         with doing(pipeline.COMPILING):
             actor_state, act_keys = self._begin(key, jax.device_put(env_id, device))
-        with doing(pipeline.STARTING):
+        with doing(pipeline.STARTING), watchdog.limited(pipeline.LAST_RESORT * self.timeout):
             host = self.environment.make(key, env_id, _num_threads())
         try:
             with doing(pipeline.STARTING):

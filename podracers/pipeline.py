@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from podracers import errors
+from podracers import errors, watchdog
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ _SLICE_SECONDS = 1.0  # how often a wait looks at the clock; being notified does
 # Activities that may take longer than others, and how many times the limit.
 COMPILING, STARTING = "compiling", "starting"
 _PATIENCE = {COMPILING: math.inf, STARTING: 5.0}
+LAST_RESORT = 8.0  # times the limit: the end of a process in which no thread runs any more
 
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # every one that was ever started
 
@@ -119,6 +120,12 @@ class Worker:
         finally:
             self.activity = _Activity("", time.monotonic())
 
+    @contextlib.contextmanager
+    def starting(self, activity: str) -> Iterator[None]:
+        """Is `doing` for a call that may hang and let no other thread run."""
+        with self.doing(activity), watchdog.limited(LAST_RESORT * self._supervisor.timeout):
+            yield
+
 
 class _Started(NamedTuple):
     thread: threading.Thread
@@ -129,12 +136,12 @@ class _Started(NamedTuple):
 class Supervisor:
     """Starts workers, and fails with the first of them that does.
 
-    Args:
+    Attributes:
       timeout: seconds that one activity of a worker may last while the consumer waits.
     """
 
     def __init__(self, timeout: float):
-        self._timeout = timeout
+        self.timeout = timeout
         self._changed = threading.Condition()
         self._failure: tuple[str, BaseException] | None = None
         self._told = False  # whether the consumer knows of it
@@ -194,7 +201,7 @@ class Supervisor:
           WorkerError: a worker failed, or made no progress in time (in the consumer).
         """
         thread = threading.current_thread()
-        slice_seconds = min(_SLICE_SECONDS, self._timeout)
+        slice_seconds = min(_SLICE_SECONDS, self.timeout)
         began = now = time.monotonic()
         with self._changed:
             self._waiting.add(thread)
@@ -205,7 +212,7 @@ class Supervisor:
                         return
                     self._changed.wait(slice_seconds)
                     before, now = now, time.monotonic()
-                    if now - before > slice_seconds + self._timeout / 2:
+                    if now - before > slice_seconds + self.timeout / 2:
                         began = now  # the whole process was stopped: it has to wake up first
                     if thread is self._consumer:
                         self._require_progress(began, now)
@@ -237,7 +244,7 @@ class Supervisor:
         at_work = [each for each in self._started if each.thread not in self._waiting]
         for thread, worker, _ in at_work:
             name, since = worker.activity
-            seconds, limit = now - max(since, began), self._timeout * _PATIENCE.get(name, 1.0)
+            seconds, limit = now - max(since, began), self.timeout * _PATIENCE.get(name, 1.0)
             if seconds > limit:
                 self._told = True  # whatever it raises once it is released
                 self._hanging.add(thread)
@@ -246,11 +253,11 @@ class Supervisor:
                     f"limit is {limit:g} s. It is here:\n{_stack(thread)}"
                 )
         latest = max([began, *(each.worker.activity.since for each in self._started)])
-        if not at_work and now - latest > self._timeout:
+        if not at_work and now - latest > self.timeout:
             each = ", ".join(f"{w.name} at '{w.activity.name}'" for _, w, _ in self._started)
             raise WorkerError(
                 f"deadlock: for {now - latest:.0f} s everybody has waited for somebody else, and "
-                f"the limit is {self._timeout:g} s ({each or 'there are no workers'})"
+                f"the limit is {self.timeout:g} s ({each or 'there are no workers'})"
             )
 
     def close(self) -> None:
@@ -262,7 +269,7 @@ class Supervisor:
         moving = [each.thread for each in started if each.thread not in self._hanging]
         # Who interrupts does not want to wait.
         hasty = isinstance(sys.exception(), KeyboardInterrupt)
-        _join(moving, min(self._timeout, 1.0 if hasty else _JOIN_SECONDS))
+        _join(moving, min(self.timeout, 1.0 if hasty else _JOIN_SECONDS))
         stuck = [each for each in started if each.thread.is_alive()]
         releases = [
             # A thread, for it may hang as well.
@@ -274,7 +281,7 @@ class Supervisor:
             _threads.add(thread)
             thread.start()
         freed = [*releases, *(each.thread for each in stuck if each.release)]
-        _join(freed, min(self._timeout, _RELEASE_SECONDS))
+        _join(freed, min(self.timeout, _RELEASE_SECONDS))
         if self._failure and not self._told:
             name, error = self._failure
             _LOGGER.warning("%s failed while it was closed", name, exc_info=error)

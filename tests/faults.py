@@ -1,5 +1,6 @@
 """Host environments that misbehave when they are told to; configuration files can name them."""
 
+import ctypes
 import dataclasses
 import pathlib
 import subprocess
@@ -17,6 +18,7 @@ from podracers import errors, jax_host, types
 MAKE, RESET, SEND, RECV, CLOSE = "make", "reset", "send", "recv", "close"
 # What happens there.
 RAISE, MISTAKE, HANG, SLOW, NAN = "raise", "mistake", "hang", "slow", "nan"
+SEIZE = "seize"  # hangs, and lets no other thread run Python
 
 
 class SimulatorError(Exception):
@@ -153,6 +155,8 @@ def _strike(plan: Plan, where: str, step: int, env_id: np.ndarray) -> bool:
         raise errors.UserError("the simulator has no such option")
     if plan.what == HANG:
         plan.over.wait()
+    if plan.what == SEIZE:
+        ctypes.PyDLL(None).sleep(1000)
     if plan.what == SLOW:
         time.sleep(plan.seconds)
     return plan.what == NAN

@@ -26,6 +26,7 @@ def _make(**options):
         contract.ROLLOUT_LENGTH,
         actor_devices=(0, 1),
         learner_devices=(2, 3),
+        batches_per_actor=2,
         **options,
     )
     return runner, factory

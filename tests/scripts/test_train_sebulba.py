@@ -42,6 +42,7 @@ experiment.Experiment.checkpoint_period = 2  # updates
 faults.Faulty.inner = @catch.Catch()
 sebulba.Sebulba.actor_devices = (0,)
 sebulba.Sebulba.learner_devices = (1, 2)
+sebulba.Sebulba.batches_per_actor = 2
 """
 # CartPole in processes of their own.
 WORKERS = (
@@ -168,6 +169,15 @@ def test_an_environment_that_hangs(config, tmp_path):
     assert 1.5 < time.monotonic() - began < PATIENCE / 2
     _assert_traceback(ended, "actor 0 hangs: ", "'environment step'", "plan.over.wait()")
     assert _checkpoints(path)[-1] in (256, 384)
+
+
+def test_an_environment_that_hangs_while_it_is_made_and_lets_nobody_else_run(config, tmp_path):
+    path = tmp_path / "run"
+    fault = ("Faulty.what = 'seize'", "Faulty.where = 'make'", "Sebulba.timeout = 0.5")
+    ended = _run("--gin_file", config, "--run_dir", path, bindings=fault)
+    assert ended.returncode == 1, ended.stderr
+    assert "Timeout (0:00:04)!" in ended.stderr
+    assert "in _strike" in ended.stderr  # where it hangs
 
 
 def test_an_evaluation_that_hangs(config, tmp_path):
