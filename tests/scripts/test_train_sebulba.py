@@ -1,11 +1,12 @@
 """Sebulba's runs end well, whatever happens to them: real processes, and simulators that fail."""
 
+import contextlib
 import json
 import os
 import pathlib
+import random
 import re
 import signal
-import subprocess
 import time
 
 import jax
@@ -14,7 +15,7 @@ import pytest
 from podracers import experiment, manifest, run, run_directory
 from tests import processes, streams
 
-# 20 updates of 64 steps, and a checkpoint after every other one.
+# 12 updates of 64 steps, and a checkpoint after every other one.
 CONFIG = """
 from __gin__ import dynamic_registration
 
@@ -28,13 +29,13 @@ include 'gin/agents/impala.gin'
 include 'gin/runners/sebulba.gin'
 
 SEED = 3
-TOTAL_STEPS = 1280  # agent steps
+TOTAL_STEPS = 768  # agent steps
 NUM_ENVS = 8
 ROLLOUT_LENGTH = 8  # agent steps
 
 experiment.Experiment.environment = @faults.Faulty
 experiment.Experiment.log_period = 1  # updates
-experiment.Experiment.evaluation_period = 10  # updates
+experiment.Experiment.evaluation_period = 6  # updates
 experiment.Experiment.evaluation_episodes = 4
 experiment.Experiment.evaluation_max_steps = 10
 experiment.Experiment.checkpoint_period = 2  # updates
@@ -124,9 +125,9 @@ def _checkpoints(path):
 def _resume(path, *bindings):
     resumed = _run("--run_dir", path, "--resume", bindings=bindings)
     assert resumed.returncode == 0, resumed.stderr
-    assert json.loads((path / "summary.json").read_text())["updates"] == 20
+    assert json.loads((path / "summary.json").read_text())["updates"] == 12
     steps = [line["step"] for line in processes.log(path)]
-    assert steps == sorted(set(steps)) and steps[-1] == 1280
+    assert steps == sorted(set(steps)) and steps[-1] == 768
     return resumed
 
 
@@ -187,7 +188,7 @@ def test_an_evaluation_that_hangs(config, tmp_path):
         *("--gin_file", config, "--run_dir", path), bindings=("Sebulba.timeout = 2.0", *fault)
     )
     _assert_traceback(ended, "evaluation hangs: ", "plan.over.wait()")
-    assert _checkpoints(path)[-1] == 512
+    assert _checkpoints(path)[-1] == 256
 
 
 def test_simulators_that_hang_in_closing_do_not_spoil_the_end(config, tmp_path):
@@ -197,8 +198,8 @@ def test_simulators_that_hang_in_closing_do_not_spoil_the_end(config, tmp_path):
         *("--gin_file", config, "--run_dir", path), bindings=("Sebulba.timeout = 2.0", *fault)
     )
     assert ended.returncode == 0, ended.stderr
-    assert json.loads((path / "summary.json").read_text())["updates"] == 20
-    assert _checkpoints(path)[-1] == 1280
+    assert json.loads((path / "summary.json").read_text())["updates"] == 12
+    assert _checkpoints(path)[-1] == 768
 
 
 @pytest.mark.parametrize(
@@ -237,15 +238,20 @@ def test_a_learner_that_meets_a_nan(config, tmp_path):
 # Signals.
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+_MAKING, _COLLECTING = ("make", 0, "actor"), ("recv", 61, "actor")
+_EVALUATING = ("recv", 5, "evaluation")
+
+
 @pytest.mark.parametrize(
-    ("where", "step", "who"),
+    ("number", "where", "step", "who"),
     [
-        ("make", 0, "actor"),
-        ("recv", 61, "actor"),
-        ("recv", 5, "evaluation"),
+        (signal.SIGTERM, *_MAKING),
+        (signal.SIGINT, *_COLLECTING),
+        (signal.SIGTERM, *_EVALUATING),
+        pytest.param(signal.SIGINT, *_MAKING, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, *_COLLECTING, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, *_EVALUATING, marks=pytest.mark.slow),
     ],
-    ids=["making", "collecting", "evaluating"],
 )
 def test_a_signal_ends_a_run_in_order(config, tmp_path, number, where, step, who):
     path, marker = tmp_path / "run", tmp_path / "marker"
@@ -298,8 +304,8 @@ def test_a_run_that_is_killed_takes_its_workers_along_and_resumes(config, tmp_pa
         workers[:] = _workers(process)
         return processes.num_lines(path) >= 5
 
-    _signal_one = processes.interrupt(process, signal.SIGKILL, learns)
-    assert _signal_one.returncode == -signal.SIGKILL
+    killed = processes.interrupt(process, signal.SIGKILL, learns)
+    assert killed.returncode == -signal.SIGKILL
     assert len(workers) == 2
     _finish(process)
     saved = _checkpoints(path)
@@ -327,7 +333,35 @@ def test_a_resumed_run_has_the_state_that_was_saved(config, tmp_path):
     assert jax.tree.map(lambda x: x.sharding, second._state) == jax.tree.map(
         lambda x: x.sharding, first._state
     )
-    assert second.train()["updates"] == 20
+    assert second.train()["updates"] == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_that_is_stopped_at_random_moments_gets_to_its_end(config, tmp_path, seed):
+    path = tmp_path / "run"
+    chance = random.Random(seed)
+    for _ in range(8):
+        started = (
+            ("--run_dir", path, "--resume")
+            if (path / "config.gin").exists()
+            else (*("--gin_file", config, "--run_dir", path),)
+        )
+        process = _start(*started, bindings=WORKERS if seed == 0 else ())
+        number = chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+        time.sleep(chance.uniform(0.0, 12.0))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        ended = _finish(process)
+        # Python itself has to come up before anything can be in order.
+        untouched = not (path / "config.gin").exists()
+        assert ended.returncode in (0, -number) or untouched, ended.stderr
+        if ended.returncode == 0:
+            assert "Traceback" not in ended.stderr
+        if (path / "checkpoints").exists():
+            _checkpoints(path)
+    if (path / "config.gin").exists():
+        _resume(path)
 
 
 # What a run says of itself.
@@ -386,6 +420,3 @@ def test_a_simulator_that_there_is_not(tmp_path):
         )
         processes.assert_mistake(ended, *phrases)
     assert os.listdir(tmp_path) == []
-
-
-assert subprocess
