@@ -1,378 +1,65 @@
 """Measures speed: python scripts/benchmark.py [NAME ...] [--repeats N] [--json FILE].
 
 Every rate is warm, in agent steps per second, with compilation apart; it is printed as a median
-with the least and the most of several repeats. Where two programs are compared, they take turns in
-one process, and the ratio is taken turn by turn: machines drift, ratios do not.
+with the least and the most of several repeats. Where programs are compared, they take turns, and
+the ratio is taken turn by turn: machines drift, ratios do not.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
-import os
 import pathlib
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from benchmarks import anakin, sebulba
 
-from agents import encoders, minibatches, networks, ppo
-from environments import cartpole, catch, gymnax, jumanji
-from podracers import (
-    anakin,
-    batch,
-    command_line,
-    errors,
-    evaluation,
-    run_directory,
-    types,
-    unroll,
-)
+from podracers import command_line, errors, run_directory
 
-from baselines import single_file_ppo  # isort: skip  (a folder beside this script)
-
-Turn = Callable[[], float]  # takes one measurement, returns a rate or a time
+_GROUPS = {"sebulba": ("sebulba_impala", "sebulba_ppo", "sebulba_environments")}
 
 
-def spread(values: Iterable[float], digits: int = 1) -> dict[str, float]:
-    """Returns the median, the least and the most."""
-    values = list(values)
-    numbers = {"median": np.median(values), "min": min(values), "max": max(values)}
-    return {name: round(float(number), digits) for name, number in numbers.items()}
+def _catch(options: argparse.Namespace) -> dict[str, Any]:
+    if options.devices:
+        return anakin.benchmark_catch_on_devices(options.repeats, options.batches, options.devices)
+    return anakin.benchmark_catch(options.repeats, options.batches)
 
 
-def take_turns(turns: dict[str, Turn], repeats: int) -> dict[str, list[float]]:
-    """Measures each in turn, `repeats` times; the first round warms up and is not counted."""
-    measured = {name: [] for name in turns}
-    for repeat in range(repeats + 1):
-        for name, turn in turns.items():
-            value = turn()
-            if repeat:
-                measured[name].append(value)
-    return measured
+def _repeated(benchmark: Callable[[int], dict[str, Any]]):
+    return lambda options: benchmark(options.repeats)
 
 
-class Stepper:
-    """Steps a runner, or anything with its `init` and `step`, and times it.
+def _with_bindings(benchmark, setting: sebulba.Setting):
+    def run(options: argparse.Namespace) -> dict[str, Any]:
+        bindings = tuple(options.gin_bindings)
+        return benchmark(dataclasses.replace(setting, bindings=bindings), options.repeats)
 
-    Args:
-      runner: with `init(seed)`, `step(state, num_updates)` and `steps_per_update`.
-      updates: how many updates a measurement takes, in one dispatch.
-    """
-
-    def __init__(self, runner: Any, updates: int):
-        self._runner, self._updates = runner, updates
-        start = time.perf_counter()
-        self._state = runner.init(0)
-        self()
-        self.first_dispatch = time.perf_counter() - start  # seconds, compilation included
-
-    def __call__(self) -> float:
-        """Returns agent steps per second."""
-        start = time.perf_counter()
-        self._state, report = self._runner.step(self._state, self._updates)
-        jax.block_until_ready((self._state, report))
-        steps = self._updates * self._runner.steps_per_update
-        return steps * getattr(self._runner, "population", 1) / (time.perf_counter() - start)
-
-
-def _seconds(function: Callable, *arguments) -> Turn:
-    """Returns a turn that times a jitted function, in seconds."""
-    jax.block_until_ready(function(*arguments))
-
-    def turn() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        return time.perf_counter() - start
-
-    return turn
-
-
-def _breakout():
-    return gymnax.Gymnax("Breakout-MinAtar")
-
-
-_PPO_ENVIRONMENTS = {"cartpole": cartpole.CartPole, "breakout": _breakout}
-
-
-def _ppo_anakin(environment, **settings) -> anakin.Anakin:
-    agent = ppo.PPO(spec=environment.spec)
-    return anakin.Anakin(
-        agent=agent, environment=environment, num_envs=64, rollout_length=128, **settings
-    )
-
-
-def benchmark_ppo(name: str, repeats: int) -> dict[str, Any]:
-    """Compares Anakin PPO with a PPO in one file: 64 x 128 steps, 4 x 4, two tanh layers of 64."""
-    environment = _PPO_ENVIRONMENTS[name]()
-    ours = Stepper(_ppo_anakin(environment), updates=20)
-    theirs = Stepper(single_file_ppo.SingleFilePPO(environment), updates=20)
-    rates = take_turns({"anakin": ours, "single_file": theirs}, repeats)
-    ratios = np.array(rates["anakin"]) / np.array(rates["single_file"])
-    return {
-        "unit": "agent steps/s",
-        "anakin": spread(rates["anakin"], 0),
-        "single_file": spread(rates["single_file"], 0),
-        "ratio": spread(ratios, 3),
-        "first_dispatch_s": {
-            "anakin": round(ours.first_dispatch, 2),
-            "single_file": round(theirs.first_dispatch, 2),
-        },
-    }
-
-
-def benchmark_breakdown(repeats: int) -> dict[str, Any]:
-    """Says where the time of one Anakin PPO update on CartPole goes, in milliseconds.
-
-    Each part is compiled by itself; what the whole takes beyond their sum is what their being in
-    one program costs (or, if negative, saves).
-    """
-    environment = cartpole.CartPole()
-    runner = _ppo_anakin(environment, num_devices=1)
-    agent, state = runner.agent, runner.init(0)
-    program = functools.partial(
-        jax.shard_map,
-        mesh=runner.mesh,
-        in_specs=jax.sharding.PartitionSpec(),
-        out_specs=jax.sharding.PartitionSpec(),
-        check_vma=False,
-    )
-    key = jax.random.key(0)
-    batched = batch.BatchedEnvironment(environment, runner.reset_batch)
-    length = runner.rollout_length
-
-    def act(learner, streams):
-        params = agent.actor_params(learner)
-        return unroll.unroll(agent, batched, params, streams, key, length)
-
-    def step_only(streams):
-        action = jnp.zeros((runner.num_envs,), jnp.int32)
-
-        def body(carry, _):
-            state, timestep = batched.step(carry, action)
-            return state, timestep.reward
-
-        return jax.lax.scan(body, streams.environment, None, length=length)
-
-    act = jax.jit(program(act))
-    _, rollout = act(state.learner, state.streams)
-
-    def learn(learner, rollout):
-        return agent.update(types.AgentState(learner, ()), rollout, key)
-
-    def shuffle(rollout):
-        items = (rollout.timestep.observation[:-1], rollout.extras, rollout.timestep.reward[1:])
-        items = (items, rollout.timestep.step_type[:-1], rollout.timestep.discount[1:])
-        return [
-            minibatches.over_time(items, jax.random.fold_in(key, epoch), agent.num_minibatches)
-            for epoch in range(agent.epochs)
-        ]
-
-    stepper = Stepper(runner, updates=20)
-    turns = {
-        "environment": _seconds(jax.jit(program(step_only)), state.streams),
-        "environment and acting": _seconds(act, state.learner, state.streams),
-        "learning": _seconds(jax.jit(program(learn)), state.learner, rollout),
-        "shuffling": _seconds(jax.jit(program(shuffle)), rollout),
-        "whole": lambda: runner.steps_per_update / stepper(),
-    }
-    times = take_turns(turns, repeats)
-    milliseconds = {name: 1e3 * float(np.median(values)) for name, values in times.items()}
-    whole = milliseconds["whole"]
-    parts = {
-        "environment": milliseconds["environment"],
-        "acting": milliseconds["environment and acting"] - milliseconds["environment"],
-        "shuffling (within learning)": milliseconds["shuffling"],
-        "gradients and the rest of learning": milliseconds["learning"] - milliseconds["shuffling"],
-        "beyond the sum of the parts": whole
-        - milliseconds["environment and acting"]
-        - milliseconds["learning"],
-    }
-    return {
-        "unit": "ms per update of 8192 agent steps",
-        "whole": round(whole, 3),
-        "parts": {name: round(value, 3) for name, value in parts.items()},
-        "share": {name: round(value / whole, 3) for name, value in parts.items()},
-    }
-
-
-def benchmark_overhead(repeats: int) -> dict[str, Any]:
-    """Compares `Anakin.step` with its own compiled program, called bare; 10 updates a dispatch.
-
-    A machine's drift from turn to turn is larger than what is looked for. So a dispatch of no
-    update at all, which is nothing but overhead, is timed too, and set against a whole dispatch.
-    """
-    runner = _ppo_anakin(cartpole.CartPole())
-    compiled = runner._step.lower(runner.init(0), jnp.int32(10)).compile()
-
-    class Bare:
-        """The compiled program without the runner around it."""
-
-        steps_per_update = runner.steps_per_update
-        init = staticmethod(runner.init)
-
-        def step(self, state, num_updates):
-            return compiled(state, np.int32(num_updates))
-
-    rates = take_turns({"runner": Stepper(runner, 10), "bare": Stepper(Bare(), 10)}, 3 * repeats)
-    ratio = np.array(rates["bare"]) / np.array(rates["runner"])
-    state, empty = runner.init(0), []
-    for _ in range(100):
-        start = time.perf_counter()
-        state, report = runner.step(state, 0)
-        jax.block_until_ready((state, report))
-        empty.append(time.perf_counter() - start)
-    whole = 10 * runner.steps_per_update / np.median(rates["runner"])
-    return {
-        "unit": "agent steps/s",
-        "runner": spread(rates["runner"], 0),
-        "bare program": spread(rates["bare"], 0),
-        "overhead by turns (bare / runner - 1)": spread(ratio - 1.0, 4),
-        "a dispatch of no update, ms": spread(1e3 * np.array(empty), 3),
-        "its share of a dispatch of 10 updates": round(float(np.median(empty) / whole), 5),
-    }
-
-
-def _podracer_catch(num_envs: int) -> anakin.Anakin:
-    """The setting of the Podracer paper's notebook: Catch and a small network."""
-    environment = catch.Catch()
-    network = functools.partial(
-        networks.actor_critic, encoder=encoders.MLP((128, 128), "relu"), separate_critic=False
-    )
-    agent = ppo.PPO(spec=environment.spec, network=network, epochs=1, num_minibatches=1)
-    return anakin.Anakin(agent=agent, environment=environment, num_envs=num_envs, rollout_length=32)
-
-
-def benchmark_catch(repeats: int, batches: Iterable[int]) -> dict[str, Any]:
-    """Measures Catch against the batch of environments, on all devices of this process."""
-    devices = jax.device_count()
-    rows = {}
-    for num_envs in batches:
-        stepper = Stepper(_podracer_catch(num_envs), updates=max(1, 2048 // num_envs))
-        rates = take_turns({"anakin": stepper}, repeats)["anakin"]
-        rows[str(num_envs)] = {
-            **spread(rates, 0),
-            "first_dispatch_s": round(stepper.first_dispatch, 2),
-        }
-    return {"unit": "agent steps/s", "devices": devices, "environments": rows}
-
-
-def benchmark_resets(repeats: int) -> dict[str, Any]:
-    """Compares ways to reset under a random policy: 256 environments, 64 steps."""
-    return {
-        name: _reset_cost(environment, repeats)
-        for name, environment in (
-            ("CartPole", cartpole.CartPole()),
-            ("Snake-v1", jumanji.Jumanji("Snake-v1")),
-            ("Maze-v0", jumanji.Jumanji("Maze-v0")),
-        )
-    }
-
-
-def _reset_cost(environment, repeats: int) -> dict[str, Any]:
-    policy = evaluation.UniformPolicy(environment.spec)
-    turns = {}
-    key = jax.random.key(0)
-
-    def act(streams, batched):
-        final, rollout = unroll.unroll(policy, batched, (), streams, key, 64)
-        return final, jnp.sum(rollout.timestep.reward)
-
-    for reset_batch in (None, 4, 16):
-        batched = batch.BatchedEnvironment(environment, reset_batch)
-        streams = unroll.init(policy, batched, jnp.arange(256), 256, key)
-        label = "every lane" if reset_batch is None else f"{reset_batch} at a time"
-        turns[label] = _seconds(jax.jit(functools.partial(act, batched=batched)), streams)
-    times = take_turns(turns, repeats)
-    return {
-        "unit": "agent steps/s",
-        **{
-            name: spread((256 * 64 / np.array(values)).tolist(), 0)
-            for name, values in times.items()
-        },
-    }
-
-
-def benchmark_startup(repeats: int) -> dict[str, Any]:
-    """Times the start of training with an empty compilation cache, then with a full one."""
-    script = str(pathlib.Path(__file__).with_name("train.py"))
-    results = {"unit": "s from the start of the process to the end of 1 update"}
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}
-        for start in ("first", "second"):
-            files = len(list(pathlib.Path(folder).glob("cache/*")))
-            began = time.perf_counter()
-            subprocess.run(
-                [
-                    *(sys.executable, script),
-                    *("--gin_file", "gin/experiments/cartpole_ppo_anakin.gin"),
-                    *("--gin_bindings", "TOTAL_STEPS = 8192"),
-                    *("--run_dir", f"{folder}/{start}"),
-                ],
-                env=environment,
-                check=True,
-                capture_output=True,
-            )
-            seconds = time.perf_counter() - began
-            added = len(list(pathlib.Path(folder).glob("cache/*"))) - files
-            results[start] = {"seconds": round(seconds, 2), "cache files added": added}
-    return results
-
-
-def _on_devices(count: int, arguments: list[str]) -> dict[str, Any]:
-    """Runs this script in a process of its own with `count` fake CPU devices."""
-    flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={count}"
-    environment = os.environ | {"XLA_FLAGS": flags, "PJRT_NPROC": str(max(2 * count, 4))}
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments, "--quiet"],
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return json.loads(done.stdout)["results"]
-
-
-def _run(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    if name in _PPO_ENVIRONMENTS:
-        return benchmark_ppo(name, options.repeats)
-    if name == "catch" and options.devices:
-        common = [
-            "catch",
-            "--repeats",
-            str(options.repeats),
-            "--batches",
-            *map(str, options.batches),
-        ]
-        return {str(n): _on_devices(n, common)["catch"] for n in options.devices}
-    if name == "catch":
-        return benchmark_catch(options.repeats, options.batches)
-    return _BENCHMARKS[name](options.repeats)
+    return run
 
 
 _BENCHMARKS = {
-    "cartpole": benchmark_ppo,
-    "breakout": benchmark_ppo,
-    "breakdown": benchmark_breakdown,
-    "overhead": benchmark_overhead,
-    "catch": benchmark_catch,
-    "resets": benchmark_resets,
-    "startup": benchmark_startup,
+    "cartpole": _repeated(functools.partial(anakin.benchmark_ppo, "cartpole")),
+    "breakout": _repeated(functools.partial(anakin.benchmark_ppo, "breakout")),
+    "breakdown": _repeated(anakin.benchmark_breakdown),
+    "overhead": _repeated(anakin.benchmark_overhead),
+    "catch": _catch,
+    "resets": _repeated(anakin.benchmark_resets),
+    "startup": _repeated(anakin.benchmark_startup),
+    "sebulba_impala": _with_bindings(sebulba.benchmark_learning, sebulba.IMPALA),
+    "sebulba_ppo": _with_bindings(sebulba.benchmark_learning, sebulba.PPO),
+    "sebulba_environments": _with_bindings(sebulba.benchmark_environments, sebulba.IMPALA),
 }
 
 
-def main() -> None:
-    """Parses the command line, measures, prints and writes JSON."""
+def _parse() -> argparse.Namespace:
     parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    names = [*_BENCHMARKS, *_GROUPS]
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(_BENCHMARKS)}; by default all"
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; by default all"
     )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", metavar="FILE")
@@ -380,17 +67,29 @@ def main() -> None:
     parser.add_argument(
         "--devices", type=int, nargs="+", default=[], help="catch: on these numbers of fake devices"
     )
+    parser.add_argument(
+        "--gin_bindings",
+        action="append",
+        default=[],
+        metavar="'NAME = VALUE'",
+        help="sebulba: over those of the experiment",
+    )
     parser.add_argument("--quiet", action="store_true", help="print the JSON alone")
     options = parser.parse_args()
-    options.names = options.names or list(_BENCHMARKS)
     for name in options.names:
-        if name not in _BENCHMARKS:
-            raise errors.UserError(
-                f"there is no benchmark '{name}'{errors.nearest(name, _BENCHMARKS)}"
-            )
+        if name not in names:
+            raise errors.UserError(f"there is no benchmark '{name}'{errors.nearest(name, names)}")
+    chosen = [_GROUPS.get(name, (name,)) for name in options.names or _BENCHMARKS]
+    options.names = list(dict.fromkeys(name for names in chosen for name in names))
+    return options
+
+
+def main() -> None:
+    """Parses the command line, measures, prints and writes JSON."""
+    options = _parse()
     results = {}
     for name in options.names:
-        results[name] = _run(name, options)
+        results[name] = _BENCHMARKS[name](options)
         if not options.quiet:
             print(f"{name}: {json.dumps(results[name], indent=2)}", flush=True)
     record = {"command": " ".join(["scripts/benchmark.py", *sys.argv[1:]]), "results": results}

@@ -1,0 +1,229 @@
+"""Sebulba's speed on EnvPool: the simulators alone, actors alone, actors and learner, and others.
+
+Everything is taken from the experiments as they are shipped, so this is what a user gets. Each
+contender has a process of its own, and they take turns.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from baselines import single_file_sebulba
+from benchmarks import contender, measure
+
+from agents import networks
+from podracers import environment, errors, experiment, types
+
+Measured = dict[str, list[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is measured.
+
+    Attributes:
+      algorithm: "ppo" or "impala"; the experiment is `pong_<algorithm>_sebulba.gin`.
+      updates: how many a turn takes; one more comes before it and is not counted.
+      env_steps: steps of each environment that a turn of the simulators alone takes.
+      bindings: of gin, over the experiment's own.
+    """
+
+    algorithm: str
+    updates: int
+    env_steps: int = 250
+    bindings: Sequence[str] = ()
+
+    def build(self) -> experiment.Parts:
+        """Returns the parts of the experiment."""
+        file = f"gin/experiments/pong_{self.algorithm}_sebulba.gin"
+        return experiment.load([file], list(self.bindings)).build()
+
+
+PPO = Setting("ppo", updates=1)
+IMPALA = Setting("impala", updates=6)
+
+
+class _Glance(nn.Module):
+    """An encoder that costs next to nothing: one layer on one pixel of 144."""
+
+    @nn.compact
+    def __call__(self, observation):
+        pixels = observation[:, ::12, ::12].reshape(observation.shape[0], -1)
+        return nn.relu(nn.Dense(16)(pixels / 255.0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _NotLearning:
+    """An agent that acts as another, and learns nothing."""
+
+    agent: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.agent, name)
+
+    def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
+        """Returns the state as it is."""
+        del rollout, key
+        return state, {}
+
+
+class _RawPools:
+    """The simulators alone, in as many batches and on as many threads as Sebulba has of them."""
+
+    def __init__(self, setting: Setting):
+        parts = setting.build()
+        runner, self._steps = parts.runner, setting.env_steps
+        batches = len(runner.placement.actors) * runner._num_batches
+        rows = np.split(np.arange(runner.num_envs, dtype=np.int32), batches)
+        self._hosts = [
+            parts.environment.make(jax.random.key(0), row, runner._threads_per_batch)
+            for row in rows
+        ]
+        rng = np.random.default_rng(0)
+        actions = parts.environment.spec.action
+        shape = (64, runner.num_envs // batches)
+        self._actions = rng.integers(actions.minimum, actions.maximum + 1, shape, actions.dtype)
+        self._agent_steps = self._steps * runner.num_envs
+        # EnvPool itself, without the adaptor.
+        self._pools = [host._pool for host in self._hosts]
+        for pool in self._pools:
+            pool.async_reset()
+
+    def __call__(self) -> float:
+        """Returns agent steps per second."""
+        return measure.rate(self._step, self._agent_steps)
+
+    def _step(self) -> None:
+        for step in range(self._steps):
+            for pool in self._pools:
+                pool.recv()
+                pool.send(self._actions[step % len(self._actions)])
+
+    def close(self) -> None:
+        """Ends the simulators."""
+        for host in self._hosts:
+            host.close()
+
+
+class _Runner(measure.Stepper):
+    """A runner, as a contender."""
+
+    def __init__(self, runner: Any, setting: Setting):
+        super().__init__(runner, setting.updates, lead_in=1)
+        self.close = runner.close
+
+
+def _sebulba(setting: Setting) -> _Runner:
+    return _Runner(setting.build().runner, setting)
+
+
+def _actors(setting: Setting) -> _Runner:
+    parts = setting.build()
+    agent = _NotLearning(parts.agent)
+    return _Runner(dataclasses.replace(parts.runner, agent=agent), setting)
+
+
+def _small_network(setting: Setting) -> _Runner:
+    parts = setting.build()
+    network = functools.partial(networks.actor_critic, encoder=_Glance(), separate_critic=False)
+    agent = dataclasses.replace(parts.agent, network=network)
+    return _Runner(dataclasses.replace(parts.runner, agent=agent), setting)
+
+
+def _make_baseline(setting: Setting) -> single_file_sebulba.SingleFileSebulba:
+    parts = setting.build()
+    agent, runner, task = parts.agent, parts.runner, parts.environment
+    settings = single_file_sebulba.Settings(
+        setting.algorithm, runner.num_envs, runner.rollout_length
+    )
+    if setting.algorithm == "ppo":
+        work = (agent.epochs, agent.num_minibatches)
+        settings = settings._replace(epochs=work[0], num_minibatches=work[1])
+    elif agent.num_minibatches != 1:
+        raise errors.UserError("the baseline of IMPALA learns from all streams at once")
+    options = {**task.options, "max_episode_steps": task.max_episode_steps}
+    return single_file_sebulba.SingleFileSebulba(task.task_id, options, settings)
+
+
+def _baseline(setting: Setting) -> _Runner:
+    return _Runner(_make_baseline(setting), setting)
+
+
+def benchmark_learning(setting: Setting, repeats: int) -> dict[str, Any]:
+    """Compares Sebulba with the published design at equal work, and with its own parts."""
+    makers = {
+        "envpool": _RawPools,
+        "actors": _actors,
+        "sebulba": _sebulba,
+        "baseline": _baseline,
+    }
+    # Built here too, where a mistake in a binding is met once, and before anything is started.
+    runner, baseline = setting.build().runner, _make_baseline(setting)
+    rates, memory = _measure(makers, setting, repeats)
+    return {
+        "unit": "agent steps/s",
+        "plan": runner.describe(),
+        **{name: measure.spread(values, 0) for name, values in rates.items()},
+        "sebulba / baseline": _ratio(rates, "sebulba", "baseline"),
+        "sebulba / envpool": _ratio(rates, "sebulba", "envpool"),
+        "actors / envpool": _ratio(rates, "actors", "envpool"),
+        "bytes from host to device per agent step": {
+            "sebulba": _bytes_per_step(runner.environment.spec),
+            "baseline": round(baseline.bytes_to_device_per_step, 1),
+        },
+        "peak memory, MB": {name: round(memory[name] / 1e6) for name in ("sebulba", "baseline")},
+    }
+
+
+def benchmark_environments(setting: Setting, repeats: int) -> dict[str, Any]:
+    """Says how near to the simulators' own rate Sebulba comes where the network costs nothing."""
+    makers = {"envpool": _RawPools, "small network": _small_network}
+    runner = setting.build().runner
+    rates, _ = _measure(makers, setting, repeats)
+    return {
+        "unit": "agent steps/s",
+        "plan": runner.describe(),
+        **{name: measure.spread(values, 0) for name, values in rates.items()},
+        "small network / envpool": _ratio(rates, "small network", "envpool"),
+    }
+
+
+def _measure(
+    makers: dict[str, Callable[[Setting], Callable[[], float]]], setting: Setting, repeats: int
+) -> tuple[Measured, dict[str, int]]:
+    """Returns the rates of all contenders, and the most memory that each had, in bytes."""
+    with _contenders(makers, setting) as contenders:
+        rates = measure.take_turns(contenders, repeats)
+        for each in contenders.values():
+            each.close()
+        return rates, {name: each.memory for name, each in contenders.items()}
+
+
+@contextlib.contextmanager
+def _contenders(makers, setting: Setting) -> Iterator[dict[str, contender.Contender]]:
+    contenders = {}
+    try:
+        for name, make in makers.items():
+            contenders[name] = contender.Contender(name, make, setting)
+        yield contenders
+    finally:
+        for each in contenders.values():
+            each.kill()
+
+
+def _ratio(rates: Measured, above: str, below: str) -> dict[str, float]:
+    return measure.spread(np.array(rates[above]) / np.array(rates[below]), 3)
+
+
+def _bytes_per_step(spec: environment.EnvironmentSpec) -> float:
+    """Returns what crosses to the device for one agent step: one time step.
+
+    That which ends a rollout crosses once, though the next rollout begins with it.
+    """
+    timestep = types.TimeStep(spec.zero_observation(), np.float32(0), np.float32(0), np.int8(0))
+    return float(sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(timestep)))

@@ -1,0 +1,159 @@
+"""Tests of the benchmarks: turns, processes, the baseline, and that each section runs."""
+
+import dataclasses
+import importlib
+import itertools
+import json
+import os
+import sys
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from podracers import errors
+from tests import processes
+
+ATARI = {"img_height": 36, "img_width": 36, "frame_skip": 4}
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """Modules beside the scripts, as these import them."""
+    folder = str(processes.ROOT / "scripts")
+    sys.path.insert(0, folder)
+    names = {"measure": "benchmarks", "contender": "benchmarks", "sebulba": "benchmarks"}
+    names |= {"single_file_sebulba": "baselines"}
+    modules = {name: importlib.import_module(f"{home}.{name}") for name, home in names.items()}
+    yield types.SimpleNamespace(**modules)
+    sys.path.remove(folder)
+
+
+def test_contenders_take_turns_and_the_first_round_only_warms_up(scripts):
+    calls = []
+
+    def turn(name, values):
+        values = iter(values)
+        return lambda: calls.append(name) or next(values)
+
+    turns = {"a": turn("a", [9.0, 1.0, 2.0]), "b": turn("b", [9.0, 3.0, 4.0])}
+    assert scripts.measure.take_turns(turns, 2) == {"a": [1.0, 2.0], "b": [3.0, 4.0]}
+    assert calls == ["a", "b"] * 3
+    assert scripts.measure.spread([1.0, 2.0, 6.0]) == {"median": 2.0, "min": 1.0, "max": 6.0}
+
+
+class Slow:
+    """A runner that has a lot in store: the first update of a turn takes no time."""
+
+    steps_per_update = 10
+
+    def init(self, seed):
+        return 0
+
+    def step(self, state, num_updates):
+        time.sleep(0.05 * num_updates)
+        return state + num_updates, None
+
+
+def test_what_leads_in_is_not_counted(scripts):
+    stepper = scripts.measure.Stepper(Slow(), updates=4, lead_in=1)
+    assert stepper() == pytest.approx(10 / 0.05, rel=0.2)
+    assert stepper._state == 2 * 5  # it also took a turn to warm up
+
+
+def make_turn(ballast):
+    """Returns a contender whose turns are its process id."""
+    kept = np.ones(ballast, np.uint8)
+    return lambda: float(os.getpid()) if kept[-1] else 0.0
+
+
+def make_failing():
+    raise ValueError("no such luck")
+
+
+def make_dying():
+    return lambda: os._exit(3)
+
+
+def test_each_contender_has_a_process_and_memory_of_its_own(scripts):
+    light = scripts.contender.Contender("light", make_turn, 1)
+    heavy = scripts.contender.Contender("heavy", make_turn, 300_000_000)
+    assert len({light(), heavy(), float(os.getpid())}) == 3
+    assert light() == light()
+    light.close()
+    heavy.close()
+    assert 250e6 < heavy.memory - light.memory < 350e6
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), [(make_failing, "ValueError: no such luck"), (make_dying, "died")]
+)
+def test_a_contender_that_fails_says_so(scripts, make, message):
+    failing = scripts.contender.Contender("unlucky", make)
+    with pytest.raises(errors.RunFailure, match=f"unlucky.*{message}"):
+        failing()
+    failing.kill()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch, algorithm):
+    settings = scripts.single_file_sebulba.Settings(algorithm, 4, 8, epochs=1, num_minibatches=2)
+    options = {**ATARI, "max_episode_steps": 30}
+    runner = scripts.single_file_sebulba.SingleFileSebulba("Pong-v5", options, settings)
+    rollouts, update = [], runner._update
+    monkeypatch.setattr(runner, "_update", lambda s, r: rollouts.append(r) or update(s, r))
+    state = runner.init(0)
+    after, loss = runner.step(state, 5)
+    runner.close()
+    assert np.isfinite(loss)
+    changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), state.params, after.params)
+    assert all(jax.tree.leaves(changed))
+    for rollout, following in itertools.pairwise(rollouts):
+        np.testing.assert_array_equal(rollout.observation[-1], following.observation[0])
+    steps = [each._replace(observation=each.observation[:-1]) for each in rollouts]
+    joined = jax.tree.map(lambda *xs: np.concatenate(xs), *steps)
+    # Stacks move by one frame a step, but for the resets, which come right after the ends.
+    moved = (joined.observation[1:, :, :-1] == joined.observation[:-1, :, 1:]).all((2, 3, 4))
+    np.testing.assert_array_equal(moved, ~joined.reset[:-1])
+    np.testing.assert_array_equal(joined.done[:-1], joined.reset[1:])
+    assert joined.reset.any()
+
+
+def test_bytes_to_the_device(scripts):
+    setting = scripts.sebulba.IMPALA
+    spec = setting.build().environment.spec
+    assert scripts.sebulba._bytes_per_step(spec) == 84 * 84 + 4 + 4 + 1
+    baseline = scripts.sebulba._make_baseline(setting)
+    assert baseline.bytes_to_device_per_step == 4 * 84 * 84 * 21 / 20 + 4 + 1 + 1
+
+
+def test_an_unknown_name_is_the_users_mistake():
+    result = processes.run("benchmark", "sebulbas")
+    assert result.returncode == 2
+    assert "'sebulba'" in result.stderr
+
+
+def test_a_wrong_binding_is_met_before_anything_is_started(scripts):
+    setting = dataclasses.replace(scripts.sebulba.IMPALA, bindings=("IMPALA.gama = 0.9",))
+    with pytest.raises(errors.UserError, match="gamma"):
+        scripts.sebulba.benchmark_learning(setting, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sebulba_impala", "sebulba_ppo", "sebulba_environments"])
+def test_sections_of_sebulba_run(tmp_path, name):
+    bindings = ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {ATARI}")
+    arguments = [part for each in bindings for part in ("--gin_bindings", each)]
+    file = tmp_path / "result.json"
+    result = processes.run(
+        "benchmark",
+        *(name, "--repeats", 1, "--json", file, *arguments),
+        environment={"XLA_FLAGS": "--xla_force_host_platform_device_count=1"},
+    )
+    assert result.returncode == 0, result.stderr
+    results = json.loads(file.read_text())["results"][name]
+    assert results["envpool"]["median"] > 0.0
+    ratio = "small network / envpool" if name.endswith("environments") else "sebulba / baseline"
+    assert results[ratio]["median"] > 0.0
