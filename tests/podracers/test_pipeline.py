@@ -367,6 +367,22 @@ def test_a_worker_that_does_not_come_back_is_abandoned_and_named():
     over.set()
 
 
+def test_who_interrupts_does_not_wait_for_a_worker_that_is_stuck(monkeypatch):
+    monkeypatch.setattr(pipeline, "_JOIN_SECONDS", PATIENCE)
+    over = threading.Event()
+    supervisor = pipeline.Supervisor(PATIENCE)
+    supervisor.start("stuck", lambda _: _hang_here(over))
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            supervisor.close()
+    assert time.monotonic() - began < PATIENCE / 2
+    assert pipeline.abandoned() == ["stuck"]
+    over.set()
+
+
 def test_a_worker_that_does_not_come_back_is_released_from_outside():
     over = threading.Event()
     supervisor = pipeline.Supervisor(LIMIT)
@@ -405,6 +421,41 @@ def test_a_consumer_that_dies_releases_its_workers():
     consumer.join()
     alive[0].join(PATIENCE)
     assert not alive[0].is_alive()
+
+
+# A single call.
+
+
+def test_a_call_returns_what_came_or_raises_what_was_raised():
+    caller = threading.current_thread()
+
+    def work(worker):
+        assert threading.current_thread() is not caller
+        with worker.doing("anything"):
+            return 7
+
+    assert pipeline.call("worker", work, PATIENCE) == 7
+    with pytest.raises(ZeroDivisionError, match="divided by zero") as raised:
+        pipeline.call("worker", lambda _: _broken_environment(), PATIENCE)
+    assert "in _broken_environment" in "".join(traceback.format_exception(raised.value))
+
+
+def test_a_call_that_hangs_or_is_not_wanted_any_more_is_given_up():
+    over = threading.Event()
+    with pytest.raises(pipeline.WorkerError, match="worker hangs"):
+        pipeline.call("worker", lambda _: _hang_here(over), LIMIT)
+    over.set()
+    _wait_for(lambda: not pipeline.abandoned())
+
+    def work(worker):
+        while True:
+            with worker.doing("anything"):
+                time.sleep(0.01)
+
+    began = time.monotonic()
+    with pytest.raises(pipeline.Cancelled):
+        pipeline.call("worker", work, PATIENCE, stop=lambda: time.monotonic() > began + 0.2)
+    assert pipeline.abandoned() == []
 
 
 # Time.

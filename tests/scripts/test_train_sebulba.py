@@ -12,7 +12,7 @@ import time
 import jax
 import pytest
 
-from podracers import experiment, manifest, run, run_directory
+from podracers import errors, experiment, manifest, pipeline, run, run_directory
 from tests import processes, streams
 
 # 12 updates of 64 steps, and a checkpoint after every other one.
@@ -181,6 +181,7 @@ def test_an_environment_that_hangs_while_it_is_made_and_lets_nobody_else_run(con
     assert "in _strike" in ended.stderr  # where it hangs
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_hangs(config, tmp_path):
     path = tmp_path / "run"
     fault = ("Faulty.what = 'hang'", "Faulty.step = 5", "Faulty.who = 'evaluation'")
@@ -191,6 +192,7 @@ def test_an_evaluation_that_hangs(config, tmp_path):
     assert _checkpoints(path)[-1] == 256
 
 
+@pytest.mark.slow
 def test_simulators_that_hang_in_closing_do_not_spoil_the_end(config, tmp_path):
     path = tmp_path / "run"
     fault = ("Faulty.what = 'hang'", "Faulty.where = 'close'", "Faulty.child = True")
@@ -202,22 +204,22 @@ def test_simulators_that_hang_in_closing_do_not_spoil_the_end(config, tmp_path):
     assert _checkpoints(path)[-1] == 768
 
 
-@pytest.mark.parametrize(
-    ("fault", "phrase"),
-    [
-        ("hang", "actor 0 hangs: "),
-        ("exit", "worker process 0 ended with exit code 7"),
-    ],
-)
-def test_a_worker_process_that(config, tmp_path, fault, phrase):
+def test_worker_processes_that_hang_or_die(config, tmp_path):
+    phrases = {"hang": "actor 0 hangs: ", "exit": "worker process 0 ended with exit code 7"}
     game = (
         *WORKERS,
         "Gymnasium.env_id = 'tests.environments.own_games:Own/Faulty-v0'",
-        f"Gymnasium.options = {{'fault': '{fault}'}}",
-        "Sebulba.timeout = 5.0",
+        "Sebulba.timeout = 3.0",
     )
-    ended = _run("--gin_file", config, "--run_dir", tmp_path / "run", bindings=game)
-    _assert_traceback(ended, phrase)
+    started = {
+        fault: _start(
+            *("--gin_file", config, "--run_dir", tmp_path / fault),
+            bindings=(*game, f"Gymnasium.options = {{'fault': '{fault}'}}"),
+        )
+        for fault in phrases
+    }
+    for fault, process in started.items():
+        _assert_traceback(_finish(process), phrases[fault])
 
 
 def test_a_learner_that_meets_a_nan(config, tmp_path):
@@ -232,7 +234,6 @@ def test_a_learner_that_meets_a_nan(config, tmp_path):
         ended.stderr.splitlines()[-1],
     )
     assert _checkpoints(path)[-1] == 384
-    assert "resuming from step 384" in _resume(path, "Faulty.what = ''").stdout
 
 
 # Signals.
@@ -245,9 +246,9 @@ _EVALUATING = ("recv", 5, "evaluation")
 @pytest.mark.parametrize(
     ("number", "where", "step", "who"),
     [
-        (signal.SIGTERM, *_MAKING),
         (signal.SIGINT, *_COLLECTING),
         (signal.SIGTERM, *_EVALUATING),
+        pytest.param(signal.SIGTERM, *_MAKING, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, *_MAKING, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, *_COLLECTING, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, *_EVALUATING, marks=pytest.mark.slow),
@@ -266,6 +267,8 @@ def test_a_signal_ends_a_run_in_order(config, tmp_path, number, where, step, who
     assert "Traceback" not in stopped.stderr
     steps = int(re.search(r"stopped at ([\d,]+) steps", stopped.stdout)[1].replace(",", ""))
     assert _checkpoints(path)[-1] == steps
+    if who == "evaluation":  # which was not waited for
+        assert "evaluation/return" not in processes.log(path)[-1]
     resumed = _resume(path, "Faulty.what = ''")
     assert f"resuming from step {steps:,}" in resumed.stdout
 
@@ -364,6 +367,22 @@ def test_a_run_that_is_stopped_at_random_moments_gets_to_its_end(config, tmp_pat
         _resume(path)
 
 
+def test_what_fails_while_a_run_leaves_hides_no_first_cause(config, tmp_path, caplog):
+    loaded = experiment.load([str(config)], ["Faulty.what = 'raise'", "Faulty.step = 20"])
+    directory = run_directory.RunDirectory(tmp_path)
+    trainer = run.Run(loaded, loaded.build(), directory, stop=(), say=lambda _: None)
+    close = trainer._checkpointer.close
+
+    def fail():
+        close()
+        raise errors.RunFailure("could not save")
+
+    trainer._checkpointer.close = fail
+    with pytest.raises(pipeline.WorkerError):
+        trainer.train()
+    assert "could not save" in caplog.text
+
+
 # What a run says of itself.
 
 
@@ -389,34 +408,41 @@ def test_a_run_tells_where_its_time_goes_and_traces_an_update(config, tmp_path):
 # Mistakes.
 
 
-def test_mistakes_are_one_line_and_leave_nothing(config, tmp_path):
-    cases = {
-        "Sebulba.actor_devices = (0, 7)": ["Sebulba.actor_devices = (0, 7)", "4 devices", "7"],
-        "Sebulba.num_envs = 7": ["does not divide", "use 6 or 8"],
-        "Sebulba.lag = -1": ["Sebulba.lag", "at least 0", "-1"],
-    }
-    started = {
-        binding: _start("--gin_file", config, "--run_dir", tmp_path / "run", bindings=(binding,))
-        for binding in cases
-    }
-    for binding, process in started.items():
-        processes.assert_mistake(_finish(process), *cases[binding])
-    assert os.listdir(tmp_path) == []
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("Sebulba.num_envs = 7", "does not divide .*: use 6 or 8"),
+        ("Sebulba.lag = -1", r"Sebulba\.lag: expected an int of at least 0, got -1"),
+        ("Sebulba.timeout = 0", r"Sebulba\.timeout: expected seconds, got 0"),
+    ],
+)
+def test_a_mistake_is_one_line(config, binding, message):
+    with pytest.raises(errors.UserError, match=f"^[^\n]*{message}[^\n]*$"):
+        loaded = experiment.load([str(config)], [binding])
+        experiment.check(loaded.build(), loaded.seed)
 
 
-def test_a_simulator_that_there_is_not(tmp_path):
-    files = ("--gin_file", "gin/experiments/cartpole_impala_anakin.gin")
-    cases = {
-        (*files, "--gin_file", "gin/runners/sebulba.gin"): ("'CartPol-v1'", "'CartPole-v1'"),
-        files: ("runs on the host", "sebulba.gin", "@cartpole.CartPole"),
-    }
-    for arguments, phrases in cases.items():
-        task = "CartPol-v1" if "gin/runners/sebulba.gin" in arguments else "CartPole-v1"
-        ended = _run(
-            *arguments,
-            *("--gin_file", "gin/environments/envpool_cartpole.gin"),
-            *("--run_dir", tmp_path / "run"),
-            bindings=(f"EnvPool.task_id = '{task}'",),
-        )
-        processes.assert_mistake(ended, *phrases)
+def test_mistakes_end_a_run_before_it_leaves_anything(config, tmp_path):
+    host = ("--gin_file", "gin/environments/envpool_cartpole.gin")
+    anakin = ("--gin_file", "gin/experiments/cartpole_impala_anakin.gin")
+    sebulba = ("--gin_file", "gin/runners/sebulba.gin")
+    cases = [
+        (
+            ("--gin_file", config),
+            "Sebulba.actor_devices = (0, 7)",
+            ("Sebulba.actor_devices = (0, 7)", "4 devices", "no device 7"),
+        ),
+        ((*anakin, *sebulba, *host), "EnvPool.task_id = 'CartPol-v1'", ("'CartPole-v1'",)),
+        (
+            (*anakin, *host),
+            "SEED = 1",
+            ("runs on the host", "sebulba.gin", "@cartpole.CartPole"),
+        ),
+    ]
+    started = [
+        _start(*files, "--run_dir", tmp_path / "run", bindings=(binding,))
+        for files, binding, _ in cases
+    ]
+    for process, (_, _, phrases) in zip(started, cases):
+        processes.assert_mistake(_finish(process), *phrases)
     assert os.listdir(tmp_path) == []
