@@ -49,7 +49,7 @@ _BENCHMARKS = {
     "startup": _repeated(anakin.benchmark_startup),
     "sebulba_impala": _with_bindings(sebulba.benchmark_learning, sebulba.IMPALA),
     "sebulba_ppo": _with_bindings(sebulba.benchmark_learning, sebulba.PPO),
-    "sebulba_environments": _with_bindings(sebulba.benchmark_environments, sebulba.IMPALA),
+    "sebulba_environments": _with_bindings(sebulba.benchmark_environments, sebulba.ENVIRONMENTS),
 }
 
 

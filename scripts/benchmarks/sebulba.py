@@ -28,13 +28,16 @@ class Setting:
 
     Attributes:
       algorithm: "ppo" or "impala"; the experiment is `pong_<algorithm>_sebulba.gin`.
-      updates: how many a turn takes; one more comes before it and is not counted.
+      updates: how many a turn takes.
+      lead_in: how many come before it and are not counted: while it was others' turn, an actor
+        had the time to fill the queue with a rollout, and to collect another one.
       env_steps: steps of each environment that a turn of the simulators alone takes.
       bindings: of gin, over the experiment's own.
     """
 
     algorithm: str
     updates: int
+    lead_in: int = 2
     env_steps: int = 250
     bindings: Sequence[str] = ()
 
@@ -44,8 +47,9 @@ class Setting:
         return experiment.load([file], list(self.bindings)).build()
 
 
-PPO = Setting("ppo", updates=1)
+PPO = Setting("ppo", updates=1, lead_in=1)  # where learning takes so long, it is never waited for
 IMPALA = Setting("impala", updates=6)
+ENVIRONMENTS = Setting("impala", updates=30, env_steps=600)
 
 
 class _Glance(nn.Module):
@@ -89,7 +93,8 @@ class _RawPools:
         shape = (64, runner.num_envs // batches)
         self._actions = rng.integers(actions.minimum, actions.maximum + 1, shape, actions.dtype)
         self._agent_steps = self._steps * runner.num_envs
-        # EnvPool itself, without the adaptor.
+        # EnvPool itself, without the adaptor, and at its best: its public `recv` also makes arrays
+        # of what nobody reads.
         self._pools = [host._pool for host in self._hosts]
         for pool in self._pools:
             pool.async_reset()
@@ -101,7 +106,7 @@ class _RawPools:
     def _step(self) -> None:
         for step in range(self._steps):
             for pool in self._pools:
-                pool.recv()
+                pool._recv()
                 pool.send(self._actions[step % len(self._actions)])
 
     def close(self) -> None:
@@ -114,7 +119,7 @@ class _Runner(measure.Stepper):
     """A runner, as a contender."""
 
     def __init__(self, runner: Any, setting: Setting):
-        super().__init__(runner, setting.updates, lead_in=1)
+        super().__init__(runner, setting.updates, setting.lead_in)
         self.close = runner.close
 
 
