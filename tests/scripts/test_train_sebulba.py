@@ -344,7 +344,7 @@ def test_a_resumed_run_has_the_state_that_was_saved(config, tmp_path):
 def test_a_run_that_is_stopped_at_random_moments_gets_to_its_end(config, tmp_path, seed):
     path = tmp_path / "run"
     chance = random.Random(seed)
-    for _ in range(8):
+    for _ in range(6):
         started = (
             ("--run_dir", path, "--resume")
             if (path / "config.gin").exists()
@@ -356,11 +356,11 @@ def test_a_run_that_is_stopped_at_random_moments_gets_to_its_end(config, tmp_pat
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         ended = _finish(process)
-        # Python itself has to come up before anything can be in order.
-        untouched = not (path / "config.gin").exists()
-        assert ended.returncode in (0, -number) or untouched, ended.stderr
-        if ended.returncode == 0:
+        if "saving a checkpoint" in ended.stderr:
+            assert ended.returncode == 0, ended.stderr
             assert "Traceback" not in ended.stderr
+        elif ended.returncode not in (0, -number):  # in the middle of Python's imports
+            assert ended.stdout == "", ended
         if (path / "checkpoints").exists():
             _checkpoints(path)
     if (path / "config.gin").exists():
