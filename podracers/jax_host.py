@@ -77,8 +77,8 @@ class JaxHostBatch:
 
     def send(self, action: types.PyTree) -> None:
         """Begins a step."""
-        # The state is on the device already, and the call takes the action there: `device_put` would
-        # cost more than the step.
+        # The state is on the device already, and the call takes the action there: `device_put`
+        # would cost more than the step.
         self._state, self._timestep = self._factory._step(self._state, action)
 
     def recv(self) -> types.TimeStep:
