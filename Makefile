@@ -56,13 +56,13 @@ train: install
 	$(BIN)/python scripts/train.py --gin_file gin/experiments/$(EXPERIMENT).gin --run_dir $(RUN_DIR)
 
 test: install
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not learning"
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not learning"
 
 test-learning: install
 	$(PYTEST) -m learning
 
 test-all: install
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not learning"
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not learning"
 
 lint: install
 	$(BIN)/ruff check .
