@@ -1,6 +1,7 @@
 """Sebulba when something goes wrong: it ends in time, with the first cause, and leaves nothing."""
 
 import _thread
+import signal
 import threading
 import time
 import traceback
@@ -233,7 +234,10 @@ def test_a_learner_that_fails_ends_the_actors(made, monkeypatch):
     _assert_closed(factory)
 
 
-def test_an_interrupt_ends_the_actors(made):
+def test_an_interrupt_ends_the_actors(made, request):
+    # A shell that starts a job in the background lets it ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     runner, factory = made
     state, _ = runner.step(runner.init(0), 1)
     factory.plan.set(faults.SLOW, seconds=0.1)
