@@ -309,7 +309,6 @@ class _Live:
 
     def __init__(self):
         self.session: _Session | None = None
-        self.state: learning.SebulbaState | None = (
-            None  # the one that the session's actors belong to
-        )
-        self.update = 0  # of that state
+        # The one that the session's actors belong to, and its update.
+        self.state: learning.SebulbaState | None = None
+        self.update = 0

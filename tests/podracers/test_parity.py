@@ -106,9 +106,11 @@ def test_with_a_lag_of_one_a_seed_repeats_and_the_lag_is_exactly_one(made):
 def test_the_recorded_lag_is_the_true_one():
     agent, environment = contract.AGENTS["ppo"]()
     for lag in (0, 1):
-        subject = _sebulba(agent, environment, lag=lag)
+        subject = _sebulba(agent, environment, lag=lag, actor_devices=(0, 0))
         state, _ = subject.step(subject.init(0), 1)
         subject.diagnostics()  # the first rollout has nothing to be behind of
+        state, _ = subject.step(state, 1)
+        assert subject._live.session.timers.lags == [lag, lag]  # of every actor
         subject.step(state, 4)
         values = subject.diagnostics().values
         subject.close()
