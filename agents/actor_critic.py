@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import distributions, encoders, networks, normalization
-from podracers import environment, errors, parallel, types
+from agents import distributions, encoders, networks, normalization, options
+from podracers import environment, parallel, types
 
 
 class Learner(NamedTuple):
@@ -98,21 +98,9 @@ class ActorCritic:
 
     def __post_init__(self):
         """Refuses impossible options."""
-        for name in self._COUNTS:
-            value = getattr(self, name)
-            self._expect(name, isinstance(value, int) and value >= 1, "a positive int")
-        for name in self._PORTIONS:
-            self._expect(name, 0.0 <= getattr(self, name) <= 1.0, "a number in [0, 1]")
-        for name in self._POSITIVE:
-            value = getattr(self, name)
-            self._expect(name, value is None or value > 0.0, "a positive number")
+        options.check(self, self._COUNTS, self._PORTIONS, self._POSITIVE)
         # Made now: gin's bindings may be others by the time that the network is first used.
         _ = self._network
-
-    def _expect(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            option = f"{type(self).__name__}.{name}"
-            raise errors.UserError(f"{option}: expected {expected}, got {getattr(self, name)!r}")
 
     def _learn(
         self,
@@ -157,11 +145,7 @@ class ActorCritic:
 
     def init_learner(self, key: jax.Array) -> Learner:
         """Returns fresh parameters."""
-        zero = jax.tree.map(lambda x: x[None], self.spec.zero_observation())
-        timestep = types.TimeStep(
-            zero, jnp.zeros((1,)), jnp.ones((1,)), jnp.full((1,), types.FIRST, jnp.int8)
-        )
-        params = self._network.init(key, timestep)
+        params = self._network.init(key, networks.zero_timestep(self.spec))
         return Learner(
             params=params,
             optimizer_state=self._optimizer.init(params),

@@ -25,6 +25,10 @@ class Network(Protocol):
     def is_recurrent(self) -> bool:
         """False where rows may be shuffled over time and streams, and the core is `()`."""
 
+    @property
+    def memory_length(self) -> int | None:
+        """How many time steps before it an output depends on; None where there is no bound."""
+
     def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
         """Returns parameters; of `timestep` `[B, ...]` only shapes and dtypes count."""
 
@@ -69,6 +73,12 @@ class Composed:
     def is_recurrent(self) -> bool:
         """Whether there is any memory: a stack of frames is one."""
         return bool(jax.tree.leaves(jax.eval_shape(lambda: self.initial_core(1))))
+
+    @property
+    def memory_length(self) -> int | None:
+        """One less than the stack of frames, or None with a recurrent core."""
+        recurrent = jax.tree.leaves(jax.eval_shape(lambda: self.module.initial_states(1)))
+        return None if recurrent else self.frame_stack - 1
 
     def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
         """Returns parameters; of `timestep` `[B, ...]` only shapes and dtypes count."""
@@ -211,3 +221,88 @@ def actor_critic(
     )
     torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
     return Composed(spec, ActorCriticModule(head, torsos), frame_stack)
+
+
+class QModule(nn.Module):
+    """The values of actions.
+
+    Attributes:
+      num_actions: `A`.
+      torso: the encoder and the core.
+      dueling: whether values are the sum of a state's value and of advantages with mean 0; Wang et
+        al., "Dueling Network Architectures", https://arxiv.org/abs/1511.06581.
+    """
+
+    num_actions: int
+    torso: Torso
+    dueling: bool = False
+
+    def initial_states(self, batch_size: int) -> tuple:
+        """Returns the state of the torso."""
+        return (self.torso.initial_state(batch_size),)
+
+    @nn.compact
+    def __call__(self, states, observation, first):
+        """Returns values `[T, B, A]` and the states after it."""
+        features, state = self.torso(states[0], observation, first)
+        values = _linear(layers.Dense(self.num_actions, scale=0.01, name="action"), features)
+        if self.dueling:
+            values -= jnp.mean(values, axis=-1, keepdims=True)
+            values += _linear(layers.Dense(1, scale=1.0, name="state"), features)
+        return values, (state,)
+
+
+def q_network(
+    spec: environment.EnvironmentSpec,
+    num_actions: int,
+    *,
+    encoder: nn.Module | None = None,
+    core: nn.Module | None = None,
+    frame_stack: int = 1,
+    dueling: bool = False,
+) -> Composed:
+    """Returns a network that puts out the value of each action, `[..., A]`.
+
+    Args:
+      spec: of the environment.
+      num_actions: `A`.
+      encoder: a module of `agents.encoders`; by default two rectified layers of 64.
+      core: a module of `agents.cores`; by default none.
+      frame_stack: how many frames the encoder sees; 1 for no stack.
+      dueling: see `QModule`.
+    """
+    encoder = encoder if encoder is not None else encoders.MLP(activation="relu")
+    torso = Torso(encoder, core if core is not None else cores.FeedForward())
+    return Composed(spec, QModule(num_actions, torso, dueling), frame_stack)
+
+
+def unroll_after(
+    network: Network, params: types.PyTree, core: Any, timestep: types.TimeStep, burn_in: int
+) -> Any:
+    """Returns the outputs of all time steps but the first ones, which only warm up the core.
+
+    No gradient passes through the burn-in. Where the core is a stack of frames, the encoder does
+    not run on them.
+
+    Args:
+      network: what to unroll.
+      params: of the network.
+      core: `[B, ...]` before the first time step.
+      timestep: `[T, B, ...]`.
+      burn_in: how many time steps to leave out.
+
+    Returns:
+      `[T - burn_in, B, ...]`.
+    """
+    if burn_in:
+        before = jax.tree.map(lambda x: x[:burn_in], timestep)
+        core = jax.lax.stop_gradient(network.unroll(params, core, before)[1])
+        timestep = jax.tree.map(lambda x: x[burn_in:], timestep)
+    return network.unroll(params, core, timestep)[0]
+
+
+def zero_timestep(spec: environment.EnvironmentSpec) -> types.TimeStep:
+    """Returns a FIRST time step `[1, ...]` of zeros, to initialise networks with."""
+    zero = jax.tree.map(lambda x: x[None], spec.zero_observation())
+    first = jnp.full((1,), types.FIRST, jnp.int8)
+    return types.TimeStep(zero, jnp.zeros((1,)), jnp.ones((1,)), first)

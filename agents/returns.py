@@ -92,6 +92,33 @@ def gae(
     return advantages
 
 
+def n_step(
+    timestep: types.TimeStep, values: jax.Array, gamma: jax.Array | float, n: int
+) -> jax.Array:
+    """Returns the n-step returns `[T, B]`; fewer steps where an episode or the rollout ends.
+
+    After a truncation, and at the end, they bootstrap from the value of that time step.
+    Gradients pass through; what stands at transitions out of LAST is without meaning.
+
+    Args:
+      timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
+      values: `[T + 1, B]`, of the same time steps, to bootstrap from.
+      gamma: the discount of the agent, in `[0, 1]`.
+      n: at least 1; `T` and more are Monte Carlo returns that bootstrap at the end.
+    """
+    chex.assert_rank(values, 2)
+    chex.assert_equal_shape([values, timestep.reward, timestep.discount, timestep.step_type])
+    discount_t = gamma * timestep.discount[1:]
+    last_t = timestep.step_type[1:] == types.LAST
+    following = values[1:]
+    for steps_left in range(n, 0, -1):
+        target = timestep.reward[1:] + discount_t * following
+        if steps_left > 1:
+            target_t = jnp.concatenate([target[1:], values[-1:]])
+            following = jnp.where(last_t, values[1:], target_t)
+    return target
+
+
 class VTrace(NamedTuple):
     """What V-trace makes of a rollout, `[T, B]` each."""
 

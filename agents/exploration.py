@@ -1,0 +1,63 @@
+"""How agents that learn values explore.
+
+Axis legend: `B` streams, `A` actions.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def legal_max(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Returns the value of the best legal action, `[...]`, of `q_values` `[..., A]`."""
+    return jnp.max(_legal(q_values, mask), axis=-1)
+
+
+def legal_argmax(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Returns the best legal action, int32 `[...]`; the lowest one among equals."""
+    return jnp.argmax(_legal(q_values, mask), axis=-1).astype(jnp.int32)
+
+
+def _legal(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    if mask is None:
+        return q_values
+    # Some environments allow nothing at all in a final state: then everything counts.
+    mask = mask | ~jnp.any(mask, axis=-1, keepdims=True)
+    return jnp.where(mask, q_values, -1e9)
+
+
+def epsilon_greedy(
+    q_values: jax.Array, mask: jax.Array | None, epsilon: jax.Array, key: jax.Array
+) -> jax.Array:
+    """Returns the best legal action, or with probability `epsilon` any legal one, int32 `[B]`.
+
+    Args:
+      q_values: `[B, A]`.
+      mask: bool `[B, A]`, or None where every action is legal.
+      epsilon: `[B]` or a scalar, in `[0, 1]`.
+      key: `[B]` typed keys.
+    """
+
+    def draw(key):
+        choose_key, explore_key = jax.random.split(key)
+        noise = jax.random.uniform(explore_key, q_values.shape[-1:])
+        return jax.random.uniform(choose_key), noise
+
+    uniform, noise = jax.vmap(draw)(key)
+    # The largest of equally distributed numbers is anyone's with equal probability.
+    return jnp.where(uniform < epsilon, legal_argmax(noise, mask), legal_argmax(q_values, mask))
+
+
+def ladder(env_id: jax.Array, num_envs: int, base: float = 0.4, exponent: float = 7.0) -> jax.Array:
+    """Returns the epsilons `[B]` of streams that explore by different amounts.
+
+    `base ** (1 + exponent * i / (N - 1))`, Horgan et al., "Distributed Prioritized Experience
+    Replay", 2018, https://arxiv.org/abs/1803.00933.
+
+    Args:
+      env_id: int32 `[B]`, global indices.
+      num_envs: `N`, streams in all.
+      base: of the stream that explores most.
+      exponent: how much less the last one explores.
+    """
+    portion = env_id.astype(jnp.float32) / max(num_envs - 1, 1)
+    return base ** (1.0 + exponent * portion)

@@ -1,0 +1,341 @@
+"""Replay: past rollouts on the learner devices, from which sequences are drawn.
+
+Each device keeps the streams that it learns from in one ring `[C, B, ...]`, which is written in
+place: every time step is stored once, in the dtype that it came in, and a sequence `[L + 1]` is cut
+out of the ring when it is drawn. A sequence is consecutive time steps of one stream, and it never
+reaches over the place where the ring is being written: no draw mixes what is old with what is new.
+
+Where what is stored has an actor state (a recurrent core), it is that before the first step of a
+rollout, and sequences begin where rollouts begin; else they begin anywhere.
+
+Streams are dealt out to shards, and each of them gives an equal part of every batch. With up to
+eight devices the number of shards does not depend on that of devices (as far as streams and batches
+divide), so neither does what is drawn.
+
+Prioritised replay is that of Schaul et al., "Prioritized Experience Replay", 2015,
+https://arxiv.org/abs/1511.05952, in its proportional form; a sequence has one priority, as in
+Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019,
+https://openreview.net/forum?id=r1lyTjAqYX. `docs/replay.md` says why this is not flashbax.
+
+Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `K` new
+sequences of a stream, `B` streams, `S` shards and `N` drawn sequences of this device.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from agents import sum_tree
+from podracers import errors, parallel, types
+
+_SHARDS = 8
+
+
+class Memory(NamedTuple):
+    """What one device remembers."""
+
+    ring: types.Rollout  # [C, B, ...]; actor states are [C / T, B, ...]
+    head: jax.Array  # int32, when the newest time step was; it counts on for ever, from 0
+    priorities: Any  # a `SumTree` with a row for each shard; () where draws are uniform
+    highest: jax.Array  # float32, the highest priority so far
+
+
+class Item(NamedTuple):
+    """Which sequences; all of one shape."""
+
+    shard: jax.Array  # int32, of this device
+    index: jax.Array  # int32, of the sequence in its shard
+
+
+class Sample(NamedTuple):
+    """Sequences that were drawn."""
+
+    rollout: types.Rollout  # [L, N, ...], time steps [L + 1, N, ...], as a runner shows them
+    item: Item  # [N], for `prioritize`
+    weight: jax.Array  # [N] float32, of the losses: what the priorities distort; at most 1
+    key: jax.Array  # [N] typed keys, the same on any number of devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """How to store and to draw: pure functions of a `Memory`, under the mapped axis.
+
+    Attributes:
+      capacity: transitions over all streams of all devices; rounded down to whole rollouts.
+      sequence_length: `L`, transitions.
+      batch_size: sequences of one draw, over all devices.
+      priority_exponent: 0 for uniform draws; 1 for draws in proportion to the priorities.
+      importance_exponent: 1 for weights that undo the priorities in full; 0 for none.
+    """
+
+    capacity: int
+    sequence_length: int
+    batch_size: int
+    priority_exponent: float = 0.0
+    importance_exponent: float = 0.0
+
+    def init(self, rollout: types.Rollout) -> Memory:
+        """Returns an empty memory.
+
+        Args:
+          rollout: a template `[T, B, ...]` of what is to be stored; only shapes and dtypes count.
+
+        Raises:
+          errors.UserError: the capacity is too small, or the batch does not divide.
+        """
+        steps, streams = rollout.timestep.reward.shape
+        steps -= 1
+        chunks = self.capacity // (streams * parallel.axis_size() * steps)
+        self._check(chunks, steps, streams)
+
+        def over_time(x):
+            return jnp.zeros((chunks * steps, *x.shape[1:]), x.dtype)
+
+        def over_chunks(x):
+            return jnp.zeros((chunks, *x.shape), x.dtype)
+
+        ring = types.Rollout(
+            timestep=jax.tree.map(over_time, rollout.timestep),
+            action=jax.tree.map(over_time, rollout.action),
+            extras=jax.tree.map(over_time, rollout.extras),
+            actor_state=jax.tree.map(over_chunks, rollout.actor_state),
+        )
+        priorities: Any = ()
+        if self.priority_exponent:
+            shards = self._shards(streams)
+            starts = chunks * steps // _period(ring)
+            priorities = sum_tree.init(shards, starts * (streams // shards))
+        return Memory(ring, jnp.zeros((), jnp.int32), priorities, jnp.ones((), jnp.float32))
+
+    def _check(self, chunks: int, steps: int, streams: int) -> None:
+        """Raises where no sequence, or no batch, could be drawn."""
+        devices = parallel.axis_size()
+        needed = -(-self.sequence_length // steps) + 1
+        if chunks < needed:
+            raise errors.UserError(
+                f"replay_capacity = {self.capacity} transitions is too small: a sequence of "
+                f"{self.sequence_length} steps from each of {streams * devices} environments, in "
+                f"rollouts of {steps}, needs at least {needed * steps * streams * devices}"
+            )
+        if self.capacity < self.batch_size * self.sequence_length:
+            raise errors.UserError(
+                f"replay_capacity = {self.capacity} transitions is smaller than one batch: "
+                f"{self.batch_size} sequences of {self.sequence_length} steps"
+            )
+        if self.batch_size % devices:
+            raise errors.UserError(
+                f"batch_size = {self.batch_size} does not divide over {devices} learner devices"
+            )
+
+    def _shards(self, streams: int) -> int:
+        """Returns how many shards this device has."""
+        devices = parallel.axis_size()
+        shards = math.gcd(streams * devices, self.batch_size, _SHARDS)
+        return shards // devices if shards % devices == 0 else 1
+
+    def add(self, memory: Memory, rollout: types.Rollout) -> Memory:
+        """Stores a rollout `[T, B, ...]`, in place where `memory` is donated.
+
+        What is new can be drawn from now on, with the highest priority so far (see `new_items`).
+        """
+        ring, steps = memory.ring, _steps(rollout)
+        slot = memory.head % _capacity(ring)
+        final = (slot + steps) % _capacity(ring)
+        timestep = _write(ring.timestep, jax.tree.map(lambda x: x[:-1], rollout.timestep), slot)
+        # The last time step opens the next rollout too, which overwrites it with its equal.
+        timestep = _write(timestep, jax.tree.map(lambda x: x[-1:], rollout.timestep), final)
+        state = jax.tree.map(lambda x: x[None], rollout.actor_state)
+        ring = types.Rollout(
+            timestep=timestep,
+            action=_write(ring.action, rollout.action, slot),
+            extras=_write(ring.extras, rollout.extras, slot),
+            actor_state=_write(ring.actor_state, state, slot // steps),
+        )
+        memory = memory._replace(ring=ring, head=memory.head + steps)
+        if not self.priority_exponent:
+            return memory
+        period = _period(ring)
+        times = memory.head - period * jnp.arange(steps // period)
+        overwritten = self._items(memory, times)
+        memory = self._set(memory, overwritten, jnp.zeros(overwritten.index.shape))
+        item, exists = self.new_items(memory, steps)
+        return self._set(memory, item, jnp.where(exists, memory.highest, 0.0))
+
+    def new_items(self, memory: Memory, steps: int) -> tuple[Item, jax.Array]:
+        """Returns the sequences that the latest rollout completed.
+
+        Args:
+          memory: with that rollout.
+          steps: `T`, of that rollout.
+
+        Returns:
+          Items `[K, B]`, oldest first, and a bool `[K, B]`, false where the run is too young for
+          them. `K` is `T`, or 1 where sequences begin where rollouts do.
+        """
+        times = self._new_starts(memory, steps)
+        item = self._items(memory, times)
+        return item, jnp.broadcast_to(times[:, None] >= 0, item.index.shape)
+
+    def recent(self, memory: Memory, steps: int) -> types.Rollout:
+        """Returns the transitions of the sequences of `new_items`, one piece for each stream.
+
+        Args:
+          memory: with the latest rollout.
+          steps: `T`, of that rollout.
+
+        Returns:
+          `[L + K - 1, B, ...]`; what was before the run began is without meaning.
+        """
+        starts = self._new_starts(memory, steps)
+        stream = jnp.arange(memory.ring.timestep.reward.shape[1])
+        length = self.sequence_length + starts.shape[0] - 1
+        return _cut(memory.ring, jnp.broadcast_to(starts[0], stream.shape), stream, length)
+
+    def ready(self, memory: Memory) -> jax.Array:
+        """Returns a bool, equal on all devices: whether every stream has a sequence to draw."""
+        return self._starts(memory)[1] > 0
+
+    def size(self, memory: Memory) -> jax.Array:
+        """Returns how many transitions of each stream are there, int32."""
+        return jnp.minimum(memory.head, _capacity(memory.ring) - 1)
+
+    def sample(self, memory: Memory, key: jax.Array) -> Sample:
+        """Draws sequences, with replacement; only where `ready`.
+
+        Args:
+          memory: of this device.
+          key: one typed key, equal on all devices.
+        """
+        shards, local = self._deal(memory)
+        each = self.batch_size // parallel.axis_size() // shards
+        number = parallel.axis_index() * shards + jnp.arange(shards)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, number)
+        keys = jax.vmap(lambda k: jax.random.split(k, (2, each)), out_axes=1)(keys)
+        draw_keys, sample_keys = keys.reshape(2, -1)  # [N] each
+        shard = jnp.repeat(jnp.arange(shards), each)
+        if self.priority_exponent:
+            index, probability = sum_tree.draw(memory.priorities, shard, draw_keys)
+            weight = self._weight(memory, probability * local)
+        else:
+            index = jax.vmap(lambda k: self._uniform(memory, local, k))(draw_keys)
+            weight = jnp.ones(index.shape)
+        start = index // local * _period(memory.ring)
+        rollout = _cut(memory.ring, start, shard * local + index % local, self.sequence_length)
+        return Sample(rollout, Item(shard, index), weight, sample_keys)
+
+    def prioritize(
+        self, memory: Memory, item: Item, priority: jax.Array, exists: jax.Array | bool = True
+    ) -> Memory:
+        """Gives sequences new priorities.
+
+        Args:
+          memory: of this device.
+          item: of `Sample` or `new_items`.
+          priority: of the same shape, not negative; usually a size of temporal-difference errors.
+          exists: bool, of the same shape; false for what must never be drawn.
+        """
+        # Never zero, or it would not be drawn again; never infinite, or nothing else would be.
+        value = jnp.clip(priority, 1e-6, 1e6) ** self.priority_exponent
+        value = jnp.where(exists, value, 0.0)
+        highest = jax.lax.pmax(jnp.max(value), parallel.AXIS)
+        memory = memory._replace(highest=jnp.maximum(memory.highest, highest))
+        return self._set(memory, item, value)
+
+    def _deal(self, memory: Memory) -> tuple[int, int]:
+        """Returns the number of shards of this device, and of streams in each."""
+        streams = memory.ring.timestep.reward.shape[1]
+        shards = self._shards(streams)
+        return shards, streams // shards
+
+    def _starts(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
+        """Returns the time of the oldest start there is, and how many there are."""
+        period = _period(memory.ring)
+        oldest = jnp.maximum(memory.head - _capacity(memory.ring) + 1, 0)
+        oldest = -(-oldest // period)
+        newest = (memory.head - self.sequence_length) // period
+        return oldest * period, jnp.maximum(newest - oldest + 1, 0)
+
+    def _new_starts(self, memory: Memory, steps: int) -> jax.Array:
+        """Returns the times `[K]` at which the sequences begin that are new."""
+        period = _period(memory.ring)
+        newest = (memory.head - self.sequence_length) // period * period
+        return newest - period * jnp.arange(steps // period - 1, -1, -1)
+
+    def _items(self, memory: Memory, times: jax.Array) -> Item:
+        """Returns the items `[K, B]` that begin at times `[K]`."""
+        shards, local = self._deal(memory)
+        stream = jnp.arange(shards * local)
+        slot = times % _capacity(memory.ring) // _period(memory.ring)
+        index = slot[:, None] * local + stream % local
+        return Item(jnp.broadcast_to(stream // local, index.shape), index)
+
+    def _uniform(self, memory: Memory, local: int, key: jax.Array) -> jax.Array:
+        """Draws an index, of any start and stream of a shard."""
+        stream_key, start_key = jax.random.split(key)
+        oldest, count = self._starts(memory)
+        period = _period(memory.ring)
+        time = oldest + period * jax.random.randint(start_key, (), 0, count)
+        stream = jax.random.randint(stream_key, (), 0, local)
+        return time % _capacity(memory.ring) // period * local + stream
+
+    def _weight(self, memory: Memory, probability: jax.Array) -> jax.Array:
+        """Returns importance weights `[N]`, of which the largest of the global batch is 1.
+
+        Args:
+          memory: of this device.
+          probability: `[N]`, relative to that of a uniform draw of the stream.
+        """
+        count = self._starts(memory)[1].astype(jnp.float32)
+        weight = (count * probability) ** -self.importance_exponent
+        return weight / jax.lax.pmax(jnp.max(weight), parallel.AXIS)
+
+    def _set(self, memory: Memory, item: Item, value: jax.Array) -> Memory:
+        shard, index, value = (x.reshape(-1) for x in (item.shard, item.index, value))
+        return memory._replace(priorities=sum_tree.write(memory.priorities, shard, index, value))
+
+
+def num_bytes(tree: types.PyTree) -> int:
+    """Returns how many bytes the arrays of a tree take, or would take."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _steps(rollout: types.Rollout) -> int:
+    """Returns `T`."""
+    return rollout.timestep.reward.shape[0] - 1
+
+
+def _capacity(ring: types.Rollout) -> int:
+    """Returns `C`."""
+    return ring.timestep.reward.shape[0]
+
+
+def _period(ring: types.Rollout) -> int:
+    """Returns how many steps lie between the starts of sequences: `T` where cores are kept."""
+    states = jax.tree.leaves(ring.actor_state)
+    return _capacity(ring) // states[0].shape[0] if states else 1
+
+
+def _write(ring: types.PyTree, values: types.PyTree, slot: jax.Array) -> types.PyTree:
+    """Writes `[T, B, ...]` into the ring."""
+
+    def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
+        value = value.astype(buffer.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, value, slot, axis=0)
+
+    return jax.tree.map(write, ring, values)
+
+
+def _cut(ring: types.Rollout, start: jax.Array, stream: jax.Array, length: int) -> types.Rollout:
+    """Returns sequences `[L, N, ...]` of streams `[N]` from slots `[N]` on."""
+    slot = (start + jnp.arange(length + 1)[:, None]) % _capacity(ring)  # [L + 1, N]
+
+    def over_time(x: jax.Array) -> jax.Array:
+        return x[slot, stream]
+
+    before = jax.tree.map(lambda x: x[slot[:-1], stream], (ring.action, ring.extras))
+    chunk = start % _capacity(ring) // _period(ring)
+    state = jax.tree.map(lambda x: x[chunk, stream], ring.actor_state)
+    return types.Rollout(jax.tree.map(over_time, ring.timestep), *before, state)
