@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import actor_critic, cores, encoders, networks
+from agents import cores, encoders, networks
 from environments import probes
+from podracers import agent as agent_lib
 from podracers import anakin, environment, evaluation, types
 
 GAMMA = 0.9
@@ -80,23 +81,20 @@ class Curriculum:
     """How long an algorithm takes over the probes, and with which settings.
 
     Attributes:
-      make: `make(spec, network=, anneal_steps=, gamma=, entropy_cost=)` returns the agent.
+      make: `make(spec, encoder=, core=, total_steps=)` returns the agent; its discount is `GAMMA`.
       num_updates: how many rollouts are learnt from.
     """
 
-    make: Callable[..., actor_critic.ActorCritic]
+    make: Callable[..., agent_lib.Agent]
     num_updates: int
 
     def learn(self, candidate: Any, core=None, num_envs: int = 32, hidden: int = 16):
         """Returns the agent and what it learnt."""
         agent = self.make(
             candidate.spec,
-            network=functools.partial(
-                networks.actor_critic, encoder=encoders.MLP((hidden,)), core=core
-            ),
-            anneal_steps=self.num_updates * num_envs * ROLLOUT_LENGTH,
-            gamma=GAMMA,
-            entropy_cost=0.001,
+            encoder=encoders.MLP((hidden,)),
+            core=core,
+            total_steps=self.num_updates * num_envs * ROLLOUT_LENGTH,
         )
         runner = anakin.Anakin(agent, candidate, num_envs, ROLLOUT_LENGTH, num_devices=1)
         state, _ = runner.step(runner.init(0), self.num_updates)
@@ -120,11 +118,27 @@ class Curriculum:
         assert error < 0.05 + 4.0 * episodes.standard_error()
 
 
+def actor_critic(algorithm: Callable[..., agent_lib.Agent], **options) -> Callable:
+    """Returns the `make` of a curriculum for an actor-critic."""
+
+    def make(spec, encoder, core, total_steps):
+        return algorithm(
+            spec,
+            network=functools.partial(networks.actor_critic, encoder=encoder, core=core),
+            anneal_steps=total_steps,
+            gamma=GAMMA,
+            entropy_cost=0.001,
+            **options,
+        )
+
+    return make
+
+
 class Learnt(NamedTuple):
     """An agent that learnt a mixture."""
 
     mixture: Mixture
-    agent: actor_critic.ActorCritic
+    agent: agent_lib.Agent
     params: Any
 
     def assert_values(self, probe: type) -> None:

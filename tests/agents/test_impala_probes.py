@@ -1,14 +1,12 @@
 """IMPALA learns what is known of every probe environment, in seconds."""
 
-import functools
-
 import pytest
 
 from agents import impala
 from tests.agents import probe_learning
 
 CURRICULUM = probe_learning.Curriculum(
-    functools.partial(impala.IMPALA, learning_rate=0.02, optimizer="adam"), 800
+    probe_learning.actor_critic(impala.IMPALA, learning_rate=0.02, optimizer="adam"), 800
 )
 
 

@@ -1,14 +1,14 @@
 """PPO learns what is known of every probe environment, in seconds."""
 
-import functools
-
 import pytest
 
 from agents import ppo
 from environments import probes
 from tests.agents import probe_learning
 
-CURRICULUM = probe_learning.Curriculum(functools.partial(ppo.PPO, learning_rate=0.02), 80)
+CURRICULUM = probe_learning.Curriculum(
+    probe_learning.actor_critic(ppo.PPO, learning_rate=0.02), 80
+)
 
 
 @pytest.fixture(scope="module", name="learnt")
