@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import cores, encoders, impala, networks, ppo
+from agents import cores, dqn, encoders, impala, networks, ppo
 from podracers import agent as agent_lib
 from podracers import anakin, environment, metrics, runner, sebulba, types
 from tests import streams
@@ -44,6 +44,25 @@ def _impala(actions: str, masked: bool, network, **options):
     return agent, candidate
 
 
+def _dqn():
+    candidate = streams.RandomEpisodes(actions="discrete", masked=True)
+    agent = dqn.DQN(
+        candidate.spec,
+        network=functools.partial(networks.q_network, encoder=encoders.MLP((8,)), frame_stack=3),
+        learning_rate=0.01,
+        normalize_observations=True,
+        batch_size=16,
+        min_replay=16,
+        replay_capacity=200,  # the ring goes round within the five updates
+        priority_exponent=0.6,
+        importance_exponent=0.4,
+        replay_ratio=1.1,
+        target_period=3,
+        epsilon_steps=400,
+    )
+    return agent, candidate
+
+
 # Between them the agents of one algorithm cover every kind of action and of memory.
 AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]] = {
     "ppo": lambda: _ppo("discrete", True, tiny_network()),
@@ -58,6 +77,7 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     "impala_lstm": lambda: _impala(
         "continuous", False, tiny_network(cores.LSTM(8)), num_minibatches=2
     ),
+    "dqn": _dqn,
 }
 
 

@@ -17,7 +17,7 @@ def _make(spec, encoder, core, total_steps):
         learning_rate=3e-3,
         gamma=probe_learning.GAMMA,
         batch_size=256,
-        replay_ratio=2.0,
+        replay_ratio=4.0,
         replay_capacity=total_steps // 4,
         min_replay=1024,
         target_period=20,
