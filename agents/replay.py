@@ -297,11 +297,6 @@ class Replay:
         return memory._replace(priorities=sum_tree.write(memory.priorities, shard, index, value))
 
 
-def num_bytes(tree: types.PyTree) -> int:
-    """Returns how many bytes the arrays of a tree take, or would take."""
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
 def _steps(rollout: types.Rollout) -> int:
     """Returns `T`."""
     return rollout.timestep.reward.shape[0] - 1

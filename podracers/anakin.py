@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from podracers import agent as agent_lib
-from podracers import batch, errors, keys, metrics, parallel, types, unroll
+from podracers import batch, errors, footprint, keys, metrics, parallel, types, unroll
 from podracers import environment as environment_lib
 
 
@@ -118,7 +118,8 @@ class Anakin:
         members = f", a population of {self.population}" if self.population > 1 else ""
         return [
             f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments x "
-            f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}"
+            f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}",
+            *footprint.describe(jax.eval_shape(lambda: self.init(0)).memory, devices),
         ]
 
     def init(self, seed: int) -> AnakinState:

@@ -150,9 +150,9 @@ def check(parts: Parts, seed: int) -> None:
       errors.UserError: the parts do not fit the devices or one another, or the environment breaks
         its contract. Exceptions of a part's own code are passed on as they are.
     """
-    parts.runner.describe()
     if not environment_lib.is_host(parts.environment):
         _check_environment(parts.environment)
+    parts.runner.describe()  # the devices and their memory
     parts.runner.trace(seed)
 
 

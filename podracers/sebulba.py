@@ -19,6 +19,7 @@ from podracers import (
     acting,
     actor,
     errors,
+    footprint,
     jax_host,
     keys,
     learning,
@@ -131,6 +132,9 @@ class Sebulba:
             f"{count} x {self._num_batches} batches of {rows} environments on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
             f"{self.steps_per_update} agent steps an update, lag {self.lag}",
+            *footprint.describe(
+                jax.eval_shape(lambda: self.init(0)).memory, self.placement.learners
+            ),
         ]
 
     def trace(self, seed: int) -> None:
