@@ -288,11 +288,15 @@ class OffPolicy:
 
     def _learnt_from(self, normalizer: Any, rollout: types.Rollout) -> types.Rollout:
         """Returns a rollout with observations and rewards as they are learnt from."""
-        timestep = self._normalized(normalizer, rollout.timestep)
+        return rollout._replace(timestep=self._perceived(normalizer, rollout.timestep))
+
+    def _perceived(self, normalizer: Any, timestep: types.TimeStep) -> types.TimeStep:
+        """Returns time steps with observations and rewards as they are learnt from."""
+        timestep = self._normalized(normalizer, timestep)
         reward = self.reward_scale * timestep.reward
         if self.reward_clip is not None:
             reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
-        return rollout._replace(timestep=timestep._replace(reward=reward))
+        return timestep._replace(reward=reward)
 
     def _normalized(self, normalizer: Any, timestep: types.TimeStep) -> types.TimeStep:
         if not self.normalize_observations:
