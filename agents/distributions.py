@@ -103,6 +103,10 @@ class Categorical:
         """Returns `[...]`."""
         return _pick(_log_softmax(outputs, mask), raw)
 
+    def probabilities(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """Returns `[..., A]`; that of an illegal value is exactly 0."""
+        return jnp.exp(_log_softmax(outputs, mask))
+
     def entropy(self, outputs, mask):
         """Returns `[...]`; an illegal value adds exactly nothing."""
         log_p = _log_softmax(outputs, mask)

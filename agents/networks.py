@@ -151,7 +151,7 @@ class Torso(nn.Module):
         return self.core(state, features.reshape(length, batch, -1), first)
 
 
-def _linear(layer: layers.Dense, features: jax.Array) -> jax.Array:
+def linear(layer: layers.Dense, features: jax.Array) -> jax.Array:
     """Applies a head's layer to `[..., F]`, in the form that the backend runs fastest."""
     if not layers.feature_major():
         return layer(features)
@@ -187,12 +187,12 @@ class ActorCriticModule(nn.Module):
         pairs = [torso(s, observation, first) for torso, s in zip(self.torsos, states)]
         features = [pair[0] for pair in pairs]
         seen = self.head.num_outputs - self.head.num_free
-        policy = _linear(layers.Dense(seen, scale=0.01, name="policy"), features[0])
+        policy = linear(layers.Dense(seen, scale=0.01, name="policy"), features[0])
         if self.head.num_free:
             free = self.param("free", nn.initializers.zeros, (self.head.num_free,))
             free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
             policy = jnp.concatenate([policy, free], axis=-1)
-        value = _linear(layers.Dense(1, scale=1.0, name="value"), features[-1])[..., 0]
+        value = linear(layers.Dense(1, scale=1.0, name="value"), features[-1])[..., 0]
         return ActorCriticOutput(policy, value), tuple(pair[1] for pair in pairs)
 
 
@@ -245,10 +245,10 @@ class QModule(nn.Module):
     def __call__(self, states, observation, first):
         """Returns values `[T, B, A]` and the states after it."""
         features, state = self.torso(states[0], observation, first)
-        values = _linear(layers.Dense(self.num_actions, scale=0.01, name="action"), features)
+        values = linear(layers.Dense(self.num_actions, scale=0.01, name="action"), features)
         if self.dueling:
             values -= jnp.mean(values, axis=-1, keepdims=True)
-            values += _linear(layers.Dense(1, scale=1.0, name="state"), features)
+            values += linear(layers.Dense(1, scale=1.0, name="state"), features)
         return values, (state,)
 
 
