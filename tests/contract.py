@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import cores, dqn, encoders, impala, networks, ppo
+from agents import cores, dqn, encoders, impala, networks, ppo, r2d2
 from podracers import agent as agent_lib
 from podracers import anakin, environment, metrics, runner, sebulba, types
 from tests import streams
@@ -63,6 +63,31 @@ def _dqn():
     return agent, candidate
 
 
+def _r2d2():
+    """R2D2 with memory of every kind, whose sequences are longer than rollouts."""
+    candidate = streams.RandomEpisodes(masked=True)
+    agent = r2d2.R2D2(
+        candidate.spec,
+        network=functools.partial(
+            networks.q_network,
+            encoder=encoders.MLP((8,)),
+            core=cores.LSTM(8),
+            frame_stack=2,
+            dueling=True,
+        ),
+        learning_rate=0.01,
+        sequence_length=10,
+        burn_in=4,
+        batch_size=8,
+        replay_capacity=200,
+        min_replay=96,
+        replay_ratio=1.0,
+        target_period=2,
+        normalize_observations=True,
+    )
+    return agent, candidate
+
+
 # Between them the agents of one algorithm cover every kind of action and of memory.
 AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]] = {
     "ppo": lambda: _ppo("discrete", True, tiny_network()),
@@ -78,6 +103,7 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
         "continuous", False, tiny_network(cores.LSTM(8)), num_minibatches=2
     ),
     "dqn": _dqn,
+    "r2d2": _r2d2,
 }
 
 
