@@ -1,0 +1,147 @@
+"""Monte Carlo tree search, one tree a stream.
+
+The trees are mctx's, https://github.com/google-deepmind/mctx. It takes one key for a batch, and
+splits it by place in the batch; so a search here is of one stream, with the key of that stream, and
+`vmap` makes the batch. What a stream does then depends neither on its neighbours nor on the device
+that it is on. It costs nothing (`docs/benchmarks` has the decisions per second of both forms).
+
+Axis legend: `B` streams, `A` actions.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import mctx
+
+from agents import options
+from podracers import errors, types
+
+# `model(action [], embedding) -> (mctx.RecurrentFnOutput, embedding)`, of one node, no batch axis.
+Model = Callable[[jax.Array, types.PyTree], tuple[mctx.RecurrentFnOutput, types.PyTree]]
+
+_KINDS = ("gumbel", "puct")
+
+
+class Plan(NamedTuple):
+    """What a search finds."""
+
+    action: jax.Array  # int32 [B]
+    policy: jax.Array  # [B, A] probabilities, better than the prior ones; illegal ones are zero
+    value: jax.Array  # [B] of the root, if that policy acts there
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """How to search.
+
+    Attributes:
+      kind: "gumbel" (Danihelka et al., "Policy improvement by planning with Gumbel", 2022,
+        https://openreview.net/forum?id=bERaNdoegnO), which improves on the prior with as few as two
+        simulations, or "puct", that of MuZero (https://arxiv.org/abs/1911.08265).
+      num_simulations: model steps of each decision.
+      max_depth: how deep a tree may grow; all streams wait for the deepest.
+      max_num_considered_actions: of "gumbel": how many actions the root tries.
+      dirichlet_alpha: of "puct": of the noise at the root.
+      dirichlet_fraction: of "puct": how much of the root's prior is noise.
+    """
+
+    kind: str = "gumbel"
+    num_simulations: int = 16
+    max_depth: int = 8
+    max_num_considered_actions: int = 16
+    dirichlet_alpha: float = 0.3
+    dirichlet_fraction: float = 0.25
+
+    _COUNTS: ClassVar = ("num_simulations", "max_depth", "max_num_considered_actions")
+    _PORTIONS: ClassVar = ("dirichlet_fraction",)
+    _POSITIVE: ClassVar = ("dirichlet_alpha",)
+
+    def __post_init__(self):
+        """Refuses impossible options."""
+        options.check(self, self._COUNTS, self._PORTIONS, self._POSITIVE)
+        if self.kind not in _KINDS:
+            raise errors.UserError(
+                f"Search.kind: expected one of {_KINDS}, got '{self.kind}'"
+                f"{errors.nearest(self.kind, _KINDS)}"
+            )
+
+    def run(
+        self,
+        model: Model,
+        root: mctx.RootFnOutput,
+        legal: jax.Array | None,
+        temperature: jax.Array | float,
+        key: jax.Array,
+    ) -> Plan:
+        """Searches for each stream.
+
+        Args:
+          model: where an action leads.
+          root: `[B, ...]` prior logits, values and embeddings.
+          legal: bool `[B, A]`, or None where every action is legal.
+          temperature: how random actions are; 0 for the best action there is, without any noise.
+          key: `[B]` typed keys.
+        """
+        legal = jnp.ones(root.prior_logits.shape, bool) if legal is None else legal
+        # Some environments allow nothing at all in a final state: then everything counts.
+        legal = legal | ~jnp.any(legal, axis=-1, keepdims=True)
+
+        def one(root, legal, key):
+            row = jax.tree.map(lambda x: x[None], (root, 1.0 - legal))
+            plan = self._policy(_batched(model), *row, temperature, key)
+            return jax.tree.map(lambda x: x[0], plan)
+
+        return jax.vmap(one)(root, legal, key)
+
+    def _policy(self, model, root, invalid, temperature, key) -> Plan:
+        """Searches for the streams of one key."""
+        shared = {
+            "params": (),
+            "rng_key": key,
+            "root": root,
+            "recurrent_fn": model,
+            "num_simulations": self.num_simulations,
+            "invalid_actions": invalid,
+            "max_depth": self.max_depth,
+        }
+        if self.kind == "gumbel":
+            found = mctx.gumbel_muzero_policy(
+                **shared,
+                gumbel_scale=temperature,
+                max_num_considered_actions=self.max_num_considered_actions,
+            )
+        else:
+            found = mctx.muzero_policy(
+                **shared,
+                temperature=temperature,
+                dirichlet_alpha=self.dirichlet_alpha,
+                dirichlet_fraction=jnp.where(temperature > 0.0, self.dirichlet_fraction, 0.0),
+            )
+        policy = jnp.where(invalid > 0.0, 0.0, found.action_weights)
+        return Plan(found.action, policy, _root_value(found))
+
+
+def _batched(model: Model) -> mctx.RecurrentFn:
+    """Returns the model as mctx calls it, with a batch axis."""
+
+    def recurrent(params, key, action, embedding):
+        del params, key
+        return jax.vmap(model)(action, embedding)
+
+    return recurrent
+
+
+def _root_value(found: mctx.PolicyOutput) -> jax.Array:
+    """Returns the root's value `[B]` if the policy that was found acts there.
+
+    The mean of all simulations would be that of how the root was explored: "gumbel" visits good
+    actions and bad ones alike.
+    """
+    summary = found.search_tree.summary()
+    weight = jnp.where(summary.visit_counts > 0, found.action_weights, 0.0)
+    total = jnp.sum(weight, axis=-1)
+    mean = jnp.sum(weight * summary.qvalues, axis=-1) / jnp.maximum(total, 1e-6)
+    return jnp.where(total > 1e-6, mean, summary.value)
