@@ -74,6 +74,69 @@ def test_one_step_returns_are_temporal_differences():
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
+def _slow_n_step(timestep, values, n):
+    """For every start, a walk of at most n steps, which ends with the episode or the rollout."""
+    length, batch = values.shape[0] - 1, values.shape[1]
+    result = np.zeros((length, batch))
+    for b in range(batch):
+        for t in range(length):
+            discount = 1.0
+            for s in range(t + 1, min(t + n, length) + 1):
+                result[t, b] += discount * timestep.reward[s, b]
+                discount *= GAMMA * timestep.discount[s, b]
+                if timestep.step_type[s, b] == types.LAST:
+                    break
+            result[t, b] += discount * values[s, b]
+    return result
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 39, 40, 60])
+def test_n_step_returns_equal_a_slow_loop(n):
+    timestep, values = _rollout(seed=7)
+    assert timestep.truncated().any() and timestep.terminated().any()
+    with jax.numpy_rank_promotion("raise"):
+        actual = jax.jit(returns.n_step, static_argnums=3)(timestep, values, GAMMA, n)
+    kept = np.asarray(returns.weights(timestep)) > 0.0
+    np.testing.assert_allclose(actual[kept], _slow_n_step(timestep, values, n)[kept], atol=2e-6)
+
+
+@pytest.mark.parametrize("n", [1, 3, 10])
+def test_n_step_returns_equal_rlax_without_truncations(n):
+    """Where an episode terminates a discount of zero cuts, and rlax needs no more."""
+    timestep, values = _rollout(seed=8)
+    last = timestep.step_type == types.LAST
+    timestep = timestep._replace(discount=np.where(last, 0.0, 1.0).astype(np.float32))
+    actual = returns.n_step(timestep, values, GAMMA, n)
+    expected = jax.vmap(lambda *args: rlax.n_step_bootstrapped_returns(*args, n), 1, 1)(
+        timestep.reward[1:], GAMMA * timestep.discount[1:], values[1:]
+    )
+    np.testing.assert_allclose(actual[~last[:-1]], expected[~last[:-1]], atol=2e-6)
+
+
+def test_n_step_returns_meet_the_others_at_both_ends():
+    timestep, values = _rollout(seed=9)
+    for n, lambda_ in ((1, 0.0), (40, 1.0)):
+        actual = returns.n_step(timestep, values, GAMMA, n)
+        expected = returns.lambda_returns(timestep, values, GAMMA, lambda_)
+        kept = timestep.step_type[:-1] != types.LAST
+        np.testing.assert_allclose(actual[kept], expected[kept], atol=5e-6)
+
+
+def test_n_step_returns_by_hand():
+    """Two steps: into a truncation, into a termination, and past neither."""
+    timestep = types.TimeStep(
+        observation=jnp.zeros((4, 3)),
+        reward=jnp.array([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0, 4.0]]),
+        discount=jnp.array([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]),
+        step_type=jnp.array([[0, 0, 0], [1, 1, 1], [2, 2, 1], [0, 0, 1]], jnp.int8),
+    )
+    values = jnp.broadcast_to(jnp.array([10.0, 20.0, 40.0, 80.0])[:, None], (4, 3))
+    actual = returns.n_step(timestep, values, 0.5, 2)
+    np.testing.assert_allclose(actual[0], [1 + 1 + 10, 1 + 1, 1 + 1 + 10])
+    np.testing.assert_allclose(actual[1], [2 + 20, 2, 2 + 2 + 20])
+    np.testing.assert_allclose(actual[2, 2], 4 + 40)
+
+
 def test_a_truncation_bootstraps_and_a_termination_does_not():
     timestep = types.TimeStep(
         observation=jnp.zeros((4, 2)),
