@@ -64,6 +64,8 @@ class OffPolicy:
     Attributes:
       spec: of the environment.
       learning_rate: of the optimizer.
+      anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
+        None for a constant one.
       adam_epsilon: of Adam.
       max_grad_norm: the gradient of the global batch is scaled down to this norm; None for none.
       gamma: discount.
@@ -82,6 +84,7 @@ class OffPolicy:
 
     spec: environment.EnvironmentSpec
     learning_rate: float = 1e-3
+    anneal_steps: int | None = None
     adam_epsilon: float = 1e-8
     max_grad_norm: float | None = None
     gamma: float = 0.99
@@ -112,6 +115,7 @@ class OffPolicy:
     )
     _POSITIVE: ClassVar[tuple[str, ...]] = (
         "learning_rate",
+        "anneal_steps",
         "adam_epsilon",
         "max_grad_norm",
         "replay_ratio",
@@ -215,9 +219,7 @@ class OffPolicy:
 
         def step(descent, priorities, index):
             current = memory._replace(**priorities)
-            return self._gradient_step(
-                learner.normalizer, descent, current, jax.random.fold_in(key, index)
-            )
+            return self._gradient_step(learner, descent, current, jax.random.fold_in(key, index))
 
         # Only what changes is carried; the ring is read where it lies.
         priorities = {"priorities": memory.priorities, "highest": memory.highest}
@@ -304,17 +306,24 @@ class OffPolicy:
         observation = normalization.normalize(normalizer, timestep.observation)
         return timestep._replace(observation=observation)
 
-    def _gradient_step(self, normalizer, descent, memory, key):
+    def _learning_rate(self, agent_steps: jax.Array) -> jax.Array:
+        portion = 0.0
+        if self.anneal_steps is not None:
+            portion = jnp.minimum(agent_steps.astype(jnp.float32) / self.anneal_steps, 1.0)
+        return jnp.float32(self.learning_rate * (1.0 - portion))
+
+    def _gradient_step(self, learner, descent, memory, key):
         """Draws, learns, and gives what was drawn new priorities."""
         sample = self._replay.sample(memory, key)
-        sample = sample._replace(rollout=self._learnt_from(normalizer, sample.rollout))
+        sample = sample._replace(rollout=self._learnt_from(learner.normalizer, sample.rollout))
+        learning_rate = self._learning_rate(learner.agent_steps)
 
         def share(params):
             learnt = self._loss(params, descent.target, sample)
             return parallel.share(learnt.metrics["loss/total"]), learnt
 
         params, optimizer_state, norm, learnt = parallel.gradient_step(
-            share, descent.params, descent.optimizer_state, self._optimizer, self.learning_rate
+            share, descent.params, descent.optimizer_state, self._optimizer, learning_rate
         )
         steps = descent.gradient_steps + 1
         rate = jnp.where(steps % self.target_period == 0, self.target_rate, 0.0)

@@ -14,11 +14,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import anakin, sebulba
+from benchmarks import anakin, replay, sebulba
 
 from podracers import command_line, errors, run_directory
 
-_GROUPS = {"sebulba": ("sebulba_impala", "sebulba_ppo", "sebulba_environments")}
+_REPLAY = {
+    "dqn": "cartpole_dqn_anakin",
+}
+_GROUPS = {
+    "sebulba": ("sebulba_impala", "sebulba_ppo", "sebulba_environments"),
+    "replay": tuple(_REPLAY),
+}
 
 
 def _catch(options: argparse.Namespace) -> dict[str, Any]:
@@ -39,6 +45,13 @@ def _with_bindings(benchmark, setting: sebulba.Setting):
     return run
 
 
+def _of_agent(name: str):
+    def run(options: argparse.Namespace) -> dict[str, Any]:
+        return replay.benchmark_agent(name, options.repeats, tuple(options.gin_bindings))
+
+    return run
+
+
 _BENCHMARKS = {
     "cartpole": _repeated(functools.partial(anakin.benchmark_ppo, "cartpole")),
     "breakout": _repeated(functools.partial(anakin.benchmark_ppo, "breakout")),
@@ -50,6 +63,7 @@ _BENCHMARKS = {
     "sebulba_impala": _with_bindings(sebulba.benchmark_learning, sebulba.IMPALA),
     "sebulba_ppo": _with_bindings(sebulba.benchmark_learning, sebulba.PPO),
     "sebulba_environments": _with_bindings(sebulba.benchmark_environments, sebulba.ENVIRONMENTS),
+    **{agent: _of_agent(name) for agent, name in _REPLAY.items()},
 }
 
 
@@ -72,7 +86,7 @@ def _parse() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="'NAME = VALUE'",
-        help="sebulba: over those of the experiment",
+        help="sebulba, replay: over those of the experiment",
     )
     parser.add_argument("--quiet", action="store_true", help="print the JSON alone")
     options = parser.parse_args()

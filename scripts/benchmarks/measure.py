@@ -41,18 +41,18 @@ class Stepper:
     def __init__(self, runner: Any, updates: int, lead_in: int = 0):
         self._runner, self._updates, self._lead_in = runner, updates, lead_in
         start = time.perf_counter()
-        self._state = runner.init(0)
+        self.state = runner.init(0)
         self()
         self.first_dispatch = time.perf_counter() - start  # seconds, compilation included
 
     def __call__(self) -> float:
         """Returns agent steps per second."""
         if self._lead_in:
-            self._state, _ = self._runner.step(self._state, self._lead_in)
-            jax.block_until_ready(self._state)
+            self.state, _ = self._runner.step(self.state, self._lead_in)
+            jax.block_until_ready(self.state)
         start = time.perf_counter()
-        self._state, report = self._runner.step(self._state, self._updates)
-        jax.block_until_ready((self._state, report))
+        self.state, report = self._runner.step(self.state, self._updates)
+        jax.block_until_ready((self.state, report))
         steps = self._updates * self._runner.steps_per_update
         return steps * getattr(self._runner, "population", 1) / (time.perf_counter() - start)
 

@@ -1,0 +1,149 @@
+"""Agents that learn from replay: their speed under both runners, what replay costs, and its memory.
+
+Axis legend: `D` devices.
+"""
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from benchmarks import measure
+
+from agents import off_policy
+from podracers import anakin, experiment, footprint, types
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SEBULBA = "gin/runners/sebulba.gin"
+_LEAD_IN = 2  # updates: under Sebulba a rollout or two lie ready
+
+
+def _parts(name: str, bindings: tuple[str, ...], runner: str | None = None) -> experiment.Parts:
+    files = [str(_ROOT / "gin" / "experiments" / f"{name}.gin")]
+    files += [str(_ROOT / runner)] if runner else []
+    return experiment.load(files, list(bindings)).build()
+
+
+def _fill(stepper: measure.Stepper) -> None:
+    """Steps until the agent learns from its replay."""
+    while int(stepper.state.learner.gradient_steps) == 0:
+        stepper()
+
+
+def benchmark_agent(
+    name: str, repeats: int, bindings: tuple[str, ...] = (), updates: int = 20
+) -> dict[str, Any]:
+    """Measures an experiment.
+
+    Args:
+      name: of a file in gin/experiments, with Anakin as its runner.
+      repeats: how many turns each runner takes.
+      bindings: over those of the file.
+      updates: of each turn.
+    """
+    parts = {
+        "anakin": _parts(name, bindings),
+        "sebulba": _parts(name, bindings, _SEBULBA),
+    }
+    agent = parts["anakin"].agent
+    steppers = {key: measure.Stepper(part.runner, updates, _LEAD_IN) for key, part in parts.items()}
+    for stepper in steppers.values():
+        _fill(stepper)
+    rates = measure.take_turns(steppers, repeats)
+    steps = parts["anakin"].runner.steps_per_update
+    each = gradient_steps(agent, steps)
+    state, runner = steppers["anakin"].state, parts["anakin"].runner
+    replay = measure.take_turns({"replay": _replay_alone(runner, state)}, repeats)["replay"]
+    update = steps / float(np.median(rates["anakin"]))
+    parts["sebulba"].runner.close()
+    return {
+        "experiment": f"gin/experiments/{name}.gin",
+        "replay_ratio": agent.replay_ratio,
+        "gradient_steps_per_update": round(each, 3),
+        "agent_steps_per_update": steps,
+        "agent_steps_per_s": {key: measure.spread(values, 0) for key, values in rates.items()},
+        "gradient_steps_per_s": {
+            key: measure.spread(np.array(values) * each / steps, 0) for key, values in rates.items()
+        },
+        "replay_ms": measure.spread(np.array(replay) * 1e3, 3),
+        "replay_share_of_anakin_update": round(float(np.median(replay)) / update, 4),
+        "memory": memory(runner, state),
+    }
+
+
+def gradient_steps(agent: off_policy.OffPolicy, agent_steps: int) -> float:
+    """Returns how many gradient steps follow so many agent steps."""
+    return agent.replay_ratio * agent_steps / (agent.batch_size * agent._unroll)
+
+
+def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.Turn:
+    """Returns a turn that stores a rollout, draws as often as an update does, and reprioritises."""
+    agent = runner.agent
+    replay = agent._replay
+    draws = max(round(gradient_steps(agent, runner.steps_per_update)), 1)
+
+    def use(memory, rollout, key):
+        memory = jax.tree.map(lambda x: x[0], memory)
+        memory = replay.add(memory, agent._kept(rollout))
+
+        def body(index, carry):
+            memory, used = carry
+            sample = replay.sample(memory, jax.random.fold_in(key, index))
+            # What was drawn has to be there, although nobody learns from it.
+            drawn = jax.lax.optimization_barrier(sample.rollout)
+            used += sum(jnp.sum(x).astype(jnp.float32) for x in jax.tree.leaves(drawn))
+            if agent.priority_exponent:
+                memory = replay.prioritize(memory, sample.item, sample.weight)
+            return memory, used
+
+        memory, used = jax.lax.fori_loop(0, draws, body, (memory, jnp.zeros(())))
+        return jax.tree.map(lambda x: x[None], memory), used
+
+    layout = runner._layout
+    program = jax.jit(
+        jax.shard_map(
+            use,
+            mesh=runner.mesh,
+            in_specs=(layout.memory, types.Rollout(*_ROLLOUT), jax.sharding.PartitionSpec()),
+            out_specs=(layout.memory, jax.sharding.PartitionSpec()),
+            check_vma=False,
+        ),
+        donate_argnums=0,
+    )
+    rollout = _rollout(runner, state)
+    held = [jax.tree.map(lambda x: x.copy(), state.memory)]
+
+    def once(key):
+        held[0], used = program(held[0], rollout, key)
+        return held[0], used
+
+    return measure.seconds(functools.partial(once, jax.random.key(0)))
+
+
+_COLUMNS = jax.sharding.PartitionSpec(None, "data")
+_ROLLOUT = (_COLUMNS, _COLUMNS, _COLUMNS, jax.sharding.PartitionSpec("data"))
+
+
+def _rollout(runner: anakin.Anakin, state: anakin.AnakinState) -> types.Rollout:
+    """Returns the latest rollout of all streams, zeros of its shapes."""
+    template = jax.eval_shape(
+        lambda s: runner._act(s.learner, s.streams, jax.random.key(0))[1], state
+    )
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), template)
+
+
+def memory(runner: anakin.Anakin, state: anakin.AnakinState) -> dict[str, int]:
+    """Returns what the compiled update takes of each device, in bytes.
+
+    A copy of the ring would show in what is temporary; that it is written in place shows in what is
+    aliased: memory of the arguments that results are written into.
+    """
+    compiled = runner._step.lower(state, np.int32(1)).compile().memory_analysis()
+    return {
+        "replay": footprint.num_bytes(state.memory) // runner.mesh.devices.size,
+        "arguments": compiled.argument_size_in_bytes,
+        "aliased": compiled.alias_size_in_bytes,
+        "temporary": compiled.temp_size_in_bytes,
+    }
