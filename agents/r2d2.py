@@ -18,14 +18,21 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import rlax
 from dm_env import specs
 
-from agents import cores, encoders, exploration, networks, off_policy, options, replay, returns
+from agents import (
+    categorical,
+    cores,
+    encoders,
+    exploration,
+    networks,
+    off_policy,
+    options,
+    replay,
+    returns,
+)
 from podracers import environment, errors, types
 
-# From returns to what the network puts out, and back.
-_RESCALING = rlax.SIGNED_HYPERBOLIC_PAIR
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)
 
 
@@ -165,7 +172,7 @@ class R2D2(off_policy.OffPolicy):
         timestep = self._with_inputs(timestep, actor_state.action)
         q_values, core = self._network.step(params.params, actor_state.core, timestep)
         action = exploration.epsilon_greedy(q_values, mask, actor_state.epsilon, key)
-        value = _RESCALING.apply_inv(exploration.legal_max(q_values, mask))
+        value = categorical.signed_parabolic(exploration.legal_max(q_values, mask))
         extras = Extras(value, _of(q_values, action))
         return action, actor_state._replace(core=core, action=action), extras
 
@@ -191,14 +198,14 @@ class R2D2(off_policy.OffPolicy):
             lambda x: x[self.burn_in :], (sample.rollout.timestep, sample.rollout.action)
         )
         best = exploration.legal_argmax(q_values, encoders.action_mask(timestep.observation))
-        values = _RESCALING.apply_inv(_of(q_target, best))
+        values = categorical.signed_parabolic(_of(q_target, best))
         goal = jax.lax.stop_gradient(self._goal(timestep, values))
         taken = _of(q_values[:-1], action)
         weight = returns.weights(timestep)
         metrics = {
             "loss/total": types.Mean.of(sample.weight * 0.5 * (goal - taken) ** 2, weight),
-            "value/mean": types.Mean.of(_RESCALING.apply_inv(taken), weight),
-            "value/target": types.Mean.of(_RESCALING.apply_inv(goal), weight),
+            "value/mean": types.Mean.of(categorical.signed_parabolic(taken), weight),
+            "value/target": types.Mean.of(categorical.signed_parabolic(goal), weight),
         }
         return off_policy.Learnt(metrics, self._priority(goal - taken, weight))
 
@@ -211,7 +218,9 @@ class R2D2(off_policy.OffPolicy):
 
     def _goal(self, timestep: types.TimeStep, values: jax.Array) -> jax.Array:
         """Returns rescaled n-step returns `[T, B]` from values `[T + 1, B]`, as returns."""
-        return _RESCALING.apply(returns.n_step(timestep, values, self.gamma, self.n_step))
+        return categorical.signed_hyperbolic(
+            returns.n_step(timestep, values, self.gamma, self.n_step)
+        )
 
     def _first_priority(self, recent, num_items):
         """Takes the values that acting had; of the last time step it has none yet."""

@@ -47,16 +47,19 @@ class CartPole:
 
     Attributes:
       max_episode_steps: the time limit, in steps; truncates.
+      velocities: whether they are seen. Without them the observation is `[2]`, position and angle,
+        and to balance takes memory.
     """
 
     max_episode_steps: int = 500
+    velocities: bool = True
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of this environment."""
         return environment.EnvironmentSpec(
             name="CartPole",
-            observation=specs.Array((4,), np.float32),
+            observation=specs.Array((4 if self.velocities else 2,), np.float32),
             action=specs.DiscreteArray(2),
             max_episode_steps=self.max_episode_steps,
         )
@@ -69,7 +72,7 @@ class CartPole:
         numbers = jnp.concatenate([words >> 16, words & 0xFFFF]).astype(jnp.float32)
         start = numbers * (2 * START_RANGE / 0xFFFF) - START_RANGE
         state = State(start[0], start[1], start[2], start[3], time=jnp.zeros((), jnp.int32))
-        return state, types.restart(start)
+        return state, types.restart(self._observe(state))
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         """Pushes the cart for one time step (explicit Euler)."""
@@ -90,8 +93,13 @@ class CartPole:
         )
         fallen = (jnp.abs(state.position) > POSITION_LIMIT) | (jnp.abs(state.angle) > ANGLE_LIMIT)
         truncated = state.time >= self.max_episode_steps
-        observation = jnp.stack(state[:4])
+        observation = self._observe(state)
         return state, types.transition(observation, 1.0, terminated=fallen, truncated=truncated)
+
+    def _observe(self, state: State) -> jax.Array:
+        """Returns what is seen of a state, `[4]` or `[2]`."""
+        numbers = state[:4] if self.velocities else (state.position, state.angle)
+        return jnp.stack(numbers)
 
     def render(self, state: State) -> np.ndarray:
         """Draws cart, pole and track, uint8 `[height, width, 3]`."""

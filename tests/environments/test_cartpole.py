@@ -70,3 +70,18 @@ def test_starts_are_near_rest():
     assert np.abs(observation).max() <= 0.05
     assert np.all(observation.std(0) > 0.025)  # uniform: 0.0289
     assert np.all(np.abs(np.corrcoef(observation.T) - np.eye(4)) < 0.2)
+
+
+def test_without_velocities_it_is_the_same_game():
+    """Only the observation is smaller."""
+    whole, masked = cartpole.CartPole(), cartpole.CartPole(velocities=False)
+    assert whole.spec.observation.shape == (4,)
+    assert masked.spec.observation.shape == (2,)
+    state, seen = whole.reset(jax.random.key(0))
+    other, shown = masked.reset(jax.random.key(0))
+    for action in (0, 1, 1):
+        np.testing.assert_array_equal(shown.observation, seen.observation[jnp.array([0, 2])])
+        np.testing.assert_array_equal(jnp.stack(other), jnp.stack(state))
+        state, seen = jax.jit(whole.step)(state, jnp.int32(action))
+        other, shown = jax.jit(masked.step)(other, jnp.int32(action))
+    assert (shown.reward, shown.discount, shown.step_type) == (1.0, 1.0, types.MID)

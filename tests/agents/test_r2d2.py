@@ -1,0 +1,348 @@
+"""R2D2's loss and priorities against slow ones, what it sees, remembers and stores, and bad input.
+
+Axis legend: `T` time, `B` streams, `L` transitions of a sequence, `U` of them after the burn-in,
+`N` sequences, `A` actions.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rlax
+from dm_env import specs
+
+from agents import categorical, cores, encoders, networks, r2d2, replay
+from podracers import batch, environment, errors, footprint, parallel, types, unroll
+from tests import streams
+
+P = jax.sharding.PartitionSpec
+GAMMA, STEPS, BURN_IN, MIX = 0.9, 3, 4, 0.9
+LENGTH, NUM = 16, 6
+ENVIRONMENT = streams.RandomEpisodes(masked=True)
+NETWORK = functools.partial(
+    networks.q_network,
+    encoder=encoders.MLP((8,)),
+    core=cores.LSTM(8),
+    frame_stack=2,
+    dueling=True,
+)
+
+
+def _agent(spec=ENVIRONMENT.spec, **options) -> r2d2.R2D2:
+    options = {
+        "network": NETWORK,
+        "gamma": GAMMA,
+        "n_step": STEPS,
+        "sequence_length": LENGTH,
+        "burn_in": BURN_IN,
+        "priority_mix": MIX,
+        "reward_scale": 0.5,
+        "batch_size": NUM,
+    } | options
+    return r2d2.R2D2(spec, **options)
+
+
+AGENT = _agent()
+
+
+def _perturbed(params: Any, seed: int) -> Any:
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    moved = [x + 0.5 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
+    return jax.tree.unflatten(tree, moved)
+
+
+class Experience(NamedTuple):
+    """Parameters, and two rollouts that the first of them acted; in NumPy."""
+
+    params: Any
+    target: Any
+    rollout: types.Rollout  # the second one, so that its first state is not that of a reset
+
+
+@pytest.fixture(scope="module", name="given")
+def _given():
+    batched = batch.BatchedEnvironment(ENVIRONMENT)
+
+    def run():
+        params = _perturbed(AGENT._init_params(jax.random.key(0)), seed=1)
+        acting = r2d2.ActorParams(params, ())
+        env_id = jnp.arange(NUM, dtype=jnp.int32)
+        start = unroll.init(AGENT, batched, env_id, NUM, jax.random.key(2))
+
+        def act(start):
+            return unroll.unroll(AGENT, batched, acting, start, jax.random.key(3), LENGTH)
+
+        middle, _ = act(start)
+        return Experience(params, _perturbed(params, seed=4), act(middle)[1])
+
+    given = jax.device_get(jax.jit(run)())
+    last = given.rollout.timestep.last()
+    assert given.rollout.timestep.truncated().any() and given.rollout.timestep.terminated().any()
+    assert not given.rollout.timestep.first()[0].all() and last[BURN_IN:].any(axis=0).all()
+    return given
+
+
+def _sample(rollout: types.Rollout, weight=None) -> replay.Sample:
+    """Returns a rollout as replay shows it."""
+    rollout = AGENT._learnt_from((), AGENT._kept(rollout))
+    weight = jnp.ones(NUM) if weight is None else weight
+    return replay.Sample(rollout, None, weight, None)
+
+
+def _slow_values(params, rollout):
+    """Returns `[T + 1, B, A]`, from one step of the network after another, in real rewards."""
+    core, action = rollout.actor_state.core, rollout.actor_state.action
+    step, values = jax.jit(AGENT._network.step), []
+    for t in range(LENGTH + 1):
+        timestep = jax.tree.map(lambda x: x[t], rollout.timestep)  # noqa: B023
+        kept = ~timestep.first()
+        seen = {
+            "observation": {"features": timestep.observation["features"]},
+            "previous_action": np.eye(3, dtype=np.float32)[action] * kept[:, None],
+            "previous_reward": 0.5 * timestep.reward,
+            "action_mask": timestep.observation["action_mask"],
+        }
+        q_values, core = step(params, core, timestep._replace(observation=seen))
+        values.append(q_values)
+        action = rollout.action[min(t, LENGTH - 1)]
+    return np.stack(values).astype(np.float64)
+
+
+def _h(x):
+    return np.sign(x) * (np.sqrt(np.abs(x) + 1.0) - 1.0) + 1e-3 * x
+
+
+def _inverse(x):
+    root = np.sqrt(1.0 + 4e-3 * (np.abs(x) + 1.0 + 1e-3))
+    return np.sign(x) * (((root - 1.0) / 2e-3) ** 2 - 1.0)
+
+
+def _legal(q_values, rollout):
+    return np.where(rollout.timestep.observation["action_mask"], q_values, -np.inf)
+
+
+def _slow_errors(rollout, taken, bootstrap, until=LENGTH):
+    """Returns errors `[until - BURN_IN, B]`: a walk of up to n steps from each step."""
+    timestep = rollout.timestep
+    result = np.zeros((until - BURN_IN, NUM))
+    for b in range(NUM):
+        for t in range(BURN_IN, until):
+            goal, discount = 0.0, 1.0
+            for s in range(t + 1, min(t + STEPS, until) + 1):
+                goal += discount * 0.5 * timestep.reward[s, b]
+                discount *= GAMMA * timestep.discount[s, b]
+                if timestep.last()[s, b]:
+                    break
+            goal += discount * _inverse(bootstrap[s, b])
+            result[t - BURN_IN, b] = _h(goal) - taken[t, b]
+    return result
+
+
+def _slow_priority(errors_, last):
+    """Returns priorities `[B]` from the errors of steps that were not ignored."""
+    sizes = [np.abs(column[~ended]) for column, ended in zip(errors_.T, last.T)]
+    return np.array([MIX * size.max() + (1.0 - MIX) * size.mean() for size in sizes])
+
+
+def _chosen(q_values, action):
+    return np.take_along_axis(q_values, action[..., None], axis=-1)[..., 0]
+
+
+@pytest.fixture(scope="module", name="loss")
+def _loss():
+    def loss(params, target, rollout, weight):
+        learnt = AGENT._loss(params, target, _sample(rollout, weight))
+        return learnt.metrics["loss/total"].result(), learnt
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True, allow_int=True))
+
+
+def test_the_loss_equals_a_slow_one(given, loss):
+    """Burn-in, double Q-learning among legal actions, truncations, rescaling, weights."""
+    params, target, rollout = given
+    weight = np.linspace(0.2, 1.0, NUM).astype(np.float32)
+    _, learnt = loss(params, target, rollout, weight)
+    online, older = _slow_values(params, rollout), _slow_values(target, rollout)
+    best = np.argmax(_legal(online, rollout), axis=-1)
+    assert np.any(best != np.argmax(online, axis=-1))
+    assert np.any(best != np.argmax(_legal(older, rollout), axis=-1))
+    error = _slow_errors(rollout, _chosen(online[:-1], rollout.action), _chosen(older, best))
+    last = rollout.timestep.last()[BURN_IN:-1]
+    expected = np.sum((0.5 * error**2 * weight)[~last]) / np.sum(~last)
+    np.testing.assert_allclose(learnt.metrics["loss/total"].result(), expected, rtol=1e-4)
+    np.testing.assert_allclose(learnt.priority, _slow_priority(error, last), rtol=1e-4)
+
+
+def test_what_was_chosen_at_the_end_of_an_episode_changes_nothing(given, loss):
+    params, target, rollout = given
+    ignored = rollout.timestep.last()[:-1]
+    other = rollout._replace(action=np.where(ignored, (rollout.action + 1) % 3, rollout.action))
+    assert np.any(other.action != rollout.action)
+    one = loss(params, target, rollout, np.ones(NUM, np.float32))
+    two = loss(params, target, other, np.ones(NUM, np.float32))
+    streams.assert_close(two[0][0], one[0][0], rtol=1e-5, atol=1e-6)
+    streams.assert_close(two[1].priority, one[1].priority, rtol=1e-5)
+
+
+def test_no_gradient_passes_the_burn_in_or_the_target(given, loss):
+    (online, target, rollout), _ = loss(*given, np.ones(NUM, np.float32))
+    assert all(np.all(leaf == 0.0) for leaf in jax.tree.leaves(target))
+    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(online))
+    features = rollout.timestep.observation["features"]
+    assert np.all(features[:BURN_IN] == 0.0) and np.any(features[BURN_IN] != 0.0)
+    assert all(
+        np.all(leaf == 0.0)
+        for leaf in jax.tree.leaves(rollout.actor_state.core)
+        if leaf.dtype == np.float32
+    )
+
+
+def test_errors_equal_rlax_on_sequences_that_terminate(given):
+    """rlax cuts where the discount is zero; a truncation it cannot tell from a step."""
+    rng = np.random.default_rng(0)
+    timestep = given.rollout.timestep
+    timestep = timestep._replace(discount=np.where(timestep.last(), 0.0, 1.0).astype(np.float32))
+    q_values, q_target = (
+        rng.normal(size=(LENGTH + 1, NUM, 3), scale=5.0).astype(np.float32) for _ in range(2)
+    )
+    action = rng.integers(3, size=(LENGTH, NUM))
+    best = np.argmax(q_values, axis=-1)
+    values = categorical.signed_parabolic(_chosen(q_target, best))
+    actual = AGENT._goal(timestep, values) - _chosen(q_values[:-1], action)
+    expected = jax.vmap(
+        lambda *args: rlax.transformed_n_step_q_learning(
+            *args, n=STEPS, tx_pair=rlax.SIGNED_HYPERBOLIC_PAIR
+        ),
+        1,
+        1,
+    )(
+        q_values[:-1],
+        action,
+        q_target[1:],
+        best[1:],
+        timestep.reward[1:],
+        GAMMA * timestep.discount[1:],
+    )
+    kept = ~timestep.last()[:-1]
+    np.testing.assert_allclose(actual[kept], expected[kept], rtol=1e-3, atol=1e-3)
+
+
+def test_a_truncation_bootstraps_from_its_own_last_observation():
+    """By hand: h(1 + 0.9 * (2 + 0.9 * 3)), where rlax would go on into the next episode."""
+    timestep = types.TimeStep(
+        observation=jnp.zeros((5, 2)),
+        reward=jnp.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [0.0, 0.0], [50.0, 50.0]]),
+        discount=jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]),
+        step_type=jnp.array([[0, 0], [1, 1], [2, 2], [0, 0], [1, 1]], jnp.int8),
+    )
+    values = jnp.broadcast_to(jnp.array([7.0, 8.0, 3.0, 70.0, 80.0])[:, None], (5, 2))
+    goal = AGENT._goal(timestep, values)
+    expected = [_h(1.0 + 0.9 * (2.0 + 0.9 * 3.0)), _h(1.0 + 0.9 * 2.0)]
+    np.testing.assert_allclose(goal[0], expected, rtol=1e-6)
+
+
+def test_first_priorities_are_those_of_the_values_that_acted(given):
+    """All but the last time step's, whose value acting does not know yet."""
+    params, _, rollout = given
+    online = _slow_values(params, rollout)
+    taken = _chosen(online[:-1], rollout.action)
+    best = np.max(_legal(online, rollout), axis=-1)
+    np.testing.assert_allclose(rollout.extras.taken, taken, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(rollout.extras.value, _inverse(best)[:-1], rtol=1e-4, atol=1e-4)
+    actual = AGENT._first_priority(AGENT._learnt_from((), rollout), 1)
+    error = _slow_errors(rollout, taken, best, until=LENGTH - 1)
+    expected = _slow_priority(error, rollout.timestep.last()[BURN_IN:-2])
+    np.testing.assert_allclose(actual, expected[None], rtol=1e-4)
+
+
+def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode():
+    step_type = jnp.array([types.FIRST, types.MID, types.LAST], jnp.int8)
+    observation = {"features": jnp.ones((3, 3)), "action_mask": jnp.ones((3, 3), bool)}
+    timestep = types.TimeStep(observation, jnp.array([0.0, 2.0, 3.0]), jnp.ones(3), step_type)
+    seen = AGENT._with_inputs(timestep, jnp.array([2, 1, 2])).observation
+    np.testing.assert_array_equal(seen["previous_action"], [[0, 0, 0], [0, 1, 0], [0, 0, 1]])
+    np.testing.assert_array_equal(seen["previous_reward"], [0.0, 2.0, 3.0])
+    assert seen["action_mask"] is observation["action_mask"]
+    np.testing.assert_array_equal(seen["observation"]["features"], 1.0)
+
+
+def test_replay_keeps_the_core_and_the_action_before_a_rollout(given):
+    """Both the recurrent state and the stack of frames, from which acting goes on."""
+    kept = AGENT._kept(given.rollout).actor_state
+    assert kept.epsilon == ()
+    streams.assert_same(kept.core, given.rollout.actor_state.core)
+    streams.assert_same(kept.action, given.rollout.actor_state.action)
+    assert kept.core.frames["observation"]["features"].shape == (NUM, 1, 3)
+    assert kept.core.frames["previous_action"].shape == (NUM, 1, 3)
+    assert np.any(kept.core.frames["previous_action"] != 0.0)
+    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(kept.core.states))
+
+
+def test_streams_explore_by_their_global_number():
+    part = AGENT.init_actor(jnp.arange(4, 8), 8).epsilon
+    whole = AGENT.init_actor(jnp.arange(8), 8).epsilon
+    np.testing.assert_array_equal(part, whole[4:])
+    np.testing.assert_allclose(whole, 0.4 ** (1.0 + np.arange(8)), rtol=1e-6)
+    np.testing.assert_allclose(AGENT.init_actor(jnp.arange(3), 8, True).epsilon, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"burn_in": 15}, r"R2D2.burn_in: expected an int from 0 to sequence_length - 2 = 14, got"),
+        ({"burn_in": -1}, "R2D2.burn_in: expected an int from 0"),
+        ({"n_step": 0}, "R2D2.n_step: expected a positive int"),
+        ({"priority_mix": 1.5}, "R2D2.priority_mix"),
+        ({"epsilon_base": -0.1}, "R2D2.epsilon_base"),
+        ({"network": networks.q_network}, "has no core: set q_network.core = @cores.LSTM()"),
+        ({"spec": streams.RandomEpisodes(actions="continuous").spec}, "use SAC or PPO"),
+        ({"spec": streams.RandomEpisodes(actions="multi_discrete").spec}, "use SAC or PPO"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(errors.UserError, match=message) as caught:
+        _agent(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_steps_that_would_never_be_learnt_from_are_refused(given):
+    longer = _agent(sequence_length=LENGTH + BURN_IN - 1)
+    with pytest.raises(
+        errors.UserError, match=r"expected at least 20 with rollouts of 16.* got 19"
+    ):
+        longer.init_memory(given.rollout)
+
+
+def test_an_update_does_not_copy_the_ring():
+    """What was frames is written where it lies: the program has no room for a second ring."""
+    steps, count = 12, 8
+    image = specs.Array((32, 32, 1), np.uint8)
+    spec = environment.EnvironmentSpec("Frames", image, specs.DiscreteArray(3))
+    agent = _agent(spec, batch_size=8, replay_capacity=16_384, min_replay=500)
+    shape = (steps + 1, count)
+    numbers = jnp.zeros(shape)
+    rollout = types.Rollout(
+        types.TimeStep(jnp.zeros((*shape, 32, 32, 1), jnp.uint8), numbers, numbers, numbers > 0),
+        action=jnp.zeros((steps, count), jnp.int32),
+        extras=r2d2.Extras(numbers[1:], numbers[1:]),
+        actor_state=agent.init_actor(jnp.arange(count), count),
+    )
+    mesh = parallel.make_mesh(jax.devices()[:1])
+    mapped = functools.partial(jax.shard_map, mesh=mesh, out_specs=P(), check_vma=False)
+
+    def init(rollout):
+        learner = agent.init_learner(jax.random.key(0))
+        return types.AgentState(learner, agent.init_memory(rollout))
+
+    state = jax.eval_shape(mapped(init, in_specs=P()), rollout)
+    size = footprint.num_bytes(state.memory.ring)
+    assert size > 15 * 2**20
+    update = jax.jit(mapped(agent.update, in_specs=P()), donate_argnums=0)
+    analysis = update.lower(state, rollout, jax.random.key(0)).compile().memory_analysis()
+    assert analysis.alias_size_in_bytes >= size
+    assert analysis.output_size_in_bytes - analysis.alias_size_in_bytes < size / 16
+    assert analysis.temp_size_in_bytes < size / 4
