@@ -24,8 +24,9 @@ SMALL = (
 SMALL_AGENTS = {
     "PPO": ("PPO.epochs = 1", "PPO.num_minibatches = 1"),
     "IMPALA": ("IMPALA.num_minibatches = 1",),
+    "R2D2": ("R2D2.replay_capacity = 4_000", "R2D2.batch_size = 8"),
 }
-SLOW = ("brax", "breakout", "atari_classic", "ppo_atari", "impala_atari")
+SLOW = ("brax", "breakout", "atari_classic", "ppo_atari", "impala_atari", "r2d2_atari")
 # What a file leaves for the user to choose.
 CHOICES = {
     "gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",),
@@ -36,7 +37,7 @@ CHOICES = {
 }
 # What a file needs beside it: Atari's networks see frames of a size that no JAX environment has.
 _PONG = ("gin/environments/pong.gin", "gin/runners/sebulba.gin")
-BESIDE = {"gin/agents/ppo_atari.gin": _PONG, "gin/agents/impala_atari.gin": _PONG}
+BESIDE = {f"gin/agents/{agent}_atari.gin": _PONG for agent in ("ppo", "impala", "r2d2")}
 # Modules of environments that run on the host, where Anakin cannot step them.
 HOST = {"envpool", "gymnasium"}
 
