@@ -1,7 +1,7 @@
 """Encoders: from an observation to a vector of features.
 
 An encoder is a Flax module that maps an observation (an array or a nested dict, one leading axis)
-to features. Every leaf but the action mask takes part: one leaf may be the image, which a
+to features. Every leaf but those of reserved keys takes part: one leaf may be the image, which a
 convolutional encoder sees as such; all others are flattened and concatenated.
 
 Axis legend: `N` rows, `F` features, `H` `W` `C` height, width and channels.
@@ -32,10 +32,10 @@ def _activation(name: str):
 
 
 def without_mask(observation: types.PyTree) -> types.PyTree:
-    """Returns the observation without its action mask."""
+    """Returns the observation without its action mask, and without the environment's state."""
     if not isinstance(observation, dict):
         return observation
-    return {k: v for k, v in observation.items() if k != environment.ACTION_MASK}
+    return {k: v for k, v in observation.items() if k not in environment.RESERVED}
 
 
 def action_mask(observation: types.PyTree) -> jax.Array | None:

@@ -54,10 +54,14 @@ class MuZero(planning.Planner):
         return self._network.representation.initial_core(env_id.shape[0])
 
     def _root(self, params, core, timestep):
+        params, normalizer, _ = params
+        timestep = self._normalized(normalizer, timestep)
         latent, core = self._network.representation.step(params["representation"], core, timestep)
         return self._root_output(self._network.predict(params, latent), latent), core
 
     def _model(self, params):
+        params = params.params
+
         def imagine(action, latent):
             latent, reward = self._network.imagine(params, latent, action)
             prediction = self._network.predict(params, latent)

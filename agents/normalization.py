@@ -1,6 +1,6 @@
 """Running mean and variance of observations, the same on every device.
 
-Floating leaves are normalised; bytes, integers, booleans and the action mask are left alone.
+Floating leaves are normalised; bytes, integers, booleans and reserved keys are left alone.
 
 Axis legend: `T` time, `B` streams of one device, `...` the axes of one observation.
 """
@@ -36,8 +36,8 @@ def init(observation_spec: types.PyTree) -> Statistics:
     """
 
     def zeros(path, spec):
-        masked = bool(path) and getattr(path[0], "key", None) == environment.ACTION_MASK
-        if masked or not np.issubdtype(spec.dtype, np.floating):
+        reserved = bool(path) and getattr(path[0], "key", None) in environment.RESERVED
+        if reserved or not np.issubdtype(spec.dtype, np.floating):
             return None
         return jnp.zeros(spec.shape, jnp.float32)
 

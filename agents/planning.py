@@ -192,11 +192,11 @@ class Planner(off_policy.OffPolicy):
     def _unroll(self) -> int:
         return self._imagined + self.n_steps + 1
 
-    def _root(self, params: types.PyTree, core: Any, timestep: types.TimeStep):
+    def _root(self, params: ActorParams, core: Any, timestep: types.TimeStep):
         """Returns what the search begins with, `[B, ...]`, and the core after it."""
         raise NotImplementedError
 
-    def _model(self, params: types.PyTree) -> tree_search.Model:
+    def _model(self, params: ActorParams) -> tree_search.Model:
         """Returns what the search goes on with."""
         raise NotImplementedError
 
@@ -223,10 +223,9 @@ class Planner(off_policy.OffPolicy):
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Searches for each stream; in evaluation without any noise."""
         mask = encoders.action_mask(timestep.observation)
-        timestep = self._normalized(params.normalizer, timestep)
-        root, actor_state = self._root(params.params, actor_state, timestep)
+        root, actor_state = self._root(params, actor_state, timestep)
         temperature = 0.0 if evaluation else params.temperature
-        plan = self._search.run(self._model(params.params), root, mask, temperature, key)
+        plan = self._search.run(self._model(params), root, mask, temperature, key)
         return plan.action, actor_state, Extras(plan.policy, plan.value)
 
     def _root_output(self, prediction: Any, embedding: types.PyTree) -> mctx.RootFnOutput:

@@ -2,7 +2,9 @@
 
 Observations are an array or a (nested) dict of arrays. The top-level key `action_mask` is reserved:
 a bool array, true where an action is legal, `[A]` for a discrete action and `[D, A]` for a
-multi-discrete one of `D` parts with at most `A` values each.
+multi-discrete one of `D` parts with at most `A` values each. The top-level key `environment_state`
+is reserved too: what it holds is for agents that search with the environment, and no network sees
+it (`environments.searchable.Searchable`).
 
 Action specifications (`dm_env.specs`) tell agents which kind of policy they need:
 
@@ -22,6 +24,8 @@ from dm_env import specs
 from podracers import types
 
 ACTION_MASK = "action_mask"
+STATE = "environment_state"
+RESERVED = (ACTION_MASK, STATE)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,16 +37,42 @@ class EnvironmentSpec:
       observation: a pytree whose leaves are `dm_env.specs.Array`.
       action: a `dm_env.specs` array, as the module's docstring says.
       max_episode_steps: the time limit in agent steps, or None where there is none.
+      searched: what steps from the states that observations show, or None where they show none.
     """
 
     name: str
     observation: types.PyTree
     action: specs.Array
     max_episode_steps: int | None = None
+    searched: "Searched | None" = None
 
     def zero_observation(self) -> types.PyTree:
         """Returns zeros (NumPy) of the shapes and dtypes of one observation."""
         return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), self.observation)
+
+
+class Searched(Protocol):
+    """An environment whose observations show its state, under the key `STATE`."""
+
+    def step_from(
+        self, shown: types.PyTree, action: jax.Array
+    ) -> tuple[types.TimeStep, types.PyTree]:
+        """Returns where an action leads from a state (one stream, no batch axis).
+
+        Args:
+          shown: what an observation holds under `STATE`.
+          action: of this environment.
+
+        Returns:
+          The time step, whose observation shows no state, and the state as it would show it.
+        """
+
+
+def without_state(observation: types.PyTree) -> types.PyTree:
+    """Returns an observation, or the spec of one, without the state of the environment."""
+    if not isinstance(observation, dict) or STATE not in observation:
+        return observation
+    return {key: part for key, part in observation.items() if key != STATE}
 
 
 @runtime_checkable

@@ -1,0 +1,136 @@
+"""Searches: right with a true model, and the same whoever searches beside them.
+
+Axis legend: `B` streams, `A` actions.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import mctx
+import numpy as np
+import pytest
+
+from agents import tree_search
+from environments import catch
+from podracers import errors
+
+GAMMA = 0.9
+STREAMS = 64
+GAME = catch.Catch(rows=5)
+# Ball's row and column, paddle's column, and the actions that are best.
+SITUATIONS = np.array(
+    [[0, 0, 2], [0, 4, 2], [2, 0, 2], [2, 4, 2], [3, 3, 2], [3, 2, 2], [2, 1, 1], [2, 4, 1]]
+)
+BEST = [{0, 1, 2}, {0, 1, 2}, {0}, {2}, {2}, {1}, {0, 1, 2}, {0, 1, 2}]
+
+
+def _model(action, node):
+    """The rules of Catch, with a uniform prior and values of zero."""
+    state, timestep = GAME.step(catch.State(*node), action)
+    output = mctx.RecurrentFnOutput(
+        reward=timestep.reward,
+        discount=GAMMA * timestep.discount,
+        prior_logits=jnp.zeros(3),
+        value=jnp.zeros(()),
+    )
+    return output, jnp.stack(state)
+
+
+def _root(nodes, value=0.0):
+    nodes = jnp.asarray(nodes, jnp.int32)
+    return mctx.RootFnOutput(
+        prior_logits=jnp.zeros((len(nodes), 3)),
+        value=jnp.full((len(nodes),), value),
+        embedding=nodes,
+    )
+
+
+@functools.cache
+def _compiled(kind, simulations):
+    how = tree_search.Search(kind, num_simulations=simulations, max_depth=6)
+
+    def run(nodes, legal, temperature, key):
+        return how.run(_model, _root(nodes), legal, temperature, key)
+
+    return jax.jit(run)
+
+
+def _run(kind, nodes, key, simulations=8, temperature=1.0, legal=None):
+    """Searches `STREAMS` situations; one program for each kind and number of simulations."""
+    legal = np.ones((STREAMS, 3), bool) if legal is None else legal
+    nodes = np.resize(nodes, (STREAMS, 3))
+    return jax.device_get(_compiled(kind, simulations)(nodes, legal, temperature, key))
+
+
+def _keys(seed=0):
+    return jax.random.split(jax.random.key(seed), STREAMS)
+
+
+def _optimal(ball_row, ball_column, paddle_column):
+    steps = GAME.rows - 1 - ball_row
+    caught = abs(ball_column - paddle_column) <= steps
+    return (1.0 if caught else -1.0) * GAMMA ** (steps - 1)
+
+
+@pytest.mark.parametrize("kind", ["gumbel", "puct"])
+def test_with_the_true_model_of_catch_value_and_action_are_optimal(kind):
+    plan = _run(kind, SITUATIONS, _keys(), simulations=1600, temperature=0.0)
+    expected = [_optimal(*situation) for situation in SITUATIONS]
+    # A tree's values are means over what it tried, so they come from below.
+    np.testing.assert_allclose(plan.value[: len(BEST)], expected, atol=0.1)
+    for action, policy, best in zip(plan.action, plan.policy, BEST):
+        assert int(action) in best
+        assert np.sum(policy[np.array(sorted(best))]) > 0.9
+
+
+@pytest.mark.parametrize("kind", ["gumbel", "puct"])
+def test_a_stream_does_not_depend_on_its_neighbours(kind):
+    nodes = np.resize(SITUATIONS, (STREAMS, 3))
+    together = _run(kind, nodes, _keys())
+    order = np.random.default_rng(0).permutation(STREAMS)
+    shuffled = _run(kind, nodes[order], _keys()[order])
+    # The first three among strangers.
+    keys = jnp.concatenate([_keys()[:3], _keys(seed=1)[3:]])
+    among = _run(kind, np.concatenate([nodes[:3], nodes[:-3]]), keys)
+    for field, other, single in zip(together, shuffled, among):
+        np.testing.assert_array_equal(field[order], other)
+        np.testing.assert_array_equal(field[:3], single[:3])
+    assert np.any(together.action != _run(kind, nodes, _keys(seed=1)).action)
+
+
+@pytest.mark.parametrize("kind", ["gumbel", "puct"])
+def test_temperature_decides_how_random_actions_are(kind):
+    nodes = [[3, 2, 2]]  # only action 1 is right, but the prior is uniform
+    greedy = _run(kind, nodes, _keys(), temperature=0.0).action
+    np.testing.assert_array_equal(greedy, 1)
+    nodes = [[0, 2, 2]]
+    random = _run(kind, nodes, _keys(), temperature=1.0).action
+    assert np.min(np.bincount(random, minlength=3)) > STREAMS // 8
+
+
+@pytest.mark.parametrize("kind", ["gumbel", "puct"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_illegal_actions_are_neither_taken_nor_learnt(kind, temperature):
+    legal = np.arange(3) != np.arange(STREAMS)[:, None] % 3
+    legal[-1] = False  # as some environments say of a final state
+    plan = _run(kind, [[2, 0, 2]], _keys(), temperature=temperature, legal=legal)
+    assert np.all(legal[:-1][np.arange(STREAMS - 1), plan.action[:-1]])
+    np.testing.assert_array_equal(plan.policy[:-1][~legal[:-1]], 0.0)
+    np.testing.assert_allclose(np.sum(plan.policy, axis=-1), 1.0, rtol=1e-5)
+    for field in plan:
+        assert np.all(np.isfinite(field))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "gumbal"}, "expected one of .* got 'gumbal'.*gumbel"),
+        ({"num_simulations": 0}, "num_simulations: expected a positive int, got 0"),
+        ({"max_depth": 0}, "max_depth: expected a positive int"),
+        ({"dirichlet_fraction": 1.5}, r"expected a number in \[0, 1\]"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(errors.UserError, match=message):
+        tree_search.Search(**options)
