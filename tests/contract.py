@@ -15,7 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import cores, dqn, encoders, impala, networks, ppo, r2d2
+from agents import (
+    alphazero,
+    cores,
+    dqn,
+    encoders,
+    impala,
+    muzero,
+    muzero_networks,
+    networks,
+    ppo,
+    r2d2,
+    sac,
+    sac_networks,
+    tree_search,
+)
+from environments import searchable
 from podracers import agent as agent_lib
 from podracers import anakin, environment, metrics, runner, sebulba, types
 from tests import streams
@@ -88,6 +103,65 @@ def _r2d2():
     return agent, candidate
 
 
+def _sac(actions: str, masked: bool, frame_stack: int, **options):
+    candidate = streams.RandomEpisodes(actions=actions, masked=masked)
+    agent = sac.SAC(
+        candidate.spec,
+        network=functools.partial(
+            sac_networks.sac_network, hidden_sizes=(8,), frame_stack=frame_stack
+        ),
+        learning_rate=0.01,
+        batch_size=16,
+        min_replay=16,
+        replay_capacity=200,
+        replay_ratio=1.1,
+        target_rate=0.1,
+        random_steps=NUM_ENVS * ROLLOUT_LENGTH,  # the first rollout
+        **options,
+    )
+    return agent, candidate
+
+
+_PLANNER = {
+    "search": functools.partial(tree_search.Search, num_simulations=4, max_depth=3),
+    "support": 5.0,
+    "support_atoms": 11,
+    "n_steps": 2,
+    "temperature_steps": 400,
+    "learning_rate": 0.01,
+    "batch_size": 16,
+    "min_replay": 96,
+    "replay_capacity": 200,
+    "replay_ratio": 4.0,
+}
+
+
+def _muzero(**options):
+    candidate = streams.RandomEpisodes(masked=True)
+    network = functools.partial(
+        muzero_networks.model,
+        encoder=encoders.MLP((8,)),
+        latent_size=8,
+        hidden_sizes=(8,),
+        frame_stack=3,
+    )
+    return muzero.MuZero(
+        candidate.spec, network=network, unroll_steps=2, **_PLANNER, **options
+    ), candidate
+
+
+def _alphazero():
+    """AlphaZero with an environment that holds typed keys, as states of some environments do."""
+    candidate = searchable.Searchable(streams.RandomEpisodes(masked=True))
+    network = functools.partial(
+        muzero_networks.policy_value, encoder=encoders.MLP((8,)), hidden_sizes=(8,)
+    )
+    agent = alphazero.AlphaZero(
+        candidate.spec, network=network, normalize_observations=True, **_PLANNER
+    )
+    return agent, candidate
+
+
 # Between them the agents of one algorithm cover every kind of action and of memory.
 AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]] = {
     "ppo": lambda: _ppo("discrete", True, tiny_network()),
@@ -104,6 +178,10 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     ),
     "dqn": _dqn,
     "r2d2": _r2d2,
+    "sac": lambda: _sac("continuous", False, frame_stack=1, normalize_observations=True),
+    "sac_discrete": lambda: _sac("discrete", True, frame_stack=3, priority_exponent=0.6),
+    "muzero": lambda: _muzero(priority_exponent=0.6, importance_exponent=0.4),
+    "alphazero": _alphazero,
 }
 
 
