@@ -1,0 +1,88 @@
+"""SAC learns what is known of the probe environments, with discrete actions and continuous ones."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import pytest
+
+from agents import encoders, sac, sac_networks, sac_policies
+from environments import probes
+from podracers import errors, types
+from tests.agents import probe_learning
+
+
+class _ActorParams(NamedTuple):
+    acting: sac.ActorParams
+    critic: types.PyTree
+
+
+class _Extras(NamedTuple):
+    value: Any  # [B]
+
+
+class _Valuing(sac.SAC):
+    """SAC whose extras tell the value of a time step; acting itself needs no critics."""
+
+    def actor_params(self, learner):
+        return _ActorParams(super().actor_params(learner), learner.params.critic)
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        action, state, _ = super().act(params.acting, actor_state, timestep, key, evaluation)
+        seen = self._kind.to_critics(action)
+        features = encoders.without_mask(timestep.observation)
+        values = self._network.values(params.critic, features, seen)
+        value = jnp.min(self._kind.taken(values, action), axis=0)
+        return action, state, _Extras(value)
+
+
+def _make(spec, encoder, core, total_steps):
+    del encoder, core
+    target_entropy = (
+        0.05 if isinstance(sac_policies.from_spec(spec), sac_policies.Discrete) else -4.0
+    )
+    return _Valuing(
+        spec,
+        network=functools.partial(
+            sac_networks.sac_network, hidden_sizes=(32, 32), activation="tanh"
+        ),
+        learning_rate=3e-3,
+        anneal_steps=total_steps,
+        gamma=probe_learning.GAMMA,
+        batch_size=128,
+        replay_ratio=4.0,
+        replay_capacity=total_steps // 4,
+        min_replay=1024,
+        target_rate=0.05,
+        initial_temperature=0.1,
+        target_entropy=target_entropy,
+    )
+
+
+CURRICULUM = probe_learning.Curriculum(_make, 200)
+
+
+@pytest.fixture(scope="module", name="learnt")
+def _learnt():
+    return CURRICULUM.learn_together()
+
+
+@pytest.mark.parametrize("probe", probe_learning.ALIKE, ids=lambda probe: probe.__name__)
+def test_values_of_probes_that_are_alike(learnt, probe):
+    learnt.assert_values(probe)
+
+
+@pytest.mark.parametrize("probe", [probes.MaskedAction, probes.ContinuousReward])
+def test_probes_by_themselves(probe):
+    CURRICULUM.assert_learns_alone(probe)
+
+
+def test_other_actions_are_refused():
+    with pytest.raises(errors.UserError, match="SAC needs continuous actions or one discrete"):
+        CURRICULUM.learn(probes.MultiDiscreteReward())
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("probe", probe_learning.ALIKE[:-1], ids=lambda probe: probe.__name__)
+def test_each_probe_by_itself(probe):
+    CURRICULUM.assert_learns_alone(probe)
