@@ -24,9 +24,10 @@ SMALL = (
 SMALL_AGENTS = {
     "PPO": ("PPO.epochs = 1", "PPO.num_minibatches = 1"),
     "IMPALA": ("IMPALA.num_minibatches = 1",),
+    "DQN": ("DQN.batch_size = 8", "DQN.min_replay = 8", "DQN.replay_capacity = 400"),
     "R2D2": ("R2D2.replay_capacity = 4_000", "R2D2.batch_size = 8"),
 }
-SLOW = ("brax", "breakout", "atari_classic", "ppo_atari", "impala_atari", "r2d2_atari")
+SLOW = ("brax", "breakout", "atari_classic")
 # What a file leaves for the user to choose.
 CHOICES = {
     "gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",),
@@ -37,7 +38,7 @@ CHOICES = {
 }
 # What a file needs beside it: Atari's networks see frames of a size that no JAX environment has.
 _PONG = ("gin/environments/pong.gin", "gin/runners/sebulba.gin")
-BESIDE = {f"gin/agents/{agent}_atari.gin": _PONG for agent in ("ppo", "impala", "r2d2")}
+BESIDE = {f"gin/agents/{path.name}": _PONG for path in (ROOT / "gin/agents").glob("*_atari.gin")}
 # Modules of environments that run on the host, where Anakin cannot step them.
 HOST = {"envpool", "gymnasium"}
 
@@ -50,6 +51,10 @@ def _compile_in_haste():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+def _is_slow(path):
+    return path.stem.startswith(SLOW) or (path.parent.name, path.stem[-6:]) == ("agents", "_atari")
+
+
 def _files(*folders):
     """Returns the files as parameters of a test; physics takes a minute to compile.
 
@@ -59,7 +64,7 @@ def _files(*folders):
     return [
         pytest.param(
             str(path.relative_to(ROOT)),
-            marks=pytest.mark.slow if path.stem.startswith(SLOW) else (),
+            marks=pytest.mark.slow if _is_slow(path) else (),
             id=path.stem,
         )
         for path in paths
