@@ -1,0 +1,126 @@
+"""Targets of agents that search, against a slow loop and against literals.
+
+Axis legend: `T` time, `N` sequences, `K` imagined steps, `A` actions.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import planning
+from podracers import types
+
+GAMMA = 0.9
+LENGTH, SEQUENCES, ACTIONS = 40, 64, 3
+
+
+def _stream(seed, sequences=SEQUENCES, length=LENGTH):
+    """Returns time steps `[T, N]` of random episodes, as runners show them, and extras."""
+    random = np.random.default_rng(seed)
+    shape = (length, sequences)
+    step_type = np.full(shape, types.MID, np.int8)
+    discount = np.ones(shape, np.float32)
+    for row in range(sequences):
+        time = random.integers(-4, 1)
+        while time < length:
+            if time >= 0:
+                step_type[time, row] = types.FIRST
+            time += random.integers(1, 7)
+            if 0 <= time < length:
+                step_type[time, row] = types.LAST
+                discount[time, row] = random.integers(2)
+            time += 1
+    reward = random.normal(size=shape).astype(np.float32) * (step_type != types.FIRST)
+    policy = random.dirichlet(np.ones(ACTIONS), shape).astype(np.float32)
+    value = random.normal(size=shape).astype(np.float32)
+    timestep = types.TimeStep(np.zeros(shape), reward, discount, step_type)
+    return timestep, planning.Extras(policy, value)
+
+
+def _slow(timestep, extras, row, k_steps, n_steps):
+    """Returns lists of `(weight, value)` for values, rewards and policies of one sequence."""
+    reward, discount, kind = (x[:, row] for x in timestep[1:])
+    end = next((t for t in range(len(kind)) if kind[t] == types.LAST), None)
+    values, rewards, policies = [], [], []
+    for k in range(k_steps + 1):
+        over = end is not None and k >= end
+        absorbed = over and discount[end] == 0 and end > 0
+        policies.append((0.0 if over else 1.0, extras.policy[k, row]))
+        if k:  # the reward on arriving at k
+            arrived = end is None or (k <= end and end > 0)
+            after = not arrived and discount[end] == 0 and end > 0
+            rewards.append((float(arrived or after), reward[k] if arrived else 0.0))
+        if over:
+            values.append((float(absorbed), 0.0))
+            continue
+        total, factor = 0.0, 1.0
+        for t in range(k + 1, k + n_steps + 1):
+            total += factor * reward[t]
+            factor *= GAMMA * discount[t]
+            if kind[t] == types.LAST:
+                break
+        values.append((1.0, total + factor * extras.value[t, row]))
+    return values, rewards, policies
+
+
+@pytest.mark.parametrize(("k_steps", "n_steps"), [(5, 3), (1, 1), (2, 8), (0, 4)])
+def test_targets_are_those_of_a_slow_loop(k_steps, n_steps):
+    timestep, extras = _stream(seed=k_steps)
+    cut = slice(0, k_steps + n_steps + 1)
+    timestep = types.TimeStep(*(x[cut] for x in timestep))
+    extras = planning.Extras(*(x[cut] for x in extras))
+    found = planning.targets(timestep, extras, GAMMA, k_steps, n_steps)
+    counted = 0
+    for row in range(SEQUENCES):
+        values, rewards, policies = _slow(timestep, extras, row, k_steps, n_steps)
+        for k, (weight, value) in enumerate(values):
+            assert found.value_weight[k, row] == weight, (row, k)
+            if weight:
+                np.testing.assert_allclose(found.value[k, row], value, rtol=1e-4, atol=1e-5)
+        for k, (weight, reward) in enumerate(rewards):
+            assert found.reward_weight[k, row] == weight, (row, k)
+            if weight:
+                np.testing.assert_allclose(found.reward[k, row], reward, rtol=1e-6)
+        for k, (weight, policy) in enumerate(policies):
+            assert found.policy_weight[k, row] == weight, (row, k)
+            np.testing.assert_array_equal(found.policy[k, row], policy)
+        counted += sum(weight for weight, _ in values)
+    assert 0.3 * SEQUENCES * (k_steps + 1) < counted
+
+
+def _literal(last_at, discount):
+    """Returns targets (K = 3, n = 2) of an episode with reward 1 a step and values of 10."""
+    step_type = np.full((6, 1), types.MID, np.int8)
+    step_type[last_at] = types.LAST
+    step_type[last_at + 1] = types.FIRST
+    reward = np.ones((6, 1), np.float32)
+    reward[last_at + 1] = 0.0
+    discounts = np.ones((6, 1), np.float32)
+    discounts[last_at] = discount
+    timestep = types.TimeStep(jnp.zeros((6, 1)), reward, discounts, step_type)
+    extras = planning.Extras(np.full((6, 1, 2), 0.5), np.full((6, 1), 10.0, np.float32))
+    return planning.targets(timestep, extras, 0.5, 3, 2)
+
+
+def test_past_a_termination_everything_is_zero():
+    found = _literal(last_at=2, discount=0.0)
+    np.testing.assert_allclose(found.value[:, 0], [1.5, 1.0, 0.0, 0.0])
+    np.testing.assert_allclose(found.reward[:, 0], [1.0, 1.0, 0.0])
+    np.testing.assert_array_equal(found.value_weight[:, 0], 1.0)
+    np.testing.assert_array_equal(found.reward_weight[:, 0], 1.0)
+    np.testing.assert_array_equal(found.policy_weight[:, 0], [1.0, 1.0, 0.0, 0.0])
+
+
+def test_past_a_truncation_nothing_is_learnt():
+    found = _literal(last_at=2, discount=1.0)
+    np.testing.assert_allclose(found.value[:2, 0], [1.0 + 0.5 + 0.25 * 10.0, 1.0 + 0.5 * 10.0])
+    np.testing.assert_array_equal(found.value_weight[:, 0], [1.0, 1.0, 0.0, 0.0])
+    np.testing.assert_array_equal(found.reward_weight[:, 0], [1.0, 1.0, 0.0])
+    np.testing.assert_array_equal(found.policy_weight[:, 0], [1.0, 1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("discount", [0.0, 1.0])
+def test_a_sequence_that_begins_at_an_ending_teaches_nothing(discount):
+    found = _literal(last_at=0, discount=discount)
+    for weight in (found.value_weight, found.reward_weight, found.policy_weight):
+        np.testing.assert_array_equal(weight, 0.0)
