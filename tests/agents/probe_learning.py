@@ -43,9 +43,15 @@ class _MixtureState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixture:
-    """Plays one of several probes each episode; the observation tells which, one-hot."""
+    """Plays one of several probes each episode; the observation tells which, one-hot.
+
+    Attributes:
+      parts: the probes.
+      only: the index of the one that is always played; None for any of them.
+    """
 
     parts: tuple
+    only: int | None = None
 
     @property
     def spec(self):
@@ -54,6 +60,7 @@ class Mixture:
 
     def reset(self, key):
         which = jax.random.randint(jax.random.fold_in(key, 0), (), 0, len(self.parts))
+        which = which if self.only is None else jnp.full_like(which, self.only)
         pairs = [part.reset(key) for part in self.parts]
         return self._choose(which, pairs)
 
@@ -160,6 +167,12 @@ class Learnt(NamedTuple):
             assert abs(np.mean(values) - part.memoryless_return) < 0.3 < np.mean(expected) / 2
         else:
             np.testing.assert_allclose(values, expected, rtol=0.05, atol=0.15)
+
+    def mean_return(self, probe: type) -> float:
+        """Returns what 128 episodes of one probe of the mixture pay on average."""
+        candidate = dataclasses.replace(self.mixture, only=ALIKE.index(probe))
+        evaluator = evaluation.Evaluator(self.agent, candidate, num_episodes=128)
+        return evaluator.run(self.params, jax.random.key(1)).mean_return()
 
 
 def _values(agent, params, observation):

@@ -39,6 +39,11 @@ def test_values_of_probes_that_are_alike(learnt, probe):
     learnt.assert_values(probe)
 
 
+def test_memory_cannot_be_learnt(learnt):
+    """No feed-forward network can; R2D2 does: see `test_r2d2_probes.py`."""
+    assert abs(learnt.mean_return(probes.Memory)) < 0.4
+
+
 def test_masked_actions():
     CURRICULUM.assert_learns_alone(probes.MaskedAction)
 

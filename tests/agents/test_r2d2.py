@@ -282,6 +282,15 @@ def test_replay_keeps_the_core_and_the_action_before_a_rollout(given):
     assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(kept.core.states))
 
 
+def test_illegal_actions_are_never_taken(given):
+    """Neither at random nor as the best."""
+    timestep, action = given.rollout.timestep, given.rollout.action
+    legal = _chosen(timestep.observation["action_mask"][:-1], action)
+    assert legal.all()
+    greedy = np.argmax(_legal(_slow_values(given.params, given.rollout), given.rollout)[:-1], -1)
+    assert np.any(greedy != action) and np.mean(greedy == action) > 0.5
+
+
 def test_streams_explore_by_their_global_number():
     part = AGENT.init_actor(jnp.arange(4, 8), 8).epsilon
     whole = AGENT.init_actor(jnp.arange(8), 8).epsilon

@@ -1,13 +1,13 @@
 """R2D2 learns what is known of the probe environments with one discrete action, memory included."""
 
+import dataclasses
 import functools
 
-import jax
 import pytest
 
-from agents import cores, dqn, networks, r2d2
+from agents import cores, networks, r2d2
 from environments import probes
-from podracers import errors, evaluation
+from podracers import errors
 from tests.agents import probe_learning
 
 
@@ -31,7 +31,7 @@ def _make(spec, encoder, core, total_steps):
     )
 
 
-CURRICULUM = probe_learning.Curriculum(_make, 200)
+CURRICULUM = probe_learning.Curriculum(_make, 120)
 
 
 @pytest.fixture(scope="module", name="learnt")
@@ -44,22 +44,9 @@ def test_values_of_probes_that_are_alike(learnt, probe):
     learnt.assert_values(probe, remembers=True)
 
 
-@pytest.mark.parametrize("probe", [probes.Memory, probes.MaskedAction])
-def test_probes_by_themselves(probe):
-    CURRICULUM.assert_learns_alone(probe)
-
-
-def test_a_feed_forward_network_cannot_learn_the_memory_probe():
-    def make(spec, encoder, core, total_steps):
-        del core
-        network = functools.partial(networks.q_network, encoder=encoder)
-        return dqn.DQN(spec, network=network, learning_rate=3e-3, replay_capacity=total_steps)
-
-    candidate = probes.Memory()
-    agent, params = probe_learning.Curriculum(make, 50).learn(candidate)
-    episodes = evaluation.Evaluator(agent, candidate, 128).run(params, jax.random.key(1))
-    error = abs(episodes.mean_return() - candidate.memoryless_return)
-    assert error < 0.05 + 4.0 * episodes.standard_error() < 0.5
+def test_memory_is_played_right(learnt):
+    """Which no feed-forward network does: see `test_dqn_probes.py`."""
+    assert learnt.mean_return(probes.Memory) > 0.95
 
 
 @pytest.mark.parametrize("probe", [probes.MultiDiscreteReward, probes.ContinuousReward])
@@ -69,6 +56,8 @@ def test_other_actions_are_refused(probe):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("probe", probe_learning.ALIKE[:-1], ids=lambda probe: probe.__name__)
+@pytest.mark.parametrize(
+    "probe", [*probe_learning.ALIKE, probes.MaskedAction], ids=lambda probe: probe.__name__
+)
 def test_each_probe_by_itself(probe):
-    CURRICULUM.assert_learns_alone(probe)
+    dataclasses.replace(CURRICULUM, num_updates=400).assert_learns_alone(probe)
