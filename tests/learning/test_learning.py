@@ -15,6 +15,9 @@ _LEAST = {
     "catch_impala_anakin": 1.0,
     "cartpole_impala_anakin": 475.0,
     "snake_impala_anakin": 15.0,
+    "catch_r2d2_anakin": 1.0,
+    "memory_r2d2_anakin": 1.0,  # of 1; without memory 0
+    "cartpole_masked_r2d2_anakin": 475.0,  # of 500
 }
 # Seeds are trained as one population; Snake and the mazes take minutes for one.
 _SEEDS = {"snake_ppo_anakin": 1, "gridworld_ppo_anakin": 1, "snake_impala_anakin": 1}
