@@ -66,9 +66,18 @@ class Searchable(wrappers.Wrapper):
         return timestep._replace(observation=_with(timestep.observation, self._show(state)))
 
     @functools.cached_property
-    def _state(self) -> Any:
-        """The state's tree, shapes and dtypes."""
-        return jax.eval_shape(lambda: self.environment.reset(jax.random.key(0))[0])
+    def _layout(self) -> tuple[Any, list[jax.ShapeDtypeStruct], list[Any]]:
+        """The state's tree, its leaves' shapes and dtypes, and which generators its keys are of."""
+        generators = []
+
+        def look():
+            state = self.environment.reset(jax.random.key(0))[0]
+            leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(state)]
+            generators.extend(jax.random.key_impl(x) if _is_key(x) else None for x in leaves)
+            return state
+
+        leaves, tree = jax.tree.flatten(jax.eval_shape(look))
+        return tree, leaves, generators
 
     def _show(self, state: Any) -> dict[str, jax.Array]:
         """Returns the leaves of a state by number, typed keys as their data."""
@@ -82,13 +91,13 @@ class Searchable(wrappers.Wrapper):
     def _hidden(self, shown: dict[str, jax.Array]) -> Any:
         """Returns the state that is shown."""
 
-        def wrapped(template: Any, leaf: jax.Array) -> jax.Array:
-            if not _is_key(template):
+        def wrapped(leaf: jax.Array, template: jax.ShapeDtypeStruct, generator: Any) -> jax.Array:
+            if generator is None:
                 return jnp.asarray(leaf, template.dtype)
-            return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(template))
+            return jax.random.wrap_key_data(leaf, impl=generator)
 
-        leaves, tree = jax.tree.flatten(self._state)
-        return jax.tree.unflatten(tree, [wrapped(*pair) for pair in zip(leaves, shown.values())])
+        tree, *layout = self._layout
+        return jax.tree.unflatten(tree, [wrapped(*each) for each in zip(shown.values(), *layout)])
 
 
 def _is_key(leaf: Any) -> bool:

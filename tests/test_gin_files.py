@@ -25,6 +25,12 @@ SMALL_AGENTS = {
     "PPO": ("PPO.epochs = 1", "PPO.num_minibatches = 1"),
     "IMPALA": ("IMPALA.num_minibatches = 1",),
     "DQN": ("DQN.batch_size = 8", "DQN.min_replay = 8", "DQN.replay_capacity = 400"),
+    "MuZero": (
+        "MuZero.replay_capacity = 4_000",
+        "MuZero.batch_size = 8",
+        "Search.num_simulations = 2",
+    ),
+    "AlphaZero": ("AlphaZero.batch_size = 8", "Search.num_simulations = 2"),
     "R2D2": ("R2D2.replay_capacity = 4_000", "R2D2.batch_size = 8"),
 }
 SLOW = ("brax", "breakout", "atari_classic")
@@ -39,6 +45,7 @@ CHOICES = {
 # What a file needs beside it: Atari's networks see frames of a size that no JAX environment has.
 _PONG = ("gin/environments/pong.gin", "gin/runners/sebulba.gin")
 BESIDE = {f"gin/agents/{path.name}": _PONG for path in (ROOT / "gin/agents").glob("*_atari.gin")}
+BESIDE["gin/agents/alphazero.gin"] = ("gin/environments/catch_searchable.gin",)
 # Modules of environments that run on the host, where Anakin cannot step them.
 HOST = {"envpool", "gymnasium"}
 
