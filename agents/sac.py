@@ -175,14 +175,14 @@ class SAC(off_policy.OffPolicy):
         return jax.tree.map(lambda x: x[0], both), jax.tree.map(lambda x: x[1], both)
 
     def _goal(self, params, target, timestep, moment_t: _Moment) -> jax.Array:
-        """Returns what the values `[N]` of the actions that were taken should be."""
+        """Returns what the values `[N]` of the actions that were taken should be; `params` are constants."""
         features = self._network.encode(params.critic, moment_t.observation)
         target_features = self._network.encode(target, moment_t.observation)
         expected = self._expect(params.policy, target, features, target_features, moment_t)
         soft = expected.value + jnp.exp(params.log_temperature) * expected.entropy
         # The first time step is where no transition arrives, so its value is never read.
         values = jnp.stack([jnp.zeros_like(soft), soft])
-        return jax.lax.stop_gradient(returns.n_step(timestep, values, self.gamma, 1))[0]
+        return returns.n_step(timestep, values, self.gamma, 1)[0]
 
     def _expect(
         self, policy, critic, features, critic_features, moment: _Moment

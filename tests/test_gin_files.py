@@ -32,6 +32,12 @@ SMALL_AGENTS = {
     ),
     "AlphaZero": ("AlphaZero.batch_size = 8", "Search.num_simulations = 2"),
     "R2D2": ("R2D2.replay_capacity = 4_000", "R2D2.batch_size = 8"),
+    "SAC": (
+        "SAC.batch_size = 8",
+        "SAC.min_replay = 8",
+        "SAC.replay_capacity = 400",
+        "SAC.replay_ratio = 1.0",
+    ),
 }
 SLOW = ("brax", "breakout", "atari_classic")
 # What a file leaves for the user to choose.
