@@ -110,6 +110,8 @@ class Planner(off_policy.OffPolicy):
       support_atoms: how many there are.
       n_steps: of the returns that values are learnt from.
       value_cost: weight of the value loss.
+      anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
+        None for a constant one.
       temperature: how random actions are in the beginning: 1 samples from the policy that the
         search found, and 0 takes its best action, as evaluation does.
       final_temperature: in the end.
@@ -122,6 +124,7 @@ class Planner(off_policy.OffPolicy):
     support_atoms: int = 61
     n_steps: int = 5
     value_cost: float = 0.25
+    anneal_steps: int | None = None
     temperature: float = 1.0
     final_temperature: float = 0.25
     temperature_steps: int | None = None
@@ -129,6 +132,7 @@ class Planner(off_policy.OffPolicy):
     _COUNTS: ClassVar = ("n_steps", *off_policy.OffPolicy._COUNTS)
     _POSITIVE: ClassVar = (
         "value_cost",
+        "anneal_steps",
         "temperature",
         "temperature_steps",
         *off_policy.OffPolicy._POSITIVE,
@@ -150,7 +154,7 @@ class Planner(off_policy.OffPolicy):
                 f"(use R2D2 where memory is needed)"
             )
         # Made now: gin's bindings may be others by the time that they are first used.
-        _ = self._search
+        _ = self._search, self._support
         self._check_support()
 
     def _check_support(self) -> None:
@@ -182,6 +186,16 @@ class Planner(off_policy.OffPolicy):
     @functools.cached_property
     def _network(self) -> Any:
         return self.network(self.spec, self.spec.action.num_values, self.support_atoms)
+
+    @functools.cached_property
+    def _optimizer(self) -> optax.GradientTransformation:
+        optimizer = super()._optimizer
+        if self.anneal_steps is None:
+            return optimizer
+        # Counted in gradient steps, of which there are so many an agent step.
+        share = self.replay_ratio / (self.batch_size * self._unroll)
+        decay = optax.linear_schedule(1.0, 0.0, max(round(self.anneal_steps * share), 1))
+        return optax.chain(optimizer, optax.scale_by_schedule(decay))
 
     @property
     def _imagined(self) -> int:

@@ -1,0 +1,163 @@
+"""MuZero: its model, its loss, and what it refuses.
+
+Axis legend: `N` sequences, `K` imagined steps.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import cores, encoders, muzero, muzero_networks, planning, replay
+from environments import catch, pendulum
+from podracers import errors, types
+
+K, N_STEPS, SEQUENCES = 2, 3, 6
+SPEC = catch.Catch().spec
+
+
+def _make(**options):
+    network = functools.partial(
+        muzero_networks.model, encoder=encoders.MLP((8,)), latent_size=8, hidden_sizes=(8,)
+    )
+    options = {"support": 4.0, "support_atoms": 9, "unroll_steps": K, "n_steps": N_STEPS} | options
+    return muzero.MuZero(SPEC, **{"network": network} | options)
+
+
+@pytest.fixture(scope="module", name="made")
+def _made():
+    agent = _make(value_cost=0.5)
+    length = K + N_STEPS + 1
+    random = np.random.default_rng(0)
+    shape = (length + 1, SEQUENCES)
+    step_type = np.full(shape, types.MID, np.int8)
+    step_type[2, :2], step_type[3, :2] = types.LAST, types.FIRST
+    step_type[0, 2] = types.LAST
+    discount = np.ones(shape, np.float32)
+    discount[2, 0] = 0.0
+    timestep = types.TimeStep(
+        random.normal(size=(*shape, *SPEC.observation.shape)).astype(np.float32),
+        random.normal(size=shape).astype(np.float32),
+        discount,
+        step_type,
+    )
+    extras = planning.Extras(
+        random.dirichlet(np.ones(3), (length, SEQUENCES)).astype(np.float32),
+        random.normal(size=(length, SEQUENCES)).astype(np.float32),
+    )
+    action = random.integers(0, 3, (length, SEQUENCES))
+    rollout = jax.tree.map(jnp.asarray, types.Rollout(timestep, action, extras, ()))
+    weight = jnp.linspace(0.5, 1.0, SEQUENCES)
+    sample = replay.Sample(rollout, None, weight, None)
+    return agent, agent._init_params(jax.random.key(0)), sample
+
+
+def test_the_loss_is_that_of_the_paper(made):
+    """Step by step: the root in full, and imagined steps by the mean over them."""
+    agent, params, sample = made
+    rollout = sample.rollout
+    learnt = agent._loss(params, (), sample)
+    goal = planning.targets(
+        jax.tree.map(lambda x: x[:-1], rollout.timestep), rollout.extras, agent.gamma, K, N_STEPS
+    )
+    model, support = agent._network, agent._support
+    first = jax.tree.map(lambda x: x[0], rollout.timestep)
+    latent, _ = model.representation.step(params["representation"], (), first)
+    total = np.zeros(SEQUENCES)
+    for k in range(K + 1):
+        scale = 1.0 if k == 0 else 1.0 / K
+        if k:
+            latent, reward = model.imagine(params, latent, rollout.action[k - 1])
+            loss = support.cross_entropy(reward, goal.reward[k - 1])
+            total += scale * np.asarray(loss * goal.reward_weight[k - 1])
+        prediction = model.predict(params, latent)
+        policy = -jnp.sum(goal.policy[k] * jax.nn.log_softmax(prediction.policy), axis=-1)
+        value = support.cross_entropy(prediction.value, goal.value[k])
+        total += scale * np.asarray(policy * goal.policy_weight[k])
+        total += scale * 0.5 * np.asarray(value * goal.value_weight[k])
+    begins = np.array([1, 1, 0, 1, 1, 1])
+    expected = np.sum(sample.weight * total * begins)
+    np.testing.assert_allclose(learnt.metrics["loss/total"].total, expected, rtol=1e-4)
+    assert learnt.metrics["loss/total"].count == 5
+    assert learnt.priority[2] == 0.0
+    assert np.all(np.asarray(learnt.priority)[[0, 1, 3, 4, 5]] > 0.0)
+
+
+def test_a_returns_share_beyond_the_support_is_told(made):
+    agent, params, sample = made
+    reward = sample.rollout.timestep.reward.at[:, 3:].set(1e4)
+    timestep = sample.rollout.timestep._replace(reward=reward)
+    sample = sample._replace(rollout=sample.rollout._replace(timestep=timestep))
+    metrics = agent._loss(params, (), sample).metrics
+    assert 0.0 < metrics["reward/clipped"].result() < 1.0
+    assert 0.5 < metrics["value/clipped"].result() < 1.0
+
+
+def test_gradients_are_halved_at_each_imagined_step(made):
+    agent, params, sample = made
+    np.testing.assert_allclose(jax.grad(lambda x: muzero.scale_gradient(x * x, 0.5))(3.0), 3.0)
+
+    def last_value(scaled):
+        def value(representation):
+            inner = {**params, "representation": representation}
+            if scaled:
+                return jnp.sum(agent._unrolled(inner, sample.rollout).value[-1])
+            first = jax.tree.map(lambda x: x[0], sample.rollout.timestep)
+            latent, _ = agent._network.representation.step(representation, (), first)
+            for k in range(K):
+                latent, _ = agent._network.imagine(inner, latent, sample.rollout.action[k])
+            return jnp.sum(agent._network.predict(inner, latent).value)
+
+        return jax.grad(value)(params["representation"])
+
+    # The gradient passes through both halvings but that of the last latent itself.
+    factor = 0.5 ** (K - 1)
+    for ours, plain in zip(jax.tree.leaves(last_value(True)), jax.tree.leaves(last_value(False))):
+        np.testing.assert_allclose(ours, factor * plain, rtol=1e-3, atol=1e-6)
+
+
+def test_latents_span_zero_to_one_and_equal_ones_stay_finite():
+    latent = muzero_networks.scale_latent(jnp.array([[3.0, -1.0, 1.0], [2.0, 2.0, 2.0]]))
+    np.testing.assert_allclose(latent, [[1.0, 0.0, 0.5], [0.0, 0.0, 0.0]], atol=1e-4)
+    slope = jax.grad(lambda x: jnp.sum(muzero_networks.scale_latent(x)))(jnp.zeros(3))
+    assert np.all(np.isfinite(slope))
+
+
+def test_the_temperature_falls_with_agent_steps():
+    agent = _make(temperature=1.0, final_temperature=0.5, temperature_steps=100)
+    learner = jax.jit(agent.init_learner)(jax.random.key(0))
+    for steps, expected in ((0, 1.0), (50, 0.75), (1000, 0.5)):
+        params = agent.actor_params(learner._replace(agent_steps=jnp.int32(steps)))
+        np.testing.assert_allclose(params.temperature, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unroll_steps": 0}, "MuZero.unroll_steps: expected a positive int, got 0"),
+        ({"n_steps": 0}, "MuZero.n_steps: expected a positive int"),
+        ({"temperature": 0.0}, "MuZero.temperature: expected a positive number"),
+        ({"final_temperature": -1.0}, "MuZero.final_temperature: expected 0 or more"),
+        ({"support": 0.0}, "a support needs a positive bound"),
+        ({"support_atoms": 8}, "odd number of atoms, 3 or more; got bound = 4.0, atoms = 8"),
+        (
+            {"reward_clip": 10.0, "support": 4.0, "gamma": 1.0},
+            r"holds returns up to 2\d.*rewards up to 10.0 add up to 90: expected a support of at "
+            r"least 8\.6",
+        ),
+        (
+            {"network": functools.partial(muzero_networks.model, core=cores.LSTM(8))},
+            "MuZero searches without memory",
+        ),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(errors.UserError, match=message):
+        _make(**options)
+
+
+def test_continuous_actions_are_refused():
+    with pytest.raises(errors.UserError, match=r"MuZero needs discrete actions.*use SAC"):
+        muzero.MuZero(pendulum.Pendulum().spec)
