@@ -175,7 +175,10 @@ class SAC(off_policy.OffPolicy):
         return jax.tree.map(lambda x: x[0], both), jax.tree.map(lambda x: x[1], both)
 
     def _goal(self, params, target, timestep, moment_t: _Moment) -> jax.Array:
-        """Returns what the values `[N]` of the actions that were taken should be; `params` are constants."""
+        """Returns what the values `[N]` of the actions that were taken should be.
+
+        No gradient stops here: `params` have to be constants.
+        """
         features = self._network.encode(params.critic, moment_t.observation)
         target_features = self._network.encode(target, moment_t.observation)
         expected = self._expect(params.policy, target, features, target_features, moment_t)

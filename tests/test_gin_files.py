@@ -39,7 +39,7 @@ SMALL_AGENTS = {
         "SAC.replay_ratio = 1.0",
     ),
 }
-SLOW = ("brax", "breakout", "atari_classic")
+SLOW = ("brax", "breakout", "atari_classic", "sac_pixels")
 # What a file leaves for the user to choose.
 CHOICES = {
     "gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",),
