@@ -204,7 +204,13 @@ class OffPolicy:
 
     def init_memory(self, rollout: types.Rollout) -> replay.Memory:
         """Returns an empty replay of this device's streams."""
-        return self._replay.init(self._kept(rollout))
+        memory = self._replay.init(self._kept(rollout))
+        steps, streams = memory.ring.timestep.reward.shape
+        most = (steps - 1) * streams * parallel.axis_size()
+        options.expect(
+            self, "min_replay", self.min_replay <= most, f"at most {most}, which the replay holds"
+        )
+        return memory
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Stores one rollout, and takes the gradient steps that it allows."""

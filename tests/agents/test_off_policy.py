@@ -134,6 +134,7 @@ def test_the_learning_rate_falls_to_zero():
         ({"target_rate": -1.0}, "Adder.target_rate: expected a number in"),
         ({"replay_capacity": 3}, "replay_capacity = 3 transitions is too small"),
         ({"batch_size": 400}, "replay_capacity = 200 transitions is smaller than one batch"),
+        ({"min_replay": 197}, "Adder.min_replay: expected at most 196, which the replay holds"),
         ({"replay_ratio": 1e-9}, "Adder.replay_ratio = 1e-09: .* never be a gradient step"),
     ],
 )
