@@ -27,6 +27,7 @@ SMALL_AGENTS = {
     "DQN": ("DQN.batch_size = 8", "DQN.min_replay = 8", "DQN.replay_capacity = 400"),
     "MuZero": (
         "MuZero.replay_capacity = 4_000",
+        "MuZero.min_replay = 100",
         "MuZero.batch_size = 8",
         "Search.num_simulations = 2",
     ),
