@@ -6,9 +6,7 @@ from agents import ppo
 from environments import probes
 from tests.agents import probe_learning
 
-CURRICULUM = probe_learning.Curriculum(
-    probe_learning.actor_critic(ppo.PPO, learning_rate=0.02), 80
-)
+CURRICULUM = probe_learning.Curriculum(probe_learning.actor_critic(ppo.PPO, learning_rate=0.02), 80)
 
 
 @pytest.fixture(scope="module", name="learnt")
