@@ -27,6 +27,9 @@ def _configure() -> None:
     # Programs with collectives queue up faster than they run; without threads to spare, those of
     # one program take the threads that another one waits for.
     os.environ.setdefault("PJRT_NPROC", "16")
+    # What the tests compile runs for a moment: compiling it well would take a third longer.
+    # Long learning runs turn it on again, below.
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     cache = pathlib.Path(__file__).resolve().parents[1] / ".cache" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -36,3 +39,17 @@ def _configure() -> None:
 if "jax" in sys.modules:
     raise RuntimeError("JAX was imported before tests/conftest.py could set up its devices")
 _configure()
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _compile_long_runs_well(request):
+    """Long learning runs are worth compiling well."""
+    if request.node.get_closest_marker("learning") is None:
+        yield
+        return
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

@@ -57,14 +57,6 @@ BESIDE["gin/agents/alphazero.gin"] = ("gin/environments/catch_searchable.gin",)
 HOST = {"envpool", "gymnasium"}
 
 
-@pytest.fixture(autouse=True)
-def _compile_in_haste():
-    """Each program runs once: compiling it well would take longer than running it badly."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def _is_slow(path):
     return path.stem.startswith(SLOW) or (path.parent.name, path.stem[-6:]) == ("agents", "_atari")
 

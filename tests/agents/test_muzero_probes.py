@@ -53,7 +53,7 @@ def test_masked_actions():
 
 @pytest.mark.parametrize("probe", [probes.MultiDiscreteReward, probes.ContinuousReward])
 def test_other_actions_are_refused(probe):
-    with pytest.raises(errors.UserError, match="MuZero needs discrete actions.*use SAC"):
+    with pytest.raises(errors.UserError, match=r"MuZero needs discrete actions.*use SAC"):
         CURRICULUM.learn(probe())
 
 
