@@ -3,7 +3,7 @@
 The trees are mctx's, https://github.com/google-deepmind/mctx. It takes one key for a batch, and
 splits it by place in the batch; so a search here is of one stream, with the key of that stream, and
 `vmap` makes the batch. What a stream does then depends neither on its neighbours nor on the device
-that it is on. It costs nothing (`docs/benchmarks` has the decisions per second of both forms).
+that it is on.
 
 Axis legend: `B` streams, `A` actions.
 """

@@ -14,12 +14,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import anakin, replay, sebulba
+from benchmarks import anakin, replay, search, sebulba
 
 from podracers import command_line, errors, run_directory
 
 _REPLAY = {
     "dqn": "cartpole_dqn_anakin",
+    "r2d2": "catch_r2d2_anakin",
+    "sac": "pendulum_sac_anakin",
+    "muzero": "catch_muzero_anakin",
 }
 _GROUPS = {
     "sebulba": ("sebulba_impala", "sebulba_ppo", "sebulba_environments"),
@@ -63,6 +66,7 @@ _BENCHMARKS = {
     "sebulba_impala": _with_bindings(sebulba.benchmark_learning, sebulba.IMPALA),
     "sebulba_ppo": _with_bindings(sebulba.benchmark_learning, sebulba.PPO),
     "sebulba_environments": _with_bindings(sebulba.benchmark_environments, sebulba.ENVIRONMENTS),
+    "search": _repeated(search.benchmark_search),
     **{agent: _of_agent(name) for agent, name in _REPLAY.items()},
 }
 
