@@ -184,7 +184,13 @@ class Anakin:
         return batch.BatchedEnvironment(self.environment, self.reset_batch)
 
     def _init_shard(self, key: jax.Array) -> AnakinState:
-        learner, memory, streams = self._per_member(self._init_member)(key)
+        if self.population == 1:
+            learner, memory, streams = self._init_member(key)
+        else:
+            # One after the other: of orthogonal initialisers `vmap` makes batched factorisations,
+            # two of which can wait for each other for ever where the CPU has two cores (jaxlib
+            # 0.10: each takes a thread, and needs another).
+            learner, memory, streams = jax.lax.map(self._init_member, key)
         return AnakinState(learner, memory, streams, key, jnp.zeros((), jnp.int32))
 
     def _init_member(self, key: jax.Array):

@@ -138,7 +138,7 @@ def _muzero():
         unroll_steps=2,
         n_steps=2,
         temperature_steps=400,
-        learning_rate=0.01,
+        learning_rate=0.002,
         adam_epsilon=1e-2,  # the search magnifies what rounding does to tiny gradients
         batch_size=16,
         min_replay=96,

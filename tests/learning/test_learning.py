@@ -15,6 +15,9 @@ _LEAST = {
     "catch_impala_anakin": 1.0,
     "cartpole_impala_anakin": 475.0,
     "snake_impala_anakin": 15.0,
+    "catch_dqn_anakin": 1.0,
+    "cartpole_dqn_anakin": 475.0,
+    "catch_muzero_anakin": 1.0,
     "catch_sac_anakin": 1.0,
     "pendulum_sac_anakin": -200.0,  # of about -150
     "catch_r2d2_anakin": 1.0,
