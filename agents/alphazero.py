@@ -118,6 +118,9 @@ class AlphaZero(planning.Planner):
 
         return step
 
+    def _values(self, params, timestep):
+        return self._network.unroll(params, (), timestep)[0].value
+
     def _unrolled(self, params, rollout):
         """Predicts for the first observation of each sequence."""
         first = jax.tree.map(lambda x: x[:1], rollout.timestep)

@@ -75,6 +75,14 @@ class MuZero(planning.Planner):
 
         return imagine
 
+    def _values(self, params, timestep):
+        representation = self._network.representation
+        core = representation.initial_core(timestep.reward.shape[1])
+        latent = networks.unroll_after(
+            representation, params["representation"], core, timestep, self._burn_in
+        )
+        return self._network.predict(params, latent).value
+
     def _unrolled(self, params, rollout):
         """Imagines `K` steps from the first observation of each sequence."""
         begin = self._burn_in

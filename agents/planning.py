@@ -110,8 +110,10 @@ class Planner(off_policy.OffPolicy):
       support_atoms: how many there are.
       n_steps: of the returns that values are learnt from.
       value_cost: weight of the value loss.
-      anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
-        None for a constant one.
+      fresh_values: whether returns bootstrap from what the target network thinks of an observation
+        now, rather than from what the search found when it was acted on: then old replay holds no
+        old values (the values of Ye et al., "Mastering Atari Games with Limited Data", 2021,
+        https://arxiv.org/abs/2111.00210, without searching anew).
       temperature: how random actions are in the beginning: 1 samples from the policy that the
         search found, and 0 takes its best action, as evaluation does.
       final_temperature: in the end.
@@ -124,7 +126,7 @@ class Planner(off_policy.OffPolicy):
     support_atoms: int = 61
     n_steps: int = 5
     value_cost: float = 0.25
-    anneal_steps: int | None = None
+    fresh_values: bool = False
     temperature: float = 1.0
     final_temperature: float = 0.25
     temperature_steps: int | None = None
@@ -132,7 +134,6 @@ class Planner(off_policy.OffPolicy):
     _COUNTS: ClassVar = ("n_steps", *off_policy.OffPolicy._COUNTS)
     _POSITIVE: ClassVar = (
         "value_cost",
-        "anneal_steps",
         "temperature",
         "temperature_steps",
         *off_policy.OffPolicy._POSITIVE,
@@ -187,16 +188,6 @@ class Planner(off_policy.OffPolicy):
     def _network(self) -> Any:
         return self.network(self.spec, self.spec.action.num_values, self.support_atoms)
 
-    @functools.cached_property
-    def _optimizer(self) -> optax.GradientTransformation:
-        optimizer = super()._optimizer
-        if self.anneal_steps is None:
-            return optimizer
-        # Counted in gradient steps, of which there are so many an agent step.
-        share = self.replay_ratio / (self.batch_size * self._unroll)
-        decay = optax.linear_schedule(1.0, 0.0, max(round(self.anneal_steps * share), 1))
-        return optax.chain(optimizer, optax.scale_by_schedule(decay))
-
     @property
     def _imagined(self) -> int:
         """`K`."""
@@ -218,8 +209,12 @@ class Planner(off_policy.OffPolicy):
         """Returns what is predicted of sequences, `[burn-in + K + n + 1, N, ...]`."""
         raise NotImplementedError
 
+    def _values(self, params: types.PyTree, timestep: types.TimeStep) -> jax.Array:
+        """Returns the logits `[L, N, Z]` of the values of time steps after the burn-in."""
+        raise NotImplementedError
+
     def _init_target(self, params):
-        return ()
+        return params if self.fresh_values else ()
 
     def _kept(self, rollout):
         return rollout._replace(actor_state=())
@@ -261,6 +256,9 @@ class Planner(off_policy.OffPolicy):
         begin = self._burn_in
         timestep = jax.tree.map(lambda x: x[begin:-1], rollout.timestep)
         extras = jax.tree.map(lambda x: x[begin:], rollout.extras)
+        if self.fresh_values:
+            seen = jax.tree.map(lambda x: x[:-1], rollout.timestep)
+            extras = extras._replace(value=self._support.decode(self._values(target, seen)))
         goal = targets(timestep, extras, self.gamma, self._imagined, self.n_steps)
         goal = jax.lax.stop_gradient(goal)
         # The root counts as much as all imagined steps together.

@@ -85,6 +85,30 @@ def test_the_loss_is_that_of_the_paper(made):
     assert np.all(np.asarray(learnt.priority)[[0, 1, 3, 4, 5]] > 0.0)
 
 
+def test_fresh_values_are_those_of_the_target_network_now(made):
+    agent, params, sample = made
+    fresh = _make(value_cost=0.5, fresh_values=True)
+    target = agent._init_params(jax.random.key(1))
+    # What the target network thinks of every time step, one at a time.
+    model = agent._network
+
+    def value(timestep):
+        latent, _ = model.representation.step(target["representation"], (), timestep)
+        return agent._support.decode(model.predict(target, latent).value)
+
+    seen = jax.tree.map(lambda x: x[:-1], sample.rollout.timestep)
+    extras = sample.rollout.extras._replace(value=jax.lax.map(value, seen))
+    known = sample._replace(rollout=sample.rollout._replace(extras=extras))
+    expected = agent._loss(params, (), known).metrics
+    actual = fresh._loss(params, target, sample).metrics
+    for name, mean in expected.items():
+        np.testing.assert_allclose(actual[name].total, mean.total, rtol=1e-4, err_msg=name)
+    stale = agent._loss(params, (), sample).priority
+    assert np.max(np.abs(stale - agent._loss(params, (), known).priority)) > 0.1
+    assert agent._init_target(params) == ()
+    assert fresh._init_target(params) is params
+
+
 def test_a_returns_share_beyond_the_support_is_told(made):
     agent, params, sample = made
     reward = sample.rollout.timestep.reward.at[:, 3:].set(1e4)
