@@ -30,7 +30,7 @@ def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
     """
     known = sorted(set(known))
     lower = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), lower, n=most, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), lower, n=most, cutoff=0.6)
     if close:
         return "; did you mean " + " or ".join(f"'{lower[match]}'" for match in close) + "?"
     if known and len(known) <= 30:

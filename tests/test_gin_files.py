@@ -32,7 +32,7 @@ SMALL_AGENTS = {
         "Search.num_simulations = 2",
     ),
     "AlphaZero": ("AlphaZero.batch_size = 8", "Search.num_simulations = 2"),
-    "R2D2": ("R2D2.replay_capacity = 4_000", "R2D2.batch_size = 8"),
+    "R2D2": ("R2D2.replay_capacity = 4_000", "R2D2.min_replay = 8", "R2D2.batch_size = 8"),
     "SAC": (
         "SAC.batch_size = 8",
         "SAC.min_replay = 8",
@@ -40,7 +40,7 @@ SMALL_AGENTS = {
         "SAC.replay_ratio = 1.0",
     ),
 }
-SLOW = ("brax", "breakout", "atari_classic", "sac_pixels")
+SLOW = ("brax", "breakout", "atari_classic", "sac_mujoco", "sac_pixels")
 # What a file leaves for the user to choose.
 CHOICES = {
     "gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",),

@@ -34,7 +34,7 @@ def _make(spec, encoder, core, total_steps):
     )
 
 
-CURRICULUM = probe_learning.Curriculum(_make, 150)
+CURRICULUM = probe_learning.Curriculum(_make, 220)
 
 
 @pytest.fixture(scope="module", name="learnt")

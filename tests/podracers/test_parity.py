@@ -51,7 +51,14 @@ def _anakin(agent, environment) -> anakin.Anakin:
     )
 
 
-@pytest.fixture(scope="module", params=contract.AGENTS, name="made")
+# Discrete soft actor-critic is the continuous one but for what `tests/agents` knows.
+AGENTS = [name for name in contract.AGENTS if name != "sac_discrete"]
+# That a seed repeats, with the version that it should, is in every agent's contract; here it is for
+# each kind of memory.
+LAGGED = ["ppo", "ppo_gru_frames", "impala_lstm", "r2d2"]
+
+
+@pytest.fixture(scope="module", name="made")
 def _made(request):
     """An agent and its environment, and what comes of them under Anakin."""
     agent, environment = contract.AGENTS[request.param]()
@@ -68,6 +75,7 @@ def _assert_same(actual: Trace, expected: Trace) -> None:
     streams.assert_close(actual.means, expected.means, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("made", AGENTS, indirect=True)
 def test_without_lag_both_runners_learn_the_same(made):
     agent, environment, expected = made
     _assert_same(_trace(_sebulba(agent, environment)), expected)
@@ -90,6 +98,7 @@ def test_without_lag_any_split_of_devices_learns_the_same(options):
     )
 
 
+@pytest.mark.parametrize("made", LAGGED, indirect=True)
 def test_with_a_lag_of_one_a_seed_repeats_and_the_lag_is_exactly_one(made):
     agent, environment, without = made
     subject = _sebulba(agent, environment, lag=1, actor_devices=(1,))
