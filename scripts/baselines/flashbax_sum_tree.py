@@ -104,7 +104,8 @@ def uniformity(items=4_000_000, draws=2**18, rounds=128):
             f"{name:9s} {draws * rounds} draws of {items} equal items: mean {mean:.2f}, variance "
             f"/ mean {counts.var() / mean:.4f} (1 is chance), "
             f"{chi_square(counts, mean):.1f} standard deviations, never drawn "
-            f"{np.count_nonzero(counts == 0)} (chance: {items * np.exp(-mean):.1f}), {time.time() - start:.0f} s"
+            f"{np.count_nonzero(counts == 0)} (chance: {items * np.exp(-mean):.1f}), "
+            f"{time.time() - start:.0f} s"
         )
         halves = counts.reshape(-1, 2).sum(0) / counts.sum()
         print(
