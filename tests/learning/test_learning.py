@@ -18,6 +18,7 @@ _LEAST = {
     "catch_dqn_anakin": 1.0,
     "cartpole_dqn_anakin": 475.0,
     "catch_muzero_anakin": 1.0,
+    "cartpole_muzero_anakin": 475.0,
     "catch_sac_anakin": 1.0,
     "pendulum_sac_anakin": -200.0,  # of about -150
     "catch_r2d2_anakin": 1.0,
