@@ -205,7 +205,7 @@ class OffPolicy:
     def init_memory(self, rollout: types.Rollout) -> replay.Memory:
         """Returns an empty replay of this device's streams."""
         memory = self._replay.init(self._kept(rollout))
-        steps, streams = memory.ring.timestep.reward.shape
+        streams, steps = memory.ring.timestep.reward.shape
         most = (steps - 1) * streams * parallel.axis_size()
         options.expect(
             self, "min_replay", self.min_replay <= most, f"at most {most}, which the replay holds"
@@ -260,7 +260,7 @@ class OffPolicy:
 
     def _transitions(self, memory: replay.Memory) -> jax.Array:
         """Returns how many transitions of all streams are there, float32."""
-        streams = memory.ring.timestep.reward.shape[1] * parallel.axis_size()
+        streams = memory.ring.timestep.reward.shape[0] * parallel.axis_size()
         return self._replay.size(memory).astype(jnp.float32) * streams
 
     def _num_steps(

@@ -1,6 +1,6 @@
 """Replay: past rollouts on the learner devices, from which sequences are drawn.
 
-Each device keeps the streams that it learns from in one ring `[C, B, ...]`, which is written in
+Each device keeps the streams that it learns from in one ring `[B, C, ...]`, which is written in
 place: every time step is stored once, in the dtype that it came in, and a sequence `[L + 1]` is cut
 out of the ring when it is drawn. A sequence is consecutive time steps of one stream, and it never
 reaches over the place where the ring is being written: no draw mixes what is old with what is new.
@@ -37,10 +37,10 @@ _SHARDS = 8
 class Memory(NamedTuple):
     """What one device remembers."""
 
-    ring: types.Rollout  # [C, B, ...]; actor states are [C / T, B, ...]
-    head: jax.Array  # int32, when the newest time step was; it counts on for ever, from 0
+    ring: types.Rollout  # [B, C, ...]; actor states are [B, C / T, ...]
+    head: jax.Array  # [S] int32, all equal: when the newest time step was; from 0, for ever
     priorities: Any  # a `SumTree` with a row for each shard; () where draws are uniform
-    highest: jax.Array  # float32, the highest priority so far
+    highest: jax.Array  # [S] float32, all equal: the highest priority so far
 
 
 class Item(NamedTuple):
@@ -92,10 +92,10 @@ class Replay:
         self._check(chunks, steps, streams)
 
         def over_time(x):
-            return jnp.zeros((chunks * steps, *x.shape[1:]), x.dtype)
+            return jnp.zeros((streams, chunks * steps, *x.shape[2:]), x.dtype)
 
         def over_chunks(x):
-            return jnp.zeros((chunks, *x.shape), x.dtype)
+            return jnp.zeros((streams, chunks, *x.shape[1:]), x.dtype)
 
         ring = types.Rollout(
             timestep=jax.tree.map(over_time, rollout.timestep),
@@ -104,11 +104,11 @@ class Replay:
             actor_state=jax.tree.map(over_chunks, rollout.actor_state),
         )
         priorities: Any = ()
+        shards = self._shards(streams)
         if self.priority_exponent:
-            shards = self._shards(streams)
             starts = chunks * steps // _period(ring)
             priorities = sum_tree.init(shards, starts * (streams // shards))
-        return Memory(ring, jnp.zeros((), jnp.int32), priorities, jnp.ones((), jnp.float32))
+        return Memory(ring, jnp.zeros(shards, jnp.int32), priorities, jnp.ones(shards, jnp.float32))
 
     def _check(self, chunks: int, steps: int, streams: int) -> None:
         """Raises where no sequence, or no batch, could be drawn."""
@@ -142,7 +142,7 @@ class Replay:
         What is new can be drawn from now on, with the highest priority so far (see `new_items`).
         """
         ring, steps = memory.ring, _steps(rollout)
-        slot = memory.head % _capacity(ring)
+        slot = memory.head[0] % _capacity(ring)
         final = (slot + steps) % _capacity(ring)
         timestep = _write(ring.timestep, jax.tree.map(lambda x: x[:-1], rollout.timestep), slot)
         # The last time step opens the next rollout too, which overwrites it with its equal.
@@ -158,11 +158,11 @@ class Replay:
         if not self.priority_exponent:
             return memory
         period = _period(ring)
-        times = memory.head - period * jnp.arange(steps // period)
+        times = memory.head[0] - period * jnp.arange(steps // period)
         overwritten = self._items(memory, times)
         memory = self._set(memory, overwritten, jnp.zeros(overwritten.index.shape))
         item, exists = self.new_items(memory, steps)
-        return self._set(memory, item, jnp.where(exists, memory.highest, 0.0))
+        return self._set(memory, item, jnp.where(exists, memory.highest[0], 0.0))
 
     def new_items(self, memory: Memory, steps: int) -> tuple[Item, jax.Array]:
         """Returns the sequences that the latest rollout completed.
@@ -190,7 +190,7 @@ class Replay:
           `[L + K - 1, B, ...]`; what was before the run began is without meaning.
         """
         starts = self._new_starts(memory, steps)
-        stream = jnp.arange(memory.ring.timestep.reward.shape[1])
+        stream = jnp.arange(memory.ring.timestep.reward.shape[0])
         length = self.sequence_length + starts.shape[0] - 1
         return _cut(memory.ring, jnp.broadcast_to(starts[0], stream.shape), stream, length)
 
@@ -200,7 +200,7 @@ class Replay:
 
     def size(self, memory: Memory) -> jax.Array:
         """Returns how many transitions of each stream are there, int32."""
-        return jnp.minimum(memory.head, _capacity(memory.ring) - 1)
+        return jnp.minimum(memory.head[0], _capacity(memory.ring) - 1)
 
     def sample(self, memory: Memory, key: jax.Array) -> Sample:
         """Draws sequences, with replacement; only where `ready`.
@@ -246,22 +246,22 @@ class Replay:
 
     def _deal(self, memory: Memory) -> tuple[int, int]:
         """Returns the number of shards of this device, and of streams in each."""
-        streams = memory.ring.timestep.reward.shape[1]
+        streams = memory.ring.timestep.reward.shape[0]
         shards = self._shards(streams)
         return shards, streams // shards
 
     def _starts(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
         """Returns the time of the oldest start there is, and how many there are."""
         period = _period(memory.ring)
-        oldest = jnp.maximum(memory.head - _capacity(memory.ring) + 1, 0)
+        oldest = jnp.maximum(memory.head[0] - _capacity(memory.ring) + 1, 0)
         oldest = -(-oldest // period)
-        newest = (memory.head - self.sequence_length) // period
+        newest = (memory.head[0] - self.sequence_length) // period
         return oldest * period, jnp.maximum(newest - oldest + 1, 0)
 
     def _new_starts(self, memory: Memory, steps: int) -> jax.Array:
         """Returns the times `[K]` at which the sequences begin that are new."""
         period = _period(memory.ring)
-        newest = (memory.head - self.sequence_length) // period * period
+        newest = (memory.head[0] - self.sequence_length) // period * period
         return newest - period * jnp.arange(steps // period - 1, -1, -1)
 
     def _items(self, memory: Memory, times: jax.Array) -> Item:
@@ -304,21 +304,21 @@ def _steps(rollout: types.Rollout) -> int:
 
 def _capacity(ring: types.Rollout) -> int:
     """Returns `C`."""
-    return ring.timestep.reward.shape[0]
+    return ring.timestep.reward.shape[1]
 
 
 def _period(ring: types.Rollout) -> int:
     """Returns how many steps lie between the starts of sequences: `T` where cores are kept."""
     states = jax.tree.leaves(ring.actor_state)
-    return _capacity(ring) // states[0].shape[0] if states else 1
+    return _capacity(ring) // states[0].shape[1] if states else 1
 
 
 def _write(ring: types.PyTree, values: types.PyTree, slot: jax.Array) -> types.PyTree:
     """Writes `[T, B, ...]` into the ring."""
 
     def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
-        value = value.astype(buffer.dtype)
-        return jax.lax.dynamic_update_slice_in_dim(buffer, value, slot, axis=0)
+        value = jnp.swapaxes(value, 0, 1).astype(buffer.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, value, slot, axis=1)
 
     return jax.tree.map(write, ring, values)
 
@@ -328,9 +328,9 @@ def _cut(ring: types.Rollout, start: jax.Array, stream: jax.Array, length: int) 
     slot = (start + jnp.arange(length + 1)[:, None]) % _capacity(ring)  # [L + 1, N]
 
     def over_time(x: jax.Array) -> jax.Array:
-        return x[slot, stream]
+        return x[stream, slot]
 
-    before = jax.tree.map(lambda x: x[slot[:-1], stream], (ring.action, ring.extras))
+    before = jax.tree.map(lambda x: x[stream, slot[:-1]], (ring.action, ring.extras))
     chunk = start % _capacity(ring) // _period(ring)
-    state = jax.tree.map(lambda x: x[chunk, stream], ring.actor_state)
+    state = jax.tree.map(lambda x: x[stream, chunk], ring.actor_state)
     return types.Rollout(jax.tree.map(over_time, ring.timestep), *before, state)

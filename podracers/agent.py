@@ -20,6 +20,9 @@ class Agent(Protocol):
     def init_memory(self, rollout: types.Rollout) -> Any:
         """Returns what one learner device keeps to itself; `()` for an agent without memory.
 
+        Every leaf has a first axis, along which runners lay the devices' memories side by side:
+        best that of the streams, for then any number of devices can go on with what another saved.
+
         Args:
           rollout: a template of one shard's rollout; only its shapes and dtypes count.
         """

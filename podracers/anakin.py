@@ -23,7 +23,7 @@ class AnakinState(NamedTuple):
     """Everything a run is: saved and restored, it goes on bit for bit."""
 
     learner: Any  # [P, ...] replicated over devices
-    memory: Any  # [P, D, ...] one slice a device
+    memory: Any  # [P, ...] then what all devices remember, side by side
     streams: unroll.Streams  # [P, B, ...] split over devices
     key: jax.Array  # [P] typed, constant: every key is folded from it
     update: jax.Array  # int32, how many updates were taken
@@ -103,10 +103,10 @@ class Anakin:
         """No simulator is stepped on the host."""
         return None
 
-    def trace(self, seed: int) -> None:
+    def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update, as the run will; what is traced here is not traced again."""
         state = jax.eval_shape(lambda: self.init(seed))
-        jax.eval_shape(lambda state: self.step(state, 1), state)
+        return self._step.trace(state, jax.ShapeDtypeStruct((), jnp.int32))
 
     def diagnostics(self) -> metrics.Diagnostics:
         """One program has no parts whose times a host could tell apart."""
@@ -201,7 +201,7 @@ class Anakin:
         streams = unroll.init(self.agent, self._batched, env_id, self.num_envs, keys.streams(key))
         _, template = jax.eval_shape(self._act, learner, streams, key)
         memory = self.agent.init_memory(template)
-        return learner, jax.tree.map(lambda x: x[None], memory), streams
+        return learner, parallel.side_by_side(memory), streams
 
     def _act(self, learner: Any, streams: unroll.Streams, key: jax.Array):
         params = self.agent.actor_params(learner)
@@ -224,13 +224,11 @@ class Anakin:
         def member(learner, memory, streams, key):
             act_key, update_key = keys.update(key, state.update)
             streams, rollout = self._act(learner, streams, act_key)
-            memory = jax.tree.map(lambda x: x[0], memory)
             agent_state = types.AgentState(learner, memory)
             agent_state, means = self.agent.update(agent_state, rollout, update_key)
             episodes, episode_means = streams.episodes.flush()
-            memory = jax.tree.map(lambda x: x[None], agent_state.memory)
             streams = streams._replace(episodes=episodes)
-            return agent_state.learner, memory, streams, {**episode_means, **means}
+            return agent_state.learner, agent_state.memory, streams, {**episode_means, **means}
 
         learner, memory, streams, means = self._per_member(member)(
             state.learner, state.memory, state.streams, state.key

@@ -20,7 +20,7 @@ class SebulbaState(NamedTuple):
     """What a checkpoint holds: the learner, whole. Simulators are outside of it, and restart."""
 
     learner: Any  # replicated over learner devices
-    memory: Any  # [D, ...] one slice a learner device
+    memory: Any  # what all learner devices remember, side by side
     episodes: metrics.EpisodeStatistics  # [B] split over learner devices
     key: jax.Array  # typed, constant: every key is folded from it
     update: jax.Array  # int32, how many updates were taken
@@ -137,7 +137,7 @@ class Learning:
         memory = self.agent.init_memory(self.programs.template(params, rows))
         return SebulbaState(
             learner=learner,
-            memory=jax.tree.map(lambda x: x[None], memory),
+            memory=parallel.side_by_side(memory),
             episodes=metrics.EpisodeStatistics.init(rows),
             key=key,
             update=jnp.zeros((), jnp.int32),
@@ -146,15 +146,14 @@ class Learning:
     def _learn_shard(self, state: SebulbaState, rollouts: tuple[types.Rollout, ...]):
         rollout = rollouts[0] if len(rollouts) == 1 else _join(rollouts)
         _, learn_key = keys.update(state.key, state.update)
-        memory = jax.tree.map(lambda x: x[0], state.memory)
-        agent_state = types.AgentState(state.learner, memory)
+        agent_state = types.AgentState(state.learner, state.memory)
         agent_state, means = self.agent.update(agent_state, rollout, learn_key)
         episodes, episode_means = state.episodes.track_rollout(rollout.timestep).flush()
         means = {**episode_means, **means}
         report = metrics.add(metrics.empty(means), means, state.update)
         state = SebulbaState(
             learner=agent_state.learner,
-            memory=jax.tree.map(lambda x: x[None], agent_state.memory),
+            memory=agent_state.memory,
             episodes=episodes,
             key=state.key,
             update=state.update + 1,

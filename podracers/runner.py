@@ -2,6 +2,8 @@
 
 from typing import Any, Protocol, runtime_checkable
 
+import jax
+
 from podracers import metrics, types
 
 
@@ -24,8 +26,12 @@ class Runner(Protocol):
     updates_per_dispatch: int | None
     timeout: float | None
 
-    def trace(self, seed: int) -> None:
-        """Traces one update and runs nothing, so that parts that do not fit are refused early."""
+    def trace(self, seed: int) -> jax.stages.Traced:
+        """Traces one update and runs nothing, so that parts that do not fit are refused early.
+
+        Returns:
+          The program of an update, as far as it is traced: it can be compiled and looked at.
+        """
 
     def init(self, seed: int) -> Any:
         """Returns the pytree of arrays that a checkpoint holds; member `p` is seeded `seed + p`."""

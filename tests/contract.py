@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from agents import (
     cores,
@@ -218,7 +217,7 @@ class _Versioned(NamedTuple):
 
 class _Remembered(NamedTuple):
     inner: Any
-    rollout: types.Rollout
+    rollout: types.Rollout  # [B, T, ...]: devices' memories lie side by side along the first axis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -240,7 +239,7 @@ class Recorder:
     def init_memory(self, rollout):
         inner = rollout._replace(extras=rollout.extras.inner)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rollout)
-        return _Remembered(self.agent.init_memory(inner), zeros)
+        return _Remembered(self.agent.init_memory(inner), _turned(zeros))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         return self.agent.init_actor(env_id, num_envs, evaluation)
@@ -264,7 +263,7 @@ class Recorder:
             types.AgentState(learner.inner, memory.inner), inner, key
         )
         learner = _Versioned(new_learner, learner.version + 1)
-        return types.AgentState(learner, _Remembered(new_memory, rollout)), means
+        return types.AgentState(learner, _Remembered(new_memory, _turned(rollout))), means
 
 
 class History(NamedTuple):
@@ -277,18 +276,14 @@ class History(NamedTuple):
 
 
 def rollout(state: Any) -> types.Rollout:
-    """Returns the latest rollout of all streams, from memories `[D, ...]` of a slice each."""
-    remembered = streams.to_numpy(state.memory.rollout)
+    """Returns the latest rollout `[T, B, ...]` of all streams."""
+    return _turned(streams.to_numpy(state.memory.rollout))
 
-    def join(axis):
-        return lambda x: np.concatenate(list(x), axis=axis)
 
-    return types.Rollout(
-        timestep=jax.tree.map(join(1), remembered.timestep),
-        action=jax.tree.map(join(1), remembered.action),
-        extras=jax.tree.map(join(1), remembered.extras),
-        actor_state=jax.tree.map(join(0), remembered.actor_state),
-    )
+def _turned(rollout: types.Rollout) -> types.Rollout:
+    """Swaps time and streams."""
+    turned = jax.tree.map(lambda x: x.swapaxes(0, 1), rollout._replace(actor_state=()))
+    return turned._replace(actor_state=rollout.actor_state)
 
 
 def run(subject: runner.Runner, seed: int = 0) -> History:

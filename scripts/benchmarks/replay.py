@@ -5,18 +5,21 @@ Axis legend: `D` devices.
 
 import functools
 import pathlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks import measure
+from benchmarks import measure, records
 
 from agents import off_policy
 from podracers import anakin, experiment, footprint, types
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SEBULBA = "gin/runners/sebulba.gin"
+_GRADIENTS = records.Kind("gradient steps", "gradient steps/s", records.HIGHER, 1)
+_REPLAY = records.Kind("the replay alone, for one update of Anakin", "ms", records.LOWER, 3)
+_REPLAY_SHARE = records.Kind("its share of that update", "share", None, 4)
+_MEMORY = records.Kind("memory of the update", "bytes", None, 0)
 _LEAD_IN = 2  # updates: under Sebulba a rollout or two lie ready
 
 
@@ -26,7 +29,7 @@ def _parts(name: str, bindings: tuple[str, ...], runner: str | None = None) -> e
     return experiment.load(files, list(bindings)).build()
 
 
-def _fill(stepper: measure.Stepper) -> None:
+def fill(stepper: measure.Stepper) -> None:
     """Steps until the agent learns from its replay."""
     while int(stepper.state.learner.gradient_steps) == 0:
         stepper()
@@ -34,7 +37,7 @@ def _fill(stepper: measure.Stepper) -> None:
 
 def benchmark_agent(
     name: str, repeats: int, bindings: tuple[str, ...] = (), updates: int = 20
-) -> dict[str, Any]:
+) -> records.Result:
     """Measures an experiment.
 
     Args:
@@ -44,33 +47,40 @@ def benchmark_agent(
       updates: of each turn.
     """
     parts = {
-        "anakin": _parts(name, bindings),
-        "sebulba": _parts(name, bindings, _SEBULBA),
+        "Anakin": _parts(name, bindings),
+        "Sebulba": _parts(name, bindings, _SEBULBA),
     }
-    agent = parts["anakin"].agent
+    agent = parts["Anakin"].agent
     steppers = {key: measure.Stepper(part.runner, updates, _LEAD_IN) for key, part in parts.items()}
     for stepper in steppers.values():
-        _fill(stepper)
+        fill(stepper)
     rates = measure.take_turns(steppers, repeats)
-    steps = parts["anakin"].runner.steps_per_update
-    each = gradient_steps(agent, steps)
-    state, runner = steppers["anakin"].state, parts["anakin"].runner
+    state, runner = steppers["Anakin"].state, parts["Anakin"].runner
     replay = measure.take_turns({"replay": _replay_alone(runner, state)}, repeats)["replay"]
-    update = steps / float(np.median(rates["anakin"]))
-    parts["sebulba"].runner.close()
-    return {
-        "experiment": f"gin/experiments/{name}.gin",
-        "replay_ratio": agent.replay_ratio,
-        "gradient_steps_per_update": round(each, 3),
-        "agent_steps_per_update": steps,
-        "agent_steps_per_s": {key: measure.spread(values, 0) for key, values in rates.items()},
-        "gradient_steps_per_s": {
-            key: measure.spread(np.array(values) * each / steps, 0) for key, values in rates.items()
-        },
-        "replay_ms": measure.spread(np.array(replay) * 1e3, 3),
-        "replay_share_of_anakin_update": round(float(np.median(replay)) / update, 4),
-        "memory": memory(runner, state),
-    }
+    parts["Sebulba"].runner.close()
+    steps = runner.steps_per_update
+    each = gradient_steps(agent, steps)
+    share = float(np.median(replay) * np.median(rates["Anakin"])) / steps
+    case = {"experiment": name.removesuffix("_anakin")}
+    return records.Result(
+        "Agents that learn from replay: their speed under both runners, how long an update's use "
+        "of the replay takes by itself, and the memory of the compiled update on each device.",
+        (
+            *(measure.SPEED.row(values, **case, runner=key) for key, values in rates.items()),
+            *(
+                _GRADIENTS.row(np.array(values) * each / steps, **case, runner=key)
+                for key, values in rates.items()
+            ),
+            _REPLAY.row(np.array(replay) * 1e3, **case),
+            _REPLAY_SHARE.row(share, **case),
+            *(_MEMORY.row(size, **case, part=part) for part, size in memory(runner, state).items()),
+        ),
+        (
+            f"gin/experiments/{name}.gin: a replay ratio of {agent.replay_ratio:g}, that is "
+            f"{each:g} gradient steps in each update of {steps} agent steps.",
+        ),
+        group="replay",
+    )
 
 
 def gradient_steps(agent: off_policy.OffPolicy, agent_steps: int) -> float:
@@ -85,7 +95,6 @@ def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.T
     draws = max(round(gradient_steps(agent, runner.steps_per_update)), 1)
 
     def use(memory, rollout, key):
-        memory = jax.tree.map(lambda x: x[0], memory)
         memory = replay.add(memory, agent._kept(rollout))
 
         def body(index, carry):
@@ -99,7 +108,7 @@ def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.T
             return memory, used
 
         memory, used = jax.lax.fori_loop(0, draws, body, (memory, jnp.zeros(())))
-        return jax.tree.map(lambda x: x[None], memory), used
+        return memory, used
 
     layout = runner._layout
     program = jax.jit(
@@ -140,7 +149,7 @@ def memory(runner: anakin.Anakin, state: anakin.AnakinState) -> dict[str, int]:
     A copy of the ring would show in what is temporary; that it is written in place shows in what is
     aliased: memory of the arguments that results are written into.
     """
-    compiled = runner._step.lower(state, np.int32(1)).compile().memory_analysis()
+    compiled = runner.trace(0).lower().compile().memory_analysis()
     return {
         "replay": footprint.num_bytes(state.memory) // runner.mesh.devices.size,
         "arguments": compiled.argument_size_in_bytes,

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rlax
-from dm_env import specs
 
 from agents import categorical, cores, encoders, networks, r2d2, replay
-from podracers import batch, environment, errors, footprint, parallel, types, unroll
+from podracers import batch, errors, types, unroll
 from tests import streams
 
 P = jax.sharding.PartitionSpec
@@ -324,34 +323,3 @@ def test_steps_that_would_never_be_learnt_from_are_refused(given):
         errors.UserError, match=r"expected at least 20 with rollouts of 16.* got 19"
     ):
         longer.init_memory(given.rollout)
-
-
-def test_an_update_does_not_copy_the_ring():
-    """What was frames is written where it lies: the program has no room for a second ring."""
-    steps, count = 12, 8
-    image = specs.Array((32, 32, 1), np.uint8)
-    spec = environment.EnvironmentSpec("Frames", image, specs.DiscreteArray(3))
-    agent = _agent(spec, batch_size=8, replay_capacity=16_384, min_replay=500)
-    shape = (steps + 1, count)
-    numbers = jnp.zeros(shape)
-    rollout = types.Rollout(
-        types.TimeStep(jnp.zeros((*shape, 32, 32, 1), jnp.uint8), numbers, numbers, numbers > 0),
-        action=jnp.zeros((steps, count), jnp.int32),
-        extras=r2d2.Extras(numbers[1:], numbers[1:]),
-        actor_state=agent.init_actor(jnp.arange(count), count),
-    )
-    mesh = parallel.make_mesh(jax.devices()[:1])
-    mapped = functools.partial(jax.shard_map, mesh=mesh, out_specs=P(), check_vma=False)
-
-    def init(rollout):
-        learner = agent.init_learner(jax.random.key(0))
-        return types.AgentState(learner, agent.init_memory(rollout))
-
-    state = jax.eval_shape(mapped(init, in_specs=P()), rollout)
-    size = footprint.num_bytes(state.memory.ring)
-    assert size > 15 * 2**20
-    update = jax.jit(mapped(agent.update, in_specs=P()), donate_argnums=0)
-    analysis = update.lower(state, rollout, jax.random.key(0)).compile().memory_analysis()
-    assert analysis.alias_size_in_bytes >= size
-    assert analysis.output_size_in_bytes - analysis.alias_size_in_bytes < size / 16
-    assert analysis.temp_size_in_bytes < size / 4

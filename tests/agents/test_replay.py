@@ -136,15 +136,8 @@ def _compiled(case: Case):
         sample = sample._replace(key=jax.random.key_data(sample.key))
         return memory, Outcome(ready, buffer.size(memory), new, exists, recent, sample)
 
-    states = COLUMNS if case.recurrent else P()
-    memory = replay.Memory(
-        ring=types.Rollout(COLUMNS, COLUMNS, COLUMNS, states),
-        head=P(),
-        priorities=P(parallel.AXIS) if case.prioritized else P(),
-        highest=P(),
-    )
     rollout = types.Rollout(COLUMNS, COLUMNS, COLUMNS, P(parallel.AXIS))
-    rows = P(parallel.AXIS)
+    memory = rows = P(parallel.AXIS)
     sample = replay.Sample(rollout, rows, rows, rows)
     outcome = Outcome(P(), P(), COLUMNS, COLUMNS, rollout, sample)
     mesh = parallel.make_mesh(jax.devices()[: case.num_devices])

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from podracers import parallel, types
+from podracers import errors, parallel, types
 from tests import streams
 
 P = jax.sharding.PartitionSpec
@@ -107,3 +107,10 @@ def test_the_axis():
     )
     np.testing.assert_array_equal(jax.jit(mapped)(jnp.zeros(4, jnp.int32)), [4, 14, 24, 34])
     assert parallel.make_mesh().devices.tolist() == jax.devices()
+
+
+def test_what_has_no_axis_cannot_lie_beside_its_like():
+    memory = {"ring": jnp.zeros((3, 2)), "count": jnp.zeros(())}
+    with pytest.raises(errors.UserError, match=r"'count' is a scalar: give it the shape \(1,\)"):
+        parallel.side_by_side(memory)
+    assert parallel.side_by_side({"ring": memory["ring"]})["ring"] is memory["ring"]
