@@ -215,7 +215,8 @@ class OffPolicy:
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Stores one rollout, and takes the gradient steps that it allows."""
         learner = state.learner
-        memory = self._replay.add(state.memory, self._kept(rollout))
+        with jax.named_scope("replay"):
+            memory = self._replay.add(state.memory, self._kept(rollout))
         learner = self._seen(learner, rollout)
         memory = self._prioritized(learner, memory, rollout)
         steps = self._num_steps(learner, memory, rollout)
@@ -320,7 +321,8 @@ class OffPolicy:
 
     def _gradient_step(self, learner, descent, memory, key):
         """Draws, learns, and gives what was drawn new priorities."""
-        sample = self._replay.sample(memory, key)
+        with jax.named_scope("replay"):
+            sample = self._replay.sample(memory, key)
         sample = sample._replace(rollout=self._learnt_from(learner.normalizer, sample.rollout))
         learning_rate = self._learning_rate(learner.agent_steps)
 
@@ -335,7 +337,8 @@ class OffPolicy:
         rate = jnp.where(steps % self.target_period == 0, self.target_rate, 0.0)
         target = optax.incremental_update(self._init_target(params), descent.target, rate)
         if self.priority_exponent:
-            memory = self._replay.prioritize(memory, sample.item, learnt.priority)
+            with jax.named_scope("replay"):
+                memory = self._replay.prioritize(memory, sample.item, learnt.priority)
         metrics = learnt.metrics | {"gradient_norm": types.Mean.of(norm)}
         priorities = {"priorities": memory.priorities, "highest": memory.highest}
         return Descent(params, target, optimizer_state, steps), priorities, metrics

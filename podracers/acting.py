@@ -133,7 +133,8 @@ class Acting:
 
         act_keys = keys.at_time(own(carry.row_keys), time)
         actor_state = own(carry.actor_state)
-        action, actor_state, extras = self.agent.act(params, actor_state, timestep, act_keys)
+        with jax.named_scope("act"):
+            action, actor_state, extras = self.agent.act(params, actor_state, timestep, act_keys)
         rollout = carry.rollout
         rollout = rollout._replace(
             timestep=_write(rollout.timestep, timestep, time, start),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import batch, errors, footprint, keys, metrics, parallel, types, unroll
@@ -68,7 +69,7 @@ class Anakin:
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices; nothing touches one before this is asked for.
+        """The devices of all processes; nothing touches one before this is asked for.
 
         Raises:
           errors.UserError: there are too few devices, or the streams do not divide over them.
@@ -78,6 +79,11 @@ class Anakin:
         if not 1 <= count <= available:
             raise errors.UserError(
                 f"Anakin.num_devices = {count}: this machine has {available} devices"
+            )
+        if count < available and jax.process_count() > 1:
+            raise errors.UserError(
+                f"Anakin.num_devices = {count}: {jax.process_count()} processes use all of their "
+                f"{available} devices"
             )
         if self.num_envs % count:
             lower = self.num_envs // count * count
@@ -124,15 +130,11 @@ class Anakin:
 
     def init(self, seed: int) -> AnakinState:
         """Returns the state before the first update; member `p` is seeded `seed + p`."""
-        if self.population == 1:
-            key = jax.random.key(seed)
-        else:
-            key = jax.vmap(jax.random.key)(seed + jnp.arange(self.population))
-        return self._init(key)
+        return self._init(np.int32(seed))
 
     def step(self, state: AnakinState, num_updates: int) -> tuple[AnakinState, metrics.Report]:
         """Takes `num_updates` updates in one dispatch; `state` is donated."""
-        return self._step(state, jnp.asarray(num_updates, jnp.int32))
+        return self._step(state, np.int32(num_updates))
 
     def actor_params(self, state: AnakinState) -> types.PyTree:
         """Returns `[P, ...]` what acting needs; alive until `state` is donated."""
@@ -183,10 +185,13 @@ class Anakin:
     def _batched(self) -> batch.BatchedEnvironment:
         return batch.BatchedEnvironment(self.environment, self.reset_batch)
 
-    def _init_shard(self, key: jax.Array) -> AnakinState:
+    def _init_shard(self, seed: jax.Array) -> AnakinState:
+        # Made here: an array of one process's device would not do for the devices of several.
         if self.population == 1:
+            key = jax.random.key(seed)
             learner, memory, streams = self._init_member(key)
         else:
+            key = jax.vmap(jax.random.key)(seed + jnp.arange(self.population))
             # One after the other: of orthogonal initialisers `vmap` makes batched factorisations,
             # two of which can wait for each other for ever where the CPU has two cores (jaxlib
             # 0.10: each takes a thread, and needs another).
@@ -225,7 +230,8 @@ class Anakin:
             act_key, update_key = keys.update(key, state.update)
             streams, rollout = self._act(learner, streams, act_key)
             agent_state = types.AgentState(learner, memory)
-            agent_state, means = self.agent.update(agent_state, rollout, update_key)
+            with jax.named_scope("learn"):
+                agent_state, means = self.agent.update(agent_state, rollout, update_key)
             episodes, episode_means = streams.episodes.flush()
             streams = streams._replace(episodes=episodes)
             return agent_state.learner, agent_state.memory, streams, {**episode_means, **means}

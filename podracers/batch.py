@@ -69,7 +69,8 @@ class BatchedEnvironment:
         return BatchState(inner, state.key, episode, timestep.last()), timestep
 
     def _reset(self, key: jax.Array, episode: jax.Array) -> tuple[Any, types.TimeStep]:
-        return jax.vmap(self.environment.reset)(jax.vmap(jax.random.fold_in)(key, episode))
+        with jax.named_scope("reset"):
+            return jax.vmap(self.environment.reset)(jax.vmap(jax.random.fold_in)(key, episode))
 
     def _reset_in_chunks(
         self, state: BatchState, episode: jax.Array, stepped: types.PyTree

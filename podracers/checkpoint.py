@@ -19,13 +19,15 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from podracers import errors, manifest, orbax_support, types
+from podracers import errors, global_arrays, manifest, orbax_support, types
 
 _LOGGER = logging.getLogger(__name__)
 
 
 class Checkpointer:
     """Saves, keeps and restores the checkpoints of one run. Call it from the main thread only.
+
+    One process uses it; where there are several, see `group_checkpoint`.
 
     Args:
       directory: where checkpoints live; made if need be.
@@ -49,6 +51,7 @@ class Checkpointer:
         if not read_only:
             _make_directory(self._directory)
         policies = ocp.checkpoint_managers
+        alone = orbax_support.alone()
         options = ocp.CheckpointManagerOptions(
             create=False,
             read_only=read_only,
@@ -60,11 +63,12 @@ class Checkpointer:
                 [policies.LatestN(keep_latest), orbax_support.BestScores(self._scores, keep_best)]
             ),
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
+            multiprocessing_options=alone,
         )
         handlers = {
-            "state": ocp.StandardCheckpointHandler(),
-            "params": ocp.StandardCheckpointHandler(),
-            "metadata": ocp.JsonCheckpointHandler(),
+            "state": ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+            "params": ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+            "metadata": ocp.JsonCheckpointHandler(multiprocessing_options=alone),
         }
         self._manager = ocp.CheckpointManager(
             self._directory, options=options, item_names=tuple(handlers), item_handlers=handlers
@@ -98,6 +102,8 @@ class Checkpointer:
         if step in self._manager.all_steps():
             return
         score = None if score is None or math.isnan(score) else float(score)
+        # Keys are saved as their data, for those of several processes come as such.
+        state, params = global_arrays.plain((state, params))
         record = {
             "user": dict(metadata),
             "score": score,
@@ -218,14 +224,15 @@ class Checkpointer:
         folder = self._directory / str(step)
         manifest.verify(folder, (item, "metadata"))
         record = self._read_metadata(step)
-        if difference := manifest.difference(record[item], manifest.structure(template)):
+        plain = global_arrays.plain(template)
+        if difference := manifest.difference(record[item], manifest.structure(plain)):
             raise errors.UserError(f"checkpoint {folder} does not fit this run: {difference}")
-        arguments = ocp.args.StandardRestore(jax.tree.map(_abstract, template))
+        arguments = ocp.args.StandardRestore(jax.tree.map(_abstract, plain))
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(**{item: arguments}))
         except Exception as error:  # orbax and tensorstore raise almost anything here
             raise manifest.DamagedError(manifest.reason(error)) from error
-        return restored[item], record["user"]
+        return global_arrays.like(restored[item], template), record["user"]
 
     def _read_metadata(self, step: int) -> dict[str, Any]:
         """Returns the metadata item of a step; raises `manifest.DamagedError`."""
@@ -253,12 +260,10 @@ class Checkpointer:
 
     def _set_aside(self, steps: Mapping[int, str]) -> None:
         """Renames damaged checkpoints, for their steps will be saved anew."""
-        if jax.process_index() == 0:
-            for step in steps:
-                aside = self._directory / f"damaged-{step}"
-                shutil.rmtree(aside, ignore_errors=True)
-                (self._directory / str(step)).rename(aside)
         for step in steps:
+            aside = self._directory / f"damaged-{step}"
+            shutil.rmtree(aside, ignore_errors=True)
+            (self._directory / str(step)).rename(aside)
             self._scores.pop(step, None)
         self._manager.reload()
 
@@ -274,9 +279,8 @@ class Checkpointer:
         """Cleans up after a save that failed, and returns what to raise."""
         step, self._saving = self._saving, None
         self._scores.pop(step, None)
-        if jax.process_index() == 0:
-            for partial in self._partial_folders(step):
-                orbax_support.remove(partial)  # room for what comes after
+        for partial in self._partial_folders(step):
+            orbax_support.remove(partial)  # room for what comes after
         self._manager.reload()
         folder = self._directory / str(step)
         return errors.RunFailure(f"could not save checkpoint {folder}: {manifest.reason(error)}")

@@ -1,10 +1,8 @@
 """What the scripts share: how they start JAX, and how they end."""
 
 import argparse
-import contextlib
 import os
 import pathlib
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from typing import NoReturn
 
 import jax
 
-from podracers import config_errors, errors, pipeline
+from podracers import children, config_errors, distributed, errors, pipeline
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,33 +46,27 @@ def run(main: Callable[[], int | None]) -> None:
     and keeps its traceback.
     """
     try:
-        code = main() or 0
+        code, cause = main() or 0, None
     except errors.UserError as error:
         # gin appends to whatever passes through the parts that it made.
-        print(f"error: {config_errors.first_line(error)}", file=sys.stderr)
-        code = errors.UserError.exit_code
+        code, cause = errors.UserError.exit_code, config_errors.first_line(error)
+        print(f"error: {cause}", file=sys.stderr)
     except errors.RunFailure as error:
-        print(f"failed: {config_errors.first_line(error)}", file=sys.stderr)
-        code = errors.RunFailure.exit_code
+        code, cause = errors.RunFailure.exit_code, config_errors.first_line(error)
+        print(f"failed: {cause}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        code = 130
-    except Exception:
+        code, cause = 130, "interrupted"
+        print(cause, file=sys.stderr)
+    except Exception as error:
+        distributed.hear_causes()
         traceback.print_exc()
-        code = errors.RunFailure.exit_code
+        code, cause = errors.RunFailure.exit_code, f"{type(error).__name__}: {error}"
+    left = bool(cause) and distributed.fail(cause, code)
     sys.stdout.flush()
     sys.stderr.flush()
-    if pipeline.abandoned():
-        # Leaving in order would wait for threads that do not come back, and for what they hold.
-        _kill_children()
+    if left or pipeline.abandoned():
+        # Leaving in order would wait for processes that are gone, or for threads that do not come
+        # back, and for what they hold.
+        children.kill()
         os._exit(code)
     sys.exit(code)
-
-
-def _kill_children() -> None:
-    """Kills the simulators in processes of their own, where /proc tells of them (Linux)."""
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            _, parent = stat.read_text().rpartition(") ")[2].split()[:2]
-            if int(parent) == os.getpid():
-                os.kill(int(stat.parent.name), signal.SIGKILL)

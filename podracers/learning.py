@@ -44,12 +44,12 @@ class Learning:
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
-        """The learner devices."""
-        return parallel.make_mesh(self.placement.learners)
+        """The learner devices of all processes."""
+        return parallel.make_mesh(self.placement.mesh)
 
     @functools.cached_property
     def init(self):
-        """`key -> SebulbaState`, before the first update."""
+        """`seed -> SebulbaState`, before the first update."""
         return jax.jit(
             jax.shard_map(
                 self._init_shard,
@@ -90,7 +90,7 @@ class Learning:
         """Makes global arrays of what lies on the learner devices, without moving anything.
 
         Args:
-          slices: those of every actor, in order.
+          slices: those of every actor of this process, in order.
 
         Returns:
           As many rollouts as there are actors to a learner device, for `learn` to join.
@@ -103,7 +103,7 @@ class Learning:
 
                 def of(*arrays: jax.Array) -> jax.Array:
                     shape = list(arrays[0].shape)
-                    shape[axis] *= len(arrays)
+                    shape[axis] *= self.mesh.devices.size
                     return jax.make_array_from_single_device_arrays(
                         tuple(shape), sharding, list(arrays)
                     )
@@ -130,7 +130,9 @@ class Learning:
         rows = spec(parallel.AXIS)
         return SebulbaState(learner=spec(), memory=rows, episodes=rows, key=spec(), update=spec())
 
-    def _init_shard(self, key: jax.Array) -> SebulbaState:
+    def _init_shard(self, seed: jax.Array) -> SebulbaState:
+        # Made here: an array of one process's device would not do for the devices of several.
+        key = jax.random.key(seed)
         learner = self.agent.init_learner(keys.learner(key))
         params = self.agent.actor_params(learner)
         rows = self.num_envs // parallel.axis_size()
@@ -147,7 +149,8 @@ class Learning:
         rollout = rollouts[0] if len(rollouts) == 1 else _join(rollouts)
         _, learn_key = keys.update(state.key, state.update)
         agent_state = types.AgentState(state.learner, state.memory)
-        agent_state, means = self.agent.update(agent_state, rollout, learn_key)
+        with jax.named_scope("learn"):
+            agent_state, means = self.agent.update(agent_state, rollout, learn_key)
         episodes, episode_means = state.episodes.track_rollout(rollout.timestep).flush()
         means = {**episode_means, **means}
         report = metrics.add(metrics.empty(means), means, state.update)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
 
@@ -27,6 +28,14 @@ class BestScores(ocp.checkpoint_managers.PreservationPolicy):
         scored = [info.step for info in checkpoints if info.step in self.scores]
         best = sorted(scored, key=lambda step: (self.scores[step], step))[::-1][: self.n]
         return [info.step in best for info in checkpoints]
+
+
+def alone() -> ocp.options.MultiprocessingOptions:
+    """Returns options by which this process waits for no other one."""
+    index = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"alone_{index}"
+    )
 
 
 def remove(folder: pathlib.Path, seconds: float = 2.0) -> None:

@@ -88,7 +88,8 @@ def gradient_step(
       `(params, optimizer_state, gradient_norm, auxiliary)`; the norm is of the global gradient,
       before any clipping.
     """
-    gradient, auxiliary = jax.grad(loss, has_aux=True)(params)
+    with jax.named_scope("gradient"):
+        gradient, auxiliary = jax.grad(loss, has_aux=True)(params)
     gradient = global_sum(gradient)
     updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
     params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)

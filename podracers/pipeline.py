@@ -23,6 +23,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
+
 from podracers import errors, watchdog
 
 _LOGGER = logging.getLogger(__name__)
@@ -53,13 +55,17 @@ def abandoned() -> list[str]:
 
 
 class Timer:
-    """Adds up the seconds that one thread spends on each of its activities."""
+    """Adds up the seconds that one thread spends on each of its activities.
+
+    While the profiler captures a trace, the activities are spans in it.
+    """
 
     def __init__(self):
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
         self._activity = ""
         self._since = time.perf_counter()
+        self._shown: jax.profiler.TraceAnnotation | None = None
 
     @contextlib.contextmanager
     def __call__(self, activity: str) -> Iterator[None]:
@@ -75,6 +81,11 @@ class Timer:
         with self._lock:
             self._account(time.perf_counter())
             self._activity = activity
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
+            self._shown = None
+        if activity and jax.profiler.TraceAnnotation.is_enabled():
+            self._shown = _annotation(activity)
 
     def _account(self, now: float) -> None:
         spent = self._seconds.get(self._activity, 0.0)
@@ -87,6 +98,12 @@ class Timer:
             self._account(time.perf_counter())
             taken, self._seconds = self._seconds, {}
             return taken
+
+
+def _annotation(activity: str) -> jax.profiler.TraceAnnotation:
+    """Returns a span of the profiler's trace, begun, with the name of its thread."""
+    thread = threading.current_thread().name
+    return jax.profiler.TraceAnnotation(activity, thread=thread).__enter__()
 
 
 class _Activity(NamedTuple):

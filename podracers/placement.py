@@ -16,7 +16,7 @@ _LEARNERS_PER_ACTOR = 3  # Hessel et al. 2021, section "Sebulba": about as many 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A plan.
+    """A plan for one process.
 
     Streams are dealt in order: actor `a` has the rows from `a * B / A` on, learner device `l` those
     from `l * B / L` on. Either every actor feeds `L / A` learner devices, each with a slice of its
@@ -24,11 +24,13 @@ class Placement:
 
     Attributes:
       actors: the device of each actor thread; one device may serve several.
-      learners: the devices of the learner's mesh.
+      learners: the devices that learn.
+      mesh: those of all processes, one process after the other: each has the same places.
     """
 
     actors: tuple[jax.Device, ...]
     learners: tuple[jax.Device, ...]
+    mesh: tuple[jax.Device, ...]
 
     @property
     def slices(self) -> int:
@@ -57,7 +59,8 @@ def _numbers(devices: Sequence[jax.Device]) -> str:
 
 
 def plan(
-    devices: Sequence[jax.Device],
+    devices: Sequence[Sequence[jax.Device]],
+    process: int,
     num_envs: int,
     rows_per_actor: int,
     actor_devices: Sequence[int] | None,
@@ -66,8 +69,9 @@ def plan(
     """Returns which devices act and which learn.
 
     Args:
-      devices: those of this process.
-      num_envs: `B`.
+      devices: those of each process, in the order of the processes.
+      process: which of them this is.
+      num_envs: `B`, of one process.
       rows_per_actor: what the streams of every actor have to divide by.
       actor_devices: indices into `devices`, one for each actor thread; None to choose.
       learner_devices: indices, each once; None for those that do not act, or for all where none is
@@ -76,7 +80,12 @@ def plan(
     Raises:
       errors.UserError: there is no such device, or the streams do not divide.
     """
-    count = len(devices)
+    if len({len(each) for each in devices}) > 1:
+        raise errors.UserError(
+            "the processes have different numbers of devices: "
+            f"{', '.join(str(len(each)) for each in devices)}"
+        )
+    count = len(devices[process])
     actors, learners = actor_devices, learner_devices
     for name, chosen in (("actor_devices", actors), ("learner_devices", learners)):
         if chosen is not None:
@@ -92,8 +101,11 @@ def plan(
     elif learners is None:
         learners = [index for index in range(count) if index not in set(actors)] or range(count)
     _check(num_envs, rows_per_actor, len(actors), len(learners))
+    local = devices[process]
     return Placement(
-        tuple(devices[index] for index in actors), tuple(devices[index] for index in learners)
+        actors=tuple(local[index] for index in actors),
+        learners=tuple(local[index] for index in learners),
+        mesh=tuple(each[index] for each in devices for index in learners),
     )
 
 

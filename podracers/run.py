@@ -14,15 +14,18 @@ from podracers import (
     checkpoint,
     clock,
     config,
+    distributed,
     errors,
     evaluation,
     evaluators,
+    group_checkpoint,
     loggers,
     metrics,
     profiler,
     run_directory,
     signals,
     terminal,
+    types,
 )
 from podracers import experiment as experiment_lib
 
@@ -34,6 +37,9 @@ _EVALUATION_SALT = 0x5EED  # keeps evaluation apart from every stream of the run
 
 class Run:
     """Trains one experiment in one run directory.
+
+    Of several processes each has one, and takes the same decisions; only the first of them writes,
+    evaluates and speaks.
 
     Args:
       experiment: what to run.
@@ -57,15 +63,21 @@ class Run:
         self._clock = clock.Clock()
         self._experiment = experiment
         self._directory = directory
-        self._say = say
+        self._say = say if distributed.is_lead() else lambda line: None
         self._stop = stop
+        self._stopping = False  # agreed on by all processes
         self._parts = parts
         self._runner = self._parts.runner
-        self._checkpointer = checkpoint.Checkpointer(
+        kind = (
+            group_checkpoint.GroupCheckpointer
+            if distributed.is_several()
+            else checkpoint.Checkpointer
+        )
+        self._checkpointer = kind(
             directory.checkpoints, experiment.keep_latest, experiment.keep_best
         )
         for line in self._runner.describe():
-            say(line)
+            self._say(line)
         self._state = self._runner.init(experiment.seed)
         self._update = 0
         self._loggers: loggers.Loggers | None = None
@@ -84,33 +96,39 @@ class Run:
         """Runs to the end, or until a signal asks to stop.
 
         Returns:
-          The summary, or None where a signal ended the run early.
+          The summary (in process 0; elsewhere an empty one), or None where a signal ended the run
+          early.
 
         Raises:
           errors.RunFailure: a metric is not finite, or a file cannot be written.
         """
         resumed = self.steps if self._resume else None
         total = self._parts.num_updates
-        self._loggers = loggers.Loggers(
-            [
+        writers = []
+        if distributed.is_lead():
+            writers = [
                 loggers.JsonlLogger(self._directory.metrics, resumed),
                 loggers.TensorBoardLogger(self._directory.path, resumed),
                 terminal.TerminalLogger(total * self._runner.steps_per_update),
             ]
-        )
+        self._loggers = loggers.Loggers(writers)
         try:
             with self._loggers:
-                while self._update < total and not self._stop:
+                while not self._must_stop() and self._update < total:
                     self._advance()
-            if not self._stop:
-                with contextlib.suppress(evaluation.Stopped):
-                    return self._finish()
+            if not self._stopping and (summary := self._finish()) is not None:
+                return summary
             self._save(None)
             self._checkpointer.wait()
             self._say(f"stopped at {self.steps:,} steps: continue with --resume")
             return None
         finally:
             self._close()
+
+    def _must_stop(self) -> bool:
+        """Returns whether a signal has reached any process; all of them ask at the same moment."""
+        self._stopping = self._stopping or distributed.any_process(bool(self._stop))
+        return self._stopping
 
     def _close(self) -> None:
         """Ends threads and simulators, and the last save; what fails here hides no first cause."""
@@ -130,7 +148,7 @@ class Run:
         experiment = self._experiment
         is_first = self._update == 0
         report = self._take_updates(self._until_due())
-        if is_first or not self._directory.operative_config.exists():
+        if distributed.is_lead() and (is_first or not self._directory.operative_config.exists()):
             self._write_operative_config()
         self._check_finite(report)
         values = metrics.summarize(report.means, self._members())
@@ -141,20 +159,23 @@ class Run:
         values["wall_time"] = self._clock.wall
         score = None
         if _due(self._update, experiment.evaluation_period):
-            # Who stops an evaluation loses its result, and nothing else.
-            with contextlib.suppress(evaluation.Stopped):
-                episodes = self._evaluate(_EVALUATION)
-                score = float(np.mean(episodes.returns))
-                values |= self._judged(episodes)
+            params = self._acting_params()
+            score, judged = distributed.on_lead(lambda: self._judge(params))
+            values |= judged
         self._loggers.write(self.steps, values)
         # The last state is saved with the score of the final evaluation.
         due = _due(self._update, experiment.checkpoint_period)
         if score is not None or (due and self._update < self._parts.num_updates):
             self._save(score)
 
-    def _judged(self, episodes: evaluation.Episodes) -> dict[str, float]:
+    def _judge(self, params: types.PyTree) -> tuple[float | None, dict[str, float]]:
+        """Returns a score, and what is logged of it; None where a signal stopped the evaluation."""
+        try:
+            episodes = self._evaluate(params, _EVALUATION)
+        except evaluation.Stopped:
+            return None, {}
         lengths = np.mean(episodes.lengths, axis=-1)
-        return {
+        return float(np.mean(episodes.returns)), {
             **metrics.label("evaluation/return", episodes.mean_return(), self._members()),
             **metrics.label("evaluation/length", lengths, self._members()),
         }
@@ -164,7 +185,7 @@ class Run:
         most = self._runner.updates_per_dispatch or count
         report, taken = None, 0
         with self._clock.dispatch() as dispatch, self._profiler.around(self._update, count):
-            while taken < count and not (taken and self._stop):
+            while taken < count and not (taken and self._must_stop()):
                 chunk = min(most, count - taken)
                 self._state, part = self._runner.step(self._state, chunk)
                 report = part if report is None else metrics.merge(report, part)
@@ -217,8 +238,11 @@ class Run:
             f"({first[name] * self._runner.steps_per_update:,} steps); {kept}"
         )
 
-    def _evaluate(self, purpose: int) -> evaluation.Episodes:
-        params = self._runner.actor_params(self._state)
+    def _acting_params(self) -> types.PyTree:
+        """Returns what evaluation acts with, on devices of this process."""
+        return distributed.local(self._runner.actor_params(self._state))
+
+    def _evaluate(self, params: types.PyTree, purpose: int) -> evaluation.Episodes:
         return self._parts.evaluator.run(params, self._evaluation_key(purpose), self._stopped)
 
     def _stopped(self) -> bool:
@@ -262,12 +286,27 @@ class Run:
     def _write_operative_config(self) -> None:
         self._directory.write(self._directory.operative_config, config.operative_text())
 
-    def _finish(self) -> dict[str, Any]:
-        """Evaluates for the last time, and writes the summary."""
-        episodes = self._evaluate(_FINAL)
-        uniform = self._uniform()
-        self._save(float(np.mean(episodes.returns)))
+    def _finish(self) -> dict[str, Any] | None:
+        """Evaluates for the last time, saves, and writes the summary; None where it was stopped."""
+        params, last = self._acting_params(), []
+
+        def judge() -> float | None:
+            with contextlib.suppress(evaluation.Stopped):
+                last.extend((self._evaluate(params, _FINAL), self._uniform()))
+                return float(np.mean(last[0].returns))
+            return None
+
+        score = distributed.on_lead(judge)
+        if score is None:
+            return None
+        self._save(score)
         self._checkpointer.wait()
+        return self._summarize(*last) if last else {}
+
+    def _summarize(
+        self, episodes: evaluation.Episodes, uniform: evaluation.Episodes
+    ) -> dict[str, Any]:
+        """Returns the summary, and writes it."""
         summary = {
             "evaluation": {
                 "return": float(np.mean(episodes.returns)),

@@ -49,11 +49,12 @@ class Sebulba:
     Attributes:
       agent: the agent.
       environment: a recipe for host environments, or a JAX environment.
-      num_envs: `B`, streams over all actors.
+      num_envs: `B`, streams over all actors of all processes.
       rollout_length: `T`, agent steps of each stream between updates.
       actor_devices: an index into this process's devices for each actor thread (an index may come
         several times); None to choose.
-      learner_devices: indices of the devices that learn; None for those that do not act.
+      learner_devices: indices of the devices that learn; None for those that do not act. All
+        processes place actors and learners alike, and their learner devices learn together.
       lag: how many updates behind a rollout's parameters are: 0, actors wait for the learner; 1,
         collecting overlaps learning, and is reproducible; more, the newest parameters are taken,
         and they are at the most so much behind.
@@ -115,9 +116,15 @@ class Sebulba:
         Raises:
           errors.UserError: there is no such device, or the streams do not divide.
         """
+        count = jax.process_count()
+        if self.num_envs % count:
+            raise errors.UserError(
+                f"Sebulba.num_envs = {self.num_envs} does not divide over {count} processes"
+            )
         return placement_lib.plan(
-            jax.local_devices(),
-            self.num_envs,
+            [jax.local_devices(process_index=process) for process in range(count)],
+            jax.process_index(),
+            self.num_envs // count,
             self._num_batches,
             self.actor_devices,
             self.learner_devices,
@@ -126,15 +133,15 @@ class Sebulba:
     def describe(self) -> list[str]:
         """Returns lines that say which devices and threads do what."""
         count = len(self.placement.actors)
-        rows = self.num_envs // (count * self._num_batches)
+        processes = jax.process_count()
+        rows = self.num_envs // (processes * count * self._num_batches)
+        each = f" on each of {processes} processes" if processes > 1 else ""
         return [
-            f"Sebulba, {self.placement.describe()}",
+            f"Sebulba{each}, {self.placement.describe()}",
             f"{count} x {self._num_batches} batches of {rows} environments on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
             f"{self.steps_per_update} agent steps an update, lag {self.lag}",
-            *footprint.describe(
-                jax.eval_shape(lambda: self.init(0)).memory, self.placement.learners
-            ),
+            *footprint.describe(jax.eval_shape(lambda: self.init(0)).memory, self.placement.mesh),
         ]
 
     def trace(self, seed: int) -> jax.stages.Traced:
@@ -146,7 +153,7 @@ class Sebulba:
 
     def init(self, seed: int) -> learning.SebulbaState:
         """Returns the state before the first update."""
-        return self._learning.init(jax.random.key(seed))
+        return self._learning.init(np.int32(seed))
 
     def step(
         self, state: learning.SebulbaState, num_updates: int
@@ -227,7 +234,8 @@ class Sebulba:
         self.close()
         update = int(state.update)
         # A copy on the host: the key in the state is donated with it.
-        key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(state.key)))
+        key = state.key.addressable_data(0)
+        key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
         supervisor = pipeline.Supervisor(self.timeout)
         versions = pipeline.Versions(supervisor)
         queues = [pipeline.Queue(supervisor, max(self.lag, 1)) for _ in self.placement.actors]
@@ -247,8 +255,10 @@ class Sebulba:
 
     def _actor(self, index: int, key: jax.Array, update: int) -> actor.Actor:
         place, session = self.placement, self._live.session
-        rows = self.num_envs // len(place.actors)
-        env_id = np.arange(index * rows, (index + 1) * rows, dtype=np.int32)
+        actors = jax.process_count() * len(place.actors)
+        number = jax.process_index() * len(place.actors) + index  # among those of all processes
+        rows = self.num_envs // actors
+        env_id = np.arange(number * rows, (number + 1) * rows, dtype=np.int32)
         feeds = index * place.slices // place.pieces
         stream_key = keys.streams(key, update)
         is_host = environment_lib.is_host(self.environment)
@@ -274,8 +284,8 @@ class Sebulba:
         """Sends actors a copy of the parameters, which no later donation can delete."""
         copies = self._learning.copy(state.learner)
         on_learners = {
-            device: jax.tree.map(lambda x, i=index: x.addressable_shards[i].data, copies)
-            for index, device in enumerate(self.placement.learners)
+            device: jax.tree.map(lambda x, d=device: _on(d, x), copies)
+            for device in self.placement.learners
         }
         source = on_learners[self.placement.learners[0]]
         on_actors = {
@@ -306,6 +316,11 @@ class Sebulba:
             self._publish(state, update + 1)
         self._live.update = update + 1
         return state, report
+
+
+def _on(device: jax.Device, x: jax.Array) -> jax.Array:
+    """Returns the part of an array that lies on a device."""
+    return next(shard.data for shard in x.addressable_shards if shard.device == device)
 
 
 class _Live:

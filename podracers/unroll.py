@@ -73,8 +73,12 @@ def unroll(
 
     def step(carry: Streams, time: jax.Array):
         act_keys = keys.at_time(row_keys, time)
-        action, actor_state, extras = agent.act(params, carry.actor_state, carry.timestep, act_keys)
-        state, timestep = environment.step(carry.environment, action)
+        with jax.named_scope("act"):
+            action, actor_state, extras = agent.act(
+                params, carry.actor_state, carry.timestep, act_keys
+            )
+        with jax.named_scope("environment"):
+            state, timestep = environment.step(carry.environment, action)
         following = carry._replace(
             environment=state,
             timestep=timestep,

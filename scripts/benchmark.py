@@ -8,13 +8,13 @@ the ratio is taken turn by turn: machines drift, ratios do not.
 import argparse
 import dataclasses
 import functools
-import json
 import pathlib
+import re
+import shlex
 import sys
 from collections.abc import Callable
-from typing import Any
 
-from benchmarks import anakin, replay, search, sebulba
+from benchmarks import anakin, records, replay, scaling, search, sebulba, startup, training
 
 from podracers import command_line, errors, run_directory
 
@@ -24,50 +24,74 @@ _REPLAY = {
     "sac": "pendulum_sac_anakin",
     "muzero": "catch_muzero_anakin",
 }
+_AGENTS = {f"agent_{name}": name for name in training.EXPERIMENTS}
 _GROUPS = {
     "sebulba": ("sebulba_impala", "sebulba_ppo", "sebulba_environments"),
     "replay": tuple(_REPLAY),
+    "agents": tuple(_AGENTS),
+    "gpu": (
+        *("catch", "cartpole_batches", "snake_batches"),
+        *("sebulba_environments", "sebulba_impala", "sebulba_ppo"),
+    ),
 }
+_Benchmark = Callable[[argparse.Namespace], records.Result]
 
 
-def _catch(options: argparse.Namespace) -> dict[str, Any]:
-    if options.devices:
-        return anakin.benchmark_catch_on_devices(options.repeats, options.batches, options.devices)
-    return anakin.benchmark_catch(options.repeats, options.batches)
+def _batches(name: str, benchmark: str) -> _Benchmark:
+    def run(options: argparse.Namespace) -> records.Result:
+        if options.devices:
+            return anakin.benchmark_batches_on_devices(
+                name, benchmark, options.repeats, options.batches, options.devices
+            )
+        return anakin.benchmark_batches(name, options.repeats, options.batches)
+
+    return run
 
 
-def _repeated(benchmark: Callable[[int], dict[str, Any]]):
+def _repeated(benchmark: Callable[[int], records.Result]) -> _Benchmark:
     return lambda options: benchmark(options.repeats)
 
 
-def _with_bindings(benchmark, setting: sebulba.Setting):
-    def run(options: argparse.Namespace) -> dict[str, Any]:
+def _with_bindings(benchmark, setting: sebulba.Setting) -> _Benchmark:
+    def run(options: argparse.Namespace) -> records.Result:
         bindings = tuple(options.gin_bindings)
         return benchmark(dataclasses.replace(setting, bindings=bindings), options.repeats)
 
     return run
 
 
-def _of_agent(name: str):
-    def run(options: argparse.Namespace) -> dict[str, Any]:
-        return replay.benchmark_agent(name, options.repeats, tuple(options.gin_bindings))
-
-    return run
+def _of_agent(benchmark, name: str) -> _Benchmark:
+    return lambda options: benchmark(name, options.repeats, tuple(options.gin_bindings))
 
 
-_BENCHMARKS = {
+def _scaling(options: argparse.Namespace) -> records.Result:
+    devices = options.devices or [1, 2, 4, 8]
+    return scaling.benchmark_devices(options.repeats, devices, tuple(options.gin_bindings))
+
+
+def _scaling_processes(options: argparse.Namespace) -> records.Result:
+    bindings = tuple(options.gin_bindings)
+    return scaling.benchmark_processes(options.repeats, options.processes, bindings)
+
+
+_BENCHMARKS: dict[str, _Benchmark] = {
     "cartpole": _repeated(functools.partial(anakin.benchmark_ppo, "cartpole")),
     "breakout": _repeated(functools.partial(anakin.benchmark_ppo, "breakout")),
     "breakdown": _repeated(anakin.benchmark_breakdown),
     "overhead": _repeated(anakin.benchmark_overhead),
-    "catch": _catch,
+    "catch": _batches("catch", "catch"),
+    "cartpole_batches": _batches("cartpole", "cartpole_batches"),
+    "snake_batches": _batches("snake", "snake_batches"),
     "resets": _repeated(anakin.benchmark_resets),
-    "startup": _repeated(anakin.benchmark_startup),
+    "startup": _repeated(startup.benchmark_startup),
+    **{key: _of_agent(training.benchmark_agent, name) for key, name in _AGENTS.items()},
+    "scaling": _scaling,
+    "scaling_processes": _scaling_processes,
     "sebulba_impala": _with_bindings(sebulba.benchmark_learning, sebulba.IMPALA),
     "sebulba_ppo": _with_bindings(sebulba.benchmark_learning, sebulba.PPO),
     "sebulba_environments": _with_bindings(sebulba.benchmark_environments, sebulba.ENVIRONMENTS),
     "search": _repeated(search.benchmark_search),
-    **{agent: _of_agent(name) for agent, name in _REPLAY.items()},
+    **{key: _of_agent(replay.benchmark_agent, name) for key, name in _REPLAY.items()},
 }
 
 
@@ -79,18 +103,35 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; by default all"
     )
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=_positive, default=7)
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument(
-        "--devices", type=int, nargs="+", default=[], help="catch: on these numbers of fake devices"
+        "--batches",
+        type=_positive,
+        nargs="+",
+        default=[64, 256, 1024, 4096],
+        help="catch, cartpole_batches, snake_batches: environments",
+    )
+    parser.add_argument(
+        "--devices",
+        type=_positive,
+        nargs="+",
+        default=[],
+        help="catch, cartpole_batches, snake_batches, scaling: on these numbers of fake devices",
+    )
+    parser.add_argument(
+        "--processes",
+        type=_positive,
+        nargs="+",
+        default=[1, 2, 4],
+        help="scaling_processes: in so many processes",
     )
     parser.add_argument(
         "--gin_bindings",
         action="append",
         default=[],
         metavar="'NAME = VALUE'",
-        help="sebulba, replay: over those of the experiment",
+        help="agents, replay, scaling, sebulba: over those of the experiment",
     )
     parser.add_argument("--quiet", action="store_true", help="print the JSON alone")
     options = parser.parse_args()
@@ -102,20 +143,37 @@ def _parse() -> argparse.Namespace:
     return options
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
+    return int(text)
+
+
+def _cpu() -> dict[str, str]:
+    """Returns what the processor is called, where Linux says so."""
+    information = pathlib.Path("/proc/cpuinfo")
+    text = information.read_text() if information.exists() else ""
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return {"cpu": found[1].strip()} if found else {}
+
+
 def main() -> None:
     """Parses the command line, measures, prints and writes JSON."""
     options = _parse()
+    command = shlex.join(["scripts/benchmark.py", *sys.argv[1:]])
+    provenance = run_directory.provenance() | _cpu()
     results = {}
     for name in options.names:
         results[name] = _BENCHMARKS[name](options)
         if not options.quiet:
-            print(f"{name}: {json.dumps(results[name], indent=2)}", flush=True)
-    record = {"command": " ".join(["scripts/benchmark.py", *sys.argv[1:]]), "results": results}
-    record |= run_directory.provenance()
+            print(f"{name}: {results[name].about}")
+            for row in results[name].rows:
+                print(f"  {row.text()}", flush=True)
+        # After each, for what was measured is not to be lost with what fails later.
+        if options.json:
+            records.write(options.json, records.Record(command, results, provenance))
     if options.quiet:
-        print(json.dumps(record))
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(record, indent=2) + "\n")
+        print(records.Record(command, results, provenance).text(), end="")
 
 
 if __name__ == "__main__":

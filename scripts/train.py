@@ -7,11 +7,21 @@ run directory goes on from its newest whole checkpoint, with the configuration i
 import argparse
 import datetime
 import pathlib
+import tempfile
 
 import rich.console
 import rich.table
 
-from podracers import command_line, config, errors, experiment, run, run_directory, signals
+from podracers import (
+    command_line,
+    config,
+    distributed,
+    errors,
+    experiment,
+    run,
+    run_directory,
+    signals,
+)
 
 
 def main() -> int:
@@ -23,49 +33,103 @@ def main() -> int:
     parser.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
     parser.add_argument("--run_dir", help="default: runs/<experiment>-<date>-<time>")
     parser.add_argument("--resume", action="store_true", help="continue the run in --run_dir")
+    parser.add_argument(
+        "--resume_if_begun",
+        action="store_true",
+        help="continue the run in --run_dir if there is one, else begin it: for launchers",
+    )
+    _add_processes(parser)
     arguments = parser.parse_args()
     command_line.use_compilation_cache()
+    group = distributed.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    if arguments.distributed or group.coordinator or distributed.is_cluster():
+        distributed.initialize(group, arguments.peer_timeout)
     with signals.StopRequest() as stop:
         return _train(arguments, stop)
 
 
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    processes = parser.add_argument_group(
+        "several processes",
+        "One run over all devices of several processes, each started with the same command. Slurm "
+        "and TPU pods say by themselves which processes there are; elsewhere --coordinator and the "
+        "rest do. Process 0 writes the run directory; the others need not see it.",
+    )
+    processes.add_argument(
+        "--distributed", action="store_true", help="be one of several processes, or fail"
+    )
+    processes.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0")
+    processes.add_argument("--num_processes", type=int, metavar="N")
+    processes.add_argument("--process_id", type=int, metavar="I", help="from 0 to N - 1")
+    processes.add_argument(
+        "--peer_timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long a process may be silent before it counts as lost (default: 60)",
+    )
+
+
 def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
     directory = run_directory.RunDirectory(arguments.run_dir or _default(arguments.gin_file))
-    gin_files = _gin_files(arguments, directory)
-    settings = experiment.load(gin_files, arguments.gin_bindings)
+    resume, begun = distributed.on_lead(lambda: _begun(arguments, directory))
+    settings = _load(arguments, directory, begun)
+    distributed.require_equal("the configuration", config.text())
     parts = settings.build()
     experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
-    if stop:
+    if distributed.any_process(bool(stop)):
         return 0
-    if not arguments.resume:
-        directory.create()
-        directory.write(directory.config, config.text())
+    if not resume:
+        distributed.on_lead(lambda: _create(directory))
     console = rich.console.Console(highlight=False)
-    trainer = run.Run(
-        settings, parts, directory, stop=stop, resume=arguments.resume, say=console.print
-    )
-    if arguments.resume:  # new bindings are kept once the checkpoint is known to fit them
-        directory.write(directory.config, config.text())
+    trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, say=console.print)
+    if resume:  # new bindings are kept once the checkpoint is known to fit them
+        distributed.on_lead(lambda: directory.write(directory.config, config.text()))
     summary = trainer.train()
-    if summary is not None:
+    if summary:
         console.print(_table(summary, directory))
     return 0
 
 
-def _gin_files(arguments: argparse.Namespace, directory: run_directory.RunDirectory) -> list[str]:
-    """Returns the files to read; refuses a run directory that does not suit."""
-    if not arguments.resume:
+def _create(directory: run_directory.RunDirectory) -> None:
+    directory.create()
+    directory.write(directory.config, config.text())
+
+
+def _load(
+    arguments: argparse.Namespace, directory: run_directory.RunDirectory, begun: str | None
+) -> experiment.Experiment:
+    """Returns the experiment; `begun` is the text of the configuration that a run began with."""
+    if begun is None:
+        return experiment.load(arguments.gin_file, arguments.gin_bindings)
+    if not distributed.is_several():
+        files = [str(directory.config), *arguments.gin_file]
+        return experiment.load(files, arguments.gin_bindings)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "config.gin"  # of process 0, which others may not see
+        path.write_text(begun)
+        return experiment.load([str(path), *arguments.gin_file], arguments.gin_bindings)
+
+
+def _begun(
+    arguments: argparse.Namespace, directory: run_directory.RunDirectory
+) -> tuple[bool, str | None]:
+    """Returns whether to resume, and the configuration so far; refuses an unsuitable directory."""
+    resume = arguments.resume or (arguments.resume_if_begun and directory.config.is_file())
+    if arguments.resume_if_begun and arguments.run_dir is None:
+        raise errors.UserError("--resume_if_begun needs --run_dir: which run to continue")
+    if not resume:
         if not arguments.gin_file:
             raise errors.UserError(
                 "no --gin_file: name one, such as gin/experiments/snake_ppo_anakin.gin, or "
                 "continue a run with --resume and --run_dir"
             )
         directory.refuse_used()
-        return arguments.gin_file
+        return False, None
     if arguments.run_dir is None:
         raise errors.UserError("--resume needs --run_dir: which run to continue")
     directory.require()
-    return [str(directory.config), *arguments.gin_file]
+    return True, directory.config.read_text()
 
 
 def _default(gin_files: list[str]) -> str:

@@ -1,14 +1,17 @@
 """Every .gin file of the project builds, and what it describes takes one update."""
 
 import importlib.util
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 
-from podracers import experiment
+from podracers import config, experiment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -117,6 +120,60 @@ def test_parts(path):
     _take_one_update(files, [*SMALL, *CHOICES.get(path, ())])
 
 
+# Settings of machines, after an experiment: NUM_ENVS is theirs, so rollouts are short.
+BASE = "gin/experiments/catch_ppo_anakin.gin"
+SHORT = ("ROLLOUT_LENGTH = 2", *SMALL_AGENTS["PPO"])
+MORE_DEVICES = {"v5e_8": 8}  # than conftest.py fakes
+
+
+def _check_under_both(path):
+    """Places the streams and traces an update: compiling so many takes too long."""
+    for runner in ("anakin", "sebulba"):
+        loaded = experiment.load([BASE, f"gin/runners/{runner}.gin", path], SHORT)
+        experiment.check(loaded.build(), loaded.seed)
+
+
+@pytest.mark.parametrize("path", _files("hardware"))
+def test_hardware(path):
+    count = MORE_DEVICES.get(pathlib.Path(path).stem)
+    if count is None:
+        _check_under_both(path)
+        return
+    result = subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            f"from tests import test_gin_files; test_gin_files._check_under_both({path!r})",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+def test_hardware_takes_an_update(runner):
+    _take_one_update([BASE, f"gin/runners/{runner}.gin", "gin/hardware/v4_8.gin"], SHORT)
+
+
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner, tmp_path):
+    hardware, chosen = "gin/hardware/v4_8.gin", f"gin/runners/{runner}.gin"
+    saved = tmp_path / "config.gin"
+    for files in ([BASE, chosen, hardware], [BASE, hardware, chosen], [str(saved)]):
+        made = experiment.load(files, []).build().runner
+        saved.write_text(config.text())
+        assert made.num_envs == 512
+        if runner == "anakin":
+            assert made.reset_batch == 64
+        else:
+            assert (made.actor_devices, made.learner_devices) == ((0, 0, 1, 1), (2, 3))
+    assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64
+
+
 def test_every_file_is_tried():
     tried = {path.parent.name for path in (ROOT / "gin").rglob("*.gin")}
-    assert tried <= {"agents", "environments", "experiments", "runners"}
+    assert tried <= {"agents", "environments", "experiments", "hardware", "runners"}

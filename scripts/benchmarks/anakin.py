@@ -1,4 +1,4 @@
-"""Anakin's speed: against PPO in one file, part by part, by batch size, and with an empty cache."""
+"""Anakin's speed: against PPO in one file, part by part, by batch size, and by ways to reset."""
 
 import functools
 import json
@@ -6,22 +6,35 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from baselines import single_file_ppo
-from benchmarks import measure
+from benchmarks import contender, measure, records
 
 from agents import encoders, minibatches, networks, ppo
 from environments import cartpole, catch, gymnax, jumanji
-from podracers import anakin, batch, evaluation, types, unroll
+from podracers import anakin, batch, evaluation, experiment, types, unroll
 
-_SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+_WHOLE = records.Kind("time of an update", "ms", records.LOWER, 3)
+_PART = records.Kind("time of an update", "ms", None, 3)  # what one part saves, another may cost
+_SHARE = records.Kind("share of an update", "share", None, 3)
+_OVERHEAD = records.Kind("overhead, turn by turn", "share", None, 4)  # noise about zero
+_EMPTY = records.Kind("a dispatch of no update", "ms", records.LOWER, 3)
+_EMPTY_SHARE = records.Kind("its share of a dispatch of ten updates", "share", records.LOWER, 5)
+_ABOUT_BATCHES = {
+    "catch": "Anakin PPO on Catch against the batch of environments, in the setting of the "
+    "Podracer paper's notebook: 32 steps, one gradient step, two layers of 128.",
+    "cartpole": "Anakin PPO on CartPole against the batch of environments, else as shipped in "
+    "gin/experiments/cartpole_ppo_anakin.gin.",
+    "snake": "Anakin PPO on Jumanji's Snake against the batch of environments, else as shipped in "
+    "gin/experiments/snake_ppo_anakin.gin.",
+}
 
 
 def _breakout():
@@ -38,26 +51,32 @@ def _ppo_anakin(environment, **settings) -> anakin.Anakin:
     )
 
 
-def benchmark_ppo(name: str, repeats: int) -> dict[str, Any]:
+def benchmark_ppo(name: str, repeats: int) -> records.Result:
     """Compares Anakin PPO with a PPO in one file: 64 x 128 steps, 4 x 4, two tanh layers of 64."""
     environment = _PPO_ENVIRONMENTS[name]()
-    ours = measure.Stepper(_ppo_anakin(environment), updates=20)
-    theirs = measure.Stepper(single_file_ppo.SingleFilePPO(environment), updates=20)
-    rates = measure.take_turns({"anakin": ours, "single_file": theirs}, repeats)
-    ratios = np.array(rates["anakin"]) / np.array(rates["single_file"])
-    return {
-        "unit": "agent steps/s",
-        "anakin": measure.spread(rates["anakin"], 0),
-        "single_file": measure.spread(rates["single_file"], 0),
-        "ratio": measure.spread(ratios, 3),
-        "first_dispatch_s": {
-            "anakin": round(ours.first_dispatch, 2),
-            "single_file": round(theirs.first_dispatch, 2),
-        },
+    programs = {
+        "Anakin": measure.Stepper(_ppo_anakin(environment), updates=20),
+        "a PPO in one file": measure.Stepper(
+            single_file_ppo.SingleFilePPO(environment), updates=20
+        ),
     }
+    rates = measure.take_turns(programs, repeats)
+    ratios = measure.ratios(*rates.values())
+    return records.Result(
+        f"Anakin PPO and a PPO in one file on {name}: 64 environments x 128 steps, 4 epochs x 4 "
+        "minibatches, two tanh layers of 64.",
+        (
+            *(measure.SPEED.row(values, program=key) for key, values in rates.items()),
+            measure.RATIO.row(ratios, program=" / ".join(programs)),
+            *(
+                measure.FIRST_DISPATCH.row(stepper.first_dispatch, program=key)
+                for key, stepper in programs.items()
+            ),
+        ),
+    )
 
 
-def benchmark_breakdown(repeats: int) -> dict[str, Any]:
+def benchmark_breakdown(repeats: int) -> records.Result:
     """Says where the time of one Anakin PPO update on CartPole goes, in milliseconds.
 
     Each part is compiled by itself; what the whole takes beyond their sum is what their being in
@@ -124,15 +143,16 @@ def benchmark_breakdown(repeats: int) -> dict[str, Any]:
         - milliseconds["environment and acting"]
         - milliseconds["learning"],
     }
-    return {
-        "unit": "ms per update of 8192 agent steps",
-        "whole": round(whole, 3),
-        "parts": {name: round(value, 3) for name, value in parts.items()},
-        "share": {name: round(value / whole, 3) for name, value in parts.items()},
-    }
+    rows = [_PART.row(value, part=name) for name, value in parts.items()]
+    rows += [_SHARE.row(value / whole, part=name) for name, value in parts.items()]
+    return records.Result(
+        "Where the time of one Anakin PPO update on CartPole goes (8192 agent steps, one device): "
+        "medians of parts that are compiled by themselves.",
+        (_WHOLE.row(whole, part="whole"), *rows),
+    )
 
 
-def benchmark_overhead(repeats: int) -> dict[str, Any]:
+def benchmark_overhead(repeats: int) -> records.Result:
     """Compares `Anakin.step` with its own compiled program, called bare; 10 updates a dispatch.
 
     A machine's drift from turn to turn is larger than what is looked for. So a dispatch of no
@@ -153,7 +173,7 @@ def benchmark_overhead(repeats: int) -> dict[str, Any]:
     rates = measure.take_turns(
         {"runner": measure.Stepper(runner, 10), "bare": measure.Stepper(Bare(), 10)}, 3 * repeats
     )
-    ratio = np.array(rates["bare"]) / np.array(rates["runner"])
+    ratio = measure.ratios(rates["bare"], rates["runner"])
     state, empty = runner.init(0), []
     for _ in range(100):
         start = time.perf_counter()
@@ -161,14 +181,17 @@ def benchmark_overhead(repeats: int) -> dict[str, Any]:
         jax.block_until_ready((state, report))
         empty.append(time.perf_counter() - start)
     whole = 10 * runner.steps_per_update / np.median(rates["runner"])
-    return {
-        "unit": "agent steps/s",
-        "runner": measure.spread(rates["runner"], 0),
-        "bare program": measure.spread(rates["bare"], 0),
-        "overhead by turns (bare / runner - 1)": measure.spread(ratio - 1.0, 4),
-        "a dispatch of no update, ms": measure.spread(1e3 * np.array(empty), 3),
-        "its share of a dispatch of 10 updates": round(float(np.median(empty) / whole), 5),
-    }
+    return records.Result(
+        "`Anakin.step` and its own compiled program, called bare: PPO on CartPole, ten updates a "
+        "dispatch.",
+        (
+            measure.SPEED.row(rates["runner"], program="runner"),
+            measure.SPEED.row(rates["bare"], program="bare program"),
+            _OVERHEAD.row(ratio - 1.0, program="runner"),
+            _EMPTY.row(1e3 * np.array(empty), program="runner"),
+            _EMPTY_SHARE.row(np.median(empty) / whole, program="runner"),
+        ),
+    )
 
 
 def _podracer_catch(num_envs: int) -> anakin.Anakin:
@@ -181,33 +204,53 @@ def _podracer_catch(num_envs: int) -> anakin.Anakin:
     return anakin.Anakin(agent=agent, environment=environment, num_envs=num_envs, rollout_length=32)
 
 
-def benchmark_catch(repeats: int, batches: Iterable[int]) -> dict[str, Any]:
-    """Measures Catch against the batch of environments, on all devices of this process."""
+def _of_experiment(name: str, num_envs: int) -> anakin.Anakin:
+    file = str(_ROOT / "gin" / "experiments" / f"{name}.gin")
+    return experiment.load([file], [f"NUM_ENVS = {num_envs}"]).build().runner
+
+
+_BATCH_RUNNERS = {
+    "catch": _podracer_catch,
+    "cartpole": functools.partial(_of_experiment, "cartpole_ppo_anakin"),
+    "snake": functools.partial(_of_experiment, "snake_ppo_anakin"),
+}
+
+
+def benchmark_batches(name: str, repeats: int, batches: Iterable[int]) -> records.Result:
+    """Measures Anakin PPO against the batch of environments, on all devices of this process."""
     devices = jax.device_count()
-    rows = {}
+    rows = []
     for num_envs in batches:
-        stepper = measure.Stepper(_podracer_catch(num_envs), updates=max(1, 2048 // num_envs))
+        runner = _BATCH_RUNNERS[name](num_envs)
+        stepper = measure.Stepper(runner, updates=max(1, 2048 // num_envs))
         rates = measure.take_turns({"anakin": stepper}, repeats)["anakin"]
-        rows[str(num_envs)] = {
-            **measure.spread(rates, 0),
-            "first_dispatch_s": round(stepper.first_dispatch, 2),
-        }
-    return {"unit": "agent steps/s", "devices": devices, "environments": rows}
+        case = {"devices": devices, "environments": num_envs}
+        rows.append(measure.SPEED.row(rates, **case))
+        rows.append(measure.FIRST_DISPATCH.row(stepper.first_dispatch, **case))
+    return records.Result(_ABOUT_BATCHES[name], tuple(rows))
 
 
-def benchmark_resets(repeats: int) -> dict[str, Any]:
+def benchmark_resets(repeats: int) -> records.Result:
     """Compares ways to reset under a random policy: 256 environments, 64 steps."""
-    return {
-        name: _reset_cost(environment, repeats)
-        for name, environment in (
-            ("CartPole", cartpole.CartPole()),
-            ("Snake-v1", jumanji.Jumanji("Snake-v1")),
-            ("Maze-v0", jumanji.Jumanji("Maze-v0")),
-        )
+    environments = {
+        "CartPole": cartpole.CartPole(),
+        "Snake-v1": jumanji.Jumanji("Snake-v1"),
+        "Maze-v0": jumanji.Jumanji("Maze-v0"),
     }
+    rows = [
+        measure.SPEED.row(256 * 64 / np.array(values), environment=name, reset=label)
+        for name, environment in environments.items()
+        for label, values in _reset_times(environment, repeats).items()
+    ]
+    return records.Result(
+        "Ways to reset, under a random policy: 256 environments, 64 steps; every lane at every "
+        "step, or so many at a time.",
+        tuple(rows),
+    )
 
 
-def _reset_cost(environment, repeats: int) -> dict[str, Any]:
+def _reset_times(environment, repeats: int) -> dict[str, list[float]]:
+    """Returns the seconds of 64 steps, by the way to reset."""
     policy = evaluation.UniformPolicy(environment.spec)
     turns = {}
     key = jax.random.key(0)
@@ -221,59 +264,35 @@ def _reset_cost(environment, repeats: int) -> dict[str, Any]:
         streams = unroll.init(policy, batched, jnp.arange(256), 256, key)
         label = "every lane" if reset_batch is None else f"{reset_batch} at a time"
         turns[label] = measure.seconds(jax.jit(functools.partial(act, batched=batched)), streams)
-    times = measure.take_turns(turns, repeats)
-    return {
-        "unit": "agent steps/s",
-        **{
-            name: measure.spread((256 * 64 / np.array(values)).tolist(), 0)
-            for name, values in times.items()
-        },
-    }
+    return measure.take_turns(turns, repeats)
 
 
-def benchmark_startup(repeats: int) -> dict[str, Any]:
-    """Times the start of training with an empty compilation cache, then with a full one."""
-    script = str(_SCRIPTS / "train.py")
-    results = {"unit": "s from the start of the process to the end of 1 update"}
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}
-        for start in ("first", "second"):
-            files = len(list(pathlib.Path(folder).glob("cache/*")))
-            began = time.perf_counter()
-            subprocess.run(
-                [
-                    *(sys.executable, script),
-                    *("--gin_file", "gin/experiments/cartpole_ppo_anakin.gin"),
-                    *("--gin_bindings", "TOTAL_STEPS = 8192"),
-                    *("--run_dir", f"{folder}/{start}"),
-                ],
-                env=environment,
-                check=True,
-                capture_output=True,
-            )
-            seconds = time.perf_counter() - began
-            added = len(list(pathlib.Path(folder).glob("cache/*"))) - files
-            results[start] = {"seconds": round(seconds, 2), "cache files added": added}
-    return results
-
-
-def _on_devices(count: int, arguments: list[str]) -> dict[str, Any]:
+def _on_devices(count: int, arguments: list[str]) -> records.Record:
     """Runs this script in a process of its own with `count` fake CPU devices."""
-    flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={count}"
-    environment = os.environ | {"XLA_FLAGS": flags, "PJRT_NPROC": str(max(2 * count, 4))}
     done = subprocess.run(
-        [sys.executable, str(_SCRIPTS / "benchmark.py"), *arguments, "--quiet"],
-        env=environment,
+        [sys.executable, str(_ROOT / "scripts" / "benchmark.py"), *arguments, "--quiet"],
+        env=os.environ | contender.fake_devices(count),
         check=True,
         capture_output=True,
         text=True,
     )
-    return json.loads(done.stdout)["results"]
+    return records.parse(json.loads(done.stdout))
 
 
-def benchmark_catch_on_devices(
-    repeats: int, batches: Iterable[int], devices: Iterable[int]
-) -> dict[str, Any]:
-    """Measures Catch on several numbers of fake devices, in a process each."""
-    arguments = ["catch", "--repeats", str(repeats), "--batches", *map(str, batches)]
-    return {str(n): _on_devices(n, arguments)["catch"] for n in devices}
+def benchmark_batches_on_devices(
+    name: str, benchmark: str, repeats: int, batches: Iterable[int], devices: Iterable[int]
+) -> records.Result:
+    """Measures as `benchmark_batches` on several numbers of fake devices, in a process each.
+
+    Args:
+      name: as of `benchmark_batches`.
+      benchmark: what scripts/benchmark.py calls it.
+      repeats: turns of each batch.
+      batches: numbers of environments.
+      devices: numbers of devices.
+    """
+    arguments = [benchmark, "--repeats", str(repeats), "--batches", *map(str, batches)]
+    rows = [
+        row for count in devices for row in _on_devices(count, arguments).results[benchmark].rows
+    ]
+    return records.Result(_ABOUT_BATCHES[name], tuple(rows), (contender.FAKE,))

@@ -1,20 +1,19 @@
-"""What all benchmarks share: turns, rates, and how they are summed up."""
+"""What all benchmarks share: turns, rates, and the kinds of figures that several of them have."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from benchmarks import records
 
 Turn = Callable[[], float]  # takes one measurement, returns a rate or a time
 
-
-def spread(values: Iterable[float], digits: int = 1) -> dict[str, float]:
-    """Returns the median, the least and the most."""
-    values = list(values)
-    numbers = {"median": np.median(values), "min": min(values), "max": max(values)}
-    return {name: round(float(number), digits) for name, number in numbers.items()}
+SPEED = records.Kind("speed", "agent steps/s", records.HIGHER, 0)
+RATIO = records.Kind("ratio, turn by turn", "ratio", records.HIGHER, 3)
+FIRST_DISPATCH = records.Kind("first dispatch, compiling included", "s", records.LOWER, 2)
+PEAK_MEMORY = records.Kind("peak memory", "bytes", records.LOWER, 0)
 
 
 def take_turns(turns: dict[str, Turn], repeats: int) -> dict[str, list[float]]:
@@ -55,6 +54,11 @@ class Stepper:
         jax.block_until_ready((self.state, report))
         steps = self._updates * self._runner.steps_per_update
         return steps * getattr(self._runner, "population", 1) / (time.perf_counter() - start)
+
+
+def ratios(above: list[float], below: list[float]) -> np.ndarray:
+    """Returns the ratio of each turn: machines drift, ratios do not."""
+    return np.array(above) / np.array(below)
 
 
 def seconds(function: Callable, *arguments) -> Turn:

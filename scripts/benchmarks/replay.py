@@ -19,7 +19,8 @@ _SEBULBA = "gin/runners/sebulba.gin"
 _GRADIENTS = records.Kind("gradient steps", "gradient steps/s", records.HIGHER, 1)
 _REPLAY = records.Kind("the replay alone, for one update of Anakin", "ms", records.LOWER, 3)
 _REPLAY_SHARE = records.Kind("its share of that update", "share", None, 4)
-_MEMORY = records.Kind("memory of the update", "bytes", None, 0)
+_MEMORY = records.Kind("memory of the update", "bytes", records.LOWER, 0)
+_ALIASED = records.Kind("memory of the update", "bytes", None, 0)  # results written over arguments
 _LEAD_IN = 2  # updates: under Sebulba a rollout or two lie ready
 
 

@@ -4,22 +4,23 @@ Everything is taken from the experiments as they are shipped, so this is what a 
 contender has a process of its own, and they take turns.
 """
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
 from baselines import single_file_sebulba
-from benchmarks import contender, measure
+from benchmarks import contender, measure, records
 
 from agents import networks
 from podracers import environment, errors, experiment, types
 
 Measured = dict[str, list[float]]
+
+_TRANSFER = records.Kind("to the device for each agent step", "bytes", records.LOWER, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,70 +160,66 @@ def _baseline(setting: Setting) -> _Runner:
     return _Runner(_make_baseline(setting), setting)
 
 
-def benchmark_learning(setting: Setting, repeats: int) -> dict[str, Any]:
+def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
     """Compares Sebulba with the published design at equal work, and with its own parts."""
     makers = {
-        "envpool": _RawPools,
-        "actors": _actors,
-        "sebulba": _sebulba,
+        "EnvPool alone": _RawPools,
+        "actors alone": _actors,
+        "Sebulba": _sebulba,
         "baseline": _baseline,
     }
     # Built here too, where a mistake in a binding is met once, and before anything is started.
     runner, baseline = setting.build().runner, _make_baseline(setting)
     rates, memory = _measure(makers, setting, repeats)
-    return {
-        "unit": "agent steps/s",
-        "plan": runner.describe(),
-        **{name: measure.spread(values, 0) for name, values in rates.items()},
-        "sebulba / baseline": _ratio(rates, "sebulba", "baseline"),
-        "sebulba / envpool": _ratio(rates, "sebulba", "envpool"),
-        "actors / envpool": _ratio(rates, "actors", "envpool"),
-        "bytes from host to device per agent step": {
-            "sebulba": _bytes_per_step(runner.environment.spec),
-            "baseline": round(baseline.bytes_to_device_per_step, 1),
-        },
-        "peak memory, MB": {name: round(memory[name] / 1e6) for name in ("sebulba", "baseline")},
-    }
+    spec = runner.environment.spec
+    return records.Result(
+        f"{setting.algorithm.upper()} on EnvPool's Pong: the simulators alone, actors that learn "
+        "nothing, Sebulba, and our own straightforward version of the published design, at equal "
+        "work.",
+        (
+            *(measure.SPEED.row(values, program=name) for name, values in rates.items()),
+            _ratio(rates, "Sebulba", "baseline"),
+            _ratio(rates, "Sebulba", "EnvPool alone"),
+            _ratio(rates, "actors alone", "EnvPool alone"),
+            _TRANSFER.row(_bytes_per_step(spec), program="Sebulba"),
+            _TRANSFER.row(baseline.bytes_to_device_per_step, program="baseline"),
+            measure.PEAK_MEMORY.row(memory["Sebulba"], program="Sebulba"),
+            measure.PEAK_MEMORY.row(memory["baseline"], program="baseline"),
+        ),
+        tuple(runner.describe()),
+    )
 
 
-def benchmark_environments(setting: Setting, repeats: int) -> dict[str, Any]:
+def benchmark_environments(setting: Setting, repeats: int) -> records.Result:
     """Says how near to the simulators' own rate Sebulba comes where the network costs nothing."""
-    makers = {"envpool": _RawPools, "small network": _small_network}
+    makers = {"EnvPool alone": _RawPools, "small network": _small_network}
     runner = setting.build().runner
     rates, _ = _measure(makers, setting, repeats)
-    return {
-        "unit": "agent steps/s",
-        "plan": runner.describe(),
-        **{name: measure.spread(values, 0) for name, values in rates.items()},
-        "small network / envpool": _ratio(rates, "small network", "envpool"),
-    }
+    return records.Result(
+        "How near Sebulba comes to the rate of EnvPool's Pong alone, with a network small enough "
+        "not to matter.",
+        (
+            *(measure.SPEED.row(values, program=name) for name, values in rates.items()),
+            _ratio(rates, "small network", "EnvPool alone"),
+        ),
+        tuple(runner.describe()),
+    )
 
 
 def _measure(
     makers: dict[str, Callable[[Setting], Callable[[], float]]], setting: Setting, repeats: int
 ) -> tuple[Measured, dict[str, int]]:
     """Returns the rates of all contenders, and the most memory that each had, in bytes."""
-    with _contenders(makers, setting) as contenders:
+    with contender.together(makers, (setting,)) as contenders:
         rates = measure.take_turns(contenders, repeats)
         for each in contenders.values():
             each.close()
         return rates, {name: each.memory for name, each in contenders.items()}
 
 
-@contextlib.contextmanager
-def _contenders(makers, setting: Setting) -> Iterator[dict[str, contender.Contender]]:
-    contenders = {}
-    try:
-        for name, make in makers.items():
-            contenders[name] = contender.Contender(name, make, setting)
-        yield contenders
-    finally:
-        for each in contenders.values():
-            each.kill()
-
-
-def _ratio(rates: Measured, above: str, below: str) -> dict[str, float]:
-    return measure.spread(np.array(rates[above]) / np.array(rates[below]), 3)
+def _ratio(rates: Measured, above: str, below: str) -> records.Row:
+    ratios = measure.ratios(rates[above], rates[below])
+    return measure.RATIO.row(ratios, program=f"{above} / {below}")
 
 
 def _bytes_per_step(spec: environment.EnvironmentSpec) -> float:

@@ -269,7 +269,7 @@ def test_all_damaged(copied):
         (lambda state: state._replace(memory=()), "it has a leaf 'memory/ring' .*not expected"),
         (
             lambda state: state._replace(key=jax.random.key(0, impl="rbg")),
-            r"'key' should be key<rbg>\[\], and is key<fry>\[\]",
+            r"'key' should be uint32\[4\], and is uint32\[2\]",
         ),
     ],
 )

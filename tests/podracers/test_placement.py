@@ -9,7 +9,7 @@ DEVICES = tuple(range(8))  # what is planned with is looked at by nobody
 
 
 def _split(count, num_envs=96, rows=2, actors=None, learners=None):
-    plan = placement.plan(DEVICES[:count], num_envs, rows, actors, learners)
+    plan = placement.plan([DEVICES[:count]], 0, num_envs, rows, actors, learners)
     return plan.actors, plan.learners
 
 
@@ -56,16 +56,16 @@ def test_what_does_not_fit_is_refused_with_what_would(arguments, message):
 
 
 def test_slices_and_pieces():
-    few = placement.Placement((0, 1), (2, 3, 4, 5))
+    few = placement.Placement((0, 1), (2, 3, 4, 5), ())
     assert (few.slices, few.pieces) == (2, 1)
-    many = placement.Placement((0, 0, 1, 1), (2,))
+    many = placement.Placement((0, 0, 1, 1), (2,), ())
     assert (many.slices, many.pieces) == (1, 4)
 
 
 def test_the_plan_is_said_in_words():
     one, two, three, _ = jax.devices()
-    assert placement.Placement((one,), (two, three)).describe() == (
+    assert placement.Placement((one,), (two, three), ()).describe() == (
         "actors on cpu 0, learner on cpu 1, 2"
     )
-    assert "0 shared by 2 actor threads" in placement.Placement((one, one), (one,)).describe()
-    assert "(1 shared)" in placement.Placement((two,), (two, three)).describe()
+    assert "0 shared by 2 actor threads" in placement.Placement((one, one), (one,), ()).describe()
+    assert "(1 shared)" in placement.Placement((two,), (two, three), ()).describe()

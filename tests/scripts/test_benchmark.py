@@ -41,7 +41,6 @@ def test_contenders_take_turns_and_the_first_round_only_warms_up(scripts):
     turns = {"a": turn("a", [9.0, 1.0, 2.0]), "b": turn("b", [9.0, 3.0, 4.0])}
     assert scripts.measure.take_turns(turns, 2) == {"a": [1.0, 2.0], "b": [3.0, 4.0]}
     assert calls == ["a", "b"] * 3
-    assert scripts.measure.spread([1.0, 2.0, 6.0]) == {"median": 2.0, "min": 1.0, "max": 6.0}
 
 
 class Slow:
@@ -69,6 +68,20 @@ def make_turn(ballast):
     return lambda: float(os.getpid()) if kept[-1] else 0.0
 
 
+class Told:
+    """A contender that tells what its environment says, and a fact."""
+
+    def __init__(self):
+        self.facts = {"answer": 42.0}
+
+    def __call__(self):
+        return float(os.environ["PODRACERS_TOLD"])
+
+
+def make_told():
+    return Told()
+
+
 def make_failing():
     raise ValueError("no such luck")
 
@@ -85,6 +98,27 @@ def test_each_contender_has_a_process_and_memory_of_its_own(scripts):
     light.close()
     heavy.close()
     assert 250e6 < heavy.memory - light.memory < 350e6
+
+
+def test_a_contender_has_variables_and_facts_of_its_own(scripts):
+    told = scripts.contender.Contender("told", make_told, environment={"PODRACERS_TOLD": "7"})
+    assert "PODRACERS_TOLD" not in os.environ
+    assert told() == 7.0
+    told.close()
+    assert told.facts == {"answer": 42.0}
+
+
+def make_timed(began):
+    """Returns a contender whose turns are the seconds until it was made."""
+    made = time.time() - began
+    return lambda: made
+
+
+def test_a_contender_is_made_in_its_first_turn_and_not_beside_the_others(scripts):
+    late = scripts.contender.Contender("late", make_timed, time.time())
+    time.sleep(4.0)
+    assert late() >= 4.0
+    late.kill()
 
 
 @pytest.mark.parametrize(
@@ -154,6 +188,8 @@ def test_sections_of_sebulba_run(tmp_path, name):
     )
     assert result.returncode == 0, result.stderr
     results = json.loads(file.read_text())["results"][name]
-    assert results["envpool"]["median"] > 0.0
-    ratio = "small network / envpool" if name.endswith("environments") else "sebulba / baseline"
-    assert results[ratio]["median"] > 0.0
+    small = name.endswith("environments")
+    ratio = "small network / EnvPool alone" if small else "Sebulba / baseline"
+    found = {(row["measure"], row["case"]["program"]): row["median"] for row in results["rows"]}
+    assert found["speed", "EnvPool alone"] > 0.0
+    assert found["ratio, turn by turn", ratio] > 0.0

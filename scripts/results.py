@@ -1,0 +1,213 @@
+"""What agents reach, row by row: docs/results.json, read, checked and written.
+
+A row is an agent on an environment under a runner: the command that trains it, and what was
+measured the last time that somebody recorded it.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import aggregates  # isort: skip  (beside this script)
+
+from podracers import errors
+
+PATH = pathlib.Path(__file__).resolve().parents[1] / "docs" / "results.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedRun:
+    """One training run.
+
+    Attributes:
+      seed: of everything in it that is random.
+      final_return: mean of its final evaluation.
+      wall_time_s: with start-up, compilation and evaluations.
+      commit: of this repository, with `-dirty` where files differed.
+    """
+
+    seed: int
+    final_return: float
+    wall_time_s: float | None = None
+    commit: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What was measured of a row, at one time on one machine.
+
+    Attributes:
+      date: ISO 8601, of the last run.
+      hardware: in words.
+      jax: its version.
+      agent_steps: of each seed.
+      episodes: of each seed's final evaluation.
+      random_policy: the return of a policy that is uniform over the legal actions; None where it
+        was not kept.
+      runs: one for each seed; empty where only a summary was kept.
+      mean, standard_error, num_seeds: that summary.
+      wall_times_s: of a seed, from the least to the most, where it is not known by seed.
+      note: what a reader has to know besides.
+    """
+
+    date: str
+    hardware: str
+    jax: str
+    agent_steps: int
+    episodes: int
+    random_policy: float | None = None
+    runs: tuple[SeedRun, ...] = ()
+    mean: float | None = None
+    standard_error: float | None = None
+    num_seeds: int | None = None
+    wall_times_s: tuple[float, ...] = ()
+    note: str = ""
+
+    @property
+    def returns(self) -> list[float]:
+        """The return of each seed; empty where only a summary was kept."""
+        return [run.final_return for run in self.runs]
+
+    @property
+    def sample(self) -> aggregates.Sample:
+        """What is known of the returns over seeds."""
+        if self.runs:
+            return aggregates.sample(self.returns)
+        error = math.nan if self.standard_error is None else self.standard_error
+        return aggregates.Sample(self.mean, error, self.num_seeds)
+
+    def bootstrap_interval(self) -> tuple[float, float] | None:
+        """Returns the 95% bootstrap interval of the mean; None with one run, or without returns."""
+        return aggregates.estimate([self.returns]).interval if self.runs else None
+
+    @property
+    def wall_times(self) -> list[float]:
+        """Seconds that single seeds took, as far as they are known."""
+        known = [run.wall_time_s for run in self.runs if run.wall_time_s is not None]
+        return known or list(self.wall_times_s)
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds that all seeds took, one after the other; None where that is not known."""
+        times = self.wall_times
+        return sum(times) / len(times) * self.sample.runs if times else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """An agent on an environment under a runner.
+
+    Attributes:
+      name: what `scripts/reproduce.py` calls it.
+      agent, environment, runner: what a table calls them.
+      gin_files, gin_bindings: of `scripts/train.py`, without the seed.
+      most: the highest return there is, where it is known.
+      atari_game: its name in `atari_scores.py`, where it is one.
+      measured: the numbers; None where there are none yet.
+    """
+
+    name: str
+    agent: str
+    environment: str
+    runner: str
+    gin_files: tuple[str, ...]
+    measured: Measured | None = None
+    gin_bindings: tuple[str, ...] = ()
+    most: float | None = None
+    atari_game: str | None = None
+
+    def arguments(self, seed: int) -> list[str]:
+        """Returns the arguments of `scripts/train.py`, without the run directory."""
+        flags = [flag for path in self.gin_files for flag in ("--gin_file", path)]
+        bindings = [f"SEED = {seed}", *self.gin_bindings]
+        return flags + [flag for binding in bindings for flag in ("--gin_bindings", binding)]
+
+    def command(self, seed: int) -> str:
+        """Returns the command that trains one seed."""
+        return shlex.join(["python", "scripts/train.py", *self.arguments(seed)])
+
+
+def read(path: pathlib.Path = PATH) -> dict[str, Row]:
+    """Returns the rows of a file by name, in its order.
+
+    Raises:
+      errors.UserError: it cannot be read, or a row does not say what it has to.
+    """
+    try:
+        entries = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise errors.UserError(f"cannot read '{path}': {error}") from error
+    rows = {}
+    for name, entry in entries.items():
+        try:
+            rows[name] = _row(name, entry)
+        except (TypeError, KeyError, ValueError) as error:
+            raise errors.UserError(f"'{path}', row '{name}': {error}") from error
+    return rows
+
+
+def _row(name: str, entry: Mapping[str, Any]) -> Row:
+    lists = {key: tuple(entry.get(key, ())) for key in ("gin_files", "gin_bindings")}
+    measured = _measured(entry["measured"]) if "measured" in entry else None
+    return Row(name=name, **{**entry, **lists, "measured": measured})
+
+
+def _measured(entry: Mapping[str, Any]) -> Measured:
+    measured = dict(entry)
+    runs = tuple(SeedRun(**run) for run in measured.pop("runs", ()))
+    times = tuple(measured.pop("wall_times_s", ()))
+    found = Measured(**measured, runs=runs, wall_times_s=times)
+    if not runs and None in (found.mean, found.num_seeds):
+        raise ValueError("expected 'runs', or 'mean' and 'num_seeds'")
+    return found
+
+
+def number(value: float | None) -> str:
+    """Returns a return as tables show it: with as many digits as are worth reading."""
+    if value is None:
+        return "not kept"
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    return f"{value:.{digits}f}"
+
+
+def interval(bounds: tuple[float, float] | None) -> str:
+    """Returns an interval as tables show it."""
+    return "none" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
+
+
+def find(rows: Mapping[str, Row], name: str) -> Row:
+    """Returns a row by its name.
+
+    Raises:
+      errors.UserError: there is none; names the nearest.
+    """
+    if name not in rows:
+        hint = errors.nearest(name, rows) or "; --list names all"
+        raise errors.UserError(f"there is no result '{name}'{hint}")
+    return rows[name]
+
+
+def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:
+    """Writes all rows, whole or not at all."""
+    entries = {}
+    for name, row in rows.items():
+        entries[name] = _kept(dataclasses.asdict(row))
+        del entries[name]["name"]
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        temporary.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise errors.RunFailure(f"cannot write '{path}': {error.strerror}") from error
+
+
+def _kept(value: Any) -> Any:
+    """Returns a tree without what says nothing."""
+    if isinstance(value, dict):
+        return {key: _kept(each) for key, each in value.items() if each not in (None, (), [], "")}
+    return [_kept(each) for each in value] if isinstance(value, list | tuple) else value

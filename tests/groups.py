@@ -1,0 +1,68 @@
+"""Several processes on this machine that are one run, as hosts of a pod are."""
+
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from tests import processes
+
+PEER_TIMEOUT = 15  # seconds of silence until a process counts as lost
+
+
+def free_port() -> int:
+    """Returns a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(num_devices: int) -> dict[str, str]:
+    """Returns what gives a child so many fake devices."""
+    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
+    return {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={num_devices}"}
+
+
+def train(num_processes: int, num_devices: int, *arguments: object) -> list[subprocess.Popen]:
+    """Starts `scripts/train.py` in so many processes of so many devices each."""
+    group = ("--coordinator", f"127.0.0.1:{free_port()}", "--num_processes", num_processes)
+    return [
+        processes.start(
+            "train",
+            *arguments,
+            *group,
+            *("--process_id", process, "--peer_timeout", PEER_TIMEOUT),
+            environment=environment(num_devices),
+        )
+        for process in range(num_processes)
+    ]
+
+
+def finish(started: Sequence[subprocess.Popen]) -> list[subprocess.CompletedProcess]:
+    """Waits for all of them; kills all of them if one takes too long."""
+    try:
+        return [processes.finish(each) for each in started]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+def python(code: str, num_processes: int, num_devices: int) -> list[subprocess.CompletedProcess]:
+    """Runs code in so many processes; it finds its number and the coordinator in `sys.argv`."""
+    address = f"127.0.0.1:{free_port()}"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(process), address],
+            cwd=pathlib.Path(__file__).resolve().parents[1],
+            env={**os.environ, **environment(num_devices)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(num_processes)
+    ]
+    return finish(started)

@@ -1,0 +1,179 @@
+"""Real processes agree, hear of one another's failures, and carry arrays to the first and back."""
+
+import time
+
+import pytest
+
+from podracers import distributed, errors
+from tests import groups
+
+_BEGIN = """
+import os, signal, subprocess, sys, time
+import jax, jax.numpy as jnp, ml_dtypes, numpy as np
+from podracers import command_line, distributed, errors, global_arrays, parallel
+process = int(sys.argv[1])
+
+def begin(timeout=15.0):
+    distributed.initialize(distributed.Group(sys.argv[2], {count}, process), timeout)
+
+def main():
+"""
+_END = """
+command_line.run(main)
+"""
+
+
+def _run(body: str, count: int = 2, num_devices: int = 2):
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    code = _BEGIN.replace("{count}", str(count)) + lines + _END
+    return groups.python(code, count, num_devices)
+
+
+def test_they_agree_and_pass_arrays_on():
+    """Every kind of array makes the round trip, in pieces that do not divide it."""
+    results = _run("""
+begin()
+assert distributed.is_several() and distributed.is_lead() == (process == 0)
+assert len(jax.devices()) == 4 and not distributed.any_process(False)
+assert distributed.any_process(process == 1)
+assert distributed.on_lead(lambda: ["from", process]) in (["from", 0], ("from", 0))
+distributed.require_equal("the text", "same")
+try:
+    distributed.on_lead(lambda: (_ for _ in ()).throw(errors.UserError("told to all")))
+    raise AssertionError
+except errors.UserError as error:
+    assert str(error) == "told to all"
+
+global_arrays._PIECE = 96
+mesh = parallel.make_mesh()
+def put(x, *spec):
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+rng = np.random.default_rng(0)
+expected = {
+    "whole": np.arange(5.0, dtype=np.float32),
+    "number": np.int32(7),
+    "rows": rng.normal(size=(28, 3)).astype(np.float32),
+    "columns": rng.normal(size=(3, 20, 2)).astype(ml_dtypes.bfloat16),
+    "bits": rng.random((12, 5)) < 0.5,
+}
+split = {"rows": ("data",), "columns": (None, "data"), "bits": ("data",)}
+tree = {name: put(np.asarray(x), *split.get(name, ())) for name, x in expected.items()}
+keys = put(np.arange(4, dtype=np.uint32), "data")
+tree["keys"] = jax.jit(jax.vmap(jax.random.key))(keys)
+host = global_arrays.to_host(tree)
+if process == 0:
+    for name, x in expected.items():
+        np.testing.assert_array_equal(host[name], x)
+        assert host[name].dtype == np.asarray(x).dtype
+else:
+    assert all(leaf is None for leaf in host.values())
+back = global_arrays.to_devices(host, tree)
+for name, x in tree.items():
+    assert back[name].dtype == x.dtype and back[name].sharding == x.sharding, name
+    for shard, other in zip(back[name].addressable_shards, x.addressable_shards, strict=True):
+        ours, theirs = (global_arrays.plain(s.data) for s in (shard, other))
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs), err_msg=name)
+print("done")
+""")
+    for result in results:
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines()[-1] == "done"
+
+
+def test_one_that_fails_tells_all_others_why():
+    began = time.monotonic()
+    first, *others = _run(
+        """
+begin()
+if process == 2:
+    raise errors.RunFailure("the disk is full")
+distributed.any_process(False)  # waits for process 2, for ever
+""",
+        count=3,
+        num_devices=1,
+    )
+    assert "failed: process 2: the disk is full" in first.stderr
+    assert "failed: process 2: the disk is full" in others[0].stderr
+    assert "failed: the disk is full" in others[1].stderr
+    assert [result.returncode for result in (first, *others)] == [1, 1, 1]
+    assert time.monotonic() - began < 120
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [("SIGKILL", "it closed its connection"), ("SIGSTOP", "nothing was heard of it for 4 s")],
+)
+def test_one_that_is_lost_ends_the_others(number, words):
+    code = f"""
+begin(timeout=4.0)
+distributed.any_process(False)
+if process == 1:
+    # For the test to end: a process that is stopped does not.
+    subprocess.Popen(["sh", "-c", f"sleep 15; kill -9 {{os.getpid()}}"], stdout=2)
+    os.kill(os.getpid(), signal.{number})
+distributed.any_process(False)
+"""
+    first, _, other = _run(code, count=3, num_devices=1)
+    for result in (first, other):
+        assert result.returncode == 1, result.stderr
+        assert f"failed: process 1 was lost: {words}" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_processes_that_were_started_differently_are_refused():
+    first, second = _run(
+        """
+begin()
+distributed.require_equal("the configuration", f"of {process}")
+distributed.any_process(False)
+""",
+        num_devices=1,
+    )
+    assert second.returncode == 2, second.stderr
+    assert "the configuration of process 1 differs from that of process 0" in second.stderr
+    assert first.returncode == 2, first.stderr
+    assert "process 1: the configuration" in first.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("host:1", None, None), "need all of --coordinator"),
+        (("host", 2, 0), "expected HOST:PORT"),
+        (("host:1", 2, 2), "expected a number from 0 to 1"),
+    ],
+)
+def test_groups_that_cannot_be(given, words):
+    with pytest.raises(errors.UserError, match=words):
+        distributed.Group(*given)
+
+
+def test_a_cluster_is_known_by_its_environment(monkeypatch):
+    for name in ("SLURM_STEP_NUM_TASKS", "TPU_WORKER_HOSTNAMES"):
+        monkeypatch.delenv(name, raising=False)
+    assert not distributed.is_cluster()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert not distributed.is_cluster()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    assert distributed.is_cluster()
+    monkeypatch.delenv("SLURM_STEP_NUM_TASKS")
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    assert not distributed.is_cluster()
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "10.0.0.1,10.0.0.2")
+    assert distributed.is_cluster()
+
+
+def test_the_only_task_on_a_node_uses_all_its_gpus():
+    alone = {"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "4"}
+    assert distributed.slurm_devices(alone) == [0, 1, 2, 3]
+    assert distributed.slurm_devices(alone | {"SLURM_NTASKS_PER_NODE": "4"}) is None
+    assert distributed.slurm_devices({"SLURM_NTASKS_PER_NODE": "1"}) is None
+
+
+def test_alone_nothing_has_to_be_agreed_on():
+    assert not distributed.is_several()
+    assert distributed.is_lead()
+    assert distributed.on_lead(lambda: {"any": "thing"}) == {"any": "thing"}
+    assert distributed.any_process(True) is True
+    assert distributed.any_process(False) is False

@@ -1,0 +1,461 @@
+"""Tests of the launchers: what they would run, and real processes behind a stand-in for the cloud.
+
+gcloud, srun and their like are replaced by small programs that run what they are given on this
+machine, so that quoting, signals and files are those of real shells and real processes.
+"""
+
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import processes
+
+POD = processes.ROOT / "scripts" / "tpu_pod.sh"
+SLURM = processes.ROOT / "scripts" / "slurm.sh"
+NAMED = ("--name", "pod-1", "--zone", "us-west4-a")
+AWKWARD = """Experiment.name = 'it is "so": $HOME `date` \\ *'"""
+GCLOUD = ("gcloud", "compute", "tpus", "tpu-vm")
+
+# Every worker is a folder that is its home; the state of the TPU VM is a file.
+FAKE_GCLOUD = """#!/usr/bin/env python3
+import os, pathlib, shutil, signal, subprocess, sys
+
+root = pathlib.Path(os.environ["FAKE_CLOUD"])
+verb, *words = sys.argv[4:]
+flags = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
+names = [word for word in words if not word.startswith("--")]
+with open(root / "calls", "a") as calls:
+    calls.write(verb + "\\n")
+state = root / "state"
+workers = sorted(root.glob("worker-*"))
+
+
+def here(path):
+    _, remote, rest = path.rpartition(":")
+    return root / f"worker-{flags['worker']}" / rest if remote else pathlib.Path(rest)
+
+
+if verb == "create":
+    for number in range(2):
+        (root / f"worker-{number}").mkdir()
+    state.write_text("READY")
+elif verb == "delete":
+    for worker in workers:
+        for note in worker.glob("*.pid"):
+            os.killpg(os.getpgid(int(note.read_text())), signal.SIGKILL)  # with what waits for it
+        shutil.rmtree(worker)
+    state.unlink()
+elif verb == "list":
+    print(state.read_text() if state.exists() else "")
+elif verb == "scp":
+    shutil.copytree(here(names[0]), here(names[1]))
+elif verb == "ssh":
+    chosen = workers if flags["worker"] == "all" else [root / f"worker-{flags['worker']}"]
+    codes = [
+        subprocess.run(
+            ["bash", "-c", flags["command"]], cwd=home, env={**os.environ, "HOME": str(home)}
+        ).returncode
+        for home in chosen
+    ]
+    sys.exit(max(codes))
+"""
+
+# A repository whose installation takes no time, and whose train.py notes how it was started.
+FAKE_MAKEFILE = """install:
+\tmkdir -p .venv/bin && ln -sf $(shell command -v python3) .venv/bin/python
+"""
+FAKE_TRAIN = """
+import json, pathlib, signal, sys, time
+
+run_dir = pathlib.Path(sys.argv[sys.argv.index("--run_dir") + 1])
+run_dir.mkdir(parents=True, exist_ok=True)
+
+
+def stop(*_):
+    (run_dir / "checkpoint").write_text("saved")
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, stop)
+with open(run_dir / "starts", "a") as starts:
+    starts.write(json.dumps(sys.argv[1:]) + "\\n")
+if "fails" in sys.argv:
+    sys.exit(int(sys.argv[-1]))
+print("training", flush=True)
+limit = time.monotonic() + 60
+while not (run_dir / "go").exists() and time.monotonic() < limit:
+    time.sleep(0.02)
+(run_dir / "summary.json").write_text("{}")
+"""
+
+FAKE_SLURM = {
+    # Runs the tasks as real processes, and notes their ids for scancel. Like the real one, it kills
+    # them when it is sent SIGTERM itself.
+    "srun": """#!/usr/bin/env bash
+printf '%s\\n' "$*" > "$FAKE_CLOUD/srun.words"
+while [[ $1 == --* ]]; do shift; done
+tasks=()
+for task in 0 1; do SLURM_PROCID=$task "$@" & tasks+=($!); done
+printf '%s\\n' "${tasks[@]}" > "$FAKE_CLOUD/tasks"
+trap 'kill -KILL "${tasks[@]}"; exit 137' TERM
+code=0
+for task in "${tasks[@]}"; do wait "$task" || code=$?; done
+exit $code
+""",
+    "scancel": """#!/usr/bin/env bash
+printf '%s\\n' "$*" > "$FAKE_CLOUD/scancel.words"
+xargs kill -TERM < "$FAKE_CLOUD/tasks"
+""",
+    "squeue": """#!/usr/bin/env bash
+echo "${FAKE_STATE:-RUNNING}"
+""",
+    "scontrol": """#!/usr/bin/env bash
+printf '%s\\n' "$*" > "$FAKE_CLOUD/scontrol.words"
+""",
+}
+
+
+# What somebody has set for launches of their own is not meant here.
+_ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("POD_", "SLURM_"))}
+
+
+def _program(folder, name, text):
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def _run(*command, timeout=60, **options):
+    return subprocess.run(
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        **options,
+    )
+
+
+def _without_gcloud(folder):
+    """Returns an environment whose PATH has what the launchers call, and no gcloud."""
+    for name in ("bash", "dirname", "git", "sed", "cat"):
+        (folder / name).symlink_to(shutil.which(name))
+    return {**_ENVIRONMENT, "PATH": str(folder)}
+
+
+def _dry(tmp_path, *arguments):
+    """Returns the commands that would run, as lists of words: what a shell makes of the lines."""
+    result = _run(POD, *arguments, "--dry-run", env=_without_gcloud(tmp_path))
+    assert result.returncode == 0, result.stderr
+    first, *rest = result.stdout.split("\ngcloud ")
+    return [shlex.split(text) for text in (first, *(f"gcloud {text}" for text in rest))]
+
+
+def _command(words):
+    return next(word for word in words if word.startswith("--command=")).partition("=")[2]
+
+
+@pytest.mark.parametrize(
+    ("type_", "software"),
+    [
+        ("v5litepod-16", "v2-alpha-tpuv5-lite"),
+        ("v6e-8", "v2-alpha-tpuv6e"),
+        ("v5p-8", "v2-alpha-tpuv5"),
+        ("v4-32", "tpu-ubuntu2204-base"),
+    ],
+)
+def test_create_chooses_the_software_by_type(tmp_path, type_, software):
+    flags = ("--type", type_, "--spot", "--project", "my-project")
+    assert _dry(tmp_path, "create", *NAMED, *flags) == [
+        [
+            *GCLOUD,
+            "create",
+            "pod-1",
+            f"--accelerator-type={type_}",
+            f"--version={software}",
+            "--spot",
+            "--zone=us-west4-a",
+            "--project=my-project",
+        ]
+    ]
+
+
+def test_setup_names_one_commit_for_all_workers(tmp_path):
+    (words,) = _dry(tmp_path, "setup", *NAMED, "--repository", "https://host/a b.git")
+    head = _run("git", "-C", processes.ROOT, "rev-parse", "HEAD").stdout.strip()
+    assert words[4:7] == ["ssh", "pod-1", "--worker=all"]
+    assert f"git checkout --quiet --detach {head}\n" in _command(words)
+    assert "git clone --quiet 'https://host/a b.git' podracers\n" in _command(words)
+    assert "EXTRAS=tpu install" in _command(words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("follow",), "ssh pod-1 --worker=0 '--command=tail -n 100 -F ~/podracers-pod-1.log'"),
+        (
+            ("follow", "--worker", "3", "--lines=5"),
+            "ssh pod-1 --worker=3 '--command=tail -n 5 -F ~/podracers-pod-1.log'",
+        ),
+        (("delete",), "delete pod-1 --quiet"),
+    ],
+)
+def test_a_single_command_is_printed(tmp_path, arguments, expected):
+    (words,) = _dry(tmp_path, *arguments, *NAMED)
+    assert words == [*GCLOUD, *shlex.split(expected), "--zone=us-west4-a"]
+
+
+def test_fetch_copies_from_each_worker(tmp_path):
+    result = _run(
+        *(POD, "fetch", *NAMED, "--workers", "2", "--run_dir", "/disk/my run"),
+        *("--out", tmp_path / "a b", "--dry-run"),
+    )
+    copies = [line for line in map(shlex.split, result.stdout.splitlines()) if "scp" in line]
+    assert [words[5:8] for words in copies] == [
+        ["--recurse", "pod-1:/disk/my run", f"{tmp_path}/a b/.worker-{number}"] for number in (0, 1)
+    ]
+    assert [words[8] for words in copies] == ["--worker=0", "--worker=1"]
+    assert not (tmp_path / "a b").exists()
+
+
+def test_train_rehearses_everything(tmp_path):
+    result = _run(
+        *(POD, "train", *NAMED, "--type=v4-8", "--dry-run", "--", "--gin_file", "a.gin"),
+        env=_without_gcloud(tmp_path),
+    )
+    assert result.returncode == 0, result.stderr
+    verbs = [line.split()[4] for line in result.stdout.splitlines() if line.startswith("gcloud")]
+    assert verbs == ["list", "create", "ssh", "ssh", "scp", "ssh", "ssh", "ssh", "scp"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        (("begin", *NAMED), "unknown command 'begin'"),
+        (("run", "--zone", "z", "--", "x"), "no --name"),
+        (("run", "--name", "pod", "--", "x"), "no --zone"),
+        (("run", *NAMED), "needs the arguments of train.py"),
+        (("create", *NAMED), "create needs --type"),
+        (("create", *NAMED, "--type", "h100"), "give --version"),
+        (("create", *NAMED, "--type"), "--type needs a value"),
+        (("create", *NAMED, "--tpye", "v4-8"), "unknown argument '--tpye'"),
+        (("setup", *NAMED, "--ref", "nowhere"), "'nowhere' is no commit"),
+        (("fetch", *NAMED, "--workers", "0"), "--workers: expected a whole number from 1 on"),
+        (("fetch", *NAMED, "--", "x"), "fetch takes no arguments"),
+        (("stop", "--name", "a;b", "--zone", "z"), "lowercase letters"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, arguments, phrase):
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    arguments = (*arguments[:at], "--dry-run", *arguments[at:])
+    if arguments[-2:] == ("--type", "--dry-run"):
+        arguments = ("create", *NAMED, "--type")
+    result = _run(POD, *arguments, env=_without_gcloud(tmp_path))
+    processes.assert_mistake(result, phrase)
+    assert result.stdout == ""
+
+
+def test_gcloud_is_asked_for_only_when_it_is_needed(tmp_path):
+    result = _run(POD, "stop", *NAMED, env=_without_gcloud(tmp_path))
+    processes.assert_mistake(result, "gcloud was not found")
+
+
+def test_usage():
+    assert "usage: scripts/tpu_pod.sh" in _run(POD, "--help").stdout
+    assert _run(POD).returncode == 2
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    """A cloud on this machine, and an environment in which it is the one that is found."""
+    _program(tmp_path, "gcloud", FAKE_GCLOUD)
+    repository = tmp_path / "repository"
+    (repository / "scripts").mkdir(parents=True)
+    (repository / "Makefile").write_text(FAKE_MAKEFILE)
+    (repository / "scripts" / "train.py").write_text(FAKE_TRAIN)
+    (repository / "scripts" / "tpu_pod.sh").write_bytes(POD.read_bytes())
+    git = ("git", "-C", repository, "-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", "all")):
+        assert _run(*git, *words).returncode == 0
+    path = f"{tmp_path}:{pathlib.Path(sys.executable).parent}:{_ENVIRONMENT['PATH']}"
+    yield tmp_path, {**_ENVIRONMENT, "PATH": path, "FAKE_CLOUD": str(tmp_path)}
+    for note in [*tmp_path.glob("worker-*/*.pid"), *tmp_path.glob("tasks")]:
+        for process in map(int, note.read_text().split()):
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _pod(cloud, command, *arguments, start=_run):
+    folder, environment = cloud
+    return start(
+        *("bash", folder / "repository" / "scripts" / "tpu_pod.sh", command, *NAMED),
+        *("--repository", folder / "repository", "--type=v4-16", "--out", folder / "out"),
+        *("--poll=1", "--fetch=0", "--workers=2", *arguments),
+        env=environment,
+    )
+
+
+def _start(*command, env):
+    return subprocess.Popen(
+        [*map(str, command)],
+        env=env,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _wait(condition, seconds=40):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "waited too long"
+        time.sleep(0.02)
+
+
+def _runs(folder):
+    return [folder / f"worker-{number}" / "podracers" / "runs" / "pod-1" for number in (0, 1)]
+
+
+def test_workers_run_the_same_commit_and_words_until_they_are_stopped(cloud):
+    folder, _ = cloud
+    for command in ("create", "setup"):
+        result = _pod(cloud, command)
+        assert result.returncode == 0, result.stderr
+    installed = [line for line in result.stdout.splitlines() if line.startswith("installed")]
+    assert len(installed) == 2 and len(set(installed)) == 1
+    words = ("--gin_bindings", AWKWARD)
+    result = _pod(cloud, "run", "--", *words)
+    assert result.returncode == 0, result.stderr
+    starts = [run / "starts" for run in _runs(folder)]
+    _wait(lambda: all(note.exists() and note.read_text() for note in starts))
+    expected = ["--distributed", "--run_dir", "runs/pod-1", "--resume_if_begun", *words]
+    assert [json.loads(note.read_text()) for note in starts] == [expected] * 2
+    again = _pod(cloud, "run", "--", *words)
+    assert again.returncode == 1
+    assert "running already" in again.stderr
+    stopped = _pod(cloud, "stop")
+    assert stopped.returncode == 0, stopped.stderr
+    assert [(run / "checkpoint").read_text() for run in _runs(folder)] == ["saved"] * 2
+    assert "training" in (folder / "worker-1" / "podracers-pod-1.log").read_text()
+    assert _pod(cloud, "fetch").returncode == 0
+    assert (folder / "out" / "worker-1" / "checkpoint").read_text() == "saved"
+    refused = _pod(cloud, "delete")
+    assert refused.returncode == 1
+    assert (folder / "state").exists()
+    assert _pod(cloud, "delete", "--yes").returncode == 0
+    assert not (folder / "state").exists()
+
+
+def test_train_goes_on_after_a_preemption_with_what_was_fetched(cloud):
+    folder, _ = cloud
+    launcher = _pod(cloud, "train", "--spot", "--", "--gin_file", "a.gin", start=_start)
+    try:
+        fetched = folder / "out" / "worker-1" / "starts"
+        _wait(fetched.exists)
+        (folder / "state").write_text("PREEMPTED")
+        starts = _runs(folder)[1] / "starts"
+        _wait(lambda: starts.exists() and starts.read_text().count("\n") == 2)
+        for run in _runs(folder):
+            (run / "go").touch()
+        output, _ = launcher.communicate(timeout=60)
+    finally:
+        launcher.kill()
+    assert launcher.returncode == 0, output
+    assert "made anew" in output
+    assert (folder / "out" / "worker-0" / "summary.json").exists()
+    calls = (folder / "calls").read_text().split()
+    assert calls.count("create") == 2
+    assert calls.count("delete") == 1
+
+
+@pytest.mark.parametrize(("code", "starts"), [(2, 1), (1, 2)])
+def test_train_repeats_a_failure_and_not_a_mistake(cloud, code, starts):
+    folder, _ = cloud
+    result = _pod(cloud, "train", "--restarts=1", "--poll=0", "--", "fails", code)
+    assert result.returncode == code, result.stderr
+    assert (_runs(folder)[0] / "starts").read_text().count("\n") == starts
+
+
+@pytest.fixture
+def slurm(cloud):
+    folder, environment = cloud
+    for name, text in FAKE_SLURM.items():
+        _program(folder, name, text)
+    job = {"SLURM_JOB_ID": "77", "SLURM_SUBMIT_DIR": str(folder / "repository")}
+    return folder, {**environment, **job, "PODRACERS_PYTHON": sys.executable}
+
+
+def test_slurm_prints_its_line(tmp_path):
+    result = _run(SLURM, "--dry-run", "--gin_bindings", AWKWARD, cwd=processes.ROOT)
+    assert shlex.split(result.stdout) == [
+        "srun",
+        "--kill-on-bad-exit=1",
+        "--output=runs/slurm/%j-%t.log",
+        "--open-mode=append",
+        ".venv/bin/python",
+        "scripts/train.py",
+        "--distributed",
+        "--resume_if_begun",
+        "--run_dir",
+        "runs/slurm-JOB",
+        "--gin_bindings",
+        AWKWARD,
+    ]
+    result = _run(SLURM, "--dry-run", "--run_dir=/disk/a", cwd=processes.ROOT)
+    assert shlex.split(result.stdout)[-2:] == ["--resume_if_begun", "--run_dir=/disk/a"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra", "phrase"),
+    [
+        ((), {}, "no arguments for train.py"),
+        (("--gin_file", "a"), {"SLURM_JOB_ID": ""}, "not in a Slurm job"),
+        (("--gin_file", "a"), {"SLURM_SUBMIT_DIR": "/"}, "no scripts/train.py in /"),
+        (("--gin_file", "a"), {"PODRACERS_PYTHON": "no-python"}, "no no-python"),
+        (("--gin_file", "a", "--dry-run"), {}, "--dry-run comes first"),
+    ],
+)
+def test_a_mistake_under_slurm_is_one_line(slurm, arguments, extra, phrase):
+    folder, environment = slurm
+    result = _run(SLURM, *arguments, env={**environment, **extra}, cwd=folder)
+    processes.assert_mistake(result, phrase)
+
+
+@pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("COMPLETING", False)])
+def test_sigterm_reaches_the_tasks_and_the_job_is_requeued(slurm, state, requeued):
+    folder, environment = slurm
+    job = _start("bash", SLURM, "--gin_file", "a", env={**environment, "FAKE_STATE": state})
+    run_dir = folder / "repository" / "runs" / "slurm-77"
+    try:
+        starts = run_dir / "starts"
+        _wait(lambda: starts.exists() and starts.read_text().count("\n") == 2)
+        job.send_signal(signal.SIGTERM)  # to the shell of the job alone, as --signal=B:TERM does
+        output, _ = job.communicate(timeout=30)
+    finally:
+        job.kill()
+    assert job.returncode == 0, output
+    assert (run_dir / "checkpoint").read_text() == "saved"
+    assert (folder / "scancel.words").read_text() == "--signal=TERM 77\n"
+    assert (folder / "scontrol.words").exists() == requeued
+    if requeued:
+        assert (folder / "scontrol.words").read_text() == "requeue 77\n"
+
+
+def test_a_job_that_ends_by_itself_is_not_requeued(slurm):
+    folder, environment = slurm
+    failed = _run("bash", SLURM, "fails", "1", env=environment)
+    assert failed.returncode == 1
+    assert not (folder / "scontrol.words").exists()

@@ -1,0 +1,113 @@
+"""Tests of the page of results: it says what was measured, and the published one is up to date."""
+
+import dataclasses
+import importlib
+import sys
+import types
+
+import matplotlib
+import pytest
+from PIL import Image
+
+from podracers import errors
+from tests import processes
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The script, and what lies beside it."""
+    before = matplotlib.get_backend()
+    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
+    names = ("report", "results")
+    yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    matplotlib.use(before)
+
+
+def _row(results, name, returns, **options):
+    runs = tuple(results.SeedRun(n, value, 10.0 * n, "c" * 40) for n, value in enumerate(returns))
+    known = results.Measured("2026-01-31", "a machine", "0", 5_000_000, 64, -1.0, runs=runs)
+    settings = {"agent": "A", "environment": name, "runner": "Anakin", "most": 3.0, **options}
+    return results.Row(name=name, gin_files=("x.gin",), measured=known, **settings)
+
+
+@pytest.fixture
+def rows(modules):
+    made = [
+        _row(modules.results, "one", [1.0, 3.0]),
+        _row(modules.results, "two", [3.0, 3.0, 3.0]),
+        _row(modules.results, "alone", [2.0], agent="B"),
+        _row(modules.results, "pong", [16.0], most=21.0, atari_game="Pong"),
+    ]
+    unknown = dataclasses.replace(made[0], name="none", measured=None)
+    return {row.name: row for row in [*made, unknown]}
+
+
+def _lines(table):
+    return {line.split("`")[1]: line for line in table.splitlines() if "`" in line}
+
+
+def test_returns_have_intervals_where_there_are_seeds(modules, rows):
+    lines = _lines(modules.report.returns_table(rows))
+    assert lines["one"] == (
+        "| `one` | A | one | Anakin | 2.00 ± 1, of 3 | 1.00 to 3.00 | -10.7 to 14.7 "
+        "| 2: 1.00, 3.00 | -1.00 | 5M | 0 to 10 s |"
+    )
+    assert "| 2.00, of 3 | none | none | 1: 2.00 |" in lines["alone"]
+    assert "not measured" in lines["none"]
+
+
+def test_aggregates_are_over_tasks_with_as_many_seeds(modules, rows):
+    # One of the two is cut to two seeds; 1 of -1 to 3 is a half.
+    (line,) = modules.report.tasks_table(rows).splitlines()[2:]
+    assert line.startswith("| A | Anakin | one, two | 2 | 0.88 (0.75 to 1.00) | 0.88 (")
+    assert line.split(" | ")[-1].startswith("1.00 (")  # 0.5 and one 1 are left out
+
+
+def test_atari_scores_are_by_game_and_one_game_has_no_aggregate(modules, rows):
+    table = modules.report.atari_table(rows)
+    assert _lines(table)["pong"].endswith("| 16.0 | -20.7 | 14.6 | 1.04 |")
+    assert "A under Anakin: 1 of 57 games: no median and no IQM" in table
+    freeway = dataclasses.replace(rows["pong"], name="freeway", atari_game="Freeway")
+    table = modules.report.atari_table(rows | {"freeway": freeway})
+    assert "2 of 57 games, 1 seed(s) of each: median 0.79, interquartile mean 0.79, mean" in table
+
+
+def test_commands_say_where_numbers_come_from(modules, rows):
+    line = _lines(modules.report.commands_table(rows))["one"]
+    assert "`python scripts/train.py --gin_file x.gin --gin_bindings 'SEED = 0'`" in line
+    assert "| 2026-01-31 | cccccccccc | a machine |" in line
+
+
+def test_prose_stays_and_a_missing_marker_is_a_mistake(modules):
+    text = "before\n<!-- begin: a -->\nold\n<!-- end: a -->\nafter\n"
+    filled = modules.report.fill(text, {"a": r"| \1 |" + "\n"})
+    assert filled == text.replace("old", r"| \1 |")
+    assert modules.report.fill(filled, {"a": "old\n"}) == text
+    with pytest.raises(errors.UserError, match="0 tables 'b', expected one"):
+        modules.report.fill(text, {"b": ""})
+
+
+def test_the_page_is_written_drawn_and_checked(modules, rows, tmp_path, monkeypatch, capsys):
+    ledger, page, picture = (tmp_path / name for name in ("r.json", "r.md", "r.png"))
+    modules.results.write(rows, ledger)
+    marks = [f"<!-- begin: {name} -->\n<!-- end: {name} -->\n" for name in modules.report.TABLES]
+    page.write_text("prose\n" + "".join(marks))
+    words = ["--results", ledger, "--document", page, "--picture", picture]
+
+    def report(*more):
+        monkeypatch.setattr(sys, "argv", ["report.py", *map(str, words), *more])
+        return modules.report.main()
+
+    assert report("--check") == 1
+    assert not picture.exists()
+    assert report() == 0
+    assert report("--check") == 0
+    assert page.read_text().startswith("prose\n")
+    assert "16.0" in page.read_text()
+    with Image.open(picture) as image:
+        assert image.width > 500
+
+
+def test_the_published_page_says_what_the_published_numbers_are(modules, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["report.py", "--check"])
+    assert modules.report.main() == 0, "run: python scripts/report.py"

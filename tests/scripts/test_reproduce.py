@@ -1,0 +1,191 @@
+"""Tests of reproducing a result: a real one that takes seconds, and how all of it may end."""
+
+import importlib
+import json
+import signal
+import sys
+import types
+
+import pytest
+
+from podracers import errors
+from tests import processes
+
+EXTRA = """
+experiment.Experiment.checkpoint_period = 0
+"""
+CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "true"}  # what is timed here matters to nobody
+
+
+def _ledger(folder, gin_file, **more):
+    """Writes a file of results with one row, and returns its path."""
+    path = folder / "results.json"
+    row = {"agent": "PPO", "environment": "Catch", "runner": "Anakin"}
+    path.write_text(json.dumps({"catch_tiny": {**row, "gin_files": [str(gin_file)], **more}}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A row that was trained and recorded with two seeds: the file, the runs, what was said."""
+    folder = tmp_path_factory.mktemp("reproduce")
+    ledger = _ledger(folder, processes.config_file(folder, EXTRA))
+    words = ("catch_tiny", "--results", ledger, "--out", folder / "first", "--seeds", 2)
+    result = processes.run("reproduce", *words, "--record", environment=CACHED)
+    assert result.returncode == 0, result.stderr
+    return ledger, folder / "first", result
+
+
+def _summary(folder, seed):
+    return json.loads((folder / f"seed-{seed}" / "summary.json").read_text())
+
+
+def test_a_row_is_trained_by_its_command_and_recorded(recorded):
+    ledger, folder, result = recorded
+    assert "[2/2] python scripts/train.py --gin_file" in result.stdout
+    assert "nothing to compare with" in result.stdout
+    row = json.loads(ledger.read_text())["catch_tiny"]
+    assert (row["agent"], row["environment"], row["runner"]) == ("PPO", "Catch", "Anakin")
+    measured = row["measured"]
+    assert [run["seed"] for run in measured["runs"]] == [0, 1]
+    for run in measured["runs"]:
+        summary = _summary(folder, run["seed"])
+        assert summary["seed"] == run["seed"]
+        assert run["final_return"] == summary["evaluation"]["return"]
+        assert (run["wall_time_s"], run["commit"]) == (summary["wall_time_s"], summary["commit"])
+    assert (measured["agent_steps"], measured["episodes"]) == (2560, 8)
+    assert {"date", "hardware", "jax", "random_policy"} <= measured.keys()
+
+
+def test_a_repetition_is_identical_and_changes_nothing(recorded, tmp_path):
+    ledger, folder, _ = recorded
+    before = ledger.read_text()
+    words = ("catch_tiny", "--results", ledger, "--out", tmp_path / "again", "--seeds", 1)
+    result = processes.run("reproduce", *words, environment=CACHED)
+    assert result.returncode == 0, result.stderr
+    assert "identical: 1 seed(s) with the very same returns" in result.stdout
+    assert _summary(tmp_path / "again", 0)["evaluation"] == _summary(folder, 0)["evaluation"]
+    assert ledger.read_text() == before
+
+
+@pytest.mark.slow
+def test_what_was_stopped_goes_on(recorded, tmp_path):
+    ledger, folder, _ = recorded
+    words = ("catch_tiny", "--results", ledger, "--out", tmp_path / "new", "--seeds", 1)
+    process = processes.start("reproduce", *words, environment=CACHED)
+    run_dir = tmp_path / "new" / "seed-0"
+    stopped = processes.interrupt(
+        process, signal.SIGTERM, lambda: processes.num_lines(run_dir) >= 3
+    )
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"stopped: it goes on with --out {tmp_path / 'new'}" in stopped.stdout
+    assert not (run_dir / "summary.json").exists()
+    resumed = processes.run("reproduce", *words, environment=CACHED)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "identical: 1 seed(s)" in resumed.stdout
+    processes.assert_same_end(folder / "seed-0", run_dir)
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The script, and what lies beside it."""
+    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
+    names = ("reproduce", "results", "children")
+    return types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+
+
+@pytest.fixture
+def main(modules, monkeypatch):
+    """Calls the script's `main` with these words."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["reproduce.py", *map(str, words)])
+        return modules.reproduce.main()
+
+    return call
+
+
+def _changed(recorded, folder, returns):
+    """Writes other returns of the recorded seeds, and returns the words that compare with them."""
+    ledger, output, _ = recorded
+    rows = json.loads(ledger.read_text())
+    rows["catch_tiny"]["measured"]["runs"] = [
+        {"seed": 10 + n, "final_return": value} for n, value in enumerate(returns)
+    ]
+    (folder / "other.json").write_text(json.dumps(rows))
+    return ("catch_tiny", "--results", folder / "other.json", "--out", output, "--seeds", 2)
+
+
+def test_other_returns_are_judged_and_what_is_there_is_not_trained_again(
+    recorded, main, tmp_path, capsys
+):
+    new = [_summary(recorded[1], seed)["evaluation"]["return"] for seed in (0, 1)]
+    before = (recorded[1] / "seed-0" / "summary.json").stat().st_mtime_ns
+    assert main(*_changed(recorded, tmp_path, [new[0] - 0.2, new[0], new[0] + 0.2])) == 0
+    assert "agree: the means differ by" in capsys.readouterr().out
+    assert main(*_changed(recorded, tmp_path, [-99.0, -99.1, -99.2])) == 1
+    said = capsys.readouterr().out
+    assert "differ: the means differ by" in said
+    assert "-99.1" in said
+    assert main(*_changed(recorded, tmp_path, [-99.0])) == 0
+    assert "no verdict" in capsys.readouterr().out
+    assert (recorded[1] / "seed-0" / "summary.json").stat().st_mtime_ns == before
+
+
+def test_the_list_says_how_long_each_row_takes(recorded, main, capsys):
+    assert main("--list", "--results", recorded[0]) == 0
+    heading, line = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["name", "minutes", "seeds", "return"]
+    assert line.split()[0] == "catch_tiny"
+    assert float(line.split()[1]) < 10
+    assert line.endswith("PPO, Catch, Anakin")
+
+
+def test_mistakes_are_found_before_anything_is_trained(
+    recorded, main, modules, tmp_path, monkeypatch
+):
+    def refuse(*_):
+        raise AssertionError("something was trained")
+
+    monkeypatch.setattr(modules.children, "train", refuse)
+    ledger, _, _ = recorded
+    config = processes.config_file(tmp_path, EXTRA)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("")
+    (tmp_path / "bound").mkdir()
+    (tmp_path / "wrong").mkdir()
+    bound = _ledger(tmp_path / "bound", config, gin_bindings=["SEED = 5"])
+    wrong = _ledger(tmp_path / "wrong", config, gin_bindings=["PPO.gama = 1"])
+    cases = {
+        (): "which result? name one; --list says",
+        ("catch_tny",): "there is no result 'catch_tny'; did you mean 'catch_tiny'?",
+        ("catch_tiny", "--seeds", 0): "--seeds: expected at least 1, got 0",
+        ("catch_tiny", "--seeds", 1, "--record"): "--record: 1 seed(s) would take the place of 2",
+        ("catch_tiny", "--out", tmp_path / "used"): "is there already",
+        ("catch_tiny", "--results", bound): "'catch_tiny' insists on the seed 5",
+        ("catch_tiny", "--results", wrong): "did you mean 'gamma'?",
+        ("catch_tiny", "--results", tmp_path / "no.json"): "cannot read",
+    }
+    for words, phrase in cases.items():
+        with pytest.raises(errors.UserError) as caught:
+            main("--results", ledger, "--out", tmp_path / "new", *words)
+        assert phrase in str(caught.value), words
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_of_another_row_is_refused(recorded, main, tmp_path):
+    other = _ledger(tmp_path, processes.config_file(tmp_path, EXTRA))
+    with pytest.raises(errors.UserError, match="holds something else; name another --out"):
+        main("catch_tiny", "--results", other, "--out", recorded[1], "--seeds", 2)
+
+
+def test_a_run_that_fails_ends_all_with_its_line_and_its_code(tmp_path):
+    config = processes.config_file(tmp_path, EXTRA)
+    ledger = _ledger(tmp_path, config, gin_bindings=["PPO.num_minibatches = 7"])
+    words = ("catch_tiny", "--results", ledger, "--out", tmp_path / "new", "--seeds", 1)
+    result = processes.run("reproduce", *words, environment=CACHED)
+    assert result.returncode == 2, result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: catch_tiny, seed 0: ")
+    assert "7 minibatches" in last

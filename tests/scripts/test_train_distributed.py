@@ -1,0 +1,156 @@
+"""Runs of several processes: they learn what one process learns, end together, and go on."""
+
+import json
+import pathlib
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from tests import groups, processes
+
+SEBULBA = (
+    *("--gin_file", "gin/runners/sebulba.gin"),
+    *("--gin_bindings", "Sebulba.learner_devices = {devices}"),
+    *("--gin_bindings", "Sebulba.actor_devices = {devices}"),
+)
+TIMES = ("time/", "idle/", "environment/")  # what depends on the machine
+PATIENCE = 240.0  # seconds that a loaded machine may take for what takes a moment
+
+
+def _arguments(config: pathlib.Path, runner: str, num_devices: int) -> tuple[object, ...]:
+    arguments = ("--gin_file", config)
+    if runner == "sebulba":
+        devices = str(tuple(range(num_devices)))
+        arguments += tuple(each.replace("{devices}", devices) for each in SEBULBA)
+    return arguments
+
+
+@pytest.fixture(scope="module", name="references")
+def _references(tmp_path_factory):
+    """Runs of one process with four devices, left alone: `{runner: run_dir}`."""
+    folder = tmp_path_factory.mktemp("references")
+    config = processes.config_file(folder)
+    runs = {}
+    for runner in ("anakin", "sebulba"):
+        runs[runner] = folder / runner
+        result = processes.run(
+            "train",
+            *_arguments(config, runner, 4),
+            *("--run_dir", runs[runner]),
+            environment=groups.environment(4),
+        )
+        assert result.returncode == 0, result.stderr
+    return runs
+
+
+def _assert_same(actual: pathlib.Path, expected: pathlib.Path) -> None:
+    """Checks that two runs logged and ended with the same, up to the order of sums."""
+    for line, other in zip(processes.log(actual), processes.log(expected), strict=True):
+        assert line.keys() == other.keys()
+        for name in (name for name in line if not name.startswith(TIMES)):
+            ours, theirs = (np.float64(each[name]) for each in (line, other))  # null is NaN
+            np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-3, err_msg=name)
+    (step, leaves), (other_step, others) = map(processes.final_state, (actual, expected))
+    assert step == other_step
+    for leaf, other in zip(leaves, others, strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-2, atol=1e-3)
+
+
+def _wait_for(num_lines: int, run_dir: pathlib.Path, started) -> None:
+    limit = time.monotonic() + PATIENCE
+    while processes.num_lines(run_dir) < num_lines and time.monotonic() < limit:
+        assert all(each.poll() is None for each in started), groups.finish(started)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+def test_two_processes_learn_what_one_learns(runner, references, tmp_path):
+    """The same curve and the same parameters; process 1 need not see the run directory."""
+    config, run_dir = processes.config_file(tmp_path), tmp_path / "run"
+    started = groups.train(2, 2, *_arguments(config, runner, 2), "--run_dir", run_dir)
+    lead, other = groups.finish(started)
+    assert lead.returncode == other.returncode == 0, lead.stderr + other.stderr
+    assert "What was reached" in lead.stdout
+    assert "4 x cpu" in lead.stdout
+    assert "What was reached" not in other.stdout
+    _assert_same(run_dir, references[runner])
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["processes"] == 2
+
+
+def test_a_signal_to_any_stops_all_and_any_number_goes_on(references, tmp_path):
+    """Two processes are stopped, four are killed, and one brings the run to its end."""
+    config, run_dir = processes.config_file(tmp_path), tmp_path / "run"
+    begun = ("--run_dir", run_dir, "--resume_if_begun")
+    started = groups.train(2, 2, *_arguments(config, "anakin", 2), *begun)
+    _wait_for(3, run_dir, started)
+    started[1].send_signal(signal.SIGTERM)
+    lead, other = groups.finish(started)
+    assert lead.returncode == other.returncode == 0, lead.stderr + other.stderr
+    assert "continue with --resume" in lead.stdout
+    stopped = processes.num_lines(run_dir)
+    assert stopped < 40
+
+    started = groups.train(4, 2, *_arguments(config, "anakin", 2), *begun)
+    _wait_for(stopped + 3, run_dir, started)
+    started[2].kill()
+    results = groups.finish(started)
+    assert "resuming from step" in results[0].stdout
+    for result in (results[0], results[1], results[3]):
+        assert result.returncode == 1, result.stderr
+        assert "failed: process 2 was lost" in result.stderr
+        assert "Traceback" not in result.stderr
+    assert processes.num_lines(run_dir) < 40
+
+    last = processes.run(
+        "train", "--run_dir", run_dir, "--resume", environment=groups.environment(1)
+    )
+    assert last.returncode == 0, last.stderr
+    _assert_same(run_dir, references["anakin"])
+
+
+def test_the_others_end_with_process_0(tmp_path):
+    config, run_dir = processes.config_file(tmp_path), tmp_path / "run"
+    started = groups.train(2, 1, *_arguments(config, "sebulba", 1), "--run_dir", run_dir)
+    _wait_for(3, run_dir, started)
+    began = time.monotonic()
+    started[0].kill()
+    _, other = groups.finish(started)
+    assert other.returncode != 0
+    assert time.monotonic() - began < 2 * groups.PEER_TIMEOUT
+    # Ours, unless JAX's own coordination, which also lives in process 0, was quicker.
+    assert "process 0 was lost" in other.stderr or "another task died" in other.stderr
+    # What was saved is whole.
+    resumed = processes.run(
+        "train",
+        *("--run_dir", run_dir, "--resume"),
+        *("--gin_bindings", "Sebulba.actor_devices = (0, 1)"),
+        *("--gin_bindings", "Sebulba.learner_devices = (0, 1)"),
+        environment=groups.environment(2),
+    )
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_mistakes_are_said_once(tmp_path):
+    """A directory that is used, and processes that are given different settings."""
+    config, run_dir = processes.config_file(tmp_path), tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "file").touch()
+    started = groups.train(2, 1, "--gin_file", config, "--run_dir", run_dir)
+    for result in groups.finish(started):
+        assert result.returncode == 2, result.stderr
+        assert "is there already" in result.stderr
+        assert "Traceback" not in result.stderr
+    shutil.rmtree(run_dir)
+    started = groups.train(2, 1, "--gin_file", config, "--gin_bindings", "NUM_ENVS = 7")
+    for result in groups.finish(started):
+        assert result.returncode == 2, result.stderr
+        assert "does not divide over 2 devices" in result.stderr
+
+
+def test_where_there_is_no_cluster_processes_have_to_be_named(tmp_path):
+    result = processes.run("train", "--gin_file", processes.config_file(tmp_path), "--distributed")
+    processes.assert_mistake(result, "--coordinator HOST:PORT")
