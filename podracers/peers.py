@@ -148,7 +148,8 @@ class Host:
         """
         connections = {}
         while len(connections) < count - 1:
-            with contextlib.suppress(multiprocessing.AuthenticationError):
+            # Whoever else knocks is none of them.
+            with contextlib.suppress(multiprocessing.AuthenticationError, EOFError, OSError):
                 connection = self._listener.accept()
                 connections[connection.recv()] = connection
         self._listener.close()
