@@ -38,9 +38,9 @@ class Memory(NamedTuple):
     """What one device remembers."""
 
     ring: types.Rollout  # [B, C, ...]; actor states are [B, C / T, ...]
-    head: jax.Array  # [S] int32, all equal: when the newest time step was; from 0, for ever
+    head: jax.Array  # [B] int32, all equal: when the newest time step was; from 0, for ever
     priorities: Any  # a `SumTree` with a row for each shard; () where draws are uniform
-    highest: jax.Array  # [S] float32, all equal: the highest priority so far
+    highest: jax.Array  # [B] float32, all equal: the highest priority so far
 
 
 class Item(NamedTuple):
@@ -104,11 +104,13 @@ class Replay:
             actor_state=jax.tree.map(over_chunks, rollout.actor_state),
         )
         priorities: Any = ()
-        shards = self._shards(streams)
         if self.priority_exponent:
+            shards = self._shards(streams)
             starts = chunks * steps // _period(ring)
             priorities = sum_tree.init(shards, starts * (streams // shards))
-        return Memory(ring, jnp.zeros(shards, jnp.int32), priorities, jnp.ones(shards, jnp.float32))
+        return Memory(
+            ring, jnp.zeros(streams, jnp.int32), priorities, jnp.ones(streams, jnp.float32)
+        )
 
     def _check(self, chunks: int, steps: int, streams: int) -> None:
         """Raises where no sequence, or no batch, could be drawn."""

@@ -131,9 +131,9 @@ class Acting:
         def own(tree):
             return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, rows), tree)
 
-        act_keys = keys.at_time(own(carry.row_keys), time)
         actor_state = own(carry.actor_state)
         with jax.named_scope("act"):
+            act_keys = keys.at_time(own(carry.row_keys), time)
             action, actor_state, extras = self.agent.act(params, actor_state, timestep, act_keys)
         rollout = carry.rollout
         rollout = rollout._replace(

@@ -136,6 +136,10 @@ class Checkpointer:
             raise self._failed_save(error) from error
         self._saving = None
 
+    def is_saving(self) -> bool:
+        """Returns whether a save is not committed yet; any thread may ask."""
+        return self._manager.is_saving_in_progress()
+
     def latest_step(self) -> int | None:
         """Returns the newest step that was saved, or None."""
         return self._manager.latest_step()

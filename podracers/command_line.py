@@ -50,23 +50,29 @@ def run(main: Callable[[], int | None]) -> None:
     except errors.UserError as error:
         # gin appends to whatever passes through the parts that it made.
         code, cause = errors.UserError.exit_code, config_errors.first_line(error)
-        print(f"error: {cause}", file=sys.stderr)
+        said = f"error: {cause}"
     except errors.RunFailure as error:
         code, cause = errors.RunFailure.exit_code, config_errors.first_line(error)
-        print(f"failed: {cause}", file=sys.stderr)
+        said = f"failed: {cause}"
     except KeyboardInterrupt:
         code, cause = 130, "interrupted"
-        print(cause, file=sys.stderr)
+        said = cause
     except Exception as error:
         distributed.hear_causes()
-        traceback.print_exc()
         code, cause = errors.RunFailure.exit_code, f"{type(error).__name__}: {error}"
-    left = bool(cause) and distributed.fail(cause, code)
+        said = traceback.format_exc().rstrip()
+    several = distributed.is_several()
+    if cause:
+        # First, for whoever says what another process told it ends at once.
+        distributed.fail(cause, code)
+        print(said, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    if left or pipeline.abandoned():
+    if (cause and several) or pipeline.abandoned():
         # Leaving in order would wait for processes that are gone, or for threads that do not come
         # back, and for what they hold.
+        if not cause:
+            distributed.leave()
         children.kill()
         os._exit(code)
     sys.exit(code)

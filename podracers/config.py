@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gin
+from gin import config_parser
 from podracers import config_check, config_errors, config_names, errors
 
 Bindings = config_check.Bindings
@@ -33,13 +34,13 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: Callable[
     """
     gin.clear_config()
     with _without_logging():
-        mentioned = set().union(*map(_parse_file, gin_files))
+        said = [said for path in gin_files for said in _parse_file(path)]
         from_files = config_check.take()
         for binding in gin_bindings:
             _parse_binding(binding)
         given = config_check.take()
     config_check.put(from_files, given)
-    config_check.check(root, given, mentioned)
+    config_check.check(root, given, said)
 
 
 @contextlib.contextmanager
@@ -90,8 +91,8 @@ def call(root: Callable[..., Any]) -> Any:
         raise errors.UserError(config_errors.first_line(error)) from error
 
 
-def _parse_file(path: str) -> set[str]:
-    """Parses a file, and returns the names that it and its includes refer to."""
+def _parse_file(path: str) -> list[config_check.Said]:
+    """Parses a file, and returns what it and each of its includes say."""
     if config_names.find_file(path) is None:
         raise errors.UserError(config_errors.missing_file(path))
     # A list that gin keeps for the whole process, and never clears.
@@ -100,13 +101,33 @@ def _parse_file(path: str) -> set[str]:
         parsed = gin.parse_config_file(path)
     except Exception as error:
         raise errors.UserError(config_errors.explain(error, path)) from error
-    return _mentioned(parsed)
+    return list(_all_said(parsed))
 
 
-def _mentioned(parsed: Any) -> set[str]:
-    content = config_names.find_file(parsed.filename).read_text()
-    names = {name.rpartition("/")[2] for name in re.findall(r"[@%]([\w./]+)", content)}
-    return names.union(*map(_mentioned, parsed.includes))
+def _all_said(parsed: Any) -> Iterator[config_check.Said]:
+    yield _said(config_names.find_file(parsed.filename).read_text())
+    for included in parsed.includes:
+        yield from _all_said(included)
+
+
+class _Names(config_parser.ParserDelegate):
+    """Collects what stands behind every `@`, without scopes, and `%`; comments are not parsed."""
+
+    def __init__(self):
+        self.found = set()
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> None:
+        self.found.add(scoped_configurable_name.rpartition("/")[2])
+
+    def macro(self, macro_name: str) -> None:
+        self.found.add(macro_name)
+
+
+def _said(content: str) -> config_check.Said:
+    names = _Names()
+    statements = list(config_parser.ConfigParser(content, names))
+    bindings = [each for each in statements if isinstance(each, config_parser.BindingStatement)]
+    return config_check.Said(names.found, {each.selector for each in bindings})
 
 
 def _parse_binding(binding: str) -> None:

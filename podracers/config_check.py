@@ -7,15 +7,22 @@ import re
 import types as python_types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gin
-from podracers import config_errors, errors
+from podracers import config_errors, errors, runner
 
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
 
 # `{(scope, selector): {parameter: value}}`; a macro is `{(name, "gin.macro"): {"value": value}}`.
 Bindings = dict[tuple[str, str], dict[str, Any]]
+
+
+class Said(NamedTuple):
+    """What one file says, by the names that it uses itself: `sebulba.Sebulba`, or `SEED`."""
+
+    references: set[str]  # behind `@` and `%`
+    subjects: set[str]  # of the parts whose parameters it binds
 
 
 def take() -> Bindings:
@@ -33,16 +40,18 @@ def put(*layers: Bindings) -> None:
             gin.config._CONFIG.setdefault(key, {}).update(parameters)
 
 
-def check(root: Callable[..., Any], given: Bindings, mentioned: set[str]) -> None:
+def check(root: Callable[..., Any], given: Bindings, said: Sequence[Said]) -> None:
     """Refuses a configuration that cannot be meant, and drops what it has no use for.
 
     A later file may choose another runner, agent or environment: what earlier files said of the one
-    that lost is no mistake, and is dropped. What the command line says has to count.
+    that lost is no mistake, and is dropped. Nor is what a file says of other runners, if it binds
+    parameters of the one that runs, too: it is meant for all of them. What the command line says
+    has to count.
 
     Args:
       root: the class whose parameters choose everything else.
       given: the bindings of the command line.
-      mentioned: every name that a file refers to, used in the end or not.
+      said: what each file says, used in the end or not.
 
     Raises:
       errors.UserError: see `config.parse`.
@@ -51,7 +60,7 @@ def check(root: Callable[..., Any], given: Bindings, mentioned: set[str]) -> Non
     _check_root(root, bound)
     used, references = _used(root, bound)
     for key in [key for key in bound if key not in used]:
-        if key in given or not _is_mentioned(key, mentioned):
+        if key in given or not (_is_mentioned(key, said) or _is_beside(key, used, said)):
             raise errors.UserError(_unused(key, bound, references))
         del bound[key]
     _check_macros(references, bound)
@@ -105,11 +114,35 @@ def _leads_to(reference: Any, key: tuple[str, str]) -> bool:
     return not scope or f"{path}/".startswith(f"{scope}/")
 
 
-def _is_mentioned(key: tuple[str, str], mentioned: set[str]) -> bool:
+def _is_mentioned(key: tuple[str, str], said: Sequence[Said]) -> bool:
+    """Returns whether a file refers to a part or a macro."""
     scope, selector = key
     if selector == _MACRO:
-        return scope in mentioned
-    return any(f".{selector}".endswith(f".{name}") for name in mentioned)
+        return any(scope in each.references for each in said)
+    return any(_is_among(selector, each.references) for each in said)
+
+
+def _is_beside(key: tuple[str, str], used: set[tuple[str, str]], said: Sequence[Said]) -> bool:
+    """Returns whether a runner was configured only in files that configure the used one, too."""
+    _, selector = key
+    if not _is_runner(selector):
+        return False
+    runs = {other for _, other in used if _is_runner(other)}
+    files = [each.subjects for each in said if _is_among(selector, each.subjects)]
+    return bool(files) and all(
+        any(_is_among(other, subjects) for other in runs) for subjects in files
+    )
+
+
+def _is_runner(selector: str) -> bool:
+    part = gin.config._REGISTRY[selector].wrapped
+    wanted = (name for name, value in vars(runner.Runner).items() if inspect.isfunction(value))
+    return all(hasattr(part, name) for name in wanted)
+
+
+def _is_among(selector: str, names: Iterable[str]) -> bool:
+    """Returns whether one of the names, with modules or without, means a part."""
+    return any(f".{selector}".endswith(f".{name}") for name in names)
 
 
 def _unused(key: tuple[str, str], bound: Bindings, references: Iterable[Any]) -> str:

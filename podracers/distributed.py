@@ -10,12 +10,13 @@ distributed runtime: a collective would fail where one of them is late.
 
 import atexit
 import dataclasses
+import http.client
 import itertools
 import json
 import os
 import pathlib
+import re
 import time
-import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
@@ -61,8 +62,12 @@ class Group:
             )
         if self.coordinator is None:
             return
-        if not self.coordinator.rpartition(":")[2].isdigit():
-            raise errors.UserError(f"--coordinator {self.coordinator}: expected HOST:PORT")
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not port.isdigit() or ":" in host:
+            raise errors.UserError(
+                f"--coordinator {self.coordinator}: expected HOST:PORT, with a name or an IPv4 "
+                "address"
+            )
         if not 0 <= self.process_id < self.num_processes:
             raise errors.UserError(
                 f"--process_id {self.process_id}: expected a number from 0 to "
@@ -82,7 +87,7 @@ def is_cluster() -> bool:
         try:
             with urllib.request.urlopen(request, timeout=2) as answer:
                 hosts = answer.read().decode()
-        except (OSError, urllib.error.URLError):
+        except (OSError, http.client.HTTPException):
             return False  # not a Cloud TPU VM
     return len((hosts or "").split(",")) > 1
 
@@ -91,12 +96,15 @@ def slurm_devices(environment: Mapping[str, str]) -> list[int] | None:
     """Returns which GPUs a task of Slurm uses; None to leave it to JAX, which takes one each.
 
     Args:
-      environment: of the task. The only one on its node uses all there are.
+      environment: of the task. One that sees a single GPU uses it; of tasks that all see as many
+        GPUs as there are tasks on their node, each takes one; else a task uses all that it sees.
     """
-    tasks, count = (
-        environment.get(name) for name in ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE")
-    )
-    return list(range(int(count))) if tasks == "1" and count else None
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # such as 4(x2)
+    if not visible or not tasks:
+        return None
+    count = len(visible.split(","))
+    return None if count == int(tasks[0]) > 1 else list(range(count))
 
 
 def initialize(group: Group, timeout: float) -> None:
@@ -131,31 +139,32 @@ def initialize(group: Group, timeout: float) -> None:
             "with --coordinator HOST:PORT --num_processes N --process_id I"
         ) from error
     except RuntimeError as error:
-        raise errors.RunFailure(
-            f"the processes were not all there within {_CONNECTING} s: {error}"
-        ) from error
+        line = str(error).splitlines()[0]
+        if "DEADLINE_EXCEEDED" in line:
+            line = f"they were not all there within {_CONNECTING} s"
+        raise errors.RunFailure(f"the processes did not come together: {line}") from error
     # JAX's own farewell is registered before, and so comes after.
     atexit.register(peers.leave)
-    if jax.process_index() == 0:
+    if is_lead():
         host = peers.Host()
         on_lead(lambda: host.address)
-        host.watch(jax.process_count(), timeout)
+        host.watch(_STATE.num_processes, timeout, _CONNECTING)
     else:
         name = _STATE.coordinator_address.rpartition(":")[0].strip("[]")
-        peers.watch(jax.process_index(), name, peers.Address(*on_lead(lambda: None)), timeout)
+        peers.watch(_STATE.process_id, name, peers.Address(*on_lead(lambda: None)), timeout)
 
 
-def fail(cause: str, exit_code: int) -> bool:
-    """Tells the others why this process fails, so that they end too.
+def fail(cause: str, exit_code: int) -> None:
+    """Tells the others why this process fails, so that they end too; nothing where it is alone."""
+    if peers.is_watching():
+        peers.fail(_STATE.process_id, cause, exit_code)
 
-    Returns:
-      Whether there are others. Then this process must end without JAX's farewell, which would wait
-      for them.
-    """
-    if not peers.is_watching():
-        return False
-    peers.fail(jax.process_index(), cause, exit_code)
-    return True
+
+def leave() -> None:
+    """Ends this process's part in order, where it is one of several; waits for the others."""
+    if peers.is_watching():
+        peers.leave()
+        jax.distributed.shutdown()
 
 
 def hear_causes() -> None:
@@ -211,6 +220,7 @@ def on_lead(function: Callable[[], Any]) -> Any:
         told = json.loads(_client().blocking_key_value_get(key, int(_PATIENCE * 1000)))
         for kind in (errors.UserError, errors.RunFailure):
             if kind.__name__ in told:
+                peers.leave()  # process 0 knows
                 raise kind(told[kind.__name__])
         return told["value"]
     try:
@@ -239,7 +249,7 @@ def require_equal(what: str, text: str) -> None:
     mine = zlib.crc32(text.encode())
     if on_lead(lambda: mine) != mine:
         raise errors.UserError(
-            f"{what} of process {jax.process_index()} differs from that of process 0: start all of "
+            f"{what} of process {_STATE.process_id} differs from that of process 0: start all of "
             "them with the same command and the same files"
         )
 

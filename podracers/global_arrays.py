@@ -5,6 +5,9 @@ processes and devices, and only process 0 needs a disk. Large arrays go piece by
 """
 
 import functools
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +17,7 @@ from jax.experimental import multihost_utils
 
 from podracers import distributed, parallel, types
 
+_Bounds = tuple[int, int]  # along one axis: from, to
 _PIECE = 1 << 26  # bytes that each device holds at the most while something is on its way
 
 
@@ -85,11 +89,21 @@ def _split_axis(x: jax.Array) -> int | None:
     return axis
 
 
-def _rows(x: Any, axis: int, shards: int) -> int:
-    """Returns how many rows of each shard make a piece."""
-    each = x.shape[axis] // shards
-    of_row = max(x.size * x.dtype.itemsize // x.shape[axis], 1)
-    return int(np.clip(_PIECE // (of_row * shards), 1, each))
+def _blocks(shape: Sequence[int], itemsize: int) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Cuts an array into blocks of one shape, of `_PIECE` bytes at the most.
+
+    Returns:
+      The shape, and where the blocks start; the last along an axis may say some again.
+    """
+    block = list(shape)
+    for axis, length in enumerate(shape):
+        rest = itemsize * math.prod(block[:axis] + block[axis + 1 :])
+        block[axis] = int(np.clip(_PIECE // max(rest, 1), min(length, 1), length))
+    starts = [
+        [min(start, length - step) for start in range(0, length, max(step, 1))]
+        for length, step in zip(shape, block)
+    ]
+    return block, list(itertools.product(*starts))
 
 
 def _leaf_to_host(x: Any) -> np.ndarray | None:
@@ -100,29 +114,26 @@ def _leaf_to_host(x: Any) -> np.ndarray | None:
     if axis is None:
         return np.array(x.addressable_data(0)) if lead else None
     shards = x.sharding.mesh.devices.size
-    each, rows = x.shape[axis] // shards, _rows(x, axis, shards)
-    whole = np.empty(x.shape, x.dtype) if lead else None
-    for first in range(0, each, rows):
-        start = min(first, each - rows)  # the last piece may say some rows again
-        piece = _gather(x.sharding, axis, rows)(x, np.int32(start)).addressable_data(0)
+    of_shard = [n // shards if i == axis else n for i, n in enumerate(x.shape)]
+    whole = np.empty([shards, *of_shard], x.dtype) if lead else None
+    block, starts = _blocks(of_shard, x.dtype.itemsize * shards)
+    for start in starts:
+        piece = _gather(x.sharding, tuple(block))(x, np.array(start, np.int32))
         if lead:
-            into = np.moveaxis(whole, axis, 0)
-            parts = np.moveaxis(np.asarray(piece), axis, 0)
-            for shard in range(shards):
-                at = shard * each + start
-                into[at : at + rows] = parts[shard * rows : (shard + 1) * rows]
+            place = tuple(slice(low, low + size) for low, size in zip(start, block))
+            whole[:, *place] = np.asarray(piece.addressable_data(0))
         else:
             jax.block_until_ready(piece)
-    return whole
+    return np.moveaxis(whole, 0, axis).reshape(x.shape) if lead else None
 
 
 @functools.cache
-def _gather(sharding: jax.sharding.NamedSharding, axis: int, rows: int):
-    """`(x, start) ->` the rows from `start` on of every shard, in every device."""
+def _gather(sharding: jax.sharding.NamedSharding, block: tuple[int, ...]):
+    """`(x, start) ->` the block `[D, ...]` of every shard that begins there, on every device."""
 
     def of_shard(x, start):
-        piece = jax.lax.dynamic_slice_in_dim(x, start, rows, axis)
-        return jax.lax.all_gather(piece, parallel.AXIS, axis=axis, tiled=True)
+        piece = jax.lax.dynamic_slice(x, list(start), block)
+        return jax.lax.all_gather(piece, parallel.AXIS)
 
     replicated = jax.sharding.PartitionSpec()
     return jax.jit(
@@ -146,31 +157,34 @@ def _leaf_to_devices(whole: np.ndarray | None, given: jax.Array) -> jax.Array:
 
 def _send(whole: np.ndarray | None, shape, dtype, sharding: jax.sharding.NamedSharding):
     """Broadcasts an array piece by piece; each process keeps what lies on its devices."""
-    held = {
-        device: (index, np.empty([len(range(*s.indices(n))) for s, n in zip(index, shape)], dtype))
+    indices = {
+        device: tuple(s.indices(n)[:2] for s, n in zip(index, shape))
         for device, index in sharding.addressable_devices_indices_map(shape).items()
     }
-    count = shape[0] if shape else 1
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    rows = int(np.clip(_PIECE // max(size // max(count, 1), 1), 1, max(count, 1)))
-    for start in range(0, count, rows):
-        stop = min(start + rows, count)
-        size_of_piece = (stop - start, *shape[1:]) if shape else ()
-        piece = np.zeros(size_of_piece, dtype)
+    held = {
+        index: np.empty([high - low for low, high in index], dtype) for index in indices.values()
+    }
+    block, starts = _blocks(shape, np.dtype(dtype).itemsize)
+    for start in starts:
+        place = tuple((low, low + size) for low, size in zip(start, block))
+        piece = np.zeros(block, dtype)
         if whole is not None:
-            piece[...] = whole[start:stop] if shape else whole
+            piece[...] = whole[_within(place, [(0, n) for n in shape])]
         # Bytes: what they stand for is no matter of the sum that a broadcast is.
-        raw = multihost_utils.broadcast_one_to_all(piece.reshape(-1).view(np.uint8))
-        piece = np.asarray(raw).view(dtype).reshape(size_of_piece)
-        for index, part in held.values():
-            if not shape:
-                part[...] = piece
-                continue
-            low, high, _ = index[0].indices(shape[0])
-            begin, end = max(low, start), min(high, stop)
-            if begin < end:
-                part[begin - low : end - low] = piece[
-                    (slice(begin - start, end - start), *index[1:])
-                ]
-    shards = [jax.device_put(part, device) for device, (_, part) in held.items()]
+        raw = multihost_utils.broadcast_one_to_all(
+            piece.reshape(-1).view(np.uint8), is_source=distributed.is_lead()
+        )
+        piece = np.asarray(raw).view(dtype).reshape(block)
+        for index, part in held.items():
+            common = [
+                (max(mine[0], sent[0]), min(mine[1], sent[1])) for mine, sent in zip(index, place)
+            ]
+            if all(low < high for low, high in common):
+                part[_within(common, index)] = piece[_within(common, place)]
+    shards = [jax.device_put(held[index], device) for device, index in indices.items()]
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def _within(common: Sequence[_Bounds], place: Sequence[_Bounds]) -> tuple[slice, ...]:
+    """Returns where a part of an array lies in the piece of it at `place`."""
+    return tuple(slice(low - begin, high - begin) for (low, high), (begin, _) in zip(common, place))

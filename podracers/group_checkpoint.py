@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import checkpoint, distributed, global_arrays, types
+from podracers import checkpoint, distributed, global_arrays, peers, types
 
 
 class GroupCheckpointer:
@@ -28,6 +28,8 @@ class GroupCheckpointer:
         self._read: types.PyTree = None
         self._arguments = (directory, keep_latest, keep_best)
         distributed.on_lead(self._make)
+        # What fails elsewhere takes no checkpoint with it that is being written.
+        peers.finish_first(lambda: bool(self._inner and self._inner.is_saving()))
 
     def save(
         self,
@@ -58,11 +60,11 @@ class GroupCheckpointer:
         distributed.on_lead(self._wait)
 
     def latest_step(self) -> int | None:
-        """Returns the newest step that process 0 saved, or None; elsewhere None."""
-        return self._inner.latest_step() if self._inner else None
+        """Returns the newest step that was saved, or None."""
+        return distributed.on_lead(self._latest_step)
 
     def best_step(self) -> int | None:
-        """Returns the step with the highest score, or None; elsewhere None."""
+        """Returns the step with the highest score, or None, in process 0; elsewhere None."""
         return self._inner.best_step() if self._inner else None
 
     def close(self) -> None:
@@ -72,6 +74,9 @@ class GroupCheckpointer:
 
     def _wait(self) -> None:
         self._inner.wait()
+
+    def _latest_step(self) -> int | None:
+        return self._inner.latest_step()
 
     def _make(self) -> None:
         self._inner = checkpoint.Checkpointer(*self._arguments)

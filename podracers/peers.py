@@ -13,12 +13,14 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from podracers import children, errors
 
 _PERIOD = 1.0  # seconds between two signs of life
 _LINGER = 3.0  # seconds that a process which fails stays, for the others to hear why
+_FINISHING = 30.0  # seconds that what is being written may take, once another process failed
 _ALIVE, _DONE, _FAILED = "alive", "done", "failed"
 
 
@@ -95,14 +97,18 @@ class _Peers:
 
     def _end(self, failure: Failure) -> None:
         """Passes the cause on, says it, and ends this process."""
-        self.send((_FAILED, *failure))
-        with contextlib.suppress(Exception):
+        try:
+            self.send((_FAILED, *failure))
             print(failure.line, file=sys.stderr, flush=True)
             sys.stdout.flush()
-        children.kill()
-        if self._process == 0:
-            self.linger()
-        os._exit(failure.exit_code)
+            children.kill()
+            limit = time.monotonic() + _FINISHING
+            while any(busy() for busy in _busy) and time.monotonic() < limit:
+                time.sleep(0.1)
+            if self._process == 0:
+                self.linger()
+        finally:
+            os._exit(failure.exit_code)
 
     def linger(self) -> None:
         """Waits until the others have gone: the connections of JAX's own end with process 0."""
@@ -123,6 +129,7 @@ class _Peers:
 
 
 _watching: list[_Peers] = []  # at most one
+_busy: list[Callable[[], bool]] = []
 
 
 class Host:
@@ -133,27 +140,46 @@ class Host:
         self._listener = multiprocessing.connection.Listener(
             ("", 0), backlog=128, authkey=self._token.encode()
         )
+        self._connections: dict[int, Any] = {}
+        self._arrived = threading.Condition()
 
     @property
     def address(self) -> Address:
         """Where the others find it."""
         return Address(self._listener.address[1], self._token)
 
-    def watch(self, count: int, timeout: float) -> None:
+    def watch(self, count: int, timeout: float, patience: float) -> None:
         """Waits until all `count` processes have connected, and watches over them from then on.
 
         Args:
           count: of processes, this one among them.
           timeout: seconds of silence after which one counts as lost.
+          patience: seconds until all have to be there.
+
+        Raises:
+          errors.RunFailure: they are not.
         """
-        connections = {}
-        while len(connections) < count - 1:
+        # A thread, for whoever else knocks and says nothing would keep it waiting.
+        threading.Thread(target=self._accept, args=(count,), daemon=True).start()
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: len(self._connections) == count - 1, patience):
+                missing = sorted({*range(1, count)} - {*self._connections})
+                names = ", ".join(map(str, missing))
+                raise errors.RunFailure(
+                    f"within {patience:g} s nothing was heard of process {names}"
+                )
+        self._listener.close()
+        _watch(0, self._connections, timeout)
+
+    def _accept(self, count: int) -> None:
+        while len(self._connections) < count - 1:
             # Whoever else knocks is none of them.
             with contextlib.suppress(multiprocessing.AuthenticationError, EOFError, OSError):
                 connection = self._listener.accept()
-                connections[connection.recv()] = connection
-        self._listener.close()
-        _watch(0, connections, timeout)
+                process = connection.recv()
+                with self._arrived:
+                    self._connections[process] = connection
+                    self._arrived.notify_all()
 
 
 def watch(process: int, host: str, address: Address, timeout: float) -> None:
@@ -176,6 +202,11 @@ def _watch(process: int, connections: dict[int, Any], timeout: float) -> None:
     peers = _Peers(process, timeout)
     _watching.append(peers)
     peers.start(connections)
+
+
+def finish_first(busy: Callable[[], bool]) -> None:
+    """Lets this process live, once another one failed, for as long as `busy()`, within limits."""
+    _busy.append(busy)
 
 
 def leave() -> None:

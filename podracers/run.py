@@ -83,7 +83,8 @@ class Run:
         self._loggers: loggers.Loggers | None = None
         self._resume = resume
         self._verdict = self._said = ""  # of the runner: the newest, and which kind was said
-        self._profiler = profiler.Profiler(directory.path, experiment.profile_update)
+        update = experiment.profile_update if distributed.is_lead() else None
+        self._profiler = profiler.Profiler(directory.path, update)
         if resume:
             self._restore()
 

@@ -34,7 +34,9 @@ class RunDirectory:
     def refuse_used(self) -> None:
         """Raises `errors.UserError` if there is something already."""
         try:
-            used = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+            used = self.path.exists() and (
+                not self.path.is_dir() or any(map(_is_kept, self.path.iterdir()))
+            )
         except OSError as error:
             raise self._cannot_make(error) from error
         if used:
@@ -79,6 +81,11 @@ class RunDirectory:
     def write_summary(self, values: Mapping[str, Any]) -> None:
         """Writes `summary.json`."""
         self.write(self.summary, json.dumps(values, indent=2) + "\n")
+
+
+def _is_kept(path: pathlib.Path) -> bool:
+    """Returns whether a file is more than what was left of one that was being written."""
+    return not (path.name.startswith(".") and path.name.endswith(".partial"))
 
 
 def provenance() -> dict[str, Any]:

@@ -72,8 +72,8 @@ def unroll(
     row_keys = keys.rows(key, streams.env_id)  # [B]
 
     def step(carry: Streams, time: jax.Array):
-        act_keys = keys.at_time(row_keys, time)
         with jax.named_scope("act"):
+            act_keys = keys.at_time(row_keys, time)
             action, actor_state, extras = agent.act(
                 params, carry.actor_state, carry.timestep, act_keys
             )

@@ -4,7 +4,8 @@
 #       --gin_file gin/experiments/snake_ppo_anakin.gin --gin_file gin/hardware/gpu.gin
 # What stands below is a default: options of sbatch win. The arguments are those of train.py; the run
 # directory is runs/slurm-<job> unless --run_dir names another, and lies on a disk that all nodes see.
-# Before its time is over the job saves a checkpoint, and goes back to the queue to continue.
+# Before its time is over the job saves a checkpoint, and goes back to the queue to continue, unless
+# the run has finished meanwhile.
 #   scripts/slurm.sh --dry-run ARGUMENT ...   prints what would be started, and starts nothing
 #SBATCH --job-name=podracers
 #SBATCH --nodes=1
@@ -46,15 +47,17 @@ is_running() {
 }
 
 main() {
-  local dry_run=no argument has_run_dir=no
+  local dry_run=no argument before='' run_dir=''
   if [[ ${1:-} == --dry-run ]]; then
     dry_run=yes
     shift
   fi
   (($#)) || mistake "no arguments for train.py: sbatch scripts/slurm.sh --gin_file gin/experiments/NAME.gin"
   for argument in "$@"; do
+    [[ $before != --run_dir ]] || run_dir="$argument"
+    before="$argument"
     case "$argument" in
-      --run_dir | --run_dir=*) has_run_dir=yes ;;
+      --run_dir=*) run_dir="${argument#*=}" ;;
       --dry-run) mistake '--dry-run comes first: scripts/slurm.sh --dry-run ARGUMENT ...' ;;
     esac
   done
@@ -72,7 +75,10 @@ main() {
   # One task that fails would leave the others waiting for it. The job's id stays when it is requeued.
   local command=(srun --kill-on-bad-exit=1 --output=runs/slurm/%j-%t.log --open-mode=append
     "$python" scripts/train.py --distributed --resume_if_begun)
-  [[ $has_run_dir == yes ]] || command+=(--run_dir "runs/slurm-${SLURM_JOB_ID:-JOB}")
+  if [[ -z $run_dir ]]; then
+    run_dir="runs/slurm-${SLURM_JOB_ID:-JOB}"
+    command+=(--run_dir "$run_dir")
+  fi
   command+=("$@")
   if [[ $dry_run == yes ]]; then
     quote "${command[@]}"
@@ -95,7 +101,7 @@ main() {
     # A signal ends the wait, not what is waited for.
     ((signals > heard)) || break
   done
-  if ((signals > 0 && code == 0)) && is_running; then
+  if ((signals > 0 && code == 0)) && [[ ! -e $run_dir/summary.json ]] && is_running; then
     echo "back to the queue, to continue"
     scontrol requeue "$SLURM_JOB_ID"
   fi

@@ -16,7 +16,8 @@ commands
   fetch    copy the run directory here
   delete   delete the TPU VM, after asking
   train    create, setup, run, and fetch now and then until the run has finished; after a preemption
-           the TPU VM is made anew and the run goes on. Nothing is deleted at the end.
+           the TPU VM is made anew and the run goes on. What was preempted is deleted, with its
+           disks, and nothing else: not a TPU VM that is stopped, and nothing at the end.
 
 flags, with the variable that is the default
   --name NAME         of the TPU VM (POD_NAME)
@@ -36,6 +37,8 @@ flags, with the variable that is the default
   --poll SECONDS      between two looks of `train`; default: 60
   --fetch SECONDS     between two copies of `train`; default: 600
   --restarts N        how often `train` starts a run again that failed; default: 3
+  --stall SECONDS     `train` starts a run again whose metrics.jsonl on worker 0 has not grown for so
+                      long: more than compiling and an evaluation take; default: 0, never
   --yes               delete without asking
   --dry-run           print every command, quoted for a shell, and run none
 
@@ -146,8 +149,9 @@ true" || return
   wrapper="PYTHONUNBUFFERED=1 \"\$@\" & echo \$! > ~/$mark.pid
 wait \$!
 code=\$?
-rm -f ~/$mark.pid
-echo \$code > ~/$mark.exit"
+echo \$code > ~/$mark.exit.new
+mv ~/$mark.exit.new ~/$mark.exit
+rm -f ~/$mark.pid"
   # gcloud repeats a command whose connection broke: it must not start a second run.
   on_worker all "$(running) && exit
 cd podracers || exit
@@ -171,28 +175,64 @@ echo '$name still runs 300 s after SIGTERM' >&2; exit 1"
 }
 
 # What was fetched before is replaced once the new copy is there: a preemption may come in between.
+# A run that began anew, because its directory was lost, does not replace what is further.
 fetch() {
-  local number
+  local number copy kept fetched
   for ((number = 0; number < workers; number++)); do
+    copy="$out/worker-$number"
     execute mkdir -p "$out"
     execute rm -rf "$out/.worker-$number"
     tpu scp --recurse "$name:$remote_run_dir" "$out/.worker-$number" --worker="$number" || return
-    execute rm -rf "$out/worker-$number"
-    execute mv "$out/.worker-$number" "$out/worker-$number"
+    kept="$(newest_checkpoint "$copy")" fetched="$(newest_checkpoint "$out/.worker-$number")"
+    if [[ $dry_run == no ]] && ((kept > fetched)); then
+      say "worker $number has checkpoint $fetched, $copy has $kept and stays; or name another --out"
+      return 1
+    fi
+    execute rm -rf "$copy"
+    execute mv "$out/.worker-$number" "$copy"
   done
 }
 
-# Puts what was fetched on workers that have nothing, as new ones do without a shared disk.
-restore() {
-  local number
-  for ((number = 0; number < workers; number++)); do
-    if [[ $dry_run == yes || -d $out/worker-$number ]]; then
-      if on_worker "$number" "mkdir -p $(quote "$(dirname "$remote_run_dir")")
-test ! -e $(quote "$remote_run_dir")"; then
-        tpu scp --recurse "$out/worker-$number" "$name:$remote_run_dir" --worker="$number" || return
-      fi
+# Prints the step of the newest checkpoint of a run directory here, or 0.
+newest_checkpoint() {
+  local path step newest=0
+  for path in "$1"/checkpoints/*; do
+    step="${path##*/}"
+    if [[ $step =~ ^[0-9]+$ ]] && ((10#$step > newest)); then
+      newest=$((10#$step))
     fi
   done
+  printf '%s' "$newest"
+}
+
+# Puts what was fetched on workers that have nothing, as new ones do without a shared disk. A broken
+# connection is no answer, and what was copied by half is no run.
+restore() {
+  local number found directory partial
+  directory="$(quote "$remote_run_dir")" partial="$(quote "$remote_run_dir.partial")"
+  for ((number = 0; number < workers; number++)); do
+    [[ $dry_run == yes || -d $out/worker-$number ]] || continue
+    if [[ $dry_run == yes ]]; then
+      look_for_run "$number"
+    else
+      found="$(look_for_run "$number")" || return 1
+      [[ $found != there ]] || continue
+      if [[ $found != absent ]]; then
+        say "worker $number does not say whether it has $remote_run_dir"
+        return 1
+      fi
+    fi
+    tpu scp --recurse "$out/worker-$number" "$name:$remote_run_dir.partial" --worker="$number" ||
+      return 1
+    # gcloud repeats a command whose connection broke.
+    on_worker "$number" "test -e $directory || mv -T $partial $directory" || return 1
+  done
+}
+
+# Prints whether a worker has a run: `there` or `absent`. In the second case a copy may begin.
+look_for_run() {
+  on_worker "$1" "if [ -e $directory ]; then echo there
+else mkdir -p $(quote "$(dirname "$remote_run_dir")") && rm -rf $partial && echo absent; fi"
 }
 
 delete() {
@@ -209,10 +249,11 @@ state() {
   tpu list --filter="name~(^|/)$name\$" --format='value(state)'
 }
 
-# Prints what became of the run on worker 0.
+# Prints what became of the run on worker 0. Where a run has just ended, its code is written soon.
 outcome() {
-  on_worker 0 "if $(running); then echo running
-elif [ -e ~/$mark.stopped ]; then echo stopped
+  on_worker 0 "if $(running); then echo running; exit; fi
+if [ -e ~/$mark.pid ] && [ ! -e ~/$mark.exit ]; then sleep 1; fi
+if [ -e ~/$mark.stopped ]; then echo stopped
 elif [ ! -e ~/$mark.exit ]; then echo interrupted
 elif [ \"\$(cat ~/$mark.exit)\" != 0 ]; then echo \"failed \$(cat ~/$mark.exit)\"
 elif [ -e $(quote "$remote_run_dir")/summary.json ]; then echo finished
@@ -239,9 +280,12 @@ await_ready() {
     case "$found" in
       READY) ;;
       '') create || sleep "$poll" ;;
-      PREEMPTED | TERMINATED | STOPPED)
+      PREEMPTED) # cannot be started again
         say "$name: $found; it is made anew"
         tpu delete "$name" --quiet || sleep "$poll"
+        ;;
+      STOPPED | STOPPING | TERMINATED) # by somebody who may want its disks
+        fail "$name is $found: start it (gcloud compute tpus tpu-vm start), or delete it"
         ;;
       *) # such as CREATING or REPAIRING
         say "$name: $found"
@@ -264,12 +308,13 @@ attempt() {
   became=lost
   await_ready
   became="$(outcome)" || return 0
+  [[ $became != finished ]] || return 0
   if [[ $became != running ]]; then
     became=lost
     setup && restore && clear_workers && run || return 0
     became=running
   fi
-  local fetched=$SECONDS
+  local fetched=$SECONDS grown=$SECONDS size='' before_size
   while [[ $became == running ]]; do
     sleep "$poll"
     if [[ "$(state)" != READY ]]; then
@@ -281,7 +326,20 @@ attempt() {
       fetch || say 'it could not be fetched now'
       fetched=$SECONDS
     fi
+    ((stall > 0)) && [[ $became == running ]] || continue
+    before_size="$size"
+    size="$(metrics_size)" || size="$before_size"
+    [[ $size == "$before_size" ]] || grown=$SECONDS
+    if ((SECONDS - grown >= stall)); then
+      became=stalled
+      clear_workers || true # where they could not be reached, the next look finds it running
+    fi
   done
+}
+
+# Prints how many bytes the metrics of worker 0 have.
+metrics_size() {
+  on_worker 0 "stat --format=%s $(quote "$remote_run_dir/metrics.jsonl") 2>/dev/null || echo 0"
 }
 
 train() {
@@ -297,7 +355,7 @@ train() {
     attempt
     case "$became" in
       finished | stopped)
-        fetch
+        fetch || fail "$name: $became, but it could not be fetched"
         say "$name: $became; the run is in $out, and the TPU VM is still there (and paid for)"
         return
         ;;
@@ -305,7 +363,7 @@ train() {
         on_worker 0 "tail -n 3 ~/$mark.log" >&2
         exit 2
         ;;
-      failed* | lost)
+      failed* | lost | interrupted | stalled)
         on_worker 0 "tail -n 20 ~/$mark.log" >&2 || true
         sleep "$poll"
         # A preemption breaks runs and connections, too, and is no failure.
@@ -321,7 +379,7 @@ read_flags() {
   while (($#)); do
     case "$1" in
       --name | --zone | --project | --type | --version | --repository | --ref | --run_dir | \
-        --before | --workers | --out | --worker | --lines | --poll | --fetch | --restarts)
+        --before | --workers | --out | --worker | --lines | --poll | --fetch | --restarts | --stall)
         (($# > 1)) || mistake "$1 needs a value"
         set_flag "${1#--}" "$2"
         shift 2
@@ -391,6 +449,6 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 name="${POD_NAME:-}" zone="${POD_ZONE:-}" project="${POD_PROJECT:-}" type="${POD_TYPE:-}"
 version="${POD_VERSION:-}" repository="${POD_REPOSITORY:-}" ref="${POD_REF:-HEAD}"
 run_dir="${POD_RUN_DIR:-}" before='' spot='' out='' workers=1 worker=0 lines=100
-poll=60 fetch_period=600 restarts=3 yes=no dry_run=no
+poll=60 fetch_period=600 restarts=3 stall=0 yes=no dry_run=no
 arguments=()
 main "$@"

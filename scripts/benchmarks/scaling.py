@@ -57,11 +57,11 @@ def benchmark_processes(
 ) -> records.Result:
     """Measures Anakin over several processes on this machine, one fake device each."""
     bindings = (*_WORK, f"TOTAL_STEPS = {_PROCESS_STEPS}", *bindings)
-    turns = {
-        str(count): lambda count=count: distributed_speed(count, bindings) for count in processes
-    }
-    # Every turn starts processes anew, so there is nothing to warm up.
-    rates = {name: [turn() for _ in range(repeats)] for name, turn in turns.items()}
+    rates = {str(count): [] for count in processes}
+    # Turn by turn, for machines drift; processes start anew, so there is nothing to warm up.
+    for _ in range(repeats):
+        for count in processes:
+            rates[str(count)].append(distributed_speed(count, bindings))
     first = rates[str(processes[0])]
     rows = []
     for count in processes:

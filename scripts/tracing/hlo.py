@@ -1,8 +1,8 @@
 """Which part of an update an instruction of a compiled program belongs to.
 
 The runners name the parts of their programs (`jax.named_scope`), and XLA keeps the names in the
-metadata of its instructions. What XLA adds by itself, such as copies, often has no name: it belongs
-to the part that calls the computation it stands in.
+metadata of its instructions. What XLA makes by itself, such as copies, has no name: it belongs to
+the part whose results it reads, or else to the one that calls the computation it stands in.
 """
 
 import functools
@@ -17,7 +17,7 @@ OTHER = "other"  # of an update: whatever is in no scope
 _CONTAINERS = ("while", "call", "conditional")
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .*?\s([a-z][a-z0-9\-]*)\(")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .*?\s([a-z][a-z0-9\-]*)\(([^)]*)")
 _NAME = re.compile(r'metadata=\{[^}]*op_name="([^"]*)"')
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|branch_computations|called_computations|"
@@ -30,6 +30,7 @@ _TRANSFORMED = re.compile(r"^(?:(?:vmap|jvp|transpose|checkpoint|remat)\()*(\w+)
 class _Instruction(NamedTuple):
     opcode: str
     op_name: str  # as JAX named it; "" where XLA made it
+    operands: tuple[str, ...]  # the instructions whose results it reads
     computation: str  # that it stands in
 
 
@@ -42,26 +43,23 @@ class Program:
 
     def __init__(self, text: str):
         self._instructions, self._callers = _parse(text)
-        self._inside: dict[str, list[str]] = {}
-        for name, instruction in self._instructions.items():
-            self._inside.setdefault(instruction.computation, []).append(name)
         self._part = functools.cache(self._find_part)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._instructions
-
-    def runs_others(self, name: str) -> bool:
-        """Returns whether an instruction only runs other ones: a loop, a call, a condition."""
-        return self._instructions[name].opcode in _CONTAINERS
+    def computes(self, name: str) -> bool:
+        """Returns whether there is such an instruction, and it does more than run others."""
+        found = self._instructions.get(name)
+        return found is not None and found.opcode not in _CONTAINERS
 
     def part(self, name: str) -> str:
-        """Returns the part of an update that an instruction belongs to, such as `learn/gradient`."""
+        """Returns the part of an update that an instruction is of, such as `learn/gradient`."""
         return self._part(name)
 
     def operation(self, name: str) -> str:
-        """Returns what an instruction computes, as JAX calls it, or else XLA."""
+        """Returns what an instruction computes, and in which layer; or what XLA calls it."""
         instruction = self._instructions[name]
-        return instruction.op_name.rpartition("/")[2] or instruction.opcode
+        pieces = [piece for piece in instruction.op_name.split("/") if "(" not in piece]
+        backward = " (backward)" if "transpose(" in instruction.op_name else ""
+        return ("/".join(pieces[-2:]) or instruction.opcode) + backward
 
     def parts(self) -> set[str]:
         """Returns the parts that the program's own instructions belong to."""
@@ -71,9 +69,16 @@ class Program:
         instruction = self._instructions[name]
         if part := scope(instruction.op_name):
             return part
-        callers = self._callers.get(instruction.computation, ())
-        parts = {self.part(caller) for caller in callers}
+        if "/" not in instruction.op_name:  # XLA's own, and not of one place in the program
+            parts = {self.part(each) for each in instruction.operands if self._is_made(each)}
+            if len(parts) == 1 and OTHER not in parts:
+                return parts.pop()
+        parts = {self.part(caller) for caller in self._callers.get(instruction.computation, ())}
         return parts.pop() if len(parts) == 1 else OTHER
+
+    def _is_made(self, name: str) -> bool:
+        found = self._instructions.get(name)
+        return found is not None and found.opcode not in ("constant", "parameter")
 
 
 def scope(op_name: str) -> str:
@@ -96,8 +101,9 @@ def _parse(text: str) -> tuple[dict[str, _Instruction], dict[str, list[str]]]:
             computation = match[1]
         elif match := _INSTRUCTION.match(line):
             op_name = _NAME.search(line)
+            operands = tuple(re.findall(r"%([\w.\-]+)", match[3]))
             instructions[match[1]] = _Instruction(
-                match[2], op_name[1] if op_name else "", computation
+                match[2], op_name[1] if op_name else "", operands, computation
             )
             for called in _CALLED.findall(line):
                 for each in re.findall(r"[\w.\-]+", called):

@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-
 from tracing import hlo
 
 DISPATCH = "dispatch"  # the spans that `scripts/profiles.py` puts around what it measures
 BETWEEN = "between instructions"  # the program runs, and none of its instructions does
-HOST = "between programs"  # no program runs: the host launches, or reads metrics
+HOST = "host"  # the program does not run: the host launches it, or reads metrics
 
 
 class Span(NamedTuple):
@@ -60,10 +59,9 @@ def read(folder: pathlib.Path, program: hlo.Program | None = None) -> Trace:
             spans.append(Span(stats["thread"], event.name, event.start_ns, event.end_ns))
         elif event.name == DISPATCH:
             dispatches.append((event.start_ns, event.end_ns))
-        elif program and (name := stats.get("hlo_op")) in program:
-            if not program.runs_others(name):
-                number = numbers.setdefault(name, len(numbers))
-                rows.append((number, event.start_ns, event.end_ns))
+        elif program and program.computes(name := stats.get("hlo_op", "")):
+            number = numbers.setdefault(name, len(numbers))
+            rows.append((number, event.start_ns, event.end_ns))
     table = np.array(rows, float).reshape(-1, 3)
     instructions = Instructions(table[:, 0].astype(int), table[:, 1], table[:, 2], list(numbers))
     return Trace(instructions, sorted(spans, key=lambda span: span.start), sorted(dispatches))

@@ -184,6 +184,67 @@ def test_a_file_that_configures_what_no_file_chose_is_a_mistake(tiny, tmp_path):
     assert "nothing uses the macro 'SED'; did you mean 'SEED'" in _message([mine])
 
 
+RUNNERS = """
+from __gin__ import dynamic_registration
+from podracers import anakin
+from podracers import sebulba
+
+"""
+EITHER = "anakin.Anakin.reset_batch = 4\nsebulba.Sebulba.num_threads = 1\n"
+
+
+def test_a_file_for_either_runner(tiny, tmp_path):
+    either, outer = tmp_path / "either.gin", tmp_path / "outer.gin"
+    either.write_text(f"{RUNNERS}{EITHER}")
+    outer.write_text(f"include '{either}'\n")
+    chosen = "gin/runners/sebulba.gin"
+    for file in map(str, (either, outer)):
+        assert experiment.load([tiny, file], []).build().runner.reset_batch == 4
+        assert "Sebulba" not in config.text()
+        for files in ([tiny, chosen, file], [tiny, file, chosen]):
+            assert experiment.load(files, []).build().runner.num_threads == 1
+            assert "Anakin" not in config.text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("sebulba.Sebulba.lag = 0\n", "nothing uses 'Sebulba.lag': this experiment has no Sebulba"),
+        (f"{EITHER}sebulba.Sebulba.lagg = 0\n", "no parameter 'lagg'; did you mean 'lag'?"),
+        (f"{EITHER}sebulba.Sebula.lag = 0\n", "did you mean 'sebulba.Sebulba'"),
+        (f"{EITHER}SED = 3\n", "nothing uses the macro 'SED'; did you mean 'SEED'"),
+        (
+            f"from environments import cartpole\n{EITHER}cartpole.CartPole.max_episode_steps = 3\n",
+            "nothing uses 'CartPole.max_episode_steps'",
+        ),
+    ],
+)
+def test_a_file_for_either_runner_may_hold_mistakes(tiny, tmp_path, content, message):
+    file = tmp_path / "mine.gin"
+    file.write_text(f"{RUNNERS}{content}")
+    assert message in _message([tiny, file])
+
+
+def test_what_one_file_says_of_either_runner_does_not_excuse_another_file(tiny, tmp_path):
+    either, alone = tmp_path / "either.gin", tmp_path / "alone.gin"
+    either.write_text(f"{RUNNERS}{EITHER}")
+    alone.write_text(f"{RUNNERS}sebulba.Sebulba.lag = 1\n")
+    assert "this experiment has no Sebulba" in _message([tiny, either, alone])
+
+
+@pytest.mark.parametrize(
+    ("comment", "unused"),
+    [("@cartpole.CartPole", "cartpole.CartPole.max_episode_steps = 3"), ("not %SED", "SED = 3")],
+)
+def test_comments_do_not_count(tiny, tmp_path, comment, unused):
+    mine = tmp_path / "mine.gin"
+    mine.write_text(
+        f"include '{tiny}'\n{IMPORTS}from environments import cartpole\n"
+        f"# {comment}\nppo.PPO.gamma = 0.5  # {comment}\n{unused}\n"
+    )
+    assert "nothing uses" in _message([mine])
+
+
 def test_the_text_of_a_configuration_parses_to_the_same(tiny, tmp_path):
     bindings = ["Experiment.environment = @CartPole", "PPO.gamma = 0.5", "SEED = 9"]
     loaded = experiment.load([tiny], bindings)

@@ -55,13 +55,18 @@ expected = {
     "number": np.int32(7),
     "rows": rng.normal(size=(28, 3)).astype(np.float32),
     "columns": rng.normal(size=(3, 20, 2)).astype(ml_dtypes.bfloat16),
+    "long": rng.integers(0, 9, (8, 100)).astype(np.int16),
     "bits": rng.random((12, 5)) < 0.5,
 }
-split = {"rows": ("data",), "columns": (None, "data"), "bits": ("data",)}
+split = {"rows": ("data",), "long": ("data",), "columns": (None, "data"), "bits": ("data",)}
 tree = {name: put(np.asarray(x), *split.get(name, ())) for name, x in expected.items()}
 keys = put(np.arange(4, dtype=np.uint32), "data")
 tree["keys"] = jax.jit(jax.vmap(jax.random.key))(keys)
+largest, gather = [], global_arrays._gather
+global_arrays._gather = lambda sharding, block: largest.append(block) or gather(sharding, block)
 host = global_arrays.to_host(tree)
+assert max(np.prod(block) for block in largest) <= 96 // 4, largest  # of each of four shards
+assert (1, 12) in largest, largest  # a row was too much
 if process == 0:
     for name, x in expected.items():
         np.testing.assert_array_equal(host[name], x)
@@ -102,15 +107,15 @@ distributed.any_process(False)  # waits for process 2, for ever
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [("SIGKILL", "it closed its connection"), ("SIGSTOP", "nothing was heard of it for 4 s")],
+    [("SIGKILL", "it closed its connection"), ("SIGSTOP", "nothing was heard of it for 6 s")],
 )
 def test_one_that_is_lost_ends_the_others(number, words):
     code = f"""
-begin(timeout=4.0)
+begin(timeout=6.0)
 distributed.any_process(False)
 if process == 1:
-    # For the test to end: a process that is stopped does not.
-    subprocess.Popen(["sh", "-c", f"sleep 15; kill -9 {{os.getpid()}}"], stdout=2)
+    if "{number}" == "SIGSTOP":  # for the test to end: a process that is stopped does not
+        subprocess.Popen(["sh", "-c", f"sleep 12; kill -9 {{os.getpid()}}"])
     os.kill(os.getpid(), signal.{number})
 distributed.any_process(False)
 """
@@ -141,6 +146,7 @@ distributed.any_process(False)
     [
         (("host:1", None, None), "need all of --coordinator"),
         (("host", 2, 0), "expected HOST:PORT"),
+        (("[::1]:1", 2, 0), "IPv4"),
         (("host:1", 2, 2), "expected a number from 0 to 1"),
     ],
 )
@@ -164,11 +170,15 @@ def test_a_cluster_is_known_by_its_environment(monkeypatch):
     assert distributed.is_cluster()
 
 
-def test_the_only_task_on_a_node_uses_all_its_gpus():
-    alone = {"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "4"}
+def test_tasks_of_slurm_use_the_gpus_that_they_see():
+    alone = {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     assert distributed.slurm_devices(alone) == [0, 1, 2, 3]
-    assert distributed.slurm_devices(alone | {"SLURM_NTASKS_PER_NODE": "4"}) is None
-    assert distributed.slurm_devices({"SLURM_NTASKS_PER_NODE": "1"}) is None
+    # Of four tasks that see all four GPUs, JAX gives each its own.
+    assert distributed.slurm_devices(alone | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}) is None
+    # Tasks that are bound to one GPU each call it 0.
+    bound = {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "CUDA_VISIBLE_DEVICES": "0"}
+    assert distributed.slurm_devices(bound) == [0]
+    assert distributed.slurm_devices({"SLURM_STEP_TASKS_PER_NODE": "1"}) is None
 
 
 def test_alone_nothing_has_to_be_agreed_on():

@@ -65,6 +65,20 @@ def test_processes_are_not_waited_for_once_one_has_failed(benchmarks):
         benchmarks.scaling.distributed_speed(2, ("PPO.gama = 0.9",))
 
 
+def test_numbers_of_processes_take_turns(benchmarks, monkeypatch):
+    called = []
+
+    def speed(count, _):
+        called.append(count)
+        return float(len(called))
+
+    monkeypatch.setattr(benchmarks.scaling, "distributed_speed", speed)
+    result = benchmarks.scaling.benchmark_processes(3, [1, 2])
+    assert called == [1, 2, 1, 2, 1, 2]
+    ratio = next(row for row in result.rows if row.unit == "ratio" and row.case["processes"] == 2)
+    assert (ratio.max, ratio.median) == (2.0, round(4 / 3, 3))  # of 2 / 1, 4 / 3 and 6 / 5
+
+
 def test_every_agent_has_an_experiment_that_both_runners_take(benchmarks):
     training = benchmarks.training
     agents = {path.stem for path in (processes.ROOT / "gin" / "agents").glob("*.gin")}

@@ -24,7 +24,8 @@ NAMED = ("--name", "pod-1", "--zone", "us-west4-a")
 AWKWARD = """Experiment.name = 'it is "so": $HOME `date` \\ *'"""
 GCLOUD = ("gcloud", "compute", "tpus", "tpu-vm")
 
-# Every worker is a folder that is its home; the state of the TPU VM is a file.
+# Every worker is a folder that is its home; the state of the TPU VM is a file. A line of the file
+# `broken`, a verb and a phrase of its words, breaks one connection; a copy is then half done.
 FAKE_GCLOUD = """#!/usr/bin/env python3
 import os, pathlib, shutil, signal, subprocess, sys
 
@@ -36,6 +37,12 @@ with open(root / "calls", "a") as calls:
     calls.write(verb + "\\n")
 state = root / "state"
 workers = sorted(root.glob("worker-*"))
+broken = (root / "broken").read_text().splitlines() if (root / "broken").exists() else []
+said = " ".join(words)
+hits = [each for each in broken if each.startswith(verb) and each.partition(" ")[2] in said]
+if hits:
+    broken.remove(hits[0])
+    (root / "broken").write_text("\\n".join(broken))
 
 
 def here(path):
@@ -55,6 +62,10 @@ elif verb == "delete":
     state.unlink()
 elif verb == "list":
     print(state.read_text() if state.exists() else "")
+elif hits:
+    if verb == "scp":
+        here(names[1]).mkdir()
+    sys.exit(255)
 elif verb == "scp":
     shutil.copytree(here(names[0]), here(names[1]))
 elif verb == "ssh":
@@ -81,6 +92,8 @@ run_dir.mkdir(parents=True, exist_ok=True)
 
 def stop(*_):
     (run_dir / "checkpoint").write_text("saved")
+    if "ends" in sys.argv:
+        (run_dir / "summary.json").write_text("{}")
     sys.exit(0)
 
 
@@ -234,7 +247,7 @@ def test_train_rehearses_everything(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     verbs = [line.split()[4] for line in result.stdout.splitlines() if line.startswith("gcloud")]
-    assert verbs == ["list", "create", "ssh", "ssh", "scp", "ssh", "ssh", "ssh", "scp"]
+    assert verbs == ["list", "create", "ssh", "ssh", "scp", *["ssh"] * 4, "scp"]
 
 
 @pytest.mark.parametrize(
@@ -381,12 +394,111 @@ def test_train_goes_on_after_a_preemption_with_what_was_fetched(cloud):
     assert calls.count("delete") == 1
 
 
-@pytest.mark.parametrize(("code", "starts"), [(2, 1), (1, 2)])
-def test_train_repeats_a_failure_and_not_a_mistake(cloud, code, starts):
+@pytest.mark.parametrize(
+    ("code", "starts", "phrase"),
+    [(2, 1, ""), (1, 2, "failed 1, 2 times"), (0, 2, "interrupted, 2 times")],  # 0: no summary
+)
+def test_train_repeats_a_failure_and_not_a_mistake(cloud, code, starts, phrase):
     folder, _ = cloud
     result = _pod(cloud, "train", "--restarts=1", "--poll=0", "--", "fails", code)
-    assert result.returncode == code, result.stderr
+    assert result.returncode == (code or 1), result.stderr
+    assert phrase in result.stderr
     assert (_runs(folder)[0] / "starts").read_text().count("\n") == starts
+
+
+def _fetched(folder, step=100):
+    """Makes what an earlier `fetch` has left: runs that finish as soon as they are started."""
+    for number in (0, 1):
+        copy = folder / "out" / f"worker-{number}"
+        (copy / "checkpoints" / str(step)).mkdir(parents=True)
+        (copy / "go").touch()
+
+
+@pytest.mark.parametrize(
+    "broken", ["ssh mkdir -p podracers/runs", "scp worker-1 pod-1:", "ssh mv -T podracers"]
+)
+def test_a_broken_connection_is_no_run_and_half_a_copy_neither(cloud, broken):
+    folder, _ = cloud
+    _fetched(folder)
+    (folder / "broken").write_text(broken)
+    result = _pod(cloud, "train", "--poll=0", "--", "--gin_file", "a.gin")
+    assert result.returncode == 0, result.stderr
+    assert (folder / "broken").read_text() == ""
+    assert "lost; it goes on" in result.stderr
+    for run in _runs(folder):
+        assert (run / "checkpoints" / "100").exists()
+        assert (run / "starts").read_text().count("\n") == 1
+    assert (folder / "out" / "worker-1" / "summary.json").exists()
+
+
+def test_a_copy_with_a_later_checkpoint_is_not_replaced(cloud):
+    folder, _ = cloud
+    assert _pod(cloud, "create").returncode == 0
+    _fetched(folder)
+    for run in _runs(folder):
+        (run / "checkpoints" / "99").mkdir(parents=True)
+    result = _pod(cloud, "fetch")
+    assert result.returncode == 1
+    assert "worker 0 has checkpoint 99" in result.stderr
+    assert "has 100 and stays" in result.stderr
+    assert (folder / "out" / "worker-0" / "checkpoints" / "100").exists()
+    for run in _runs(folder):
+        (run / "checkpoints" / "101").mkdir()
+    assert _pod(cloud, "fetch").returncode == 0
+    kept = {path.name for path in (folder / "out" / "worker-1" / "checkpoints").iterdir()}
+    assert kept == {"99", "101"}
+
+
+@pytest.mark.parametrize("state", ["STOPPED", "TERMINATED"])
+def test_what_somebody_stopped_is_not_deleted(cloud, state):
+    folder, _ = cloud
+    assert _pod(cloud, "create").returncode == 0
+    (folder / "state").write_text(state)
+    result = _pod(cloud, "train", "--spot", "--", "--gin_file", "a.gin")
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert f"pod-1 is {state}: start it" in result.stderr
+    assert "delete" not in (folder / "calls").read_text().split()
+
+
+def test_train_does_not_repeat_a_run_that_has_finished(cloud):
+    folder, _ = cloud
+    assert _pod(cloud, "create").returncode == 0
+    run = _runs(folder)[0]
+    for path in _runs(folder):
+        path.mkdir(parents=True)
+    (run / "summary.json").touch()
+    (folder / "worker-0" / "podracers-pod-1.exit").write_text("0\n")
+    result = _pod(cloud, "train", "--", "--gin_file", "a.gin")
+    assert result.returncode == 0, result.stderr
+    assert "pod-1: finished" in result.stderr
+    assert not (run / "starts").exists()
+    assert (folder / "out" / "worker-0" / "summary.json").exists()
+
+
+def test_train_starts_a_run_again_that_stands_still(cloud):
+    folder, _ = cloud
+    launcher = _pod(cloud, "train", "--stall=2", "--", "--gin_file", "a.gin", start=_start)
+    try:
+        runs = _runs(folder)
+        starts = runs[0] / "starts"
+        _wait(lambda: starts.exists() and starts.read_text().count("\n") == 2)
+        for run in runs:
+            (run / "go").touch()
+        output, _ = launcher.communicate(timeout=60)
+    finally:
+        launcher.kill()
+    assert launcher.returncode == 0, output
+    assert "pod-1: stalled; it goes on" in output
+    assert (runs[1] / "checkpoint").read_text() == "saved"
+
+
+def test_the_code_is_written_before_the_run_counts_as_ended(tmp_path):
+    *_, words = _dry(tmp_path, "run", *NAMED, "--dry-run", "--", "x")
+    command = _command(words)
+    assert command.index("mv ~/podracers-pod-1.exit.new") < command.index(
+        "rm -f ~/podracers-pod-1.pid"
+    )
 
 
 @pytest.fixture
@@ -434,11 +546,18 @@ def test_a_mistake_under_slurm_is_one_line(slurm, arguments, extra, phrase):
     processes.assert_mistake(result, phrase)
 
 
-@pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("COMPLETING", False)])
-def test_sigterm_reaches_the_tasks_and_the_job_is_requeued(slurm, state, requeued):
+@pytest.mark.parametrize(
+    ("state", "words", "run_dir", "requeued"),
+    [
+        ("RUNNING", ("--gin_file", "a"), "runs/slurm-77", True),
+        ("COMPLETING", ("--gin_file", "a"), "runs/slurm-77", False),
+        ("RUNNING", ("--run_dir", "runs/a b", "ends"), "runs/a b", False),  # with its last update
+    ],
+)
+def test_sigterm_reaches_the_tasks_and_the_job_is_requeued(slurm, state, words, run_dir, requeued):
     folder, environment = slurm
-    job = _start("bash", SLURM, "--gin_file", "a", env={**environment, "FAKE_STATE": state})
-    run_dir = folder / "repository" / "runs" / "slurm-77"
+    job = _start("bash", SLURM, *words, env={**environment, "FAKE_STATE": state})
+    run_dir = folder / "repository" / run_dir
     try:
         starts = run_dir / "starts"
         _wait(lambda: starts.exists() and starts.read_text().count("\n") == 2)

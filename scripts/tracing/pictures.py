@@ -1,0 +1,165 @@
+"""Pictures of profiles: an update of Anakin over time, and the timeline of Sebulba's threads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import plotting  # isort: skip  (beside the scripts; chooses matplotlib's backend)
+import matplotlib.axes
+import matplotlib.figure
+import matplotlib.patches
+import matplotlib.pyplot as plt
+import numpy as np
+from tracing import hlo, traces
+
+_BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _BROWN = plotting.COLORS
+_PARTS = {  # in the order in which they are stacked
+    "environment": _GREEN,
+    "environment/reset": "#8fd0b3",
+    "act": _BLUE,
+    "learn/replay": _PURPLE,
+    "learn/gradient": _ORANGE,
+    "learn": "#f7b98a",
+    hlo.OTHER: _BROWN,
+    traces.BETWEEN: "#dfe2e7",
+    traces.HOST: plotting.GREY,
+}
+_ACTIVITIES = {
+    "environment": _GREEN,
+    "inference": _BLUE,
+    "transfer": _PURPLE,
+    "learning": _ORANGE,
+    "publishing": _RED,
+    "compiling": "black",
+    "Python": _BROWN,
+    "waiting": "#dfe2e7",
+}
+_STEPS_MS = 0.04  # of the timeline: how much of it the part below shows
+_ROW = 0.8  # of the distance between two rows
+
+
+def draw_program(found: Mapping[str, Any], title: str) -> matplotlib.figure.Figure:
+    """Returns a picture of what `shares.of_programs` returned."""
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(9.0, 6.4), height_ratios=(1.0, 1.25), layout="constrained"
+    )
+    figure.suptitle(title, fontsize=11)
+    timeline = found["timeline"]
+    parts = [part for part in _PARTS if part in timeline["parts"]]
+    values = [timeline["parts"][part] for part in parts]
+    edges = np.linspace(0, timeline["milliseconds"], len(values[0]) + 1)
+    # Steps, for each bin is a mean: a line from one to the next would show what never was.
+    above.stackplot(
+        edges,
+        [[*value, value[-1]] for value in values],
+        colors=[_PARTS[part] for part in parts],
+        step="post",
+        linewidth=0,
+    )
+    above.set(xlim=(0, timeline["milliseconds"]), ylim=(0, 1), xlabel="ms of one dispatch")
+    above.set_ylabel("share of the moment")
+    above.spines[["top", "right"]].set_visible(False)
+    above.legend(
+        handles=[
+            matplotlib.patches.Patch(color=color, label=f"{part}  {found['shares'][part]:.1%}")
+            for part, color in _PARTS.items()
+            if part in found["shares"]
+        ],
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        fontsize=8,
+        frameon=False,
+    )
+    _draw_operations(below, found["operations"])
+    return figure
+
+
+def _draw_operations(axis: matplotlib.axes.Axes, operations: list[dict[str, Any]]) -> None:
+    rows = np.arange(len(operations))
+    axis.barh(
+        rows,
+        [each["share"] for each in operations],
+        height=_ROW,
+        color=[_PARTS[each["part"]] for each in operations],
+    )
+    axis.set_yticks(
+        rows,
+        [f"{each['operation']}  ({each['instruction']})" for each in operations],
+        fontsize=8,
+    )
+    axis.invert_yaxis()
+    axis.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=1))
+    axis.set_xlabel("the ten operations that take most of the time: their share of it")
+    plotting.tidy(axis)
+
+
+def draw_threads(found: Mapping[str, Mapping[str, Any]], title: str) -> matplotlib.figure.Figure:
+    """Returns a picture of what `shares.of_threads` returned, by lag."""
+    heights = [len(one["shares"]) for one in found.values()]
+    last = [*found][-1]
+    longest = max(one["milliseconds"] for one in found.values())
+    figure, axes = plt.subplots(
+        len(found) + 1,
+        1,
+        figsize=(10.0, 1.6 + 0.62 * (sum(heights) + 1) + 0.4 * len(found)),
+        height_ratios=[*heights, 1],
+        layout="constrained",
+    )
+    figure.suptitle(title, fontsize=11)
+    for axis, (lag, one) in zip(axes, found.items()):
+        _draw_rows(axis, one, (0.0, longest))
+        for start in one["updates_ms"]:
+            axis.axvline(start, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+        axis.set_title(f"lag {lag}: {len(one['updates_ms'])} updates", fontsize=9, loc="left")
+    seen = _draw_steps(axes[-1], found[last])
+    axes[-1].set_title(f"lag {last}: {seen:.0f} ms of the same, larger", fontsize=9, loc="left")
+    axes[-1].set_xlabel("ms")
+    names = {name for one in found.values() for of in one["shares"].values() for name in of}
+    figure.legend(
+        handles=[
+            matplotlib.patches.Patch(color=color, label=name)
+            for name, color in _ACTIVITIES.items()
+            if name in names
+        ],
+        loc="outside lower center",
+        ncols=len(_ACTIVITIES),
+        fontsize=8,
+        frameon=False,
+    )
+    return figure
+
+
+def _draw_steps(axis: matplotlib.axes.Axes, one: Mapping[str, Any]) -> float:
+    """Draws some steps of the first actor; returns how many milliseconds they took."""
+    actor = next(name for name in one["shares"] if name != "learner")
+    steps = [span for span in one["spans"] if span[0] == actor and span[1] == "inference"]
+    middle = steps[len(steps) // 2][2]
+    seen = _STEPS_MS * one["milliseconds"]
+    own = {**one, "shares": {actor: one["shares"][actor]}}
+    _draw_rows(axis, own, (middle, middle + seen))
+    return seen
+
+
+def _draw_rows(
+    axis: matplotlib.axes.Axes, one: Mapping[str, Any], limits: tuple[float, float]
+) -> None:
+    threads = [*one["shares"]]
+    for row, thread in enumerate(threads):
+        # What no span covers is Python's.
+        axis.broken_barh(
+            [(0, one["milliseconds"])],
+            (row - _ROW / 2, _ROW),
+            color=_ACTIVITIES["Python"],
+            linewidth=0,
+        )
+        own = [span for span in one["spans"] if span[0] == thread]
+        axis.broken_barh(
+            [(start, length) for _, _, start, length in own],
+            (row - _ROW / 2, _ROW),
+            color=[_ACTIVITIES[activity] for _, activity, _, _ in own],
+            linewidth=0,
+        )
+    axis.set_yticks(range(len(threads)), threads, fontsize=9)
+    axis.set_xlim(limits)
+    axis.invert_yaxis()
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(left=False)
