@@ -1,5 +1,6 @@
-"""Makes the tables and the picture of docs/results.md out of docs/results.json.
+"""Makes the tables and the picture of docs/results.md, and README.md's, out of docs/results.json.
 
+Those of speed come from docs/benchmarks, where scripts/benchmark.py has left them.
 Prose stays as it is: only what stands between `<!-- begin: NAME -->` and `<!-- end: NAME -->` is
 made anew. With --check nothing is written, and exit code 1 says that something would be.
 """
@@ -10,15 +11,17 @@ import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-import aggregates  # isort: skip  (beside this script, as are the next three)
+import aggregates  # isort: skip  (beside this script, as are the next four)
 import atari_scores  # isort: skip
 import plotting  # isort: skip  (chooses matplotlib's backend)
 import results  # isort: skip
+import speed_tables  # isort: skip
 import matplotlib.pyplot as plt
 
 from podracers import command_line, errors
 
 _DOCUMENT = results.PATH.with_name("results.md")
+_README = results.PATH.parents[1] / "README.md"
 _PICTURE = results.PATH.parent / "results" / "returns.png"
 
 Rows = Mapping[str, results.Row]
@@ -32,23 +35,36 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; compare")
     parser.add_argument("--results", default=str(results.PATH), metavar="PATH")
     parser.add_argument("--document", default=str(_DOCUMENT), metavar="PATH")
+    parser.add_argument("--readme", default=str(_README), metavar="PATH")
     parser.add_argument("--picture", default=str(_PICTURE), metavar="FILE.png")
     arguments = parser.parse_args()
     rows = results.read(pathlib.Path(arguments.results))
-    document = pathlib.Path(arguments.document)
+    made = {name: make(rows) for name, make in TABLES.items()} | speed_tables.tables()
+    stale = [
+        _write(pathlib.Path(arguments.document), made, arguments.check),
+        _write(pathlib.Path(arguments.readme), {"readme": readme_table(rows)}, arguments.check),
+    ]
+    if arguments.check:
+        return errors.RunFailure.exit_code if any(stale) else 0
+    draw(rows, pathlib.Path(arguments.picture))
+    print(arguments.picture)
+    return 0
+
+
+def _write(document: pathlib.Path, tables: Mapping[str, str], check: bool) -> bool:
+    """Fills a document, unless it is only to be checked; returns whether it held something else."""
     try:
         before = document.read_text()
-        after = fill(before, {name: table(rows) for name, table in TABLES.items()})
-        if arguments.check:
-            stale = before != after
-            print(f"{document}: {'differs from' if stale else 'is what'} {arguments.results} says")
-            return errors.RunFailure.exit_code if stale else 0
-        document.write_text(after)
+        after = fill(before, tables)
+        if not check:
+            document.write_text(after)
     except OSError as error:
         raise errors.UserError(f"cannot use '{document}': {error.strerror}") from error
-    draw(rows, pathlib.Path(arguments.picture))
-    print(f"{document}\n{arguments.picture}")
-    return 0
+    stale = before != after
+    print(
+        f"{document}: {'differs from' if stale else 'is'} what was measured" if check else document
+    )
+    return stale
 
 
 def fill(text: str, tables: Mapping[str, str]) -> str:
@@ -66,11 +82,6 @@ def fill(text: str, tables: Mapping[str, str]) -> str:
     return text
 
 
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    made = [headings, ["---"] * len(headings), *lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in made)
-
-
 def returns_table(rows: Rows) -> str:
     """Returns what each row reached, as Markdown."""
     lines = []
@@ -80,13 +91,11 @@ def returns_table(rows: Rows) -> str:
         if known is None:
             lines.append([*title, "not measured", *[""] * 6])
             continue
-        most = "" if row.most is None else f", of {row.most:g}"
-        error = "" if known.sample.runs < 2 else f" ± {_error(known.sample.standard_error)}"
         by_seed = ", ".join(map(results.number, known.returns)) or "not kept"
         lines.append(
             [
                 *title,
-                f"{results.number(known.sample.mean)}{error}{most}",
+                _mean(row),
                 results.interval(known.bootstrap_interval()),
                 results.interval(known.sample.student_interval()),
                 f"{known.sample.runs}: {by_seed}",
@@ -97,7 +106,34 @@ def returns_table(rows: Rows) -> str:
         )
     headings = ["name", "agent", "environment", "runner", "return, mean ± s.e."]
     headings += ["95%, bootstrap", "95%, Student's t", "seeds: returns", "random policy"]
-    return _table([*headings, "agent steps", "wall time of a seed"], lines)
+    return speed_tables.table([*headings, "agent steps", "wall time of a seed"], lines)
+
+
+def readme_table(rows: Rows) -> str:
+    """Returns what each row that was measured reached, in few words, as Markdown."""
+    lines = []
+    for row in rows.values():
+        if (known := row.measured) is None:
+            continue
+        seeds = f"{known.sample.runs} seed{'' if known.sample.runs == 1 else 's'}"
+        lines.append(
+            [
+                f"`{row.name}`",
+                f"{_mean(row)} ({seeds})",
+                results.number(known.random_policy),
+                _steps(known.agent_steps),
+                _wall_time(known) or "not kept",
+            ]
+        )
+    headings = ["name", "return, mean ± s.e.", "random policy", "agent steps", "wall time"]
+    return speed_tables.table(headings, lines)
+
+
+def _mean(row: results.Row) -> str:
+    most = "" if row.most is None else f", of {row.most:g}"
+    sample = row.measured.sample
+    error = "" if sample.runs < 2 else f" ± {_error(sample.standard_error)}"
+    return f"{results.number(sample.mean)}{error}{most}"
 
 
 def _error(value: float) -> str:
@@ -124,7 +160,7 @@ def commands_table(rows: Rows) -> str:
             told = [known.date, ", ".join(commits), known.hardware, known.note]
         lines.append([f"`{row.name}`", f"`{row.command(0)}`", *told])
     headings = ["name", "command of seed 0", "date", "commit", "hardware", "note"]
-    return _table(headings, lines)
+    return speed_tables.table(headings, lines)
 
 
 def _short(commit: str | None) -> str:
@@ -144,7 +180,7 @@ def tasks_table(rows: Rows) -> str:
         names = ", ".join(row.environment for row in chosen)
         lines.append([agent, runner, names, str(runs), *_estimates(tasks)])
     headings = ["agent", "runner", "tasks", "seeds of each", "mean", "median", "IQM"]
-    return _table(headings, lines)
+    return speed_tables.table(headings, lines)
 
 
 def _estimates(tasks: Sequence[Sequence[float]]) -> list[str]:
@@ -193,7 +229,7 @@ def atari_table(rows: Rows) -> str:
             ]
         )
     headings = ["game", "name", "seeds", "score", "random", "human", "human-normalised"]
-    return _table(headings, lines) + "\n" + _over_games(rows)
+    return speed_tables.table(headings, lines) + "\n" + _over_games(rows)
 
 
 def _over_games(rows: Rows) -> str:

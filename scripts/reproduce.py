@@ -3,15 +3,19 @@
 Trains what is behind a row of docs/results.json (`scripts/train.py`, each seed in a process of its
 own, one after the other), then sets the new returns beside the old ones. Exit code 1 says that they
 differ: a test of equal means (Welch's) has p < 0.05, or neither varies and they are not the same.
+Nothing is judged where agent steps or evaluation episodes were others, as of a run that was stopped
+early.
 
-With --record, the new numbers take the place of the old ones; `python scripts/report.py` then makes
-docs/results.md anew. Stopped by Ctrl-C, or lost with its machine, it goes on with the same --out.
+With --record, the new numbers take the place of the old ones, and the exit code is 0 whatever they
+are; `python scripts/report.py` then makes docs/results.md anew, and the table of README.md. Stopped
+by Ctrl-C, or lost with its machine, it goes on with the same --out.
 """
 
 import argparse
 import dataclasses
 import datetime
 import json
+import math
 import pathlib
 import platform
 from collections.abc import Mapping, Sequence
@@ -26,6 +30,7 @@ import rich.table
 from podracers import command_line, errors, experiment, run_directory, signals
 
 _SIGNIFICANT = 0.05
+_SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
 _SEEDS = 3  # of a row that nobody has recorded yet
 
 
@@ -91,9 +96,20 @@ def _listing(rows: Mapping[str, results.Row]) -> str:
         if known := row.measured:
             minutes = minutes if known.seconds is None else f"{known.seconds / 60:.1f}"
             seeds, mean = known.sample.runs, results.number(known.sample.mean)
-        what = f"{row.agent}, {row.environment}, {row.runner}"
+        what = f"{row.agent}, {row.environment}, {row.runner}{_stopped_early(row)}"
         lines.append(f"{name:<{width}}  {minutes:>7}  {seeds:>5}  {mean:>12}  {what}")
     return "\n".join(lines)
+
+
+def _stopped_early(row: results.Row) -> str:
+    """Returns a remark on a row that was recorded before its end, and is compared with nothing."""
+    try:
+        total = _total_steps(row, 0)
+    except errors.UserError as error:  # such as an extra that is not installed
+        return f"; does not load: {error}"
+    if row.measured is None or row.measured.agent_steps > total * (1 - _SAME_STEPS):
+        return ""
+    return f"; recorded at {row.measured.agent_steps:,} of {total:,} agent steps: no verdict"
 
 
 def _total_steps(row: results.Row, seed: int) -> int:
@@ -223,6 +239,8 @@ def _verdict(old: results.Measured | None, new: results.Measured) -> tuple[str, 
     """Returns whether two measurements agree, in words, and whether they clearly do not."""
     if old is None:
         return "nothing to compare with: this was not measured before", False
+    if other := _otherwise_measured(old, new):
+        return f"no verdict: {other}", False
     before = {run.seed: run.final_return for run in old.runs}
     common = [run for run in new.runs if run.seed in before]
     if common and all(run.final_return == before[run.seed] for run in common):
@@ -235,9 +253,23 @@ def _verdict(old: results.Measured | None, new: results.Measured) -> tuple[str, 
             "much it varies",
             False,
         )
+    if math.isnan(p):
+        return (
+            f"no test: the means differ by {difference:+.3g}, and how much seeds vary was not kept",
+            False,
+        )
     differs = p < _SIGNIFICANT
     word = "differ" if differs else "agree"
     return f"{word}: the means differ by {difference:+.3g}, p = {p:.2g} (Welch's t-test)", differs
+
+
+def _otherwise_measured(old: results.Measured, new: results.Measured) -> str:
+    """Returns what two measurements do not have in common, in words; empty where all is."""
+    if not math.isclose(old.agent_steps, new.agent_steps, rel_tol=_SAME_STEPS):
+        return f"other agent steps, {old.agent_steps:,} then and {new.agent_steps:,} now"
+    if old.episodes != new.episodes:
+        return f"other evaluations, of {old.episodes} episodes then and {new.episodes} now"
+    return ""
 
 
 if __name__ == "__main__":

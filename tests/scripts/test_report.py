@@ -18,7 +18,7 @@ def modules(monkeypatch):
     """The script, and what lies beside it."""
     before = matplotlib.get_backend()
     monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = ("report", "results")
+    names = ("report", "results", "speed_tables")
     yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     matplotlib.use(before)
 
@@ -78,6 +78,51 @@ def test_commands_say_where_numbers_come_from(modules, rows):
     assert "| 2026-01-31 | cccccccccc | a machine |" in line
 
 
+def test_the_readme_has_what_was_measured_in_few_words(modules, rows):
+    lines = _lines(modules.report.readme_table(rows))
+    assert lines["one"] == "| `one` | 2.00 ± 1, of 3 (2 seeds) | -1.00 | 5M | 0 to 10 s |"
+    assert lines["alone"].startswith("| `alone` | 2.00, of 3 (1 seed) |")
+    assert "none" not in lines
+
+
+def _record(modules, *results):
+    provenance = {"host_cores": 2, "device": "1 x cpu", "commit": "c" * 40}
+    named = {str(index): result for index, result in enumerate(results)}
+    return sys.modules["benchmarks.records"].Record("benchmark.py x", named, provenance)
+
+
+def test_speed_says_what_replay_takes(modules):
+    records = sys.modules["benchmarks.records"]
+    kinds = {"agent steps/s": [9e3, 1e4, 2e4], "gradient steps/s": [70.0, 80.0, 90.0]}
+    made = [
+        records.Kind("a", unit, "higher", 1).row(values, experiment="e", runner=runner)
+        for unit, values in kinds.items()
+        for runner in ("Anakin", "Sebulba")
+    ]
+    made += [
+        records.Kind("b", unit, None, 4).row(value, experiment="e")
+        for unit, value in (("ms", 1.5), ("share", 0.21))
+    ]
+    record = _record(modules, records.Result("About.", tuple(made), ("A ratio of 4.",)))
+    text = modules.speed_tables.replay_table(record)
+    speed = "10k (9k to 20k)"
+    assert f"| `e` | {speed} | {speed} | 80 | 80 | 1.5 ms, 21% |\n\n- A ratio of 4.\n" in text
+    assert "`python benchmark.py x`, 2 host cores, 1 x cpu, commit cccccccccc;" in text
+
+
+def test_speed_of_a_search_is_by_simulations_and_batch(modules):
+    records = sys.modules["benchmarks.records"]
+    kind = records.Kind("speed", "decisions/s", "higher", 0)
+    made = [
+        kind.row(count * batch, simulations=count, batch=batch)
+        for count in (4, 16)
+        for batch in (8, 32)
+    ]
+    text = modules.speed_tables.search_table(_record(modules, records.Result("About.", (*made,))))
+    assert "| decisions/s | batch 8 | batch 32 |" in text
+    assert "| 16 simulations | 128 | 512 |" in text
+
+
 def test_prose_stays_and_a_missing_marker_is_a_mistake(modules):
     text = "before\n<!-- begin: a -->\nold\n<!-- end: a -->\nafter\n"
     filled = modules.report.fill(text, {"a": r"| \1 |" + "\n"})
@@ -87,12 +132,18 @@ def test_prose_stays_and_a_missing_marker_is_a_mistake(modules):
         modules.report.fill(text, {"b": ""})
 
 
+def _mark(name):
+    return f"<!-- begin: {name} -->\n<!-- end: {name} -->\n"
+
+
 def test_the_page_is_written_drawn_and_checked(modules, rows, tmp_path, monkeypatch, capsys):
-    ledger, page, picture = (tmp_path / name for name in ("r.json", "r.md", "r.png"))
+    names = ("r.json", "r.md", "README.md", "r.png")
+    ledger, page, readme, picture = (tmp_path / name for name in names)
     modules.results.write(rows, ledger)
-    marks = [f"<!-- begin: {name} -->\n<!-- end: {name} -->\n" for name in modules.report.TABLES]
-    page.write_text("prose\n" + "".join(marks))
-    words = ["--results", ledger, "--document", page, "--picture", picture]
+    marks = [*modules.report.TABLES, "speed of replay", "speed of search"]
+    page.write_text("prose\n" + "".join(map(_mark, marks)))
+    readme.write_text(_mark("readme"))
+    words = ["--results", ledger, "--document", page, "--readme", readme, "--picture", picture]
 
     def report(*more):
         monkeypatch.setattr(sys, "argv", ["report.py", *map(str, words), *more])
@@ -100,14 +151,19 @@ def test_the_page_is_written_drawn_and_checked(modules, rows, tmp_path, monkeypa
 
     assert report("--check") == 1
     assert not picture.exists()
+    assert readme.read_text() == _mark("readme")
     assert report() == 0
     assert report("--check") == 0
+    assert "| `alone` |" in readme.read_text()
+    readme.write_text(readme.read_text().replace("2.00", "3.00"))
+    assert report("--check") == 1
+    assert report() == 0
     assert page.read_text().startswith("prose\n")
     assert "16.0" in page.read_text()
     with Image.open(picture) as image:
         assert image.width > 500
 
 
-def test_the_published_page_says_what_the_published_numbers_are(modules, monkeypatch, capsys):
+def test_the_published_pages_say_what_the_published_numbers_are(modules, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["report.py", "--check"])
     assert modules.report.main() == 0, "run: python scripts/report.py"

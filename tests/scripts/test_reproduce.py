@@ -132,6 +132,48 @@ def test_other_returns_are_judged_and_what_is_there_is_not_trained_again(
     assert (recorded[1] / "seed-0" / "summary.json").stat().st_mtime_ns == before
 
 
+def _measured(modules, **changes):
+    known = {"date": "2026-01-31", "hardware": "a machine", "jax": "0", "agent_steps": 1000}
+    known |= {"episodes": 8, "mean": 1.0, "standard_error": 0.1, "num_seeds": 3}
+    return modules.results.Measured(**{**known, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "differs"),
+    [
+        ({}, "agree: the means differ by +0, p = 1", False),
+        ({"mean": 9.0}, "differ: the means differ by -8, p =", True),
+        ({"mean": 9.0, "agent_steps": 995}, "differ: ", True),  # in round numbers
+        ({"mean": 9.0, "agent_steps": 800}, "no verdict: other agent steps, 800 then and 1,000", 0),
+        ({"mean": 9.0, "episodes": 16}, "no verdict: other evaluations, of 16 episodes", False),
+        ({"mean": 9.0, "standard_error": None}, "no test: the means differ by -8", False),
+        ({"mean": 9.0, "num_seeds": 1}, "no verdict: the means differ by -8", False),
+    ],
+)
+def test_only_what_was_measured_alike_is_judged(modules, changes, said, differs):
+    old, new = _measured(modules, **changes), _measured(modules)
+    verdict, found = modules.reproduce._verdict(old, new)
+    assert verdict.startswith(said)
+    assert found == bool(differs)
+
+
+def test_equal_returns_of_other_runs_are_not_identical(modules):
+    runs = (modules.results.SeedRun(0, 500.0),)
+    old = _measured(modules, runs=runs, agent_steps=500)
+    verdict, differs = modules.reproduce._verdict(old, _measured(modules, runs=runs))
+    assert verdict.startswith("no verdict: other agent steps")
+    assert not differs
+
+
+def test_the_list_says_which_rows_were_stopped_early(recorded, main, tmp_path, capsys):
+    rows = json.loads(recorded[0].read_text())
+    rows["catch_tiny"]["measured"]["agent_steps"] = 1280
+    (tmp_path / "early.json").write_text(json.dumps(rows))
+    assert main("--list", "--results", tmp_path / "early.json") == 0
+    said = "recorded at 1,280 of 2,560 agent steps: no verdict"
+    assert said in capsys.readouterr().out
+
+
 def test_the_list_says_how_long_each_row_takes(recorded, main, capsys):
     assert main("--list", "--results", recorded[0]) == 0
     heading, line = capsys.readouterr().out.splitlines()
