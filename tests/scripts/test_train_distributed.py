@@ -17,6 +17,8 @@ SEBULBA = (
     *("--gin_bindings", "Sebulba.actor_devices = {devices}"),
 )
 TIMES = ("time/", "idle/", "environment/")  # what depends on the machine
+# 24 updates, for processes of fake devices take their time to add up gradients.
+NUM_LINES, SHORT = 24, "TOTAL_STEPS = 1536  # agent steps"
 PATIENCE = 240.0  # seconds that a loaded machine may take for what takes a moment
 
 
@@ -32,7 +34,7 @@ def _arguments(config: pathlib.Path, runner: str, num_devices: int) -> tuple[obj
 def _references(tmp_path_factory):
     """Runs of one process with four devices, left alone: `{runner: run_dir}`."""
     folder = tmp_path_factory.mktemp("references")
-    config = processes.config_file(folder)
+    config = processes.config_file(folder, SHORT)
     runs = {}
     for runner in ("anakin", "sebulba"):
         runs[runner] = folder / runner
@@ -69,7 +71,7 @@ def _wait_for(num_lines: int, run_dir: pathlib.Path, started) -> None:
 @pytest.mark.parametrize("runner", ["anakin", "sebulba"])
 def test_two_processes_learn_what_one_learns(runner, references, tmp_path):
     """The same curve and the same parameters; process 1 need not see the run directory."""
-    config, run_dir = processes.config_file(tmp_path), tmp_path / "run"
+    config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
     started = groups.train(2, 2, *_arguments(config, runner, 2), "--run_dir", run_dir)
     lead, other = groups.finish(started)
     assert lead.returncode == other.returncode == 0, lead.stderr + other.stderr
@@ -83,7 +85,7 @@ def test_two_processes_learn_what_one_learns(runner, references, tmp_path):
 
 def test_a_signal_to_any_stops_all_and_any_number_goes_on(references, tmp_path):
     """Two processes are stopped, four are killed, and one brings the run to its end."""
-    config, run_dir = processes.config_file(tmp_path), tmp_path / "run"
+    config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
     begun = ("--run_dir", run_dir, "--resume_if_begun")
     started = groups.train(2, 2, *_arguments(config, "anakin", 2), *begun)
     _wait_for(3, run_dir, started)
@@ -92,7 +94,7 @@ def test_a_signal_to_any_stops_all_and_any_number_goes_on(references, tmp_path):
     assert lead.returncode == other.returncode == 0, lead.stderr + other.stderr
     assert "continue with --resume" in lead.stdout
     stopped = processes.num_lines(run_dir)
-    assert stopped < 40
+    assert stopped < NUM_LINES
 
     started = groups.train(4, 2, *_arguments(config, "anakin", 2), *begun)
     _wait_for(stopped + 3, run_dir, started)
@@ -103,7 +105,7 @@ def test_a_signal_to_any_stops_all_and_any_number_goes_on(references, tmp_path):
         assert result.returncode == 1, result.stderr
         assert "failed: process 2 was lost" in result.stderr
         assert "Traceback" not in result.stderr
-    assert processes.num_lines(run_dir) < 40
+    assert processes.num_lines(run_dir) < NUM_LINES
 
     last = processes.run(
         "train", "--run_dir", run_dir, "--resume", environment=groups.environment(1)
@@ -113,7 +115,7 @@ def test_a_signal_to_any_stops_all_and_any_number_goes_on(references, tmp_path):
 
 
 def test_the_others_end_with_process_0(tmp_path):
-    config, run_dir = processes.config_file(tmp_path), tmp_path / "run"
+    config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
     started = groups.train(2, 1, *_arguments(config, "sebulba", 1), "--run_dir", run_dir)
     _wait_for(3, run_dir, started)
     began = time.monotonic()
@@ -123,20 +125,11 @@ def test_the_others_end_with_process_0(tmp_path):
     assert time.monotonic() - began < 2 * groups.PEER_TIMEOUT
     # Ours, unless JAX's own coordination, which also lives in process 0, was quicker.
     assert "process 0 was lost" in other.stderr or "another task died" in other.stderr
-    # What was saved is whole.
-    resumed = processes.run(
-        "train",
-        *("--run_dir", run_dir, "--resume"),
-        *("--gin_bindings", "Sebulba.actor_devices = (0, 1)"),
-        *("--gin_bindings", "Sebulba.learner_devices = (0, 1)"),
-        environment=groups.environment(2),
-    )
-    assert resumed.returncode == 0, resumed.stderr
 
 
 def test_mistakes_are_said_once(tmp_path):
     """A directory that is used, and processes that are given different settings."""
-    config, run_dir = processes.config_file(tmp_path), tmp_path / "run"
+    config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "file").touch()
     started = groups.train(2, 1, "--gin_file", config, "--run_dir", run_dir)
@@ -152,5 +145,7 @@ def test_mistakes_are_said_once(tmp_path):
 
 
 def test_where_there_is_no_cluster_processes_have_to_be_named(tmp_path):
-    result = processes.run("train", "--gin_file", processes.config_file(tmp_path), "--distributed")
+    result = processes.run(
+        "train", "--gin_file", processes.config_file(tmp_path, SHORT), "--distributed"
+    )
     processes.assert_mistake(result, "--coordinator HOST:PORT")
