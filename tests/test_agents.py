@@ -131,8 +131,11 @@ def test_one_version_of_the_parameters_acts_a_rollout_s5(subject):
 
 
 def test_any_number_of_devices_gives_the_same(subject):
+    some = isinstance(subject.agent, (ppo.PPO, dqn.DQN))
+    if not subject.case.saves_streams and not some:
+        pytest.skip("test_parity holds Sebulba to Anakin, for every agent")
     # One and four devices say enough of most agents, and compiling takes its time.
-    for num_devices in (1, 2) if isinstance(subject.agent, (ppo.PPO, dqn.DQN)) else (1,):
+    for num_devices in (1, 2) if some else (1,):
         recorder = contract.Recorder(subject.agent)
         runner = subject.case.make(recorder, subject.environment, num_devices)
         _assert_same_run(contract.run(runner), subject.history)

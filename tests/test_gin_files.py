@@ -43,6 +43,18 @@ SMALL_AGENTS = {
         "SAC.replay_ratio = 1.0",
     ),
 }
+# Experiments that take an update in every run of the tests.
+COMPILED = {
+    "snake_ppo_anakin",
+    "pong_ppo_sebulba_cpu",
+    "catch_impala_anakin",
+    "cartpole_dqn_anakin",
+    "memory_r2d2_anakin",
+    "pendulum_sac_anakin",
+    "halfcheetah_sac_sebulba_cpu",
+    "catch_muzero_anakin",
+    "catch_alphazero_anakin",
+}
 SLOW = ("brax", "breakout", "atari_classic", "sac_mujoco", "sac_pixels")
 # What a file leaves for the user to choose.
 CHOICES = {
@@ -108,6 +120,19 @@ def _take_one_update(files, bindings):
 
 @pytest.mark.parametrize("path", _files("experiments"))
 def test_experiments(path):
+    """All are traced, and some take an update; the rest do in the slow test below."""
+    _require_extras(path)
+    if pathlib.Path(path).stem in COMPILED:
+        _take_one_update([path], SMALL)
+        return
+    agent = experiment.load([path], SMALL).agent.__name__
+    loaded = experiment.load([path], [*SMALL, *SMALL_AGENTS.get(agent, ())])
+    experiment.check(loaded.build(), loaded.seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", _files("experiments"))
+def test_experiments_take_an_update(path):
     _require_extras(path)
     _take_one_update([path], SMALL)
 
@@ -172,6 +197,11 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
         else:
             assert (made.actor_devices, made.learner_devices) == ((0, 0, 1, 1), (2, 3))
     assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64
+
+
+def test_what_is_compiled_is_there():
+    there = {path.stem for path in (ROOT / "gin" / "experiments").glob("*.gin")}
+    assert there >= COMPILED
 
 
 def test_every_file_is_tried():

@@ -47,6 +47,7 @@ def test_values_of_probes_that_are_alike(learnt, probe):
     learnt.assert_values(probe)
 
 
+@pytest.mark.learning
 def test_masked_actions():
     CURRICULUM.assert_learns_alone(probes.MaskedAction)
 
