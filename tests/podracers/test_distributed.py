@@ -105,6 +105,26 @@ distributed.any_process(False)  # waits for process 2, for ever
     assert time.monotonic() - began < 120
 
 
+def test_what_is_being_saved_is_finished_first():
+    first, second = _run(
+        """
+import threading
+from podracers import peers
+begin()
+if process == 1:
+    raise errors.RunFailure("the disk is full")
+written = []
+peers.finish_first(lambda: not written)
+threading.Timer(4.0, lambda: (print("written", flush=True), written.append(True))).start()
+distributed.any_process(False)  # waits for process 1, for ever
+""",
+        num_devices=1,
+    )
+    assert (first.returncode, second.returncode) == (1, 1), first.stderr
+    assert "process 1: the disk is full" in first.stderr
+    assert "written" in first.stdout
+
+
 @pytest.mark.parametrize(
     ("number", "words"),
     [("SIGKILL", "it closed its connection"), ("SIGSTOP", "nothing was heard of it for 6 s")],
