@@ -58,8 +58,9 @@ train: install
 test: install
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not learning"
 
+# What runs for long is compiled well: the tests' own settings compile fast.
 test-learning: install
-	$(PYTEST) -m learning
+	XLA_FLAGS="--xla_cpu_use_fusion_emitters=true $$XLA_FLAGS" $(PYTEST) -m learning
 
 test-all: install
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not learning"

@@ -224,13 +224,14 @@ class OffPolicy:
             learner.params, learner.target, learner.optimizer_state, learner.gradient_steps
         )
 
+        @functools.partial(jax.jit, inline=True)  # traced once, for its shapes and for the loop
         def step(descent, priorities, index):
             current = memory._replace(**priorities)
             return self._gradient_step(learner, descent, current, jax.random.fold_in(key, index))
 
         # Only what changes is carried; the ring is read where it lies.
         priorities = {"priorities": memory.priorities, "highest": memory.highest}
-        shapes = jax.eval_shape(step, descent, priorities, 0)[2]
+        shapes = jax.eval_shape(step, descent, priorities, jnp.int32(0))[2]
         metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
         def body(index, carry):

@@ -68,7 +68,7 @@ class Acting:
         actor_state = jax.eval_shape(lambda: self.agent.init_actor(env_id, self.num_envs))
         timestep = self._timestep(rows)
         row_keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
-        action, _, extras = jax.eval_shape(self.agent.act, params, actor_state, timestep, row_keys)
+        action, _, extras = jax.eval_shape(self._decide, params, actor_state, timestep, row_keys)
 
         def over_time(length: int, tree: types.PyTree) -> types.PyTree:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype), tree)
@@ -105,6 +105,11 @@ class Acting:
             )
         return self._programs[device]
 
+    # Jitted, though within larger programs: what asks for its shapes traces it for the others, too.
+    @functools.cached_property
+    def _decide(self):
+        return jax.jit(self.agent.act, inline=True)
+
     @functools.cached_property
     def _programs(self) -> dict[jax.Device, Programs]:
         return {}
@@ -134,7 +139,7 @@ class Acting:
         actor_state = own(carry.actor_state)
         with jax.named_scope("act"):
             act_keys = keys.at_time(own(carry.row_keys), time)
-            action, actor_state, extras = self.agent.act(params, actor_state, timestep, act_keys)
+            action, actor_state, extras = self._decide(params, actor_state, timestep, act_keys)
         rollout = carry.rollout
         rollout = rollout._replace(
             timestep=_write(rollout.timestep, timestep, time, start),

@@ -111,7 +111,8 @@ class Anakin:
 
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update, as the run will; what is traced here is not traced again."""
-        state = jax.eval_shape(lambda: self.init(seed))
+        shapes = jax.eval_shape(lambda: self.init(seed))
+        state = parallel.placed(shapes, self.mesh, self._layout)
         return self._step.trace(state, jax.ShapeDtypeStruct((), jnp.int32))
 
     def diagnostics(self) -> metrics.Diagnostics:
@@ -208,17 +209,25 @@ class Anakin:
         memory = self.agent.init_memory(template)
         return learner, parallel.side_by_side(memory), streams
 
-    def _act(self, learner: Any, streams: unroll.Streams, key: jax.Array):
-        params = self.agent.actor_params(learner)
-        return unroll.unroll(self.agent, self._batched, params, streams, key, self.rollout_length)
+    # Jitted, though within larger programs: what asks for its shapes traces it for the others, too.
+    @functools.cached_property
+    def _act(self):
+        def act(learner: Any, streams: unroll.Streams, key: jax.Array):
+            params = self.agent.actor_params(learner)
+            length = self.rollout_length
+            return unroll.unroll(self.agent, self._batched, params, streams, key, length)
+
+        return jax.jit(act, inline=True)
 
     def _step_shard(self, state: AnakinState, num_updates: jax.Array):
+        update = jax.jit(self._update, inline=True)  # traced once, for its shapes and for the loop
+
         def body(_, carry):
             state, report = carry
-            state, means = self._update(state)
+            state, means = update(state)
             return state, metrics.add(report, means, state.update)
 
-        _, means = jax.eval_shape(self._update, state)
+        _, means = jax.eval_shape(update, state)
         # The trip count is traced, so that any number of updates runs the same program.
         state, report = jax.lax.fori_loop(0, num_updates, body, (state, metrics.empty(means)))
         return state, metrics.reduce(report)

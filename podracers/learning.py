@@ -77,6 +77,14 @@ class Learning:
             donate_argnums=0,
         )
 
+    def trace(self, state: SebulbaState) -> jax.stages.Traced:
+        """Traces one update, as the run will, from the shapes of a state."""
+        params = jax.eval_shape(self.agent.actor_params, state.learner)
+        rollout = self.programs.template(params, self.num_envs // self.placement.pieces)
+        piece = parallel.placed(rollout, self.mesh, self._layout_of_rollouts)
+        state = parallel.placed(state, self.mesh, self._layout)
+        return self.learn.trace(state, (piece,) * self.placement.pieces)
+
     @functools.cached_property
     def copy(self):
         """`learner -> actor_params`, which no later donation can delete."""

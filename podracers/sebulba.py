@@ -146,10 +146,7 @@ class Sebulba:
 
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update, as the run will."""
-        state = jax.eval_shape(lambda: self.init(seed))
-        params = jax.eval_shape(self.agent.actor_params, state.learner)
-        piece = self._programs.template(params, self.num_envs // self.placement.pieces)
-        return self._learning.learn.trace(state, (piece,) * self.placement.pieces)
+        return self._learning.trace(jax.eval_shape(lambda: self.init(seed)))
 
     def init(self, seed: int) -> learning.SebulbaState:
         """Returns the state before the first update."""

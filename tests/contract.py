@@ -137,8 +137,9 @@ def _muzero():
         unroll_steps=2,
         n_steps=2,
         temperature_steps=400,
-        learning_rate=0.002,
-        adam_epsilon=1e-2,  # the search magnifies what rounding does to tiny gradients
+        # Small steps: the search magnifies what rounding does to gradients, and to parameters.
+        learning_rate=0.0005,
+        adam_epsilon=1e-2,
         batch_size=16,
         min_replay=96,
         replay_capacity=200,

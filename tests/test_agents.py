@@ -39,6 +39,7 @@ def _subject(request):
     case = contract.RUNNERS[runner_name]
     recorder = contract.Recorder(agent)
     runner = case.make(recorder, candidate, 4)
+    runner.trace(0)  # as a run does, to refuse what does not fit before anything is written
     yield Subject(agent, candidate, case, recorder, runner, contract.run(runner))
     runner.close()
 
@@ -171,6 +172,11 @@ def test_a_seed_repeats_in_any_number_of_dispatches_without_another_trace(subjec
     other, _ = subject.runner.step(other, 1)
     with pytest.raises(AssertionError):
         streams.assert_same(contract.rollout(other).timestep, subject.history.rollouts[0].timestep)
+
+
+def test_learning_is_traced_once_from_the_first_check_on(subject):
+    traces = subject.recorder.traces
+    assert (traces.count("init_learner"), traces.count("update")) == (1, 1)
 
 
 def test_a_restored_state_goes_on(subject):

@@ -114,3 +114,36 @@ def test_what_has_no_axis_cannot_lie_beside_its_like():
     with pytest.raises(errors.UserError, match=r"'count' is a scalar: give it the shape \(1,\)"):
         parallel.side_by_side(memory)
     assert parallel.side_by_side({"ring": memory["ring"]})["ring"] is memory["ring"]
+
+
+def test_small_leaves_are_summed_together_and_large_ones_by_themselves():
+    rng = np.random.default_rng(0)
+    many = 100_000
+    tree = {
+        "count": rng.integers(0, 9, (4,), np.int32),
+        "empty": np.zeros((4, 0), np.float32),
+        "large": rng.normal(size=(4, many)).astype(np.float32),
+        "matrix": rng.normal(size=(4, 2, 3)).astype(np.float32),
+        "nothing": (),
+        "scalar": rng.normal(size=(4,)).astype(np.float32),
+        "steps": rng.integers(0, 9, (4, 2), np.int32),
+    }
+
+    def run(tree):
+        return parallel.global_sum(jax.tree.map(lambda x: x[0], tree))
+
+    mapped = jax.jit(
+        jax.shard_map(
+            run,
+            mesh=parallel.make_mesh(jax.devices()[:4]),
+            in_specs=P(parallel.AXIS),
+            out_specs=P(),
+            check_vma=False,
+        )
+    )
+    sums = mapped(tree)
+    for leaf, total in zip(jax.tree.leaves(tree), jax.tree.leaves(sums), strict=True):
+        assert (total.shape, total.dtype) == (leaf.shape[1:], leaf.dtype)
+        np.testing.assert_allclose(total, leaf.sum(axis=0), rtol=1e-5, atol=1e-6)
+    # One for the small floats, one for the integers, and one for the large leaf.
+    assert mapped.lower(tree).as_text().count('"stablehlo.all_reduce"') == 3
