@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -92,10 +93,8 @@ def _sum_together(leaves: list[jax.Array]) -> list[jax.Array]:
     """Sums leaves of one dtype over the devices, as one array."""
     if len(leaves) == 1:
         return [jax.lax.psum(leaves[0], AXIS)]
-    total = jax.lax.psum(jnp.concatenate([leaf.ravel() for leaf in leaves]), AXIS)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    parts = jnp.split(total, ends[:-1])
-    return [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves)]
+    together, apart = jax.flatten_util.ravel_pytree(leaves)
+    return apart(jax.lax.psum(together, AXIS))
 
 
 def share(mean: types.Mean) -> jax.Array:
