@@ -7,6 +7,7 @@ Axis legend: `T` time, `B` streams, `F` features.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import flax.linen as nn
@@ -231,11 +232,14 @@ class QModule(nn.Module):
       torso: the encoder and the core.
       dueling: whether values are the sum of a state's value and of advantages with mean 0; Wang et
         al., "Dueling Network Architectures", https://arxiv.org/abs/1511.06581.
+      head_hidden_sizes: sizes of the rectified layers that each head (the actions' and, with
+        `dueling`, the state's) has of its own before its linear one; `(512,)` in that paper.
     """
 
     num_actions: int
     torso: Torso
     dueling: bool = False
+    head_hidden_sizes: Sequence[int] = ()
 
     def initial_states(self, batch_size: int) -> tuple:
         """Returns the state of the torso."""
@@ -245,11 +249,18 @@ class QModule(nn.Module):
     def __call__(self, states, observation, first):
         """Returns values `[T, B, A]` and the states after it."""
         features, state = self.torso(states[0], observation, first)
-        values = linear(layers.Dense(self.num_actions, scale=0.01, name="action"), features)
+        values = self._head("action", self.num_actions, 0.01, features)
         if self.dueling:
             values -= jnp.mean(values, axis=-1, keepdims=True)
-            values += linear(layers.Dense(1, scale=1.0, name="state"), features)
+            values += self._head("state", 1, 1.0, features)
         return values, (state,)
+
+    def _head(self, name: str, size: int, scale: float, features: jax.Array) -> jax.Array:
+        """Returns `[T, B, size]`, with layers of its own before the linear one."""
+        for index, hidden in enumerate(self.head_hidden_sizes):
+            layer = layers.Dense(hidden, name=f"{name}_hidden_{index}")
+            features = jax.nn.relu(linear(layer, features))
+        return linear(layers.Dense(size, scale=scale, name=name), features)
 
 
 def q_network(
@@ -260,6 +271,7 @@ def q_network(
     core: nn.Module | None = None,
     frame_stack: int = 1,
     dueling: bool = False,
+    head_hidden_sizes: Sequence[int] = (),
 ) -> Composed:
     """Returns a network that puts out the value of each action, `[..., A]`.
 
@@ -270,10 +282,12 @@ def q_network(
       core: a module of `agents.cores`; by default none.
       frame_stack: how many frames the encoder sees; 1 for no stack.
       dueling: see `QModule`.
+      head_hidden_sizes: see `QModule`.
     """
     encoder = encoder if encoder is not None else encoders.MLP(activation="relu")
     torso = Torso(encoder, core if core is not None else cores.FeedForward())
-    return Composed(spec, QModule(num_actions, torso, dueling), frame_stack)
+    module = QModule(num_actions, torso, dueling, tuple(head_hidden_sizes))
+    return Composed(spec, module, frame_stack)
 
 
 def unroll_after(

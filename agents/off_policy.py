@@ -58,8 +58,11 @@ class OffPolicy:
     """All of an agent but its algorithm.
 
     After each rollout, once the replay holds `min_replay` transitions, so many gradient steps are
-    taken that each transition is drawn `replay_ratio` times on average. One gradient step of a
-    batch of `n` transitions per agent step is a replay ratio of `n`.
+    taken that each state is learnt from `replay_ratio` times on average: that is the number of
+    learnt states in all draws, over the number of agent steps collected. States that a draw reads
+    for burn-in or for targets alone are not learnt from, nor is what a model imagines (see
+    `_learnt_states`). One gradient step of a batch of `n` single transitions for each agent step is
+    a replay ratio of `n`.
 
     Attributes:
       spec: of the environment.
@@ -72,7 +75,7 @@ class OffPolicy:
       batch_size: sequences of each gradient step, over all devices.
       replay_capacity: transitions over all streams of all devices.
       min_replay: transitions over all streams before anything is learnt from them.
-      replay_ratio: how often a transition is drawn, on average.
+      replay_ratio: how often a state is learnt from, on average.
       priority_exponent: of prioritised replay; 0 for uniform draws.
       importance_exponent: how far losses are corrected for the priorities, in `[0, 1]`.
       target_period: gradient steps between updates of the target parameters.
@@ -132,8 +135,13 @@ class OffPolicy:
 
     @property
     def _unroll(self) -> int:
-        """How many transitions of a sequence are learnt from; the rest are burn-in."""
+        """How many transitions of a sequence follow the burn-in."""
         return 1
+
+    @property
+    def _learnt_states(self) -> int:
+        """How many states of a sequence are learnt from, which `replay_ratio` counts."""
+        return self._unroll
 
     def _init_params(self, key: jax.Array) -> types.PyTree:
         """Returns fresh parameters."""
@@ -270,9 +278,8 @@ class OffPolicy:
     ) -> jax.Array:
         """Returns how many gradient steps follow this rollout, int32, equal on all devices."""
         collected = rollout.timestep.reward[1:].size * parallel.axis_size()
-        each = fractions.Fraction(self.replay_ratio) * collected / self.batch_size / self._unroll
-        # Gradient steps a rollout, as a fraction whose products below are exact in int32.
-        each = each.limit_denominator(30_000)
+        # A fraction whose products below are exact in int32.
+        each = self._steps_after(collected).limit_denominator(30_000)
         if not each:
             raise errors.UserError(
                 f"{type(self).__name__}.replay_ratio = {self.replay_ratio}: with rollouts of "
@@ -283,6 +290,11 @@ class OffPolicy:
         steps = whole + (phase + 1) * rest // each.denominator - phase * rest // each.denominator
         enough = self._transitions(memory) >= self.min_replay
         return jnp.where(enough & self._replay.ready(memory), steps, 0)
+
+    def _steps_after(self, collected: int) -> fractions.Fraction:
+        """Returns how many gradient steps follow so many agent steps, on average."""
+        learnt = self.batch_size * self._learnt_states
+        return fractions.Fraction(self.replay_ratio) * collected / learnt
 
     def _prioritized(self, learner: Learner, memory: replay.Memory, rollout: types.Rollout):
         """Gives the new sequences their first priorities, where the algorithm has any."""

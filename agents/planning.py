@@ -101,7 +101,9 @@ def targets(
 class Planner(off_policy.OffPolicy):
     """All of an agent that searches but its model; see `OffPolicy` for the options that it shares.
 
-    A sequence of replay counts `K + n + 1` transitions: `replay_ratio` does, too.
+    A sequence of replay is `K + n + 1` transitions long, and one state of it is learnt from: the
+    first, which the model is unrolled from. So `replay_ratio` is what Schrittwieser et al., 2020,
+    https://arxiv.org/abs/1911.08265, call samples per state (appendix H).
 
     Attributes:
       network: what an algorithm says.
@@ -196,6 +198,10 @@ class Planner(off_policy.OffPolicy):
     @property
     def _unroll(self) -> int:
         return self._imagined + self.n_steps + 1
+
+    @property
+    def _learnt_states(self) -> int:
+        return 1
 
     def _root(self, params: ActorParams, core: Any, timestep: types.TimeStep):
         """Returns what the search begins with, `[B, ...]`, and the core after it."""

@@ -143,7 +143,7 @@ def _muzero():
         batch_size=16,
         min_replay=96,
         replay_capacity=200,
-        replay_ratio=4.0,
+        replay_ratio=0.8,
         priority_exponent=0.6,
         importance_exponent=0.4,
     )

@@ -1,5 +1,6 @@
 """Every .gin file of the project builds, and what it describes takes one update."""
 
+import fractions
 import importlib.util
 import os
 import pathlib
@@ -197,6 +198,52 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
         else:
             assert (made.actor_devices, made.learner_devices) == ((0, 0, 1, 1), (2, 3))
     assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64
+
+
+def _at_full_size(path):
+    """Returns the parts with the agent that a file describes, and few environments."""
+    return experiment.load([*DEFAULTS, *BESIDE.get(path, ()), path], SMALL[:3]).build()
+
+
+# Gradient steps for each agent step: the numbers of papers, and those that results were made with.
+GRADIENT_STEPS = {
+    "gin/agents/dqn_atari.gin": fractions.Fraction(1, 4),
+    "gin/agents/r2d2_atari.gin": fractions.Fraction(3, 4) / (64 * 80),
+    "gin/agents/muzero_atari.gin": fractions.Fraction(2, 1024),
+    "gin/agents/sac_mujoco.gin": 1,
+    "gin/agents/sac_pixels.gin": 1,
+    "gin/experiments/cartpole_dqn_anakin.gin": fractions.Fraction(1, 16),
+    "gin/experiments/catch_r2d2_anakin.gin": fractions.Fraction(1, 256),
+    "gin/experiments/cartpole_masked_r2d2_anakin.gin": fractions.Fraction(1, 32),
+    "gin/experiments/catch_muzero_anakin.gin": fractions.Fraction(1, 16),
+    "gin/experiments/cartpole_muzero_anakin.gin": fractions.Fraction(1, 16),
+    "gin/experiments/catch_alphazero_anakin.gin": fractions.Fraction(1, 64),
+    "gin/experiments/pendulum_sac_anakin.gin": 1,
+}
+
+
+@pytest.mark.parametrize("path", GRADIENT_STEPS, ids=lambda path: pathlib.Path(path).stem)
+def test_gradient_steps_follow_agent_steps(path):
+    assert _at_full_size(path).agent._steps_after(1) == GRADIENT_STEPS[path]
+
+
+# As in SEED RL's atari/networks.py, but for the bias of the actions' head, which is not there.
+def test_the_heads_of_r2d2_on_atari_are_those_published():
+    agent = _at_full_size("gin/agents/r2d2_atari.gin").agent
+    params = jax.eval_shape(agent._init_params, jax.random.key(0))
+    heads = {name: params[name] for name in params if name != "torso"}
+    assert jax.tree.map(lambda x: x.shape, heads) == {
+        "state_hidden_0": {"kernel": (512, 512), "bias": (512,)},
+        "state": {"kernel": (512, 1), "bias": (1,)},
+        "action_hidden_0": {"kernel": (512, 512), "bias": (512,)},
+        "action": {"kernel": (512, 18), "bias": (18,)},
+    }
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d2", "muzero"])
+def test_atari_agents_with_replay_are_traced_at_full_size(name):
+    """Experiments trace PPO and IMPALA."""
+    _at_full_size(f"gin/agents/{name}_atari.gin").runner.trace(0)
 
 
 def test_what_is_compiled_is_there():

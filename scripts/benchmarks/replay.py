@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from benchmarks import measure, records
 
-from agents import off_policy
 from podracers import anakin, experiment, footprint, types
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -60,7 +59,7 @@ def benchmark_agent(
     replay = measure.take_turns({"replay": _replay_alone(runner, state)}, repeats)["replay"]
     parts["Sebulba"].runner.close()
     steps = runner.steps_per_update
-    each = gradient_steps(agent, steps)
+    each = float(agent._steps_after(steps))
     share = float(np.median(replay) * np.median(rates["Anakin"])) / steps
     case = {"experiment": name.removesuffix("_anakin")}
     return records.Result(
@@ -84,16 +83,11 @@ def benchmark_agent(
     )
 
 
-def gradient_steps(agent: off_policy.OffPolicy, agent_steps: int) -> float:
-    """Returns how many gradient steps follow so many agent steps."""
-    return agent.replay_ratio * agent_steps / (agent.batch_size * agent._unroll)
-
-
 def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.Turn:
     """Returns a turn that stores a rollout, draws as often as an update does, and reprioritises."""
     agent = runner.agent
     replay = agent._replay
-    draws = max(round(gradient_steps(agent, runner.steps_per_update)), 1)
+    draws = max(round(agent._steps_after(runner.steps_per_update)), 1)
 
     def use(memory, rollout, key):
         memory = replay.add(memory, agent._kept(rollout))

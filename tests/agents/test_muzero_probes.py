@@ -26,7 +26,7 @@ def _make(spec, encoder, core, total_steps):
         n_steps=3,
         learning_rate=4e-3,
         batch_size=256,
-        replay_ratio=7.0 * 4.0,
+        replay_ratio=4.0,
         replay_capacity=total_steps // 4,
         min_replay=1024,
         final_temperature=0.5,

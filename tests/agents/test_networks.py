@@ -184,6 +184,46 @@ def test_the_standard_deviation_is_free_of_the_observation():
     np.testing.assert_array_equal(output.policy[..., 2:], expected)
 
 
+def _q_network(**options):
+    """Returns a network of five features and four actions, its parameters, and how it unrolls."""
+    spec = environment.EnvironmentSpec("test", VECTOR, DISCRETE)
+    network = networks.q_network(spec, 4, encoder=encoders.MLP((6,), "relu"), **options)
+    params = jax.jit(network.init)(jax.random.key(0), _row(_timestep(VECTOR), 0))
+    return network, params, jax.jit(lambda p, timestep: network.unroll(p, (), timestep)[0])
+
+
+def test_the_heads_of_values_have_hidden_layers_of_their_own():
+    network, params, unroll = _q_network(dueling=True, head_hidden_sizes=(8, 7))
+    timestep = _timestep(VECTOR)
+    values = unroll(params, timestep)
+    assert values.shape == (LENGTH, BATCH, 4)
+    features = network.module.torso.apply(
+        {"params": params["torso"]}, (), timestep.observation, timestep.first()
+    )[0]
+
+    def head(name):
+        hidden = features
+        for layer in (f"{name}_hidden_0", f"{name}_hidden_1"):
+            hidden = np.maximum(hidden @ params[layer]["kernel"] + params[layer]["bias"], 0.0)
+        return hidden @ params[name]["kernel"] + params[name]["bias"]
+
+    advantage = head("action")
+    expected = head("state") + advantage - np.mean(advantage, axis=-1, keepdims=True)
+    np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
+    shapes = {name: layer["kernel"].shape for name, layer in params.items() if name != "torso"}
+    assert shapes == {
+        **{"action_hidden_0": (6, 8), "action_hidden_1": (8, 7), "action": (7, 4)},
+        **{"state_hidden_0": (6, 8), "state_hidden_1": (8, 7), "state": (7, 1)},
+    }
+    gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.square(unroll(p, timestep) - 1.0))))(params)
+    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
+
+
+def test_the_heads_of_values_are_linear_by_default():
+    assert set(_q_network(dueling=True)[1]) == {"torso", "action", "state"}
+    assert set(_q_network()[1]) == {"torso", "action"}
+
+
 @pytest.mark.parametrize("encoder", [encoders.CNN(), encoders.NatureCNN(), encoders.ImpalaResNet()])
 def test_a_convolution_over_a_vector_is_the_users_mistake(encoder):
     spec = environment.EnvironmentSpec("test", VECTOR, DISCRETE)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import off_policy
+from agents import alphazero, encoders, muzero_networks, off_policy, tree_search
+from environments import searchable
 from podracers import errors, parallel, types
-from tests import streams
+from tests import contract, streams
 
 NUM_ENVS, LENGTH = 4, 5
 ENVIRONMENT = streams.RandomEpisodes()
@@ -87,6 +88,35 @@ def test_the_replay_ratio_decides_how_many_gradient_steps_follow(ratio, expected
     assert int(learner.gradient_steps) == sum(expected)
     assert int(learner.agent_steps) == 4 * NUM_ENVS * LENGTH
     np.testing.assert_allclose(learner.params["w"], 0.5 * sum(expected), rtol=1e-4)
+
+
+def _alphazero():
+    candidate = searchable.Searchable(streams.RandomEpisodes(end=0.0))
+    agent = alphazero.AlphaZero(
+        candidate.spec,
+        network=functools.partial(
+            muzero_networks.policy_value, encoder=encoders.MLP((8,)), hidden_sizes=(8,)
+        ),
+        search=functools.partial(tree_search.Search, num_simulations=2, max_depth=2),
+        n_steps=2,
+        batch_size=16,
+        min_replay=48,
+        replay_capacity=200,
+    )
+    return agent, candidate
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d2", "sac", "sac_discrete", "muzero", "alphazero"])
+def test_the_replay_ratio_counts_the_states_that_are_learnt_from(name):
+    """Every agent takes the mean of its values over just the states that its loss is of."""
+    agent, candidate = _alphazero() if name == "alphazero" else contract.AGENTS[name]()
+    if name != "alphazero":
+        candidate = dataclasses.replace(candidate, end=0.0)  # no state is an ending
+    agent = dataclasses.replace(agent, replay_ratio=2.0)
+    subject = contract.RUNNERS["anakin"].make(agent, candidate, 1)
+    state, _ = subject.step(subject.init(0), 3)  # until every stream has a sequence
+    _, report = subject.step(state, 4)
+    assert report.means["value/mean"].count == 2.0 * 4 * subject.steps_per_update
 
 
 def test_nothing_is_learnt_before_there_is_enough():

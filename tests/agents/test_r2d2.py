@@ -27,6 +27,7 @@ NETWORK = functools.partial(
     core=cores.LSTM(8),
     frame_stack=2,
     dueling=True,
+    head_hidden_sizes=(8,),
 )
 
 
