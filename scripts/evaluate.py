@@ -1,7 +1,8 @@
 """Evaluates a run: python scripts/evaluate.py --run_dir DIR [--episodes N] [--video FILE.gif].
 
-Of the last checkpoint of a finished run it says what `summary.json` says; any other checkpoint plays
-the same episodes. Where evaluations sample from the policy, it says what greedy actions reach, too.
+Of the last checkpoint of a finished run it says what `summary.json` says; any other checkpoint
+plays the same episodes. Where evaluations sample from the policy, the return of greedy actions is
+printed beside.
 """
 
 import argparse
