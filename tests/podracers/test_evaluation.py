@@ -185,3 +185,14 @@ def test_the_error_of_a_population_is_that_over_its_members():
     episodes = evaluation.Episodes(returns, returns.astype(int), returns > -1.0)
     expected = np.std([1.0, 5.0, 6.0], ddof=1) / math.sqrt(3)
     np.testing.assert_allclose(episodes.standard_error(), expected, rtol=1e-6)
+
+
+def test_checkpoints_are_ranked_by_the_agents_own_evaluation():
+    ones, zeros = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    own, greedy = (
+        evaluation.Episodes(returns, ones.astype(int), ones > 0) for returns in (ones, zeros)
+    )
+    both = evaluation.Evaluation(own, greedy)
+    assert both.score == 1.0
+    assert both.by_prefix() == {"": own, "greedy_": greedy}
+    assert evaluation.Evaluation(own, None).by_prefix() == {"": own}

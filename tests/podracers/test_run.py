@@ -108,22 +108,6 @@ def test_greedy_returns_are_logged_beside_sampled_ones(population):
     assert last["greedy_return"] == pytest.approx(np.mean(by_seed))
 
 
-def test_checkpoints_are_ranked_by_sampled_returns(settings, tmp_path):
-    directory = run_directory.RunDirectory(tmp_path)
-    bindings = {"evaluation_period": 2, "evaluation_episodes": 64, "total_steps": 512}
-    summary, _ = _run(_alone(settings, **bindings), directory)
-    scores = {
-        line["step"]: (line["evaluation/return"], line["evaluation/greedy_return"])
-        for line in processes.log(directory.path)
-        if "evaluation/return" in line
-    }
-    last = summary["evaluation"]
-    scores[512] = (last["return"], last["greedy_return"])
-    best = [max(scores, key=lambda step: scores[step][which]) for which in (0, 1)]
-    assert best[0] != best[1]  # or this would show nothing
-    assert summary["best_checkpoint"] == best[0]
-
-
 def test_an_agent_without_the_option_is_evaluated_as_it_is(settings, tmp_path):
     def foreign(spec):
         return contract.Recorder(settings.agent(spec=spec))

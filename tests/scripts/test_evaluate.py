@@ -12,10 +12,17 @@ from PIL import Image
 from tests import processes
 
 
+# So many that other episodes have another mean return.
+_MANY = """
+experiment.Experiment.evaluation_episodes = 300
+experiment.Experiment.greedy_evaluation_episodes = 200
+"""
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluate")
-    config = processes.config_file(folder)
+    config = processes.config_file(folder, _MANY)
     result = processes.run("train", "--gin_file", config, "--run_dir", folder / "run")
     assert result.returncode == 0, result.stderr
     return folder / "run"
@@ -80,7 +87,6 @@ def test_says_what_the_summary_of_the_run_says(run_dir):
     assert result.stdout.splitlines() == _lines(summary)
     other = _evaluate(run_dir, "--seed", 5).stdout.splitlines()
     assert len(other) == 2 and other != _lines(summary)
-    assert _evaluate(run_dir, "--seed", summary["seed"]).stdout == result.stdout
 
 
 def test_evaluates_the_best_checkpoint(run_dir):
