@@ -11,7 +11,6 @@ from PIL import Image
 
 from tests import processes
 
-
 # So many that other episodes have another mean return.
 _MANY = """
 experiment.Experiment.evaluation_episodes = 300
