@@ -75,6 +75,8 @@ class ActorCritic:
       normalize_observations: to mean 0 and variance 1 over all that was seen, clipped at 10.
       reward_scale: multiplies the rewards that are learnt from.
       reward_clip: bounds the absolute value of scaled rewards; None for no bound.
+      greedy_evaluation: whether evaluations take the most probable action; they sample otherwise,
+        as training does.
     """
 
     spec: environment.EnvironmentSpec
@@ -90,6 +92,7 @@ class ActorCritic:
     normalize_observations: bool = False
     reward_scale: float = 1.0
     reward_clip: float | None = None
+    greedy_evaluation: bool = False
 
     # The options that are counts, portions (in [0, 1]) and positive numbers or None.
     _COUNTS: ClassVar[tuple[str, ...]] = ("num_minibatches",)
@@ -168,11 +171,11 @@ class ActorCritic:
         return ActorParams(learner.params, learner.normalizer)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
-        """Samples an action for each stream; takes the likeliest in evaluation."""
+        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
         mask = encoders.action_mask(timestep.observation)
         timestep = self._normalized(params.normalizer, timestep)
         output, actor_state = self._network.step(params.params, actor_state, timestep)
-        if evaluation:
+        if evaluation and self.greedy_evaluation:
             raw = self._head.mode(output.policy, mask)
         else:
             raw = self._head.sample(output.policy, mask, key)

@@ -53,6 +53,9 @@ class SAC(off_policy.OffPolicy):
         0.98).
       random_steps: agent steps over all streams, at the start, in which actions are uniformly
         random.
+      greedy_evaluation: whether evaluations take the most probable action (of continuous ones the
+        squashed mean); they sample otherwise, as training does. By default True for continuous
+        actions, as published, and False for discrete ones.
     """
 
     learning_rate: float = 3e-4
@@ -64,12 +67,15 @@ class SAC(off_policy.OffPolicy):
     initial_temperature: float = 1.0
     target_entropy: float | None = None
     random_steps: int = 0
+    greedy_evaluation: bool | None = None
 
     _POSITIVE: ClassVar = ("initial_temperature", *off_policy.OffPolicy._POSITIVE)
 
     def __post_init__(self):
         """Refuses impossible options."""
         super().__post_init__()
+        if self.greedy_evaluation is None:
+            object.__setattr__(self, "greedy_evaluation", self._kind.default_greedy_evaluation)
         most = self._kind.most_target_entropy
         options.expect(
             self,
@@ -121,13 +127,13 @@ class SAC(off_policy.OffPolicy):
         return ActorParams(params.policy, encoder, learner.normalizer, is_random)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
-        """Samples an action, or takes the likeliest one (the squashed mean) in evaluation."""
+        """Samples an action, or takes the mode (see `greedy_evaluation`)."""
         mask = encoders.action_mask(timestep.observation)
         timestep = self._normalized(params.normalizer, timestep)
         observation, actor_state = self._network.observe(actor_state, timestep)
         features = self._network.encode(params.encoder, observation)
         outputs = self._network.outputs(params.policy, features)
-        action = self._kind.act(outputs, mask, key, mode=evaluation)
+        action = self._kind.act(outputs, mask, key, mode=evaluation and self.greedy_evaluation)
         if self.random_steps and not evaluation:
             random = self._kind.random(mask, key)
             action = jnp.where(params.is_random, random, action)

@@ -36,6 +36,7 @@ class Policy(Protocol):
     num_values: int  # of each critic
     default_target_entropy: float
     most_target_entropy: float  # none higher than this can be kept
+    default_greedy_evaluation: bool
 
     def act(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, mode: bool):
         """Returns an action of each row for the environment; the likeliest if `mode`."""
@@ -94,6 +95,7 @@ class Continuous:
     num_values = 1
     default_target_entropy = -1.0
     most_target_entropy = math.log(2.0)  # of the uniform policy
+    default_greedy_evaluation = True  # the mean action, as published
 
     @functools.cached_property
     def _head(self) -> distributions.ActionHead:
@@ -158,6 +160,7 @@ class Discrete:
     num_actions: int
     default_target_entropy = 0.98
     most_target_entropy = 1.0
+    default_greedy_evaluation = False
 
     @property
     def num_outputs(self) -> int:

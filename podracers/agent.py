@@ -3,6 +3,7 @@
 Axis legend: `T` time, `B` the streams of one shard (of one device, or of one actor thread).
 """
 
+import dataclasses
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -12,7 +13,12 @@ from podracers import types
 
 @runtime_checkable
 class Agent(Protocol):
-    """A frozen dataclass of static configuration, built from an `EnvironmentSpec` (`spec=`)."""
+    """A frozen dataclass of static configuration, built from an `EnvironmentSpec` (`spec=`).
+
+    An agent whose policy is stochastic may have one more field, `greedy_evaluation: bool`: whether
+    `act` takes the most probable action in evaluation, or samples it. Evaluations then measure both
+    (see `greedy`).
+    """
 
     def init_learner(self, key: jax.Array) -> Any:
         """Returns what is identical on every learner device: parameters, optimizer, counters."""
@@ -55,7 +61,8 @@ class Agent(Protocol):
           timestep: `[B, ...]`.
           key: `[B]` typed keys, one a stream: what a stream does never depends on which device or
             thread carries it, or on its neighbours.
-          evaluation: act greedily (static).
+          evaluation: act as the policy is to be judged, without what only serves exploration
+            (static).
 
         Returns:
           `(action, actor_state, extras)`, each `[B, ...]`.
@@ -76,3 +83,17 @@ class Agent(Protocol):
         Returns:
           The new state, and metrics that are this device's share: the runner merges them.
         """
+
+
+def greedy(agent: Agent) -> Agent | None:
+    """Returns the agent with greedy evaluations, for the same parameters.
+
+    Args:
+      agent: any agent.
+
+    Returns:
+      None where its evaluations are greedy already, or it has no field `greedy_evaluation`.
+    """
+    if getattr(agent, "greedy_evaluation", True):
+        return None
+    return dataclasses.replace(agent, greedy_evaluation=True)

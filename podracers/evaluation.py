@@ -20,6 +20,8 @@ from podracers import check, errors, types
 from podracers import environment as environment_lib
 
 DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
+_SALT = 0x5EED  # keeps evaluation apart from every stream of the runner
+_PERIODIC, _FINAL = range(2)  # what an evaluation's key is folded from, besides the seed
 
 # What acting's keys are folded from: a number that no episode has. Folding them from the key of the
 # reset would give the very keys that `jax.random.split` makes of it inside the environment.
@@ -43,6 +45,22 @@ class Episodes(NamedTuple):
         return float(np.std(samples, ddof=min(1, samples.size - 1)) / np.sqrt(samples.size))
 
 
+class Evaluation(NamedTuple):
+    """What parameters reach, acting as the agent does in evaluation, and greedily beside it."""
+
+    episodes: Episodes
+    greedy: Episodes | None  # None where the former are greedy, or these are not wanted
+
+    @property
+    def score(self) -> float:
+        """The mean return over all episodes and members: what checkpoints are ranked by."""
+        return float(np.mean(self.episodes.returns))
+
+    def by_prefix(self) -> dict[str, Episodes]:
+        """Returns both by what the names of their metrics begin with."""
+        return {"": self.episodes} | ({} if self.greedy is None else {"greedy_": self.greedy})
+
+
 class Stopped(Exception):
     """An evaluation was given up on, because nobody wants its result any more."""
 
@@ -62,14 +80,14 @@ class Evaluator:
     Attributes:
       agent: who acts.
       environment: a one-stream JAX environment, without auto-reset.
-      num_episodes: `E`.
+      num_episodes: `E`. Episodes are played side by side, so that many of them cost little.
       population: `P`; with more than one, parameters have a leading axis.
       max_steps: where an episode is cut; None for the environment's own limit.
     """
 
     agent: agent_lib.Agent
     environment: environment_lib.Environment
-    num_episodes: int
+    num_episodes: int = 512
     population: int = 1
     max_steps: int | None = None
 
@@ -85,9 +103,11 @@ class Evaluator:
     ) -> Episodes:
         """Returns what the policy reaches; the same key gives the same episodes.
 
-        It is one program, and does not listen to `stop`.
+        It is one program, on the first device that holds the parameters, and does not listen to
+        `stop`.
         """
-        return Episodes(*jax.device_get(self._run(params, key)))
+        params = jax.tree.map(first_shard, params)
+        return Episodes(*jax.device_get(self._run(params, jax.device_put(key, device(params)))))
 
     @property
     def limit(self) -> int:
@@ -136,10 +156,41 @@ class Evaluator:
         return jax.lax.while_loop(unfinished, step, start).episodes
 
 
+def run_key(seed: int, update: int | None = None) -> jax.Array:
+    """Returns the key of a run's evaluation, apart from all keys of training.
+
+    The final evaluation of a run has the same key as `scripts/evaluate.py`, whichever checkpoint it
+    evaluates: checkpoints are compared on the same episodes. Evaluations during training have
+    others, so that the points of a learning curve have independent errors, and so that the best
+    checkpoint, which they choose, is judged on episodes that did not choose it.
+
+    Args:
+      seed: of the run.
+      update: after how many updates the run is evaluated; None for its final evaluation.
+    """
+    key = jax.random.fold_in(jax.random.key(seed), _SALT)
+    if update is None:
+        return jax.random.fold_in(key, _FINAL)
+    return jax.random.fold_in(jax.random.fold_in(key, _PERIODIC), update)
+
+
 def episode_keys(key: jax.Array, episode: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """Returns the key of an episode's reset, and the one that acting's are folded from by time."""
     acting = jax.random.fold_in(key, _ACTING)
     return jax.random.fold_in(key, episode), jax.random.fold_in(acting, episode)
+
+
+def first_shard(leaf: Any) -> Any:
+    """Returns the copy of a replicated array that lies on its first device."""
+    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+        return leaf.addressable_data(0)
+    return leaf
+
+
+def device(params: types.PyTree) -> jax.Device | None:
+    """Returns the device of parameters that lie on one; None where there are none."""
+    arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
+    return next(iter(arrays[0].devices())) if arrays else None
 
 
 def record(

@@ -14,7 +14,7 @@ Evaluator = evaluation.Evaluator | host_evaluation.HostEvaluator
 def make(
     agent: agent_lib.Agent,
     environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory,
-    num_episodes: int,
+    num_episodes: int | None = None,
     population: int = 1,
     max_steps: int | None = None,
     timeout: float | None = None,
@@ -22,17 +22,22 @@ def make(
     """Returns an evaluator (see `evaluation.Evaluator`).
 
     Its `run(params, key, stop)` returns episodes, or raises `evaluation.Stopped` soon after
-    `stop()` became true, if it can stop. `timeout` is that of `host_evaluation.HostEvaluator`.
+    `stop()` became true, if it can stop. `timeout` is that of `host_evaluation.HostEvaluator`. None
+    stands for the evaluator's own defaults.
     """
+    options = {"num_episodes": num_episodes, "max_steps": max_steps}
     if not environment_lib.is_host(environment):
-        return evaluation.Evaluator(agent, environment, num_episodes, population, max_steps)
+        return evaluation.Evaluator(agent, environment, population=population, **_given(**options))
     if population != 1:
         raise errors.UserError(
             f"{environment.spec.name} is stepped on the host, by one member: population = 1, got "
             f"{population}"
         )
-    limit = {} if timeout is None else {"timeout": timeout}
-    return host_evaluation.HostEvaluator(agent, environment, num_episodes, max_steps, **limit)
+    return host_evaluation.HostEvaluator(agent, environment, **_given(**options, timeout=timeout))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def record(

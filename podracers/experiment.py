@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import jax
 
 from podracers import agent as agent_lib
-from podracers import check_static, config, config_errors, errors, evaluation, evaluators
+from podracers import (
+    check_static,
+    config,
+    config_errors,
+    errors,
+    evaluation,
+    evaluators,
+    types,
+)
 from podracers import environment as environment_lib
 from podracers import runner as runner_lib
 
@@ -17,6 +25,7 @@ _LEAST = {
     "total_steps": 1,
     "log_period": 1,
     "evaluation_episodes": 1,
+    "greedy_evaluation_episodes": 0,
     "evaluation_max_steps": 1,
     "keep_latest": 1,
     "evaluation_period": 0,
@@ -24,6 +33,12 @@ _LEAST = {
     "keep_best": 0,
     "profile_update": 0,
 }
+_OPTIONAL = (
+    "evaluation_episodes",
+    "greedy_evaluation_episodes",
+    "evaluation_max_steps",
+    "profile_update",
+)
 
 
 class Parts(NamedTuple):
@@ -32,8 +47,17 @@ class Parts(NamedTuple):
     environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
     agent: agent_lib.Agent
     runner: runner_lib.Runner
-    evaluator: evaluation.Evaluator
+    evaluator: evaluators.Evaluator
+    greedy_evaluator: evaluators.Evaluator | None  # None where `evaluator` is greedy, or not wanted
     num_updates: int  # how many updates make `total_steps`
+
+    def evaluate(
+        self, params: types.PyTree, key: jax.Array, stop: Callable[[], bool] = lambda: False
+    ) -> evaluation.Evaluation:
+        """Returns what both evaluators find with one key; see `evaluation.Evaluator.run`."""
+        episodes = self.evaluator.run(params, key, stop)
+        greedy = self.greedy_evaluator
+        return evaluation.Evaluation(episodes, greedy and greedy.run(params, key, stop))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,7 +73,11 @@ class Experiment:
       total_steps: agent steps over all environments; rounded up to whole updates.
       log_period: updates between two log lines; one dispatch of the runner.
       evaluation_period: updates between evaluations; 0 for one at the end only.
-      evaluation_episodes: how many first episodes each evaluation averages.
+      evaluation_episodes: how many first episodes each evaluation averages; None for 512 of a JAX
+        environment, which plays them side by side, or 64 of one on the host.
+      greedy_evaluation_episodes: how many episodes of the same evaluation are played once more,
+        greedily, where the agent's evaluations sample (`greedy_evaluation`); None for all of them,
+        0 for none, as where episodes are costly.
       evaluation_max_steps: where an evaluated episode is cut; None for the environment's limit.
       checkpoint_period: updates between checkpoints, besides those at every evaluation and at the
         end; 0 for those alone.
@@ -66,7 +94,8 @@ class Experiment:
     total_steps: int
     log_period: int = 10
     evaluation_period: int = 0
-    evaluation_episodes: int = 64
+    evaluation_episodes: int | None = None
+    greedy_evaluation_episodes: int | None = None
     evaluation_max_steps: int | None = None
     checkpoint_period: int = 0
     keep_latest: int = 3
@@ -80,7 +109,7 @@ class Experiment:
     def __post_init__(self):
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is None and name in ("evaluation_max_steps", "profile_update"):
+            if value is None and name in _OPTIONAL:
                 continue
             # `1e6` is how people write a million steps.
             if isinstance(value, float) and value.is_integer():
@@ -128,7 +157,16 @@ class Experiment:
             runner.timeout,
         )
         num_updates = -(-self.total_steps // runner.steps_per_update)
-        return Parts(environment, agent, runner, evaluator, num_updates)
+        return Parts(
+            environment, agent, runner, evaluator, self._greedy_evaluator(evaluator), num_updates
+        )
+
+    def _greedy_evaluator(self, evaluator: evaluators.Evaluator) -> evaluators.Evaluator | None:
+        greedy = agent_lib.greedy(evaluator.agent)
+        if greedy is None or self.greedy_evaluation_episodes == 0:
+            return None
+        count = self.greedy_evaluation_episodes or evaluator.num_episodes
+        return dataclasses.replace(evaluator, agent=greedy, num_episodes=count)
 
 
 def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:

@@ -9,7 +9,6 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
 import jax
 import numpy as np
@@ -33,14 +32,14 @@ class HostEvaluator:
     Attributes:
       agent: who acts.
       environment: a recipe for host environments.
-      num_episodes: `E`.
+      num_episodes: `E`. Simulators are slow, so that the default is less than that of `Evaluator`.
       max_steps: where an episode is cut; None for the environment's own limit.
       timeout: seconds that a step of a simulator may take.
     """
 
     agent: agent_lib.Agent
     environment: environment_lib.HostEnvironmentFactory
-    num_episodes: int
+    num_episodes: int = 64
     max_steps: int | None = None
     timeout: float = 60.0
 
@@ -101,8 +100,8 @@ class HostEvaluator:
           env_id: `[B]` int32, which of its episodes.
           doing: is told what happens.
         """
-        device = _device(params)
-        params = jax.tree.map(_first_shard, params)
+        params = jax.tree.map(evaluation.first_shard, params)
+        device = evaluation.device(params)
         key = jax.device_put(key, device)
         with doing(pipeline.COMPILING):
             actor_state, act_keys = self._begin(key, jax.device_put(env_id, device))
@@ -191,21 +190,6 @@ def record(
             if recorded[-1].last():
                 break
     return recorded
-
-
-def _first_shard(leaf: Any) -> Any:
-    """Returns the copy of a replicated array that lies on its first device."""
-    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-        return leaf.addressable_data(0)
-    return leaf
-
-
-def _device(params: types.PyTree) -> jax.Device | None:
-    """Returns where the parameters are (see `_first_shard`); None where there are none."""
-    for leaf in jax.tree.leaves(params):
-        if isinstance(leaf, jax.Array):
-            return next(iter(_first_shard(leaf).devices()))
-    return None
 
 
 def _num_threads() -> int:

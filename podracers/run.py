@@ -31,9 +31,6 @@ from podracers import experiment as experiment_lib
 
 _LOGGER = logging.getLogger(__name__)
 
-_EVALUATION, _FINAL = range(2)  # what an evaluation's key is folded from, besides the seed
-_EVALUATION_SALT = 0x5EED  # keeps evaluation apart from every stream of the runner
-
 
 class Run:
     """Trains one experiment in one run directory.
@@ -171,15 +168,17 @@ class Run:
 
     def _judge(self, params: types.PyTree) -> tuple[float | None, dict[str, float]]:
         """Returns a score, and what is logged of it; None where a signal stopped the evaluation."""
+        key = evaluation.run_key(self._experiment.seed, self._update)
         try:
-            episodes = self._evaluate(params, _EVALUATION)
+            judged = self._parts.evaluate(params, key, self._stopped)
         except evaluation.Stopped:
             return None, {}
-        lengths = np.mean(episodes.lengths, axis=-1)
-        return float(np.mean(episodes.returns)), {
-            **metrics.label("evaluation/return", episodes.mean_return(), self._members()),
-            **metrics.label("evaluation/length", lengths, self._members()),
-        }
+        values, members = {}, self._members()
+        for prefix, episodes in judged.by_prefix().items():
+            name, lengths = f"evaluation/{prefix}", np.mean(episodes.lengths, axis=-1)
+            values |= metrics.label(f"{name}return", episodes.mean_return(), members)
+            values |= metrics.label(f"{name}length", lengths, members)
+        return judged.score, values
 
     def _take_updates(self, count: int) -> metrics.Report:
         """Takes updates, fewer if the run is to stop and the runner can; returns their report."""
@@ -243,16 +242,8 @@ class Run:
         """Returns what evaluation acts with, on devices of this process."""
         return distributed.local(self._runner.actor_params(self._state))
 
-    def _evaluate(self, params: types.PyTree, purpose: int) -> evaluation.Episodes:
-        return self._parts.evaluator.run(params, self._evaluation_key(purpose), self._stopped)
-
     def _stopped(self) -> bool:
         return bool(self._stop)
-
-    def _evaluation_key(self, purpose: int) -> jax.Array:
-        key = jax.random.fold_in(jax.random.key(self._experiment.seed), _EVALUATION_SALT)
-        key = jax.random.fold_in(key, purpose)
-        return jax.random.fold_in(key, self._update) if purpose == _EVALUATION else key
 
     def _save(self, score: float | None) -> None:
         metadata = {
@@ -290,11 +281,13 @@ class Run:
     def _finish(self) -> dict[str, Any] | None:
         """Evaluates for the last time, saves, and writes the summary; None where it was stopped."""
         params, last = self._acting_params(), []
+        key = evaluation.run_key(self._experiment.seed)
 
         def judge() -> float | None:
             with contextlib.suppress(evaluation.Stopped):
-                last.extend((self._evaluate(params, _FINAL), self._uniform()))
-                return float(np.mean(last[0].returns))
+                judged = self._parts.evaluate(params, key, self._stopped)
+                last.extend((judged, self._uniform(key)))
+                return judged.score
             return None
 
         score = distributed.on_lead(judge)
@@ -305,16 +298,14 @@ class Run:
         return self._summarize(*last) if last else {}
 
     def _summarize(
-        self, episodes: evaluation.Episodes, uniform: evaluation.Episodes
+        self, judged: evaluation.Evaluation, uniform: evaluation.Episodes
     ) -> dict[str, Any]:
         """Returns the summary, and writes it."""
         summary = {
             "evaluation": {
-                "return": float(np.mean(episodes.returns)),
-                "standard_error": episodes.standard_error(),
-                "length": float(np.mean(episodes.lengths)),
-                "episodes": int(episodes.returns.size),
-                "unfinished": int(np.sum(~episodes.finished)),
+                f"{prefix}{name}": value
+                for prefix, episodes in judged.by_prefix().items()
+                for name, value in self._numbers(episodes).items()
             },
             "random_policy_return": float(np.mean(uniform.returns)),
             "environment_steps": self.steps * self._runner.population,
@@ -326,25 +317,34 @@ class Run:
             "best_checkpoint": self._checkpointer.best_step(),
             **run_directory.provenance(),
         }
-        if self._members():
-            summary["evaluation"]["return_by_seed"] = {
-                str(seed): float(mean)
-                for seed, mean in zip(self._members(), episodes.mean_return())
-            }
         self._directory.write_summary(summary)
         return summary
 
-    def _uniform(self) -> evaluation.Episodes:
+    def _numbers(self, episodes: evaluation.Episodes) -> dict[str, Any]:
+        """Returns what the summary says of episodes."""
+        values = {
+            "return": float(np.mean(episodes.returns)),
+            "standard_error": episodes.standard_error(),
+            "length": float(np.mean(episodes.lengths)),
+            "episodes": int(episodes.returns.size),
+            "unfinished": int(np.sum(~episodes.finished)),
+        }
+        if self._members():
+            by_seed = zip(self._members(), episodes.mean_return())
+            values["return_by_seed"] = {str(seed): float(mean) for seed, mean in by_seed}
+        return values
+
+    def _uniform(self, key: jax.Array) -> evaluation.Episodes:
         """Returns what a policy reaches that acts uniformly at random."""
         policy = evaluation.UniformPolicy(self._parts.environment.spec)
         evaluator = evaluators.make(
             policy,
             self._parts.environment,
-            self._experiment.evaluation_episodes,
+            self._parts.evaluator.num_episodes,
             max_steps=self._experiment.evaluation_max_steps,
             timeout=self._runner.timeout,
         )
-        return evaluator.run((), self._evaluation_key(_FINAL), self._stopped)
+        return evaluator.run((), key, self._stopped)
 
 
 def _due(update: int, period: int) -> bool:

@@ -209,7 +209,7 @@ def _legend(groups: dict[str, list[Result]]) -> dict[str, list]:
     if any(numbers(runs).seeds > 1 for runs in groups.values()):
         entries[SPREAD] = patch((0, 0), 1, 1, color=plotting.GREY, alpha=0.3, linewidth=0)
     if any(evaluations(runs, "step")[0].size for runs in groups.values()):
-        entries["evaluation (greedy)"] = line([], [], marker="o", linestyle="", color="#555555")
+        entries["evaluation"] = line([], [], marker="o", linestyle="", color="#555555")
     entries["random policy"] = line([], [], color=plotting.GREY, linestyle="--", linewidth=1.2)
     return {"handles": list(entries.values()), "labels": list(entries)}
 

@@ -189,7 +189,13 @@ def _measured(directories: Sequence[run_directory.RunDirectory], note: str) -> r
         episodes=last["evaluation"]["episodes"],
         random_policy=aggregates.sample([s["random_policy_return"] for s in summaries]).mean,
         runs=tuple(
-            results.SeedRun(s["seed"], s["evaluation"]["return"], s["wall_time_s"], s["commit"])
+            results.SeedRun(
+                seed=s["seed"],
+                final_return=s["evaluation"]["return"],
+                wall_time_s=s["wall_time_s"],
+                commit=s["commit"],
+                greedy_return=s["evaluation"].get("greedy_return"),
+            )
             for s in summaries
         ),
         note=note,

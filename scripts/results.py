@@ -29,12 +29,14 @@ class SeedRun:
       final_return: mean of its final evaluation.
       wall_time_s: with start-up, compilation and evaluations.
       commit: of this repository, with `-dirty` where files differed.
+      greedy_return: that of greedy actions, where `final_return` is of sampled ones.
     """
 
     seed: int
     final_return: float
     wall_time_s: float | None = None
     commit: str | None = None
+    greedy_return: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -148,6 +148,9 @@ def _table(summary: dict, directory: run_directory.RunDirectory) -> rich.table.T
         f"{judged['return']:.2f} ± {judged['standard_error']:.2f} "
         f"(mean and standard error over {over})",
     )
+    if "greedy_return" in judged:
+        error = judged["greedy_standard_error"]
+        table.add_row("with greedy actions", f"{judged['greedy_return']:.2f} ± {error:.2f}")
     for seed, mean in seeds.items():
         table.add_row(f"  seed {seed}", f"{mean:.2f}")
     table.add_row("random policy", f"{summary['random_policy_return']:.2f}")

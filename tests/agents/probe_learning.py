@@ -96,7 +96,7 @@ class Curriculum:
     num_updates: int
 
     def learn(self, candidate: Any, core=None, num_envs: int = 32, hidden: int = 16):
-        """Returns the agent and what it learnt."""
+        """Returns the agent, with greedy evaluations, and what it learnt."""
         agent = self.make(
             candidate.spec,
             encoder=encoders.MLP((hidden,)),
@@ -105,7 +105,7 @@ class Curriculum:
         )
         runner = anakin.Anakin(agent, candidate, num_envs, ROLLOUT_LENGTH, num_devices=1)
         state, _ = runner.step(runner.init(0), self.num_updates)
-        return agent, jax.device_get(runner.actor_params(state))
+        return agent_lib.greedy(agent) or agent, jax.device_get(runner.actor_params(state))
 
     def learn_together(self) -> "Learnt":
         """Learns all that are alike, without memory."""

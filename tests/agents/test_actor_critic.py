@@ -130,6 +130,27 @@ def test_illegal_actions_are_never_taken():
         assert len(np.unique(action)) > 1
 
 
+@pytest.mark.parametrize("actions", ["discrete", "continuous"])
+def test_evaluations_sample_as_training_does_unless_they_are_greedy(algorithm, actions):
+    environment = streams.RandomEpisodes(actions=actions)
+    agent = experience.ALGORITHMS[algorithm].func(environment.spec, network=contract.tiny_network())
+    params = agent.actor_params(agent.init_learner(jax.random.key(0)))
+    _, timestep = environment.reset(jax.random.key(1))
+    count = 100
+    timestep = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), timestep)
+    keys = jax.random.split(jax.random.key(2), count)
+
+    def actions_of(agent, evaluation):
+        return jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, evaluation)[0]
+
+    trained = actions_of(agent, False)
+    assert len(np.unique(trained)) > 1
+    np.testing.assert_array_equal(actions_of(agent, True), trained)
+    greedy = agent_lib.greedy(agent)
+    np.testing.assert_array_equal(actions_of(greedy, False), trained)
+    assert np.all(np.ptp(actions_of(greedy, True), axis=0) == 0)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "option", "value"),
     [

@@ -13,6 +13,7 @@ import pytest
 from dm_env import specs
 
 from agents import encoders, normalization, off_policy, replay, sac, sac_networks, sac_policies
+from podracers import agent as agent_lib
 from podracers import environment, errors, types
 from tests import streams
 
@@ -345,6 +346,29 @@ def test_actions_are_random_until_random_steps():
     np.testing.assert_allclose(spread(99), HIGH - LOW, atol=0.1)
     assert np.all(spread(100) < 0.1)
     assert np.all(spread(0, evaluation=True) == 0.0)
+
+
+@pytest.mark.parametrize("actions", ["continuous", "discrete"])
+@pytest.mark.parametrize("option", [None, True, False])
+def test_evaluations_of_continuous_actions_are_greedy_and_of_discrete_ones_sampled(actions, option):
+    """By default; the option decides for either kind."""
+    network = functools.partial(sac_networks.sac_network, hidden_sizes=(4,))
+    agent = sac.SAC(_spec(actions), network=network, greedy_evaluation=option)
+    greedy = actions == "continuous" if option is None else option
+    assert agent.greedy_evaluation is greedy
+    assert (agent_lib.greedy(agent) is None) is greedy
+    timestep = jax.tree.map(
+        lambda x: jnp.tile(x, (50, *[1] * x.ndim)), types.restart(jnp.zeros((3,)))
+    )
+    keys = jax.random.split(jax.random.key(1), 50)
+    params = agent.actor_params(_learner(agent))
+    act = jax.jit(agent.act, static_argnums=4)
+    sampled, evaluated = (act(params, (), timestep, keys, mode)[0] for mode in (False, True))
+    assert len(np.unique(sampled, axis=0)) > 1
+    if greedy:
+        assert len(np.unique(evaluated, axis=0)) == 1
+    else:
+        np.testing.assert_array_equal(evaluated, sampled)
 
 
 def test_images_are_encoded_once_for_all():

@@ -5,21 +5,22 @@ import pytest
 
 from podracers import experiment, run, run_directory, signals
 
-# What every seed must reach in the final evaluation (64 episodes), and what is the most.
+# What every seed must reach in the final evaluation (of sampled actions where policies
+# are stochastic), and what is the most.
 _LEAST = {
-    "catch_ppo_anakin": 1.0,  # of 1
+    "catch_ppo_anakin": 0.95,  # of 1
     "cartpole_ppo_anakin": 475.0,  # of 500
     "pendulum_ppo_anakin": -220.0,  # of about -150
     "snake_ppo_anakin": 15.0,  # of 143; uniform legal moves reach 5
     "gridworld_ppo_anakin": 0.9,  # of 1
-    "catch_impala_anakin": 1.0,
+    "catch_impala_anakin": 0.95,
     "cartpole_impala_anakin": 475.0,
     "snake_impala_anakin": 15.0,
     "catch_dqn_anakin": 1.0,
     "cartpole_dqn_anakin": 475.0,
     "catch_muzero_anakin": 1.0,
     "cartpole_muzero_anakin": 475.0,
-    "catch_sac_anakin": 1.0,
+    "catch_sac_anakin": 0.95,
     "pendulum_sac_anakin": -200.0,  # of about -150
     "catch_r2d2_anakin": 1.0,
     "memory_r2d2_anakin": 1.0,  # of 1; without memory 0
@@ -27,14 +28,10 @@ _LEAST = {
 }
 # Seeds are trained as one population; Snake and the mazes take minutes for one.
 _SEEDS = {"snake_ppo_anakin": 1, "gridworld_ppo_anakin": 1, "snake_impala_anakin": 1}
-# Not there yet: when it is, this fails, and the mark goes.
-_SHORT = {"gridworld_ppo_anakin": pytest.mark.xfail(reason="0.59 after 500k steps")}
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=_SHORT.get(name, ())) for name in _LEAST]
-)
+@pytest.mark.parametrize("name", _LEAST)
 def test_experiment_learns(name, tmp_path):
     bindings = [f"Anakin.population = {_SEEDS.get(name, 3)}", "Anakin.num_devices = 1"]
     settings = experiment.load([f"gin/experiments/{name}.gin"], bindings)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracers import errors, evaluation, types
+from podracers import errors, evaluation, parallel, types
 from tests import streams
 
 NUM_EPISODES = 6
@@ -136,6 +136,31 @@ def test_acting_uses_no_key_that_the_reset_used():
     np.testing.assert_array_equal(evaluator.run((), KEY).returns, 0.0)
 
 
+def test_replicated_parameters_are_evaluated_on_one_device(expected):
+    mesh = parallel.make_mesh(jax.devices()[1:])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    evaluator = dataclasses.replace(EVALUATOR)
+    found = []
+    compiled = evaluator._run
+
+    def run(params, key):
+        found.append(compiled(params, key))
+        return found[-1]
+
+    evaluator.__dict__["_run"] = run
+    episodes = evaluator.run(jax.device_put(jnp.int32(1), sharding), KEY)
+    assert {leaf.sharding.device_set == {jax.devices()[1]} for leaf in found[0]} == {True}
+    np.testing.assert_array_equal(episodes.lengths, [len(rewards) for rewards in expected])
+
+
+def test_each_evaluation_of_a_run_has_a_key_of_its_own():
+    keys = [evaluation.run_key(seed, update) for seed in (0, 1) for update in (None, 0, 1, 2)]
+    data = [tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys]
+    assert len(set(data)) == len(data)
+    again = evaluation.run_key(1, 2)
+    np.testing.assert_array_equal(jax.random.key_data(again), jax.random.key_data(keys[-1]))
+
+
 def test_no_episodes_is_an_error():
     with pytest.raises(errors.UserError, match="0 episodes"):
         evaluation.Evaluator(AGENT, ENVIRONMENT, 0)
@@ -160,3 +185,14 @@ def test_the_error_of_a_population_is_that_over_its_members():
     episodes = evaluation.Episodes(returns, returns.astype(int), returns > -1.0)
     expected = np.std([1.0, 5.0, 6.0], ddof=1) / math.sqrt(3)
     np.testing.assert_allclose(episodes.standard_error(), expected, rtol=1e-6)
+
+
+def test_checkpoints_are_ranked_by_the_agents_own_evaluation():
+    ones, zeros = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    own, greedy = (
+        evaluation.Episodes(returns, ones.astype(int), ones > 0) for returns in (ones, zeros)
+    )
+    both = evaluation.Evaluation(own, greedy)
+    assert both.score == 1.0
+    assert both.by_prefix() == {"": own, "greedy_": greedy}
+    assert evaluation.Evaluation(own, None).by_prefix() == {"": own}

@@ -1,6 +1,7 @@
 """Tests of building an experiment's parts, and of refusing those that do not fit."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,8 @@ def test_builds_the_parts(tiny):
         ("total_steps", 1.5, "expected an integer, got 1.5"),
         ("log_period", True, "expected an integer, got True"),
         ("evaluation_max_steps", -5, "expected at least 1, got -5"),
+        ("evaluation_episodes", 0, "expected at least 1, got 0"),
+        ("greedy_evaluation_episodes", -1, "expected at least 0, got -1"),
         ("seed", -1, r"expected an integer in \[0, 2\*\*31\), got -1"),
         ("environment", catch.Catch(), "expected a class, uncalled"),
     ],
@@ -57,6 +60,40 @@ def test_a_million_may_be_written_as_a_float(tiny):
     total = dataclasses.replace(tiny, total_steps=1e6).total_steps
     assert total == 1_000_000
     assert isinstance(total, int)
+
+
+@pytest.mark.parametrize(
+    ("options", "sampled", "greedy"),
+    [
+        ({"evaluation_episodes": None}, 512, 512),
+        ({}, 8, 8),
+        ({"greedy_evaluation_episodes": 4}, 8, 4),
+        ({"greedy_evaluation_episodes": 0}, 8, None),
+    ],
+)
+def test_greedy_episodes_are_as_many_as_the_others_unless_told(tiny, options, sampled, greedy):
+    parts = dataclasses.replace(tiny, **options).build()
+    assert parts.evaluator.num_episodes == sampled
+    found = parts.greedy_evaluator
+    assert (found and found.num_episodes) == greedy
+    if found:
+        assert (parts.evaluator.agent, found.environment) == (parts.agent, parts.environment)
+        assert (parts.agent.greedy_evaluation, found.agent.greedy_evaluation) == (False, True)
+
+
+def test_evaluations_that_are_greedy_are_not_played_again(tiny):
+    greedy = functools.partial(tiny.agent, greedy_evaluation=True)
+    assert dataclasses.replace(tiny, agent=greedy).build().greedy_evaluator is None
+
+
+def test_the_greedy_agent_is_of_the_configuration_of_its_experiment(tmp_path):
+    """Its network is made anew: whatever was loaded since must not count."""
+    file = processes.config_file(tmp_path)
+    first = experiment.load([str(file)], ["networks.actor_critic.separate_critic = False"])
+    experiment.load([str(file)], [])
+    agent = first.build().greedy_evaluator.agent
+    learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
+    assert "torsos_1" not in learner.params
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_parameters_on_several_devices_are_acted_with_on_one(expected):
     assert len(params["change"].sharding.device_set) == 3
     evaluator = evaluators.make(Alternating(), FACTORY, NUM_EPISODES)
     _assert_expected(evaluator.run(params, jax.device_put(KEY, replicated)), expected)
-    first = host_evaluation._first_shard(params["change"])
+    first = evaluation.first_shard(params["change"])
     assert first.devices() == {jax.devices()[1]}
 
 
@@ -203,6 +203,8 @@ def test_the_right_evaluator_is_made():
     agent = Alternating()
     assert isinstance(evaluators.make(agent, catch.Catch(), 3), evaluation.Evaluator)
     assert evaluators.make(agent, catch.Catch(), 3, 2, 5).population == 2
+    assert evaluators.make(agent, catch.Catch()).num_episodes == 512
+    assert evaluators.make(agent, FACTORY).num_episodes == 64
     host = evaluators.make(agent, FACTORY, 3)
     assert isinstance(host, host_evaluation.HostEvaluator)
     assert host.limit == 40

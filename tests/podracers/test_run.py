@@ -10,7 +10,7 @@ import pytest
 
 from environments import catch
 from podracers import config, errors, experiment, run, run_directory
-from tests import processes
+from tests import contract, processes
 
 POPULATION = (
     "Anakin.population = 2",
@@ -45,6 +45,15 @@ def _run(settings, directory, stop=None, **options):
         **options,
     )
     return runner.train(), lines
+
+
+def _alone(settings, **options):
+    """Returns the experiment without a population."""
+
+    def alone(**arguments):
+        return dataclasses.replace(settings.runner(**arguments), population=1)
+
+    return dataclasses.replace(settings, runner=alone, **options)
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +93,38 @@ def test_a_population_is_logged_apart_and_together(population):
     assert summary["environment_steps"] == 2 * 640
 
 
+def test_greedy_returns_are_logged_beside_sampled_ones(population):
+    directory, summary = population
+    judged = [line for line in processes.log(directory.path) if "evaluation/return" in line]
+    for line in judged:
+        for name in ("return", "length"):
+            greedy = [line[f"evaluation/greedy_{name}/seed_{seed}"] for seed in (3, 4)]
+            assert line[f"evaluation/greedy_{name}"] == pytest.approx(np.mean(greedy))
+    assert any(line["evaluation/greedy_return"] != line["evaluation/return"] for line in judged)
+    last = summary["evaluation"]
+    assert last["greedy_episodes"] == 16
+    assert last["greedy_return_by_seed"].keys() == {"3", "4"}
+    by_seed = list(last["greedy_return_by_seed"].values())
+    assert last["greedy_return"] == pytest.approx(np.mean(by_seed))
+
+
+def test_an_agent_without_the_option_is_evaluated_as_it_is(settings, tmp_path):
+    def foreign(spec):
+        return contract.Recorder(settings.agent(spec=spec))
+
+    directory = run_directory.RunDirectory(tmp_path)
+    summary, _ = _run(_alone(settings, agent=foreign), directory)
+    assert "return" in summary["evaluation"]
+    names = {name for line in processes.log(directory.path) for name in line}
+    assert "evaluation/return" in names
+    assert not [name for name in (*names, *summary["evaluation"]) if "greedy" in name]
+
+
 def test_a_member_of_a_population_is_the_run_of_its_seed(settings, population, tmp_path):
     directory, _ = population
 
-    def alone(**arguments):
-        return dataclasses.replace(settings.runner(**arguments), population=1)
-
-    single = dataclasses.replace(settings, runner=alone, seed=4)
     other = run_directory.RunDirectory(tmp_path)
-    _run(single, other)
+    _run(_alone(settings, seed=4), other)
     for line, member in zip(processes.log(other.path), processes.log(directory.path), strict=True):
         # Batched over members, products are summed in another order.
         assert line["loss/value"] == pytest.approx(member["loss/value/seed_4"], rel=1e-3)

@@ -1,6 +1,7 @@
 """Tests of evaluating a run from its folder."""
 
 import itertools
+import json
 import re
 import shutil
 
@@ -10,11 +11,17 @@ from PIL import Image
 
 from tests import processes
 
+# So many that other episodes have another mean return.
+_MANY = """
+experiment.Experiment.evaluation_episodes = 300
+experiment.Experiment.greedy_evaluation_episodes = 200
+"""
+
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluate")
-    config = processes.config_file(folder)
+    config = processes.config_file(folder, _MANY)
     result = processes.run("train", "--gin_file", config, "--run_dir", folder / "run")
     assert result.returncode == 0, result.stderr
     return folder / "run"
@@ -58,6 +65,29 @@ def test_evaluates_the_newest_checkpoint_and_draws_an_episode(run_dir, tmp_path)
     assert all(np.abs(a - b).max() > 50 for a, b in itertools.pairwise(frames))
 
 
+def _lines(summary):
+    """Returns what is to be printed of a summary's evaluation: sampled, and greedy."""
+    judged = summary["evaluation"]
+    return [
+        f"{head}return {judged[f'{name}return']:.2f} ± {judged[f'{name}standard_error']:.2f} (mean "
+        f"and standard error over {judged[f'{name}episodes']} episodes), length "
+        f"{judged[f'{name}length']:.1f} agent steps"
+        for name, head in (
+            ("", f"step {summary['environment_steps']:,}: "),
+            ("greedy_", "greedy: "),
+        )
+    ]
+
+
+def test_says_what_the_summary_of_the_run_says(run_dir):
+    summary = json.loads((run_dir / "summary.json").read_text())
+    result = _evaluate(run_dir)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == _lines(summary)
+    other = _evaluate(run_dir, "--seed", 5).stdout.splitlines()
+    assert len(other) == 2 and other != _lines(summary)
+
+
 def test_evaluates_the_best_checkpoint(run_dir):
     result = _evaluate(run_dir, "--best", "--episodes", 4)
     assert result.returncode == 0, result.stderr
@@ -71,6 +101,8 @@ def test_evaluates_and_draws_a_game_that_is_played_on_the_host(tmp_path):
     run_dir, video = tmp_path / "run", tmp_path / "game.gif"
     result = processes.run("train", "--gin_file", config, "--run_dir", run_dir, **options)
     assert result.returncode == 0, result.stderr
+    result = _evaluate(run_dir, **options)
+    assert result.stdout.splitlines() == _lines(json.loads((run_dir / "summary.json").read_text()))
     result = _evaluate(run_dir, "--episodes", 5, "--video", video, **options)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -101,7 +133,8 @@ def test_mistakes(run_dir, tmp_path):
     cases = {
         (empty,): "has no checkpoint yet",
         (tmp_path / "nothing",): "there is no run in",
-        (run_dir, "--episodes", 0): "expected >= 1",
+        (run_dir, "--episodes", 0): "--episodes: expected at least 1, got 0",
+        (run_dir, "--seed", -1): "--seed: expected 0 <= seed < 2**31, got -1",
         (run_dir, "--episodes", "many"): "invalid int value: 'many'",
         (run_dir, "--video", tmp_path / "no" / "x.gif"): "No such file or directory",
     }
