@@ -52,8 +52,9 @@ class Descent(NamedTuple):
 
 # A minibatch: its data `[T, B, ...]`, and the cores `[B, ...]` before the first time step of it.
 Minibatch = tuple[types.PyTree, Any]
-# Takes one gradient step for each minibatch of a leading axis `[M]`; metrics are `[M]` too.
-Descend = Callable[[Descent, Minibatch], tuple[Descent, dict[str, types.Mean]]]
+# Takes `(descent, draws, select)`, and one gradient step for each of `M` draws, whose leaves have it
+# as leading axis; `select` makes the minibatch of a draw, when its turn comes. Metrics are `[M]` too.
+Descend = Callable[..., tuple[Descent, dict[str, types.Mean]]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -223,10 +224,20 @@ class ActorCritic:
         steps = update.astype(jnp.float32) * (local_steps * parallel.axis_size())
         return self.learning_rate * jnp.clip(1.0 - steps / self.anneal_steps, 0.0, 1.0)
 
-    def _descend(self, descent: Descent, minibatches: Minibatch, *, learning_rate: jax.Array):
-        """Takes one gradient step after the other; `minibatches` has a leading axis `[M]`."""
-        step = functools.partial(self._gradient_step, learning_rate=learning_rate)
-        return jax.lax.scan(step, descent, minibatches)
+    def _descend(
+        self,
+        descent: Descent,
+        draws: types.PyTree,
+        select: Callable[[types.PyTree], Minibatch] = lambda minibatch: minibatch,
+        *,
+        learning_rate: jax.Array,
+    ):
+        """Takes one gradient step after the other; see `Descend`."""
+
+        def step(descent: Descent, draw: types.PyTree):
+            return self._gradient_step(descent, select(draw), learning_rate=learning_rate)
+
+        return jax.lax.scan(step, descent, draws)
 
     def _gradient_step(self, descent: Descent, minibatch: Minibatch, *, learning_rate: jax.Array):
         def share(params):

@@ -148,6 +148,53 @@ def initial_frames(observation: types.PyTree, num_frames: int) -> types.PyTree:
     return jax.tree.map(zeros, observation)
 
 
+def _episode_starts(first: jax.Array, past: int) -> jax.Array:
+    """Returns when the episode of each step began, `[T, B]`.
+
+    Args:
+      first: `[T, B]` bool.
+      past: how many frames there are from before; their oldest, `-past`, stands for any start that
+        lies before the first step.
+    """
+    time = jnp.arange(first.shape[0])[:, None]
+    return jax.lax.cummax(jnp.where(first, time, -past), axis=0)
+
+
+def frames_before(
+    state: types.PyTree,
+    observation: types.PyTree,
+    first: jax.Array,
+    time: jax.Array,
+    stream: jax.Array,
+) -> types.PyTree:
+    """Returns the state of the frame stack before each of `N` time steps, drawn in any order.
+
+    It is the state that `stack_frames` has after the time step before; of the steps that begin an
+    episode, whose stacks need none, it is copies of their own frame. Nothing but these frames is
+    gathered.
+
+    Args:
+      state: `[B, K - 1, ...]`, the frames before the first time step, oldest first.
+      observation: `[T, B, ...]`.
+      first: `[T, B]` bool.
+      time: `[N]` int32, of the time steps that were drawn.
+      stream: `[N]` int32, of the same.
+
+    Returns:
+      `[N, K - 1, ...]`, oldest first.
+    """
+    past = jax.tree.leaves(state)[0].shape[1]
+    start = _episode_starts(first, past)[time, stream]
+    lags = jnp.arange(past, 0, -1)  # oldest first
+    index = jnp.maximum(time[:, None] - lags, start[:, None]) + past  # [N, K - 1]
+
+    def gather(state: jax.Array, leaf: jax.Array) -> jax.Array:
+        extended = jnp.concatenate([jnp.moveaxis(state, 1, 0), leaf])  # [K - 1 + T, B, ...]
+        return extended[index, stream[:, None]]
+
+    return jax.tree.map(gather, state, observation)
+
+
 def stack_frames(
     state: types.PyTree, observation: types.PyTree, first: jax.Array, num_frames: int
 ) -> tuple[types.PyTree, types.PyTree]:
@@ -167,12 +214,10 @@ def stack_frames(
       The stacks `[T, B, ...]`, and the state after them.
     """
     past = num_frames - 1
-    length = first.shape[0]
-    time = jnp.arange(length)[:, None]
-    # Where the episode of each step began; -past, the oldest frame there is, if before this call.
-    start = jax.lax.cummax(jnp.where(first, time, -past), axis=0)  # [T, B]
+    time = jnp.arange(first.shape[0])[:, None]
     lags = jnp.arange(past, -1, -1)[:, None, None]  # [K, 1, 1], oldest first
-    index = jnp.maximum(time - lags, start) + past  # [K, T, B], into the frames of `extended`
+    # [K, T, B], into the frames of `extended`
+    index = jnp.maximum(time - lags, _episode_starts(first, past)) + past
     rows = jnp.arange(first.shape[1])
 
     def stack(state: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
