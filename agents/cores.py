@@ -148,18 +148,6 @@ def initial_frames(observation: types.PyTree, num_frames: int) -> types.PyTree:
     return jax.tree.map(zeros, observation)
 
 
-def _episode_starts(first: jax.Array, past: int) -> jax.Array:
-    """Returns when the episode of each step began, `[T, B]`.
-
-    Args:
-      first: `[T, B]` bool.
-      past: how many frames there are from before; their oldest, `-past`, stands for any start that
-        lies before the first step.
-    """
-    time = jnp.arange(first.shape[0])[:, None]
-    return jax.lax.cummax(jnp.where(first, time, -past), axis=0)
-
-
 def frames_before(
     state: types.PyTree,
     observation: types.PyTree,
@@ -184,7 +172,9 @@ def frames_before(
       `[N, K - 1, ...]`, oldest first.
     """
     past = jax.tree.leaves(state)[0].shape[1]
-    start = _episode_starts(first, past)[time, stream]
+    # When the episode of each step began; -past, the oldest frame there is, if before the first.
+    start = jnp.where(first, jnp.arange(first.shape[0])[:, None], -past)
+    start = jax.lax.cummax(start, axis=0)[time, stream]
     lags = jnp.arange(past, 0, -1)  # oldest first
     index = jnp.maximum(time[:, None] - lags, start[:, None]) + past  # [N, K - 1]
 
@@ -198,7 +188,7 @@ def frames_before(
 def stack_frames(
     state: types.PyTree, observation: types.PyTree, first: jax.Array, num_frames: int
 ) -> tuple[types.PyTree, types.PyTree]:
-    """Rebuilds the stacks of the last `K` frames, without a scan.
+    """Rebuilds the stacks of the last `K` frames, without a scan and without a gather.
 
     Before an episode's first frame stand copies of that frame. Frames are stacked on the last axis,
     oldest first: `[H, W, C]` becomes `[H, W, K * C]`, `[H, W]` becomes `[H, W, K]`, and `[F]`
@@ -213,21 +203,17 @@ def stack_frames(
     Returns:
       The stacks `[T, B, ...]`, and the state after them.
     """
-    past = num_frames - 1
-    time = jnp.arange(first.shape[0])[:, None]
-    lags = jnp.arange(past, -1, -1)[:, None, None]  # [K, 1, 1], oldest first
-    # [K, T, B], into the frames of `extended`
-    index = jnp.maximum(time - lags, _episode_starts(first, past)) + past
-    rows = jnp.arange(first.shape[1])
 
     def stack(state: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        extended = jnp.concatenate([jnp.moveaxis(state, 1, 0), leaf])  # [K - 1 + T, B, ...]
-        frames = extended[index, rows]  # [K, T, B, ...]
-        state = jnp.moveaxis(frames[1:, -1], 0, 1)  # [B, K - 1, ...]
+        begins = first.reshape(first.shape + (1,) * (leaf.ndim - 2))
+        frames = [leaf]  # oldest first, each [T, B, ...]
+        for oldest in range(num_frames - 2, -1, -1):
+            before = jnp.concatenate([state[None, :, oldest], frames[0][:-1]])
+            frames.insert(0, jnp.where(begins, leaf, before))
+        state = jnp.stack([frame[-1] for frame in frames[1:]], axis=1)  # [B, K - 1, ...]
         if leaf.ndim in (2, 4):  # a scalar or a grey image: give it a channel
-            frames = frames[..., None]
-        frames = jnp.moveaxis(frames, 0, -2)  # [T, B, ..., K, C]
-        return frames.reshape(*frames.shape[:-2], -1), state
+            frames = [frame[..., None] for frame in frames]
+        return jnp.concatenate(frames, axis=-1), state
 
     pairs = jax.tree.map(stack, state, observation)
     return jax.tree.transpose(jax.tree.structure(observation), jax.tree.structure((0, 0)), pairs)
