@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import distributions, encoders, networks, normalization, options
+from agents import distributions, encoders, inputs, networks, normalization, options
 from podracers import environment, parallel, types
 
 
@@ -52,8 +52,9 @@ class Descent(NamedTuple):
 
 # A minibatch: its data `[T, B, ...]`, and the cores `[B, ...]` before the first time step of it.
 Minibatch = tuple[types.PyTree, Any]
-# Takes one gradient step for each minibatch of a leading axis `[M]`; metrics are `[M]` too.
-Descend = Callable[[Descent, Minibatch], tuple[Descent, dict[str, types.Mean]]]
+# Takes `(descent, draws, select)`, and one gradient step for each of `M` draws, the leading axis of
+# `draws`; `select` makes the minibatch of a draw when its turn comes. Metrics are `[M]` too.
+Descend = Callable[..., tuple[Descent, dict[str, types.Mean]]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,6 +78,8 @@ class ActorCritic:
       reward_clip: bounds the absolute value of scaled rewards; None for no bound.
       greedy_evaluation: whether evaluations take the most probable action; they sample otherwise,
         as training does.
+      previous_action_and_reward: whether the network sees the previous action and reward beside the
+        observation, see `agents.inputs`; None for networks that are recurrent.
     """
 
     spec: environment.EnvironmentSpec
@@ -93,6 +96,7 @@ class ActorCritic:
     reward_scale: float = 1.0
     reward_clip: float | None = None
     greedy_evaluation: bool = False
+    previous_action_and_reward: bool | None = None
 
     # The options that are counts, portions (in [0, 1]) and positive numbers or None.
     _COUNTS: ClassVar[tuple[str, ...]] = ("num_minibatches",)
@@ -116,7 +120,8 @@ class ActorCritic:
 
         Args:
           learner: before the rollout.
-          rollout: `[T, B, ...]`; observations and rewards as they are to be learnt from.
+          rollout: `[T, B, ...]`; observations and rewards as they are to be learnt from, and the
+            core of the network as actor state.
           key: one typed key, equal on all devices.
           descend: takes the gradient steps.
         """
@@ -140,7 +145,18 @@ class ActorCritic:
 
     @functools.cached_property
     def _network(self) -> networks.Network:
-        return self.network(self.spec, self._head)
+        return self.network(self._network_spec, self._head)
+
+    @functools.cached_property
+    def _network_spec(self) -> environment.EnvironmentSpec:
+        """The environment's spec, with observations as the network sees them."""
+        return inputs.extended_spec(self.spec) if self._sees_previous else self.spec
+
+    @functools.cached_property
+    def _sees_previous(self) -> bool:
+        if self.previous_action_and_reward is None:
+            return self.network(self.spec, self._head).is_recurrent
+        return self.previous_action_and_reward
 
     @functools.cached_property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -148,7 +164,7 @@ class ActorCritic:
 
     def init_learner(self, key: jax.Array) -> Learner:
         """Returns fresh parameters."""
-        params = self._network.init(key, networks.zero_timestep(self.spec))
+        params = self._network.init(key, networks.zero_timestep(self._network_spec))
         return Learner(
             params=params,
             optimizer_state=self._optimizer.init(params),
@@ -163,8 +179,10 @@ class ActorCritic:
         return ()
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
-        """Returns the cores of `B` streams."""
-        return self._network.initial_core(env_id.shape[0])
+        """Returns what `B` streams remember."""
+        count = env_id.shape[0]
+        action = inputs.zero_action(self.spec.action, count) if self._sees_previous else ()
+        return inputs.ActorState(self._network.initial_core(count), action)
 
     def actor_params(self, learner: Learner) -> ActorParams:
         """Returns the parameters and the statistics of the observations."""
@@ -173,25 +191,31 @@ class ActorCritic:
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
         mask = encoders.action_mask(timestep.observation)
-        timestep = self._normalized(params.normalizer, timestep)
-        output, actor_state = self._network.step(params.params, actor_state, timestep)
+        timestep = self._perceived(params.normalizer, timestep)
+        if self._sees_previous:
+            timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
+        output, core = self._network.step(params.params, actor_state.core, timestep)
         if evaluation and self.greedy_evaluation:
             raw = self._head.mode(output.policy, mask)
         else:
             raw = self._head.sample(output.policy, mask, key)
         log_prob = self._head.log_prob(output.policy, mask, raw)
-        return self._head.to_action(raw), actor_state, Extras(raw, log_prob, output.value)
+        action = self._head.to_action(raw)
+        actor_state = inputs.ActorState(core, action if self._sees_previous else ())
+        return action, actor_state, Extras(raw, log_prob, output.value)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Learns from one rollout."""
         learner = state.learner
         learning_rate = self._learning_rate(learner.update, rollout.extras.log_prob.size)
         # Time steps are normalised as they were when acted on: the first ratios are 1.
-        timestep = self._normalized(learner.normalizer, rollout.timestep)
-        timestep = timestep._replace(reward=self._reward(timestep.reward))
+        timestep = self._perceived(learner.normalizer, rollout.timestep)
+        if self._sees_previous:
+            perceived = rollout._replace(timestep=timestep)
+            timestep = inputs.extended_rollout(perceived, self.spec.action)
         descent, metrics = self._learn(
             learner,
-            rollout._replace(timestep=timestep),
+            rollout._replace(timestep=timestep, actor_state=rollout.actor_state.core),
             key,
             functools.partial(self._descend, learning_rate=learning_rate),
         )
@@ -207,18 +231,15 @@ class ActorCritic:
         learner = Learner(*descent, normalizer, learner.update + 1)
         return types.AgentState(learner, state.memory), metrics
 
-    def _normalized(self, normalizer: Any, timestep: types.TimeStep) -> types.TimeStep:
-        if not self.normalize_observations:
-            return timestep
-        return timestep._replace(
-            observation=normalization.normalize(normalizer, timestep.observation)
-        )
-
-    def _reward(self, reward: jax.Array) -> jax.Array:
-        reward = self.reward_scale * reward
-        if self.reward_clip is None:
-            return reward
-        return jnp.clip(reward, -self.reward_clip, self.reward_clip)
+    def _perceived(self, normalizer: Any, timestep: types.TimeStep) -> types.TimeStep:
+        """Returns time steps with observations and rewards as they are learnt from."""
+        observation = timestep.observation
+        if self.normalize_observations:
+            observation = normalization.normalize(normalizer, observation)
+        reward = self.reward_scale * timestep.reward
+        if self.reward_clip is not None:
+            reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
+        return timestep._replace(observation=observation, reward=reward)
 
     def _learning_rate(self, update: jax.Array, local_steps: int) -> jax.Array:
         if self.anneal_steps is None:
@@ -226,10 +247,20 @@ class ActorCritic:
         steps = update.astype(jnp.float32) * (local_steps * parallel.axis_size())
         return self.learning_rate * jnp.clip(1.0 - steps / self.anneal_steps, 0.0, 1.0)
 
-    def _descend(self, descent: Descent, minibatches: Minibatch, *, learning_rate: jax.Array):
-        """Takes one gradient step after the other; `minibatches` has a leading axis `[M]`."""
-        step = functools.partial(self._gradient_step, learning_rate=learning_rate)
-        return jax.lax.scan(step, descent, minibatches)
+    def _descend(
+        self,
+        descent: Descent,
+        draws: types.PyTree,
+        select: Callable[[types.PyTree], Minibatch] = lambda minibatch: minibatch,
+        *,
+        learning_rate: jax.Array,
+    ):
+        """Takes one gradient step after the other; see `Descend`."""
+
+        def step(descent: Descent, draw: types.PyTree):
+            return self._gradient_step(descent, select(draw), learning_rate=learning_rate)
+
+        return jax.lax.scan(step, descent, draws)
 
     def _gradient_step(self, descent: Descent, minibatch: Minibatch, *, learning_rate: jax.Array):
         def share(params):

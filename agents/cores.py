@@ -148,10 +148,47 @@ def initial_frames(observation: types.PyTree, num_frames: int) -> types.PyTree:
     return jax.tree.map(zeros, observation)
 
 
+def frames_before(
+    state: types.PyTree,
+    observation: types.PyTree,
+    first: jax.Array,
+    time: jax.Array,
+    stream: jax.Array,
+) -> types.PyTree:
+    """Returns the state of the frame stack before each of `N` time steps, drawn in any order.
+
+    It is the state that `stack_frames` has after the time step before; of the steps that begin an
+    episode, whose stacks need none, it is copies of their own frame. Nothing but these frames is
+    gathered.
+
+    Args:
+      state: `[B, K - 1, ...]`, the frames before the first time step, oldest first.
+      observation: `[T, B, ...]`.
+      first: `[T, B]` bool.
+      time: `[N]` int32, of the time steps that were drawn.
+      stream: `[N]` int32, of the same.
+
+    Returns:
+      `[N, K - 1, ...]`, oldest first.
+    """
+    past = jax.tree.leaves(state)[0].shape[1]
+    # When the episode of each step began; -past, the oldest frame there is, if before the first.
+    start = jnp.where(first, jnp.arange(first.shape[0])[:, None], -past)
+    start = jax.lax.cummax(start, axis=0)[time, stream]
+    lags = jnp.arange(past, 0, -1)  # oldest first
+    index = jnp.maximum(time[:, None] - lags, start[:, None]) + past  # [N, K - 1]
+
+    def gather(state: jax.Array, leaf: jax.Array) -> jax.Array:
+        extended = jnp.concatenate([jnp.moveaxis(state, 1, 0), leaf])  # [K - 1 + T, B, ...]
+        return extended[index, stream[:, None]]
+
+    return jax.tree.map(gather, state, observation)
+
+
 def stack_frames(
     state: types.PyTree, observation: types.PyTree, first: jax.Array, num_frames: int
 ) -> tuple[types.PyTree, types.PyTree]:
-    """Rebuilds the stacks of the last `K` frames, without a scan.
+    """Rebuilds the stacks of the last `K` frames, without a scan and without a gather.
 
     Before an episode's first frame stand copies of that frame. Frames are stacked on the last axis,
     oldest first: `[H, W, C]` becomes `[H, W, K * C]`, `[H, W]` becomes `[H, W, K]`, and `[F]`
@@ -166,23 +203,17 @@ def stack_frames(
     Returns:
       The stacks `[T, B, ...]`, and the state after them.
     """
-    past = num_frames - 1
-    length = first.shape[0]
-    time = jnp.arange(length)[:, None]
-    # Where the episode of each step began; -past, the oldest frame there is, if before this call.
-    start = jax.lax.cummax(jnp.where(first, time, -past), axis=0)  # [T, B]
-    lags = jnp.arange(past, -1, -1)[:, None, None]  # [K, 1, 1], oldest first
-    index = jnp.maximum(time - lags, start) + past  # [K, T, B], into the frames of `extended`
-    rows = jnp.arange(first.shape[1])
 
     def stack(state: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        extended = jnp.concatenate([jnp.moveaxis(state, 1, 0), leaf])  # [K - 1 + T, B, ...]
-        frames = extended[index, rows]  # [K, T, B, ...]
-        state = jnp.moveaxis(frames[1:, -1], 0, 1)  # [B, K - 1, ...]
+        begins = first.reshape(first.shape + (1,) * (leaf.ndim - 2))
+        frames = [leaf]  # oldest first, each [T, B, ...]
+        for oldest in range(num_frames - 2, -1, -1):
+            before = jnp.concatenate([state[None, :, oldest], frames[0][:-1]])
+            frames.insert(0, jnp.where(begins, leaf, before))
+        state = jnp.stack([frame[-1] for frame in frames[1:]], axis=1)  # [B, K - 1, ...]
         if leaf.ndim in (2, 4):  # a scalar or a grey image: give it a channel
-            frames = frames[..., None]
-        frames = jnp.moveaxis(frames, 0, -2)  # [T, B, ..., K, C]
-        return frames.reshape(*frames.shape[:-2], -1), state
+            frames = [frame[..., None] for frame in frames]
+        return jnp.concatenate(frames, axis=-1), state
 
     pairs = jax.tree.map(stack, state, observation)
     return jax.tree.transpose(jax.tree.structure(observation), jax.tree.structure((0, 0)), pairs)

@@ -49,7 +49,7 @@ def _take(tree: types.PyTree, permutation: jax.Array, axis: int) -> types.PyTree
 
 
 def over_time(tree: types.PyTree, key: jax.Array, num_minibatches: int) -> types.PyTree:
-    """Deals the transitions of each stream out to minibatches: for networks without memory.
+    """Deals the transitions of each stream out to minibatches: for networks without a recurrence.
 
     Args:
       tree: leaves `[T, B, ...]`.
@@ -72,7 +72,7 @@ def over_time(tree: types.PyTree, key: jax.Array, num_minibatches: int) -> types
 def over_streams(
     tree: types.PyTree, rows: types.PyTree, key: jax.Array, num_minibatches: int
 ) -> tuple[types.PyTree, types.PyTree]:
-    """Deals whole streams out to minibatches: for networks with memory.
+    """Deals whole streams out to minibatches: for recurrent networks, and for V-trace.
 
     Args:
       tree: leaves `[T, B, ...]`.
@@ -87,7 +87,7 @@ def over_streams(
     if batch % num_minibatches:
         raise errors.UserError(
             f"{batch} environments on each device do not divide into {num_minibatches} minibatches "
-            "of whole streams, as networks with memory and V-trace need them"
+            "of whole streams, as recurrent networks and V-trace need them"
         )
     permutation = _permutations(key, batch // num_minibatches, (num_minibatches,))  # [B / M, M]
     return _take(tree, permutation[None], axis=1), _take(rows, permutation, axis=0)

@@ -24,11 +24,14 @@ class Network(Protocol):
 
     @property
     def is_recurrent(self) -> bool:
-        """False where rows may be shuffled over time and streams, and the core is `()`."""
+        """Whether a learnt core carries a state from step to step, without bound.
+
+        Where it is false, time steps may be drawn in any order: `core_before` gives each its core.
+        """
 
     @property
     def memory_length(self) -> int | None:
-        """How many time steps before it an output depends on; None where there is no bound."""
+        """How many time steps before it an output depends on; None of a recurrent network."""
 
     def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
         """Returns parameters; of `timestep` `[B, ...]` only shapes and dtypes count."""
@@ -41,6 +44,18 @@ class Network(Protocol):
 
     def unroll(self, params: types.PyTree, core: Any, timestep: types.TimeStep) -> tuple[Any, Any]:
         """Returns outputs `[T, B, ...]` and the core after them; equals a scan of `step`."""
+
+    def core_before(
+        self, core: Any, timestep: types.TimeStep, time: jax.Array, stream: jax.Array
+    ) -> Any:
+        """Returns the core before each of `N` time steps, `[N, ...]`, if not `is_recurrent`.
+
+        Args:
+          core: `[B, ...]` before the first time step.
+          timestep: `[T, B, ...]`.
+          time: `[N]` int32, of the time steps that were drawn.
+          stream: `[N]` int32, of the same.
+        """
 
 
 class Core(NamedTuple):
@@ -72,14 +87,13 @@ class Composed:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether there is any memory: a stack of frames is one."""
-        return bool(jax.tree.leaves(jax.eval_shape(lambda: self.initial_core(1))))
+        """Whether a torso has a recurrent core; a stack of frames is none."""
+        return bool(jax.tree.leaves(jax.eval_shape(lambda: self.module.initial_states(1))))
 
     @property
     def memory_length(self) -> int | None:
         """One less than the stack of frames, or None with a recurrent core."""
-        recurrent = jax.tree.leaves(jax.eval_shape(lambda: self.module.initial_states(1)))
-        return None if recurrent else self.frame_stack - 1
+        return None if self.is_recurrent else self.frame_stack - 1
 
     def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
         """Returns parameters; of `timestep` `[B, ...]` only shapes and dtypes count."""
@@ -108,6 +122,14 @@ class Composed:
             {"params": params}, states, observation, timestep.first()
         )
         return output, (Core(frames, states) if core != () else ())
+
+    def core_before(self, core, timestep, time, stream):
+        """Returns the core before each of `N` drawn time steps; `()` for no memory."""
+        if core == ():
+            return ()
+        observation = encoders.without_mask(timestep.observation)
+        frames = cores.frames_before(core.frames, observation, timestep.first(), time, stream)
+        return Core(frames, self.module.initial_states(time.shape[0]))
 
     def _initial_frames(self, batch_size: int) -> types.PyTree:
         if self.frame_stack == 1:

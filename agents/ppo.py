@@ -7,6 +7,7 @@ Axis legend: `T` time, `B` streams of one device, `M` minibatches.
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -62,7 +63,7 @@ class PPO(actor_critic.ActorCritic):
         batch, metrics = self._prepare(learner.params, rollout)
 
         def epoch(descent, epoch_key):
-            return descend(descent, self._minibatches(batch, rollout.actor_state, epoch_key))
+            return descend(descent, *self._minibatches(batch, rollout.actor_state, epoch_key))
 
         descent, learning = jax.lax.scan(
             epoch,
@@ -76,8 +77,11 @@ class PPO(actor_critic.ActorCritic):
         if self._network.is_recurrent:
             output, _ = self._network.unroll(params, rollout.actor_state, rollout.timestep)
             return output.value
-        final = jax.tree.map(lambda x: x[-1], rollout.timestep)
-        output, _ = self._network.step(params, (), final)
+        timestep = rollout.timestep
+        stream = jnp.arange(timestep.reward.shape[1])
+        end = jnp.full_like(stream, timestep.reward.shape[0] - 1)
+        core = self._network.core_before(rollout.actor_state, timestep, end, stream)
+        output, _ = self._network.step(params, core, jax.tree.map(lambda x: x[-1], timestep))
         return jnp.concatenate([rollout.extras.value, output.value[None]])
 
     def _prepare(self, params: types.PyTree, rollout: types.Rollout):
@@ -96,10 +100,28 @@ class PPO(actor_critic.ActorCritic):
         current = jax.tree.map(lambda x: x[:-1], timestep)
         return _Batch(current, rollout.extras, advantage, target, weight), metrics
 
-    def _minibatches(self, batch: _Batch, core: Any, key: jax.Array) -> tuple[_Batch, Any]:
+    def _minibatches(self, batch: _Batch, core: Any, key: jax.Array) -> tuple:
+        """Returns draws and how a minibatch is selected by one of them; see `Descend`."""
         if self._network.is_recurrent:
-            return minibatches.over_streams(batch, core, key, self.num_minibatches)
-        return minibatches.over_time(batch, key, self.num_minibatches), core
+            return (minibatches.over_streams(batch, core, key, self.num_minibatches),)
+        length, streams = batch.weight.shape
+        items = jnp.arange(length * streams).reshape(length, streams)
+        draws = minibatches.over_time(items, key, self.num_minibatches)
+        return draws, functools.partial(self._transitions, batch, core)
+
+    def _transitions(self, batch: _Batch, core: Any, items: jax.Array) -> actor_critic.Minibatch:
+        """Returns the transitions that were drawn, and the cores before them.
+
+        Args:
+          batch: the whole rollout; frames are stacked for the transitions that are drawn alone.
+          core: `[B, ...]` before it.
+          items: `[T / M, B]` int32, the numbers `time * B + stream` of the transitions.
+        """
+        if self._network.memory_length:
+            items = items.reshape(1, -1)  # streams of one time step, each with a core of its own
+        time, stream = jnp.divmod(items, batch.weight.shape[1])
+        core = self._network.core_before(core, batch.timestep, time.ravel(), stream.ravel())
+        return jax.tree.map(lambda x: x[time, stream], batch), core
 
     def _loss(self, params, minibatch):
         batch, core = minibatch

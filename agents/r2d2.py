@@ -25,6 +25,7 @@ from agents import (
     cores,
     encoders,
     exploration,
+    inputs,
     networks,
     off_policy,
     options,
@@ -115,19 +116,16 @@ class R2D2(off_policy.OffPolicy):
 
     @functools.cached_property
     def _network(self) -> networks.Network:
-        return self.network(self._inputs_spec, self._num_actions)
+        return self.network(self._network_spec, self._num_actions)
 
     @property
     def _num_actions(self) -> int:
         return self.spec.action.num_values
 
     @functools.cached_property
-    def _inputs_spec(self) -> environment.EnvironmentSpec:
+    def _network_spec(self) -> environment.EnvironmentSpec:
         """The environment's spec, with observations as the network sees them."""
-        action = specs.Array((self._num_actions,), jnp.float32)
-        reward = specs.Array((), jnp.float32)
-        observation = _inputs(self.spec.observation, action, reward)
-        return dataclasses.replace(self.spec, observation=observation)
+        return inputs.extended_spec(self.spec)
 
     @property
     def _burn_in(self) -> int:
@@ -138,7 +136,7 @@ class R2D2(off_policy.OffPolicy):
         return self.sequence_length - self.burn_in
 
     def _init_params(self, key):
-        return self._network.init(key, networks.zero_timestep(self._inputs_spec))
+        return self._network.init(key, networks.zero_timestep(self._network_spec))
 
     def init_memory(self, rollout: types.Rollout) -> replay.Memory:
         """Returns an empty replay of this device's streams."""
@@ -158,7 +156,7 @@ class R2D2(off_policy.OffPolicy):
         if not evaluation:
             ladder = exploration.ladder
             epsilon = ladder(env_id, num_envs, self.epsilon_base, self.epsilon_exponent)
-        action = jnp.zeros((count,), jnp.int32)
+        action = inputs.zero_action(self.spec.action, count)
         return ActorState(self._network.initial_core(count), action, epsilon)
 
     def actor_params(self, learner):
@@ -169,23 +167,12 @@ class R2D2(off_policy.OffPolicy):
         """Takes the best action, or at times a random one."""
         mask = encoders.action_mask(timestep.observation)
         timestep = self._perceived(params.normalizer, timestep)
-        timestep = self._with_inputs(timestep, actor_state.action)
+        timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
         q_values, core = self._network.step(params.params, actor_state.core, timestep)
         action = exploration.epsilon_greedy(q_values, mask, actor_state.epsilon, key)
         value = categorical.signed_parabolic(exploration.legal_max(q_values, mask))
         extras = Extras(value, _of(q_values, action))
         return action, actor_state._replace(core=core, action=action), extras
-
-    def _with_inputs(self, timestep: types.TimeStep, action: jax.Array) -> types.TimeStep:
-        """Returns time steps as the network sees them.
-
-        Args:
-          timestep: `[..., B]`, as it is learnt from.
-          action: `[..., B]`, the one before each time step; the first of an episode has none.
-        """
-        action = jax.nn.one_hot(action, self._num_actions) * ~timestep.first()[..., None]
-        observation = _inputs(timestep.observation, action, timestep.reward)
-        return timestep._replace(observation=observation)
 
     def _kept(self, rollout):
         """Keeps extras, for first priorities, and the memory that belongs to the first step."""
@@ -211,10 +198,9 @@ class R2D2(off_policy.OffPolicy):
 
     def _values(self, params: types.PyTree, sample: replay.Sample) -> jax.Array:
         """Returns rescaled values `[U + 1, N, A]`."""
-        timestep, action, _, state = sample.rollout
-        action = jnp.concatenate([state.action[None], action])
-        timestep = self._with_inputs(timestep, action)
-        return networks.unroll_after(self._network, params, state.core, timestep, self.burn_in)
+        timestep = inputs.extended_rollout(sample.rollout, self.spec.action)
+        core = sample.rollout.actor_state.core
+        return networks.unroll_after(self._network, params, core, timestep, self.burn_in)
 
     def _goal(self, timestep: types.TimeStep, values: jax.Array) -> jax.Array:
         """Returns rescaled n-step returns `[T, B]` from values `[T + 1, B]`, as returns."""
@@ -240,14 +226,3 @@ class R2D2(off_policy.OffPolicy):
 def _of(q_values: jax.Array, action: jax.Array) -> jax.Array:
     """Returns the values of actions `[...]`, of `q_values` `[..., A]`."""
     return jnp.take_along_axis(q_values, action[..., None], axis=-1)[..., 0]
-
-
-def _inputs(observation: types.PyTree, action: Any, reward: Any) -> dict[str, Any]:
-    """Puts the previous action and reward beside an observation; a mask stays outermost."""
-    mask = encoders.action_mask(observation)
-    inputs = {
-        "observation": encoders.without_mask(observation),
-        "previous_action": action,
-        "previous_reward": reward,
-    }
-    return inputs if mask is None else {**inputs, environment.ACTION_MASK: mask}

@@ -322,6 +322,57 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Bandit:
+    """Two arms, one of which pays: does the network see what it did, and what that earned?
+
+    Which arm pays is drawn anew each episode and never shown: the observation is always the same.
+    The paying arm pays 1 and the other one -1. The first action is a guess; what it earned tells
+    all the others. Without the previous action and reward among its inputs no policy has an
+    expected return other than 0, whatever it remembers of observations.
+
+    Attributes:
+      length: how many arms are pulled in an episode; 2 is the least that can be adapted to.
+    """
+
+    length: int = 4
+
+    return_without_inputs = 0.0
+
+    def __post_init__(self):
+        if self.length < 2:
+            raise errors.UserError(f"length must be 2 or more, got {self.length}")
+
+    @property
+    def optimal_return(self) -> float:
+        """One for each step but the first, which earns 0 on average."""
+        return self.length - 1.0
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of this environment."""
+        return _vector_spec("Bandit", 1, max_episode_steps=self.length)
+
+    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+        """Draws the arm that pays."""
+        return _start(jax.random.bernoulli(key)), types.restart(jnp.ones((1,), jnp.float32))
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+        """Pays for the arm that was pulled."""
+        state = state._replace(time=state.time + 1)
+        reward = jnp.where(action == state.cue, 1.0, -1.0)
+        done = state.time >= self.length
+        return state, types.transition(jnp.ones((1,), jnp.float32), reward, terminated=done)
+
+    def observations(self) -> np.ndarray:
+        """The only observation, `[1, 1]`; its value is known at the start of an episode."""
+        return np.ones((1, 1), np.float32)
+
+    def value(self, gamma: float) -> np.ndarray:
+        """The value at the start, `[1]`: all but the first reward, discounted."""
+        return np.array([sum(gamma**time for time in range(1, self.length))], np.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Truncation:
     """A reward of 1 for ever, cut by a time limit: does the value bootstrap where it must?
 
@@ -392,4 +443,5 @@ ALL = (
     MultiDiscreteReward,
     ContinuousReward,
     Memory,
+    Bandit,
 )

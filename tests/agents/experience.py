@@ -20,6 +20,7 @@ ENVIRONMENT = streams.RandomEpisodes()
 NETWORKS = {
     "feed_forward": {"network": contract.tiny_network()},
     "lstm": {"network": contract.tiny_network(cores.LSTM(8))},
+    "frames": {"network": contract.tiny_network(frame_stack=3)},
     "frames_normalized": {
         "network": contract.tiny_network(cores.GRU(8), frame_stack=3),
         "normalize_observations": True,
@@ -119,9 +120,18 @@ def update(
 
 def outputs(agent: actor_critic.ActorCritic, params: Any, rollout: types.Rollout):
     """Returns logits and values `[T + 1, B, ...]`, from one step of the network after another."""
-    core, logits, values = rollout.actor_state, [], []
+    (core, action), logits, values = rollout.actor_state, [], []
     for time in range(LENGTH + 1):
         timestep = jax.tree.map(lambda x: x[time], rollout.timestep)  # noqa: B023
+        if agent._network.is_recurrent:
+            going = ~timestep.first()
+            seen = {
+                "observation": timestep.observation,
+                "previous_action": np.eye(3, dtype=np.float32)[action] * going[:, None],
+                "previous_reward": np.clip(0.5 * timestep.reward, -1.0, 1.0) * going,
+            }
+            timestep = timestep._replace(observation=seen)
+            action = rollout.action[min(time, LENGTH - 1)]
         output, core = agent._network.step(params, core, timestep)
         logits.append(output.policy)
         values.append(output.value)

@@ -31,7 +31,13 @@ ALIKE = (
     probes.Truncation,
     probes.Memory,
 )
-UNLIKE = (probes.MaskedAction, probes.MultiDiscreteReward, probes.ContinuousReward, probes.Memory)
+RECURRENT = (probes.Memory, probes.Bandit)
+UNLIKE = (
+    probes.MaskedAction,
+    probes.MultiDiscreteReward,
+    probes.ContinuousReward,
+    *RECURRENT,
+)
 ROLLOUT_LENGTH = 8
 _WIDTH = 4  # of the widest observation of those that are alike
 
@@ -115,7 +121,7 @@ class Curriculum:
     def assert_learns_alone(self, probe: type) -> None:
         """Asserts that a probe's values and returns are learnt."""
         candidate = probe()
-        agent, params = self.learn(candidate, cores.LSTM(16) if probe is probes.Memory else None)
+        agent, params = self.learn(candidate, cores.LSTM(16) if probe in RECURRENT else None)
         values = _values(agent, params, candidate.observations())
         np.testing.assert_allclose(values, candidate.value(GAMMA), rtol=0.05, atol=0.05)
         evaluator = evaluation.Evaluator(agent, candidate, num_episodes=128)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import ppo
+from agents import cores, ppo
 from environments import probes
 from podracers import agent as agent_lib
 from podracers import errors, types
@@ -48,6 +48,50 @@ def test_ratios_are_one_in_the_first_gradient_step(algorithm, network):
     forgot = given._replace(rollout=given.rollout._replace(actor_state=zeros))
     _, means = experience.update(forgot)
     assert means["policy/kl"] > 1e-4
+
+
+def _kl_after(given, timestep=None, **actor_state):
+    """Returns the divergence of what acts from what learns, if that sees other things."""
+    rollout = given.rollout
+    rollout = rollout._replace(actor_state=rollout.actor_state._replace(**actor_state))
+    rollout = rollout._replace(timestep=timestep or rollout.timestep)
+    return experience.update(given._replace(rollout=rollout))[1]["policy/kl"]
+
+
+def test_a_recurrent_network_sees_the_previous_action_and_reward(algorithm):
+    """Over the boundary of rollouts, too, and rewards as they are learnt from."""
+    given = experience.collect(algorithm, "lstm")
+    timestep, action = given.rollout.timestep, given.rollout.actor_state.action
+    assert action.dtype == np.int32 and len(np.unique(action)) > 1
+    assert _kl_after(given, action=(action + 1) % 3) > 1e-4
+    assert _kl_after(given, timestep._replace(reward=-timestep.reward)) > 1e-4
+    clipped = np.clip(timestep.reward, -2.0, 2.0)  # at 1 after the scale of 0.5
+    assert np.any(clipped != timestep.reward)
+    assert abs(_kl_after(given, timestep._replace(reward=clipped))) < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("network", "option", "sees"),
+    [
+        ({}, None, False),
+        ({}, True, True),
+        ({"frame_stack": 3}, None, False),
+        ({"core": cores.GRU(8)}, None, True),
+        ({"core": cores.GRU(8)}, False, False),
+    ],
+)
+def test_an_option_decides_who_sees_the_previous_action_and_reward(
+    algorithm, network, option, sees
+):
+    agent = experience.ALGORITHMS[algorithm](
+        network=contract.tiny_network(**network), previous_action_and_reward=option
+    )
+    learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
+    kernel = learner.params["torsos_0"]["encoder"]["Dense_0"]["kernel"]
+    features = 3 * network.get("frame_stack", 1)
+    assert kernel.shape[0] == features + (3 + 1 if sees else 0)
+    state = agent.init_actor(jnp.arange(BATCH), BATCH)
+    assert jax.tree.map(jnp.shape, state.action) == ((BATCH,) if sees else ())
 
 
 @pytest.mark.parametrize("network", ["feed_forward", "lstm"])
@@ -123,7 +167,8 @@ def test_illegal_actions_are_never_taken():
     keys = jax.random.split(jax.random.key(2), count)
     for evaluation in (False, True):
         act = jax.jit(functools.partial(agent.act, evaluation=evaluation))
-        action, _, extras = act(params, (), timestep, keys)
+        state = agent.init_actor(jnp.arange(count), count, evaluation)
+        action, _, extras = act(params, state, timestep, keys)
         legal = np.asarray(observation["action_mask"])[np.arange(count), action]
         assert legal.all()
         assert np.all(extras.log_prob > -50.0)

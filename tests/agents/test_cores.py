@@ -34,6 +34,32 @@ def test_stacks_grow_the_last_axis_and_keep_the_dtype(shape):
     np.testing.assert_array_equal(state["leaf"], np.moveaxis(observation["leaf"][3:], 0, 1))
 
 
+@pytest.mark.parametrize("num_frames", [2, 4])
+def test_the_state_before_a_drawn_step_is_that_of_acting(num_frames):
+    """Frames from before the first step, of an episode, and copies of an episode's first."""
+    length, batch = 9, 5
+    rng = np.random.default_rng(0)
+    observation = {"leaf": rng.integers(0, 255, (length, batch, 3)).astype(np.uint8)}
+    first = jnp.asarray(rng.random((length, batch)) < 0.3)
+    state = {"leaf": rng.integers(0, 255, (batch, num_frames - 1, 3)).astype(np.uint8)}
+    items = rng.permutation(length * batch)[:30]
+    time, stream = items // batch, items % batch
+    drawn = jax.jit(cores.frames_before)(state, observation, first, time, stream)["leaf"]
+    assert drawn.shape == (30, num_frames - 1, 3) and drawn.dtype == np.uint8
+    for row, (t, b) in enumerate(zip(time, stream)):
+        acted = state
+        if t:
+            acted = cores.stack_frames(state, _until(observation, t), first[:t], num_frames)[1]
+        expected = acted["leaf"][b]
+        if first[t, b]:
+            expected = np.broadcast_to(observation["leaf"][t, b], expected.shape)
+        np.testing.assert_array_equal(drawn[row], expected)
+
+
+def _until(observation, time):
+    return {"leaf": observation["leaf"][:time]}
+
+
 @pytest.mark.parametrize("core", [cores.LSTM(4), cores.GRU(4)])
 def test_recurrent_cores_equal_their_equations(core):
     features = jax.random.normal(jax.random.key(0), (5, 2, 3))

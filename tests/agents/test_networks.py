@@ -47,6 +47,7 @@ CASES = {
         {"encoder": SMALL_CNN, "core": cores.LSTM(8), "frame_stack": 3, "separate_critic": False},
     ),
 }
+RECURRENT = {"lstm", "two_grus", "frames_lstm"}
 WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn", "nature", "impala"}
 
 
@@ -114,7 +115,8 @@ def test_unroll_equals_a_scan_of_step_with_resets(name):
     num_outputs = distributions.from_spec(CASES[name][1]).num_outputs
     assert output.policy.shape == (LENGTH, BATCH, num_outputs)
     assert isinstance(network, networks.Network)
-    assert network.is_recurrent == (name not in WITHOUT_MEMORY) == (core != ())
+    assert network.is_recurrent == (network.memory_length is None) == (name in RECURRENT)
+    assert (core == ()) == (network.memory_length == 0) == (name in WITHOUT_MEMORY)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -141,6 +143,18 @@ def test_rows_are_independent_and_first_forgets(name):
     _close(restarted.value[begun], output.value[begun])
     same_before = np.allclose(restarted.value[~begun], output.value[~begun])
     assert same_before == (name in WITHOUT_MEMORY)
+
+
+@pytest.mark.parametrize("name", ["mlp", "frames"])
+def test_time_steps_drawn_in_any_order_are_seen_as_in_the_unroll(name):
+    network, params, core, unroll = _case(name)
+    timestep = _timestep(CASES[name][0])
+    output, _ = unroll(params, core, timestep)
+    items = np.random.default_rng(0).permutation(LENGTH * BATCH)
+    drawn = _row(timestep, (items // BATCH, items % BATCH))
+    before = jax.jit(network.core_before)(core, timestep, items // BATCH, items % BATCH)
+    actual, _ = network.step(params, before, drawn)
+    _close(actual, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[items], output))
 
 
 @pytest.mark.parametrize("name", ["mlp", "shared_gaussian", "cnn", "frames_lstm"])

@@ -1,17 +1,24 @@
-"""PPO's update against a slow one.
+"""PPO's update against a slow one, and its minibatches of networks with stacks of frames.
 
 Axis legend: `T` time, `B` streams.
 """
+
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agents import actor_critic, cores, ppo
+from podracers import parallel
 from tests import streams
 from tests.agents import experience
 
 LENGTH, BATCH = experience.LENGTH, experience.BATCH
+NUM_FRAMES = 3  # of the network "frames"
+P = jax.sharding.PartitionSpec
 
 
 def _slow_advantages(rollout, values):
@@ -60,7 +67,7 @@ def _slow_update(given):
     }
 
 
-@pytest.fixture(scope="module", params=["feed_forward", "lstm"], name="slow")
+@pytest.fixture(scope="module", params=["feed_forward", "lstm", "frames"], name="slow")
 def _slow(request):
     given = experience.collect("ppo", request.param)
     return given, *_slow_update(given)
@@ -74,3 +81,67 @@ def test_an_update_equals_a_slow_one(slow, num_devices):
     streams.assert_close(learner.params, params, rtol=1e-3, atol=2e-5)
     for name, value in expected.items():
         np.testing.assert_allclose(means[name], value, rtol=1e-3, atol=1e-5)
+
+
+@functools.cache
+def _minibatches(num_devices):
+    """Returns the tags `[M, N]` of the transitions of each minibatch, and their stacks."""
+    agent, _, rollout = experience.collect("ppo", "frames")
+    agent = dataclasses.replace(agent, num_minibatches=2)
+    length, batch = LENGTH, BATCH // num_devices
+
+    def run(key, timestep, core, tag):
+        zeros = jnp.zeros((length, batch))
+        current = jax.tree.map(lambda x: x[:-1], timestep)
+        extras = actor_critic.Extras(zeros, zeros, tag)
+        whole = ppo._Batch(current, extras, zeros, zeros, zeros)
+        draws, select = agent._minibatches(whole, core, key)
+
+        def look(draw):
+            part, core = select(draw)
+            first = part.timestep.first()
+            stacks, _ = cores.stack_frames(
+                core.frames, part.timestep.observation, first, NUM_FRAMES
+            )
+            return part.extras.value.ravel(), stacks.reshape(-1, stacks.shape[-1])
+
+        return jax.lax.map(look, draws)
+
+    columns, rows = P(None, parallel.AXIS), P(parallel.AXIS)
+    mapped = jax.shard_map(
+        run,
+        mesh=parallel.make_mesh(jax.devices()[:num_devices]),
+        in_specs=(P(), columns, rows, columns),
+        out_specs=columns,
+        check_vma=False,
+    )
+    tag = jnp.arange(LENGTH * BATCH).reshape(LENGTH, BATCH)
+    core = rollout.actor_state.core
+    return jax.device_get(jax.jit(mapped)(jax.random.key(5), rollout.timestep, core, tag))
+
+
+def test_stacks_of_drawn_transitions_are_those_of_the_whole_unroll():
+    """Frames from before the rollout, within an episode, and at the start of one."""
+    _, _, rollout = experience.collect("ppo", "frames")
+    timestep, frames = rollout.timestep, rollout.actor_state.core.frames
+    assert timestep.first()[1:-1].any() and not timestep.first()[0].all() and np.any(frames)
+    expected, _ = cores.stack_frames(frames, timestep.observation, timestep.first(), NUM_FRAMES)
+    tags, stacks = _minibatches(1)
+    np.testing.assert_array_equal(np.sort(tags.ravel()), np.arange(LENGTH * BATCH))
+    np.testing.assert_array_equal(stacks, expected[tags // BATCH, tags % BATCH])
+
+
+def test_minibatches_of_stacks_hold_transitions_of_all_streams():
+    tags, _ = _minibatches(1)
+    for minibatch in tags:
+        np.testing.assert_array_equal(np.bincount(minibatch % BATCH), LENGTH // 2)
+        assert len(set(minibatch // BATCH)) > LENGTH // 2  # and not of the same times
+
+
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_minibatches_of_stacks_do_not_depend_on_the_devices(num_devices):
+    def in_order(tags, stacks):
+        order = np.argsort(tags, axis=1)
+        return np.take_along_axis(tags, order, 1), np.take_along_axis(stacks, order[..., None], 1)
+
+    streams.assert_same(in_order(*_minibatches(num_devices)), in_order(*_minibatches(1)))

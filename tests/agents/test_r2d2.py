@@ -259,17 +259,6 @@ def test_first_priorities_are_those_of_the_values_that_acted(given):
     np.testing.assert_allclose(actual, expected[None], rtol=1e-4)
 
 
-def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode():
-    step_type = jnp.array([types.FIRST, types.MID, types.LAST], jnp.int8)
-    observation = {"features": jnp.ones((3, 3)), "action_mask": jnp.ones((3, 3), bool)}
-    timestep = types.TimeStep(observation, jnp.array([0.0, 2.0, 3.0]), jnp.ones(3), step_type)
-    seen = AGENT._with_inputs(timestep, jnp.array([2, 1, 2])).observation
-    np.testing.assert_array_equal(seen["previous_action"], [[0, 0, 0], [0, 1, 0], [0, 0, 1]])
-    np.testing.assert_array_equal(seen["previous_reward"], [0.0, 2.0, 3.0])
-    assert seen["action_mask"] is observation["action_mask"]
-    np.testing.assert_array_equal(seen["observation"]["features"], 1.0)
-
-
 def test_replay_keeps_the_core_and_the_action_before_a_rollout(given):
     """Both the recurrent state and the stack of frames, from which acting goes on."""
     kept = AGENT._kept(given.rollout).actor_state

@@ -118,6 +118,48 @@ def test_memory_shows_its_cue_once():
         probes.Memory(length=1)
 
 
+def _best_informed(probe, states, total=0.0):
+    """Returns the most that a policy can expect which remembers its actions and rewards.
+
+    Args:
+      probe: a bandit.
+      states: those that past rewards allow, equally likely.
+      total: their number at the start, 0 there.
+    """
+    total, best = total or len(states), []
+    for action in range(2):
+        gain, told = 0.0, {}
+        for state in states:
+            following, timestep = probe.step(state, jnp.int32(action))
+            gain += float(timestep.reward) / total
+            if not timestep.last():
+                told.setdefault(float(timestep.reward), []).append(following)
+        best.append(gain + sum(_best_informed(probe, group, total) for group in told.values()))
+    return max(best)
+
+
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_a_bandit_pays_who_sees_the_previous_reward_and_nobody_else(length):
+    probe = probes.Bandit(length)
+    arms = [probes.State(jnp.int32(cue), jnp.int32(0)) for cue in range(2)]
+    assert _best_informed(probe, arms) == probe.optimal_return == length - 1
+
+    # Observations tell nothing, so whoever sees no more has a plan, or draws one of them.
+    def total(cue, plan):
+        _, timestep = jax.lax.scan(probe.step, probes.State(cue, jnp.int32(0)), plan)
+        return jnp.sum(timestep.reward), timestep.observation
+
+    plans = jnp.array(list(itertools.product(range(2), repeat=length)))
+    returns, seen = jax.vmap(jax.vmap(total, (None, 0)), (0, None))(jnp.arange(2), plans)
+    np.testing.assert_array_equal(seen, 1.0)
+    np.testing.assert_array_equal(jnp.mean(returns, axis=0), probe.return_without_inputs)
+
+
+def test_a_bandit_needs_two_pulls():
+    with pytest.raises(ValueError, match="length must be 2 or more, got 1"):
+        probes.Bandit(1)
+
+
 def test_continuous_targets_are_inside_the_bounds_and_best():
     probe = probes.ContinuousReward()
     action = probe.spec.action

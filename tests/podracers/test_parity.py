@@ -4,6 +4,7 @@ With lag 0 both collect the same rollouts and reach the same parameters; with la
 itself, and its lag is exactly 1.
 """
 
+import dataclasses
 import itertools
 from typing import NamedTuple
 
@@ -96,6 +97,21 @@ def test_without_lag_any_split_of_devices_learns_the_same(options):
         _trace(_sebulba(agent, environment, **options), 4),
         _trace(_anakin(agent, environment), 4),
     )
+
+
+@pytest.mark.parametrize("make", [_anakin, _sebulba])
+def test_a_recurrent_network_learns_from_what_it_acted_on(make):
+    """Previous actions and rewards, over rollouts too: else ratios would not be 1."""
+    agent, environment = contract.AGENTS["ppo_lstm"]()
+    agent = dataclasses.replace(agent, learning_rate=0.1, epochs=1, num_minibatches=1)
+    subject = make(agent, environment)
+    state = subject.init(0)
+    for _ in range(6):
+        state, report = subject.step(state, 1)
+        assert abs(report.means["policy/kl"].result()) < 1e-6
+    subject.close()
+    actions = streams.to_numpy(contract.rollout(state).actor_state.action)
+    assert len(np.unique(actions)) > 1
 
 
 @pytest.mark.parametrize("made", LAGGED, indirect=True)

@@ -1,0 +1,93 @@
+"""What a network sees beside the observation: the previous action and the reward that it earned.
+
+IMPALA's and R2D2's recurrent agents see both (Espeholt et al. 2018,
+https://arxiv.org/abs/1802.01561; Kapturowski et al. 2019,
+https://openreview.net/forum?id=r1lyTjAqYX), and an agent that adapts within an episode has to (Duan
+et al. 2016, "RL²", https://arxiv.org/abs/1611.02779). At the first time step of an episode both are
+zero.
+
+Axis legend: `T` time, `B` streams, `D` parts of a multi-discrete action, `F` features.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from agents import encoders
+from podracers import environment, types
+
+
+class ActorState(NamedTuple):
+    """What a stream remembers from step to step, and from rollout to rollout."""
+
+    core: Any  # [B, ...] of the network
+    action: Any  # [B, ...] the previous one; () where the network does not see it
+
+
+def zero_action(action_spec: specs.Array, batch_size: int) -> jax.Array:
+    """Returns zeros `[B, ...]` in the shape and dtype of the actions that agents choose."""
+    dtype = jnp.float32 if np.issubdtype(action_spec.dtype, np.floating) else jnp.int32
+    return jnp.zeros((batch_size, *action_spec.shape), dtype)
+
+
+def extended_spec(spec: environment.EnvironmentSpec) -> environment.EnvironmentSpec:
+    """Returns the spec with observations as `extended` makes them."""
+    action = jax.eval_shape(lambda: _features(zero_action(spec.action, 1), spec.action))
+    observation = _beside(
+        spec.observation, specs.Array(action.shape[1:], np.float32), specs.Array((), np.float32)
+    )
+    return dataclasses.replace(spec, observation=observation)
+
+
+def extended(
+    timestep: types.TimeStep, action: jax.Array, action_spec: specs.Array
+) -> types.TimeStep:
+    """Returns time steps whose observations hold the previous action and the reward.
+
+    Args:
+      timestep: `[..., B]`, with rewards as they are learnt from.
+      action: `[..., B, ...]`, the one before each time step, as the environment took it.
+      action_spec: of the environment.
+    """
+    first = timestep.first()
+    action = jnp.where(first[..., None], 0.0, _features(action, action_spec))
+    reward = jnp.where(first, 0.0, timestep.reward)
+    return timestep._replace(observation=_beside(timestep.observation, action, reward))
+
+
+def extended_rollout(rollout: types.Rollout, action_spec: specs.Array) -> types.TimeStep:
+    """Returns the time steps `[T + 1, B]` of a rollout, `extended`.
+
+    Args:
+      rollout: `[T, B, ...]`, acted with an `actor_state` whose `action` is the previous one.
+      action_spec: of the environment.
+    """
+    action = jnp.concatenate([rollout.actor_state.action[None], rollout.action])
+    return extended(rollout.timestep, action, action_spec)
+
+
+def _features(action: jax.Array, action_spec: specs.Array) -> jax.Array:
+    """Returns an action as features `[..., F]`: one-hot parts, or the components as they are."""
+    if isinstance(action_spec, specs.DiscreteArray):
+        return jax.nn.one_hot(action, action_spec.num_values)
+    if np.issubdtype(action_spec.dtype, np.floating):
+        leading = action.ndim - len(action_spec.shape)
+        return action.reshape(*action.shape[:leading], -1)
+    sizes = np.broadcast_to(action_spec.maximum, action_spec.shape) + 1  # [D]
+    parts = [jax.nn.one_hot(action[..., part], int(size)) for part, size in enumerate(sizes)]
+    return jnp.concatenate(parts, axis=-1)
+
+
+def _beside(observation: types.PyTree, action: Any, reward: Any) -> dict[str, Any]:
+    """Puts the previous action and reward beside an observation; a mask stays outermost."""
+    mask = encoders.action_mask(observation)
+    inputs = {
+        "observation": encoders.without_mask(observation),
+        "previous_action": action,
+        "previous_reward": reward,
+    }
+    return inputs if mask is None else {**inputs, environment.ACTION_MASK: mask}

@@ -1,0 +1,78 @@
+"""What networks see beside the observation: every kind of action, and nothing at a start."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import distributions, inputs
+from environments import probes
+from podracers import types
+from tests import streams
+
+# Previous actions of three time steps of one stream, and the features of them.
+ACTIONS = {
+    "discrete": ([[2], [1], [2]], [[0, 0, 1], [0, 1, 0], [0, 0, 1]]),
+    "multi_discrete": (
+        [[[1, 2]], [[0, 1]], [[1, 0]]],
+        [[0, 1, 0, 0, 1], [1, 0, 0, 1, 0], [0, 1, 1, 0, 0]],
+    ),
+    "continuous": ([[[0.5, -1.0]], [[0.1, 0.2]], [[-0.3, 0.4]]], None),
+}
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode(actions):
+    spec = streams.RandomEpisodes(actions=actions).spec
+    action, features = ACTIONS[actions]
+    action = jnp.asarray(action)  # [T, B, ...]
+    features = np.asarray(features if features else action[:, 0], np.float32)
+    step_type = jnp.array([[types.FIRST], [types.MID], [types.LAST]], jnp.int8)
+    reward = jnp.array([[7.0], [2.0], [3.0]])  # a simulator's mistake, at the first of them
+    timestep = types.TimeStep(jnp.ones((3, 1, 3)), reward, jnp.ones((3, 1)), step_type)
+    seen = inputs.extended(timestep, action, spec.action)
+    assert seen.reward is reward
+    np.testing.assert_array_equal(
+        seen.observation["previous_action"][:, 0], np.array([[0], [1], [1]]) * features
+    )
+    np.testing.assert_array_equal(seen.observation["previous_reward"], [[0.0], [2.0], [3.0]])
+    np.testing.assert_array_equal(seen.observation["observation"], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("actions", "masked"),
+    [("discrete", False), ("discrete", True), ("multi_discrete", True), ("continuous", False)],
+)
+def test_the_spec_is_that_of_what_is_seen_and_masks_stay_outermost(actions, masked):
+    environment = streams.RandomEpisodes(actions=actions, masked=masked)
+    spec = inputs.extended_spec(environment.spec)
+    zero = inputs.zero_action(environment.spec.action, 5)
+    head = distributions.from_spec(environment.spec.action)
+    chosen = head.to_action(head.mode(jnp.zeros((5, head.num_outputs)), None))
+    assert (zero.shape, zero.dtype) == (chosen.shape, chosen.dtype)
+    _, timestep = jax.vmap(environment.reset)(jax.random.split(jax.random.key(0), 5))
+    seen = inputs.extended(timestep, zero, environment.spec.action).observation
+    jax.tree.map(lambda leaf, x: leaf.validate(np.asarray(x[0])), spec.observation, seen)
+    assert ("action_mask" in seen) == masked
+    if masked:
+        assert seen["action_mask"] is timestep.observation["action_mask"]
+        assert list(seen["observation"]) == ["features"]
+
+
+def test_a_scalar_continuous_action_is_one_feature():
+    spec = probes.ContinuousReward().spec.action
+    scalar = type(spec)((), np.float32, -1.0, 1.0)
+    timestep = types.TimeStep(jnp.ones((4, 2)), jnp.ones(4), jnp.ones(4), jnp.ones(4, jnp.int8))
+    seen = inputs.extended(timestep, jnp.arange(4.0), scalar).observation
+    np.testing.assert_array_equal(seen["previous_action"], np.arange(4.0)[:, None])
+
+
+def test_actions_of_a_rollout_are_seen_one_step_later():
+    spec = streams.RandomEpisodes().spec
+    timestep = types.TimeStep(
+        jnp.zeros((3, 1, 3)), jnp.zeros((3, 1)), jnp.ones((3, 1)), jnp.ones((3, 1), jnp.int8)
+    )
+    state = inputs.ActorState((), jnp.array([2]))
+    rollout = types.Rollout(timestep, jnp.array([[0], [1]]), (), state)
+    seen = inputs.extended_rollout(rollout, spec.action).observation["previous_action"]
+    np.testing.assert_array_equal(np.argmax(seen[:, 0], axis=-1), [2, 0, 1])
