@@ -221,7 +221,7 @@ class ActorCritic:
         if self.anneal_steps is None:
             return jnp.float32(self.learning_rate)
         steps = update.astype(jnp.float32) * (local_steps * parallel.axis_size())
-        return self.learning_rate * jnp.clip(1.0 - steps / self.anneal_steps, 0.0, 1.0)
+        return self.learning_rate * jnp.clip(1.0 - steps / float(self.anneal_steps), 0.0, 1.0)
 
     def _descend(self, descent: Descent, minibatches: Minibatch, *, learning_rate: jax.Array):
         """Takes one gradient step after the other; `minibatches` has a leading axis `[M]`."""

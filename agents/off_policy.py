@@ -317,7 +317,7 @@ class OffPolicy:
     def _learning_rate(self, agent_steps: jax.Array) -> jax.Array:
         portion = 0.0
         if self.anneal_steps is not None:
-            portion = jnp.minimum(agent_steps.astype(jnp.float32) / self.anneal_steps, 1.0)
+            portion = jnp.minimum(agent_steps.astype(jnp.float32) / float(self.anneal_steps), 1.0)
         return jnp.float32(self.learning_rate * (1.0 - portion))
 
     def _gradient_step(self, learner, descent, memory, key):

@@ -224,7 +224,7 @@ class Planner(off_policy.OffPolicy):
         temperature = jnp.float32(self.temperature)
         if self.temperature_steps is not None:
             schedule = optax.linear_schedule(
-                self.temperature, self.final_temperature, self.temperature_steps
+                self.temperature, self.final_temperature, float(self.temperature_steps)
             )
             temperature = jnp.float32(schedule(learner.agent_steps))
         return ActorParams(learner.params, learner.normalizer, temperature)

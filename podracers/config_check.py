@@ -220,7 +220,11 @@ def _check_values(scope: str, selector: str, bound: Bindings) -> None:
         if isinstance(literal, gin.config.ConfigurableReference):
             _check_reference(shown, literal, hint, bound)
         elif next(_references([literal]), None) is None and not _fits(literal, hint):
-            raise errors.UserError(f"{shown}: expected {_name(hint)}, got {literal!r}")
+            is_long = type(literal) is int and abs(literal) > errors.INT32_MAX
+            hint_of_point = ": what is beyond int32 needs a point" if is_long else ""
+            raise errors.UserError(
+                f"{shown}: expected {_name(hint)}, got {literal!r}{hint_of_point}"
+            )
 
 
 def _check_reference(shown: str, reference: Any, hint: Any, bound: Bindings) -> None:
@@ -288,10 +292,12 @@ def _fits(value: Any, hint: Any) -> bool:
     if len(options := _options(hint)) > 1:
         return any(_fits(value, option) for option in options)
     expected = typing.get_origin(hint) or hint
+    if expected is float and isinstance(value, int):  # JAX makes an int32 of it
+        return not isinstance(value, bool) and abs(value) <= errors.INT32_MAX
     if expected in (int, float):
         # `1e6` is how people write a million.
         whole = isinstance(value, float) and (expected is float or value.is_integer())
-        return not isinstance(value, bool) and (isinstance(value, int) or whole)
+        return whole or (isinstance(value, int) and not isinstance(value, bool))
     if expected in (tuple, list, collections.abc.Sequence):
         return isinstance(value, tuple | list) and _items_fit(value, hint)
     if getattr(expected, "_is_protocol", False):

@@ -117,6 +117,38 @@ def test_parentheses_of_references(tiny, bindings, message):
 
 
 @pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        (f"NUM_ENVS = {10**18}", f"Anakin.num_envs: expected at most 2147483647, got {10**18}"),
+        ("ROLLOUT_LENGTH = 2147483648", "Anakin.rollout_length: expected at most 2147483647"),
+        ("ROLLOUT_LENGTH = 1000000000", "Anakin.steps_per_update: expected at most 2147483647"),
+        ("NUM_ENVS = 200000000", "GB on each of 4 cpu devices, which has room for"),
+        ("PPO.epochs = 2147483648", "PPO.epochs: expected at most 2147483647, got 2147483648"),
+        ("PPO.reward_clip = 2147483648", "expected float | None, got 2147483648: what is beyond"),
+        (f"PPO.learning_rate = {10**400}", "PPO.learning_rate: expected float, got 1000"),
+        (f"PPO.anneal_steps = {10**400}", "PPO.anneal_steps: expected a positive number"),
+        (f"TOTAL_STEPS = {10**30}", "expected at most 2147483647 updates of 64 agent steps"),
+        ("TOTAL_STEPS = 1e999", "Experiment.total_steps: expected int, got inf"),
+        ("Experiment.evaluation_episodes = 2147483648", "episodes: expected at most 2147483647"),
+        ("SEED = 2147483648", "Experiment.seed: expected at most 2147483647"),
+        ("SEED = -1", "Experiment.seed: expected an int of at least 0, got -1"),
+    ],
+)
+def test_refuses_numbers_that_devices_cannot_hold(tiny, binding, message):
+    with pytest.raises(errors.UserError) as raised:
+        loaded = experiment.load([tiny], [binding])
+        experiment.check(loaded.build(), loaded.seed)
+    assert message in str(raised.value)
+
+
+def test_runs_may_be_longer_than_int32(tiny):
+    loaded = experiment.load([tiny], [f"TOTAL_STEPS = {10**11}", "PPO.anneal_steps = %TOTAL_STEPS"])
+    parts = loaded.build()
+    experiment.check(parts, loaded.seed)
+    assert parts.num_updates == 10**11 // 64
+
+
+@pytest.mark.parametrize(
     ("bindings", "circle"),
     [
         (["SEED = %SEED"], "%SEED -> %SEED"),
