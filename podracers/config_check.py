@@ -292,12 +292,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if len(options := _options(hint)) > 1:
         return any(_fits(value, option) for option in options)
     expected = typing.get_origin(hint) or hint
-    if expected is float and isinstance(value, int):  # JAX makes an int32 of it
-        return not isinstance(value, bool) and abs(value) <= errors.INT32_MAX
     if expected in (int, float):
-        # `1e6` is how people write a million.
-        whole = isinstance(value, float) and (expected is float or value.is_integer())
-        return whole or (isinstance(value, int) and not isinstance(value, bool))
+        return _number_fits(value, expected)
     if expected in (tuple, list, collections.abc.Sequence):
         return isinstance(value, tuple | list) and _items_fit(value, hint)
     if getattr(expected, "_is_protocol", False):
@@ -305,6 +301,14 @@ def _fits(value: Any, hint: Any) -> bool:
     if not isinstance(expected, type):
         return True
     return isinstance(value, expected)
+
+
+def _number_fits(value: Any, expected: type) -> bool:
+    if isinstance(value, float):  # `1e6` is how people write a million
+        return expected is float or value.is_integer()
+    # Of an int that stands for a float, JAX makes an int32.
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return is_int and (expected is int or abs(value) <= errors.INT32_MAX)
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
