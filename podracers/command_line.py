@@ -66,7 +66,7 @@ def run(main: Callable[[], int | None]) -> None:
         code, cause = errors.RunFailure.exit_code, _cause(error)
         said = f"{traceback.format_exc()}\n{cause}"
         if _is_out_of_memory(error):
-            cause = f"out of memory: {config_errors.first_line(_first(error))}"
+            cause = f"out of memory: {cause}"
             said = f"failed: {cause}"
     several = distributed.is_several()
     if cause:

@@ -230,36 +230,31 @@ def _check_values(scope: str, selector: str, bound: Bindings) -> None:
 def _check_reference(shown: str, reference: Any, hint: Any, bound: Bindings) -> None:
     """Refuses a part that is called where it must not be, or not called where it has to be."""
     part, written = reference.configurable.wrapped, repr(reference)
-    if reference.evaluate:
-        wanted = [option for option in _options(hint) if option is not type(None)]
-        is_callable = [typing.get_origin(each) is collections.abc.Callable for each in wanted]
-        if all(is_callable) and not _makes_callable(reference, bound):
-            raise errors.UserError(
-                f"{shown}: write `{written.removesuffix('()')}`, without the parentheses"
-            )
-    elif not _fits(part, hint):
-        if any(_may_make(part, option) for option in _options(hint)):
-            raise errors.UserError(f"{shown}: write `{written}()`, with the parentheses")
-        raise errors.UserError(f"{shown}: expected {_name(hint)}, got {written}")
+    uncalled = _fits(part, hint)
+    called = any(_may_make(reference, option, bound) for option in _options(hint))
+    if called if reference.evaluate else uncalled:
+        return
+    if called:
+        raise errors.UserError(f"{shown}: write `{written}()`, with the parentheses")
+    if uncalled:
+        raise errors.UserError(
+            f"{shown}: write `{written.removesuffix('()')}`, without the parentheses"
+        )
+    raise errors.UserError(f"{shown}: expected {_name(hint)}, got {written}")
 
 
-def _makes_callable(reference: Any, bound: Bindings) -> bool:
-    """Returns whether a call gives something that can be called again; in doubt, it does."""
-    part = reference.configurable.wrapped
-    if isinstance(part, type):
-        return any("__call__" in vars(base) for base in part.__mro__)
-    given = {name for _, _, name in _in_effect(reference, bound)}
-    return all(
-        name in given or parameter.default is not inspect.Parameter.empty
-        for name, parameter in config_errors.parameters(reference.configurable).items()
-    )
-
-
-def _may_make(part: Callable[..., Any], hint: Any) -> bool:
-    """Returns whether a call of a part may give what a hint wants."""
-    if getattr(hint, "_is_protocol", False) or not isinstance(part, type):
+def _may_make(reference: Any, hint: Any, bound: Bindings) -> bool:
+    """Returns whether a call of a part may give what a hint wants; in doubt, it may."""
+    part, expected = reference.configurable.wrapped, typing.get_origin(hint) or hint
+    if expected is collections.abc.Callable and not isinstance(part, type):
+        given = {name for _, _, name in _in_effect(reference, bound)}
+        return all(
+            name in given or parameter.default is not inspect.Parameter.empty
+            for name, parameter in config_errors.parameters(reference.configurable).items()
+        )
+    if getattr(expected, "_is_protocol", False) or not isinstance(expected, type):
         return True
-    return isinstance(hint, type) and issubclass(part, hint)
+    return not isinstance(part, type) or issubclass(part, expected)
 
 
 def _resolved(value: Any, bound: Bindings) -> Any:

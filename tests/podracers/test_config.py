@@ -109,6 +109,7 @@ def test_refuses_values_that_cannot_be(tiny, binding, message):
         (["actor_critic.core = @cores.LSTM"], "write `@cores.LSTM()`, with the parentheses"),
         (["E = @encoders.CNN", "actor_critic.encoder = %E"], "write `@encoders.CNN()`, with"),
         (["actor_critic.encoder = @x/encoders.CNN"], "write `@x/encoders.CNN()`, with"),
+        (["PPO.gamma = @encoders.CNN()"], "PPO.gamma: expected float, got @encoders.CNN()"),
         (["PPO.head = @encoders.CNN"], "PPO.head: expected str | None, got @encoders.CNN"),
     ],
 )
