@@ -81,7 +81,7 @@ class ActorCritic:
     network: Callable[..., networks.Network] = networks.actor_critic
     head: str | None = None
     learning_rate: float = 2.5e-4
-    anneal_steps: int | None = None
+    anneal_steps: float | None = None
     max_grad_norm: float = 0.5
     gamma: float = 0.99
     num_minibatches: int = 1

@@ -84,7 +84,7 @@ class OffPolicy:
 
     spec: environment.EnvironmentSpec
     learning_rate: float = 1e-3
-    anneal_steps: int | None = None
+    anneal_steps: float | None = None
     adam_epsilon: float = 1e-8
     max_grad_norm: float | None = None
     gamma: float = 0.99

@@ -129,7 +129,7 @@ class Planner(off_policy.OffPolicy):
     fresh_values: bool = False
     temperature: float = 1.0
     final_temperature: float = 0.25
-    temperature_steps: int | None = None
+    temperature_steps: float | None = None
 
     _COUNTS: ClassVar = ("n_steps", *off_policy.OffPolicy._COUNTS)
     _POSITIVE: ClassVar = (

@@ -1,6 +1,7 @@
 """What the scripts share: how they start JAX, and how they end."""
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sys
@@ -105,13 +106,14 @@ def _cause(error: BaseException) -> str:
     """
     error = _first(error)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(_OWN)]
+    own = [frame for frame in frames if os.path.realpath(frame.filename).startswith(_OWN)]
     users = [frame for frame in frames if frame not in own and not _is_of_library(frame.filename)]
     what = f"{type(error).__name__}: {config_errors.first_line(error)}"
     for frame in reversed(users or own):
-        path = os.path.relpath(frame.filename)
-        shown = frame.filename if path.startswith(os.pardir) else path
-        return f"{shown}:{frame.lineno} in {frame.name}: {what}"
+        path = frame.filename
+        with contextlib.suppress(OSError, ValueError):  # the working directory may be gone
+            path = str(pathlib.Path(path).relative_to(pathlib.Path.cwd()))
+        return f"{path}:{frame.lineno} in {frame.name}: {what}"
     return what
 
 

@@ -220,11 +220,10 @@ def _check_values(scope: str, selector: str, bound: Bindings) -> None:
         if isinstance(literal, gin.config.ConfigurableReference):
             _check_reference(shown, literal, hint, bound)
         elif next(_references([literal]), None) is None and not _fits(literal, hint):
-            is_long = type(literal) is int and abs(literal) > errors.INT32_MAX
-            hint_of_point = ": what is beyond int32 needs a point" if is_long else ""
-            raise errors.UserError(
-                f"{shown}: expected {_name(hint)}, got {literal!r}{hint_of_point}"
-            )
+            beyond = ""
+            if isinstance(literal, int) and abs(literal) > errors.INT32_MAX:
+                beyond = ", beyond int32" + ": write a point" * (float in _options(hint))
+            raise errors.UserError(f"{shown}: expected {_name(hint)}, got {literal!r}{beyond}")
 
 
 def _check_reference(shown: str, reference: Any, hint: Any, bound: Bindings) -> None:
@@ -299,11 +298,9 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _number_fits(value: Any, expected: type) -> bool:
-    if isinstance(value, float):  # `1e6` is how people write a million
-        return expected is float or value.is_integer()
-    # Of an int that stands for a float, JAX makes an int32.
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return is_int and (expected is int or abs(value) <= errors.INT32_MAX)
+    if isinstance(value, int):  # of which JAX makes an int32, for a float, too
+        return not isinstance(value, bool) and abs(value) <= errors.INT32_MAX
+    return expected is float and isinstance(value, float)
 
 
 def _options(hint: Any) -> tuple[Any, ...]:

@@ -63,7 +63,7 @@ class Experiment:
     environment: Callable[[], environment_lib.Environment | environment_lib.HostEnvironmentFactory]
     runner: Callable[..., runner_lib.Runner]
     seed: int
-    total_steps: int
+    total_steps: int | float  # `1e9` is how people write a billion; it becomes an int
     log_period: int = 10
     evaluation_period: int = 0
     evaluation_episodes: int = 64
