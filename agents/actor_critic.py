@@ -86,7 +86,7 @@ class ActorCritic:
     network: Callable[..., networks.Network] = networks.actor_critic
     head: str | None = None
     learning_rate: float = 2.5e-4
-    anneal_steps: int | None = None
+    anneal_steps: float | None = None
     max_grad_norm: float = 0.5
     gamma: float = 0.99
     num_minibatches: int = 1
@@ -245,7 +245,7 @@ class ActorCritic:
         if self.anneal_steps is None:
             return jnp.float32(self.learning_rate)
         steps = update.astype(jnp.float32) * (local_steps * parallel.axis_size())
-        return self.learning_rate * jnp.clip(1.0 - steps / self.anneal_steps, 0.0, 1.0)
+        return self.learning_rate * jnp.clip(1.0 - steps / float(self.anneal_steps), 0.0, 1.0)
 
     def _descend(
         self,

@@ -87,7 +87,7 @@ class OffPolicy:
 
     spec: environment.EnvironmentSpec
     learning_rate: float = 1e-3
-    anneal_steps: int | None = None
+    anneal_steps: float | None = None
     adam_epsilon: float = 1e-8
     max_grad_norm: float | None = None
     gamma: float = 0.99
@@ -329,7 +329,7 @@ class OffPolicy:
     def _learning_rate(self, agent_steps: jax.Array) -> jax.Array:
         portion = 0.0
         if self.anneal_steps is not None:
-            portion = jnp.minimum(agent_steps.astype(jnp.float32) / self.anneal_steps, 1.0)
+            portion = jnp.minimum(agent_steps.astype(jnp.float32) / float(self.anneal_steps), 1.0)
         return jnp.float32(self.learning_rate * (1.0 - portion))
 
     def _gradient_step(self, learner, descent, memory, key):

@@ -1,5 +1,7 @@
 """Checks of the options of agents: what cannot be is refused before anything is traced."""
 
+import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,7 +25,7 @@ def check(
 
     Args:
       agent: whose attributes they are.
-      counts: names of positive ints.
+      counts: names of positive ints, up to int32.
       portions: names of numbers in `[0, 1]`.
       positive: names of positive numbers; None is allowed.
 
@@ -31,10 +33,10 @@ def check(
       errors.UserError: for the first that is not what it should be.
     """
     for name in counts:
-        value = getattr(agent, name)
-        expect(agent, name, isinstance(value, int) and value >= 1, "a positive int")
+        errors.require_count(agent, name)
     for name in portions:
         expect(agent, name, 0.0 <= getattr(agent, name) <= 1.0, "a number in [0, 1]")
     for name in positive:
         value = getattr(agent, name)
-        expect(agent, name, value is None or value > 0.0, "a positive number")
+        is_positive = value is None or 0.0 < value <= sys.float_info.max or value == math.inf
+        expect(agent, name, is_positive, "a positive number")

@@ -131,7 +131,7 @@ class Planner(off_policy.OffPolicy):
     fresh_values: bool = False
     temperature: float = 1.0
     final_temperature: float = 0.25
-    temperature_steps: int | None = None
+    temperature_steps: float | None = None
 
     _COUNTS: ClassVar = ("n_steps", *off_policy.OffPolicy._COUNTS)
     _POSITIVE: ClassVar = (
@@ -230,7 +230,7 @@ class Planner(off_policy.OffPolicy):
         temperature = jnp.float32(self.temperature)
         if self.temperature_steps is not None:
             schedule = optax.linear_schedule(
-                self.temperature, self.final_temperature, self.temperature_steps
+                self.temperature, self.final_temperature, float(self.temperature_steps)
             )
             temperature = jnp.float32(schedule(learner.agent_steps))
         return ActorParams(learner.params, learner.normalizer, temperature)

@@ -54,11 +54,9 @@ class Anakin:
 
     def __post_init__(self):
         for name in ("num_envs", "rollout_length", "population", "reset_batch", "num_devices"):
-            value = getattr(self, name)
-            if value is None and name in ("reset_batch", "num_devices"):
-                continue
-            if not isinstance(value, int) or value < 1:
-                raise errors.UserError(f"Anakin.{name}: expected a positive int, got {value!r}")
+            if getattr(self, name) is not None or name not in ("reset_batch", "num_devices"):
+                errors.require_count(self, name)
+        errors.require_count(self, "steps_per_update")
         if environment_lib.is_host(self.environment):
             twin = getattr(self.environment, "jax_twin", None)
             raise errors.UserError(
@@ -123,10 +121,14 @@ class Anakin:
         """Returns lines that say which devices do what."""
         devices = self.mesh.devices.tolist()
         members = f", a population of {self.population}" if self.population > 1 else ""
+        state = jax.eval_shape(lambda: self.init(0))
+        memory = footprint.describe(state.memory, devices)
+        num_steps = self.population * self.num_envs * (self.rollout_length + 1)
+        footprint.require_room(state, self.environment.spec.observation, num_steps, devices)
         return [
             f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments x "
             f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}",
-            *footprint.describe(jax.eval_shape(lambda: self.init(0)).memory, devices),
+            *memory,
         ]
 
     def init(self, seed: int) -> AnakinState:

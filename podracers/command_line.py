@@ -1,16 +1,20 @@
 """What the scripts share: how they start JAX, and how they end."""
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
 import jax
 
-from podracers import children, config_errors, distributed, errors, pipeline
+from podracers import children, config_errors, config_names, distributed, errors, pipeline
+
+_OWN = tuple(f"{config_names.ROOT / name}{os.sep}" for name in (*config_names.PACKAGES, "scripts"))
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,7 +47,8 @@ def run(main: Callable[[], int | None]) -> None:
     """Runs a script's `main` and exits: 2 for a user's mistake, 1 for a failure, else its result.
 
     A mistake, and a failure whose cause is known, get one line on stderr; anything else is a bug,
-    and keeps its traceback.
+    and keeps its traceback, with a last line that says where: in the user's own code, if it went
+    through any.
     """
     try:
         code, cause = main() or 0, None
@@ -59,8 +64,11 @@ def run(main: Callable[[], int | None]) -> None:
         said = cause
     except Exception as error:
         distributed.hear_causes()
-        code, cause = errors.RunFailure.exit_code, f"{type(error).__name__}: {error}"
-        said = traceback.format_exc().rstrip()
+        code, cause = errors.RunFailure.exit_code, _cause(error)
+        said = f"{traceback.format_exc()}\n{cause}"
+        if _is_out_of_memory(error):
+            cause = f"out of memory: {cause}"
+            said = f"failed: {cause}"
     several = distributed.is_several()
     if cause:
         # First, for whoever says what another process told it ends at once.
@@ -76,3 +84,41 @@ def run(main: Callable[[], int | None]) -> None:
         children.kill()
         os._exit(code)
     sys.exit(code)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Returns what a thread raised, where that is why another one failed."""
+    while isinstance(error, pipeline.WorkerError) and error.__cause__:
+        error = error.__cause__
+    return error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    first = _first(error)
+    on_device = isinstance(first, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(first)
+    return on_device or isinstance(first, MemoryError)
+
+
+def _cause(error: BaseException) -> str:
+    """Returns an exception in one line, with the innermost place in the user's own code.
+
+    Where no frame is the user's, it is the innermost of this project.
+    """
+    error = _first(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if os.path.realpath(frame.filename).startswith(_OWN)]
+    users = [frame for frame in frames if frame not in own and not _is_of_library(frame.filename)]
+    what = f"{type(error).__name__}: {config_errors.first_line(error)}"
+    for frame in reversed(users or own):
+        path = frame.filename
+        with contextlib.suppress(OSError, ValueError):  # the working directory may be gone
+            path = str(pathlib.Path(path).relative_to(pathlib.Path.cwd()))
+        return f"{path}:{frame.lineno} in {frame.name}: {what}"
+    return what
+
+
+def _is_of_library(path: str) -> bool:
+    # What has no file was generated, such as the constructor of a dataclass.
+    if path.startswith(("<", sysconfig.get_path("stdlib"))):
+        return True
+    return not {"site-packages", "dist-packages"}.isdisjoint(pathlib.Path(path).parts)

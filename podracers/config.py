@@ -8,7 +8,10 @@ may leave the module out (`PPO.gamma = 0.9`).
 
 import contextlib
 import importlib.util  # gin's own include statement needs it, and forgets to import it
+import io
 import logging
+import os
+import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -95,19 +98,51 @@ def _parse_file(path: str) -> list[config_check.Said]:
     """Parses a file, and returns what it and each of its includes say."""
     if config_names.find_file(path) is None:
         raise errors.UserError(config_errors.missing_file(path))
-    # A list that gin keeps for the whole process, and never clears.
+    read = _Reader()
+    # Lists that gin keeps for the whole process, and never clears.
     gin.config._LOCATION_PREFIXES[:] = config_names.FOLDERS
+    gin.config._FILE_READERS[:] = [(read, os.path.isfile)]
     try:
-        parsed = gin.parse_config_file(path)
+        gin.parse_config_file(path)
     except Exception as error:
         raise errors.UserError(config_errors.explain(error, path)) from error
-    return list(_all_said(parsed))
+    return list(map(_said, read.texts))
 
 
-def _all_said(parsed: Any) -> Iterator[config_check.Said]:
-    yield _said(config_names.find_file(parsed.filename).read_text())
-    for included in parsed.includes:
-        yield from _all_said(included)
+class _Reader:
+    """Opens files for gin: text in UTF-8, and no file from within itself.
+
+    Attributes:
+      texts: of the files that were read, includes among them.
+    """
+
+    def __init__(self):
+        self.texts: list[str] = []
+        self._open: list[str] = []
+
+    @contextlib.contextmanager
+    def __call__(self, path: str) -> Iterator[io.StringIO]:
+        """Opens a file; gin leaves the context once the file and its includes are parsed."""
+        if any(os.path.samefile(path, other) for other in self._open):
+            circle = " -> ".join([*self._open, path])
+            raise errors.UserError(f"files include one another in a circle: {circle}")
+        try:
+            text = pathlib.Path(path).read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            byte = f"0x{error.object[error.start]:02x} at {error.start}"
+            raise errors.UserError(
+                f"'{path}': expected a text file in UTF-8, got the byte {byte}"
+            ) from error
+        except OSError as error:
+            raise errors.UserError(f"'{path}': {error.strerror}") from error
+        self.texts.append(text)
+        self._open.append(path)
+        try:
+            stream = io.StringIO(text)
+            stream.name = path
+            yield stream
+        finally:
+            self._open.pop()
 
 
 class _Names(config_parser.ParserDelegate):

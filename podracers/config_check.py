@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+import graphlib
 import inspect
 import re
 import types as python_types
@@ -64,6 +65,7 @@ def check(root: Callable[..., Any], given: Bindings, said: Sequence[Said]) -> No
             raise errors.UserError(_unused(key, bound, references))
         del bound[key]
     _check_macros(references, bound)
+    _check_circles(bound)
     for scope, selector in bound:
         if selector != _MACRO:
             _check_values(scope, selector, bound)
@@ -175,6 +177,37 @@ def _check_macros(references: Iterable[Any], bound: Bindings) -> None:
             raise errors.UserError(f"the macro %{name} has no value{errors.nearest(name, macros)}")
 
 
+def _check_circles(bound: Bindings) -> None:
+    """Refuses values that need themselves, which gin would resolve for ever."""
+    needs = {
+        (*key, name): {
+            needed
+            for reference in _references([value])
+            if reference.evaluate
+            for needed in _in_effect(reference, bound)
+        }
+        for key, parameters in bound.items()
+        for name, value in parameters.items()
+    }
+    try:
+        graphlib.TopologicalSorter(needs).prepare()
+    except graphlib.CycleError as error:
+        circle = [
+            f"%{scope}" if selector == _MACRO else f"{_short(selector)}.{name}"
+            for scope, selector, name in reversed(error.args[1])
+        ]
+        raise errors.UserError(f"{circle[0]} needs itself: {' -> '.join(circle)}") from error
+
+
+def _in_effect(reference: Any, bound: Bindings) -> Iterable[tuple[str, str, str]]:
+    """Returns the bindings, `(scope, selector, parameter)`, that a call of a reference reads."""
+    found = {}
+    for scope, selector in sorted(bound, key=lambda key: len(key[0])):  # the innermost scope wins
+        if _leads_to(reference, (scope, selector)):
+            found |= {name: (scope, selector, name) for name in bound[scope, selector]}
+    return found.values()
+
+
 def _check_values(scope: str, selector: str, bound: Bindings) -> None:
     """Checks the values bound to one part: they are there, and of the annotated types."""
     hints = _hints(gin.config._REGISTRY[selector].wrapped)
@@ -183,9 +216,44 @@ def _check_values(scope: str, selector: str, bound: Bindings) -> None:
         literal = _resolved(value, bound)
         if literal is gin.REQUIRED:
             raise errors.UserError(f"no value for {shown}, which is required: bind it")
-        is_literal = next(_references([literal]), None) is None
-        if is_literal and not _fits(literal, hints.get(name, Any)):
-            raise errors.UserError(f"{shown}: expected {_name(hints[name])}, got {literal!r}")
+        hint = hints.get(name, Any)
+        if isinstance(literal, gin.config.ConfigurableReference):
+            _check_reference(shown, literal, hint, bound)
+        elif next(_references([literal]), None) is None and not _fits(literal, hint):
+            beyond = ""
+            if isinstance(literal, int) and abs(literal) > errors.INT32_MAX:
+                beyond = ", beyond int32" + ": write a point" * (float in _options(hint))
+            raise errors.UserError(f"{shown}: expected {_name(hint)}, got {literal!r}{beyond}")
+
+
+def _check_reference(shown: str, reference: Any, hint: Any, bound: Bindings) -> None:
+    """Refuses a part that is called where it must not be, or not called where it has to be."""
+    part, written = reference.configurable.wrapped, repr(reference)
+    uncalled = _fits(part, hint)
+    called = any(_may_make(reference, option, bound) for option in _options(hint))
+    if called if reference.evaluate else uncalled:
+        return
+    if called:
+        raise errors.UserError(f"{shown}: write `{written}()`, with the parentheses")
+    if uncalled:
+        raise errors.UserError(
+            f"{shown}: write `{written.removesuffix('()')}`, without the parentheses"
+        )
+    raise errors.UserError(f"{shown}: expected {_name(hint)}, got {written}")
+
+
+def _may_make(reference: Any, hint: Any, bound: Bindings) -> bool:
+    """Returns whether a call of a part may give what a hint wants; in doubt, it may."""
+    part, expected = reference.configurable.wrapped, typing.get_origin(hint) or hint
+    if expected is collections.abc.Callable and not isinstance(part, type):
+        given = {name for _, _, name in _in_effect(reference, bound)}
+        return all(
+            name in given or parameter.default is not inspect.Parameter.empty
+            for name, parameter in config_errors.parameters(reference.configurable).items()
+        )
+    if getattr(expected, "_is_protocol", False) or not isinstance(expected, type):
+        return True
+    return not isinstance(part, type) or issubclass(part, expected)
 
 
 def _resolved(value: Any, bound: Bindings) -> Any:
@@ -215,18 +283,30 @@ def _function(part: Callable[..., Any]) -> Callable[..., Any]:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Returns whether a literal may be passed where `hint` stands; in doubt, it may."""
+    if len(options := _options(hint)) > 1:
+        return any(_fits(value, option) for option in options)
     expected = typing.get_origin(hint) or hint
-    if expected in (typing.Union, python_types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
     if expected in (int, float):
-        # `1e6` is how people write a million.
-        whole = isinstance(value, float) and (expected is float or value.is_integer())
-        return not isinstance(value, bool) and (isinstance(value, int) or whole)
+        return _number_fits(value, expected)
     if expected in (tuple, list, collections.abc.Sequence):
         return isinstance(value, tuple | list) and _items_fit(value, hint)
-    if getattr(expected, "_is_protocol", False) or not isinstance(expected, type):
+    if getattr(expected, "_is_protocol", False):
+        return not isinstance(value, type) or "__call__" in vars(expected)
+    if not isinstance(expected, type):
         return True
     return isinstance(value, expected)
+
+
+def _number_fits(value: Any, expected: type) -> bool:
+    if isinstance(value, int):  # of which JAX makes an int32, for a float, too
+        return not isinstance(value, bool) and abs(value) <= errors.INT32_MAX
+    return expected is float and isinstance(value, float)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """Returns the members of a union, or the one hint."""
+    is_union = typing.get_origin(hint) in (typing.Union, python_types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
 
 
 def _items_fit(values: Sequence[Any], hint: Any) -> bool:

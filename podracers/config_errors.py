@@ -27,7 +27,8 @@ def explain(error: Exception, source: str) -> str:
       source: the file that was parsed, or a phrase for a binding.
     """
     message = str(error)
-    return f"{_where(error, message, source)}: {_what(error, message)}"
+    what = _what(error, message).removeprefix(f"'{source}': ")
+    return f"{_where(error, message, source)}: {what}"
 
 
 def parameters(configurable: Any) -> dict[str, inspect.Parameter]:
@@ -51,7 +52,7 @@ def _where(error: Exception, message: str, source: str) -> str:
 def _what(error: Exception, message: str) -> str:
     """Returns what is wrong; the first pattern that fits decides."""
     if isinstance(error, RecursionError):
-        return "files include one another in a circle"
+        return "it is nested too deeply"
     for pattern, phrase in _PHRASES:
         if found := re.search(pattern, message):
             return phrase(*found.groups())

@@ -1,7 +1,10 @@
-"""The two ways in which a run ends early, and the exit code of each."""
+"""The two ways in which a run ends early, the exit code of each, and what their messages share."""
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
+
+INT32_MAX = 2**31 - 1  # the largest number that shapes, indices and counters on a device can hold
 
 
 class UserError(ValueError):
@@ -14,6 +17,23 @@ class RunFailure(RuntimeError):
     """A run that cannot go on through no mistake in its configuration. Exit code 1."""
 
     exit_code = 1
+
+
+def require_count(part: Any, name: str, least: int = 1) -> None:
+    """Raises a `UserError` unless the attribute `name` is an int from `least` to `INT32_MAX`.
+
+    Args:
+      part: an agent, a runner or another part, whose attribute it is.
+      name: of the attribute.
+      least: the lowest value that is allowed.
+    """
+    value = getattr(part, name)
+    expected = "a positive int" if least == 1 else f"an int of at least {least}"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        if value <= INT32_MAX:
+            return
+        expected = f"at most {INT32_MAX}"
+    raise UserError(f"{type(part).__name__}.{name}: expected {expected}, got {value!r}")
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> str:

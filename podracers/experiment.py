@@ -91,7 +91,7 @@ class Experiment:
     environment: Callable[[], environment_lib.Environment | environment_lib.HostEnvironmentFactory]
     runner: Callable[..., runner_lib.Runner]
     seed: int
-    total_steps: int
+    total_steps: int | float  # `1e9` is how people write a billion; it becomes an int
     log_period: int = 10
     evaluation_period: int = 0
     evaluation_episodes: int | None = None
@@ -115,16 +115,10 @@ class Experiment:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
                 object.__setattr__(self, name, value)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise errors.UserError(f"Experiment.{name}: expected an integer, got {value!r}")
-            if value < least:
-                raise errors.UserError(
-                    f"Experiment.{name}: expected at least {least}, got {value!r}"
-                )
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
-            raise errors.UserError(
-                f"Experiment.seed: expected an integer in [0, 2**31), got {self.seed!r}"
-            )
+            if name == "total_steps" and isinstance(value, int) and value > errors.INT32_MAX:
+                continue  # the updates are counted on the device, not the agent steps
+            errors.require_count(self, name, least)
+        errors.require_count(self, "seed", 0)
         for name in ("agent", "environment", "runner"):
             if not callable(getattr(self, name)):
                 raise errors.UserError(
@@ -157,6 +151,11 @@ class Experiment:
             runner.timeout,
         )
         num_updates = -(-self.total_steps // runner.steps_per_update)
+        if num_updates > errors.INT32_MAX:
+            raise errors.UserError(
+                f"Experiment.total_steps: expected at most {errors.INT32_MAX} updates of "
+                f"{runner.steps_per_update} agent steps, got {self.total_steps}"
+            )
         return Parts(
             environment, agent, runner, evaluator, self._greedy_evaluator(evaluator), num_updates
         )

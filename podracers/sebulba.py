@@ -84,13 +84,9 @@ class Sebulba:
             ("lag", 0),
             ("num_threads", 1),
         ):
-            value = getattr(self, name)
-            if value is None and name in ("batches_per_actor", "num_threads"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise errors.UserError(
-                    f"Sebulba.{name}: expected an int of at least {least}, got {value!r}"
-                )
+            if getattr(self, name) is not None or name not in ("batches_per_actor", "num_threads"):
+                errors.require_count(self, name, least)
+        errors.require_count(self, "steps_per_update")
         if not self.timeout > 0:
             raise errors.UserError(f"Sebulba.timeout: expected seconds, got {self.timeout!r}")
 
@@ -136,12 +132,17 @@ class Sebulba:
         processes = jax.process_count()
         rows = self.num_envs // (processes * count * self._num_batches)
         each = f" on each of {processes} processes" if processes > 1 else ""
+        state = jax.eval_shape(lambda: self.init(0))
+        memory = footprint.describe(state.memory, self.placement.mesh)
+        num_steps = self.num_envs * (self.rollout_length + 1)
+        observation = self.environment.spec.observation
+        footprint.require_room(state, observation, num_steps, self.placement.mesh)
         return [
             f"Sebulba{each}, {self.placement.describe()}",
             f"{count} x {self._num_batches} batches of {rows} environments on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
             f"{self.steps_per_update} agent steps an update, lag {self.lag}",
-            *footprint.describe(jax.eval_shape(lambda: self.init(0)).memory, self.placement.mesh),
+            *memory,
         ]
 
     def trace(self, seed: int) -> jax.stages.Traced:

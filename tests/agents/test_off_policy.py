@@ -159,6 +159,8 @@ def test_the_learning_rate_falls_to_zero():
     "options, message",
     [
         ({"batch_size": 0}, "Adder.batch_size: expected a positive int, got 0"),
+        ({"target_period": 10**30}, "Adder.target_period: expected at most 2147483647, got 10"),
+        ({"max_grad_norm": 10**400}, "Adder.max_grad_norm: expected a positive number, got 10"),
         ({"gamma": 1.5}, r"Adder.gamma: expected a number in \[0, 1\], got 1.5"),
         ({"replay_ratio": 0.0}, "Adder.replay_ratio: expected a positive number, got 0.0"),
         ({"target_rate": -1.0}, "Adder.target_rate: expected a number in"),

@@ -7,6 +7,7 @@ import pytest
 from podracers import config, errors, experiment
 from tests import processes
 
+ENCODER = "actor_critic.encoder = @encoders.MLP()"
 IMPORTS = "from __gin__ import dynamic_registration\nfrom agents import ppo\n"
 
 
@@ -68,7 +69,7 @@ def test_refuses_what_has_no_use_or_no_value(tiny, binding, message):
         ("PPO.gamma = '0.9'", "PPO.gamma: expected float, got '0.9'"),
         ("PPO.gamma = True", "PPO.gamma: expected float, got True"),
         ("PPO.epochs = (3, 3)", "PPO.epochs: expected int, got (3, 3)"),
-        ("PPO.anneal_steps = 'x'", "PPO.anneal_steps: expected int | None, got 'x'"),
+        ("PPO.anneal_steps = 'x'", "PPO.anneal_steps: expected float | None, got 'x'"),
         ("PPO.normalize_observations = 'no'", "expected bool, got 'no'"),
         ("PPO.network = 3", "PPO.network: expected a class or a function"),
         ("catch.Catch.rows = 3.5", "Catch.rows: expected int, got 3.5"),
@@ -87,6 +88,103 @@ def test_refuses_what_has_no_use_or_no_value(tiny, binding, message):
 )
 def test_refuses_values_that_cannot_be(tiny, binding, message):
     assert message in _message([tiny], [binding])
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        (
+            ["Experiment.agent = @impala.IMPALA()"],
+            "agent: write `@impala.IMPALA`, without the paren",
+        ),
+        (["Experiment.environment = @catch.Catch()"], "write `@catch.Catch`, without"),
+        (["Experiment.runner = @anakin.Anakin()"], "write `@anakin.Anakin`, without"),
+        (["PPO.network = @networks.actor_critic()"], "write `@networks.actor_critic`, without"),
+        (
+            ["A = @ppo.PPO()", "Experiment.agent = %A"],
+            "Experiment.agent: write `@ppo.PPO`, without",
+        ),
+        (["Experiment.agent = @big/ppo.PPO()"], "write `@big/ppo.PPO`, without"),
+        (["actor_critic.encoder = @encoders.CNN"], "write `@encoders.CNN()`, with the parentheses"),
+        (["actor_critic.core = @cores.LSTM"], "write `@cores.LSTM()`, with the parentheses"),
+        (["E = @encoders.CNN", "actor_critic.encoder = %E"], "write `@encoders.CNN()`, with"),
+        (["actor_critic.encoder = @x/encoders.CNN"], "write `@x/encoders.CNN()`, with"),
+        (["PPO.gamma = @encoders.CNN()"], "PPO.gamma: expected float, got @encoders.CNN()"),
+        (["PPO.head = @encoders.CNN"], "PPO.head: expected str | None, got @encoders.CNN"),
+    ],
+)
+def test_parentheses_of_references(tiny, bindings, message):
+    assert message in _message([tiny], bindings)
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        (f"NUM_ENVS = {10**18}", f"Anakin.num_envs: expected int, got {10**18}, beyond int32"),
+        (
+            "ROLLOUT_LENGTH = 2147483648",
+            "rollout_length: expected int, got 2147483648, beyond int32",
+        ),
+        ("ROLLOUT_LENGTH = 1000000000", "Anakin.steps_per_update: expected at most 2147483647"),
+        ("NUM_ENVS = 200000000", "GB on each of 4 cpu devices, which has room for"),
+        ("PPO.epochs = 2147483648", "PPO.epochs: expected int, got 2147483648, beyond int32"),
+        ("PPO.reward_clip = 2147483648", "got 2147483648, beyond int32: write a point"),
+        (f"PPO.learning_rate = {10**400}", "PPO.learning_rate: expected float, got 1000"),
+        ("PPO.anneal_steps = -1e9", "PPO.anneal_steps: expected a positive number"),
+        ("TOTAL_STEPS = 10000000000", "got 10000000000, beyond int32: write a point"),
+        ("TOTAL_STEPS = 1e30", "expected at most 2147483647 updates of 64 agent steps"),
+        ("TOTAL_STEPS = 1e999", "Experiment.total_steps: expected a positive int, got inf"),
+        ("SEED = 2147483648", "Experiment.seed: expected int, got 2147483648, beyond int32"),
+        ("catch.Catch.rows = 1000000000000", "Catch.rows: expected int, got 1000000000000, beyond"),
+        ("catch.Catch.rows = 1e1", "Catch.rows: expected int, got 10.0"),
+        ("SEED = -1", "Experiment.seed: expected an int of at least 0, got -1"),
+    ],
+)
+def test_refuses_numbers_that_devices_cannot_hold(tiny, binding, message):
+    with pytest.raises(errors.UserError) as raised:
+        loaded = experiment.load([tiny], [binding])
+        experiment.check(loaded.build(), loaded.seed)
+    assert message in str(raised.value)
+
+
+def test_runs_may_be_longer_than_int32(tiny):
+    loaded = experiment.load([tiny], ["TOTAL_STEPS = 1e11", "PPO.anneal_steps = %TOTAL_STEPS"])
+    parts = loaded.build()
+    experiment.check(parts, loaded.seed)
+    assert parts.num_updates == 10**11 // 64
+
+
+@pytest.mark.parametrize(
+    ("bindings", "circle"),
+    [
+        (["SEED = %SEED"], "%SEED -> %SEED"),
+        (["A = %B", "B = %A", "SEED = %A"], "%A -> %B -> %A"),
+        (["A = %B", "B = %C", "C = %D", "D = %A", "PPO.gamma = %C"], "%A -> %B -> %C -> %D -> %A"),
+        (["A = [1, {'x': (%A,)}]", "encoders.MLP.hidden_sizes = %A", ENCODER], "%A -> %A"),
+        (
+            ["A = @encoders.MLP()", "encoders.MLP.hidden_sizes = [%A]", ENCODER],
+            "%A -> MLP.hidden_sizes -> %A",
+        ),
+        (
+            ["MLP.hidden_sizes = @x/encoders.MLP()", "actor_critic.encoder = @x/encoders.MLP()"],
+            "MLP.hidden_sizes -> MLP.hidden_sizes",
+        ),
+    ],
+)
+def test_values_that_need_themselves(tiny, bindings, circle):
+    found = _message([tiny], bindings)
+    assert "needs itself" in found
+    for link in circle.split(" -> "):
+        assert link in found
+
+
+def test_a_value_of_another_scope_is_no_circle(tiny):
+    bindings = [
+        "Experiment.environment = @wrappers.TimeLimit",
+        "TimeLimit.environment = @inner/wrappers.TimeLimit()",
+        "inner/TimeLimit.environment = @catch.Catch()",
+    ]
+    assert experiment.load([tiny], bindings).build().environment.spec.name == "Catch"
 
 
 @pytest.mark.parametrize(
@@ -125,10 +223,39 @@ def test_says_which_file_is_missing(caplog):
     assert not caplog.records  # gin logs errors of its own
 
 
-def test_files_that_include_one_another(tmp_path):
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_files_that_include_one_another(tiny, tmp_path, monkeypatch, length):
+    for index in range(length):
+        following = f"{(index + 1) % length}.gin"
+        (tmp_path / f"{index}.gin").write_text(f"include '{following}'\n")
+    monkeypatch.chdir(tmp_path)
+    circle = " -> ".join(f"{index % length}.gin" for index in range(length + 1))
+    found = _message([tiny, "0.gin"])
+    assert found == f"{length - 1}.gin:1: files include one another in a circle: {circle}"
+
+
+def test_a_file_may_be_included_twice(tiny, tmp_path):
+    twice = tmp_path / "twice.gin"
+    twice.write_text(f"include '{tiny}'\ninclude '{tiny}'\n")
+    assert experiment.load([str(twice), str(twice)], []).seed == 3
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x7fELF\x02\x00\xff", "SEED = 3  # \xe9\n".encode("latin1"), b"\xff\xfeS\0"]
+)
+def test_refuses_files_that_are_no_text(tiny, tmp_path, content):
+    file, outer = tmp_path / "mine.gin", tmp_path / "outer.gin"
+    file.write_bytes(content)
+    outer.write_text(f"SEED = 3\ninclude '{file}'\n")
+    assert f"{file}: expected a text file in UTF-8, got the byte 0x" in _message([tiny, file])
+    assert f"{outer}:2: " in _message([tiny, outer])
+    assert f"'{file}': expected a text file in UTF-8" in _message([tiny, outer])
+
+
+def test_files_may_begin_with_a_byte_order_mark(tiny, tmp_path):
     file = tmp_path / "mine.gin"
-    file.write_text(f"include '{file}'\n")
-    assert "in a circle" in _message([file])
+    file.write_text("SEED = 9  # \u00e9\n", encoding="utf-8-sig")
+    assert experiment.load([tiny, str(file)], []).seed == 9
 
 
 def test_says_all_that_an_experiment_lacks():

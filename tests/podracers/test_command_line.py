@@ -1,0 +1,135 @@
+"""How scripts end: what a failure in somebody's own code is reported as."""
+
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from environments import catch
+from podracers import anakin, command_line, errors, pipeline, sebulba
+from tests import processes
+
+MY_AGENT = """
+import dataclasses
+
+import jax.numpy as jnp
+
+from agents import ppo
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MyAgent(ppo.PPO):
+    def _loss(self, params, minibatch):
+        return jnp.zeros(5) + jnp.zeros(3)  # the mistake
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Confused(ppo.PPO):
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        if jnp.all(timestep.reward > 0):
+            return None
+"""
+SHAPES = "TypeError: add got incompatible shapes for broadcasting: (5,), (3,)."
+CONFIG = """
+import my_agent
+experiment.Experiment.agent = @my_agent.MyAgent
+"""
+
+
+@pytest.fixture
+def my_agent(tmp_path, monkeypatch):
+    (tmp_path / "my_agent.py").write_text(MY_AGENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_agent", raising=False)
+    import my_agent  # noqa: PLC0415  (written by this fixture)
+
+    return my_agent
+
+
+def _report(capsys, main, code=1):
+    with pytest.raises(SystemExit) as ended:
+        command_line.run(main)
+    assert ended.value.code == code
+    return capsys.readouterr().err.splitlines()
+
+
+def _line_of(phrase):
+    return next(n for n, line in enumerate(MY_AGENT.splitlines(), 1) if phrase in line)
+
+
+@pytest.mark.parametrize("make", [anakin.Anakin, sebulba.Sebulba])
+def test_a_bug_in_an_agent_ends_with_its_line(capsys, my_agent, make):
+    environment = catch.Catch()
+    runner = make(my_agent.MyAgent(environment.spec), environment, 4, 4)
+    report = _report(capsys, lambda: runner.trace(0))
+    assert report[0] == "Traceback (most recent call last):"
+    assert report[-1] == f"my_agent.py:{_line_of('the mistake')} in _loss: {SHAPES}"
+
+
+def test_a_message_of_many_lines_ends_with_the_first_of_them(capsys, my_agent):
+    environment = catch.Catch()
+    runner = anakin.Anakin(my_agent.Confused(environment.spec), environment, 4, 4)
+    report = _report(capsys, lambda: runner.trace(0))
+    assert report[-1].startswith(f"my_agent.py:{_line_of('jnp.all')} in act: TracerBoolConversion")
+
+
+def test_a_bug_in_a_thread_ends_with_its_line(capsys, my_agent):
+    def work(worker):
+        my_agent.MyAgent._loss(None, None, None)
+
+    def main():
+        supervisor = pipeline.Supervisor(timeout=10.0)
+        supervisor.start("actor 0", work)
+        supervisor.wait_until(lambda: False)
+
+    report = _report(capsys, main)
+    assert any("actor 0 failed: TypeError" in line for line in report)
+    assert report[-1] == f"my_agent.py:{_line_of('the mistake')} in _loss: {SHAPES}"
+
+
+def test_a_bug_of_this_project_ends_with_its_line(capsys):
+    report = _report(capsys, pipeline.Queue(None, 1).get)
+    assert re.fullmatch(
+        r".*podracers/pipeline\.py:\d+ in get: AttributeError: 'NoneType' object has no .*",
+        report[-1],
+    )
+
+
+def test_memory_that_is_not_there_gets_one_line(capsys):
+    report = _report(capsys, lambda: jax.block_until_ready(jnp.zeros(10**14, jnp.uint8)))
+    (line,) = report
+    assert line.startswith("failed: out of memory: ")
+    assert "100000000000000 bytes" in line
+
+
+def test_mistakes_and_failures_get_one_line(capsys):
+    def fail(error):
+        raise error
+
+    assert _report(capsys, lambda: fail(errors.UserError("no\nmore")), 2) == ["error: no"]
+    assert _report(capsys, lambda: fail(errors.RunFailure("full")), 1) == ["failed: full"]
+
+
+def test_training_ends_with_the_line_of_a_bug(tmp_path):
+    (tmp_path / "my_agent.py").write_text(MY_AGENT)
+    file = processes.config_file(tmp_path, CONFIG)
+    script = processes.ROOT / "scripts" / "train.py"
+    ended = subprocess.run(
+        [sys.executable, script, "--gin_file", file, "--run_dir", tmp_path / "run"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{processes.ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert ended.returncode == 1
+    report = ended.stderr.splitlines()
+    assert report[0] == "Traceback (most recent call last):"
+    assert report[-1] == f"my_agent.py:{_line_of('the mistake')} in _loss: {SHAPES}"
+    assert not (tmp_path / "run").exists()
