@@ -306,8 +306,15 @@ class Checkpointer:
         """Renames damaged checkpoints, for their steps will be saved anew."""
         for step in steps:
             aside = self._directory / f"damaged-{step}"
-            shutil.rmtree(aside, ignore_errors=True)
-            (self._directory / str(step)).rename(aside)
+            try:
+                if aside.is_dir() and not aside.is_symlink():
+                    shutil.rmtree(aside)
+                else:
+                    aside.unlink(missing_ok=True)
+                (self._directory / str(step)).rename(aside)
+            except OSError as error:
+                message = f"could not set the damaged checkpoint {step} aside as {aside}"
+                raise errors.RunFailure(f"{message}: {manifest.reason(error)}") from error
             self._scores.pop(step, None)
         self._manager.reload()
 
@@ -330,6 +337,8 @@ class Checkpointer:
         try:
             self._require_directory()
         except errors.RunFailure as cause:
+            with contextlib.suppress(OSError):
+                self._directory.rmdir()  # what orbax made anew, and only if it is empty
             return cause
         folder = self._directory / str(step)
         return errors.RunFailure(f"could not save checkpoint {folder}: {manifest.reason(error)}")

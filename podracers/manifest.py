@@ -5,7 +5,9 @@ manifest of the size and the CRC-32 of every file is written into a checkpoint b
 """
 
 import json
+import os
 import pathlib
+import re
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -101,6 +103,6 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split()) or type(error).__name__
-    if "No space left on device" in text:  # tensorstore wraps it in a paragraph
-        return "No space left on device"
+    if code := re.search(r"os_error_code='(\d+)'", text):
+        return os.strerror(int(code[1]))  # tensorstore wraps it in a paragraph
     return text if len(text) <= 200 else text[:197] + "..."

@@ -147,7 +147,8 @@ class Run:
             except errors.RunFailure as error:
                 if cause is None:
                     raise
-                _LOGGER.warning("%s", error)
+                if self._directory.lock.is_there() and str(error) != str(cause):
+                    _LOGGER.warning("%s", error)
             finally:
                 self._directory.lock.release()
 
