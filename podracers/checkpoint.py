@@ -66,22 +66,29 @@ class Checkpointer:
         orbax_support.quieten()
         self._directory = pathlib.Path(directory).absolute()
         self._read_only = read_only
+        self._keep = (keep_latest, keep_best)
         self._saving: int | None = None  # the step that a background thread is writing
         self._scores: dict[int, float] = {}
         self._descriptor: int | None = None  # of the directory: orbax would make another in silence
         if not read_only:
             self._descriptor = _make_directory(self._directory)
+        self._manager = self._open()
+        for step in self._manager.all_steps():
+            self._note_score(step)
+
+    def _open(self) -> ocp.CheckpointManager:
         policies = ocp.checkpoint_managers
+        latest, best = self._keep
         alone = orbax_support.alone()
         options = ocp.CheckpointManagerOptions(
             create=False,
-            read_only=read_only,
+            read_only=self._read_only,
             # What a killed run left half-written.
-            cleanup_tmp_directories=not read_only,
+            cleanup_tmp_directories=not self._read_only,
             # Steps are listed by name alone: one damaged file must not stop the others being read.
             lightweight_initialize=True,
             preservation_policy=policies.AnyPreservationPolicy(
-                [policies.LatestN(keep_latest), orbax_support.BestScores(self._scores, keep_best)]
+                [policies.LatestN(latest), orbax_support.BestScores(self._scores, best)]
             ),
             async_options=ocp.AsyncOptions(
                 post_finalization_callback=self._write_manifest,
@@ -96,11 +103,15 @@ class Checkpointer:
             "params": ocp.StandardCheckpointHandler(multiprocessing_options=alone),
             "metadata": ocp.JsonCheckpointHandler(multiprocessing_options=alone),
         }
-        self._manager = ocp.CheckpointManager(
+        return ocp.CheckpointManager(
             self._directory, options=options, item_names=tuple(handlers), item_handlers=handlers
         )
-        for step in self._manager.all_steps():
-            self._note_score(step)
+
+    def _reopen(self) -> None:
+        """Has orbax look anew; its `reload` reads files of every step, and one may be damaged."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            self._manager.close()
+        self._manager = self._open()
 
     def save(
         self,
@@ -316,7 +327,8 @@ class Checkpointer:
                 message = f"could not set the damaged checkpoint {step} aside as {aside}"
                 raise errors.RunFailure(f"{message}: {manifest.reason(error)}") from error
             self._scores.pop(step, None)
-        self._manager.reload()
+        if steps:
+            self._reopen()
 
     def _write_manifest(self) -> None:
         """Runs in orbax's background thread: all is written, and not yet renamed."""
@@ -332,14 +344,13 @@ class Checkpointer:
         self._scores.pop(step, None)
         for partial in self._partial_folders(step):
             orbax_support.remove(partial)  # room for what comes after
-        with contextlib.suppress(OSError):  # the directory may be gone, too
-            self._manager.reload()
         try:
             self._require_directory()
         except errors.RunFailure as cause:
             with contextlib.suppress(OSError):
                 self._directory.rmdir()  # what orbax made anew, and only if it is empty
             return cause
+        self._reopen()
         folder = self._directory / str(step)
         return errors.RunFailure(f"could not save checkpoint {folder}: {manifest.reason(error)}")
 

@@ -301,6 +301,19 @@ def test_a_damaged_manifest_is_noticed(copied, content):
     assert _restore(copied)[0] == 20
 
 
+@pytest.mark.parametrize("content", ["[" * 100000, "[]", '{"item_handlers": 7}', "\0\0"])
+@pytest.mark.parametrize("step", [10, 30])
+def test_damage_to_what_orbax_keeps_for_itself_stops_nothing(copied, step, content):
+    (copied / str(step) / "_CHECKPOINT_METADATA").write_text(content)
+    (copied / "20" / "manifest.json").unlink()
+    checkpointer = checkpoint.Checkpointer(copied)
+    assert checkpointer.restore(_make_state())[0] in (10, 30)
+    for later in (40, 50):
+        _save(checkpointer, later)
+    checkpointer.close()
+    assert _restore(copied)[0] == 50
+
+
 def test_a_damaged_checkpoint_is_set_aside_whatever_lies_there(copied):
     (copied / "damaged-30").write_text("not a folder")
     (copied / "30" / "manifest.json").unlink()
@@ -368,6 +381,22 @@ def test_a_directory_that_vanishes_ends_saving_at_once(tmp_path, capfd, harm, fa
         time.sleep(0.01)
     assert not left
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_file_system_that_becomes_read_only_ends_saving_at_once(small_disk):
+    before = _threads()
+    checkpointer = checkpoint.Checkpointer(small_disk)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    start = time.monotonic()
+    with pytest.raises(errors.RunFailure, match=r"could not save .*/2: Read-only file system$"):
+        _save(checkpointer, 2)
+        checkpointer.wait()
+    checkpointer.close()
+    while (left := _threads() - before) and time.monotonic() < start + 20.0:
+        time.sleep(0.01)
+    assert not left
 
 
 def test_a_half_written_checkpoint_is_ignored(copied):
