@@ -4,13 +4,15 @@ A checkpoint `directory/<step>` holds three items, written by orbax and committe
 
 - `state`: everything that the runner needs to go on;
 - `params`: the acting parameters by themselves, so that an evaluation reads nothing else;
-- `metadata`: JSON: what the caller gave, the score, and the shape of every leaf;
+- `metadata`: JSON: how far the run is, the score, and the shape of every leaf;
 
 and a manifest of checksums beside them (see `podracers.manifest`).
 """
 
+import contextlib
 import logging
 import math
+import os
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,9 +21,27 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from podracers import errors, global_arrays, manifest, orbax_support, types
+from podracers import errors, global_arrays, manifest, orbax_support, presence, schema, types
 
 _LOGGER = logging.getLogger(__name__)
+
+_STRUCTURE = [[str, [schema.COUNT], str]]  # of each leaf: path, shape, dtype
+_RECORD = {
+    "user": {
+        "update": schema.POSITIVE,
+        "seed": schema.COUNT,
+        "population": schema.POSITIVE,
+        "clock": {
+            "wall": schema.DURATION,
+            "training": schema.DURATION,
+            "steps": schema.COUNT,
+            "first_dispatch": schema.DURATION,
+        },
+    },
+    "score": (schema.REAL, None),
+    "state": _STRUCTURE,
+    "params": _STRUCTURE,
+}
 
 
 class Checkpointer:
@@ -46,23 +66,36 @@ class Checkpointer:
         orbax_support.quieten()
         self._directory = pathlib.Path(directory).absolute()
         self._read_only = read_only
+        self._keep = (keep_latest, keep_best)
         self._saving: int | None = None  # the step that a background thread is writing
         self._scores: dict[int, float] = {}
+        self._descriptor: int | None = None  # of the directory: orbax would make another in silence
         if not read_only:
-            _make_directory(self._directory)
+            self._descriptor = _make_directory(self._directory)
+        self._manager = self._open()
+        for step in self._manager.all_steps():
+            self._note_score(step)
+
+    def _open(self) -> ocp.CheckpointManager:
         policies = ocp.checkpoint_managers
+        latest, best = self._keep
         alone = orbax_support.alone()
         options = ocp.CheckpointManagerOptions(
             create=False,
-            read_only=read_only,
+            read_only=self._read_only,
             # What a killed run left half-written.
-            cleanup_tmp_directories=not read_only,
+            cleanup_tmp_directories=not self._read_only,
             # Steps are listed by name alone: one damaged file must not stop the others being read.
             lightweight_initialize=True,
             preservation_policy=policies.AnyPreservationPolicy(
-                [policies.LatestN(keep_latest), orbax_support.BestScores(self._scores, keep_best)]
+                [policies.LatestN(latest), orbax_support.BestScores(self._scores, best)]
             ),
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
+            async_options=ocp.AsyncOptions(
+                post_finalization_callback=self._write_manifest,
+                # Where folders cannot be made, orbax's threads would wait for them for minutes, and
+                # the end of the process for those threads.
+                create_directories_asynchronously=False,
+            ),
             multiprocessing_options=alone,
         )
         handlers = {
@@ -70,11 +103,15 @@ class Checkpointer:
             "params": ocp.StandardCheckpointHandler(multiprocessing_options=alone),
             "metadata": ocp.JsonCheckpointHandler(multiprocessing_options=alone),
         }
-        self._manager = ocp.CheckpointManager(
+        return ocp.CheckpointManager(
             self._directory, options=options, item_names=tuple(handlers), item_handlers=handlers
         )
-        for step in self._manager.all_steps():
-            self._note_score(step)
+
+    def _reopen(self) -> None:
+        """Has orbax look anew; its `reload` reads files of every step, and one may be damaged."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            self._manager.close()
+        self._manager = self._open()
 
     def save(
         self,
@@ -92,16 +129,18 @@ class Checkpointer:
           step: what the checkpoint is named after; grows from one checkpoint to the next.
           state: arrays, typed keys and Python numbers.
           params: the parameters that `score` belongs to.
-          metadata: anything that JSON can hold.
-          score: the higher, the better; None or NaN where nothing was evaluated.
+          metadata: the run's `update` (of which `step` is a multiple), `seed`, `population` and
+            `clock`, as JSON can hold them.
+          score: the higher, the better; None, or what is not finite, where there is none.
 
         Raises:
-          errors.RunFailure: this checkpoint, or the one before it, could not be written.
+          errors.RunFailure: this checkpoint, or the one before it, could not be written; or the
+            directory is not the one that it was.
         """
         self.wait()
         if step in self._manager.all_steps():
             return
-        score = None if score is None or math.isnan(score) else float(score)
+        score = None if score is None or not math.isfinite(score) else float(score)
         # Keys are saved as their data, for those of several processes come as such.
         state, params = global_arrays.plain((state, params))
         record = {
@@ -128,13 +167,14 @@ class Checkpointer:
         """Blocks until the last save is committed.
 
         Raises:
-          errors.RunFailure: it could not be written.
+          errors.RunFailure: it could not be written, or is not where it was written.
         """
         try:
             self._manager.wait_until_finished()
         except (OSError, ValueError, RuntimeError) as error:
             raise self._failed_save(error) from error
         self._saving = None
+        self._require_directory()
 
     def is_saving(self) -> bool:
         """Returns whether a save is not committed yet; any thread may ask."""
@@ -196,8 +236,20 @@ class Checkpointer:
         """
         try:
             self.wait()
-        finally:
+        except errors.RunFailure:
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                self._manager.close()  # for which the same save fails once more
+            raise
+        else:
             self._manager.close()
+        finally:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _require_directory(self) -> None:
+        if self._descriptor is not None:
+            presence.require(self._directory, self._descriptor)
 
     def _restore_first(
         self, item: str, template: types.PyTree, steps: Sequence[int]
@@ -245,13 +297,12 @@ class Checkpointer:
             record = self._manager.restore(step, args=arguments)["metadata"]
         except Exception as error:  # see _restore_item
             raise manifest.DamagedError(f"metadata: {manifest.reason(error)}") from error
-        if not isinstance(record, dict) or not record.keys() >= {
-            "user",
-            "score",
-            "state",
-            "params",
-        }:
-            raise manifest.DamagedError("metadata: incomplete")
+        if said := schema.fault(record, _RECORD):
+            raise manifest.DamagedError(f"metadata: {said}")
+        if step % record["user"]["update"]:
+            raise manifest.DamagedError(
+                f"metadata: {step} steps are no multiple of {record['user']['update']} updates"
+            )
         return record
 
     def _note_score(self, step: int) -> None:
@@ -259,17 +310,25 @@ class Checkpointer:
             score = self._read_metadata(step)["score"]
         except manifest.DamagedError:
             return  # `restore` says so, if it comes to that
-        if isinstance(score, float):
+        if score is not None:
             self._scores[step] = score
 
     def _set_aside(self, steps: Mapping[int, str]) -> None:
         """Renames damaged checkpoints, for their steps will be saved anew."""
         for step in steps:
             aside = self._directory / f"damaged-{step}"
-            shutil.rmtree(aside, ignore_errors=True)
-            (self._directory / str(step)).rename(aside)
+            try:
+                if aside.is_dir() and not aside.is_symlink():
+                    shutil.rmtree(aside)
+                else:
+                    aside.unlink(missing_ok=True)
+                (self._directory / str(step)).rename(aside)
+            except OSError as error:
+                message = f"could not set the damaged checkpoint {step} aside as {aside}"
+                raise errors.RunFailure(f"{message}: {manifest.reason(error)}") from error
             self._scores.pop(step, None)
-        self._manager.reload()
+        if steps:
+            self._reopen()
 
     def _write_manifest(self) -> None:
         """Runs in orbax's background thread: all is written, and not yet renamed."""
@@ -285,14 +344,22 @@ class Checkpointer:
         self._scores.pop(step, None)
         for partial in self._partial_folders(step):
             orbax_support.remove(partial)  # room for what comes after
-        self._manager.reload()
+        try:
+            self._require_directory()
+        except errors.RunFailure as cause:
+            with contextlib.suppress(OSError):
+                self._directory.rmdir()  # what orbax made anew, and only if it is empty
+            return cause
+        self._reopen()
         folder = self._directory / str(step)
         return errors.RunFailure(f"could not save checkpoint {folder}: {manifest.reason(error)}")
 
 
-def _make_directory(directory: pathlib.Path) -> None:
+def _make_directory(directory: pathlib.Path) -> int:
+    """Makes a directory, and returns a descriptor of it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        return os.open(directory, os.O_RDONLY)
     except OSError as error:
         raise errors.RunFailure(f"could not make {directory}: {manifest.reason(error)}") from error
 

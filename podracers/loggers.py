@@ -6,6 +6,7 @@ checkpoint, so that a run that was killed leaves the same log as one that was le
 
 import contextlib
 import json
+import logging
 import math
 import os
 import pathlib
@@ -17,7 +18,11 @@ from typing import Protocol
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer import record_writer
 
-from podracers import errors
+from podracers import errors, presence, schema
+
+_LOGGER = logging.getLogger(__name__)
+
+_ROW = {"step": schema.COUNT, str: (schema.REAL, None)}
 
 
 class Logger(Protocol):
@@ -57,11 +62,55 @@ class JsonlLogger:
         with _saying_which(self._path):
             self._file.write(json.dumps({"step": int(step), **finite}) + "\n")
             self._file.flush()
+        presence.require(self._path, self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
         with _saying_which(self._path):
             self._file.close()
+
+
+def read_rows(path: str | pathlib.Path) -> list[dict[str, float | None]]:
+    """Returns the lines that `JsonlLogger` wrote, without those that were damaged meanwhile.
+
+    Of these it warns; not of half a line at the end, which a run that goes on or was killed leaves.
+
+    Raises:
+      errors.RunFailure: the file cannot be read.
+    """
+    path = pathlib.Path(path)
+    with _saying_which(path, "read"):
+        lines = path.read_bytes().split(b"\n")
+    half = lines.pop()
+    rows, damaged = [], {}
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(parse_row(line))
+        except ValueError as error:
+            damaged[number] = str(error)
+    if damaged:
+        _LOGGER.warning("%s: left out what is damaged: %s", path, _listed(damaged))
+    if half:
+        with contextlib.suppress(ValueError):
+            rows.append(parse_row(half))
+    return rows
+
+
+def parse_row(line: str | bytes) -> dict[str, float | None]:
+    """Returns what one line of `JsonlLogger` says.
+
+    Raises:
+      ValueError: it is no such line.
+    """
+    return schema.parse(line, _ROW)
+
+
+def _listed(damaged: Mapping[int, str], most: int = 5) -> str:
+    """Returns in words which lines are damaged, and what is wrong with the first."""
+    numbers = [str(number) for number in damaged]
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    lines = f"line{'s' if len(numbers) > 1 else ''} {', '.join(numbers[:most])}{more}"
+    return f"{lines} ({next(iter(damaged.values()))})"
 
 
 class TensorBoardLogger:
@@ -76,8 +125,9 @@ class TensorBoardLogger:
         self._directory = pathlib.Path(directory)
         with _saying_which(self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
+            self._path = _new_event_file(self._directory)
             # TensorBoard's own event writer writes from a thread, where a full disk goes unheard.
-            self._file = _new_event_file(self._directory).open("xb")
+            self._file = self._path.open("xb")
             self._writer = record_writer.RecordWriter(self._file)
             self._add(event_pb2.Event(file_version="brain.Event:2"))
             if resume_step is not None:
@@ -94,6 +144,7 @@ class TensorBoardLogger:
         with _saying_which(self._directory):
             summary = summary_pb2.Summary(value=scalars)
             self._add(event_pb2.Event(step=int(step), summary=summary))
+        presence.require(self._path, self._file.fileno())
 
     def close(self) -> None:
         """Closes the event file."""
@@ -147,21 +198,14 @@ def _new_event_file(directory: pathlib.Path) -> pathlib.Path:
 
 
 def _keep_lines_until(path: pathlib.Path, step: int) -> None:
-    """Drops the lines beyond `step`, and torn ones, by replacing the file at once."""
-    kept = [line for line in path.read_bytes().splitlines() if _is_until(line, step)]
+    """Drops the lines beyond `step`, and damaged ones, by replacing the file at once."""
+    kept = [row for row in read_rows(path) if row["step"] <= step]
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.writelines(line + b"\n" for line in kept)
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in kept)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-def _is_until(line: bytes, step: int) -> bool:
-    try:
-        return json.loads(line)["step"] <= step
-    except (ValueError, KeyError, TypeError):
-        return False  # the process was killed, or the disk full, in the middle of this line
 
 
 def _finite(value: float) -> float | None:
@@ -171,9 +215,10 @@ def _finite(value: float) -> float | None:
 
 
 @contextlib.contextmanager
-def _saying_which(path: pathlib.Path) -> Iterator[None]:
+def _saying_which(path: pathlib.Path, what: str = "write") -> Iterator[None]:
     """Turns a full disk into one line that names the file."""
     try:
         yield
     except OSError as error:
-        raise errors.RunFailure(f"could not write {path}: {error.strerror or error}") from error
+        message = f"could not {what} {path}: {error.strerror or error}"
+        raise errors.RunFailure(message) from error

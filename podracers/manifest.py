@@ -5,7 +5,9 @@ manifest of the size and the CRC-32 of every file is written into a checkpoint b
 """
 
 import json
+import os
 import pathlib
+import re
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import types
+from podracers import schema, types
 
 MANIFEST = "manifest.json"
+_SUMS = {str: [schema.COUNT, schema.COUNT]}  # by file: size, CRC-32
 _CHUNK = 1 << 20  # bytes read at a time
 
 
@@ -40,16 +43,16 @@ def verify(folder: pathlib.Path, items: Sequence[str]) -> None:
       DamagedError: a file is missing, cut short or changed.
     """
     try:
-        sums = json.loads((folder / MANIFEST).read_text())
-        names = [name for name in sums if name.split("/")[0] in items]
-        if missing := set(items) - {name.split("/")[0] for name in names}:
-            raise DamagedError(f"{MANIFEST}: nothing on {min(missing)}")
-    except (OSError, ValueError, TypeError) as error:
+        sums = schema.parse((folder / MANIFEST).read_bytes(), _SUMS)
+    except (OSError, ValueError) as error:
         raise DamagedError(f"{MANIFEST}: {reason(error)}") from error
+    names = [name for name in sums if name.split("/")[0] in items]
+    if missing := set(items) - {name.split("/")[0] for name in names}:
+        raise DamagedError(f"{MANIFEST}: nothing on {min(missing)}")
     for name in names:
         try:
             found = _checksum(folder / name)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise DamagedError(f"{name}: {reason(error)}") from error
         if found != sums[name]:
             raise DamagedError(f"{name}: checksum does not match")
@@ -100,6 +103,6 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split()) or type(error).__name__
-    if "No space left on device" in text:  # tensorstore wraps it in a paragraph
-        return "No space left on device"
+    if code := re.search(r"os_error_code='(\d+)'", text):
+        return os.strerror(int(code[1]))  # tensorstore wraps it in a paragraph
     return text if len(text) <= 200 else text[:197] + "..."

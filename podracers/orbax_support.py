@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ def quieten() -> None:
         return
     logger.addFilter(_not_from_orbax)
     logging.getLogger("asyncio").addFilter(_not_of_a_failed_write)
+    warnings.filterwarnings("ignore", "coroutine .*was never awaited", RuntimeWarning)
     hook = sys.unraisablehook
 
     def report(unraisable):

@@ -65,6 +65,7 @@ class Run:
         self._stopping = False  # agreed on by all processes
         self._parts = parts
         self._runner = self._parts.runner
+        distributed.on_lead(directory.lock.acquire)
         kind = (
             group_checkpoint.GroupCheckpointer
             if distributed.is_several()
@@ -83,7 +84,11 @@ class Run:
         update = experiment.profile_update if distributed.is_lead() else None
         self._profiler = profiler.Profiler(directory.path, update)
         if resume:
-            self._restore()
+            try:
+                self._restore()
+            except BaseException:
+                directory.lock.release()  # the process may live on, as that of a notebook
+                raise
 
     @property
     def steps(self) -> int:
@@ -117,7 +122,7 @@ class Run:
             if not self._stopping and (summary := self._finish()) is not None:
                 return summary
             self._save(None)
-            self._checkpointer.wait()
+            self._commit()
             self._say(f"stopped at {self.steps:,} steps: continue with --resume")
             return None
         finally:
@@ -139,13 +144,17 @@ class Run:
             except errors.RunFailure as error:
                 if cause is None:
                     raise
-                _LOGGER.warning("%s", error)
+                if self._directory.lock.is_there() and str(error) != str(cause):
+                    _LOGGER.warning("%s", error)
+            finally:
+                self._directory.lock.release()
 
     def _advance(self) -> None:
         """Takes the updates of one log period, then does whatever falls due."""
         experiment = self._experiment
         is_first = self._update == 0
         report = self._take_updates(self._until_due())
+        self._require_directory()
         if distributed.is_lead() and (is_first or not self._directory.operative_config.exists()):
             self._write_operative_config()
         self._check_finite(report)
@@ -246,6 +255,7 @@ class Run:
         return bool(self._stop)
 
     def _save(self, score: float | None) -> None:
+        self._require_directory()
         metadata = {
             "update": self._update,
             "seed": self._experiment.seed,
@@ -254,6 +264,15 @@ class Run:
         }
         params = self._runner.actor_params(self._state)
         self._checkpointer.save(self.steps, self._state, params, metadata, score)
+
+    def _commit(self) -> None:
+        """Waits until the last checkpoint is where it belongs."""
+        self._checkpointer.wait()
+        self._require_directory()
+
+    def _require_directory(self) -> None:
+        if distributed.is_lead():
+            self._directory.require_there()
 
     def _restore(self) -> None:
         restored = self._checkpointer.restore(self._state)
@@ -294,7 +313,7 @@ class Run:
         if score is None:
             return None
         self._save(score)
-        self._checkpointer.wait()
+        self._commit()
         return self._summarize(*last) if last else {}
 
     def _summarize(

@@ -11,9 +11,28 @@ from typing import Any
 
 import jax
 
-from podracers import errors
+from podracers import errors, presence, run_lock, schema
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "podracers")
+
+_SUMMARY = {  # what others read of it
+    "evaluation": {
+        "return": (schema.REAL, float),  # NaN, too
+        "return_by_seed": schema.Optional({str: (schema.REAL, float)}),
+        "episodes": schema.COUNT,
+    },
+    "random_policy_return": (schema.REAL, float),
+    "environment_steps": schema.COUNT,
+    "wall_time_s": schema.DURATION,
+    "steps_per_second": (schema.DURATION, None),
+    "first_dispatch_s": schema.DURATION,
+    "seed": schema.COUNT,
+    "device": str,
+    "platform": str,
+    "host_cores": schema.COUNT,
+    "versions": {"jax": str},
+    "commit": (str, None),
+}
 
 
 class RunDirectory:
@@ -21,10 +40,15 @@ class RunDirectory:
 
     Args:
       path: the folder.
+
+    Attributes:
+      lock: keeps other runs out of the folder, once it is acquired.
     """
 
     def __init__(self, path: str | pathlib.Path):
         self.path = pathlib.Path(path)
+        self.lock = run_lock.RunLock(self.path)
+        self._config_text: str | None = None
         self.config = self.path / "config.gin"
         self.operative_config = self.path / "operative_config.gin"
         self.metrics = self.path / "metrics.jsonl"
@@ -40,6 +64,7 @@ class RunDirectory:
         except OSError as error:
             raise self._cannot_make(error) from error
         if used:
+            self.lock.require_free()
             raise errors.UserError(
                 f"the run directory '{self.path}' is there already: continue it with --resume, or "
                 "name another with --run_dir"
@@ -69,6 +94,57 @@ class RunDirectory:
                 f"{errors.nearest(str(self.path), siblings)}"
             )
 
+    def require_there(self) -> None:
+        """Checks that the folder is the one that was locked, and that its configuration is kept.
+
+        Raises:
+          errors.RunFailure: it was moved, removed or replaced; the message says what is left of it.
+        """
+        if not self.lock.is_there():
+            location = self.lock.location()
+            raise errors.RunFailure(
+                f"the run directory '{self.path}' was {presence.fate(location)} while the run "
+                f"wrote to it; {_left(location)}"
+            )
+        if self._config_text is not None and not self.config.exists():
+            self.write(self.config, self._config_text)
+
+    def read_config(self) -> str:
+        """Returns `config.gin`.
+
+        Raises:
+          errors.UserError: it cannot be read, or is no text.
+        """
+        try:
+            return self.config.read_text()
+        except OSError as error:
+            raise errors.UserError(f"cannot read '{self.config}': {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise errors.UserError(
+                f"'{self.config}' is damaged: byte {error.start} is no text"
+            ) from error
+
+    def read_summary(self) -> dict[str, Any]:
+        """Returns `summary.json`.
+
+        Raises:
+          errors.RunFailure: it cannot be read, or lacks what a run writes.
+        """
+        try:
+            return schema.parse(self.summary.read_bytes(), _SUMMARY)
+        except OSError as error:
+            raise errors.RunFailure(f"cannot read '{self.summary}': {error.strerror}") from error
+        except ValueError as error:
+            raise errors.RunFailure(
+                f"'{self.summary}' is damaged ({error}): remove it, and continue the run with "
+                "--resume, which writes it anew"
+            ) from error
+
+    def write_config(self, text: str) -> None:
+        """Writes `config.gin`, and once more whenever `require_there` misses it."""
+        self._config_text = text
+        self.write(self.config, text)
+
     def write(self, path: pathlib.Path, content: str) -> None:
         """Writes a file whole or not at all."""
         temporary = path.with_name(f".{path.name}.partial")
@@ -84,8 +160,21 @@ class RunDirectory:
 
 
 def _is_kept(path: pathlib.Path) -> bool:
-    """Returns whether a file is more than what was left of one that was being written."""
-    return not (path.name.startswith(".") and path.name.endswith(".partial"))
+    """Returns whether a file is more than a lock, or what is left of one that was half written."""
+    return path.name != run_lock.NAME and not (
+        path.name.startswith(".") and path.name.endswith(".partial")
+    )
+
+
+def _left(location: str | None) -> str:
+    """Returns what is left of a run whose folder is not where it was."""
+    if location is None:
+        return "what is left of it could not be found"
+    folder = pathlib.Path(location) / "checkpoints"
+    steps = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()]
+    if not location or not steps:
+        return "no checkpoint is left"
+    return f"its newest checkpoint is of step {max(steps):,}"
 
 
 def provenance() -> dict[str, Any]:

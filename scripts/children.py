@@ -7,7 +7,6 @@ process alone, which passes it on once.
 """
 
 import contextlib
-import json
 import math
 import os
 import pathlib
@@ -17,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from podracers import errors, run_directory, signals, terminal
+from podracers import errors, loggers, run_directory, signals, terminal
 
 TRAIN = pathlib.Path(__file__).resolve().with_name("train.py")
 _LOOK = 0.1  # seconds between two looks at a child
@@ -144,9 +143,12 @@ class _Follower:
             return []
         data = data[: data.rfind(b"\n") + 1]
         self._position += len(data)
-        # A file that was cut back and has grown again is read from the middle of a line.
-        lines = [line for line in data.splitlines() if line.startswith(b'{"step": ')]
+        rows = []
+        for line in data.splitlines():
+            # A file that was cut back and has grown again is read from the middle of a line.
+            with contextlib.suppress(ValueError):
+                rows.append(loggers.parse_row(line))
         return [
             {name: math.nan if value is None else value for name, value in row.items()}
-            for row in map(json.loads, lines)
+            for row in rows
         ]

@@ -213,7 +213,7 @@ def _train(plan: Planned, stop: signals.StopRequest) -> bool:
     """Trains a run, or what is missing of it; returns whether it is finished."""
     directory = plan.directory
     begun = directory.config.exists()
-    if begun and _settings(directory.config.read_text()) != _settings(plan.config):
+    if begun and _settings(directory.read_config()) != _settings(plan.config):
         raise errors.UserError(
             f"the run in '{directory.path}' has another configuration; name another --output_dir, "
             "or remove it"

@@ -76,7 +76,7 @@ class Numbers:
 
 def read(label: str, seed: int, command: str, directory: run_directory.RunDirectory) -> Result:
     """Returns a finished run."""
-    summary = json.loads(directory.summary.read_text())
+    summary = directory.read_summary()
     return Result(label, seed, command, directory, plotting.read_log(directory.path), summary)
 
 

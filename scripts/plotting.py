@@ -3,7 +3,6 @@
 `S` seeds (runs, or members of a population), `K` points of a curve.
 """
 
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
-from podracers import errors, run_directory
+from podracers import errors, loggers, run_directory
 
 COLORS = ("#3478c8", "#ee7a30", "#2f9e6e", "#a05cc0", "#c0455a", "#8a6d3b")
 GREY = "#8a8f98"
@@ -37,17 +36,12 @@ def read_log(path: str | pathlib.Path) -> list[dict[str, Any]]:
 
     Raises:
       errors.UserError: there is no run in that folder.
+      errors.RunFailure: its log cannot be read.
     """
     directory = run_directory.RunDirectory(path)
     directory.require()
-    return read_lines(directory.metrics)
-
-
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns what a file of JSON lines holds; empty where there is none yet."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    # A run that goes on, or was killed, may leave half a line at the end.
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    # A run that has just begun has none yet.
+    return loggers.read_rows(directory.metrics) if directory.metrics.exists() else []
 
 
 def series(
@@ -60,7 +54,7 @@ def series(
       metric: its name; a population's members are rows of the result.
       x: what to measure along: `step` (agent steps) or `wall_time` (seconds).
     """
-    rows = [row for row in rows if row.get(metric) is not None]
+    rows = [row for row in rows if row.get(metric) is not None and row.get(x) is not None]
     names = sorted(name for name in rows[0] if name.startswith(f"{metric}/seed_")) if rows else []
     names = names or [metric]
     values = [[np.nan if row.get(name) is None else row[name] for row in rows] for name in names]

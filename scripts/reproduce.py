@@ -178,7 +178,7 @@ def _train(
 
 def _measured(directories: Sequence[run_directory.RunDirectory], note: str) -> results.Measured:
     """Returns what finished runs, one for each seed, have reached."""
-    summaries = [json.loads(directory.summary.read_text()) for directory in directories]
+    summaries = [directory.read_summary() for directory in directories]
     last = summaries[-1]
     written = max(directory.summary.stat().st_mtime for directory in directories)
     return results.Measured(

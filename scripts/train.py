@@ -84,7 +84,7 @@ def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
     console = rich.console.Console(highlight=False)
     trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, say=console.print)
     if resume:  # new bindings are kept once the checkpoint is known to fit them
-        distributed.on_lead(lambda: directory.write(directory.config, config.text()))
+        distributed.on_lead(lambda: directory.write_config(config.text()))
     summary = trainer.train()
     if summary:
         console.print(_table(summary, directory))
@@ -93,7 +93,8 @@ def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
 
 def _create(directory: run_directory.RunDirectory) -> None:
     directory.create()
-    directory.write(directory.config, config.text())
+    directory.lock.acquire()
+    directory.write_config(config.text())
 
 
 def _load(
@@ -129,7 +130,8 @@ def _begun(
     if arguments.run_dir is None:
         raise errors.UserError("--resume needs --run_dir: which run to continue")
     directory.require()
-    return True, directory.config.read_text()
+    directory.lock.acquire()
+    return True, directory.read_config()
 
 
 def _default(gin_files: list[str]) -> str:

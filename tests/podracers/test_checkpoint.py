@@ -1,11 +1,16 @@
 """Tests of checkpoints: what is saved comes back, and what is damaged never does."""
 
+import contextlib
 import functools
+import json
 import logging
 import os
 import pathlib
 import shutil
 import subprocess
+import threading
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,7 +20,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from podracers import checkpoint, errors, parallel, types
+from podracers import checkpoint, errors, manifest, parallel, types
 
 
 class _Learner(NamedTuple):
@@ -63,9 +68,14 @@ def _assert_equal(left: types.PyTree, right: types.PyTree) -> None:
     jax.tree.map(np.testing.assert_array_equal, _raw(left), _raw(right))
 
 
+def _metadata(step: int) -> dict[str, object]:
+    clock = {"wall": 2.5, "training": 1.0, "steps": step, "first_dispatch": 1.5}
+    return {"update": step, "seed": 3, "population": 1, "clock": clock}
+
+
 def _save(checkpointer: checkpoint.Checkpointer, step: int, score: float | None = None) -> None:
     state = _make_state(value=float(step))
-    checkpointer.save(step, state, state.learner.params, {"frames": step * 10}, score)
+    checkpointer.save(step, state, state.learner.params, _metadata(step), score)
 
 
 @pytest.fixture(name="saved", scope="module")
@@ -109,7 +119,7 @@ def test_restores_on_any_number_of_devices(saved, num_devices):
     )
     for one in (template, abstract):
         step, state, metadata = checkpointer.restore(one)
-        assert (step, metadata) == (30, {"frames": 300})
+        assert (step, metadata) == (30, _metadata(30))
         _assert_equal(state, _make_state(value=30.0))
         assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(
             lambda x: x.sharding, template
@@ -123,7 +133,7 @@ def test_params_alone_are_read_without_the_state(copied):
     template = _make_state().learner.params
     checkpointer = checkpoint.Checkpointer(copied, read_only=True)
     step, params, metadata = checkpointer.restore_params(template)
-    assert (step, metadata) == (30, {"frames": 300})
+    assert (step, metadata) == (30, _metadata(30))
     _assert_equal(params, _make_state(value=30.0).learner.params)
     checkpointer.close()
 
@@ -159,7 +169,7 @@ def test_a_donated_state_is_saved_as_it_was(tmp_path):
 
     checkpointer = checkpoint.Checkpointer(tmp_path)
     state = _make_state(value=2.0)
-    checkpointer.save(1, state, state.learner.params, {})
+    checkpointer.save(1, state, state.learner.params, _metadata(1))
     for _ in range(20):
         state = advance(state)
     _assert_equal(checkpointer.restore(_make_state())[1], _make_state(value=2.0))
@@ -215,7 +225,7 @@ def test_damage_to_any_file_is_noticed(saved, copied, damage):
                 assert step == 30, (str(name), part)
             elif len(name.parts) > 2 or name.name == "manifest.json":
                 assert step == 20, (str(name), part)
-            assert metadata == {"frames": step * 10}
+            assert metadata == _metadata(step)
             if part == "state":
                 _assert_equal(tree, _make_state(value=float(step)))
         shutil.copy(saved / name, copied / name)
@@ -239,6 +249,154 @@ def test_falls_back_says_so_and_goes_on(copied, caplog):
     checkpointer.close()
     assert _restore(copied)[0] == 30
     assert (copied / "damaged-30").is_dir()
+
+
+def _rewrite(folder: pathlib.Path, change: Callable[[dict], None]) -> None:
+    """Changes the metadata of a checkpoint, and makes its checksums right again."""
+    path = folder / "metadata" / "metadata"
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+    manifest.write(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda record: record.pop("user"), "it has no 'user'"),
+        (lambda record: record["user"].pop("seed"), "'user' has no 'seed'"),
+        (lambda record: record["user"].pop("clock"), "'user' has no 'clock'"),
+        (lambda record: record["user"]["clock"].pop("wall"), "'user.clock' has no 'wall'"),
+        (lambda record: record["user"].update(update=0), "'user.update' is 0"),
+        (lambda record: record["user"].update(update="30"), "'user.update' is \"30\""),
+        (lambda record: record["user"].update(update=7), "no multiple of 7 updates"),
+        (lambda record: record["user"]["clock"].update(steps=10**400), "'user.clock.steps' is 1"),
+        (lambda record: record.update(score="high"), "'score' is \"high\""),
+        (lambda record: record.update(state=7), "'state' is 7"),
+        (lambda record: record["params"].append(["path", 3, "float32"]), "'params[1][1]' is 3"),
+    ],
+)
+def test_damaged_metadata_with_right_checksums_is_noticed(copied, caplog, change, reason):
+    _rewrite(copied / "30", change)
+    template = _make_state()
+    reader = checkpoint.Checkpointer(copied, read_only=True)
+    assert reader.restore_params(template.learner.params, best=True)[0] == 20
+    reader.close()
+    assert sorted(path.name for path in copied.iterdir()) == ["10", "20", "30"]
+    assert _restore(copied)[0] == 20
+    assert sorted(path.name for path in copied.iterdir()) == ["10", "20", "damaged-30"]
+    for record, verb in zip(caplog.records, ("using", "resuming from"), strict=True):
+        assert record.message.startswith("checkpoint 30 is damaged (metadata: ")
+        assert reason in record.message
+        assert record.message.endswith(f"; {verb} 20")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 100000, "[]", '{"a": 1}', '{"state/\0": [1, 2], "metadata/x": [1, 2]}', "\0\0", "{}"],
+    ids=["deep", "array", "number", "name", "zeros", "empty"],
+)
+def test_a_damaged_manifest_is_noticed(copied, content):
+    (copied / "30" / "manifest.json").write_text(content)
+    assert _restore(copied)[0] == 20
+
+
+@pytest.mark.parametrize("content", ["[" * 100000, "[]", '{"item_handlers": 7}', "\0\0"])
+@pytest.mark.parametrize("step", [10, 30])
+def test_damage_to_what_orbax_keeps_for_itself_stops_nothing(copied, step, content):
+    (copied / str(step) / "_CHECKPOINT_METADATA").write_text(content)
+    (copied / "20" / "manifest.json").unlink()
+    checkpointer = checkpoint.Checkpointer(copied)
+    assert checkpointer.restore(_make_state())[0] in (10, 30)
+    for later in (40, 50):
+        _save(checkpointer, later)
+    checkpointer.close()
+    assert _restore(copied)[0] == 50
+
+
+def test_a_damaged_checkpoint_is_set_aside_whatever_lies_there(copied):
+    (copied / "damaged-30").write_text("not a folder")
+    (copied / "30" / "manifest.json").unlink()
+    assert _restore(copied)[0] == 20
+    assert (copied / "damaged-30" / "state").is_dir()
+
+
+def _threads() -> set[threading.Thread]:
+    """Returns those that the end of the process would wait for."""
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def _move(directory: pathlib.Path) -> None:
+    directory.rename(directory.with_name("away"))
+
+
+def _remove(directory: pathlib.Path) -> None:
+    _move(directory)
+    while directory.with_name("away").exists():  # what is being written meanwhile
+        shutil.rmtree(directory.with_name("away"), ignore_errors=True)
+
+
+def _replace_by_a_file(directory: pathlib.Path) -> None:
+    _move(directory)
+    with contextlib.suppress(IsADirectoryError):  # which was made anew already
+        directory.write_text("not a folder")
+
+
+def _replace_by_a_folder(directory: pathlib.Path) -> None:
+    _move(directory)
+    directory.mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("harm", "fate"),
+    [
+        (_remove, "removed"),
+        (_move, "moved to .*/away'"),
+        (_replace_by_a_file, "moved to .*/away'"),
+        (_replace_by_a_folder, "moved to .*/away'"),
+    ],
+    ids=["removed", "moved", "file", "folder"],
+)
+@pytest.mark.parametrize("seconds", [None, 0.01])
+def test_a_directory_that_vanishes_ends_saving_at_once(tmp_path, capfd, harm, fate, seconds):
+    """Between two saves, or so many seconds after one began."""
+    before = _threads()
+    directory = tmp_path / "checkpoints"
+    checkpointer = checkpoint.Checkpointer(directory)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    start = time.monotonic()
+    with pytest.raises(errors.RunFailure, match=f"^'{directory}' was {fate}"):
+        if seconds is None:
+            harm(directory)
+            _save(checkpointer, 2)
+        else:
+            _save(checkpointer, 2)
+            time.sleep(seconds)
+            harm(directory)
+        checkpointer.wait()
+    with pytest.raises(errors.RunFailure, match=f"^'{directory}' was "):
+        checkpointer.close()
+    while (left := _threads() - before) and time.monotonic() < start + 20.0:
+        time.sleep(0.01)
+    assert not left
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_file_system_that_becomes_read_only_ends_saving_at_once(small_disk):
+    before = _threads()
+    checkpointer = checkpoint.Checkpointer(small_disk)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    start = time.monotonic()
+    with pytest.raises(errors.RunFailure, match=r"could not save .*/2: Read-only file system$"):
+        _save(checkpointer, 2)
+        checkpointer.wait()
+    checkpointer.close()
+    while (left := _threads() - before) and time.monotonic() < start + 20.0:
+        time.sleep(0.01)
+    assert not left
 
 
 def test_a_half_written_checkpoint_is_ignored(copied):
@@ -298,7 +456,9 @@ def test_a_full_disk_is_reported_and_loses_nothing(small_disk, capfd):
     checkpointer.wait()
     big = np.random.default_rng(0).integers(0, 256, 4 << 20).astype(np.uint8)
     with pytest.raises(errors.RunFailure, match="No space left on device") as caught:
-        checkpointer.save(2, _make_state()._replace(memory=big), {"w": big[:1]}, {}, score=9.0)
+        checkpointer.save(
+            2, _make_state()._replace(memory=big), {"w": big[:1]}, _metadata(2), score=9.0
+        )
         checkpointer.wait()
     assert str(caught.value).startswith(f"could not save checkpoint {small_disk / '2'}: ")
     assert "\n" not in str(caught.value)
