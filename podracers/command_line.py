@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import jax
 
-from podracers import children, config_errors, distributed, errors, pipeline
+from podracers import config_errors, distributed, errors, pipeline, watchdog
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,6 +73,8 @@ def run(main: Callable[[], int | None]) -> None:
         # back, and for what they hold.
         if not cause:
             distributed.leave()
-        children.kill()
+        watchdog.kill_children()
         os._exit(code)
+    if not several:  # else the others may take their time
+        watchdog.expect_end()
     sys.exit(code)

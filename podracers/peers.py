@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from podracers import children, errors
+from podracers import errors, watchdog
 
 _PERIOD = 1.0  # seconds between two signs of life
 _LINGER = 3.0  # seconds that a process which fails stays, for the others to hear why
@@ -193,7 +193,7 @@ class _Peers:
             self.send((_FAILED, *failure))
             print(failure.line, file=sys.stderr, flush=True)
             sys.stdout.flush()
-            children.kill()
+            watchdog.kill_children()
             limit = time.monotonic() + _FINISHING
             while any(busy() for busy in _busy) and time.monotonic() < limit:
                 time.sleep(0.1)
@@ -274,7 +274,7 @@ def follow(process: int, host: str, port: int, count: int, timeout: float) -> An
 
 
 def begin(message: Any) -> None:
-    """Lets the others go on, once they are all there, with a message from process 0 (what JSON can hold)."""
+    """Lets the others go on, once they are all there, with a message that JSON can hold."""
     _watching[0].begin(message)
 
 
