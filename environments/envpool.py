@@ -18,6 +18,8 @@ import numpy as np
 from environments import envpool_families, envpool_render, envpool_spaces, scratch
 from podracers import environment, types
 
+# What EnvPool raises where it cannot start something.
+_REFUSALS = (RuntimeError, ImportError, TypeError, ValueError, AssertionError)
 _STEP = ("reward", "done", "trunc", "elapsed_step")
 
 
@@ -90,13 +92,16 @@ class EnvPool:
             seed=seeds,
             **self._task.options,
         )
-        directory = None
+        folders = self._task.family.folders
+        directory = scratch.Directory(folders) if folders else None
         try:
-            if self._task.family.leaves_files:
-                start, directory = scratch.in_directory(start)
-            pool = start()
-        except (RuntimeError, ImportError, TypeError, ValueError, AssertionError) as error:
-            raise envpool_families.cannot_start(self.task_id, error) from error
+            pool = directory.start(start) if directory else start()
+        except BaseException as error:
+            if directory:
+                directory.close()
+            if isinstance(error, _REFUSALS):
+                raise envpool_families.cannot_start(self.task_id, error) from error
+            raise
         return EnvPoolEnvironment(pool, self._task, self._actions, self._observation, directory)
 
     @functools.cached_property
@@ -127,7 +132,7 @@ class EnvPoolEnvironment:
         task: envpool_families.Task,
         actions: envpool_spaces.Actions,
         observation: types.PyTree,
-        directory: Any = None,
+        directory: scratch.Directory | None = None,
     ):
         self._pool = pool
         self._task = task
@@ -178,9 +183,9 @@ class EnvPoolEnvironment:
     def close(self) -> None:
         """Ends the simulators' threads and processes."""
         self._pool = None  # there is no other way: EnvPool frees everything when it is deleted
-        if self._directory is not None:
-            self._directory.cleanup()
-            self._directory = None
+        directory, self._directory = self._directory, None
+        if directory:
+            directory.close()
 
     def _receive(self) -> dict[str, np.ndarray]:
         """Returns the arrays that are needed, by EnvPool's names; they are fresh."""

@@ -88,7 +88,8 @@ class Family:
       evidence: EnvPool's names of arrays that are not 0 at the last step if the rules ended the
         episode there; a task may lack some.
       options: other defaults than EnvPool's; those that a task does not know are left out.
-      leaves_files: whether it writes files into the directory where it is started.
+      folders: of the directory where it is started, into which it writes. Its processes would
+        race to make them.
     """
 
     name: str
@@ -96,7 +97,7 @@ class Family:
     spare: int = 1
     evidence: tuple[str, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    leaves_files: bool = False
+    folders: tuple[str, ...] = ()
 
 
 # By EnvPool's own module. Frames are stacked in networks (`agents.networks`), so that each crosses
@@ -124,7 +125,9 @@ FAMILIES = {
     "envpool.toy_text": Family("toy text"),
     # Its other actions are presses of single buttons, without bounds.
     "envpool.vizdoom": Family(
-        "ViZDoom", options={"stack_num": 1, "use_combined_action": True}, leaves_files=True
+        "ViZDoom",
+        options={"stack_num": 1, "use_combined_action": True},
+        folders=("_vizdoom",),
     ),
 }
 

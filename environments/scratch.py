@@ -4,40 +4,55 @@ import ctypes
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from podracers import children, watchdog
+
 _CLONE_FS = 0x200  # linux/sched.h
+_CLOSING = 5.0  # seconds that processes get to end by themselves
 
 
-def in_directory(
-    start: Callable[[], Any],
-) -> tuple[Callable[[], Any], tempfile.TemporaryDirectory]:
-    """Returns `start`, to run in a new directory, and the directory.
+class Directory:
+    """A new directory; it is removed by `close`, or else when this process ends.
 
-    The process keeps its working directory: only one thread changes its own (Linux), and what that
-    thread starts, threads and processes, inherits it.
+    Args:
+      folders: to make in it.
     """
-    directory = tempfile.TemporaryDirectory(prefix="podracers-")
 
-    def run() -> Any:
+    def __init__(self, folders: Sequence[str] = ()):
+        self.path = os.path.realpath(tempfile.mkdtemp(prefix="podracers-"))
+        watchdog.add_directory(self.path)
+        for folder in folders:
+            os.mkdir(os.path.join(self.path, folder))
+
+    def start(self, start: Callable[[], Any]) -> Any:
+        """Returns `start()`, which runs in the directory.
+
+        The process keeps its working directory: only one thread changes its own (Linux), and what
+        that thread starts, threads and processes, inherits it.
+        """
         outcome: dict[str, Any] = {}
-        thread = threading.Thread(target=_start_apart, args=(start, directory.name, outcome))
+        # A daemon, for it may never return.
+        thread = threading.Thread(target=self._start, args=(start, outcome), daemon=True)
         thread.start()
         thread.join()
         if "error" in outcome:
-            directory.cleanup()
             raise outcome["error"]
         return outcome["result"]
 
-    return run, directory
+    def _start(self, start: Callable[[], Any], outcome: dict[str, Any]) -> None:
+        try:
+            if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS):
+                raise OSError(
+                    ctypes.get_errno(), "cannot give a thread a working directory of its own"
+                )
+            os.chdir(self.path)
+            outcome["result"] = start()
+        except Exception as error:  # raised by the thread that waits
+            outcome["error"] = error
 
-
-def _start_apart(start: Callable[[], Any], directory: str, outcome: dict[str, Any]) -> None:
-    try:
-        if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS):
-            raise OSError(ctypes.get_errno(), "cannot give a thread a working directory of its own")
-        os.chdir(directory)
-        outcome["result"] = start()
-    except Exception as error:  # raised by the thread that waits
-        outcome["error"] = error
+    def close(self) -> None:
+        """Waits for the processes that were started in the directory, and removes it."""
+        children.end_within(self.path, _CLOSING)
+        watchdog.remove_directory(self.path)

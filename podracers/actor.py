@@ -127,7 +127,7 @@ class Actor:
     def _start(self, worker: pipeline.Worker) -> list[_Batch]:
         parts = np.split(self.env_id, self.num_batches)
         for part in parts:
-            with worker.starting(self.starting):
+            with worker.doing(self.starting):
                 self._hosts.append(self.make(part))
         batches = []
         for part, host in zip(parts, self._hosts):

@@ -1,16 +1,80 @@
-"""Ends the simulators that run in processes of their own, when nobody else will."""
+"""Processes that would outlive whoever started them, where /proc tells of them (Linux)."""
 
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
+import time
+from collections.abc import Callable, Iterable
+
+_PROC = pathlib.Path("/proc")
+_SHARED_MEMORY = "/dev/shm/"
 
 
-def kill() -> None:
-    """Kills the children of this process, where /proc tells of them (Linux)."""
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        # It may have just ended; and names are any bytes.
+def of(parent: int) -> list[int]:
+    """Returns the children of a process."""
+    return _find(lambda process: int(_stat(process)[1]) == parent)
+
+
+def within(directory: str) -> list[int]:
+    """Returns the other processes whose working directory this is."""
+    own = str(os.getpid())
+    return _find(lambda process: process.name != own and os.readlink(process / "cwd") == directory)
+
+
+def is_stopped(process: int) -> bool:
+    """Returns whether a process is suspended, by a signal or by a debugger."""
+    with contextlib.suppress(OSError):
+        return _stat(_PROC / str(process))[0] in (b"T", b"t")
+    return False
+
+
+def kill(processes: Iterable[int]) -> None:
+    """Kills processes; those that have just ended are no mistake."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
+def end_within(directory: str, patience: float) -> None:
+    """Removes a directory that processes were started in, and these, after some seconds of waiting.
+
+    What they share memory by is removed as well: nobody else would.
+    """
+    directory = os.path.realpath(directory)
+    limit = time.monotonic() + patience
+    left, shared = within(directory), set()
+    while left:
+        for process in left:
+            shared.update(_shared_memory(process))
+        if time.monotonic() > limit:
+            kill(left)
+        time.sleep(0.02)
+        left = within(directory)
+    for path in shared:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _find(wanted: Callable[[pathlib.Path], bool]) -> list[int]:
+    found = []
+    for process in _PROC.glob("[0-9]*"):
+        # It may have just ended, or be somebody else's; and names are any bytes.
         with contextlib.suppress(OSError, ValueError):
-            _, parent = stat.read_bytes().rpartition(b") ")[2].split()[:2]
-            if int(parent) == os.getpid():
-                os.kill(int(stat.parent.name), signal.SIGKILL)
+            if wanted(process):
+                found.append(int(process.name))
+    return found
+
+
+def _stat(process: pathlib.Path) -> list[bytes]:
+    """Returns what comes after a process's name: its state, its parent, ..."""
+    return (process / "stat").read_bytes().rpartition(b") ")[2].split()
+
+
+def _shared_memory(process: int) -> set[str]:
+    with contextlib.suppress(OSError):
+        maps = (_PROC / str(process) / "maps").read_text(errors="replace").splitlines()
+        return {line.split(maxsplit=5)[5] for line in maps if _SHARED_MEMORY in line}
+    return set()

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import jax
 
-from podracers import children, config_errors, config_names, distributed, errors, pipeline
+from podracers import config_errors, config_names, distributed, errors, pipeline, watchdog
 
 _OWN = tuple(f"{config_names.ROOT / name}{os.sep}" for name in (*config_names.PACKAGES, "scripts"))
 
@@ -81,8 +81,10 @@ def run(main: Callable[[], int | None]) -> None:
         # back, and for what they hold.
         if not cause:
             distributed.leave()
-        children.kill()
+        watchdog.kill_children()
         os._exit(code)
+    if not several:  # else the others may take their time
+        watchdog.expect_end()
     sys.exit(code)
 
 

@@ -25,13 +25,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import clusters
 from jax._src import distributed as jax_distributed
 
 from podracers import errors, parallel, peers
 
 # Known before a backend is there; there is no public name for it (JAX 0.10).
 _STATE = jax_distributed.global_state
-_CONNECTING = 300  # seconds, for all processes to be there
 _HEARING = 2.0  # seconds
 _PATIENCE = 24 * 3600.0  # seconds that a process waits for another; who is lost is found sooner
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
@@ -63,7 +63,7 @@ class Group:
         if self.coordinator is None:
             return
         host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdigit() or ":" in host:
+        if not host or not port.isdigit() or ":" in host or not 0 < int(port) < 2**16:
             raise errors.UserError(
                 f"--coordinator {self.coordinator}: expected HOST:PORT, with a name or an IPv4 "
                 "address"
@@ -73,6 +73,12 @@ class Group:
                 f"--process_id {self.process_id}: expected a number from 0 to "
                 f"{self.num_processes - 1}, for --num_processes is {self.num_processes}"
             )
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        """Where process 0 listens."""
+        host, _, port = self.coordinator.rpartition(":")
+        return host, int(port)
 
 
 def is_cluster() -> bool:
@@ -111,53 +117,76 @@ def initialize(group: Group, timeout: float) -> None:
     """Joins the other processes, before anything touches a device.
 
     Args:
-      group: who they are.
-      timeout: seconds of silence after which a process counts as lost, and ends all others.
+      group: who they are. Process 0 listens at the address that the group names, and nowhere else;
+        where a cluster names it, on all interfaces.
+      timeout: seconds for all of them to be there, and of silence after which one counts as lost,
+        which ends all others.
 
     Raises:
-      errors.UserError: there is no cluster that says who they are.
+      errors.UserError: there is no cluster that says who they are, or process 0 cannot listen.
       errors.RunFailure: they were not all there in time.
     """
     # It would take SIGTERM away from whoever handles it (see `signals`).
     jax.config.update("jax_enable_preemption_service", False)
-    given: dict[str, Any] = {"local_device_ids": slurm_devices(os.environ)}
-    if group.coordinator:
-        given = {"cluster_detection_method": "deactivate"}
+    # Where a cluster says who they are, its name for process 0 may stand for several interfaces.
+    bind = group.coordinator and group.host_and_port[0]
+    group, local_device_ids = (group, None) if group.coordinator else _detect(timeout)
+    host, port = group.host_and_port
+    count = group.num_processes
+    # Ours come first: where a process is missing, JAX waits, and then ends the process by itself.
+    if group.process_id == 0:
+        peers.lead(bind or "", port, count, timeout)
+        with peers.listen(bind or "", 0) as free:
+            port = free.getsockname()[1]
+        peers.begin(port)
+    else:
+        port = peers.follow(group.process_id, host, port, count, timeout)
     try:
         jax.distributed.initialize(
-            group.coordinator,
-            group.num_processes,
+            f"{host}:{port}",
+            count,
             group.process_id,
-            initialization_timeout=_CONNECTING,
+            local_device_ids=local_device_ids,
+            cluster_detection_method="deactivate",
+            # Who is lost meanwhile is noticed sooner than JAX does.
+            initialization_timeout=int(2 * timeout) + 60,
             heartbeat_timeout_seconds=int(2 * timeout) + 60,
             shutdown_timeout_seconds=int(timeout) + 1,
-            **given,
+            coordinator_bind_address=f"{bind or '[::]'}:{port}",
         )
-    except ValueError as error:
-        raise errors.UserError(
-            "--distributed: neither Slurm nor a TPU pod says which processes there are: name them "
-            "with --coordinator HOST:PORT --num_processes N --process_id I"
-        ) from error
     except RuntimeError as error:
         line = str(error).splitlines()[0]
-        if "DEADLINE_EXCEEDED" in line:
-            line = f"they were not all there within {_CONNECTING} s"
         raise errors.RunFailure(f"the processes did not come together: {line}") from error
     # JAX's own farewell is registered before, and so comes after.
     atexit.register(peers.leave)
-    if is_lead():
-        host = peers.Host()
-        on_lead(lambda: host.address)
-        host.watch(_STATE.num_processes, timeout, _CONNECTING)
-    else:
-        name = _STATE.coordinator_address.rpartition(":")[0].strip("[]")
-        peers.watch(_STATE.process_id, name, peers.Address(*on_lead(lambda: None)), timeout)
+
+
+def _detect(timeout: float) -> tuple[Group, Any]:
+    """Returns who the processes are by Slurm or the TPU pod, and the devices of this one.
+
+    The devices are None where it uses all that there are.
+    """
+    found = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        os.environ.get("JAX_COORDINATOR_ADDRESS"),
+        None,
+        None,
+        slurm_devices(os.environ),
+        None,
+        int(timeout) + 1,
+    )
+    *group, local_device_ids = found
+    if None in group:
+        raise errors.UserError(
+            "--distributed: neither Slurm nor a TPU pod says which processes there are: name them "
+            "with --coordinator HOST:PORT --num_processes N --process_id I"
+        )
+    return Group(*group), local_device_ids
 
 
 def fail(cause: str, exit_code: int) -> None:
     """Tells the others why this process fails, so that they end too; nothing where it is alone."""
     if peers.is_watching():
-        peers.fail(_STATE.process_id, cause, exit_code)
+        peers.fail(cause, exit_code)
 
 
 def leave() -> None:

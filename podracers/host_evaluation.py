@@ -15,7 +15,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, evaluation, pipeline, types, watchdog
+from podracers import errors, evaluation, pipeline, types
 
 MAX_BATCH = 64  # simulators that are alive at the same time
 
@@ -90,7 +90,7 @@ class HostEvaluator:
         params: types.PyTree,
         key: jax.Array,
         env_id: np.ndarray,
-        doing: _Doing = contextlib.nullcontext,
+        doing: _Doing,
     ) -> Iterator[types.TimeStep]:
         """Yields the time steps `[B, ...]` of some episodes, up to the limit; has to be closed.
 
@@ -105,7 +105,7 @@ class HostEvaluator:
         key = jax.device_put(key, device)
         with doing(pipeline.COMPILING):
             actor_state, act_keys = self._begin(key, jax.device_put(env_id, device))
-        with doing(pipeline.STARTING), watchdog.limited(pipeline.LAST_RESORT * self.timeout):
+        with doing(pipeline.STARTING):
             host = self.environment.make(key, env_id, _num_threads())
         try:
             with doing(pipeline.STARTING):
@@ -183,13 +183,20 @@ def record(
       max_steps: where to stop; None for the environment's own limit.
     """
     evaluator = HostEvaluator(agent, environment, 1, max_steps)
-    recorded = []
-    with contextlib.closing(evaluator.timesteps(params, key, np.zeros(1, np.int32))) as timesteps:
-        for timestep in timesteps:
-            recorded.append(jax.tree.map(lambda leaf: leaf[0], timestep))
-            if recorded[-1].last():
-                break
-    return recorded
+    env_id = np.zeros(1, np.int32)
+
+    def play(worker: pipeline.Worker) -> list[types.TimeStep]:
+        recorded = []
+        with contextlib.closing(
+            evaluator.timesteps(params, key, env_id, worker.doing)
+        ) as timesteps:
+            for timestep in timesteps:
+                recorded.append(jax.tree.map(lambda leaf: leaf[0], timestep))
+                if recorded[-1].last():
+                    break
+        return recorded
+
+    return pipeline.call("recording", play, evaluator.timeout)
 
 
 def _num_threads() -> int:

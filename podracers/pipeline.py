@@ -13,7 +13,6 @@ actors, a thread each). Three rules keep a run from hanging:
 
 import contextlib
 import logging
-import math
 import sys
 import threading
 import time
@@ -33,10 +32,8 @@ _JOIN_SECONDS = 10.0  # a step of a simulator that is slow, but not stuck, ends 
 _RELEASE_SECONDS = 5.0  # what a thread that is stuck gets to be freed from outside
 _SLICE_SECONDS = 1.0  # how often a wait looks at the clock; being notified does not wait for it
 
-# Activities that may take longer than others, and how many times the limit.
+# Activities that have a name here. Compiling alone has no limit.
 COMPILING, STARTING = "compiling", "starting"
-_PATIENCE = {COMPILING: math.inf, STARTING: 5.0}
-LAST_RESORT = 8.0  # times the limit: the end of a process in which no thread runs any more
 
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # every one that was ever started
 
@@ -137,12 +134,6 @@ class Worker:
         finally:
             self.activity = _Activity("", time.monotonic())
 
-    @contextlib.contextmanager
-    def starting(self, activity: str) -> Iterator[None]:
-        """Is `doing` for a call that may hang and let no other thread run."""
-        with self.doing(activity), watchdog.limited(LAST_RESORT * self._supervisor.timeout):
-            yield
-
 
 class _Started(NamedTuple):
     thread: threading.Thread
@@ -167,6 +158,7 @@ class Supervisor:
         self._waiting: set[threading.Thread] = set()
         self._hanging: set[threading.Thread] = set()
         self._consumer = threading.current_thread()
+        self._watch = watchdog.Watch(timeout)  # for a worker may keep the consumer from running
 
     def start(
         self,
@@ -261,8 +253,8 @@ class Supervisor:
         at_work = [each for each in self._started if each.thread not in self._waiting]
         for thread, worker, _ in at_work:
             name, since = worker.activity
-            seconds, limit = now - max(since, began), self.timeout * _PATIENCE.get(name, 1.0)
-            if seconds > limit:
+            seconds, limit = now - max(since, began), self.timeout
+            if seconds > limit and name != COMPILING:
                 self._told = True  # whatever it raises once it is released
                 self._hanging.add(thread)
                 raise WorkerError(
@@ -299,6 +291,7 @@ class Supervisor:
             thread.start()
         freed = [*releases, *(each.thread for each in stuck if each.release)]
         _join(freed, min(self.timeout, _RELEASE_SECONDS))
+        self._watch.end()
         if self._failure and not self._told:
             name, error = self._failure
             _LOGGER.warning("%s failed while it was closed", name, exc_info=error)

@@ -1,4 +1,4 @@
-"""Real processes agree, hear of one another's failures, and carry arrays to the first and back."""
+"""Real processes come together, agree, and hear of one another's failures, at the start too."""
 
 import time
 
@@ -8,13 +8,16 @@ from podracers import distributed, errors
 from tests import groups
 
 _BEGIN = """
-import os, signal, subprocess, sys, time
+import os, pathlib, signal, subprocess, sys, threading, time
 import jax, jax.numpy as jnp, ml_dtypes, numpy as np
-from podracers import command_line, distributed, errors, global_arrays, parallel
+from podracers import command_line, distributed, errors, global_arrays, parallel, peers
 process = int(sys.argv[1])
 
-def begin(timeout=15.0):
-    distributed.initialize(distributed.Group(sys.argv[2], {count}, process), timeout)
+def begin(timeout=30.0, address=sys.argv[2], count={count}):
+    distributed.initialize(distributed.Group(address, count, process), timeout)
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 def main():
 """
@@ -108,8 +111,6 @@ distributed.any_process(False)  # waits for process 2, for ever
 def test_what_is_being_saved_is_finished_first():
     first, second = _run(
         """
-import threading
-from podracers import peers
 begin()
 if process == 1:
     raise errors.RunFailure("the disk is full")
@@ -127,15 +128,15 @@ distributed.any_process(False)  # waits for process 1, for ever
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [("SIGKILL", "it closed its connection"), ("SIGSTOP", "nothing was heard of it for 6 s")],
+    [("SIGKILL", "it closed its connection"), ("SIGSTOP", "nothing was heard of it for 8 s")],
 )
 def test_one_that_is_lost_ends_the_others(number, words):
     code = f"""
-begin(timeout=6.0)
+begin(timeout=8.0)
 distributed.any_process(False)
 if process == 1:
     if "{number}" == "SIGSTOP":  # for the test to end: a process that is stopped does not
-        subprocess.Popen(["sh", "-c", f"sleep 12; kill -9 {{os.getpid()}}"])
+        subprocess.Popen(["sh", "-c", f"sleep 15; kill -9 {{os.getpid()}}"])
     os.kill(os.getpid(), signal.{number})
 distributed.any_process(False)
 """
@@ -144,6 +145,124 @@ distributed.any_process(False)
         assert result.returncode == 1, result.stderr
         assert f"failed: process 1 was lost: {words}" in result.stderr
         assert "Traceback" not in result.stderr
+
+
+def _assert_failed(result, *phrases):
+    """Checks that a process said why in one line, and that it is a failure."""
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.startswith("failed: ") and result.stderr.count("\n") == 1, result.stderr
+    for phrase in phrases:
+        assert phrase in result.stderr
+
+
+def test_one_that_never_comes_is_named_by_all_others():
+    began = time.monotonic()
+    first, _, other = _run("begin(8.0) if process != 1 else os._exit(0)", count=3, num_devices=1)
+    _assert_failed(first, "within 8 s nothing was heard of process 1: process 0 listens on 127.0.0")
+    _assert_failed(other, "failed: process 0: within 8 s nothing was heard of process 1")
+    assert time.monotonic() - began < 60
+
+
+def test_without_process_0_the_others_end():
+    _, other = _run("begin(3.0) if process else os._exit(0)", num_devices=1)
+    _assert_failed(other, "within 3 s nothing was heard of process 0 at 127.0.0.1:", "refused")
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_one_that_is_lost_while_jax_starts_ends_the_others_at_once(lost):
+    """The others are in a call of JAX's that waits for all, and lasts for minutes."""
+    began = time.monotonic()
+    results = _run(
+        f"""
+if process == {lost}:
+    jax.distributed.initialize = die
+begin()
+""",
+        count=3,
+        num_devices=1,
+    )
+    del results[lost]
+    for result in results:
+        _assert_failed(result, f"failed: process {lost} was lost: it closed its connection")
+    assert time.monotonic() - began < 60
+
+
+def test_one_that_is_lost_before_all_have_come_ends_process_0_at_once():
+    first, *_ = _run(
+        """
+if process == 1:
+    peers._Peers.wait_to_begin = die
+begin() if process != 2 else time.sleep(0)  # which never comes
+""",
+        count=3,
+        num_devices=1,
+    )
+    _assert_failed(first, "failed: process 1 was lost: it closed its connection")
+
+
+@pytest.mark.slow
+def test_whoever_else_comes_is_turned_away():
+    """A port scanner says nothing, or nonsense; another process belongs to another run."""
+    first, *_, wrong = _run(
+        """
+if process == 0:
+    def knock():
+        for said in (None, b"GET / HTTP/1.1", b"\\0\\0\\0\\4null", b"\\0\\0\\0\\2[]"):
+            with peers._call(*distributed.Group(sys.argv[2], 2, 0).host_and_port, 5.0) as stranger:
+                if said:
+                    os.write(stranger.fileno(), said)
+                time.sleep(0.3)
+    threading.Thread(target=knock, daemon=True).start()
+    begin(10.0)
+elif process == 2:
+    begin(count=4)
+""",
+        count=3,
+        num_devices=1,
+    )
+    assert wrong.returncode == 2, wrong.stderr
+    assert wrong.stderr == "error: --num_processes is 4 here, and 3 in process 0\n"
+    _assert_failed(first, "within 10 s nothing was heard of process 1, 2")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_nothing_listens_but_at_the_address_of_the_coordinator(host):
+    first, _ = _run(
+        f"""
+address = sys.argv[2].replace("127.0.0.1", "{host}")
+seen = set()
+
+def listening():
+    sockets = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            sockets.add(os.readlink(f"/proc/self/fd/{{name}}"))
+        except OSError:
+            pass
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{{rest[5]}}]" in sockets:
+                seen.add(local.rpartition(":")[0])
+
+def watch():
+    while True:
+        listening()
+        time.sleep(0.02)
+
+if process == 0:
+    threading.Thread(target=watch, daemon=True).start()
+else:
+    time.sleep(1.0)
+begin(address=address)
+listening()
+print(sorted(seen))
+""",
+        num_devices=1,
+    )
+    assert first.returncode == 0, first.stderr
+    loopback = ["0000000000000000FFFF00000100007F", "0100007F"]  # JAX's own, and ours
+    assert first.stdout.splitlines()[-1] == str(loopback)
 
 
 def test_processes_that_were_started_differently_are_refused():
@@ -167,6 +286,7 @@ distributed.any_process(False)
         (("host:1", None, None), "need all of --coordinator"),
         (("host", 2, 0), "expected HOST:PORT"),
         (("[::1]:1", 2, 0), "IPv4"),
+        (("host:99999", 2, 0), "expected HOST:PORT"),
         (("host:1", 2, 2), "expected a number from 0 to 1"),
     ],
 )

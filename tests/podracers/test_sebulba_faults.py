@@ -12,7 +12,7 @@ import pytest
 from podracers import errors, pipeline, sebulba
 from tests import contract, faults, streams
 
-LIMIT = 2.0  # seconds
+LIMIT = 3.0  # seconds; compiling a JAX environment counts as starting it
 PATIENCE = 60.0  # seconds that a loaded machine may take for what takes a moment
 
 
@@ -167,7 +167,7 @@ def test_an_environment_that_hangs_is_found_and_named(made, where, step):
     error = _fail(runner, state)
     assert time.monotonic() - began > LIMIT
     assert "actor 1 hangs: " in str(error)
-    assert "'environment step', and the limit is 2 s" in str(error)
+    assert "'environment step', and the limit is 3 s" in str(error)
     assert "plan.over.wait()" in str(error)  # where it is
     assert pipeline.abandoned() == ["actor 1"]
     _assert_closed(factory)  # from outside, for its thread does not come back
