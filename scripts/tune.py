@@ -20,6 +20,7 @@ parameters without num_envs to leave learning as it is.
 import argparse
 import dataclasses
 import datetime
+import functools
 import math
 import os
 import pathlib
@@ -46,7 +47,9 @@ _MACHINE_SHARE = 0.8  # of the host's memory, where --memory says nothing
 def main() -> int:
     """Parses the command line, searches, and writes what was found."""
     arguments = _parse()
-    runner = experiment.load(arguments.gin_file, arguments.gin_bindings).runner
+    console = rich.console.Console(highlight=False, soft_wrap=True)
+    say = functools.partial(console.print, markup=False)
+    runner = experiment.load(arguments.gin_file, arguments.gin_bindings, say).runner
     fields = [field.name for field in dataclasses.fields(runner)]
     wanted = arguments.parameters or [
         n for n in candidates.available(fields) if n != "rollout_length"
@@ -56,7 +59,6 @@ def main() -> int:
         raise errors.UserError(f"{runner.__name__} has none of {', '.join(candidates.PARAMETERS)}")
     # SIGTERM keeps the best so far, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = rich.console.Console(highlight=False, soft_wrap=True)
     tuner = Tuner(arguments, f"{runner.__module__}.{runner.__qualname__}", choices, console)
     if arguments.dry_run:
         tuner.list_candidates()
@@ -77,8 +79,7 @@ def _parse() -> argparse.Namespace:
     parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gin_file", action="append", required=True, metavar="PATH")
-    parser.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+    parser.add_experiment(required=True)
     parser.add_argument("--out", default="tuned.gin", metavar="PATH", help="default: tuned.gin")
     parser.add_argument("--minutes", type=float, default=5.0, help="about how long (default: 5)")
     parser.add_argument(
@@ -101,6 +102,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--dry_run", action="store_true", help="list what is tried first")
     arguments = parser.parse_args()
+    arguments.gin_file = command_line.gin_files(arguments)
     for name in ("minutes", "seconds"):
         value = getattr(arguments, name)
         if not 0 < value < math.inf:

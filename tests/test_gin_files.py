@@ -15,7 +15,7 @@ from podracers import config, experiment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-DEFAULTS = ("gin/agents/ppo.gin", "gin/environments/catch.gin", "gin/runners/anakin.gin")
+DEFAULTS = ("gin/runners.gin", "gin/agents/ppo.gin", "gin/environments/catch.gin")
 SMALL = (
     "TOTAL_STEPS = 128",
     "NUM_ENVS = 8",
@@ -65,11 +65,11 @@ CHOICES = {
     "gin/environments/atari_classic.gin": ("EnvPool.task_id = 'Pong-v5'",),
 }
 # What a file needs beside it: Atari's networks see frames of a size that no JAX environment has.
-_PONG = ("gin/environments/pong.gin", "gin/runners/sebulba.gin")
-BESIDE = {f"gin/agents/{path.name}": _PONG for path in (ROOT / "gin/agents").glob("*_atari.gin")}
+BESIDE = {
+    f"gin/agents/{path.name}": ("gin/environments/pong.gin",)
+    for path in (ROOT / "gin/agents").glob("*_atari.gin")
+}
 BESIDE["gin/agents/alphazero.gin"] = ("gin/environments/catch_searchable.gin",)
-# Modules of environments that run on the host, where Anakin cannot step them.
-HOST = {"envpool", "gymnasium"}
 
 
 def _is_slow(path):
@@ -140,8 +140,7 @@ def test_experiments_take_an_update(path):
 @pytest.mark.parametrize("path", _files("agents", "environments", "runners"))
 def test_parts(path):
     _require_extras(path)
-    runner = ["gin/runners/sebulba.gin"] if HOST & set(_environments(path)) else []
-    files = [*DEFAULTS, *BESIDE.get(path, ()), path, *runner]
+    files = [*DEFAULTS, *BESIDE.get(path, ()), path]
     _take_one_update(files, [*SMALL, *CHOICES.get(path, ())])
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from agents import networks, ppo
-from environments import catch
-from podracers import anakin, errors, experiment
+from environments import catch, envpool
+from podracers import anakin, config, errors, experiment, sebulba
 from tests import processes
 
 
@@ -37,6 +37,8 @@ def test_builds_the_parts(tiny):
         ("evaluation_max_steps", -5, "expected at least 1, got -5"),
         ("seed", -1, r"expected an integer in \[0, 2\*\*31\), got -1"),
         ("environment", catch.Catch(), "expected a class, uncalled"),
+        ("runner", (anakin.Anakin,) * 3, "expected one class, or two, .*, got 3"),
+        ("runner", (anakin.Anakin, None), "expected a class, uncalled"),
     ],
 )
 def test_refuses_values(tiny, field, value, message):
@@ -51,6 +53,75 @@ def test_parts_are_of_the_configuration_that_they_were_built_from(tmp_path):
     experiment.load([str(file)], [])
     learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
     assert "torsos_1" not in learner.params
+
+
+class OnHost:
+    """A recipe that says so without being called."""
+
+    made = 0
+
+    def __init__(self, task_id: str = "CartPole-v1"):
+        type(self).made += 1
+        self.inner = envpool.EnvPool(task_id)
+
+    @property
+    def spec(self):
+        return self.inner.spec
+
+    def make(self, key, env_id, num_threads):
+        return self.inner.make(key, env_id, num_threads)
+
+
+def on_host():
+    """Makes a recipe, which says nothing before it is called."""
+    return OnHost()
+
+
+@pytest.mark.parametrize(
+    ("environment", "runner", "made"),
+    [("@catch.Catch", "Anakin", 0), ("@own.OnHost", "Sebulba", 0), ("@own.on_host", "Sebulba", 1)],
+)
+def test_the_environment_chooses_the_runner(tmp_path, environment, runner, made):
+    OnHost.made = 0
+    file = processes.config_file(
+        tmp_path,
+        "import tests.podracers.test_experiment as own\nfrom environments import catch\n"
+        f"experiment.Experiment.environment = {environment}\n",
+    )
+    loaded = experiment.load([str(file)], [])
+    assert loaded.runner.__name__ == runner
+    assert OnHost.made == made
+    # The configuration that a run keeps has no choice left, and nothing of the other runner.
+    text = config.text()
+    other = {"Anakin": "Sebulba", "Sebulba": "Anakin"}[runner]
+    assert f".{runner}.num_envs = %NUM_ENVS" in text
+    assert f".{other}" not in text
+    assert type(loaded.build().runner).__name__ == runner
+
+
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+def test_whoever_names_a_runner_gets_it(tmp_path, runner):
+    file = str(processes.config_file(tmp_path))
+    name = f"@{runner}.{runner.capitalize()}"
+    for files, bindings in (
+        ([file, f"gin/runners/{runner}.gin"], ()),
+        ([file], (f"RUNNER = {name}",)),
+        ([file], (f"Experiment.runner = {name}",)),
+    ):
+        parts = experiment.load(files, bindings).build()
+        assert type(parts.runner).__name__ == runner.capitalize()
+        assert (parts.runner.num_envs, parts.runner.rollout_length) == (8, 8)
+
+
+def test_an_option_of_a_runner_that_does_not_run_is_a_mistake(tmp_path):
+    file = str(processes.config_file(tmp_path))
+    with pytest.raises(errors.UserError, match=r"nothing uses 'Sebulba.lag': .* has no Sebulba"):
+        experiment.load([file], ["Sebulba.lag = 0"])
+
+
+def test_two_runners_from_python(tiny):
+    both = dataclasses.replace(tiny, runner=(tiny.runner, sebulba.Sebulba))
+    assert isinstance(both.build().runner, anakin.Anakin)
 
 
 def test_a_million_may_be_written_as_a_float(tiny):

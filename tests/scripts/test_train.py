@@ -260,6 +260,37 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, config, binding, phr
     assert os.listdir(tmp_path) == []
 
 
+def _names(cwd):
+    return [path.name for path in (cwd / "runs").iterdir()]
+
+
+def test_a_run_without_a_directory_says_what_it_is_and_what_its_files_overrule(tmp_path, config):
+    later = tmp_path / "later.gin"
+    later.write_text("SEED = 5\nTOTAL_STEPS = 128\nNUM_ENVS = 4\n")
+    both = ("--gin_file", config, "--gin_file", later)
+    population = ("--gin_bindings", "Anakin.population = 2")
+    (tmp_path / "several").mkdir()
+    sebulba = processes.start("train", *both, "--runner", "sebulba", cwd=tmp_path)
+    anakin = processes.start("train", *both, *population, cwd=tmp_path / "several")
+    one, two = processes.finish(sebulba), processes.finish(anakin)
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    (name,), (members,) = _names(tmp_path), _names(tmp_path / "several")
+    assert re.fullmatch(r"tiny-sebulba-seed5-\d{8}-\d{6}", name)
+    assert re.fullmatch(r"tiny-anakin-seeds5-6-\d{8}-\d{6}", members)
+    assert f"{later} sets SEED = 5 over SEED = 3 of {config}" in one.stdout.splitlines()
+    assert "RUNNER" not in one.stdout
+    # So does a run that goes on with other values.
+    more = tmp_path / "more.gin"
+    more.write_text("TOTAL_STEPS = 192\n")
+    directory = pathlib.Path("runs", name)
+    flags = ("--run_dir", directory, "--resume", "--runner", "sebulba", "--gin_file", more)
+    resumed = processes.run("train", *flags, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    said = f"{more} sets TOTAL_STEPS = 192 over TOTAL_STEPS = 128 of {directory / 'config.gin'}"
+    assert said in resumed.stdout.splitlines()
+    assert resumed.stdout.count(" over ") == 1
+
+
 def test_mistakes_about_run_directories(reference, folder, config):
     (folder / "file").write_text("not a folder")
     cases = {

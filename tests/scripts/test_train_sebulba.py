@@ -26,7 +26,7 @@ from podracers import sebulba
 from tests import faults
 
 include 'gin/agents/impala.gin'
-include 'gin/runners/sebulba.gin'
+include 'gin/runners.gin'
 
 SEED = 3
 TOTAL_STEPS = 768  # agent steps
@@ -434,9 +434,9 @@ def test_mistakes_end_a_run_before_it_leaves_anything(config, tmp_path):
         ),
         ((*anakin, *sebulba, *host), "EnvPool.task_id = 'CartPol-v1'", ("'CartPole-v1'",)),
         (
-            (*anakin, *host),
+            (*anakin, *host, "--runner", "anakin"),
             "SEED = 1",
-            ("runs on the host", "sebulba.gin", "@cartpole.CartPole"),
+            ("runs on the host", "--runner sebulba", "@cartpole.CartPole"),
         ),
     ]
     started = [
