@@ -1,6 +1,6 @@
 # Everything runs in .venv, which holds exactly what requirements.txt locks.
 #   make train                        train PPO on Snake with Anakin
-#   make EXPERIMENT=cartpole_ppo_anakin RUNNER=sebulba train   another of gin/experiments
+#   make EXPERIMENT=cartpole_ppo RUNNER=sebulba train   another of gin/experiments
 #   make test                         the test suite (without the slow and the learning tests)
 #   make PYTHON=python3.12 install    choose the interpreter of a new .venv
 #   make EXTRAS=cuda install          choose the accelerator: cuda, tpu, or nothing for the CPU
@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed$(addprefix -,$(EXTRAS))
 SOURCES := podracers agents environments scripts tests
 LOCKED_EXTRAS := test notebooks gymnax brax
 
-EXPERIMENT ?= snake_ppo_anakin
+EXPERIMENT ?= snake_ppo
 # Both may be left out: then the environment chooses the runner, and the script names the directory.
 RUNNER ?=
 RUN_DIR ?=

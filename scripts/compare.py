@@ -1,6 +1,6 @@
 r"""Compares runners on one experiment, over seeds: curves by step and by second, and speed.
 
-  python scripts/compare.py --gin_file gin/experiments/snake_ppo_anakin.gin \
+  python scripts/compare.py --gin_file gin/experiments/snake_ppo.gin \
       --runners anakin sebulba --seeds 3
 
 trains every runner with every seed (`scripts/train.py`, each in a process of its own, one after the

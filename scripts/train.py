@@ -131,7 +131,7 @@ def _begun(arguments: argparse.Namespace) -> tuple[bool, str | None]:
         return True, directory.config.read_text()
     if not arguments.gin_file:
         raise errors.UserError(
-            "no --gin_file: name one, such as gin/experiments/snake_ppo_anakin.gin, or "
+            "no --gin_file: name one, such as gin/experiments/snake_ppo.gin, or "
             "continue a run with --resume and --run_dir"
         )
     if directory:

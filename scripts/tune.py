@@ -1,11 +1,11 @@
 r"""Finds the settings of an experiment's runner that are fastest on this machine.
 
-  python scripts/tune.py --gin_file gin/experiments/cartpole_ppo_anakin.gin --out tuned.gin
+  python scripts/tune.py --gin_file gin/experiments/cartpole_ppo.gin --out tuned.gin
 
 measures candidates, each in a process of its own, and writes the fastest as a file to add after the
 experiment's own:
 
-  python scripts/train.py --gin_file gin/experiments/cartpole_ppo_anakin.gin --gin_file tuned.gin
+  python scripts/train.py --gin_file gin/experiments/cartpole_ppo.gin --gin_file tuned.gin
 
 The search climbs from the experiment's own values, along one parameter after the other. At the end
 the start and the best are measured again, turn by turn; where the best does not win each time, the

@@ -45,15 +45,15 @@ SMALL_AGENTS = {
 }
 # Experiments that take an update in every run of the tests.
 COMPILED = {
-    "snake_ppo_anakin",
-    "pong_ppo_sebulba_cpu",
-    "catch_impala_anakin",
-    "cartpole_dqn_anakin",
-    "memory_r2d2_anakin",
-    "pendulum_sac_anakin",
-    "halfcheetah_sac_sebulba_cpu",
-    "catch_muzero_anakin",
-    "catch_alphazero_anakin",
+    "snake_ppo",
+    "pong_ppo_cpu",
+    "catch_impala",
+    "cartpole_dqn",
+    "memory_r2d2",
+    "pendulum_sac",
+    "halfcheetah_sac_cpu",
+    "catch_muzero",
+    "catch_alphazero",
 }
 SLOW = ("brax", "breakout", "atari_classic", "sac_mujoco", "sac_pixels")
 # What a file leaves for the user to choose.
@@ -145,7 +145,7 @@ def test_parts(path):
 
 
 # Settings of machines, after an experiment: NUM_ENVS is theirs, so rollouts are short.
-BASE = "gin/experiments/catch_ppo_anakin.gin"
+BASE = "gin/experiments/catch_ppo.gin"
 SHORT = ("ROLLOUT_LENGTH = 2", *SMALL_AGENTS["PPO"])
 MORE_DEVICES = {"v5e_8": 8}  # than conftest.py fakes
 

@@ -11,11 +11,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize(
     ("variables", "flags"),
     [
-        ((), "--gin_file gin/experiments/snake_ppo_anakin.gin"),
+        ((), "--gin_file gin/experiments/snake_ppo.gin"),
         (
-            ("EXPERIMENT=pong_impala_sebulba", "RUNNER=sebulba", "RUN_DIR=runs/mine"),
-            "--gin_file gin/experiments/pong_impala_sebulba.gin --runner sebulba "
-            "--run_dir runs/mine",
+            ("EXPERIMENT=pong_impala", "RUNNER=sebulba", "RUN_DIR=runs/mine"),
+            "--gin_file gin/experiments/pong_impala.gin --runner sebulba --run_dir runs/mine",
         ),
     ],
 )

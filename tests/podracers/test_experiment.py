@@ -183,8 +183,8 @@ def test_an_update_that_cannot_be_is_a_mistake(tiny):
 
 
 def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path):
-    first = experiment.load(["gin/experiments/catch_ppo_anakin.gin"], ["PPO.gamma = 0.5"])
-    second = experiment.load(["gin/experiments/pendulum_ppo_anakin.gin"], ["PPO.gamma = 0.75"])
+    first = experiment.load(["gin/experiments/catch_ppo.gin"], ["PPO.gamma = 0.5"])
+    second = experiment.load(["gin/experiments/pendulum_ppo.gin"], ["PPO.gamma = 0.75"])
     assert first.build().agent.gamma == 0.5
     assert second.build().agent.gamma == 0.75
     assert second.build().environment.spec.name != first.build().environment.spec.name

@@ -89,7 +89,9 @@ def test_operations_are_named_with_their_part(program):
 
 def test_the_page_gets_what_is_printed(program):
     printed, record, page = program
-    assert page == f"before\n<!-- tiny_anakin -->\n\n{printed}\n<!-- end of tiny_anakin -->\nafter\n"
+    assert (
+        page == f"before\n<!-- tiny_anakin -->\n\n{printed}\n<!-- end of tiny_anakin -->\nafter\n"
+    )
     assert record["command"] in printed
 
 

@@ -424,7 +424,7 @@ def test_a_mistake_is_one_line(config, binding, message):
 
 def test_mistakes_end_a_run_before_it_leaves_anything(config, tmp_path):
     host = ("--gin_file", "gin/environments/envpool_cartpole.gin")
-    anakin = ("--gin_file", "gin/experiments/cartpole_impala_anakin.gin")
+    anakin = ("--gin_file", "gin/experiments/cartpole_impala.gin")
     sebulba = ("--gin_file", "gin/runners/sebulba.gin")
     cases = [
         (
