@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from podracers import config, experiment
+import gin
+from podracers import anakin, config, environment, errors, experiment, sebulba
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -198,11 +199,42 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
     assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64
 
 
+@pytest.mark.parametrize("path", _files("experiments"))
+def test_experiments_name_no_runner_and_parse_under_each(path):
+    _require_extras(path)
+    assert not re.search("anakin|sebulba", pathlib.Path(path).stem)
+    assert "gin/runners/" not in (ROOT / path).read_text()
+    parts = experiment.load([path], []).build()
+    is_host = environment.is_host(parts.environment)
+    assert type(parts.runner) is (sebulba.Sebulba if is_host else anakin.Anakin)
+    for name in ["sebulba"] if is_host else ["anakin", "sebulba"]:
+        runner = experiment.load([path, f"gin/runners/{name}.gin"], []).build().runner
+        assert type(runner).__name__.lower() == name
+        assert runner.steps_per_update == parts.runner.steps_per_update
+
+
+@pytest.mark.parametrize("path", _files("runners"))
+def test_the_files_of_runners_bind_the_runner_and_nothing_else(path):
+    parsed = gin.config_parser.ConfigParser((ROOT / path).read_text(), gin.config.ParserDelegate())
+    bound = [each for each in parsed if isinstance(each, gin.config_parser.BindingStatement)]
+    assert [(each.scope, each.selector, each.arg_name) for each in bound] == [("", "RUNNER", "")]
+
+
+def test_an_old_name_leads_to_the_new_one():
+    for old, new in (
+        ("cartpole_ppo_anakin", "cartpole_ppo"),
+        ("cartpole_masked_r2d2_anakin", "cartpole_masked_r2d2"),
+        ("pong_ppo_sebulba_cpu", "pong_ppo_cpu"),
+    ):
+        with pytest.raises(errors.UserError, match=f"did you mean 'gin/experiments/{new}.gin'"):
+            experiment.load([f"gin/experiments/{old}.gin"], [])
+
+
 def test_what_is_compiled_is_there():
     there = {path.stem for path in (ROOT / "gin" / "experiments").glob("*.gin")}
     assert there >= COMPILED
 
 
 def test_every_file_is_tried():
-    tried = {path.parent.name for path in (ROOT / "gin").rglob("*.gin")}
+    tried = {path.parent.name for path in (ROOT / "gin").glob("*/*.gin")}
     assert tried <= {"agents", "environments", "experiments", "hardware", "runners"}
