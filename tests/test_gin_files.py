@@ -220,14 +220,10 @@ def test_the_files_of_runners_bind_the_runner_and_nothing_else(path):
     assert [(each.scope, each.selector, each.arg_name) for each in bound] == [("", "RUNNER", "")]
 
 
-def test_an_old_name_leads_to_the_new_one():
-    for old, new in (
-        ("cartpole_ppo_anakin", "cartpole_ppo"),
-        ("cartpole_masked_r2d2_anakin", "cartpole_masked_r2d2"),
-        ("pong_ppo_sebulba_cpu", "pong_ppo_cpu"),
-    ):
-        with pytest.raises(errors.UserError, match=f"did you mean 'gin/experiments/{new}.gin'"):
-            experiment.load([f"gin/experiments/{old}.gin"], [])
+@pytest.mark.parametrize("new", ["cartpole_ppo", "cartpole_masked_r2d2", "catch_alphazero"])
+def test_an_old_name_leads_to_the_new_one(new):
+    with pytest.raises(errors.UserError, match=f"did you mean 'gin/experiments/{new}.gin'"):
+        experiment.load([f"gin/experiments/{new}_anakin.gin"], [])
 
 
 def test_what_is_compiled_is_there():
