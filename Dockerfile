@@ -40,5 +40,5 @@ ENV XDG_CACHE_HOME=/podracers/runs/.cache \
 
 # Python is the process that hears `docker stop`: it saves a checkpoint, for which it needs --time.
 ENTRYPOINT [".venv/bin/python"]
-CMD ["scripts/train.py", "--gin_file", "gin/experiments/snake_ppo_anakin.gin", \
-     "--run_dir", "runs/snake_ppo_anakin", "--resume_if_begun"]
+CMD ["scripts/train.py", "--gin_file", "gin/experiments/snake_ppo.gin", \
+     "--run_dir", "runs/snake_ppo", "--resume_if_begun"]

@@ -1,5 +1,6 @@
 # Everything runs in .venv, which holds exactly what requirements.txt locks.
 #   make train                        train PPO on Snake with Anakin
+#   make EXPERIMENT=cartpole_ppo RUNNER=sebulba train   another of gin/experiments
 #   make test                         the test suite (without the slow and the learning tests)
 #   make PYTHON=python3.12 install    choose the interpreter of a new .venv
 #   make EXTRAS=cuda install          choose the accelerator: cuda, tpu, or nothing for the CPU
@@ -15,8 +16,10 @@ STAMP := $(VENV)/.installed$(addprefix -,$(EXTRAS))
 SOURCES := podracers agents environments scripts tests
 LOCKED_EXTRAS := test notebooks gymnax brax
 
-EXPERIMENT ?= snake_ppo_anakin
-RUN_DIR ?= runs/$(EXPERIMENT)$(if $(wildcard runs/$(EXPERIMENT)),-$(shell date +%Y%m%d-%H%M%S))
+EXPERIMENT ?= snake_ppo
+# Both may be left out: then the environment chooses the runner, and the script names the directory.
+RUNNER ?=
+RUN_DIR ?=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -53,7 +56,8 @@ $(STAMP): setup.cfg pyproject.toml requirements.txt | $(BIN)/python
 	@touch $@
 
 train: install
-	$(BIN)/python scripts/train.py --gin_file gin/experiments/$(EXPERIMENT).gin --run_dir $(RUN_DIR)
+	$(BIN)/python scripts/train.py --gin_file gin/experiments/$(EXPERIMENT).gin \
+	  $(if $(RUNNER),--runner $(RUNNER)) $(if $(RUN_DIR),--run_dir $(RUN_DIR))
 
 test: install
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not learning"

@@ -61,7 +61,7 @@ class Anakin:
             twin = getattr(self.environment, "jax_twin", None)
             raise errors.UserError(
                 f"Anakin needs an environment written in JAX, and {self.environment.spec.name} "
-                "runs on the host: add --gin_file gin/runners/sebulba.gin"
+                "runs on the host: use --runner sebulba"
                 + (f", or use its JAX twin, {twin}" if twin else "")
             )
 

@@ -15,6 +15,7 @@ import jax
 from podracers import config_errors, config_names, distributed, errors, pipeline, watchdog
 
 _OWN = tuple(f"{config_names.ROOT / name}{os.sep}" for name in (*config_names.PACKAGES, "scripts"))
+_RUNNERS = "gin/runners"
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,6 +24,46 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises `errors.UserError`."""
         raise errors.UserError(f"{message} (see --help)")
+
+    def add_experiment(self, required: bool = False) -> None:
+        """Adds the options that describe an experiment; `gin_files` reads them."""
+        self.add_argument(
+            "--gin_file", action="append", default=[], required=required, metavar="PATH"
+        )
+        self.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+        self.add_argument(
+            "--runner",
+            metavar="NAME",
+            help="anakin or sebulba, or a .gin file; default: the experiment's own, or else anakin "
+            "for environments in JAX and sebulba for those on the host",
+        )
+
+
+def gin_files(arguments: argparse.Namespace) -> list[str]:
+    """Returns the .gin files that a command line names, the runner's last.
+
+    Raises:
+      errors.UserError: there is no such runner.
+    """
+    return [*arguments.gin_file, *([runner_file(arguments.runner)] if arguments.runner else ())]
+
+
+def runner_file(name: str) -> str:
+    """Returns the .gin file that chooses a runner: one of gin/runners, by name or by path.
+
+    Raises:
+      errors.UserError: there is none.
+    """
+    if name.endswith(".gin"):
+        if config_names.find_file(name) is None:
+            raise errors.UserError(config_errors.missing_file(name))
+        return name
+    path = f"{_RUNNERS}/{name}.gin"
+    if config_names.find_file(path) is None:
+        known = (config_names.ROOT / _RUNNERS).glob("*.gin")
+        hint = errors.nearest(name, [file.stem for file in known])
+        raise errors.UserError(f"there is no runner '{name}'{hint}")
+    return path
 
 
 def use_compilation_cache() -> None:

@@ -23,7 +23,9 @@ from podracers import config_check, config_errors, config_names, errors
 Bindings = config_check.Bindings
 
 
-def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: Callable[..., Any]) -> None:
+def parse(
+    gin_files: Sequence[str], gin_bindings: Sequence[str], root: Callable[..., Any]
+) -> list[str]:
     """Replaces gin's configuration by these files, in order, and then these bindings.
 
     Args:
@@ -31,19 +33,25 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: Callable[
       gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
       root: the class whose parameters choose the parts of the experiment.
 
+    Returns:
+      A line for each value that one of the files takes from another one before it.
+
     Raises:
       errors.UserError: a file that is missing or does not parse, an unknown name, a binding that
         nothing uses, a macro or a parameter without a value, a value of the wrong type.
     """
     gin.clear_config()
     with _without_logging():
-        said = [said for path in gin_files for said in _parse_file(path)]
-        from_files = config_check.take()
+        said, layers = [], []
+        for path in gin_files:
+            said.append(_parse_file(path))
+            layers.append(config_check.take())
         for binding in gin_bindings:
             _parse_binding(binding)
         given = config_check.take()
-    config_check.put(from_files, given)
+    config_check.put(*layers, given)
     config_check.check(root, given, said)
+    return config_check.overrides(gin_files, layers, given)
 
 
 @contextlib.contextmanager
@@ -94,8 +102,8 @@ def call(root: Callable[..., Any]) -> Any:
         raise errors.UserError(config_errors.first_line(error)) from error
 
 
-def _parse_file(path: str) -> list[config_check.Said]:
-    """Parses a file, and returns what it and each of its includes say."""
+def _parse_file(path: str) -> config_check.Said:
+    """Parses a file, and returns what it and its includes say."""
     if config_names.find_file(path) is None:
         raise errors.UserError(config_errors.missing_file(path))
     read = _Reader()
@@ -106,7 +114,8 @@ def _parse_file(path: str) -> list[config_check.Said]:
         gin.parse_config_file(path)
     except Exception as error:
         raise errors.UserError(config_errors.explain(error, path)) from error
-    return list(map(_said, read.texts))
+    references, subjects = (set().union(*names) for names in zip(*map(_said, read.texts)))
+    return config_check.Said(references, subjects)
 
 
 class _Reader:

@@ -20,7 +20,7 @@ Bindings = dict[tuple[str, str], dict[str, Any]]
 
 
 class Said(NamedTuple):
-    """What one file says, by the names that it uses itself: `sebulba.Sebulba`, or `SEED`."""
+    """What a file and its includes say, by the names that they use: `sebulba.Sebulba`, `SEED`."""
 
     references: set[str]  # behind `@` and `%`
     subjects: set[str]  # of the parts whose parameters it binds
@@ -41,18 +41,55 @@ def put(*layers: Bindings) -> None:
             gin.config._CONFIG.setdefault(key, {}).update(parameters)
 
 
+def overrides(sources: Sequence[str], layers: Sequence[Bindings], given: Bindings) -> list[str]:
+    """Returns a line for each value in use that one source takes from another one before it.
+
+    Args:
+      sources: what to call the layers: the paths of files.
+      layers: the bindings of each; later ones win.
+      given: the bindings of the command line, which win over all of them.
+    """
+    lines = []
+    for key, parameters in gin.config._CONFIG.items():
+        for name in parameters:
+            if name in given.get(key, {}):
+                continue
+            values = [
+                (source, layer[key][name])
+                for source, layer in zip(sources, layers)
+                if name in layer.get(key, {})
+            ]
+            if len(values) > 1 and _is_replaced(values[-2][1], values[-1][1]):
+                (earlier, old), (later, new) = values[-2:]
+                shown = _shown(key, name)
+                lines.append(f"{later} sets {shown} = {new!r} over {shown} = {old!r} of {earlier}")
+    return lines
+
+
+def _is_replaced(old: Any, new: Any) -> bool:
+    """Returns whether a value gives way to another; to choose one of several offered is no such."""
+    return new != old and not (isinstance(old, tuple) and new in old)
+
+
+def _shown(key: tuple[str, str], parameter: str) -> str:
+    """Returns a parameter or a macro as a .gin file names it, without modules."""
+    scope, selector = key
+    if selector == _MACRO:
+        return scope
+    return "/".join(filter(None, (scope, f"{_short(selector)}.{parameter}")))
+
+
 def check(root: Callable[..., Any], given: Bindings, said: Sequence[Said]) -> None:
     """Refuses a configuration that cannot be meant, and drops what it has no use for.
 
     A later file may choose another runner, agent or environment: what earlier files said of the one
-    that lost is no mistake, and is dropped. Nor is what a file says of other runners, if it binds
-    parameters of the one that runs, too: it is meant for all of them. What the command line says
-    has to count.
+    that lost is no mistake, and is dropped. Nor is what a file says of other runners, if it names
+    the one that runs, too: it is meant for all of them. What the command line says has to count.
 
     Args:
       root: the class whose parameters choose everything else.
       given: the bindings of the command line.
-      said: what each file says, used in the end or not.
+      said: what each file of the command line says, in order, used in the end or not.
 
     Raises:
       errors.UserError: see `config.parse`.
@@ -61,8 +98,9 @@ def check(root: Callable[..., Any], given: Bindings, said: Sequence[Said]) -> No
     _check_root(root, bound)
     used, references = _used(root, bound)
     for key in [key for key in bound if key not in used]:
-        if key in given or not (_is_mentioned(key, said) or _is_beside(key, used, said)):
-            raise errors.UserError(_unused(key, bound, references))
+        if key in given or not _is_superseded(key, used, said):
+            parameter = next(reversed(given.get(key, bound[key])))  # of the last to say so
+            raise errors.UserError(_unused(key, parameter, references))
         del bound[key]
     _check_macros(references, bound)
     _check_circles(bound)
@@ -116,24 +154,21 @@ def _leads_to(reference: Any, key: tuple[str, str]) -> bool:
     return not scope or f"{path}/".startswith(f"{scope}/")
 
 
-def _is_mentioned(key: tuple[str, str], said: Sequence[Said]) -> bool:
-    """Returns whether a file refers to a part or a macro."""
+def _is_superseded(key: tuple[str, str], used: set[tuple[str, str]], said: Sequence[Said]) -> bool:
+    """Returns whether an unused binding belongs to what another choice has replaced."""
     scope, selector = key
     if selector == _MACRO:
         return any(scope in each.references for each in said)
-    return any(_is_among(selector, each.references) for each in said)
-
-
-def _is_beside(key: tuple[str, str], used: set[tuple[str, str]], said: Sequence[Said]) -> bool:
-    """Returns whether a runner was configured only in files that configure the used one, too."""
-    _, selector = key
     if not _is_runner(selector):
-        return False
-    runs = {other for _, other in used if _is_runner(other)}
-    files = [each.subjects for each in said if _is_among(selector, each.subjects)]
-    return bool(files) and all(
-        any(_is_among(other, subjects) for other in runs) for subjects in files
-    )
+        return any(_is_among(selector, each.references) for each in said)
+    runs = [other for _, other in used if _is_runner(other)]
+    is_chosen_later = False
+    for each in reversed(said):
+        is_chosen_later |= any(_is_among(other, each.references) for other in runs)
+        is_beside = any(_is_among(other, each.subjects) for other in runs)
+        if _is_among(selector, each.subjects) and not (is_chosen_later or is_beside):
+            return False
+    return True
 
 
 def _is_runner(selector: str) -> bool:
@@ -147,7 +182,7 @@ def _is_among(selector: str, names: Iterable[str]) -> bool:
     return any(f".{selector}".endswith(f".{name}") for name in names)
 
 
-def _unused(key: tuple[str, str], bound: Bindings, references: Iterable[Any]) -> str:
+def _unused(key: tuple[str, str], parameter: str, references: Iterable[Any]) -> str:
     """Returns what to say of a binding that changes nothing."""
     configurables = {r.configurable.selector: r.configurable for r in references}
     parts = {_short(s): c for s, c in configurables.items() if s not in (_MACRO, _CONSTANT)}
@@ -157,7 +192,7 @@ def _unused(key: tuple[str, str], bound: Bindings, references: Iterable[Any]) ->
             known |= {f"{name}.{p}" for p in config_errors.parameters(configurable)}
         return f"nothing uses the macro '{key[0]}'{errors.nearest(key[0], known)}"
     short = _short(key[1])
-    name = f"{short}.{next(iter(bound[key]))}"
+    name = f"{short}.{parameter}"
     if key[0]:
         return f"nothing uses '{key[0]}/{name}': there is no '@{key[0]}/{short}'"
     return (

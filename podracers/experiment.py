@@ -41,6 +41,9 @@ _OPTIONAL = (
 )
 
 
+RunnerClass = Callable[..., runner_lib.Runner]
+
+
 class Parts(NamedTuple):
     """What an experiment is made of, built."""
 
@@ -68,7 +71,8 @@ class Experiment:
       agent: a class, called with `spec=`.
       environment: a class, called without arguments: a JAX environment, or a recipe for host
         environments (`environment.HostEnvironmentFactory`).
-      runner: a class, called with `agent=` and `environment=`.
+      runner: a class, called with `agent=` and `environment=`; or two, for environments in JAX and
+        for those on the host.
       seed: of everything that is random.
       total_steps: agent steps over all environments; rounded up to whole updates.
       log_period: updates between two log lines; one dispatch of the runner.
@@ -89,7 +93,7 @@ class Experiment:
 
     agent: Callable[..., agent_lib.Agent]
     environment: Callable[[], environment_lib.Environment | environment_lib.HostEnvironmentFactory]
-    runner: Callable[..., runner_lib.Runner]
+    runner: RunnerClass | tuple[RunnerClass, RunnerClass]
     seed: int
     total_steps: int | float  # `1e9` is how people write a billion; it becomes an int
     log_period: int = 10
@@ -120,11 +124,26 @@ class Experiment:
             errors.require_count(self, name, least)
         errors.require_count(self, "seed", 0)
         for name in ("agent", "environment", "runner"):
-            if not callable(getattr(self, name)):
+            value = getattr(self, name)
+            classes = value if name == "runner" and isinstance(value, tuple) else (value,)
+            if not all(map(callable, classes)):
                 raise errors.UserError(
-                    f"Experiment.{name}: expected a class, uncalled (`@module.Name`), got "
-                    f"{getattr(self, name)!r}"
+                    f"Experiment.{name}: expected a class, uncalled (`@module.Name`), got {value!r}"
                 )
+        if isinstance(self.runner, tuple) and len(self.runner) != 2:
+            raise errors.UserError(
+                "Experiment.runner: expected one class, or two, for environments in JAX and for "
+                f"those on the host, got {len(self.runner)}"
+            )
+
+    def runner_class(self) -> RunnerClass:
+        """Returns the runner; of two, the one for this kind of environment."""
+        if not isinstance(self.runner, tuple):
+            return self.runner
+        environment = self.environment
+        if not isinstance(environment, type):  # a class says what it is without being called
+            environment = _make("environment", environment, environment_lib.Environment)
+        return self.runner[environment_lib.is_host(environment)]
 
     def build(self) -> Parts:
         """Builds the parts; nothing is compiled, and no device is touched.
@@ -140,7 +159,7 @@ class Experiment:
         _check_spec(environment)
         agent = _make("agent", self.agent, agent_lib.Agent, spec=environment.spec)
         runner = _make(
-            "runner", self.runner, runner_lib.Runner, agent=agent, environment=environment
+            "runner", self.runner_class(), runner_lib.Runner, agent=agent, environment=environment
         )
         evaluator = evaluators.make(
             agent,
@@ -168,10 +187,31 @@ class Experiment:
         return dataclasses.replace(evaluator, agent=greedy, num_episodes=count)
 
 
-def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
-    """Returns the experiment that .gin files and bindings describe (see `config.parse`)."""
-    config.parse(gin_files, gin_bindings, Experiment)
-    return config.call(Experiment)
+def load(
+    gin_files: Sequence[str],
+    gin_bindings: Sequence[str],
+    say: Callable[[str], None] = lambda line: None,
+) -> Experiment:
+    """Returns the experiment that .gin files and bindings describe (see `config.parse`).
+
+    Where they leave the runner to the environment, it is chosen here, so that the configuration
+    names the one that runs, and says nothing of the other.
+
+    Args:
+      gin_files: paths, relative to the working directory or to the repository.
+      gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
+      say: takes a line for each value that one of the files takes from another one before it.
+    """
+    taken = config.parse(gin_files, gin_bindings, Experiment)
+    settings = config.call(Experiment)
+    if isinstance(settings.runner, tuple):
+        chosen = settings.runner_class()
+        choice = f"RUNNER = @{chosen.__module__}.{chosen.__qualname__}"
+        taken = config.parse(gin_files, [*gin_bindings, choice], Experiment)
+        settings = config.call(Experiment)
+    for line in taken:
+        say(line)
+    return settings
 
 
 def check(parts: Parts, seed: int) -> None:

@@ -19,10 +19,10 @@ from benchmarks import anakin, records, replay, scaling, search, sebulba, startu
 from podracers import command_line, errors, run_directory
 
 _REPLAY = {
-    "dqn": "cartpole_dqn_anakin",
-    "r2d2": "catch_r2d2_anakin",
-    "sac": "pendulum_sac_anakin",
-    "muzero": "catch_muzero_anakin",
+    "dqn": "cartpole_dqn",
+    "r2d2": "catch_r2d2",
+    "sac": "pendulum_sac",
+    "muzero": "catch_muzero",
 }
 _AGENTS = {f"agent_{name}": name for name in training.EXPERIMENTS}
 _GROUPS = {

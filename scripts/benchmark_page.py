@@ -42,7 +42,7 @@ python scripts/benchmark.py sebulba --json {folder}/gpu_sebulba.json
 in the first line of `metrics.jsonl` where `episode/return` is 20 or more, after
 
 ```sh
-python scripts/train.py --gin_file gin/experiments/pong_ppo_sebulba.gin
+python scripts/train.py --gin_file gin/experiments/pong_ppo.gin
 ```
 """
 _GPUS = {"gpu", "cuda", "rocm"}

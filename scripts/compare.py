@@ -1,6 +1,6 @@
 r"""Compares runners on one experiment, over seeds: curves by step and by second, and speed.
 
-  python scripts/compare.py --gin_file gin/experiments/snake_ppo_anakin.gin \
+  python scripts/compare.py --gin_file gin/experiments/snake_ppo.gin \
       --runners anakin sebulba --seeds 3
 
 trains every runner with every seed (`scripts/train.py`, each in a process of its own, one after the
@@ -20,7 +20,7 @@ import dataclasses
 import pathlib
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import children  # isort: skip  (beside this script, as is the next)
 import comparison  # isort: skip
@@ -30,14 +30,11 @@ from podracers import (
     command_line,
     config,
     config_errors,
-    config_names,
     errors,
     experiment,
     run_directory,
     signals,
 )
-
-_RUNNERS = "gin/runners"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +79,15 @@ def main() -> int:
     output = pathlib.Path(
         arguments.output_dir or f"comparisons/{pathlib.Path(arguments.gin_file[0]).stem}"
     )
+    taken: list[str] = []
     plans = [
-        _plan(arguments, contender, seed, output)
+        _plan(arguments, contender, seed, output, taken.append)
         for seed in range(arguments.seeds)  # runners take turns: a machine that drifts, drifts
         for contender in _contenders(arguments)  # for all of them
     ]
     console = rich.console.Console(highlight=False, soft_wrap=True)
+    for line in dict.fromkeys(taken):
+        console.print(line, markup=False)
     _make(output)
     with signals.StopRequest() as stop:
         for number, plan in enumerate(plans, 1):
@@ -129,7 +129,7 @@ def _contenders(arguments: argparse.Namespace) -> list[Contender]:
     files: dict[str, list[str]] = {}
     for entry in arguments.runners:
         label, _, name = entry.rpartition("=")
-        path = _runner_file(name)
+        path = command_line.runner_file(name)
         label = label or pathlib.Path(path).stem
         if not re.fullmatch(r"[\w.-]+", label):
             raise errors.UserError(f"--runners {entry}: a label is letters, digits, '.', '_', '-'")
@@ -154,23 +154,21 @@ def _contenders(arguments: argparse.Namespace) -> list[Contender]:
     return [Contender(name, tuple(files[name]), tuple(bindings[name])) for name in files]
 
 
-def _runner_file(name: str) -> str:
-    if name.endswith(".gin"):
-        if config_names.find_file(name) is None:
-            raise errors.UserError(config_errors.missing_file(name))
-        return name
-    path = f"{_RUNNERS}/{name}.gin"
-    if config_names.find_file(path) is None:
-        known = (config_names.ROOT / _RUNNERS).glob("*.gin")
-        hint = errors.nearest(name, [file.stem for file in known])
-        raise errors.UserError(f"--runners: there is no runner '{name}'{hint}")
-    return path
-
-
 def _plan(
-    arguments: argparse.Namespace, contender: Contender, seed: int, output: pathlib.Path
+    arguments: argparse.Namespace,
+    contender: Contender,
+    seed: int,
+    output: pathlib.Path,
+    say: Callable[[str], None],
 ) -> Planned:
     """Reads a run's configuration, so that what is wrong with the last is said before the first.
+
+    Args:
+      arguments: of the command line.
+      contender: the runner.
+      seed: of the run.
+      output: the folder of all runs.
+      say: takes a line for each value that one file takes from another one before it.
 
     Raises:
       errors.UserError: it does not parse, or settles itself what this script is to settle.
@@ -181,7 +179,7 @@ def _plan(
         bindings.append(f"TOTAL_STEPS = {arguments.total_steps}")
     bindings += [*arguments.gin_bindings, *contender.gin_bindings]
     try:
-        settings = experiment.load(gin_files, bindings)
+        settings = experiment.load(gin_files, bindings, say)
     except errors.UserError as error:
         raise errors.UserError(f"{contender.label}: {config_errors.first_line(error)}") from error
     if settings.seed != seed:

@@ -33,9 +33,11 @@ def main() -> None:
     command_line.use_compilation_cache()
     # The names of the parts are metadata: a program from before they were given has others.
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    settings = experiment.load(command_line.gin_files(options), options.gin_bindings, print)
+    runner_name = settings.runner.__name__.lower()
+    options.name = options.name or f"{pathlib.Path(options.gin_file[0]).stem}_{runner_name}"
     if options.page:
         pages.split(pathlib.Path(options.page), options.name)  # before it is measured
-    settings = experiment.load(options.gin_file, options.gin_bindings)
     parts = settings.build()
     is_anakin = isinstance(parts.runner, anakin.Anakin)
     if is_anakin and options.lag:
@@ -61,10 +63,9 @@ def _parse() -> argparse.Namespace:
     parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gin_file", action="append", required=True, metavar="PATH")
-    parser.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+    parser.add_experiment(required=True)
     parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument("--name", help="of the files; default: the first gin file's")
+    parser.add_argument("--name", help="of the files; default: <experiment>_<runner>")
     parser.add_argument("--page", metavar="FILE.md", help="put the tables between its marks there")
     parser.add_argument(
         "--warm_up", type=int, default=20, metavar="N", help="updates before anything is measured"
@@ -89,7 +90,6 @@ def _parse() -> argparse.Namespace:
     for name in ("warm_up", "updates", "dispatches"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise errors.UserError(f"--{name}: expected at least 1, got {value}")
-    options.name = options.name or pathlib.Path(options.gin_file[0]).stem
     return options
 
 

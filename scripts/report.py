@@ -86,7 +86,7 @@ def returns_table(rows: Rows) -> str:
     """Returns what each row reached, as Markdown."""
     lines = []
     for row in rows.values():
-        title = [f"`{row.name}`", row.agent, row.environment, row.runner]
+        title = [*_named(row), row.agent, row.environment]
         known = row.measured
         if known is None:
             lines.append([*title, "not measured", *[""] * 6])
@@ -104,7 +104,7 @@ def returns_table(rows: Rows) -> str:
                 _wall_time(known),
             ]
         )
-    headings = ["name", "agent", "environment", "runner", "return, mean ± s.e."]
+    headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
     headings += ["95%, bootstrap", "95%, Student's t", "seeds: returns", "random policy"]
     return speed_tables.table([*headings, "agent steps", "wall time of a seed"], lines)
 
@@ -118,15 +118,20 @@ def readme_table(rows: Rows) -> str:
         seeds = f"{known.sample.runs} seed{'' if known.sample.runs == 1 else 's'}"
         lines.append(
             [
-                f"`{row.name}`",
+                *_named(row),
                 f"{_mean(row)} ({seeds})",
                 results.number(known.random_policy),
                 _steps(known.agent_steps),
                 _wall_time(known) or "not kept",
             ]
         )
-    headings = ["name", "return, mean ± s.e.", "random policy", "agent steps", "wall time"]
-    return speed_tables.table(headings, lines)
+    headings = ["experiment", "runner", "return, mean ± s.e.", "random policy", "agent steps"]
+    return speed_tables.table([*headings, "wall time"], lines)
+
+
+def _named(row: results.Row) -> list[str]:
+    """Returns what `scripts/reproduce.py` calls a row."""
+    return [f"`{row.experiment}`", f"`{row.runner.lower()}`"]
 
 
 def _mean(row: results.Row) -> str:
@@ -158,8 +163,8 @@ def commands_table(rows: Rows) -> str:
         if known is not None:
             commits = dict.fromkeys(_short(run.commit) for run in known.runs) or {"not kept": None}
             told = [known.date, ", ".join(commits), known.hardware, known.note]
-        lines.append([f"`{row.name}`", f"`{row.command(0)}`", *told])
-    headings = ["name", "command of seed 0", "date", "commit", "hardware", "note"]
+        lines.append([*_named(row), f"`{row.command(0)}`", *told])
+    headings = ["experiment", "runner", "command of seed 0", "date", "commit", "hardware", "note"]
     return speed_tables.table(headings, lines)
 
 
@@ -223,13 +228,14 @@ def atari_table(rows: Rows) -> str:
         score = row.measured.sample.mean
         lines.append(
             [
-                *(row.atari_game, f"`{row.name}`", str(row.measured.sample.runs)),
+                *(row.atari_game, *_named(row), str(row.measured.sample.runs)),
                 *map(results.number, (score, random, human)),
                 f"{atari_scores.normalized(row.atari_game, score):.2f}",
             ]
         )
-    headings = ["game", "name", "seeds", "score", "random", "human", "human-normalised"]
-    return speed_tables.table(headings, lines) + "\n" + _over_games(rows)
+    headings = ["game", "experiment", "runner", "seeds", "score", "random", "human"]
+    made = speed_tables.table([*headings, "human-normalised"], lines)
+    return made + "\n" + _over_games(rows)
 
 
 def _over_games(rows: Rows) -> str:

@@ -1,4 +1,6 @@
-"""Repeats a published result: python scripts/reproduce.py NAME; --list says which there are.
+"""Repeats a published result: python scripts/reproduce.py EXPERIMENT [--runner RUNNER].
+
+--list says which results there are.
 
 Trains what is behind a row of docs/results.json (`scripts/train.py`, each seed in a process of its
 own, one after the other), then sets the new returns beside the old ones. Exit code 1 says that they
@@ -42,9 +44,9 @@ def main() -> int:
     if arguments.list:
         print(_listing(rows))
         return 0
-    if arguments.name is None:
-        raise errors.UserError("which result? name one; --list says which there are")
-    row = results.find(rows, arguments.name)
+    if arguments.experiment is None:
+        raise errors.UserError("which result? name an experiment; --list says which there are")
+    row = results.find(rows, arguments.experiment, arguments.runner)
     recorded = row.measured.sample.runs if row.measured else 0
     count = arguments.seeds or recorded or _SEEDS
     if arguments.record and count < recorded:
@@ -64,7 +66,7 @@ def main() -> int:
     if not arguments.record:
         return errors.RunFailure.exit_code if differs else 0
     rows = results.read(path)  # again: others may have recorded meanwhile
-    row = dataclasses.replace(results.find(rows, row.name), measured=new)
+    row = dataclasses.replace(results.find(rows, row.short, row.runner), measured=new)
     results.write(rows | {row.name: row}, path)
     print(f"recorded in {path}; now: python scripts/report.py")
     return 0
@@ -74,10 +76,15 @@ def _parse() -> argparse.Namespace:
     parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of a row; see --list")
-    parser.add_argument("--list", action="store_true", help="all names, with expected minutes")
+    parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="see --list")
+    parser.add_argument(
+        "--runner", metavar="NAME", help="anakin or sebulba; default: the first that --list names"
+    )
+    parser.add_argument("--list", action="store_true", help="all results, with expected minutes")
     parser.add_argument("--seeds", type=int, help="how many: 0, 1, ... (default: as recorded)")
-    parser.add_argument("--out", metavar="DIR", help="default: runs/reproduce-NAME-<date>-<time>")
+    parser.add_argument(
+        "--out", metavar="DIR", help="default: runs/reproduce-<experiment>-<runner>-<date>-<time>"
+    )
     parser.add_argument("--record", action="store_true", help="keep the new numbers")
     parser.add_argument("--note", default="", help="what readers of the new numbers have to know")
     parser.add_argument("--results", default=str(results.PATH), metavar="PATH")
@@ -89,15 +96,16 @@ def _parse() -> argparse.Namespace:
 
 def _listing(rows: Mapping[str, results.Row]) -> str:
     """Returns a line for each row; minutes are of all its seeds, one after the other."""
-    width = max(map(len, rows))
-    lines = [f"{'name':<{width}}  minutes  seeds        return"]
-    for name, row in rows.items():
+    width = max(len(row.short) for row in rows.values())
+    lines = [f"{'experiment':<{width}}  runner   minutes  seeds        return"]
+    for row in rows.values():
         minutes, seeds, mean = "unknown", 0, "not measured"
         if known := row.measured:
             minutes = minutes if known.seconds is None else f"{known.seconds / 60:.1f}"
             seeds, mean = known.sample.runs, results.number(known.sample.mean)
-        what = f"{row.agent}, {row.environment}, {row.runner}{_stopped_early(row)}"
-        lines.append(f"{name:<{width}}  {minutes:>7}  {seeds:>5}  {mean:>12}  {what}")
+        named = f"{row.short:<{width}}  {row.runner.lower():<7}"
+        what = f"{row.agent}, {row.environment}{_stopped_early(row)}"
+        lines.append(f"{named}  {minutes:>7}  {seeds:>5}  {mean:>12}  {what}")
     return "\n".join(lines)
 
 
@@ -118,7 +126,8 @@ def _total_steps(row: results.Row, seed: int) -> int:
     Raises:
       errors.UserError: the configuration does not parse, or insists on another seed.
     """
-    settings = experiment.load(row.gin_files, [f"SEED = {seed}", *row.gin_bindings])
+    files = [row.gin_file, command_line.runner_file(row.runner.lower())]
+    settings = experiment.load(files, [f"SEED = {seed}", *row.gin_bindings])
     if settings.seed != seed:
         raise errors.UserError(f"'{row.name}' insists on the seed {settings.seed}")
     return settings.total_steps

@@ -105,27 +105,43 @@ class Row:
     """An agent on an environment under a runner.
 
     Attributes:
-      name: what `scripts/reproduce.py` calls it.
-      agent, environment, runner: what a table calls them.
-      gin_files, gin_bindings: of `scripts/train.py`, without the seed.
+      experiment: a file of gin/experiments, by name, or any .gin file, by path.
+      runner: the name of its class, in lower case that of a file of gin/runners.
+      agent, environment: what a table calls them.
+      gin_bindings: of `scripts/train.py`, without the seed.
       most: the highest return there is, where it is known.
       atari_game: its name in `atari_scores.py`, where it is one.
       measured: the numbers; None where there are none yet.
     """
 
-    name: str
+    experiment: str
+    runner: str
     agent: str
     environment: str
-    runner: str
-    gin_files: tuple[str, ...]
     measured: Measured | None = None
     gin_bindings: tuple[str, ...] = ()
     most: float | None = None
     atari_game: str | None = None
 
+    @property
+    def short(self) -> str:
+        """The experiment's name."""
+        return pathlib.PurePath(self.experiment).stem
+
+    @property
+    def name(self) -> str:
+        """Experiment and runner, as the names of run directories begin."""
+        return f"{self.short}-{self.runner.lower()}"
+
+    @property
+    def gin_file(self) -> str:
+        """The experiment's file."""
+        is_path = self.experiment.endswith(".gin")
+        return self.experiment if is_path else f"gin/experiments/{self.experiment}.gin"
+
     def arguments(self, seed: int) -> list[str]:
         """Returns the arguments of `scripts/train.py`, without the run directory."""
-        flags = [flag for path in self.gin_files for flag in ("--gin_file", path)]
+        flags = ["--gin_file", self.gin_file, "--runner", self.runner.lower()]
         bindings = [f"SEED = {seed}", *self.gin_bindings]
         return flags + [flag for binding in bindings for flag in ("--gin_bindings", binding)]
 
@@ -135,7 +151,7 @@ class Row:
 
 
 def read(path: pathlib.Path = PATH) -> dict[str, Row]:
-    """Returns the rows of a file by name, in its order.
+    """Returns the rows of a file by their names, in its order.
 
     Raises:
       errors.UserError: it cannot be read, or a row does not say what it has to.
@@ -145,18 +161,21 @@ def read(path: pathlib.Path = PATH) -> dict[str, Row]:
     except (OSError, ValueError) as error:
         raise errors.UserError(f"cannot read '{path}': {error}") from error
     rows = {}
-    for name, entry in entries.items():
+    for number, entry in enumerate(entries):
         try:
-            rows[name] = _row(name, entry)
-        except (TypeError, KeyError, ValueError) as error:
-            raise errors.UserError(f"'{path}', row '{name}': {error}") from error
+            row = _row(entry)
+            if row.name in rows:
+                raise ValueError(f"'{row.name}' is there twice")
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise errors.UserError(f"'{path}', row {number}: {error}") from error
+        rows[row.name] = row
     return rows
 
 
-def _row(name: str, entry: Mapping[str, Any]) -> Row:
-    lists = {key: tuple(entry.get(key, ())) for key in ("gin_files", "gin_bindings")}
+def _row(entry: Mapping[str, Any]) -> Row:
+    bindings = tuple(entry.get("gin_bindings", ()))
     measured = _measured(entry["measured"]) if "measured" in entry else None
-    return Row(name=name, **{**entry, **lists, "measured": measured})
+    return Row(**{**entry, "gin_bindings": bindings, "measured": measured})
 
 
 def _measured(entry: Mapping[str, Any]) -> Measured:
@@ -182,24 +201,27 @@ def interval(bounds: tuple[float, float] | None) -> str:
     return "none" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
 
 
-def find(rows: Mapping[str, Row], name: str) -> Row:
-    """Returns a row by its name.
+def find(rows: Mapping[str, Row], experiment: str, runner: str | None = None) -> Row:
+    """Returns the row of an experiment: the first, where no runner is named.
 
     Raises:
       errors.UserError: there is none; names the nearest.
     """
-    if name not in rows:
-        hint = errors.nearest(name, rows) or "; --list names all"
-        raise errors.UserError(f"there is no result '{name}'{hint}")
-    return rows[name]
+    found = {row.runner.lower(): row for row in rows.values() if row.short == experiment}
+    if not found:
+        known = {row.short for row in rows.values()}
+        hint = errors.nearest(experiment, known) or "; --list names all"
+        raise errors.UserError(f"there is no result of '{experiment}'{hint}")
+    wanted = next(iter(found)) if runner is None else runner.lower()
+    if wanted not in found:
+        hint = errors.nearest(wanted, found)
+        raise errors.UserError(f"there is no result of '{experiment}' under '{runner}'{hint}")
+    return found[wanted]
 
 
 def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:
     """Writes all rows, whole or not at all."""
-    entries = {}
-    for name, row in rows.items():
-        entries[name] = _kept(dataclasses.asdict(row))
-        del entries[name]["name"]
+    entries = [_kept(dataclasses.asdict(row)) for row in rows.values()]
     temporary = path.with_name(f".{path.name}.partial")
     try:
         temporary.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")

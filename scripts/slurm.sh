@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains under Slurm, on one node or on many; submitted from the root of the repository:
 #   sbatch [--nodes=2 --ntasks-per-node=4 --gpus-per-task=1 ...] scripts/slurm.sh \
-#       --gin_file gin/experiments/snake_ppo_anakin.gin --gin_file gin/hardware/gpu.gin
+#       --gin_file gin/experiments/snake_ppo.gin --gin_file gin/hardware/gpu.gin
 # What stands below is a default: options of sbatch win. The arguments are those of train.py; the run
 # directory is runs/slurm-<job> unless --run_dir names another, and lies on a disk that all nodes see.
 # Before its time is over the job saves a checkpoint, and goes back to the queue to continue, unless

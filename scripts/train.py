@@ -29,9 +29,10 @@ def main() -> int:
     parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gin_file", action="append", default=[], metavar="PATH")
-    parser.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
-    parser.add_argument("--run_dir", help="default: runs/<experiment>-<date>-<time>")
+    parser.add_experiment()
+    parser.add_argument(
+        "--run_dir", help="default: runs/<experiment>-<runner>-seed<seed>-<date>-<time>"
+    )
     parser.add_argument("--resume", action="store_true", help="continue the run in --run_dir")
     parser.add_argument(
         "--resume_if_begun",
@@ -71,17 +72,20 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
-    directory = run_directory.RunDirectory(arguments.run_dir or _default(arguments.gin_file))
+    directory = run_directory.RunDirectory(arguments.run_dir) if arguments.run_dir else None
     resume, begun = distributed.on_lead(lambda: _begun(arguments, directory))
-    settings = _load(arguments, directory, begun)
+    console = rich.console.Console(highlight=False)
+    settings = _load(arguments, begun, console)
     distributed.require_equal("the configuration", config.text())
     parts = settings.build()
+    directory = directory or run_directory.RunDirectory(
+        _default(arguments.gin_file[0], settings, parts)
+    )
     experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
     if distributed.any_process(bool(stop)):
         return 0
     if not resume:
         distributed.on_lead(lambda: _create(directory))
-    console = rich.console.Console(highlight=False)
     trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, say=console.print)
     if resume:  # new bindings are kept once the checkpoint is known to fit them
         distributed.on_lead(lambda: directory.write_config(config.text()))
@@ -98,45 +102,55 @@ def _create(directory: run_directory.RunDirectory) -> None:
 
 
 def _load(
-    arguments: argparse.Namespace, directory: run_directory.RunDirectory, begun: str | None
+    arguments: argparse.Namespace, begun: str | None, console: rich.console.Console
 ) -> experiment.Experiment:
     """Returns the experiment; `begun` is the text of the configuration that a run began with."""
+
+    def say(line: str) -> None:
+        if distributed.is_lead():
+            console.print(line, markup=False, soft_wrap=True)
+
+    files = command_line.gin_files(arguments)
     if begun is None:
-        return experiment.load(arguments.gin_file, arguments.gin_bindings)
-    if not distributed.is_several():
-        files = [str(directory.config), *arguments.gin_file]
-        return experiment.load(files, arguments.gin_bindings)
+        return experiment.load(files, arguments.gin_bindings, say)
+    config_file = run_directory.RunDirectory(arguments.run_dir).config
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "config.gin"  # of process 0, which others may not see
-        path.write_text(begun)
-        return experiment.load([str(path), *arguments.gin_file], arguments.gin_bindings)
+        if not distributed.is_lead():  # which may not see what process 0 does
+            config_file = pathlib.Path(folder) / config_file.name
+            config_file.write_text(begun)
+        return experiment.load([str(config_file), *files], arguments.gin_bindings, say)
 
 
 def _begun(
-    arguments: argparse.Namespace, directory: run_directory.RunDirectory
+    arguments: argparse.Namespace, directory: run_directory.RunDirectory | None
 ) -> tuple[bool, str | None]:
     """Returns whether to resume, and the configuration so far; refuses an unsuitable directory."""
-    resume = arguments.resume or (arguments.resume_if_begun and directory.config.is_file())
-    if arguments.resume_if_begun and arguments.run_dir is None:
-        raise errors.UserError("--resume_if_begun needs --run_dir: which run to continue")
-    if not resume:
-        if not arguments.gin_file:
-            raise errors.UserError(
-                "no --gin_file: name one, such as gin/experiments/snake_ppo_anakin.gin, or "
-                "continue a run with --resume and --run_dir"
-            )
+    if directory is None:
+        for option in ("resume", "resume_if_begun"):
+            if getattr(arguments, option):
+                raise errors.UserError(f"--{option} needs --run_dir: which run to continue")
+    if arguments.resume or (arguments.resume_if_begun and directory.config.is_file()):
+        directory.require()
+        directory.lock.acquire()
+        return True, directory.read_config()
+    if not arguments.gin_file:
+        raise errors.UserError(
+            "no --gin_file: name one, such as gin/experiments/snake_ppo.gin, or "
+            "continue a run with --resume and --run_dir"
+        )
+    if directory:
         directory.refuse_used()
-        return False, None
-    if arguments.run_dir is None:
-        raise errors.UserError("--resume needs --run_dir: which run to continue")
-    directory.require()
-    directory.lock.acquire()
-    return True, directory.read_config()
+    return False, None
 
 
-def _default(gin_files: list[str]) -> str:
-    name = pathlib.Path(gin_files[0]).stem if gin_files else "run"
-    return f"runs/{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+def _default(gin_file: str, settings: experiment.Experiment, parts: experiment.Parts) -> str:
+    """Returns where a run goes that was given no directory."""
+    runner = type(parts.runner).__name__.lower()
+    seeds = f"seed{settings.seed}"
+    if parts.runner.population > 1:
+        seeds = f"seeds{settings.seed}-{settings.seed + parts.runner.population - 1}"
+    now = datetime.datetime.now()
+    return f"runs/{pathlib.Path(gin_file).stem}-{runner}-{seeds}-{now:%Y%m%d-%H%M%S}"
 
 
 def _table(summary: dict, directory: run_directory.RunDirectory) -> rich.table.Table:

@@ -1,11 +1,11 @@
 r"""Finds the settings of an experiment's runner that are fastest on this machine.
 
-  python scripts/tune.py --gin_file gin/experiments/cartpole_ppo_anakin.gin --out tuned.gin
+  python scripts/tune.py --gin_file gin/experiments/cartpole_ppo.gin --out tuned.gin
 
 measures candidates, each in a process of its own, and writes the fastest as a file to add after the
 experiment's own:
 
-  python scripts/train.py --gin_file gin/experiments/cartpole_ppo_anakin.gin --gin_file tuned.gin
+  python scripts/train.py --gin_file gin/experiments/cartpole_ppo.gin --gin_file tuned.gin
 
 The search climbs from the experiment's own values, along one parameter after the other. At the end
 the start and the best are measured again, turn by turn; where the best does not win each time, the
@@ -20,6 +20,7 @@ parameters without num_envs to leave learning as it is.
 import argparse
 import dataclasses
 import datetime
+import functools
 import math
 import os
 import pathlib
@@ -46,7 +47,9 @@ _MACHINE_SHARE = 0.8  # of the host's memory, where --memory says nothing
 def main() -> int:
     """Parses the command line, searches, and writes what was found."""
     arguments = _parse()
-    runner = experiment.load(arguments.gin_file, arguments.gin_bindings).runner
+    console = rich.console.Console(highlight=False, soft_wrap=True)
+    say = functools.partial(console.print, markup=False)
+    runner = experiment.load(arguments.gin_file, arguments.gin_bindings, say).runner
     fields = [field.name for field in dataclasses.fields(runner)]
     wanted = arguments.parameters or [
         n for n in candidates.available(fields) if n != "rollout_length"
@@ -56,7 +59,6 @@ def main() -> int:
         raise errors.UserError(f"{runner.__name__} has none of {', '.join(candidates.PARAMETERS)}")
     # SIGTERM keeps the best so far, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = rich.console.Console(highlight=False, soft_wrap=True)
     tuner = Tuner(arguments, f"{runner.__module__}.{runner.__qualname__}", choices, console)
     if arguments.dry_run:
         tuner.list_candidates()
@@ -77,8 +79,7 @@ def _parse() -> argparse.Namespace:
     parser = command_line.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gin_file", action="append", required=True, metavar="PATH")
-    parser.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
+    parser.add_experiment(required=True)
     parser.add_argument("--out", default="tuned.gin", metavar="PATH", help="default: tuned.gin")
     parser.add_argument("--minutes", type=float, default=5.0, help="about how long (default: 5)")
     parser.add_argument(
@@ -101,6 +102,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--dry_run", action="store_true", help="list what is tried first")
     arguments = parser.parse_args()
+    arguments.gin_file = command_line.gin_files(arguments)
     for name in ("minutes", "seconds"):
         value = getattr(arguments, name)
         if not 0 < value < math.inf:

@@ -24,7 +24,7 @@ from podracers import experiment
 
 include 'gin/agents/ppo.gin'
 include 'gin/environments/catch.gin'
-include 'gin/runners/anakin.gin'
+include 'gin/runners.gin'
 
 SEED = 3
 TOTAL_STEPS = 2560  # agent steps
@@ -53,7 +53,7 @@ def start(
     command = [sys.executable, str(ROOT / "scripts" / f"{script}.py"), *map(str, arguments)]
     return subprocess.Popen(
         command,
-        cwd=ROOT,
+        cwd=options.pop("cwd", ROOT),
         env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,11 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from podracers import config, experiment
+from podracers import anakin, config, environment, errors, experiment, sebulba
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-DEFAULTS = ("gin/agents/ppo.gin", "gin/environments/catch.gin", "gin/runners/anakin.gin")
+DEFAULTS = ("gin/runners.gin", "gin/agents/ppo.gin", "gin/environments/catch.gin")
 SMALL = (
     "TOTAL_STEPS = 128",
     "NUM_ENVS = 8",
@@ -46,15 +46,15 @@ SMALL_AGENTS = {
 }
 # Experiments that take an update in every run of the tests.
 COMPILED = {
-    "snake_ppo_anakin",
-    "pong_ppo_sebulba_cpu",
-    "catch_impala_anakin",
-    "cartpole_dqn_anakin",
-    "memory_r2d2_anakin",
-    "pendulum_sac_anakin",
-    "halfcheetah_sac_sebulba_cpu",
-    "catch_muzero_anakin",
-    "catch_alphazero_anakin",
+    "snake_ppo",
+    "pong_ppo_cpu",
+    "catch_impala",
+    "cartpole_dqn",
+    "memory_r2d2",
+    "pendulum_sac",
+    "halfcheetah_sac_cpu",
+    "catch_muzero",
+    "catch_alphazero",
 }
 SLOW = ("brax", "breakout", "atari_classic", "sac_mujoco", "sac_pixels")
 # What a file leaves for the user to choose.
@@ -66,11 +66,11 @@ CHOICES = {
     "gin/environments/atari_classic.gin": ("EnvPool.task_id = 'Pong-v5'",),
 }
 # What a file needs beside it: Atari's networks see frames of a size that no JAX environment has.
-_PONG = ("gin/environments/pong.gin", "gin/runners/sebulba.gin")
-BESIDE = {f"gin/agents/{path.name}": _PONG for path in (ROOT / "gin/agents").glob("*_atari.gin")}
+BESIDE = {
+    f"gin/agents/{path.name}": ("gin/environments/pong.gin",)
+    for path in (ROOT / "gin/agents").glob("*_atari.gin")
+}
 BESIDE["gin/agents/alphazero.gin"] = ("gin/environments/catch_searchable.gin",)
-# Modules of environments that run on the host, where Anakin cannot step them.
-HOST = {"envpool", "gymnasium"}
 
 
 def _is_slow(path):
@@ -141,13 +141,12 @@ def test_experiments_take_an_update(path):
 @pytest.mark.parametrize("path", _files("agents", "environments", "runners"))
 def test_parts(path):
     _require_extras(path)
-    runner = ["gin/runners/sebulba.gin"] if HOST & set(_environments(path)) else []
-    files = [*DEFAULTS, *BESIDE.get(path, ()), path, *runner]
+    files = [*DEFAULTS, *BESIDE.get(path, ()), path]
     _take_one_update(files, [*SMALL, *CHOICES.get(path, ())])
 
 
 # Settings of machines, after an experiment: NUM_ENVS is theirs, so rollouts are short.
-BASE = "gin/experiments/catch_ppo_anakin.gin"
+BASE = "gin/experiments/catch_ppo.gin"
 SHORT = ("ROLLOUT_LENGTH = 2", *SMALL_AGENTS["PPO"])
 MORE_DEVICES = {"v5e_8": 8}  # than conftest.py fakes
 
@@ -212,13 +211,13 @@ GRADIENT_STEPS = {
     "gin/agents/muzero_atari.gin": fractions.Fraction(2, 1024),
     "gin/agents/sac_mujoco.gin": 1,
     "gin/agents/sac_pixels.gin": 1,
-    "gin/experiments/cartpole_dqn_anakin.gin": fractions.Fraction(1, 16),
-    "gin/experiments/catch_r2d2_anakin.gin": fractions.Fraction(1, 256),
-    "gin/experiments/cartpole_masked_r2d2_anakin.gin": fractions.Fraction(1, 32),
-    "gin/experiments/catch_muzero_anakin.gin": fractions.Fraction(1, 16),
-    "gin/experiments/cartpole_muzero_anakin.gin": fractions.Fraction(1, 16),
-    "gin/experiments/catch_alphazero_anakin.gin": fractions.Fraction(1, 64),
-    "gin/experiments/pendulum_sac_anakin.gin": 1,
+    "gin/experiments/cartpole_dqn.gin": fractions.Fraction(1, 16),
+    "gin/experiments/catch_r2d2.gin": fractions.Fraction(1, 256),
+    "gin/experiments/cartpole_masked_r2d2.gin": fractions.Fraction(1, 32),
+    "gin/experiments/catch_muzero.gin": fractions.Fraction(1, 16),
+    "gin/experiments/cartpole_muzero.gin": fractions.Fraction(1, 16),
+    "gin/experiments/catch_alphazero.gin": fractions.Fraction(1, 64),
+    "gin/experiments/pendulum_sac.gin": 1,
 }
 
 
@@ -246,11 +245,38 @@ def test_atari_agents_with_replay_are_traced_at_full_size(name):
     _at_full_size(f"gin/agents/{name}_atari.gin").runner.trace(0)
 
 
+@pytest.mark.parametrize("path", _files("experiments"))
+def test_experiments_name_no_runner_and_parse_under_each(path):
+    _require_extras(path)
+    assert not re.search("anakin|sebulba", pathlib.Path(path).stem)
+    assert "gin/runners/" not in (ROOT / path).read_text()
+    parts = experiment.load([path], []).build()
+    is_host = environment.is_host(parts.environment)
+    assert type(parts.runner) is (sebulba.Sebulba if is_host else anakin.Anakin)
+    for name in ["sebulba"] if is_host else ["anakin", "sebulba"]:
+        runner = experiment.load([path, f"gin/runners/{name}.gin"], []).build().runner
+        assert type(runner).__name__.lower() == name
+        assert runner.steps_per_update == parts.runner.steps_per_update
+
+
+@pytest.mark.parametrize("path", _files("runners"))
+def test_the_files_of_runners_bind_the_runner_and_nothing_else(path):
+    text = (ROOT / path).read_text()
+    assert re.findall(r"^([\w./]+)\s*=", text, re.M) == ["RUNNER"]
+    assert "include" not in text
+
+
+@pytest.mark.parametrize("new", ["cartpole_ppo", "cartpole_masked_r2d2", "catch_alphazero"])
+def test_an_old_name_leads_to_the_new_one(new):
+    with pytest.raises(errors.UserError, match=f"did you mean 'gin/experiments/{new}.gin'"):
+        experiment.load([f"gin/experiments/{new}_anakin.gin"], [])
+
+
 def test_what_is_compiled_is_there():
     there = {path.stem for path in (ROOT / "gin" / "experiments").glob("*.gin")}
     assert there >= COMPILED
 
 
 def test_every_file_is_tried():
-    tried = {path.parent.name for path in (ROOT / "gin").rglob("*.gin")}
+    tried = {path.parent.name for path in (ROOT / "gin").glob("*/*.gin")}
     assert tried <= {"agents", "environments", "experiments", "hardware", "runners"}

@@ -31,9 +31,9 @@ _ABOUT_BATCHES = {
     "catch": "Anakin PPO on Catch against the batch of environments, in the setting of the "
     "Podracer paper's notebook: 32 steps, one gradient step, two layers of 128.",
     "cartpole": "Anakin PPO on CartPole against the batch of environments, else as shipped in "
-    "gin/experiments/cartpole_ppo_anakin.gin.",
+    "gin/experiments/cartpole_ppo.gin.",
     "snake": "Anakin PPO on Jumanji's Snake against the batch of environments, else as shipped in "
-    "gin/experiments/snake_ppo_anakin.gin.",
+    "gin/experiments/snake_ppo.gin.",
 }
 
 
@@ -211,8 +211,8 @@ def _of_experiment(name: str, num_envs: int) -> anakin.Anakin:
 
 _BATCH_RUNNERS = {
     "catch": _podracer_catch,
-    "cartpole": functools.partial(_of_experiment, "cartpole_ppo_anakin"),
-    "snake": functools.partial(_of_experiment, "snake_ppo_anakin"),
+    "cartpole": functools.partial(_of_experiment, "cartpole_ppo"),
+    "snake": functools.partial(_of_experiment, "snake_ppo"),
 }
 
 

@@ -61,7 +61,7 @@ def benchmark_agent(
     steps = runner.steps_per_update
     each = float(agent._steps_after(steps))
     share = float(np.median(replay) * np.median(rates["Anakin"])) / steps
-    case = {"experiment": name.removesuffix("_anakin")}
+    case = {"experiment": name}
     return records.Result(
         "Agents that learn from replay: their speed under both runners, how long an update's use "
         "of the replay takes by itself, and the memory of the compiled update on each device.",

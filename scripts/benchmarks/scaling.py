@@ -13,7 +13,7 @@ from benchmarks import contender, measure, records, startup, training
 
 from podracers import errors, experiment
 
-_EXPERIMENT = "catch_ppo_anakin"
+_EXPERIMENT = "catch_ppo"
 # 192 divide over any split of 1, 2, 4 or 8 devices that Sebulba chooses, one actor to three
 # learners included.
 _WORK = ("NUM_ENVS = 192",)

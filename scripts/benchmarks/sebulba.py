@@ -28,7 +28,7 @@ class Setting:
     """What is measured.
 
     Attributes:
-      algorithm: "ppo" or "impala"; the experiment is `pong_<algorithm>_sebulba.gin`.
+      algorithm: "ppo" or "impala"; the experiment is `pong_<algorithm>.gin`.
       updates: how many a turn takes.
       lead_in: how many come before it and are not counted: while it was others' turn, an actor
         had the time to fill the queue with a rollout, and to collect another one.
@@ -44,7 +44,7 @@ class Setting:
 
     def build(self) -> experiment.Parts:
         """Returns the parts of the experiment."""
-        file = f"gin/experiments/pong_{self.algorithm}_sebulba.gin"
+        file = f"gin/experiments/pong_{self.algorithm}.gin"
         return experiment.load([file], list(self.bindings)).build()
 
 

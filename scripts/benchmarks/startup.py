@@ -87,7 +87,7 @@ def _has_line(path: pathlib.Path) -> bool:
 
 def benchmark_startup(repeats: int) -> records.Result:
     """Times the start of training with an empty compilation cache, then with a full one."""
-    arguments = ["--gin_file", "gin/experiments/cartpole_ppo_anakin.gin"]
+    arguments = ["--gin_file", "gin/experiments/cartpole_ppo.gin"]
     seconds = {"first": [], "second": []}
     added = {"first": [], "second": []}
     for _ in range(repeats):

@@ -9,13 +9,13 @@ from agents import off_policy
 from podracers import experiment
 
 EXPERIMENTS = {
-    "ppo": "cartpole_ppo_anakin",
-    "impala": "cartpole_impala_anakin",
-    "dqn": "cartpole_dqn_anakin",
-    "r2d2": "catch_r2d2_anakin",
-    "sac": "pendulum_sac_anakin",
-    "muzero": "catch_muzero_anakin",
-    "alphazero": "catch_alphazero_anakin",
+    "ppo": "cartpole_ppo",
+    "impala": "cartpole_impala",
+    "dqn": "cartpole_dqn",
+    "r2d2": "catch_r2d2",
+    "sac": "pendulum_sac",
+    "muzero": "catch_muzero",
+    "alphazero": "catch_alphazero",
 }
 RUNNERS = {"Anakin": (), "Sebulba": ("gin/runners/sebulba.gin",)}
 LEAD_IN = 2  # updates: under Sebulba a rollout or two lie ready

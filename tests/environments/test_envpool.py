@@ -422,6 +422,7 @@ def test_any_missing_library_is_named():
 )
 def test_gin_files(files, num_actions, limit):
     parts = [
+        "runners.gin",
         "agents/ppo.gin",
         *(f"environments/{name}.gin" for name in files),
         "runners/anakin.gin",
@@ -439,9 +440,9 @@ def test_atari_presets_start_as_their_sources_say():
     """Machado et al. start every game alike, and leave chance to the sticky actions."""
 
     def first_frames(*files):
-        parts = ["agents/ppo.gin", *(f"environments/{name}.gin" for name in files)]
+        own = [f"environments/{name}.gin" for name in files]
         loaded = experiment.load(
-            [str(ROOT / "gin" / part) for part in (*parts, "runners/anakin.gin")],
+            [str(ROOT / "gin" / part) for part in ("runners.gin", "agents/ppo.gin", *own)],
             ["TOTAL_STEPS = 64", "NUM_ENVS = 2", "ROLLOUT_LENGTH = 4"],
         )
         return play(loaded.environment(), [1, 3, 3, 4, 4] * 4, num_envs=8).observation

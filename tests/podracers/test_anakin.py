@@ -159,7 +159,7 @@ def test_a_host_environment_is_refused():
         def make(self, key, env_id, num_threads):
             raise AssertionError("not to be made")
 
-    with pytest.raises(errors.UserError, match=r"runners/sebulba.gin.*@cartpole.CartPole"):
+    with pytest.raises(errors.UserError, match=r"--runner sebulba.*@cartpole.CartPole"):
         anakin.Anakin(_runner().agent, Host(), num_envs=4, rollout_length=4)
 
 

@@ -306,7 +306,7 @@ def test_a_file_that_configures_what_no_file_chose_is_a_mistake(tiny, tmp_path):
     )
     found = _message([mine])
     assert "nothing uses 'CartPole.max_episode_steps': this experiment has no CartPole" in found
-    assert "it has Anakin, Catch, PPO, actor_critic" in found
+    assert "it has Anakin, Catch, PPO, Sebulba, actor_critic" in found
     mine.write_text(f"include '{tiny}'\nSED = 3\n")
     assert "nothing uses the macro 'SED'; did you mean 'SEED'" in _message([mine])
 
@@ -317,6 +317,7 @@ from podracers import anakin
 from podracers import sebulba
 
 """
+CHOSEN = "gin/runners/sebulba.gin"
 EITHER = "anakin.Anakin.reset_batch = 4\nsebulba.Sebulba.num_threads = 1\n"
 
 
@@ -324,11 +325,10 @@ def test_a_file_for_either_runner(tiny, tmp_path):
     either, outer = tmp_path / "either.gin", tmp_path / "outer.gin"
     either.write_text(f"{RUNNERS}{EITHER}")
     outer.write_text(f"include '{either}'\n")
-    chosen = "gin/runners/sebulba.gin"
     for file in map(str, (either, outer)):
         assert experiment.load([tiny, file], []).build().runner.reset_batch == 4
         assert "Sebulba" not in config.text()
-        for files in ([tiny, chosen, file], [tiny, file, chosen]):
+        for files in ([tiny, CHOSEN, file], [tiny, file, CHOSEN]):
             assert experiment.load(files, []).build().runner.num_threads == 1
             assert "Anakin" not in config.text()
 
@@ -357,6 +357,56 @@ def test_what_one_file_says_of_either_runner_does_not_excuse_another_file(tiny, 
     either.write_text(f"{RUNNERS}{EITHER}")
     alone.write_text(f"{RUNNERS}sebulba.Sebulba.lag = 1\n")
     assert "this experiment has no Sebulba" in _message([tiny, either, alone])
+
+
+def test_what_a_file_says_of_a_runner_counts_until_a_later_one_chooses_another(tiny, tmp_path):
+    mine, tuned = tmp_path / "mine.gin", tmp_path / "tuned.gin"
+    mine.write_text(f"{RUNNERS}include '{tiny}'\nsebulba.Sebulba.lag = 0\n")
+    tuned.write_text(f"{RUNNERS}anakin.Anakin.reset_batch = 4\n")
+    # An experiment may have settings for either runner.
+    assert experiment.load([str(mine)], []).runner.__name__ == "Anakin"
+    assert experiment.load([str(mine), CHOSEN], []).build().runner.lag == 0
+    # What was found for one runner is dropped when another one is chosen afterwards, and only then.
+    assert experiment.load([str(mine), str(tuned)], []).build().runner.reset_batch == 4
+    assert experiment.load([str(mine), str(tuned), CHOSEN], []).build().runner.lag == 0
+    assert "this experiment has no Anakin" in _message([mine, CHOSEN, tuned])
+
+
+def _said(*files, bindings=()):
+    lines = []
+    experiment.load(list(map(str, files)), bindings, lines.append)
+    return lines
+
+
+def test_says_what_one_file_takes_from_another(tiny, tmp_path):
+    inner, mine, later = (tmp_path / f"{name}.gin" for name in ("inner", "mine", "later"))
+    inner.write_text(f"include '{tiny}'\nSEED = 2\nNUM_ENVS = 16\n")
+    mine.write_text(f"include '{inner}'\nSEED = 5\nROLLOUT_LENGTH = 8\n")
+    later.write_text(
+        f"{RUNNERS}from agents import ppo\nSEED = 0\nNUM_ENVS = 32\nROLLOUT_LENGTH = 8\n"
+        "ppo.PPO.gamma = %GAMMA\nGAMMA = 0.5\nanakin.Anakin.num_envs = 64\n"
+    )
+    # What a file takes from its own includes is no news, nor is a value that stays the same.
+    assert _said(mine) == []
+    assert set(_said(mine, later)) == {
+        f"{later} sets SEED = 0 over SEED = 5 of {mine}",
+        f"{later} sets PPO.gamma = %GAMMA over PPO.gamma = 0.99 of {mine}",
+        f"{later} sets Anakin.num_envs = 64 over Anakin.num_envs = %NUM_ENVS of {mine}",
+    }
+    assert set(_said(mine, "gin/hardware/v5e_8.gin", later)) >= {
+        f"{later} sets SEED = 0 over SEED = 5 of {mine}",
+    }
+    # Bindings win openly.
+    bindings = ["SEED = 7", "PPO.gamma = 0.9", "Anakin.num_envs = %NUM_ENVS"]
+    assert _said(mine, later, bindings=bindings) == [
+        f"{later} sets NUM_ENVS = 32 over NUM_ENVS = 16 of {mine}"
+    ]
+    # To choose one of the runners that were offered takes nothing from anybody.
+    assert _said(mine, CHOSEN) == []
+    assert _said(mine, "gin/runners/anakin.gin", CHOSEN) == [
+        f"{CHOSEN} sets RUNNER = @sebulba.Sebulba over RUNNER = @anakin.Anakin of "
+        "gin/runners/anakin.gin"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from agents import networks, ppo
-from environments import catch
-from podracers import anakin, errors, experiment
+from environments import catch, envpool
+from podracers import anakin, config, errors, experiment, sebulba
 from tests import processes
 
 
@@ -40,6 +40,8 @@ def test_builds_the_parts(tiny):
         ("greedy_evaluation_episodes", -1, "expected an int of at least 0, got -1"),
         ("seed", -1, "expected an int of at least 0, got -1"),
         ("environment", catch.Catch(), "expected a class, uncalled"),
+        ("runner", (anakin.Anakin,) * 3, "expected one class, or two, .*, got 3"),
+        ("runner", (anakin.Anakin, None), "expected a class, uncalled"),
     ],
 )
 def test_refuses_values(tiny, field, value, message):
@@ -54,6 +56,75 @@ def test_parts_are_of_the_configuration_that_they_were_built_from(tmp_path):
     experiment.load([str(file)], [])
     learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
     assert "torsos_1" not in learner.params
+
+
+class OnHost:
+    """A recipe that says so without being called."""
+
+    made = 0
+
+    def __init__(self, task_id: str = "CartPole-v1"):
+        type(self).made += 1
+        self.inner = envpool.EnvPool(task_id)
+
+    @property
+    def spec(self):
+        return self.inner.spec
+
+    def make(self, key, env_id, num_threads):
+        return self.inner.make(key, env_id, num_threads)
+
+
+def on_host():
+    """Makes a recipe, which says nothing before it is called."""
+    return OnHost()
+
+
+@pytest.mark.parametrize(
+    ("environment", "runner", "made"),
+    [("@catch.Catch", "Anakin", 0), ("@own.OnHost", "Sebulba", 0), ("@own.on_host", "Sebulba", 1)],
+)
+def test_the_environment_chooses_the_runner(tmp_path, environment, runner, made):
+    OnHost.made = 0
+    file = processes.config_file(
+        tmp_path,
+        "import tests.podracers.test_experiment as own\nfrom environments import catch\n"
+        f"experiment.Experiment.environment = {environment}\n",
+    )
+    loaded = experiment.load([str(file)], [])
+    assert loaded.runner.__name__ == runner
+    assert OnHost.made == made
+    # The configuration that a run keeps has no choice left, and nothing of the other runner.
+    text = config.text()
+    other = {"Anakin": "Sebulba", "Sebulba": "Anakin"}[runner]
+    assert f".{runner}.num_envs = %NUM_ENVS" in text
+    assert f".{other}" not in text
+    assert type(loaded.build().runner).__name__ == runner
+
+
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+def test_whoever_names_a_runner_gets_it(tmp_path, runner):
+    file = str(processes.config_file(tmp_path))
+    name = f"@{runner}.{runner.capitalize()}"
+    for files, bindings in (
+        ([file, f"gin/runners/{runner}.gin"], ()),
+        ([file], (f"RUNNER = {name}",)),
+        ([file], (f"Experiment.runner = {name}",)),
+    ):
+        parts = experiment.load(files, bindings).build()
+        assert type(parts.runner).__name__ == runner.capitalize()
+        assert (parts.runner.num_envs, parts.runner.rollout_length) == (8, 8)
+
+
+def test_an_option_of_a_runner_that_does_not_run_is_a_mistake(tmp_path):
+    file = str(processes.config_file(tmp_path))
+    with pytest.raises(errors.UserError, match=r"nothing uses 'Sebulba.lag': .* has no Sebulba"):
+        experiment.load([file], ["Sebulba.lag = 0"])
+
+
+def test_two_runners_from_python(tiny):
+    both = dataclasses.replace(tiny, runner=(tiny.runner, sebulba.Sebulba))
+    assert isinstance(both.build().runner, anakin.Anakin)
 
 
 def test_a_million_may_be_written_as_a_float(tiny):
@@ -149,8 +220,8 @@ def test_an_update_that_cannot_be_is_a_mistake(tiny):
 
 
 def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path):
-    first = experiment.load(["gin/experiments/catch_ppo_anakin.gin"], ["PPO.gamma = 0.5"])
-    second = experiment.load(["gin/experiments/pendulum_ppo_anakin.gin"], ["PPO.gamma = 0.75"])
+    first = experiment.load(["gin/experiments/catch_ppo.gin"], ["PPO.gamma = 0.5"])
+    second = experiment.load(["gin/experiments/pendulum_ppo.gin"], ["PPO.gamma = 0.75"])
     assert first.build().agent.gamma == 0.5
     assert second.build().agent.gamma == 0.75
     assert second.build().environment.spec.name != first.build().environment.spec.name

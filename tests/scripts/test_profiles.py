@@ -22,9 +22,8 @@ from tests import processes
 
 DOCS = processes.ROOT / "docs"
 SEBULBA = (
-    "\nfrom podracers import sebulba\ninclude 'gin/runners/sebulba.gin'\n"
+    "\nfrom podracers import sebulba\n"
     "sebulba.Sebulba.actor_devices = (0, 1)\nsebulba.Sebulba.learner_devices = (2, 3)\n"
-    "SEED = 3\n"
 )
 
 
@@ -38,23 +37,22 @@ def tracing(monkeypatch):
     matplotlib.use(before)
 
 
-def _profile(folder, extra, *arguments):
+def _profile(folder, runner, extra, *arguments):
     """Runs the script on a tiny run; returns what it printed and what it wrote."""
     config = processes.config_file(folder, extra)
-    run = processes.run(
-        "profiles", "--gin_file", config, "--out", folder / "out", "--warm_up", 2, *arguments
-    )
+    flags = ("--gin_file", config, "--runner", runner, "--out", folder / "out", "--warm_up", 2)
+    run = processes.run("profiles", *flags, *arguments)
     assert run.returncode == 0, run.stderr
-    assert Image.open(folder / "out" / "tiny.png").width > 500
-    return run.stdout, json.loads((folder / "out" / "tiny.json").read_text())
+    assert Image.open(folder / "out" / f"tiny_{runner}.png").width > 500
+    return run.stdout, json.loads((folder / "out" / f"tiny_{runner}.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     folder = tmp_path_factory.mktemp("anakin")
     page = folder / "page.md"
-    page.write_text("before\n<!-- tiny -->\nstale\n<!-- end of tiny -->\nafter\n")
-    printed, record = _profile(folder, "", "--page", page, "--dispatches", 2)
+    page.write_text("before\n<!-- tiny_anakin -->\nstale\n<!-- end of tiny_anakin -->\nafter\n")
+    printed, record = _profile(folder, "anakin", "", "--page", page, "--dispatches", 2)
     return printed, record, page.read_text()
 
 
@@ -91,14 +89,16 @@ def test_operations_are_named_with_their_part(program):
 
 def test_the_page_gets_what_is_printed(program):
     printed, record, page = program
-    assert page == f"before\n<!-- tiny -->\n\n{printed}\n<!-- end of tiny -->\nafter\n"
+    assert (
+        page == f"before\n<!-- tiny_anakin -->\n\n{printed}\n<!-- end of tiny_anakin -->\nafter\n"
+    )
     assert record["command"] in printed
 
 
 @pytest.fixture(scope="module")
 def threads(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sebulba")
-    return _profile(folder, SEBULBA, "--lag", 0, 1, "--updates", 3)[1]["threads"]
+    return _profile(folder, "sebulba", SEBULBA, "--lag", 0, 1, "--updates", 3)[1]["threads"]
 
 
 def test_the_activities_of_a_thread_add_up_to_one(threads):
@@ -274,7 +274,7 @@ def test_mistakes_are_said_in_a_line(tracing, tmp_path):
     page = tmp_path / "page.md"
     with pytest.raises(errors.UserError, match="cannot read"):
         tracing.pages.split(page, "tiny")
-    page.write_text("<!-- tiny -->")
+    page.write_text("<!-- tiny_anakin -->")
     with pytest.raises(errors.UserError, match="no place for 'tiny'"):
         tracing.pages.split(page, "tiny")
 

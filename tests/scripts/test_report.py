@@ -27,7 +27,7 @@ def _row(results, name, returns, **options):
     runs = tuple(results.SeedRun(n, value, 10.0 * n, "c" * 40) for n, value in enumerate(returns))
     known = results.Measured("2026-01-31", "a machine", "0", 5_000_000, 64, -1.0, runs=runs)
     settings = {"agent": "A", "environment": name, "runner": "Anakin", "most": 3.0, **options}
-    return results.Row(name=name, gin_files=("x.gin",), measured=known, **settings)
+    return results.Row(experiment=name, measured=known, **settings)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def rows(modules):
         _row(modules.results, "alone", [2.0], agent="B"),
         _row(modules.results, "pong", [16.0], most=21.0, atari_game="Pong"),
     ]
-    unknown = dataclasses.replace(made[0], name="none", measured=None)
+    unknown = dataclasses.replace(made[0], experiment="none", measured=None)
     return {row.name: row for row in [*made, unknown]}
 
 
@@ -49,7 +49,7 @@ def _lines(table):
 def test_returns_have_intervals_where_there_are_seeds(modules, rows):
     lines = _lines(modules.report.returns_table(rows))
     assert lines["one"] == (
-        "| `one` | A | one | Anakin | 2.00 ± 1, of 3 | 1.00 to 3.00 | -10.7 to 14.7 "
+        "| `one` | `anakin` | A | one | 2.00 ± 1, of 3 | 1.00 to 3.00 | -10.7 to 14.7 "
         "| 2: 1.00, 3.00 | -1.00 | 5M | 0 to 10 s |"
     )
     assert "| 2.00, of 3 | none | none | 1: 2.00 |" in lines["alone"]
@@ -67,21 +67,24 @@ def test_atari_scores_are_by_game_and_one_game_has_no_aggregate(modules, rows):
     table = modules.report.atari_table(rows)
     assert _lines(table)["pong"].endswith("| 16.0 | -20.7 | 14.6 | 1.04 |")
     assert "A under Anakin: 1 of 57 games: no median and no IQM" in table
-    freeway = dataclasses.replace(rows["pong"], name="freeway", atari_game="Freeway")
+    freeway = dataclasses.replace(rows["pong-anakin"], experiment="freeway", atari_game="Freeway")
     table = modules.report.atari_table(rows | {"freeway": freeway})
     assert "2 of 57 games, 1 seed(s) of each: median 0.79, interquartile mean 0.79, mean" in table
 
 
 def test_commands_say_where_numbers_come_from(modules, rows):
     line = _lines(modules.report.commands_table(rows))["one"]
-    assert "`python scripts/train.py --gin_file x.gin --gin_bindings 'SEED = 0'`" in line
+    command = "--gin_file gin/experiments/one.gin --runner anakin --gin_bindings 'SEED = 0'"
+    assert f"`python scripts/train.py {command}`" in line
     assert "| 2026-01-31 | cccccccccc | a machine |" in line
 
 
 def test_the_readme_has_what_was_measured_in_few_words(modules, rows):
     lines = _lines(modules.report.readme_table(rows))
-    assert lines["one"] == "| `one` | 2.00 ± 1, of 3 (2 seeds) | -1.00 | 5M | 0 to 10 s |"
-    assert lines["alone"].startswith("| `alone` | 2.00, of 3 (1 seed) |")
+    assert (
+        lines["one"] == "| `one` | `anakin` | 2.00 ± 1, of 3 (2 seeds) | -1.00 | 5M | 0 to 10 s |"
+    )
+    assert lines["alone"].startswith("| `alone` | `anakin` | 2.00, of 3 (1 seed) |")
     assert "none" not in lines
 
 

@@ -20,8 +20,8 @@ CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "true"}  # what is timed here matters 
 def _ledger(folder, gin_file, **more):
     """Writes a file of results with one row, and returns its path."""
     path = folder / "results.json"
-    row = {"agent": "PPO", "environment": "Catch", "runner": "Anakin"}
-    path.write_text(json.dumps({"catch_tiny": {**row, "gin_files": [str(gin_file)], **more}}))
+    row = {"experiment": str(gin_file), "runner": "Anakin", "agent": "PPO", "environment": "Catch"}
+    path.write_text(json.dumps([row | more]))
     return path
 
 
@@ -30,7 +30,7 @@ def recorded(tmp_path_factory):
     """A row that was trained and recorded with two seeds: the file, the runs, what was said."""
     folder = tmp_path_factory.mktemp("reproduce")
     ledger = _ledger(folder, processes.config_file(folder, EXTRA))
-    words = ("catch_tiny", "--results", ledger, "--out", folder / "first", "--seeds", 2)
+    words = ("tiny", "--results", ledger, "--out", folder / "first", "--seeds", 2)
     result = processes.run("reproduce", *words, "--record", environment=CACHED)
     assert result.returncode == 0, result.stderr
     return ledger, folder / "first", result
@@ -44,7 +44,7 @@ def test_a_row_is_trained_by_its_command_and_recorded(recorded):
     ledger, folder, result = recorded
     assert "[2/2] python scripts/train.py --gin_file" in result.stdout
     assert "nothing to compare with" in result.stdout
-    row = json.loads(ledger.read_text())["catch_tiny"]
+    row = json.loads(ledger.read_text())[0]
     assert (row["agent"], row["environment"], row["runner"]) == ("PPO", "Catch", "Anakin")
     measured = row["measured"]
     assert [run["seed"] for run in measured["runs"]] == [0, 1]
@@ -60,7 +60,7 @@ def test_a_row_is_trained_by_its_command_and_recorded(recorded):
 def test_a_repetition_is_identical_and_changes_nothing(recorded, tmp_path):
     ledger, folder, _ = recorded
     before = ledger.read_text()
-    words = ("catch_tiny", "--results", ledger, "--out", tmp_path / "again", "--seeds", 1)
+    words = ("tiny", "--results", ledger, "--out", tmp_path / "again", "--seeds", 1)
     result = processes.run("reproduce", *words, environment=CACHED)
     assert result.returncode == 0, result.stderr
     assert "identical: 1 seed(s) with the very same returns" in result.stdout
@@ -71,7 +71,7 @@ def test_a_repetition_is_identical_and_changes_nothing(recorded, tmp_path):
 @pytest.mark.slow
 def test_what_was_stopped_goes_on(recorded, tmp_path):
     ledger, folder, _ = recorded
-    words = ("catch_tiny", "--results", ledger, "--out", tmp_path / "new", "--seeds", 1)
+    words = ("tiny", "--results", ledger, "--out", tmp_path / "new", "--seeds", 1)
     process = processes.start("reproduce", *words, environment=CACHED)
     run_dir = tmp_path / "new" / "seed-0"
     stopped = processes.interrupt(
@@ -109,11 +109,11 @@ def _changed(recorded, folder, returns):
     """Writes other returns of the recorded seeds, and returns the words that compare with them."""
     ledger, output, _ = recorded
     rows = json.loads(ledger.read_text())
-    rows["catch_tiny"]["measured"]["runs"] = [
+    rows[0]["measured"]["runs"] = [
         {"seed": 10 + n, "final_return": value} for n, value in enumerate(returns)
     ]
     (folder / "other.json").write_text(json.dumps(rows))
-    return ("catch_tiny", "--results", folder / "other.json", "--out", output, "--seeds", 2)
+    return ("tiny", "--results", folder / "other.json", "--out", output, "--seeds", 2)
 
 
 def test_other_returns_are_judged_and_what_is_there_is_not_trained_again(
@@ -167,7 +167,7 @@ def test_equal_returns_of_other_runs_are_not_identical(modules):
 
 def test_the_list_says_which_rows_were_stopped_early(recorded, main, tmp_path, capsys):
     rows = json.loads(recorded[0].read_text())
-    rows["catch_tiny"]["measured"]["agent_steps"] = 1280
+    rows[0]["measured"]["agent_steps"] = 1280
     (tmp_path / "early.json").write_text(json.dumps(rows))
     assert main("--list", "--results", tmp_path / "early.json") == 0
     said = "recorded at 1,280 of 2,560 agent steps: no verdict"
@@ -177,10 +177,10 @@ def test_the_list_says_which_rows_were_stopped_early(recorded, main, tmp_path, c
 def test_the_list_says_how_long_each_row_takes(recorded, main, capsys):
     assert main("--list", "--results", recorded[0]) == 0
     heading, line = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["name", "minutes", "seeds", "return"]
-    assert line.split()[0] == "catch_tiny"
-    assert float(line.split()[1]) < 10
-    assert line.endswith("PPO, Catch, Anakin")
+    assert heading.split() == ["experiment", "runner", "minutes", "seeds", "return"]
+    assert line.split()[:2] == ["tiny", "anakin"]
+    assert float(line.split()[2]) < 10
+    assert line.endswith("PPO, Catch")
 
 
 def test_mistakes_are_found_before_anything_is_trained(
@@ -199,14 +199,15 @@ def test_mistakes_are_found_before_anything_is_trained(
     bound = _ledger(tmp_path / "bound", config, gin_bindings=["SEED = 5"])
     wrong = _ledger(tmp_path / "wrong", config, gin_bindings=["PPO.gama = 1"])
     cases = {
-        (): "which result? name one; --list says",
-        ("catch_tny",): "there is no result 'catch_tny'; did you mean 'catch_tiny'?",
-        ("catch_tiny", "--seeds", 0): "--seeds: expected at least 1, got 0",
-        ("catch_tiny", "--seeds", 1, "--record"): "--record: 1 seed(s) would take the place of 2",
-        ("catch_tiny", "--out", tmp_path / "used"): "is there already",
-        ("catch_tiny", "--results", bound): "'catch_tiny' insists on the seed 5",
-        ("catch_tiny", "--results", wrong): "did you mean 'gamma'?",
-        ("catch_tiny", "--results", tmp_path / "no.json"): "cannot read",
+        (): "which result? name an experiment; --list says",
+        ("tny",): "there is no result of 'tny'; did you mean 'tiny'?",
+        ("tiny", "--runner", "sebulba"): "no result of 'tiny' under 'sebulba'; known: anakin",
+        ("tiny", "--seeds", 0): "--seeds: expected at least 1, got 0",
+        ("tiny", "--seeds", 1, "--record"): "--record: 1 seed(s) would take the place of 2",
+        ("tiny", "--out", tmp_path / "used"): "is there already",
+        ("tiny", "--results", bound): "'tiny-anakin' insists on the seed 5",
+        ("tiny", "--results", wrong): "did you mean 'gamma'?",
+        ("tiny", "--results", tmp_path / "no.json"): "cannot read",
     }
     for words, phrase in cases.items():
         with pytest.raises(errors.UserError) as caught:
@@ -219,15 +220,15 @@ def test_mistakes_are_found_before_anything_is_trained(
 def test_a_folder_of_another_row_is_refused(recorded, main, tmp_path):
     other = _ledger(tmp_path, processes.config_file(tmp_path, EXTRA))
     with pytest.raises(errors.UserError, match="holds something else; name another --out"):
-        main("catch_tiny", "--results", other, "--out", recorded[1], "--seeds", 2)
+        main("tiny", "--results", other, "--out", recorded[1], "--seeds", 2)
 
 
 def test_a_run_that_fails_ends_all_with_its_line_and_its_code(tmp_path):
     config = processes.config_file(tmp_path, EXTRA)
     ledger = _ledger(tmp_path, config, gin_bindings=["PPO.num_minibatches = 7"])
-    words = ("catch_tiny", "--results", ledger, "--out", tmp_path / "new", "--seeds", 1)
+    words = ("tiny", "--results", ledger, "--out", tmp_path / "new", "--seeds", 1)
     result = processes.run("reproduce", *words, environment=CACHED)
     assert result.returncode == 2, result.stderr
     last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: catch_tiny, seed 0: ")
+    assert last.startswith("error: tiny-anakin, seed 0: ")
     assert "7 minibatches" in last

@@ -2,11 +2,10 @@
 
 import importlib
 import json
-import re
 
 import pytest
 
-from podracers import errors, experiment
+from podracers import command_line, errors, experiment
 from tests import processes
 
 
@@ -17,13 +16,13 @@ def results():
         yield importlib.import_module("results")
 
 
-def _entry(**measured):
+def _entry(experiment="a", **measured):
     known = {"date": "2026-01-31", "hardware": "a machine", "jax": "0", "agent_steps": 1}
     return {
+        "experiment": experiment,
         "agent": "A",
         "environment": "E",
-        "runner": "R",
-        "gin_files": ["one.gin", "two.gin"],
+        "runner": "Anakin",
         "gin_bindings": ["A.x = 1"],
         "measured": {**known, "episodes": 2, "random_policy": 0.5, **measured},
     }
@@ -39,18 +38,19 @@ RUNS = [
 def path(tmp_path):
     made = tmp_path / "results.json"
     summary = {"mean": -177.0, "standard_error": 6.0, "num_seeds": 3, "wall_times_s": [2.0, 4.0]}
-    bare = _entry()
+    bare = _entry("folder/mine.gin")
     del bare["measured"], bare["gin_bindings"]
-    made.write_text(json.dumps({"a": _entry(runs=RUNS), "b": _entry(**summary), "c": bare}))
+    made.write_text(json.dumps([_entry(runs=RUNS), _entry("b", **summary), bare]))
     return made
 
 
 def test_a_row_knows_its_command_and_its_numbers(results, path):
-    row = results.read(path)["a"]
+    row = results.read(path)["a-anakin"]
     assert row.command(3) == (
-        "python scripts/train.py --gin_file one.gin --gin_file two.gin "
+        "python scripts/train.py --gin_file gin/experiments/a.gin --runner anakin "
         "--gin_bindings 'SEED = 3' --gin_bindings 'A.x = 1'"
     )
+    assert results.read(path)["mine-anakin"].gin_file == "folder/mine.gin"
     known = row.measured
     assert (known.sample.mean, known.sample.standard_error, known.sample.runs) == (2.0, 1.0, 2)
     assert known.bootstrap_interval() == (1.0, 3.0)
@@ -58,7 +58,7 @@ def test_a_row_knows_its_command_and_its_numbers(results, path):
 
 
 def test_where_only_a_summary_was_kept_there_is_no_bootstrap(results, path):
-    known = results.read(path)["b"].measured
+    known = results.read(path)["b-anakin"].measured
     assert (known.sample.mean, known.sample.standard_error, known.sample.runs) == (-177.0, 6.0, 3)
     assert known.bootstrap_interval() is None
     assert known.sample.student_interval() == pytest.approx((-202.8, -151.2), abs=0.1)
@@ -76,10 +76,12 @@ def test_what_is_written_is_what_was_read(results, path, tmp_path):
     ("text", "phrase"),
     [
         ("{", "Expecting"),
-        ('{"a": {"agent": "A"}}', "row 'a'"),
-        (json.dumps({"a": _entry(runs=[], mean=1.0)}), "expected 'runs', or 'mean' and"),
-        (json.dumps({"a": _entry(runs=[{"seed": 0}])}), "final_return"),
-        (json.dumps({"a": _entry(runs=RUNS, retuns=1)}), "retuns"),
+        ('[{"agent": "A"}]', "row 0: "),
+        ('{"a": {"agent": "A"}}', "row 0: "),
+        (json.dumps([_entry(runs=[], mean=1.0)]), "expected 'runs', or 'mean' and"),
+        (json.dumps([_entry(runs=[{"seed": 0}])]), "final_return"),
+        (json.dumps([_entry(runs=RUNS, retuns=1)]), "retuns"),
+        (json.dumps([_entry(runs=RUNS), _entry(runs=RUNS)]), "row 1: 'a-anakin' is there twice"),
     ],
 )
 def test_a_file_that_does_not_say_enough_is_refused(results, tmp_path, text, phrase):
@@ -100,14 +102,24 @@ def test_numbers_have_the_digits_that_are_worth_reading(results):
     assert results.interval(None) == "none"
 
 
+def test_a_row_is_found_by_experiment_and_runner(results):
+    rows = [results.Row("x", runner, "A", "E") for runner in ("Anakin", "Sebulba")]
+    rows = {row.name: row for row in rows}
+    assert results.find(rows, "x").runner == results.find(rows, "x", "anakin").runner == "Anakin"
+    assert results.find(rows, "x", "sebulba").runner == "Sebulba"
+    with pytest.raises(errors.UserError, match="no result of 'x' under 'sebula'; did you mean 's"):
+        results.find(rows, "x", "sebula")
+
+
 def test_every_published_row_describes_a_run(results):
     rows = results.read()
-    for name, row in rows.items():
-        assert re.fullmatch(r"[a-z0-9_]+", name)
-        settings = experiment.load(row.gin_files, ["SEED = 7", *row.gin_bindings])
-        assert settings.seed == 7, name
-        assert settings.runner.__name__ == row.runner, name
-        assert settings.agent.__name__ == row.agent, name
-        assert not any("population" in binding for binding in row.gin_bindings), name
+    for row in rows.values():
+        assert (processes.ROOT / row.gin_file).is_file(), row.name  # what `make EXPERIMENT=` takes
+        runner = command_line.runner_file(row.runner.lower())
+        settings = experiment.load([row.gin_file, runner], ["SEED = 7", *row.gin_bindings])
+        assert settings.seed == 7, row.name
+        assert settings.runner.__name__ == row.runner, row.name
+        assert settings.agent.__name__ == row.agent, row.name
+        assert not any("population" in binding for binding in row.gin_bindings), row.name
     commands = [row.command(0) for row in rows.values()]
     assert len(set(commands)) == len(commands)

@@ -1,5 +1,6 @@
 """Tests of training as a user starts, stops, kills and resumes it: real processes."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import subprocess
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
+from podracers import experiment
 from tests import processes
 
 USER_ENVIRONMENT = '''
@@ -258,6 +260,36 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, config, binding, phr
     processes.assert_mistake(result, *phrases)
     assert result.stdout == ""
     assert os.listdir(tmp_path) == []
+
+
+def test_a_run_without_a_directory_says_what_it_is_and_what_its_files_overrule(tmp_path, config):
+    later = tmp_path / "later.gin"
+    later.write_text("SEED = 5\nTOTAL_STEPS = 128\nNUM_ENVS = 4\n")
+    both = ("--gin_file", config, "--gin_file", later)
+    result = processes.run("train", *both, "--runner", "sebulba", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (name,) = os.listdir(tmp_path / "runs")
+    assert re.fullmatch(r"tiny-sebulba-seed5-\d{8}-\d{6}", name)
+    assert f"{later} sets SEED = 5 over SEED = 3 of {config}" in result.stdout.splitlines()
+    assert "RUNNER" not in result.stdout
+    # So does a run that goes on with other values.
+    more = tmp_path / "more.gin"
+    more.write_text("TOTAL_STEPS = 192\n")
+    directory = pathlib.Path("runs", name)
+    flags = ("--run_dir", directory, "--resume", "--runner", "sebulba", "--gin_file", more)
+    resumed = processes.run("train", *flags, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    said = f"{more} sets TOTAL_STEPS = 192 over TOTAL_STEPS = 128 of {directory / 'config.gin'}"
+    assert said in resumed.stdout.splitlines()
+    assert resumed.stdout.count(" sets ") == 1
+
+
+def test_the_directory_of_a_population_says_all_of_its_seeds(config, monkeypatch):
+    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
+    train = importlib.import_module("train")
+    settings = experiment.load([str(config)], ["Anakin.population = 8"])
+    path = train._default(str(config), settings, settings.build())
+    assert re.fullmatch(r"runs/tiny-anakin-seeds3-10-\d{8}-\d{6}", path)
 
 
 def test_mistakes_about_run_directories(reference, folder, config):

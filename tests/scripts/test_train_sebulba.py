@@ -26,7 +26,7 @@ from podracers import sebulba
 from tests import faults
 
 include 'gin/agents/impala.gin'
-include 'gin/runners/sebulba.gin'
+include 'gin/runners.gin'
 
 SEED = 3
 TOTAL_STEPS = 768  # agent steps
@@ -450,7 +450,7 @@ def test_a_mistake_is_one_line(config, binding, message):
 
 def test_mistakes_end_a_run_before_it_leaves_anything(config, tmp_path):
     host = ("--gin_file", "gin/environments/envpool_cartpole.gin")
-    anakin = ("--gin_file", "gin/experiments/cartpole_impala_anakin.gin")
+    anakin = ("--gin_file", "gin/experiments/cartpole_impala.gin")
     sebulba = ("--gin_file", "gin/runners/sebulba.gin")
     cases = [
         (
@@ -460,9 +460,9 @@ def test_mistakes_end_a_run_before_it_leaves_anything(config, tmp_path):
         ),
         ((*anakin, *sebulba, *host), "EnvPool.task_id = 'CartPol-v1'", ("'CartPole-v1'",)),
         (
-            (*anakin, *host),
+            (*anakin, *host, "--runner", "anakin"),
             "SEED = 1",
-            ("runs on the host", "sebulba.gin", "@cartpole.CartPole"),
+            ("runs on the host", "--runner sebulba", "@cartpole.CartPole"),
         ),
     ]
     started = [
