@@ -3,6 +3,7 @@
 A run's `config.gin` is read where its modules may be missing, and beside the files of other runs.
 """
 
+import collections
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -62,6 +63,24 @@ def parameters(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters of parts, by name, with what their macros stand for."""
     macros = {name: value for name, value in values.items() if "." not in name}
     return {name: resolve(value, macros) for name, value in values.items() if name not in macros}
+
+
+def hyperparameters(text: str) -> dict[str, bool | float | str]:
+    """Returns parameters by class, such as `PPO.gamma`, for tables of runs; None is left out.
+
+    Args:
+      text: of an operative configuration. What is neither a number nor a string is written as one.
+    """
+    values = parameters(read(text, "the operative configuration"))
+    short = {name: ".".join(name.split(".")[-2:]) for name in values}
+    counts = collections.Counter(short.values())
+    return {
+        short[name] if counts[short[name]] == 1 else name: (
+            value if isinstance(value, bool | int | float | str) else str(value)
+        )
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def resolve(value: Any, macros: Mapping[str, Any]) -> Any:

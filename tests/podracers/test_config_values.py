@@ -54,3 +54,26 @@ def test_says_which_file_is_no_configuration(text):
     with pytest.raises(errors.UserError, match=r"^runs/a/config\.gin") as caught:
         config_values.read(text, "runs/a/config.gin")
     assert "\n" not in str(caught.value)
+
+
+def test_hyperparameters_are_numbers_and_strings_by_class():
+    text = """
+LENGTH = 32
+a.A.rate = 1e-3
+a.A.limit = None
+a.A.is_on = True
+a.A.length = %LENGTH
+a.A.encoder = @encoders.MLP()
+encoders.MLP.sizes = (64, %LENGTH)
+b.B.size = 1
+c.B.size = 2
+"""
+    assert config_values.hyperparameters(text) == {
+        "A.rate": 1e-3,
+        "A.is_on": True,
+        "A.length": 32,
+        "A.encoder": "MLP()",
+        "MLP.sizes": "(64, 32)",
+        "b.B.size": 1,
+        "c.B.size": 2,
+    }
