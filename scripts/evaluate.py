@@ -53,11 +53,11 @@ def main() -> int:
         print(f"greedy: {_described(judged.greedy)}")
     if arguments.video:
         member = params if population == 1 else jax.tree.map(lambda x: x[0], params)
-        moments = evaluators.record(
+        frames = evaluators.film(
             parts.agent, parts.environment, member, key, parts.evaluator.max_steps
         )
-        video.save(parts.environment, moments, arguments.video)
-        print(f"{arguments.video}: {len(moments)} frames")
+        video.write(frames, arguments.video)
+        print(f"{arguments.video}: {len(frames)} frames")
     return 0
 
 
