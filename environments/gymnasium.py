@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -124,6 +125,8 @@ class Gymnasium:
 
     def _try_to_draw(self) -> None:
         """Draws once: what is missing is often found out no earlier."""
+        # Many draw with pygame, whose SDL complains at length where there is no sound card.
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
         env = self._make_one()
         try:
             env.reset(seed=0)

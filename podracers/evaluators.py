@@ -73,8 +73,8 @@ def film(
     Raises:
       errors.UserError: the environment cannot be drawn.
     """
-    video.require(environment)
-    if not hasattr(environment, "render"):
+    if not hasattr(environment, "render") and hasattr(environment, "filmed"):
         return host_evaluation.film(agent, environment, params, key, max_steps)
+    video.require(environment)
     moments = record(agent, environment, params, key, max_steps)
     return [environment.render(moment) for moment in moments]
