@@ -1,8 +1,9 @@
-"""Links between the pages of this repository lead somewhere."""
+"""Links between the pages of this repository lead somewhere, and tables are shown as tables."""
 
 import pathlib
 import re
 
+import markdown_it
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -26,3 +27,15 @@ def test_links_lead_somewhere(page):
         assert file.exists(), target
         if anchor:
             assert anchor in _anchors(file), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tables_are_shown_as_tables(page):
+    lines = page.read_text().splitlines()
+    tokens = markdown_it.MarkdownIt("commonmark").enable("table").parse("\n".join(lines))
+    shown = set()  # lines within tables, and within blocks that show what they hold as it is
+    for token in tokens:
+        if token.type in ("table_open", "fence", "code_block"):
+            shown |= set(range(*token.map))
+    lost = [line for n, line in enumerate(lines) if line.startswith("|") and n not in shown]
+    assert lost == []

@@ -12,7 +12,7 @@ from tensorboard.util import tensor_util
 
 from environments import catch
 from podracers import config, config_values, errors, experiment, run, run_directory
-from tests import contract, processes
+from tests import contract, documented, processes
 
 POPULATION = (
     "Anakin.population = 2",
@@ -71,6 +71,15 @@ def population(settings, tmp_path_factory):
     directory.write(directory.config, config.text())
     summary, _ = _run(settings, directory)
     return directory, summary
+
+
+def test_every_logged_metric_is_in_the_documentation(population):
+    directory, _ = population
+    names = {
+        name for row in map(json.loads, directory.metrics.read_text().splitlines()) for name in row
+    }
+    assert "evaluation/return/seed_4" in names
+    assert documented.undocumented(names) == set()
 
 
 def test_dispatches_end_at_every_period(population):
