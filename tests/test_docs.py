@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import subprocess
 
 import markdown_it
 import pytest
@@ -39,3 +40,24 @@ def test_tables_are_shown_as_tables(page):
             shown |= set(range(*token.map))
     lost = [line for n, line in enumerate(lines) if line.startswith("|") and n not in shown]
     assert lost == []
+
+
+def _make(*arguments):
+    command = ["make", "--no-print-directory", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_times_are_said_by_the_readme_as_by_make():
+    makefile = (ROOT / "Makefile").read_text()
+    times = dict(re.findall(r"^(TRAIN|TEST|CHECK)_TIME := (.+)$", makefile, re.M))
+    readme, shown = " ".join((ROOT / "README.md").read_text().split()), _make("help")
+    for target, said in times.items():
+        assert said in shown
+        name = target.lower()
+        assert re.search(rf"`make {name}` (takes )?{re.escape(said)}", readme), name
+    # Before it begins.
+    assert f"test suite: {times['TEST']}" in _make("-n", "test", "STAMP=setup.cfg")
+    assert times["TRAIN"] in _make("-n", "train", "STAMP=setup.cfg")
+    other = _make("-n", "train", "STAMP=setup.cfg", "EXPERIMENT=catch_dqn_anakin")
+    assert times["TRAIN"] not in other and "docs/results.md" in other

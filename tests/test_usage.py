@@ -72,7 +72,7 @@ def test_loaded_parameters_reach_what_the_summary_says(swept):
 
 def test_what_is_not_there_is_one_line(swept, tmp_path):
     run = swept / "runs" / "sweep" / "rate-0.001-seed-0"
-    with pytest.raises(errors.UserError, match="there is no run in .*rate-0.001-seed-1"):
+    with pytest.raises(errors.UserError, match=r"there is no run in .*rate-0\.001-seed-1"):
         trained.load(run.with_name("rate-0.001-seed-1"))
     shutil.copy(run / "config.gin", tmp_path)
     with pytest.raises(errors.UserError, match="has no checkpoint yet"):
