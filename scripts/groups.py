@@ -22,6 +22,7 @@ UNLEARNT = frozenset(
         "log_period",
         "evaluation_period",
         "evaluation_episodes",
+        "greedy_evaluation_episodes",
         "evaluation_max_steps",
         "checkpoint_period",
         "keep_latest",
