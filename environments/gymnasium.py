@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,8 +21,9 @@ from dm_env import specs
 from gymnasium.envs import registration
 
 from environments import gymnasium_rows, gymnasium_spaces, gymnasium_workers
-from podracers import environment, errors, types
+from podracers import config_errors, environment, errors, types
 
+_PICTURES = "rgb_array"  # Gymnasium's name for `render` that returns them
 _VECTORIZATIONS = ("sync", "async")
 # The same tasks in JAX, which Anakin compiles: what to write in gin.
 _JAX_TWINS = {"CartPole-v1": "@cartpole.CartPole", "Pendulum-v1": "@pendulum.Pendulum"}
@@ -102,6 +104,45 @@ class Gymnasium:
             raise AttributeError(f"{self.spec.name} does not observe a picture")
         return _picture
 
+    def filmed(self) -> "Gymnasium":
+        """Returns this recipe, with environments that draw themselves, in this process.
+
+        Raises:
+          errors.UserError: they draw no pictures, or what they draw with is missing.
+        """
+        env = self._make_one()
+        modes = env.metadata.get("render_modes") or ()
+        env.close()
+        if _PICTURES not in modes:
+            known = f"; it has {', '.join(map(str, modes))}" if modes else ""
+            raise errors.UserError(
+                f"{self.spec.name} has no render mode '{_PICTURES}': no video of it{known}"
+            )
+        options = {**self.options, "render_mode": _PICTURES}
+        recipe = dataclasses.replace(self, options=options, vectorization="sync")
+        recipe._try_to_draw()
+        return recipe
+
+    def _try_to_draw(self) -> None:
+        """Draws once: what is missing is often found out no earlier."""
+        # Many draw with pygame, whose SDL complains at length where there is no sound card.
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+        env = self._make_one()
+        try:
+            env.reset(seed=0)
+            picture = env.render()
+        except Exception as error:
+            raise errors.UserError(
+                f"Gymnasium's {self.spec.name} cannot be drawn: {config_errors.first_line(error)}"
+            ) from error
+        finally:
+            env.close()
+        if getattr(picture, "dtype", None) != np.uint8 or picture.shape[2:] != (3,):
+            raise errors.UserError(
+                f"Gymnasium's {self.spec.name}: expected render() to return uint8 [height, width, "
+                f"3], got {type(picture).__name__}"
+            )
+
     @functools.cached_property
     def _recipe(self) -> gymnasium_rows.Recipe:
         wrappers = [_wrapper(one) if isinstance(one, str) else one for one in self.wrappers]
@@ -157,6 +198,10 @@ class _HostEnvironment:
 
     def recv(self) -> types.TimeStep:
         return _timestep(self._batch.recv())
+
+    def render(self) -> list[np.ndarray]:
+        """Returns a picture of each environment, of a recipe that is `filmed`."""
+        return self._batch.render()
 
     def close(self) -> None:
         self._batch.close()

@@ -93,6 +93,10 @@ class Rows:
         self._ended = terminated | truncated
         return Moment(self._stack(observations), reward, first, terminated, truncated)
 
+    def render(self) -> list[Any]:
+        """Returns what each environment draws of where it stands."""
+        return [env.render() for env in self._envs]
+
     def close(self) -> None:
         """Closes the environments, once."""
         envs, self._envs = self._envs, []

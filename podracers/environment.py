@@ -132,7 +132,9 @@ class HostEnvironmentFactory(Protocol):
 
     An experiment names one where it would name a JAX environment. An implementation may also have
     `render(timestep) -> np.ndarray`, uint8 `[height, width, 3]`, of one environment's time step
-    (no batch axis), which serves videos.
+    (no batch axis), which serves videos. One whose simulators alone can draw may have `filmed()`
+    instead: the same recipe, whose host environments have `render() -> list[np.ndarray]`, a picture
+    of each where it stands. It raises `errors.UserError` where nothing can be drawn.
     """
 
     @property

@@ -3,10 +3,11 @@
 from typing import Any
 
 import jax
+import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, evaluation, host_evaluation, types
+from podracers import errors, evaluation, host_evaluation, types, video
 
 Evaluator = evaluation.Evaluator | host_evaluation.HostEvaluator
 
@@ -58,3 +59,22 @@ def record(
     """
     module = host_evaluation if environment_lib.is_host(environment) else evaluation
     return module.record(agent, environment, params, key, max_steps)
+
+
+def film(
+    agent: agent_lib.Agent,
+    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory,
+    params: types.PyTree,
+    key: jax.Array,
+    max_steps: int | None = None,
+) -> list[np.ndarray]:
+    """Plays the episode of `record`, and returns its pictures, uint8 `[height, width, 3]`.
+
+    Raises:
+      errors.UserError: the environment cannot be drawn.
+    """
+    if not hasattr(environment, "render") and hasattr(environment, "filmed"):
+        return host_evaluation.film(agent, environment, params, key, max_steps)
+    video.require(environment)
+    moments = record(agent, environment, params, key, max_steps)
+    return [environment.render(moment) for moment in moments]

@@ -9,6 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 import numpy as np
@@ -85,14 +86,16 @@ class HostEvaluator:
         ]
         return evaluation.Episodes(*(np.concatenate(leaves)[:count] for leaves in zip(*batches)))
 
-    def timesteps(
+    def moments(
         self,
         params: types.PyTree,
         key: jax.Array,
         env_id: np.ndarray,
         doing: _Doing,
-    ) -> Iterator[types.TimeStep]:
-        """Yields the time steps `[B, ...]` of some episodes, up to the limit; has to be closed.
+    ) -> Iterator[tuple[environment_lib.HostEnvironment, types.TimeStep]]:
+        """Yields some environments, and their time steps `[B, ...]` up to the limit.
+
+        It has to be closed.
 
         Args:
           params: what the agent acts with.
@@ -110,7 +113,7 @@ class HostEvaluator:
         try:
             with doing(pipeline.STARTING):
                 timestep = host.reset()
-            yield timestep
+            yield host, timestep
             for time in range(self.limit):
                 with doing("inference" if time else pipeline.COMPILING):
                     action, actor_state = self._act(
@@ -120,7 +123,7 @@ class HostEvaluator:
                 with doing("environment step" if time else pipeline.STARTING):
                     host.send(action)
                     timestep = host.recv()
-                yield timestep
+                yield host, timestep
         finally:
             host.close()
 
@@ -132,9 +135,9 @@ class HostEvaluator:
         lengths = np.zeros(env_id.shape, np.int32)
         finished = np.zeros(env_id.shape, np.bool_)
         counted = env_id < self.num_episodes
-        with contextlib.closing(self.timesteps(params, key, env_id, doing)) as timesteps:
-            next(timesteps)
-            for timestep in timesteps:
+        with contextlib.closing(self.moments(params, key, env_id, doing)) as moments:
+            next(moments)
+            for _, timestep in moments:
                 returns += np.where(finished, 0.0, timestep.reward)
                 lengths += ~finished
                 finished |= timestep.last()
@@ -182,19 +185,46 @@ def record(
       key: of the episode: that of `HostEvaluator.run` gives the first of its episodes.
       max_steps: where to stop; None for the environment's own limit.
     """
-    evaluator = HostEvaluator(agent, environment, 1, max_steps)
+    return _play_one(
+        HostEvaluator(agent, environment, 1, max_steps),
+        params,
+        key,
+        lambda _, timestep: jax.tree.map(lambda leaf: leaf[0], timestep),
+    )
+
+
+def film(
+    agent: agent_lib.Agent,
+    environment: environment_lib.HostEnvironmentFactory,
+    params: types.PyTree,
+    key: jax.Array,
+    max_steps: int | None = None,
+) -> list[np.ndarray]:
+    """Plays the episode of `record` in a simulator that draws itself; returns its pictures.
+
+    Args: see `record`; the environment has `filmed`.
+    """
+    evaluator = HostEvaluator(agent, environment.filmed(), 1, max_steps)
+    return _play_one(evaluator, params, key, lambda host, _: host.render()[0])
+
+
+def _play_one(
+    evaluator: HostEvaluator,
+    params: types.PyTree,
+    key: jax.Array,
+    take: Callable[[environment_lib.HostEnvironment, types.TimeStep], Any],
+) -> list[Any]:
+    """Plays the first episode, and returns what `take` makes of each moment of it."""
     env_id = np.zeros(1, np.int32)
 
-    def play(worker: pipeline.Worker) -> list[types.TimeStep]:
-        recorded = []
-        with contextlib.closing(
-            evaluator.timesteps(params, key, env_id, worker.doing)
-        ) as timesteps:
-            for timestep in timesteps:
-                recorded.append(jax.tree.map(lambda leaf: leaf[0], timestep))
-                if recorded[-1].last():
+    def play(worker: pipeline.Worker) -> list[Any]:
+        taken = []
+        with contextlib.closing(evaluator.moments(params, key, env_id, worker.doing)) as moments:
+            for host, timestep in moments:
+                taken.append(take(host, timestep))
+                if timestep.last()[0]:
                     break
-        return recorded
+        return taken
 
     return pipeline.call("recording", play, evaluator.timeout)
 

@@ -16,7 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.plugins.hparams import summary_v2 as hparams_summary
+from tensorboard.plugins.text import metadata as text_metadata
 from tensorboard.summary.writer import record_writer
+from tensorboard.util import tensor_util
 
 from podracers import errors, presence, schema
 
@@ -146,6 +149,32 @@ class TensorBoardLogger:
             self._add(event_pb2.Event(step=int(step), summary=summary))
         presence.require(self._path, self._file.fileno())
 
+    def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
+        """Adds pages to the text dashboard, shown as they are.
+
+        Args:
+          step: agent steps so far.
+          texts: by the names that they are shown under.
+        """
+        metadata = text_metadata.create_summary_metadata(display_name="", description="")
+        pages = [
+            summary_pb2.Summary.Value(
+                tag=name, metadata=metadata, tensor=tensor_util.make_tensor_proto(_as_code(text))
+            )
+            for name, text in texts.items()
+        ]
+        with _saying_which(self._directory):
+            self._add(event_pb2.Event(step=int(step), summary=summary_pb2.Summary(value=pages)))
+
+    def write_hyperparameters(self, values: Mapping[str, bool | float | str]) -> None:
+        """Fills this run's row of the HParams dashboard, which finds the metrics by itself."""
+        # Runs of one trial would be one row. Of a long name the dashboard shows the beginning.
+        folder = self._directory.resolve()
+        trial = f"{folder.name} in {folder.parent.as_posix()}"
+        summary = hparams_summary.hparams_pb(dict(values), trial_id=trial)
+        with _saying_which(self._directory):
+            self._add(event_pb2.Event(summary=summary))
+
     def close(self) -> None:
         """Closes the event file."""
         with _saying_which(self._directory):
@@ -195,6 +224,11 @@ def _new_event_file(directory: pathlib.Path) -> pathlib.Path:
     """Returns a path that is free, and comes last by name: the order in which they are read."""
     stem = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
     return directory / f"{stem}.{len(list(directory.glob(stem + '.*')))}"
+
+
+def _as_code(text: str) -> str:
+    """Returns text as Markdown that shows every character of it."""
+    return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 def _keep_lines_until(path: pathlib.Path, step: int) -> None:

@@ -14,6 +14,7 @@ from podracers import (
     checkpoint,
     clock,
     config,
+    config_values,
     distributed,
     errors,
     evaluation,
@@ -79,6 +80,8 @@ class Run:
         self._state = self._runner.init(experiment.seed)
         self._update = 0
         self._loggers: loggers.Loggers | None = None
+        self._tensorboard: loggers.TensorBoardLogger | None = None
+        self._is_configuration_kept = False
         self._resume = resume
         self._verdict = self._said = ""  # of the runner: the newest, and which kind was said
         update = experiment.profile_update if distributed.is_lead() else None
@@ -109,9 +112,10 @@ class Run:
         total = self._parts.num_updates
         writers = []
         if distributed.is_lead():
+            self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
             writers = [
                 loggers.JsonlLogger(self._directory.metrics, resumed),
-                loggers.TensorBoardLogger(self._directory.path, resumed),
+                self._tensorboard,
                 terminal.TerminalLogger(total * self._runner.steps_per_update),
             ]
         self._loggers = loggers.Loggers(writers)
@@ -152,11 +156,11 @@ class Run:
     def _advance(self) -> None:
         """Takes the updates of one log period, then does whatever falls due."""
         experiment = self._experiment
-        is_first = self._update == 0
+        begun = self.steps
         report = self._take_updates(self._until_due())
         self._require_directory()
-        if distributed.is_lead() and (is_first or not self._directory.operative_config.exists()):
-            self._write_operative_config()
+        if distributed.is_lead():
+            self._keep_configuration(begun)
         self._check_finite(report)
         values = metrics.summarize(report.means, self._members())
         diagnostics = self._runner.diagnostics()
@@ -294,8 +298,26 @@ class Run:
         self._clock.resume(metadata["clock"])
         self._say(f"resuming from step {step:,}")
 
-    def _write_operative_config(self) -> None:
-        self._directory.write(self._directory.operative_config, config.operative_text())
+    def _keep_configuration(self, begun: int) -> None:
+        """Writes what was used, also to TensorBoard, unless an earlier start has written the same.
+
+        What gin has called is known once an update was taken.
+
+        Args:
+          begun: agent steps before that update: what is logged up to there outlives a resumption.
+        """
+        path = self._directory.operative_config
+        if self._is_configuration_kept and path.exists():
+            return
+        self._is_configuration_kept = True
+        used = config.operative_text()
+        if path.is_file() and path.read_bytes() == used.encode():
+            return
+        if used:  # what Python alone has configured is not known here
+            texts = {"config": config.text(), "operative_config": used}
+            self._tensorboard.write_texts(begun, texts)
+            self._tensorboard.write_hyperparameters(config_values.hyperparameters(used))
+        self._directory.write(path, used)
 
     def _finish(self) -> dict[str, Any] | None:
         """Evaluates for the last time, saves, and writes the summary; None where it was stopped."""

@@ -1,11 +1,15 @@
 """The folder of a run: what is in it, and what it says of the machine that made it."""
 
+import collections
+import functools
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
+import site
 import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +17,7 @@ import jax
 
 from podracers import errors, presence, run_lock, schema
 
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "podracers")
 
 _SUMMARY = {  # what others read of it
@@ -178,7 +183,7 @@ def _left(location: str | None) -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """Returns which device, versions and commit a result comes from."""
+    """Returns which device, versions and commits a result comes from."""
     devices = jax.devices()
     return {
         "device": f"{len(devices)} x {devices[0].device_kind}",
@@ -187,6 +192,7 @@ def provenance() -> dict[str, Any]:
         "processes": jax.process_count(),
         "versions": {"python": platform.python_version(), **_versions()},
         "commit": _commit(),
+        "other_commits": _other_commits(),
     }
 
 
@@ -200,26 +206,50 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _commit() -> str | None:
-    """Returns the commit of this checkout, with `-dirty` where files differ; None without git."""
-    root = pathlib.Path(__file__).resolve().parent.parent
+def _commit(root: pathlib.Path = _ROOT) -> str | None:
+    """Returns the commit of a checkout, with `-dirty` where files differ; None without git."""
+    return _git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or None
+
+
+def _other_commits() -> dict[str, str | None]:
+    """Returns the commit of each loaded package whose code is in another checkout than this one.
+
+    These are the user's own agents, environments and networks, and what they import from there. A
+    file that git does not know makes its package `-dirty`.
+    """
+    files = collections.defaultdict(list)  # by package and checkout
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if path and (root := _checkout(pathlib.Path(path).resolve())) not in (None, _ROOT):
+            files[name.partition(".")[0], root].append(path)
+    commits = {}
+    for (package, root), paths in sorted(files.items()):
+        commit = _commit(root)
+        if commit and not commit.endswith("-dirty") and _git(root, "ls-files", "--others", *paths):
+            commit += "-dirty"
+        commits[package] = commit
+    return commits
+
+
+def _checkout(path: pathlib.Path) -> pathlib.Path | None:
+    """Returns the git checkout that a file is in; None for what was installed."""
+    if any(path.is_relative_to(prefix) for prefix in _installed()):
+        return None
+    return next((folder for folder in path.parents if (folder / ".git").exists()), None)
+
+
+@functools.cache
+def _installed() -> frozenset[pathlib.Path]:
+    """Returns where Python and what is installed for it are, which may lie within a checkout."""
+    prefixes = (sys.prefix, sys.base_prefix, site.getusersitepackages())
+    return frozenset(pathlib.Path(prefix).resolve() for prefix in prefixes)
+
+
+def _git(root: pathlib.Path, *arguments: str) -> str | None:
+    """Returns what git prints about a checkout; None where it fails."""
+    command = ["git", "-C", str(root), *arguments]
     try:
-        described = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(root),
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=40",
-                "--exclude=*",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return described.stdout.strip() or None
+    return done.stdout.strip()

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from podracers import environment as environment_lib
@@ -13,9 +14,12 @@ _Environment = environment_lib.Environment | environment_lib.HostEnvironmentFact
 
 
 def require(environment: _Environment) -> None:
-    """Raises `errors.UserError` unless the environment can be drawn."""
-    if not hasattr(environment, "render"):
+    """Raises `errors.UserError` unless the environment, or its simulator, can draw."""
+    if hasattr(environment, "render"):
+        return
+    if not hasattr(environment, "filmed"):
         raise errors.UserError(f"{environment.spec.name} has no `render`: no video of it")
+    environment.filmed()
 
 
 def save(
@@ -36,7 +40,23 @@ def save(
       errors.UserError: the environment cannot be rendered, or the file not written.
     """
     require(environment)
-    images = [Image.fromarray(environment.render(moment)) for moment in moments]
+    write([environment.render(moment) for moment in moments], path, frames_per_second)
+
+
+def write(
+    frames: Sequence[np.ndarray], path: str | pathlib.Path, frames_per_second: float = 12.0
+) -> None:
+    """Writes pictures as a GIF that loops, with a pause on the last of them.
+
+    Args:
+      frames: uint8 `[height, width, 3]`.
+      path: of the GIF.
+      frames_per_second: of the animation.
+
+    Raises:
+      errors.UserError: the file cannot be written.
+    """
+    images = [Image.fromarray(frame) for frame in frames]
     milliseconds = round(1000.0 / frames_per_second)
     durations = [milliseconds] * (len(images) - 1) + [1000]
     try:

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 
 from podracers import (
-    checkpoint,
     command_line,
     errors,
     evaluation,
     evaluators,
     experiment,
     run_directory,
+    trained,
     video,
 )
 
@@ -44,7 +44,7 @@ def main() -> int:
     parts = settings.build()
     if arguments.video:
         video.require(parts.environment)
-    step, params = _params(directory, parts, arguments.best)
+    step, params = trained.params(directory, parts, arguments.best)
     population = parts.runner.population
     key = evaluation.run_key(settings.seed)
     judged = parts.evaluate(params, key)
@@ -53,11 +53,11 @@ def main() -> int:
         print(f"greedy: {_described(judged.greedy)}")
     if arguments.video:
         member = params if population == 1 else jax.tree.map(lambda x: x[0], params)
-        moments = evaluators.record(
+        frames = evaluators.film(
             parts.agent, parts.environment, member, key, parts.evaluator.max_steps
         )
-        video.save(parts.environment, moments, arguments.video)
-        print(f"{arguments.video}: {len(moments)} frames")
+        video.write(frames, arguments.video)
+        print(f"{arguments.video}: {len(frames)} frames")
     return 0
 
 
@@ -91,26 +91,6 @@ def _described(episodes: evaluation.Episodes) -> str:
         f"standard error over {over}), length {np.mean(episodes.lengths):.1f} agent steps"
         f"{by_member}"
     )
-
-
-def _params(directory, parts: experiment.Parts, best: bool):
-    """Returns the step and the acting parameters of a checkpoint, on the first device."""
-
-    def member(key):
-        return parts.agent.actor_params(parts.agent.init_learner(key))
-
-    population = parts.runner.population
-    keys = jax.random.split(jax.random.key(0), population)
-    shapes = jax.eval_shape(jax.vmap(member) if population > 1 else lambda k: member(k[0]), keys)
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    template = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes
-    )
-    checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
-    restored = checkpointer.restore_params(template, best)
-    if restored is None:
-        raise errors.UserError(f"the run in '{directory.path}' has no checkpoint yet")
-    return restored[0], restored[1]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from agents import dqn, ppo
 from podracers import agent as agent_lib
 from podracers import environment, evaluation, footprint, metrics, types
 from podracers import runner as runner_lib
-from tests import contract, streams
+from tests import contract, documented, streams
 
 
 class Subject(NamedTuple):
@@ -69,6 +69,12 @@ def test_updates_are_finite_and_change_something(subject):
     for report in subject.history.reports:
         assert all(np.isfinite(mean.total) for mean in report.means.values())
         assert all(first == metrics.NEVER for first in report.first_nonfinite.values())
+
+
+def test_every_metric_is_in_the_documentation(subject):
+    diagnostics = subject.runner.diagnostics().values
+    names = {*subject.history.reports[-1].means, *diagnostics}
+    assert documented.undocumented(names) == set()
 
 
 def test_replicas_of_the_learner_are_identical(subject):

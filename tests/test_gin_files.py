@@ -120,6 +120,14 @@ def _take_one_update(files, bindings):
 
 
 @pytest.mark.parametrize("path", _files("experiments"))
+def test_experiments_can_be_built(path):
+    """Nothing is traced: `make check` does no more."""
+    _require_extras(path)
+    parts = experiment.load([path], []).build()
+    assert parts.num_updates > 0
+
+
+@pytest.mark.parametrize("path", _files("experiments"))
 def test_experiments(path):
     """All are traced, and some take an update; the rest do in the slow test below."""
     _require_extras(path)

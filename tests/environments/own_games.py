@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -107,6 +108,41 @@ class Picture(gymnasium.Env):
         return image
 
 
+class Drawn(gymnasium.Env):
+    """Walks by chance, shows where it is as a number, and draws it as a bright column."""
+
+    metadata: ClassVar = {"render_modes": ["human", "rgb_array"], "render_fps": 30}
+    observation_space = spaces.Box(0.0, 20.0, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None, fault: str | None = None):
+        self.render_mode, self._fault = render_mode, fault
+
+    def reset(self, *, seed=None, options=None):
+        """Starts anywhere."""
+        super().reset(seed=seed)
+        self._x, self._steps = int(self.np_random.integers(20)), 0
+        return np.array([self._x], np.float32), {}
+
+    def step(self, action):
+        """Jumps anywhere, and ends after one of some seven steps."""
+        self._x, self._steps = int(self.np_random.integers(20)), self._steps + 1
+        ended = bool(self.np_random.integers(7) == 0)
+        return np.array([self._x], np.float32), float(action), ended, self._steps == 30, {}
+
+    def render(self):
+        """Returns a picture of 12 x 20 pixels."""
+        if self._fault == "missing":
+            raise gymnasium.error.DependencyNotInstalled("no_such_package is not installed")
+        if self._fault == "raise":
+            raise RuntimeError("no display\nat all")
+        if self._fault == "none":
+            return None
+        image = np.zeros((12, 20, 3), np.uint8)
+        image[:, self._x] = 255
+        return image
+
+
 class Spaces(gymnasium.Env):
     """Has the spaces that it is told to have, and cannot be played."""
 
@@ -123,5 +159,5 @@ class Half(gymnasium.RewardWrapper):
         return reward / 2
 
 
-for _game in (Walk, Faulty, Picture, Spaces):
+for _game in (Walk, Faulty, Picture, Drawn, Spaces):
     gymnasium.register(f"Own/{_game.__name__}-v0", entry_point=f"{__name__}:{_game.__name__}")

@@ -181,6 +181,38 @@ def test_pictures_can_be_drawn_and_nothing_else():
     np.testing.assert_array_equal(drawn, np.stack([image] * 3, -1))
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_renders_pictures_can_be_filmed_and_plays_as_it_does_unseen(vectorization):
+    factory = gymnasium.Gymnasium(f"{OWN}Drawn-v0", vectorization=vectorization)
+    assert not hasattr(factory, "render")
+    hosts = [each.make(KEY, np.arange(3), 1) for each in (factory, factory.filmed())]
+    timesteps = [host.reset() for host in hosts]
+    for _ in range(12):
+        np.testing.assert_array_equal(*(timestep.observation for timestep in timesteps))
+        for picture, (x,) in zip(hosts[1].render(), timesteps[1].observation):
+            assert picture[:, int(x)].min() == 255 and picture.sum() == 12 * 3 * 255
+        for host in hosts:
+            host.send(np.zeros(3, np.int32))
+        timesteps = [host.recv() for host in hosts]
+    for host in hosts:
+        host.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "message"),
+    [
+        ("Drawn-v0", {"fault": "missing"}, "no_such_package is not installed"),
+        ("Drawn-v0", {"fault": "raise"}, "cannot be drawn: no display$"),
+        ("Drawn-v0", {"fault": "none"}, "expected render.. to return uint8 .*, got NoneType"),
+        ("Walk-v0", {}, "Own/Walk-v0 has no render mode 'rgb_array': no video of it$"),
+    ],
+)
+def test_what_cannot_be_filmed_is_one_line(env_id, options, message):
+    with pytest.raises(errors.UserError, match=message) as caught:
+        gymnasium.Gymnasium(f"{OWN}{env_id}", options).filmed()
+    assert "\n" not in str(caught.value)
+
+
 def test_the_same_task_in_jax_is_known():
     assert SUBJECTS["cartpole"].jax_twin == "@cartpole.CartPole"
     assert SUBJECTS["own"].jax_twin is None

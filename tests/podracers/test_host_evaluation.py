@@ -124,6 +124,18 @@ def test_a_recording_is_of_the_first_episode(expected):
     assert len(evaluators.record(Alternating(), FACTORY, PARAMS, KEY, max_steps=3)) == 4
 
 
+def test_a_film_is_of_the_episode_that_is_evaluated():
+    factory = gymnasium.Gymnasium("tests.environments.own_games:Own/Drawn-v0")
+    policy = evaluation.UniformPolicy(factory.spec)
+    episodes = evaluators.make(policy, factory, 4).run((), KEY)
+    timesteps = evaluators.record(policy, factory, (), KEY)
+    frames = evaluators.film(policy, factory, (), KEY)
+    assert len(frames) == len(timesteps) == episodes.lengths[0] + 1
+    for frame, timestep in zip(frames, timesteps):
+        assert frame[0].sum(-1).argmax() == timestep.observation[0]
+    assert sum(timestep.reward for timestep in timesteps) == episodes.returns[0]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Counted:
     """Counts how many batches of environments were made and closed, and may fail in a step."""

@@ -6,6 +6,8 @@ import subprocess
 
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.plugins.hparams import metadata
+from tensorboard.util import tensor_util
 
 from podracers import errors, loggers
 
@@ -66,6 +68,46 @@ def test_tensorboard_reads_what_was_written_and_purges(tmp_path):
     logger.write(30, {"loss": -1.0})
     logger.close()
     assert _curve(tmp_path, "loss") == [(10, 2.5), (20, 5.0), (30, -1.0)]
+
+
+def test_tensorboard_shows_texts_as_they_are_and_hyperparameters(tmp_path):
+    text = "# no heading\nA = *b* <c>\n"
+    logger = loggers.TensorBoardLogger(tmp_path / "one")
+    logger.write_texts(0, {"config": text})
+    logger.write_hyperparameters({"PPO.gamma": 0.9, "PPO.epochs": 4, "x": True, "agent": "PPO"})
+    logger.write(10, {"evaluation/return": 2.0})
+    logger.close()
+    assert _texts(tmp_path / "one", "config") == [(0, "    # no heading\n    A = *b* <c>\n")]
+    trial, values = _hyperparameters(tmp_path / "one")
+    assert trial == f"one in {tmp_path}"
+    assert values == {"PPO.gamma": 0.9, "PPO.epochs": 4.0, "x": True, "agent": "PPO"}
+    assert _curve(tmp_path / "one", "evaluation/return") == [(10, 2.0)]
+
+
+def test_texts_outlive_a_resumption_from_where_they_were_written(tmp_path):
+    loggers_ = [loggers.TensorBoardLogger(tmp_path, step) for step in (None, 0, 20)]
+    loggers_[0].write_texts(0, {"config": "a"})
+    loggers_[1].write(10, {"loss": 1.0})
+    assert _texts(tmp_path, "config") == [(0, "    a\n")]
+
+
+def _hyperparameters(directory):
+    """Returns the trial and the values that TensorBoard's dashboard reads."""
+    accumulator = event_accumulator.EventAccumulator(str(directory))
+    accumulator.Reload()
+    content = accumulator.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    found = metadata.parse_session_start_info_plugin_data(content)
+    values = {name: getattr(v, v.WhichOneof("kind")) for name, v in found.hparams.items()}
+    return found.group_name, values
+
+
+def _texts(directory, name):
+    accumulator = event_accumulator.EventAccumulator(str(directory))
+    accumulator.Reload()
+    return [
+        (event.step, tensor_util.make_ndarray(event.tensor_proto).item().decode())
+        for event in accumulator.Tensors(name)
+    ]
 
 
 class _Spy:

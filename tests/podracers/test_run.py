@@ -7,10 +7,12 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.util import tensor_util
 
 from environments import catch
-from podracers import config, errors, experiment, run, run_directory
-from tests import contract, processes
+from podracers import config, config_values, errors, experiment, run, run_directory
+from tests import contract, documented, processes
 
 POPULATION = (
     "Anakin.population = 2",
@@ -71,12 +73,66 @@ def population(settings, tmp_path_factory):
     return directory, summary
 
 
+def test_every_logged_metric_is_in_the_documentation(population):
+    directory, _ = population
+    names = {
+        name for row in map(json.loads, directory.metrics.read_text().splitlines()) for name in row
+    }
+    assert "evaluation/return/seed_4" in names
+    assert documented.undocumented(names) == set()
+
+
 def test_dispatches_end_at_every_period(population):
     directory, _ = population
     updates = [line["step"] // 64 for line in processes.log(directory.path)]
     assert updates == [3, 4, 6, 8, 9, 10]
     judged = [line for line in processes.log(directory.path) if "evaluation/return" in line]
     assert [line["step"] // 64 for line in judged] == [6]
+
+
+def _events(directory, tag):
+    """Returns steps and texts of one tag, over all starts of a run."""
+    accumulator = event_accumulator.EventAccumulator(str(directory.path))
+    accumulator.Reload()
+    if tag not in accumulator.Tags()["tensors"]:
+        return []
+    return [
+        (event.step, tensor_util.make_ndarray(event.tensor_proto))
+        for event in accumulator.Tensors(tag)
+    ]
+
+
+@pytest.fixture(name="own_configuration")
+def _own_configuration():
+    """gin's configuration is one for the whole process: the other tests' comes back afterwards."""
+    with config.using({}):
+        yield
+
+
+@pytest.mark.usefixtures("own_configuration")
+def test_tensorboard_has_the_configuration_once(tmp_path):
+    file = processes.config_file(tmp_path)
+    bindings = ("Experiment.evaluation_period = 0", "PPO.epochs = 1", "PPO.num_minibatches = 1")
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    settings = experiment.load([str(file)], bindings)
+    directory.write(directory.config, config.text())
+    assert _run(settings, directory, stop=Stop(directory, lines=1))[0] is None
+    used = directory.operative_config.read_text()
+    settings = experiment.load([str(directory.config)], [])
+    assert _run(settings, directory, stop=Stop(directory, lines=2), resume=True)[0] is None
+    assert directory.operative_config.read_text() == used
+    for name, text in {"config": directory.config.read_text(), "operative_config": used}.items():
+        ((step, shown),) = _events(directory, name)
+        assert step == 0
+        assert shown.item().decode() == "".join(f"    {line}\n" for line in text.splitlines())
+    assert len(_events(directory, "_hparams_/session_start_info")) == 1
+    assert "PPO.learning_rate" in config_values.hyperparameters(used)
+    # Another configuration is news.
+    settings = experiment.load([str(directory.config)], ["PPO.entropy_cost = 0.5"])
+    assert _run(settings, directory, stop=Stop(directory, lines=3), resume=True)[0] is None
+    assert [step for step, _ in _events(directory, "operative_config")] == [0, 128]
+    assert "ppo.PPO.entropy_cost = 0.5" in directory.operative_config.read_text()
 
 
 def test_a_population_is_logged_apart_and_together(population):

@@ -1,7 +1,10 @@
 """Tests of the folder of a run."""
 
+import importlib
 import json
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -54,3 +57,51 @@ def test_says_where_a_result_comes_from(tmp_path):
     directory = run_directory.RunDirectory(tmp_path)
     directory.write_summary(found)
     assert json.loads(directory.summary.read_text()) == found
+
+
+def _git(root, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    command = ["git", *identity, "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(name="own")
+def _own(tmp_path, monkeypatch):
+    """Imports a package and a module of a user's own: the checkout, and what undoes it."""
+    root = tmp_path / "mine"
+    (root / "my_games").mkdir(parents=True)
+    (root / "my_games" / "__init__.py").write_text("")
+    (root / "my_games" / "corridor.py").write_text("LENGTH = 3\n")
+    (root / "my_agent.py").write_text("")
+    _git(root, "init", "--quiet")
+    _git(root, "add", "-A")
+    _git(root, "commit", "--quiet", "-m", "first")
+    # Beside it, what no git knows.
+    (tmp_path / "my_script.py").write_text("")
+    monkeypatch.syspath_prepend(str(root))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("my_games", "my_games.corridor", "my_agent", "my_script"):
+        importlib.import_module(name)
+    yield root
+    for name in [name for name in sys.modules if name.startswith("my_")]:
+        del sys.modules[name]
+
+
+def test_says_which_commit_of_the_users_own_code_was_loaded(own):
+    head = _git(own, "rev-parse", "HEAD")
+    assert run_directory.provenance()["other_commits"] == {"my_agent": head, "my_games": head}
+    # What git does not know is not in that commit.
+    (own / "my_games" / "late.py").write_text("")
+    importlib.invalidate_caches()
+    importlib.import_module("my_games.late")
+    found = run_directory.provenance()["other_commits"]
+    assert found == {"my_agent": head, "my_games": f"{head}-dirty"}
+    (own / "my_games" / "corridor.py").write_text("LENGTH = 4\n")
+    found = run_directory.provenance()["other_commits"]
+    assert set(found.values()) == {f"{head}-dirty"}
+
+
+def test_a_checkout_without_a_commit_is_named_all_the_same(own):
+    _git(own, "update-ref", "-d", "HEAD")
+    found = run_directory.provenance()["other_commits"]
+    assert found == {"my_agent": None, "my_games": None}

@@ -119,11 +119,35 @@ def test_evaluates_and_draws_a_game_that_is_played_on_the_host(tmp_path):
     processes.assert_mistake(_evaluate(run_dir), "No module named 'tests'")
 
 
+_OWN = "tests.environments.own_games:Own"
+
+
 def test_a_game_without_pictures_gives_no_video(tmp_path):
-    processes.config_file(tmp_path, _HOST + "gymnasium.Gymnasium.env_id = 'CartPole-v1'\n")
+    processes.config_file(tmp_path, f"{_HOST}gymnasium.Gymnasium.env_id = '{_OWN}/Walk-v0'\n")
     shutil.copy(tmp_path / "tiny.gin", tmp_path / "config.gin")
-    result = _evaluate(tmp_path, "--video", tmp_path / "x.gif")
-    processes.assert_mistake(result, "CartPole-v1 has no `render`")
+    result = _evaluate(tmp_path, "--video", tmp_path / "x.gif", environment=_FROM_HERE)
+    processes.assert_mistake(result, "Own/Walk-v0 has no render mode 'rgb_array'")
+
+
+def test_draws_a_game_of_gymnasiums_that_renders_itself(tmp_path):
+    game = f"gymnasium.Gymnasium.env_id = '{_OWN}/Drawn-v0'\n"
+    config = processes.config_file(tmp_path, _HOST + game)
+    run_dir, path = tmp_path / "run", tmp_path / "game.gif"
+    result = processes.run(
+        "train", "--gin_file", config, "--run_dir", run_dir, environment=_FROM_HERE
+    )
+    assert result.returncode == 0, result.stderr
+    result = _evaluate(run_dir, "--episodes", 1, "--video", path, environment=_FROM_HERE)
+    assert result.returncode == 0, result.stderr
+    length = float(re.search(r"length ([\d.]+) agent steps", result.stdout)[1])
+    assert f"{path}: {length + 1:.0f} frames" in result.stdout
+    with Image.open(path) as image:
+        assert image.size == (20, 12)
+    # What it is drawn with is missing.
+    with (run_dir / "config.gin").open("a") as file:
+        file.write("gymnasium.Gymnasium.options = {'fault': 'missing'}\n")
+    result = _evaluate(run_dir, "--video", path, environment=_FROM_HERE)
+    processes.assert_mistake(result, "no_such_package is not installed")
 
 
 def test_mistakes(run_dir, tmp_path):

@@ -1,0 +1,106 @@
+"""docs/usage.md: its programs run, its commands parse, and no metric in it is invented."""
+
+import importlib
+import json
+import pathlib
+import re
+import shlex
+import shutil
+
+import jax
+import matplotlib
+import numpy as np
+import pytest
+
+from podracers import errors, evaluators, trained
+from tests import documented
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def _program(name: str) -> str:
+    """Returns the block of Python that a comment names."""
+    return re.search(
+        rf"<!-- test: {name} -->\n```python\n(.*?)```", documented.PAGE.read_text(), re.S
+    )[1]
+
+
+@pytest.fixture(scope="module", name="swept")
+def _swept(tmp_path_factory):
+    """A folder in which the sweep was run, of one seed each, and for an update."""
+    folder = tmp_path_factory.mktemp("usage")
+    program = _program("sweep").replace("range(3)", "range(1)").replace("100_000", "2048")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(program, {})
+    return folder
+
+
+def test_the_sweep_leaves_runs_that_plot_as_two_curves(swept, monkeypatch):
+    before = matplotlib.get_backend()
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    groups, plot = (importlib.import_module(name) for name in ("groups", "plot"))
+    paths = sorted((swept / "runs" / "sweep").iterdir())
+    (panel,), said = plot.panels([groups.read(path) for path in paths], "episode/return")
+    matplotlib.use(before)
+    assert panel.title == "PPO on Catch, Anakin"
+    labels = ["learning_rate = 0.0003 (1 seed)", "learning_rate = 0.001 (1 seed)"]
+    assert [curve.label for curve in panel.curves] == labels
+    assert said == []
+
+
+def test_what_was_learnt_is_loaded_and_acts(swept, monkeypatch, capsys):
+    monkeypatch.chdir(swept)
+    exec(_program("load"), {})
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert re.fullmatch(r"after 2048 agent steps: a return of -?1\.0", first)
+    path = swept / "runs" / "sweep" / "rate-0.001-seed-0" / "summary.json"
+    assert float(second) == json.loads(path.read_text())["evaluation"]["return"]
+
+
+def test_loaded_parameters_reach_what_the_summary_says(swept):
+    path = swept / "runs" / "sweep" / "rate-0.001-seed-0"
+    policy = trained.load(path)
+    summary = json.loads((path / "summary.json").read_text())
+    assert policy.step == summary["environment_steps"]
+    assert policy.settings.seed == summary["seed"]
+    episodes = policy.parts.evaluator.run(policy.params, jax.random.key(0))
+    assert episodes.returns.size == summary["evaluation"]["episodes"]
+    frames = evaluators.film(*policy.parts[1::-1], policy.params, jax.random.key(0))
+    assert len(frames) == episodes.lengths[0] + 1
+    assert all(frame.dtype == np.uint8 for frame in frames)
+
+
+def test_what_is_not_there_is_one_line(swept, tmp_path):
+    run = swept / "runs" / "sweep" / "rate-0.001-seed-0"
+    with pytest.raises(errors.UserError, match=r"there is no run in .*rate-0\.001-seed-1"):
+        trained.load(run.with_name("rate-0.001-seed-1"))
+    shutil.copy(run / "config.gin", tmp_path)
+    with pytest.raises(errors.UserError, match="has no checkpoint yet"):
+        trained.load(tmp_path)
+
+
+def _commands() -> list[list[str]]:
+    """Returns the words of each call of a script in the page."""
+    text = documented.PAGE.read_text().replace("\\\n", " ")
+    lines = re.findall(r"python (scripts/\w+\.py [^\n`]*)", text)
+    return [shlex.split(line) for line in lines]
+
+
+def test_commands_name_options_that_there_are():
+    assert len(_commands()) >= 4
+    for script, *words in _commands():
+        source = (ROOT / script).read_text()
+        for option in (word for word in words if word.startswith("--")):
+            assert f'"{option}"' in source, f"{script} has no {option}"
+
+
+def test_no_metric_is_documented_that_nothing_logs():
+    folders = ("agents", "podracers")
+    source = "".join(p.read_text() for f in folders for p in sorted((ROOT / f).glob("*.py")))
+    assembled = "evaluation/"  # of what was evaluated, and of what is measured of it
+    for name in documented.metrics():
+        if name.startswith(assembled):
+            continue
+        literal = re.sub(r"<\w+>", "", name)  # a part of an f-string
+        assert f'"{name}"' in source if literal == name else literal in source, name
