@@ -186,7 +186,8 @@ def test_evaluations_sample_as_training_does_unless_they_are_greedy(algorithm, a
     keys = jax.random.split(jax.random.key(2), count)
 
     def actions_of(agent, evaluation):
-        return jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, evaluation)[0]
+        start = agent.init_actor(jnp.arange(count), count, evaluation)
+        return jax.jit(agent.act, static_argnums=4)(params, start, timestep, keys, evaluation)[0]
 
     trained = actions_of(agent, False)
     assert len(np.unique(trained)) > 1

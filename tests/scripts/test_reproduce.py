@@ -52,6 +52,7 @@ def test_a_row_is_trained_by_its_command_and_recorded(recorded):
         summary = _summary(folder, run["seed"])
         assert summary["seed"] == run["seed"]
         assert run["final_return"] == summary["evaluation"]["return"]
+        assert run["greedy_return"] == summary["evaluation"]["greedy_return"]
         assert (run["wall_time_s"], run["commit"]) == (summary["wall_time_s"], summary["commit"])
     assert (measured["agent_steps"], measured["episodes"]) == (2560, 8)
     assert {"date", "hardware", "jax", "random_policy"} <= measured.keys()
