@@ -26,7 +26,7 @@ def _message(files, bindings=()):
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        ("Experiment.environment = @catch.Cach", "no 'catch.Cach'; did you mean 'catch.Catch'?"),
+        ("Experiment.environment = @catch.Cach", "no 'catch.Cach'; did you mean 'catch.Catch'"),
         ("Experiment.environment = @cartpol.CartPole", "did you mean 'cartpole.CartPole'"),
         ("Experiment.environment = @CartPol", "no 'CartPol'; did you mean 'CartPole'"),
         ("Experiment.agent = @ppo.PP0", "no 'ppo.PP0'; did you mean 'ppo.PPO'?"),
@@ -74,7 +74,7 @@ def test_refuses_what_has_no_use_or_no_value(tiny, binding, message):
         ("PPO.network = 3", "PPO.network: expected a class or a function"),
         ("catch.Catch.rows = 3.5", "Catch.rows: expected int, got 3.5"),
         ("Anakin.num_envs = '8'", "Anakin.num_envs: expected int, got '8'"),
-        ("TOTAL_STEPS = '1000'", "Experiment.total_steps: expected int, got '1000'"),
+        ("TOTAL_STEPS = '1000'", "total_steps: expected int | float, got '1000'"),
         ("actor_critic.encoder = 'MLP'", "actor_critic.encoder: expected Module | None, got 'MLP'"),
         (
             "actor_critic.encoder = @encoders.MLP()\nencoders.MLP.hidden_sizes = 64",
