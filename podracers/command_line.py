@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import jax
 
-from podracers import config_errors, distributed, errors, pipeline, watchdog
+from podracers import closing, config_errors, distributed, errors, pipeline, watchdog
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,6 +61,8 @@ def run(main: Callable[[], int | None]) -> None:
         distributed.hear_causes()
         code, cause = errors.RunFailure.exit_code, f"{type(error).__name__}: {error}"
         said = traceback.format_exc().rstrip()
+    if not cause and closing.failures():  # which have been said
+        code = errors.RunFailure.exit_code
     several = distributed.is_several()
     if cause:
         # First, for whoever says what another process told it ends at once.
