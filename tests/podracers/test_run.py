@@ -275,9 +275,10 @@ def test_a_run_directory_that_becomes_read_only_ends_the_run(short, tmp_path):
         # Over the folder, whose open files go on to be written.
         subprocess.run(["mount", "--bind", path, path], check=True)
         mounted.append(path)
-        while subprocess.run(
-            ["mount", "-o", "remount,ro,bind", path], check=False, capture_output=True
-        ).returncode:
+        read_only = ["mount", "-o", "remount,ro,bind", path]
+        limit = time.monotonic() + 30.0
+        while subprocess.run(read_only, check=False, capture_output=True).returncode:
+            assert time.monotonic() < limit
             time.sleep(0.05)  # a checkpoint is being written there
 
     mount = ["mount", "--bind", str(tmp_path), str(tmp_path)]
