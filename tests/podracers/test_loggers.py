@@ -48,6 +48,48 @@ def test_jsonl_resumes_after_the_checkpoint(tmp_path, torn):
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"[" * 100000, "nested too deeply"),
+        (b'{"loss": 1.0}', "it has no 'step'"),
+        (b'{"step": "20"}', "'step' is \"20\""),
+        (b'{"step": 20, "loss": [1]}', "'loss' is an array of 1"),
+        (b'{"step": 20, "loss": 1e999}', "'loss' is Infinity"),
+        (b"\x00\xff", ""),
+        (b"", "Expecting value"),
+    ],
+    ids=["deep", "stepless", "text", "array", "infinite", "bytes", "empty"],
+)
+def test_damaged_lines_are_left_out_and_said(tmp_path, caplog, line, reason):
+    path = tmp_path / "metrics.jsonl"
+    good = [b'{"step": 10}', b'{"step": 30, "loss": null}']
+    path.write_bytes(b"\n".join([good[0], line, good[1], b'{"step": 40, "lo']))
+    assert loggers.read_rows(path) == [{"step": 10}, {"step": 30, "loss": None}]
+    (record,) = caplog.records
+    assert record.message.startswith(f"{path}: left out what is damaged: line 2 (")
+    assert reason in record.message
+    logger = loggers.JsonlLogger(path, resume_step=30)
+    logger.close()
+    assert path.read_bytes().splitlines() == good
+    assert len(caplog.records) == 2
+    path.write_bytes((line + b"\n") * 7)
+    assert loggers.read_rows(path) == []
+    assert "lines 1, 2, 3, 4, 5 and 2 more (" in caplog.records[-1].message
+
+
+@pytest.mark.parametrize("kind", [loggers.JsonlLogger, loggers.TensorBoardLogger])
+def test_a_file_that_vanishes_is_noticed(tmp_path, kind):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    logger = kind(folder / "metrics.jsonl" if kind is loggers.JsonlLogger else folder)
+    logger.write(1, {"loss": 1.0})
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(errors.RunFailure, match=f"^'{folder}/.*' was moved to '{tmp_path}/moved/"):
+        logger.write(2, {"loss": 1.0})
+    logger.close()
+
+
 def test_jsonl_starts_anew_or_from_nothing(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for resume_step in (20, None):

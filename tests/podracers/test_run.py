@@ -1,8 +1,13 @@
 """Tests of what a run does between its first update and its summary."""
 
+import contextlib
 import dataclasses
 import json
 import math
+import os
+import shutil
+import subprocess
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -227,6 +232,154 @@ def test_resuming_what_never_saved_starts_from_the_beginning(settings, populatio
     _, lines = _run(settings, directory, resume=True)
     assert "there is no checkpoint yet: starting from the beginning" in lines
     processes.assert_same_end(population[0].path, directory.path)
+
+
+class Harm:
+    """Never asks to stop; does something once, when the run has logged so many lines."""
+
+    def __init__(self, path, lines, harm):
+        self._path, self._lines, self._harm = path, lines, harm
+
+    def __bool__(self):
+        if self._harm and processes.num_lines(self._path) >= self._lines:
+            while not any(path.name.isdigit() for path in (self._path / "checkpoints").iterdir()):
+                time.sleep(0.01)
+            harm, self._harm = self._harm, None
+            harm(self._path)
+        return False
+
+
+def _move(path):
+    path.rename(path.with_name("moved"))
+
+
+def _remove(path):
+    _move(path)
+    while path.with_name("moved").exists():  # what is being written meanwhile
+        shutil.rmtree(path.with_name("moved"), ignore_errors=True)
+
+
+def _replace(path):
+    _move(path)
+    path.mkdir()
+
+
+def _remove_checkpoints(path):
+    _remove(path / "checkpoints")
+
+
+def _replace_checkpoints(path):
+    _move(path / "checkpoints")
+    with contextlib.suppress(IsADirectoryError):  # which was made anew already
+        (path / "checkpoints").write_text("not a folder")
+
+
+def _remove_log(path):
+    (path / "metrics.jsonl").unlink()
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """Six updates of either runner."""
+    folder = tmp_path_factory.mktemp("short")
+    extra = "TOTAL_STEPS = 384\nexperiment.Experiment.evaluation_period = 4  # updates\n"
+    files = {"anakin": [str(processes.config_file(folder, extra))]}
+    files["sebulba"] = [*files["anakin"], str(processes.ROOT / "gin/runners/sebulba.gin")]
+    return {runner: experiment.load(paths, ["SEED = 3"]) for runner, paths in files.items()}
+
+
+_KEPT = r"its newest checkpoint is of step \d+"
+_GONE = r"^the run directory '.*/run' was {} while the run wrote to it; {}$"
+
+
+# In the middle, and while it is evaluated for the last time.
+@pytest.mark.parametrize(
+    ("runner", "lines", "harm", "message"),
+    [
+        ("anakin", 3, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
+        ("anakin", 6, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
+        ("sebulba", 3, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
+        ("sebulba", 6, _remove, _GONE.format("removed", "no checkpoint is left")),
+        ("anakin", 3, _remove, _GONE.format("removed", "no checkpoint is left")),
+        ("anakin", 3, _replace, _GONE.format("moved to '.*/moved'", _KEPT)),
+        ("anakin", 3, _remove_checkpoints, "^'.*/run/checkpoints' was removed while the run wrote"),
+        ("anakin", 6, _replace_checkpoints, "^'.*/run/checkpoints' was moved to '.*/run/moved' wh"),
+        ("anakin", 3, _remove_log, r"^'.*/run/metrics\.jsonl' was removed while the run wrote to"),
+    ],
+)
+def test_a_run_directory_that_vanishes_ends_the_run(
+    short, tmp_path, caplog, runner, lines, harm, message
+):
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    directory.write_config(config.text())
+    with pytest.raises(errors.RunFailure, match=message):
+        _run(short[runner], directory, Harm(directory.path, lines, harm))
+    assert not caplog.records  # it is said once
+    assert not directory.summary.exists()
+    run_directory.RunDirectory(tmp_path / "run").lock.require_free()
+
+
+def test_a_run_directory_that_becomes_read_only_ends_the_run(short, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    directory.write_config(config.text())
+    path = str(directory.path)
+    mounted = []
+
+    def harm(_):
+        # Over the folder, whose open files go on to be written.
+        subprocess.run(["mount", "--bind", path, path], check=True)
+        mounted.append(path)
+        read_only = ["mount", "-o", "remount,ro,bind", path]
+        limit = time.monotonic() + 30.0
+        while subprocess.run(read_only, check=False, capture_output=True).returncode:
+            assert time.monotonic() < limit
+            time.sleep(0.05)  # a checkpoint is being written there
+
+    mount = ["mount", "--bind", str(tmp_path), str(tmp_path)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only root can mount a folder")
+    subprocess.run(["umount", str(tmp_path)], check=True)
+    try:
+        with pytest.raises(errors.RunFailure, match=r"/run.*: Read-only file system$"):
+            _run(short["anakin"], directory, Harm(directory.path, 3, harm))
+    finally:
+        for _ in mounted:
+            subprocess.run(["umount", "--lazy", path], check=True)
+    assert not directory.summary.exists()
+
+
+def test_a_configuration_that_was_removed_is_written_anew(settings, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    directory.write_config("SEED = 3\n")
+    summary, _ = _run(
+        settings, directory, Harm(directory.path, 2, lambda _: directory.config.unlink())
+    )
+    assert summary
+    assert directory.config.read_text() == "SEED = 3\n"
+
+
+def test_a_second_run_is_kept_out_until_the_first_has_ended(settings, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    refused = []
+
+    def start_another(path):
+        other = run_directory.RunDirectory(path)
+        for resume in (True, False):
+            with pytest.raises(errors.UserError, match=f"in use by process {os.getpid()} on host"):
+                _run(settings, other, resume=resume)
+            refused.append(resume)
+
+    summary, _ = _run(settings, directory, Harm(directory.path, 2, start_another))
+    assert summary and refused == [True, False]
+    other = run_directory.RunDirectory(directory.path)
+    changed = dataclasses.replace(settings, seed=7)
+    with pytest.raises(errors.UserError, match="seed 3"):
+        _run(changed, other, resume=True)
+    run_directory.RunDirectory(directory.path).lock.acquire()  # a refused run does not keep it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -105,3 +105,61 @@ def test_a_checkout_without_a_commit_is_named_all_the_same(own):
     _git(own, "update-ref", "-d", "HEAD")
     found = run_directory.provenance()["other_commits"]
     assert found == {"my_agent": None, "my_games": None}
+def test_a_lock_makes_no_used_folder_and_is_named_where_there_is_one(tmp_path):
+    directory, other = (run_directory.RunDirectory(tmp_path) for _ in range(2))
+    directory.lock.acquire()
+    other.refuse_used()
+    directory.write_config("SEED = 0\n")
+    with pytest.raises(errors.UserError, match="in use by process"):
+        other.refuse_used()
+    directory.lock.release()
+    with pytest.raises(errors.UserError, match="continue it with --resume"):
+        other.refuse_used()
+
+
+def test_a_configuration_that_is_no_text_is_a_mistake(tmp_path):
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.config.write_bytes(b"SEED = \xff\xfe\n")
+    with pytest.raises(errors.UserError, match=r"config\.gin' is damaged: byte 7 is no text$"):
+        directory.read_config()
+    directory.config.unlink()
+    with pytest.raises(errors.UserError, match=r"cannot read '.*config\.gin': No such file"):
+        directory.read_config()
+
+
+SUMMARY = {
+    "evaluation": {"return": float("nan"), "return_by_seed": {"3": 1.0}, "episodes": 8},
+    "random_policy_return": -0.5,
+    "environment_steps": 640,
+    "wall_time_s": 1.5,
+    "steps_per_second": None,
+    "first_dispatch_s": 1,
+    "seed": 3,
+    "device": "1 x cpu",
+    "platform": "cpu",
+    "host_cores": 2,
+    "versions": {"jax": "0.1"},
+    "commit": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda text: text[: len(text) // 2], "Unterminated"),
+        (lambda text: "", "Expecting value"),
+        (lambda text: "[" * 100000, "nested too deeply"),
+        (lambda text: text.replace("640", '"640"'), "'environment_steps' is \"640\""),
+        (lambda text: text.replace('"seed": 3,', ""), "it has no 'seed'"),
+        (lambda text: text.replace('{"3": 1.0}', "[]"), "'evaluation.return_by_seed' is an array"),
+    ],
+)
+def test_a_damaged_summary_is_one_line(tmp_path, damage, reason):
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.summary.write_text(json.dumps(SUMMARY))
+    assert directory.read_summary()["versions"] == {"jax": "0.1"}
+    directory.summary.write_text(damage(directory.summary.read_text()))
+    with pytest.raises(errors.RunFailure, match=r"summary\.json' is damaged \(") as caught:
+        directory.read_summary()
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)

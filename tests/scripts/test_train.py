@@ -8,7 +8,9 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import time
 
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
@@ -290,6 +292,45 @@ def test_the_directory_of_a_population_says_all_of_its_seeds(config, monkeypatch
     settings = experiment.load([str(config)], ["Anakin.population = 8"])
     path = train._default(str(config), settings, settings.build())
     assert re.fullmatch(r"runs/tiny-anakin-seeds3-10-\d{8}-\d{6}", path)
+
+
+def test_a_damaged_configuration_is_one_line(reference, folder):
+    path = folder / "binary"
+    path.mkdir()
+    (path / "config.gin").write_bytes(b"\x7fELF\xff\xfe\x00\x01" * 9)
+    started = [
+        processes.start("train", "--run_dir", path, "--resume"),
+        processes.start("evaluate", "--run_dir", path),
+    ]
+    for process in started:
+        processes.assert_mistake(processes.finish(process), "config.gin")
+
+
+def test_a_second_run_in_one_directory_is_told_who_is_there(folder, config):
+    path = folder / "twice"
+    bindings = ("--gin_bindings", "TOTAL_STEPS = 100_000_000")
+    first = processes.start("train", "--gin_file", config, "--run_dir", path, *bindings)
+    try:
+        while not list(path.glob("checkpoints/[0-9]*/manifest.json")) and first.poll() is None:
+            time.sleep(0.05)
+        others = [
+            processes.start("train", "--gin_file", config, "--run_dir", path),
+            processes.start("train", "--run_dir", path, "--resume"),
+        ]
+        for other in others:
+            who = f"in use by process {first.pid} on host {socket.gethostname()}"
+            processes.assert_mistake(processes.finish(other), who)
+        watched = processes.run("evaluate", "--run_dir", path, "--episodes", 4)
+        assert watched.returncode == 0, watched.stderr
+        assert first.poll() is None
+    finally:
+        first.kill()
+        processes.finish(first)
+    resumed = processes.run(
+        "train", "--run_dir", path, "--resume", "--gin_bindings", "TOTAL_STEPS = 64"
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming from step" in resumed.stdout
 
 
 def test_mistakes_about_run_directories(reference, folder, config):
