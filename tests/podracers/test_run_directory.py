@@ -105,6 +105,8 @@ def test_a_checkout_without_a_commit_is_named_all_the_same(own):
     _git(own, "update-ref", "-d", "HEAD")
     found = run_directory.provenance()["other_commits"]
     assert found == {"my_agent": None, "my_games": None}
+
+
 def test_a_lock_makes_no_used_folder_and_is_named_where_there_is_one(tmp_path):
     directory, other = (run_directory.RunDirectory(tmp_path) for _ in range(2))
     directory.lock.acquire()
