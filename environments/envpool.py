@@ -94,15 +94,21 @@ class EnvPool:
         )
         folders = self._task.family.folders
         directory = scratch.Directory(folders) if folders else None
+        # No variable here holds it: what imports modules for the first time may be kept for ever,
+        # with all that its variables hold, and the simulators end with the last reference.
+        return EnvPoolEnvironment(
+            self._pool(start, directory), self._task, self._actions, self._observation, directory
+        )
+
+    def _pool(self, start: Callable[[], Any], directory: scratch.Directory | None) -> Any:
         try:
-            pool = directory.start(start) if directory else start()
+            return directory.start(start) if directory else start()
         except BaseException as error:
             if directory:
                 directory.close()
             if isinstance(error, _REFUSALS):
                 raise envpool_families.cannot_start(self.task_id, error) from error
             raise
-        return EnvPoolEnvironment(pool, self._task, self._actions, self._observation, directory)
 
     @functools.cached_property
     def _task(self) -> envpool_families.Task:

@@ -86,12 +86,12 @@ class Gymnasium:
         self, key: jax.Array, env_id: np.ndarray, num_threads: int
     ) -> environment.HostEnvironment:
         """Makes `B` environments (see `environment.HostEnvironmentFactory`)."""
-        name = self.spec.name  # whatever cannot be made is refused here, in this process
-        seeds = environment.stream_seeds(key, env_id).tolist()
+        _ = self.spec  # whatever cannot be made is refused here, in this process
+        seeds, numbers = environment.stream_seeds(key, env_id).tolist(), env_id.tolist()
         if self.vectorization == "async":
-            batch = gymnasium_workers.Workers(self._recipe, seeds, num_threads, name)
+            batch = gymnasium_workers.Workers(self._recipe, seeds, numbers, num_threads)
         else:
-            batch = gymnasium_rows.Rows(self._recipe, seeds)
+            batch = gymnasium_rows.Rows(self._recipe, seeds, numbers)
         return _HostEnvironment(batch, len(seeds))
 
     @property

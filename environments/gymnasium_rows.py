@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from environments import gymnasium_spaces as spaces
+from podracers import errors
 
 
 class Moment(NamedTuple):
@@ -52,9 +53,11 @@ class Rows:
     Args:
       recipe: of each.
       seeds: one for each; later episodes go on from where the generator of the first one is.
+      numbers: of the streams, for error messages.
     """
 
-    def __init__(self, recipe: Recipe, seeds: Sequence[int]):
+    def __init__(self, recipe: Recipe, seeds: Sequence[int], numbers: Sequence[int]):
+        self._name, self._numbers = recipe.spec.id, numbers
         self._seeds = [int(seed) for seed in seeds]
         self._envs = []
         try:
@@ -71,7 +74,7 @@ class Rows:
         observations = [env.reset(seed=seed)[0] for env, seed in zip(self._envs, self._seeds)]
         none = np.zeros(len(self._envs), np.bool_)
         self._ended = none
-        return Moment(self._stack(observations), none.astype(np.float32), ~none, none, none)
+        return Moment(self._stack(observations, ~none), none.astype(np.float32), ~none, none, none)
 
     def send(self, action: np.ndarray) -> None:
         """Keeps the actions `[B, ...]` for `recv`."""
@@ -91,13 +94,32 @@ class Rows:
                 observation, reward[row], terminated[row], truncated[row], _ = env.step(action)
             observations.append(observation)
         self._ended = terminated | truncated
-        return Moment(self._stack(observations), reward, first, terminated, truncated)
+        return Moment(self._stack(observations, first), reward, first, terminated, truncated)
 
     def close(self) -> None:
-        """Closes the environments, once."""
-        envs, self._envs = self._envs, []
-        for env in envs:
-            env.close()
+        """Closes the environments, once.
 
-    def _stack(self, observations: list[Any]) -> Any:
-        return spaces.stack(self._envs[0].observation_space, observations)
+        Raises:
+          errors.RunFailure: that failed, at the first of these.
+        """
+        envs, self._envs = self._envs, []
+        failures = []
+        for env, number in zip(envs, self._numbers):
+            try:
+                env.close()
+            except Exception as error:  # the others have to be closed as well
+                said = " ".join(str(error).split())
+                failures.append((f"closing stream {number}: {type(error).__name__}: {said}", error))
+        if failures:
+            said, error = failures[0]
+            raise errors.RunFailure(f"{self._name}: {said}") from error
+
+    def _stack(self, observations: list[Any], first: np.ndarray) -> Any:
+        try:
+            return spaces.stack(self._envs[0].observation_space, observations)
+        except spaces.Misfit as error:
+            when = "a reset" if first[error.row] else "a step"
+            number = self._numbers[error.row]
+            raise errors.UserError(
+                f"{self._name}, stream {number}: after {when}, {error}"
+            ) from error

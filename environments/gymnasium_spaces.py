@@ -10,7 +10,8 @@ the components of a discrete, a multi-discrete or a continuous action.
 Axis legend: `B` streams. This module does not import JAX: worker processes start faster without.
 """
 
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ _NARROW = {
     np.dtype(np.int64): np.dtype(np.int32),
     np.dtype(np.uint64): np.dtype(np.uint32),
 }
-_Bounds = tuple[float, float]
+_NUMBERS = "biuf"  # kinds of dtypes: bool, signed, unsigned, floating
 
 
 def observation_spec(space: Any, name: str) -> Any:
@@ -65,6 +66,18 @@ def _observation_spec(space: Any, name: str, path: str) -> Any:
     )
 
 
+class Misfit(errors.UserError):
+    """An observation is no element of its space.
+
+    Attributes:
+      row: which of the observations it is.
+    """
+
+    def __init__(self, row: int, what: str, space: Any):
+        super().__init__(f"{what}, and its space is {textwrap.shorten(repr(space), 200)}")
+        self.row = row
+
+
 def stack(space: Any, observations: Sequence[Any]) -> Any:
     """Returns the observations of `B` environments as `observation_spec` describes, `[B, ...]`.
 
@@ -73,7 +86,8 @@ def stack(space: Any, observations: Sequence[Any]) -> Any:
       observations: `B` of its elements.
 
     Raises:
-      errors.UserError: they are not of the shape that the space says, or do not fit into 32 bits.
+      Misfit: one of them is not of the shape or the kind that the space says, or does not fit into
+        32 bits.
     """
     batch = _stack(space, observations, "")
     if isinstance(batch, dict) and isinstance(batch.get(ACTION_MASK), np.ndarray):
@@ -83,6 +97,7 @@ def stack(space: Any, observations: Sequence[Any]) -> Any:
 
 def _stack(space: Any, observations: Sequence[Any], path: str) -> Any:
     if isinstance(space, spaces.Dict):
+        _check_keys(space, observations, path)
         return {
             key: _stack(
                 child, [observation[key] for observation in observations], f"{path}[{key!r}]"
@@ -90,31 +105,65 @@ def _stack(space: Any, observations: Sequence[Any], path: str) -> Any:
             for key, child in space.spaces.items()
         }
     if isinstance(space, spaces.Tuple):
+        _check_length(space, observations, path)
         return {
             str(i): _stack(child, [observation[i] for observation in observations], f"{path}[{i}]")
             for i, child in enumerate(space.spaces)
         }
     try:
         batch = np.stack(observations)
-    except ValueError as error:
-        raise errors.UserError(f"observation{path}: {error}") from error
-    if batch.shape[1:] != space.shape:
-        raise errors.UserError(
-            f"observation{path}: expected the shape {space.shape} of its space, got "
-            f"{batch.shape[1:]}"
-        )
+    except ValueError:
+        batch = None  # of different shapes
+    if batch is None or batch.shape[1:] != space.shape or batch.dtype.kind not in _NUMBERS:
+        _check_arrays(space, observations, path)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return (batch - space.start).astype(np.int32)
-    if isinstance(space, spaces.MultiBinary):
-        return batch.astype(np.bool_)
-    return _cast(batch, _narrow(space.dtype), path)
+        return _cast(space, batch, np.dtype(np.int32), path, space.start)
+    dtype = np.bool_ if isinstance(space, spaces.MultiBinary) else _narrow(space.dtype)
+    return _cast(space, batch, np.dtype(dtype), path)
 
 
-def _cast(batch: np.ndarray, dtype: np.dtype, path: str) -> np.ndarray:
-    narrow = batch.astype(dtype, copy=False)
-    # A wrapped counter would be a number like any other: nobody would notice.
-    if batch.dtype.kind in "iu" and dtype != batch.dtype and not np.array_equal(narrow, batch):
-        raise errors.UserError(f"observation{path}: a number does not fit into {dtype}")
+def _check_keys(space: spaces.Dict, observations: Sequence[Any], path: str) -> None:
+    for row, observation in enumerate(observations):
+        if not isinstance(observation, Mapping):
+            kind = type(observation).__name__
+            raise Misfit(row, f"observation{path} is of type {kind}", space)
+        if observation.keys() != space.spaces.keys():
+            raise Misfit(row, f"observation{path} has the keys {sorted(observation)}", space)
+
+
+def _check_length(space: spaces.Tuple, observations: Sequence[Any], path: str) -> None:
+    for row, observation in enumerate(observations):
+        if not isinstance(observation, Sequence) or len(observation) != len(space.spaces):
+            size = f" and length {len(observation)}" if hasattr(observation, "__len__") else ""
+            kind = type(observation).__name__
+            raise Misfit(row, f"observation{path} is of type {kind}{size}", space)
+
+
+def _check_arrays(space: Any, observations: Sequence[Any], path: str) -> None:
+    """Raises for the first observation that is no array of numbers of the space's shape."""
+    for row, observation in enumerate(observations):
+        try:
+            array = np.asarray(observation)
+        except ValueError as error:  # lists of different lengths
+            raise Misfit(row, f"observation{path} is no array", space) from error
+        if array.shape != space.shape:
+            raise Misfit(row, f"observation{path} has the shape {array.shape}", space)
+        if array.dtype.kind not in _NUMBERS:
+            raise Misfit(row, f"observation{path} has the dtype {array.dtype}", space)
+
+
+def _cast(
+    space: Any, batch: np.ndarray, dtype: np.dtype, path: str, start: Any = None
+) -> np.ndarray:
+    shifted = batch if start is None else batch - start
+    with np.errstate(invalid="ignore"):  # NaN, for one: it is found below
+        narrow = shifted.astype(dtype, copy=False)
+    # A wrapped counter, or a fraction that is cut, would be a number like any other: nobody would
+    # notice.
+    if dtype != batch.dtype and dtype.kind != "f" and not np.array_equal(narrow, shifted):
+        row = int(np.argmax([np.any(a != b) for a, b in zip(narrow, shifted)]))
+        what = f"observation{path} has the dtype {np.asarray(batch).dtype}"
+        raise Misfit(row, f"{what}, with a number that does not fit into {dtype}", space)
     return narrow
 
 

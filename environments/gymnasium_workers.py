@@ -10,6 +10,7 @@ reaches every process of a terminal.
 Axis legend: `B` streams. This module does not import JAX: worker processes start faster without.
 """
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -31,7 +32,7 @@ from environments import gymnasium_rows
 from podracers import errors
 
 _START, _RESET, _STEP = range(3)  # what a worker is asked for
-_DONE, _MISTAKE, _FAILED = range(3)  # how it went
+_DONE, _MISTAKE, _FAILED, _UNCLOSED = range(4)  # how it went
 _GRACE = 2.0  # seconds for workers to close their environments
 # Workers share the cores: none of them should start a thread on each.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -43,17 +44,22 @@ class Workers:
     Args:
       recipe: of each environment.
       seeds: `B`, one for each.
+      numbers: `B`, of the streams, for error messages.
       num_workers: how many processes; at most `B` are started.
-      name: of the environment, for error messages.
 
     Raises:
       errors.UserError: an environment cannot be made for a reason that the user can mend.
     """
 
     def __init__(
-        self, recipe: gymnasium_rows.Recipe, seeds: Sequence[int], num_workers: int, name: str
+        self,
+        recipe: gymnasium_rows.Recipe,
+        seeds: Sequence[int],
+        numbers: Sequence[int],
+        num_workers: int,
     ):
-        self._name = name
+        self._name = recipe.spec.id
+        self._receiving = threading.Lock()
         self._processes: list[subprocess.Popen] = []
         self._pipes: list[connection.Connection] = []
         self._slices = _slices(len(seeds), num_workers)
@@ -61,7 +67,7 @@ class Workers:
             for rows in self._slices:
                 self._start()
                 # The environment of a notebook or a script is not importable: it goes by value.
-                start = cloudpickle.dumps((recipe, list(seeds[rows])))
+                start = cloudpickle.dumps((recipe, list(seeds[rows]), list(numbers[rows])))
                 self._ask(len(self._pipes) - 1, _START, start)
             for worker in range(len(self._pipes)):
                 self._answer(worker)
@@ -88,12 +94,19 @@ class Workers:
         """Ends the processes: politely at first, then by force, even in the middle of a step.
 
         Another thread that waits in `recv` gets an `errors.RunFailure`.
+
+        Raises:
+          errors.RunFailure: an environment could not be closed; its process has ended nevertheless.
         """
-        for pipe in self._pipes:
-            # Unlike closing, this wakes whoever reads at either end.
-            with socket.socket(fileno=os.dup(pipe.fileno())) as end:
-                end.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + _GRACE
+        failures = []
+        if self._receiving.acquire(blocking=False):  # else a step hangs, and there is another cause
+            for pipe in self._pipes:
+                _shut_down(pipe, socket.SHUT_WR)
+            failures = [each for pipe in self._pipes for each in _last_words(pipe, deadline)]
+            self._receiving.release()
+        for pipe in self._pipes:
+            _shut_down(pipe, socket.SHUT_RDWR)
         for process in self._processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -103,6 +116,8 @@ class Workers:
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
+        if failures:
+            raise errors.RunFailure(failures[0])
 
     def _start(self) -> None:
         ours, theirs = connection.Pipe()
@@ -131,7 +146,8 @@ class Workers:
 
     def _answer(self, worker: int) -> Any:
         try:
-            outcome, payload = self._pipes[worker].recv()
+            with self._receiving:
+                outcome, payload = self._pipes[worker].recv()
         except (EOFError, OSError) as error:
             raise self._died(worker) from error
         if outcome == _MISTAKE:
@@ -179,8 +195,34 @@ def work(descriptor: int, parent: int) -> None:
         except Exception:
             pipe.send((_FAILED, traceback.format_exc()))
         finally:
-            if rows is not None:
-                rows.close()
+            with contextlib.suppress(OSError):  # the parent may be gone
+                _close(rows, pipe)
+
+
+def _close(rows: gymnasium_rows.Rows | None, pipe: connection.Connection) -> None:
+    """Closes the environments, and tells the parent what went wrong."""
+    try:
+        if rows is not None:
+            rows.close()
+    except errors.RunFailure as error:
+        pipe.send((_UNCLOSED, str(error)))
+
+
+def _last_words(pipe: connection.Connection, deadline: float) -> list[str]:
+    """Returns what a worker says of closing, and leaves out answers that nobody waits for."""
+    said = []
+    with contextlib.suppress(EOFError, OSError):
+        while pipe.poll(max(0.0, deadline - time.monotonic())):
+            outcome, payload = pipe.recv()
+            if outcome == _UNCLOSED:
+                said.append(payload)
+    return said
+
+
+def _shut_down(pipe: connection.Connection, how: int) -> None:
+    """Ends a direction of a pipe; unlike closing, this wakes whoever reads at either end."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        end.shutdown(how)
 
 
 def _watch(parent: int) -> None:

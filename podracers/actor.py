@@ -5,7 +5,6 @@ devices that it feeds.
 """
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from podracers import acting, pipeline, timing, types
+from podracers import acting, closing, pipeline, timing, types
 from podracers import environment as environment_lib
 
 
@@ -83,22 +82,9 @@ class Actor:
             self.close()
 
     def close(self) -> None:
-        """Closes every environment, whatever happens to the others.
-
-        Raises:
-          Exception: the first of what they raised. Where another exception is on its way, that one
-            stays the cause, and gets a note.
-        """
-        cause, failures = sys.exception(), []
+        """Closes every environment, whatever happens to the others (see `closing`)."""
         while self._hosts:
-            try:
-                self._hosts.pop().close()
-            except Exception as error:
-                failures.append(error)
-        if failures and (cause is None or isinstance(cause, pipeline.Cancelled)):
-            raise failures[0]
-        for error in failures:
-            cause.add_note(f"and closing an environment failed: {type(error).__name__}: {error}")
+            closing.close(self._hosts.pop())
 
     def _run(self, worker: pipeline.Worker) -> None:
         # Made here, where they are used: some simulators belong to the thread that makes them.

@@ -12,7 +12,15 @@ from typing import NoReturn
 
 import jax
 
-from podracers import config_errors, config_names, distributed, errors, pipeline, watchdog
+from podracers import (
+    closing,
+    config_errors,
+    config_names,
+    distributed,
+    errors,
+    pipeline,
+    watchdog,
+)
 
 _OWN = tuple(f"{config_names.ROOT / name}{os.sep}" for name in (*config_names.PACKAGES, "scripts"))
 _RUNNERS = "gin/runners"
@@ -110,6 +118,8 @@ def run(main: Callable[[], int | None]) -> None:
         if _is_out_of_memory(error):
             cause = f"out of memory: {cause}"
             said = f"failed: {cause}"
+    if not cause and closing.failures():  # which have been said
+        code = errors.RunFailure.exit_code
     several = distributed.is_several()
     if cause:
         # First, for whoever says what another process told it ends at once.

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from podracers import agent as agent_lib
+from podracers import closing, errors, evaluation, pipeline, types
 from podracers import environment as environment_lib
-from podracers import errors, evaluation, pipeline, types
 
 MAX_BATCH = 64  # simulators that are alive at the same time
 
@@ -122,7 +122,7 @@ class HostEvaluator:
                     timestep = host.recv()
                 yield timestep
         finally:
-            host.close()
+            closing.close(host)
 
     def _play(
         self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, doing: _Doing

@@ -123,5 +123,43 @@ class Half(gymnasium.RewardWrapper):
         return reward / 2
 
 
-for _game in (Walk, Faulty, Picture, Spaces):
+class Unfit(gymnasium.Env):
+    """Shows what is not in its space, and raises when it is closed, once it was reset.
+
+    Args:
+      observation: what it shows instead.
+      when: at which step from its reset.
+      unclosed: whether it raises in `close`.
+    """
+
+    observation_space = spaces.Dict({"a": spaces.Box(0, 9, (3,), np.int32)})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, observation=None, when=0, unclosed=False):
+        self._observation, self._when, self._unclosed = observation, when, unclosed
+        self._steps = -1
+
+    def reset(self, *, seed=None, options=None):
+        """Starts."""
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        """Counts."""
+        self._steps += 1
+        return self._observe(), 0.0, False, self._steps >= 5, {}
+
+    def close(self):
+        """Fails."""
+        if self._unclosed and self._steps >= 0:
+            raise ArithmeticError("it is not to be closed,\nit says")
+
+    def _observe(self):
+        if self._observation is not None and self._steps == self._when:
+            return self._observation
+        return {"a": np.zeros(3, np.int32)}
+
+
+for _game in (Walk, Faulty, Picture, Spaces, Unfit):
     gymnasium.register(f"Own/{_game.__name__}-v0", entry_point=f"{__name__}:{_game.__name__}")

@@ -5,6 +5,8 @@ Axis legend: `T` time, `B` streams.
 
 import os
 import pathlib
+import subprocess
+import sys
 import time
 
 import envpool as library
@@ -336,6 +338,19 @@ def test_close_ends_the_threads_while_arrays_live_on():
     host.close()
     assert threads() == before
     assert np.isfinite(timestep.observation).all()
+
+
+def test_the_first_simulators_of_a_process_end_when_they_are_closed():
+    """Importing EnvPool keeps what the variables of its callers hold."""
+    program = (
+        "import sys, jax, numpy as np\n"
+        "from environments import envpool\n"
+        "recipe = envpool.EnvPool('CartPole-v1')\n"
+        "host = recipe.make(jax.random.key(0), np.arange(2, dtype=np.int32), 1)\n"
+        "print(sys.getrefcount(host._pool))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert ended.stdout == b"2\n"  # the attribute and the argument
 
 
 @pytest.mark.slow

@@ -167,8 +167,63 @@ def test_numbers_that_do_not_fit_are_refused():
 
 def test_observations_that_belie_their_space_are_refused():
     box = spaces.Box(0.0, 1.0, (3,))
-    with pytest.raises(errors.UserError, match=r"expected the shape \(3,\)"):
-        gymnasium_spaces.stack(spaces.Dict({"a": box}), [{"a": np.zeros(2)}])
+    space = spaces.Dict({"a": box, "b": spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)])})
+    fine = {"a": np.zeros(3), "b": (1, np.ones(2))}
+    gymnasium_spaces.stack(space, [fine, fine])
+    for changed, message in [
+        ({"a": np.zeros(2)}, r"observation\['a'\] has the shape \(2,\), and its space is Box"),
+        ({"a": [[0.0], 0.0, 0.0]}, r"observation\['a'\] is no array"),
+        ({"a": np.array(["1", "2", "3"])}, r"observation\['a'\] has the dtype <U1"),
+        ({"a": None}, r"observation\['a'\] has the shape \(\)"),
+        ({"b": (0.5, np.ones(2))}, r"observation\['b'\]\[0\] has the dtype float64, with a number"),
+        (
+            {"b": (0, np.full(2, np.nan))},
+            r"observation\['b'\]\[1\] has the dtype float64, with a n",
+        ),
+        ({"b": (0,)}, r"observation\['b'\] is of type tuple and length 1, and its space is Tuple"),
+        ({"b": 3}, r"observation\['b'\] is of type int, and its space is Tuple"),
+        ({"c": 0}, r"observation has the keys \['a', 'b', 'c'\], and its space is Dict"),
+    ]:
+        with pytest.raises(gymnasium_spaces.Misfit, match=message) as caught:
+            gymnasium_spaces.stack(space, [fine, fine | changed])
+        assert caught.value.row == 1
+        assert "\n" not in str(caught.value)
+    with pytest.raises(gymnasium_spaces.Misfit, match="observation is of type ndarray"):
+        gymnasium_spaces.stack(space, [np.zeros(3)])
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("when", "words"), [(0, "after a reset"), (2, "after a step")])
+def test_an_observation_that_belies_its_space_is_named_with_its_stream(vectorization, when, words):
+    options = {"observation": {"a": np.zeros((2, 2), np.int32)}, "when": when}
+    host = gymnasium.Gymnasium(f"{OWN}Unfit-v0", options, vectorization).make(
+        KEY, np.arange(6, 9, dtype=np.int32), 2
+    )
+    with pytest.raises(errors.UserError) as caught:
+        host.reset()
+        for _ in range(3):
+            host.send(np.zeros(3, np.int32))
+            host.recv()
+    assert str(caught.value) == (
+        f"Own/Unfit-v0, stream 6: {words}, observation['a'] has the shape (2, 2), and its space is "
+        "Box(0, 9, (3,), int32)"
+    )
+    host.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_environments_that_raise_in_close_are_all_closed_and_one_is_named(vectorization, capfd):
+    factory = gymnasium.Gymnasium(f"{OWN}Unfit-v0", {"unclosed": True}, vectorization)
+    host = factory.make(KEY, np.arange(6, 10, dtype=np.int32), 2)
+    host.reset()
+    host.send(np.zeros(4, np.int32))
+    running = _processes(host) if vectorization == "async" else []
+    message = "Own/Unfit-v0: closing stream 6: ArithmeticError: it is not to be closed, it says"
+    with pytest.raises(errors.RunFailure, match=f"^{message}$"):
+        host.close()
+    assert [process.returncode for process in running] == [0] * len(running)
+    host.close()  # once is enough
+    assert capfd.readouterr() == ("", "")
 
 
 def test_pictures_can_be_drawn_and_nothing_else():
