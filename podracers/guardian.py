@@ -28,7 +28,7 @@ def watch(process: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the other one
     limit, directories, rest = math.inf, [], b""
-    silent, before = 0.0, time.monotonic()
+    silent, before, left = 0.0, time.monotonic(), set()
     while True:
         ready, _, _ = select.select([0], [], [], _PERIOD)
         now = time.monotonic()
@@ -44,13 +44,15 @@ def watch(process: int) -> None:
                 seconds, directories = json.loads(lines[-1])
                 limit, silent = math.inf if seconds is None else seconds, 0.0
         elif silent > limit:
-            _end(process, silent)
+            left = _end(process, silent)
             break
-    for directory in directories:
+    for directory in directories:  # first, for it looks at what these processes share
         children.end_within(directory, _CLOSING)
+    children.kill(left)
 
 
-def _end(process: int, seconds: float) -> None:
+def _end(process: int, seconds: float) -> set[int]:
+    """Says why, ends the process, and returns what were its children."""
     print(
         f"failed: for {seconds:.0f} s no thread of Python has run: a call into native code hangs, "
         "and holds the interpreter's lock",
@@ -67,4 +69,4 @@ def _end(process: int, seconds: float) -> None:
                 break
         else:
             os.kill(process, signal.SIGKILL)
-    children.kill(left)
+    return left

@@ -249,6 +249,28 @@ def test_worker_processes_that_hang_or_die(config, tmp_path):
         _assert_traceback(_finish(process), phrases[fault])
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_environments_that_cannot_be_closed_fail_a_run_in_one_line_and_spoil_nothing(
+    config, tmp_path, vectorization
+):
+    path = tmp_path / "run"
+    game = (
+        *("Faulty.inner = @gymnasium.Gymnasium()", f"Gymnasium.vectorization = '{vectorization}'"),
+        "Gymnasium.env_id = 'tests.environments.own_games:Own/Unfit-v0'",
+        "Gymnasium.options = {'unclosed': True}",
+    )
+    ended = _run("--gin_file", config, "--run_dir", path, bindings=game)
+    assert ended.returncode == 1, ended.stderr
+    said = [line for line in ended.stderr.splitlines() if "closing" in line]
+    assert len(said) == 1, ended.stderr
+    assert re.search(
+        r"failed: Own/Unfit-v0: closing stream \d: ArithmeticError: it is not", said[0]
+    )
+    assert "Traceback" not in ended.stderr
+    assert json.loads((path / "summary.json").read_text())["updates"] == 12
+    assert _checkpoints(path)[-1] == 768
+
+
 def test_a_learner_that_meets_a_nan(config, tmp_path):
     path = tmp_path / "run"
     fault = ("Faulty.what = 'nan'", "Faulty.step = 61")
