@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from podracers import types
+from podracers import errors, types
 
 
 class Core(Protocol):
@@ -61,6 +61,11 @@ class LSTM(nn.Module):
 
     size: int = 256
 
+    def __post_init__(self):
+        """Refuses sizes that cannot be."""
+        errors.require_count(self, "size")
+        super().__post_init__()
+
     def initial_state(self, batch_size: int) -> tuple[jax.Array, jax.Array]:
         """Returns zeros."""
         zeros = jnp.zeros((batch_size, self.size), jnp.float32)
@@ -95,6 +100,11 @@ class GRU(nn.Module):
     """
 
     size: int = 256
+
+    def __post_init__(self):
+        """Refuses sizes that cannot be."""
+        errors.require_count(self, "size")
+        super().__post_init__()
 
     def initial_state(self, batch_size: int) -> jax.Array:
         """Returns zeros."""

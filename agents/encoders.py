@@ -112,7 +112,7 @@ class MLP(nn.Module):
         """Returns features `[N, hidden_sizes[-1]]`."""
         activation = _activation(self.activation)
         features = _flatten(jax.tree.leaves(without_mask(observation)))
-        columns = layers.feature_major()
+        columns = bool(self.hidden_sizes) and layers.feature_major()
         wide = columns and features.shape[1] > self.hidden_sizes[0]
         features = features.T if columns and not wide else features
         for index, size in enumerate(self.hidden_sizes):

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from agents import convolution
+from podracers import errors
 
 # How many images a CPU takes through convolutions at a time: 16 (as many numbers as a register
 # holds) of 84 x 84, and up to 64 of smaller ones. Grids of 10 x 10 with 32 channels are learnt from
@@ -121,6 +122,11 @@ class Dense(nn.Module):
     features: int
     scale: float = math.sqrt(2.0)
 
+    def __post_init__(self):
+        """Refuses sizes that cannot be."""
+        errors.require_count(self, "features")
+        super().__post_init__()
+
     @nn.compact
     def __call__(
         self, inputs: jax.Array, columns: bool = False, from_rows: bool = False
@@ -160,6 +166,12 @@ class Conv(nn.Module):
     stride: int = 1
     padding: str = "SAME"
     scale: float = math.sqrt(2.0)
+
+    def __post_init__(self):
+        """Refuses sizes that cannot be."""
+        for name in ("features", "kernel", "stride"):
+            errors.require_count(self, name)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, images: jax.Array, columns: bool = False) -> jax.Array:

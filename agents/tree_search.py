@@ -23,6 +23,7 @@ from podracers import errors, types
 Model = Callable[[jax.Array, types.PyTree], tuple[mctx.RecurrentFnOutput, types.PyTree]]
 
 _KINDS = ("gumbel", "puct")
+_MOST_SIMULATIONS = 100_000
 
 
 class Plan(NamedTuple):
@@ -62,6 +63,9 @@ class Search:
     def __post_init__(self):
         """Refuses impossible options."""
         options.check(self, self._COUNTS, self._PORTIONS, self._POSITIVE)
+        # mctx lists them in Python, for each number of actions.
+        few = self.num_simulations <= _MOST_SIMULATIONS
+        options.expect(self, "num_simulations", few, f"at most {_MOST_SIMULATIONS}")
         if self.kind not in _KINDS:
             raise errors.UserError(
                 f"Search.kind: expected one of {_KINDS}, got '{self.kind}'"
@@ -111,7 +115,8 @@ class Search:
             found = mctx.gumbel_muzero_policy(
                 **shared,
                 gumbel_scale=temperature,
-                max_num_considered_actions=self.max_num_considered_actions,
+                # mctx makes a table of as many rows, whatever number of actions there is.
+                max_num_considered_actions=min(self.max_num_considered_actions, invalid.shape[-1]),
             )
         else:
             found = mctx.muzero_policy(

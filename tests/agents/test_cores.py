@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agents import cores
+from podracers import errors
 
 
 def test_stacks_repeat_the_first_frame_and_never_cross_episodes():
@@ -85,3 +86,9 @@ def test_recurrent_cores_equal_their_equations(core):
             hidden = (1.0 - sigmoid(z + hz)) * candidate + sigmoid(z + hz) * hidden
         np.testing.assert_allclose(outputs[t], hidden, atol=1e-5)
     np.testing.assert_allclose(jax.tree.leaves(last)[-1], hidden, atol=1e-5)
+
+
+@pytest.mark.parametrize("core", [cores.LSTM, cores.GRU])
+def test_an_impossible_size_is_the_users_mistake(core):
+    with pytest.raises(errors.UserError, match=f"{core.__name__}.size: expected a positive int"):
+        core(-1)

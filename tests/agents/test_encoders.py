@@ -92,3 +92,24 @@ def test_a_stride_for_each_convolution():
     assert features.shape == (1, 3 * 3 * 3)
     with pytest.raises(errors.UserError, match="one stride for each"):
         encoders.CNN((2, 3), strides=(1,)).init(jax.random.key(0), image)
+
+
+def test_no_layers_leave_the_observation_as_it_is():
+    observation = jnp.arange(6.0).reshape(2, 3)
+    encoder = encoders.MLP(())
+    np.testing.assert_array_equal(encoder.apply({}, observation), observation)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (encoders.MLP((8, 0)), "Dense.features: expected a positive int, got 0"),
+        (encoders.CNN((4, -1)), "Conv.features: expected a positive int, got -1"),
+        (encoders.CNN((4,), kernel=0), "Conv.kernel: expected a positive int, got 0"),
+        (encoders.CNN((4,), strides=(0,)), "Conv.stride: expected a positive int, got 0"),
+        (encoders.ImpalaResNet(hidden=0), "Dense.features: expected a positive int, got 0"),
+    ],
+)
+def test_layers_of_impossible_sizes_are_the_users_mistake(encoder, message):
+    with pytest.raises(errors.UserError, match=message):
+        jax.eval_shape(encoder.init, jax.random.key(0), jnp.zeros((1, 8, 8, 1)))

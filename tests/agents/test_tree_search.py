@@ -123,12 +123,23 @@ def test_illegal_actions_are_neither_taken_nor_learnt(kind, temperature):
         assert np.all(np.isfinite(field))
 
 
+def test_more_actions_to_consider_than_there_are_change_nothing():
+    plans = [
+        tree_search.Search(num_simulations=4, max_depth=4, max_num_considered_actions=most).run(
+            _model, _root([[2, 0, 2]]), None, 1.0, _keys()[:1]
+        )
+        for most in (3, 10**9)
+    ]
+    np.testing.assert_array_equal(plans[0].policy, plans[1].policy)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"kind": "gumbal"}, "expected one of .* got 'gumbal'.*gumbel"),
         ({"num_simulations": 0}, "num_simulations: expected a positive int, got 0"),
         ({"max_depth": 0}, "max_depth: expected a positive int"),
+        ({"num_simulations": 10**6}, "num_simulations: expected at most 100000, got 1000000"),
         ({"dirichlet_fraction": 1.5}, r"expected a number in \[0, 1\]"),
     ],
 )
