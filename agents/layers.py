@@ -24,6 +24,7 @@ from podracers import errors
 _PIXELS = 16 * 84 * 84
 _MIN_IMAGES = 16
 _MAX_IMAGES = 64
+_MOST_KERNEL = 64  # the places of a kernel are listed in Python, one after the other
 
 
 def max_pool(images: jax.Array, columns: bool = False) -> jax.Array:
@@ -171,6 +172,10 @@ class Conv(nn.Module):
         """Refuses sizes that cannot be."""
         for name in ("features", "kernel", "stride"):
             errors.require_count(self, name)
+        if self.kernel > _MOST_KERNEL:
+            raise errors.UserError(
+                f"Conv.kernel: expected at most {_MOST_KERNEL}, got {self.kernel}"
+            )
         super().__post_init__()
 
     @nn.compact

@@ -106,6 +106,7 @@ def test_no_layers_leave_the_observation_as_it_is():
         (encoders.MLP((8, 0)), "Dense.features: expected a positive int, got 0"),
         (encoders.CNN((4, -1)), "Conv.features: expected a positive int, got -1"),
         (encoders.CNN((4,), kernel=0), "Conv.kernel: expected a positive int, got 0"),
+        (encoders.CNN((4,), kernel=1000), "Conv.kernel: expected at most 64, got 1000"),
         (encoders.CNN((4,), strides=(0,)), "Conv.stride: expected a positive int, got 0"),
         (encoders.ImpalaResNet(hidden=0), "Dense.features: expected a positive int, got 0"),
     ],
