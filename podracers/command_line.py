@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import jax
 
@@ -84,32 +84,41 @@ def use_compilation_cache() -> None:
             jax.config.update(name, value)
 
 
-def run(main: Callable[[], int | None]) -> None:
-    """Runs a script's `main` and exits: 2 for a user's mistake, 1 for a failure, else its result.
+class Ending(NamedTuple):
+    """How a script ends that has raised something."""
 
-    A mistake, and a failure whose cause is known, get one line on stderr; anything else is a bug,
-    and keeps its traceback, with a last line that says where: in the user's own code, if it went
-    through any.
+    code: int  # of the process
+    cause: str  # one line
+    report: str  # for stderr
+
+
+def ending(error: BaseException) -> Ending:
+    """Returns how a script ends of an exception.
+
+    A mistake, and a failure whose cause is known, get one line; anything else is a bug, and keeps
+    its traceback, with a last line that says where: in the user's own code, if it went through any.
     """
+    if isinstance(error, errors.UserError | errors.RunFailure):
+        # gin appends to whatever passes through the parts that it made.
+        cause = config_errors.first_line(error)
+        kind = "error" if isinstance(error, errors.UserError) else "failed"
+        return Ending(error.exit_code, cause, f"{kind}: {cause}")
+    if isinstance(error, KeyboardInterrupt):
+        return Ending(130, "interrupted", "interrupted")
+    code, cause = errors.RunFailure.exit_code, _cause(error)
+    if _is_out_of_memory(error):
+        return Ending(code, f"out of memory: {cause}", f"failed: out of memory: {cause}")
+    return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Runs a script's `main` and exits: with its result, or as `ending` says."""
     try:
         code, cause = main() or 0, None
-    except errors.UserError as error:
-        # gin appends to whatever passes through the parts that it made.
-        code, cause = errors.UserError.exit_code, config_errors.first_line(error)
-        said = f"error: {cause}"
-    except errors.RunFailure as error:
-        code, cause = errors.RunFailure.exit_code, config_errors.first_line(error)
-        said = f"failed: {cause}"
-    except KeyboardInterrupt:
-        code, cause = 130, "interrupted"
-        said = cause
-    except Exception as error:
-        distributed.hear_causes()
-        code, cause = errors.RunFailure.exit_code, _cause(error)
-        said = f"{traceback.format_exc()}\n{cause}"
-        if _is_out_of_memory(error):
-            cause = f"out of memory: {cause}"
-            said = f"failed: {cause}"
+    except (Exception, KeyboardInterrupt) as error:
+        if not isinstance(error, errors.UserError | errors.RunFailure | KeyboardInterrupt):
+            distributed.hear_causes()
+        code, cause, said = ending(error)
     several = distributed.is_several()
     if cause:
         # First, for whoever says what another process told it ends at once.

@@ -51,11 +51,15 @@ def my_agent(tmp_path, monkeypatch):
     return my_agent
 
 
-def _report(capsys, main, code=1):
-    with pytest.raises(SystemExit) as ended:
-        command_line.run(main)
-    assert ended.value.code == code
-    return capsys.readouterr().err.splitlines()
+def _report(main, code=1):
+    with pytest.raises(Exception) as raised:
+        main()
+    error = raised.value
+    end = command_line.ending(
+        error.with_traceback(error.__traceback__.tb_next)
+    )  # without this frame
+    assert end.code == code
+    return end.report.splitlines()
 
 
 def _line_of(phrase):
@@ -63,56 +67,59 @@ def _line_of(phrase):
 
 
 @pytest.mark.parametrize("make", [anakin.Anakin, sebulba.Sebulba])
-def test_a_bug_in_an_agent_ends_with_its_line(capsys, my_agent, make):
+def test_a_bug_in_an_agent_ends_with_its_line(my_agent, make):
     environment = catch.Catch()
     runner = make(my_agent.MyAgent(environment.spec), environment, 4, 4)
-    report = _report(capsys, lambda: runner.trace(0))
+    report = _report(lambda: runner.trace(0))
     assert report[0] == "Traceback (most recent call last):"
     assert report[-1] == f"my_agent.py:{_line_of('the mistake')} in _loss: {SHAPES}"
 
 
-def test_a_message_of_many_lines_ends_with_the_first_of_them(capsys, my_agent):
+def test_a_message_of_many_lines_ends_with_the_first_of_them(my_agent):
     environment = catch.Catch()
     runner = anakin.Anakin(my_agent.Confused(environment.spec), environment, 4, 4)
-    report = _report(capsys, lambda: runner.trace(0))
+    report = _report(lambda: runner.trace(0))
     assert report[-1].startswith(f"my_agent.py:{_line_of('jnp.all')} in act: TracerBoolConversion")
 
 
-def test_a_bug_in_a_thread_ends_with_its_line(capsys, my_agent):
+def test_a_bug_in_a_thread_ends_with_its_line(my_agent):
     def work(worker):
         my_agent.MyAgent._loss(None, None, None)
 
     def main():
         supervisor = pipeline.Supervisor(timeout=10.0)
         supervisor.start("actor 0", work)
-        supervisor.wait_until(lambda: False)
+        try:
+            supervisor.wait_until(lambda: False)
+        finally:
+            supervisor.close()
 
-    report = _report(capsys, main)
+    report = _report(main)
     assert any("actor 0 failed: TypeError" in line for line in report)
     assert report[-1] == f"my_agent.py:{_line_of('the mistake')} in _loss: {SHAPES}"
 
 
-def test_a_bug_of_this_project_ends_with_its_line(capsys):
-    report = _report(capsys, pipeline.Queue(None, 1).get)
+def test_a_bug_of_this_project_ends_with_its_line():
+    report = _report(pipeline.Queue(None, 1).get)
     assert re.fullmatch(
         r".*podracers/pipeline\.py:\d+ in get: AttributeError: 'NoneType' object has no .*",
         report[-1],
     )
 
 
-def test_memory_that_is_not_there_gets_one_line(capsys):
-    report = _report(capsys, lambda: jax.block_until_ready(jnp.zeros(10**14, jnp.uint8)))
+def test_memory_that_is_not_there_gets_one_line():
+    report = _report(lambda: jax.block_until_ready(jnp.zeros(10**14, jnp.uint8)))
     (line,) = report
     assert line.startswith("failed: out of memory: ")
     assert "100000000000000 bytes" in line
 
 
-def test_mistakes_and_failures_get_one_line(capsys):
+def test_mistakes_and_failures_get_one_line():
     def fail(error):
         raise error
 
-    assert _report(capsys, lambda: fail(errors.UserError("no\nmore")), 2) == ["error: no"]
-    assert _report(capsys, lambda: fail(errors.RunFailure("full")), 1) == ["failed: full"]
+    assert _report(lambda: fail(errors.UserError("no\nmore")), 2) == ["error: no"]
+    assert _report(lambda: fail(errors.RunFailure("full")), 1) == ["failed: full"]
 
 
 def test_training_ends_with_the_line_of_a_bug(tmp_path):

@@ -26,7 +26,7 @@ def _message(files, bindings=()):
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        ("Experiment.environment = @catch.Cach", "no 'catch.Cach'; did you mean 'catch.Catch'?"),
+        ("Experiment.environment = @catch.Cach", "no 'catch.Cach'; did you mean 'catch.Catch'"),
         ("Experiment.environment = @cartpol.CartPole", "did you mean 'cartpole.CartPole'"),
         ("Experiment.environment = @CartPol", "no 'CartPol'; did you mean 'CartPole'"),
         ("Experiment.agent = @ppo.PP0", "no 'ppo.PP0'; did you mean 'ppo.PPO'?"),
