@@ -286,9 +286,9 @@ def _may_make(reference: Any, hint: Any, bound: Bindings) -> bool:
             name in given or parameter.default is not inspect.Parameter.empty
             for name, parameter in config_errors.parameters(reference.configurable).items()
         )
-    if getattr(expected, "_is_protocol", False) or not isinstance(expected, type):
+    if not _can_be_asked(expected) or not isinstance(part, type):
         return True
-    return not isinstance(part, type) or issubclass(part, expected)
+    return issubclass(part, expected)
 
 
 def _resolved(value: Any, bound: Bindings) -> Any:
@@ -327,9 +327,14 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple | list) and _items_fit(value, hint)
     if getattr(expected, "_is_protocol", False):
         return not isinstance(value, type) or "__call__" in vars(expected)
-    if not isinstance(expected, type):
-        return True
-    return isinstance(value, expected)
+    return not _can_be_asked(expected) or isinstance(value, expected)
+
+
+def _can_be_asked(hint: Any) -> bool:
+    """Returns whether `isinstance` and `issubclass` take a hint, and its answer counts."""
+    if hint is Any or typing.is_typeddict(hint):  # which are classes
+        return False
+    return isinstance(hint, type) and not getattr(hint, "_is_protocol", False)
 
 
 def _number_fits(value: Any, expected: type) -> bool:

@@ -35,7 +35,11 @@ def parameters(configurable: Any) -> dict[str, inspect.Parameter]:
     """Returns the parameters of one of gin's configurables, by name."""
     found = inspect.signature(configurable.wrapped).parameters
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {name: parameter for name, parameter in found.items() if parameter.kind not in kinds}
+    return {
+        name: parameter
+        for name, parameter in found.items()
+        if parameter.kind not in kinds and not name.startswith("_")
+    }
 
 
 def _where(error: Exception, message: str, source: str) -> str:

@@ -154,6 +154,33 @@ def test_runs_may_be_longer_than_int32(tiny):
     assert parts.num_updates == 10**11 // 64
 
 
+MY_PARTS = """
+import typing
+from environments import catch
+class Named(typing.TypedDict):
+    name: str
+def unannotated(inner=None): return catch.Catch()
+def anything(inner: typing.Any = None): return catch.Catch()
+def named(inner: Named = None): return catch.Catch()
+"""
+
+
+def test_what_cannot_be_checked_may_be_anything(tiny, tmp_path, monkeypatch):
+    (tmp_path / "my_parts.py").write_text(MY_PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = tmp_path / "mine.gin"
+    for part in ("unannotated", "anything", "named"):
+        for value in ("3", "@catch.Catch", "@catch.Catch()", "{'name': 'x'}"):
+            mine.write_text(
+                f"from __gin__ import dynamic_registration\ninclude '{tiny}'\n"
+                "from environments import catch\nimport my_parts\n"
+                f"my_parts.{part}.inner = {value}\n"
+            )
+            chosen = f"Experiment.environment = @my_parts.{part}"
+            parts = experiment.load([tiny, str(mine)], [chosen]).build()
+            assert parts.environment.spec.name == "Catch"
+
+
 @pytest.mark.parametrize(
     ("bindings", "circle"),
     [

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import gin
 from agents import networks, ppo
 from environments import catch, envpool
 from podracers import anakin, config, errors, experiment, sebulba
@@ -56,6 +57,12 @@ def test_parts_are_of_the_configuration_that_they_were_built_from(tmp_path):
     experiment.load([str(file)], [])
     learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
     assert "torsos_1" not in learner.params
+
+
+def test_a_changed_copy_of_an_experiment_keeps_its_configuration(tmp_path):
+    settings = experiment.load([str(processes.config_file(tmp_path))], [])
+    gin.clear_config()
+    assert dataclasses.replace(settings, seed=5).build().runner.num_envs
 
 
 class OnHost:
