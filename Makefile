@@ -32,13 +32,13 @@ TRAIN_TIME := about 3 minutes, installing included
 TEST_TIME := about 20 minutes
 CHECK_TIME := about 10 seconds
 # Of experiments that were chosen, only docs/results.md knows.
-SAID_TRAIN_TIME := $(if $(filter file,$(origin EXPERIMENT)),$(TRAIN_TIME) (on two cores),\
+SAID_TRAIN_TIME := $(if $(filter filefile,$(origin EXPERIMENT)$(origin RUNNER)),$(TRAIN_TIME) (on two cores),\
   docs/results.md says how long experiments take)
 
 help:
 	@echo "make install"
 	@echo "make train          PPO on Snake with Anakin: $(TRAIN_TIME)"
-	@echo "make train EXPERIMENT=NAME  another of gin/experiments"
+	@echo "make train EXPERIMENT=NAME RUNNER=sebulba  another of gin/experiments, another runner"
 	@echo "make check          format, lint, imports, gin files, pages: $(CHECK_TIME)"
 	@echo "make test           the test suite: $(TEST_TIME)"
 	@echo "make test-all       with the slow tests;  make test-learning  agents until they have learnt"

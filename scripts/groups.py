@@ -13,6 +13,7 @@ from podracers import config_values, errors, run_directory
 
 _ROOT = "experiment.Experiment"
 _ROLES = ("agent", "environment", "runner")  # what the root chooses
+_CHOICES = tuple(f"{_ROOT}.{role}" for role in _ROLES)
 # What changes neither what is learnt nor from what (docs/architecture.md, "Determinism"). A member
 # of a population is the run of its seed.
 UNLEARNT = frozenset(
@@ -104,11 +105,12 @@ def read(path: str | pathlib.Path) -> Run:
     used = {}
     if directory.operative_config.is_file():
         used, _ = _read(directory.operative_config)
-    runner = given.get(f"{_ROOT}.runner")
-    for role in _ROLES:
-        if not isinstance(given.get(f"{_ROOT}.{role}"), config_values.Reference):
+    chosen = {role: config_values.resolve(given.get(f"{_ROOT}.{role}"), macros) for role in _ROLES}
+    for role, part in chosen.items():
+        if not isinstance(part, config_values.Reference):
             raise errors.UserError(f"'{directory.config}' names no Experiment.{role}")
-    return Run(directory, _renamed(given, runner.name), _renamed(used, runner.name), macros)
+    runner = chosen["runner"].name
+    return Run(directory, _renamed(given, runner), _renamed(used, runner), macros)
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -158,7 +160,7 @@ def differences(groups: Sequence[Sequence[Run]]) -> list[dict[str, str]]:
         if len({_normal(run.value(name)) for run, is_known in zip(runs, known) if is_known}) < 2:
             continue
         written = {run.raw(name) if _is_macro(run.raw(name)) else None for run in runs}
-        macro = next(iter(written)) if len(written) == 1 else None
+        macro = next(iter(written)) if len(written) == 1 and name not in _CHOICES else None
         shown = names.setdefault(name, macro.name if macro else name.rpartition(".")[2])
         for difference, run, is_known in zip(found, runs, known):
             if is_known:
@@ -195,8 +197,7 @@ def _shown(run: Run, name: str) -> str:
 
 def _names(runs: Sequence[Run]) -> list[str]:
     """Returns the parameters that any of the runs was given and that matter; choices come first."""
-    choices = [f"{_ROOT}.{role}" for role in _ROLES]
-    given = dict.fromkeys([*choices, *(name for run in runs for name in run.given)])
+    given = dict.fromkeys([*_CHOICES, *(name for run in runs for name in run.given)])
     return [name for name in given if name not in UNLEARNT]
 
 

@@ -124,7 +124,7 @@ def test_the_legend_names_what_differs(make, modules):
         "PPO on Catch": [
             "runner = Anakin, NUM_ENVS = 64, learning_rate = 0.001 (1 seed)",
             "runner = Anakin, NUM_ENVS = 32, learning_rate = 0.0003 (1 seed)",
-            "runner = Sebulba, NUM_ENVS = 32, learning_rate = 0.0003, lag = 1 (1 seed)",
+            "runner = Sebulba, NUM_ENVS = 32, learning_rate = 0.0003, lag = default (1 seed)",
             "runner = Sebulba, NUM_ENVS = 64, learning_rate = 0.0003, lag = 2 (1 seed)",
         ],
         "DQN on CartPole, Anakin": ["1 seed"],
