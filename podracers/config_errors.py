@@ -35,11 +35,7 @@ def parameters(configurable: Any) -> dict[str, inspect.Parameter]:
     """Returns the parameters of one of gin's configurables, by name."""
     found = inspect.signature(configurable.wrapped).parameters
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {
-        name: parameter
-        for name, parameter in found.items()
-        if parameter.kind not in kinds and not name.startswith("_")
-    }
+    return {name: parameter for name, parameter in found.items() if parameter.kind not in kinds}
 
 
 def _where(error: Exception, message: str, source: str) -> str:

@@ -105,9 +105,10 @@ class Experiment:
     keep_latest: int = 3
     keep_best: int = 1
     profile_update: int | None = None
-    # What gin holds now: gin makes the parts, and they read it when they are built. An argument of
-    # the constructor, so that `dataclasses.replace` keeps it.
-    _bindings: config.Bindings = dataclasses.field(default_factory=config.snapshot, repr=False)
+    # What gin holds now: gin makes the parts, and they read it when they are built.
+    _bindings: config.Bindings = dataclasses.field(
+        default_factory=config.snapshot, init=False, repr=False
+    )
 
     def __post_init__(self):
         for name, least in _LEAST.items():

@@ -59,12 +59,6 @@ def test_parts_are_of_the_configuration_that_they_were_built_from(tmp_path):
     assert "torsos_1" not in learner.params
 
 
-def test_a_changed_copy_of_an_experiment_keeps_its_configuration(tmp_path):
-    settings = experiment.load([str(processes.config_file(tmp_path))], [])
-    gin.clear_config()
-    assert dataclasses.replace(settings, seed=5).build().runner.num_envs
-
-
 class OnHost:
     """A recipe that says so without being called."""
 

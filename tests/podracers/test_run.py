@@ -285,7 +285,8 @@ def short(tmp_path_factory):
     extra = "TOTAL_STEPS = 384\nexperiment.Experiment.evaluation_period = 4  # updates\n"
     files = {"anakin": [str(processes.config_file(folder, extra))]}
     files["sebulba"] = [*files["anakin"], str(processes.ROOT / "gin/runners/sebulba.gin")]
-    return {runner: experiment.load(paths, ["SEED = 3"]) for runner, paths in files.items()}
+    with config.using(config.snapshot()):  # tests that change a copy of `settings` need its own
+        return {runner: experiment.load(paths, ["SEED = 3"]) for runner, paths in files.items()}
 
 
 _KEPT = r"its newest checkpoint is of step \d+"
