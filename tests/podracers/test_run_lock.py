@@ -35,6 +35,19 @@ if sys.argv[2] == "program":
     child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL).pid
 if sys.argv[2] == "inheriting":
     child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False).pid
+if sys.argv[2] == "workers":
+    import gymnasium
+    from environments import gymnasium_rows, gymnasium_workers
+
+    class Slow(gymnasium.Wrapper):
+        def step(self, action):
+            time.sleep(60)
+
+    recipe = gymnasium_rows.Recipe(gymnasium.spec("CartPole-v1"), {}, (Slow,))
+    workers = gymnasium_workers.Workers(recipe, [0, 1], 2, "Slow")
+    workers.reset()
+    workers.send([0, 0])
+    child = workers._processes[0].pid
 print(child, flush=True)
 time.sleep(60)
 """
@@ -53,7 +66,8 @@ def _holder(directory: pathlib.Path, child: str = ""):
         process.wait()
         process.stdout.close()
         if started:
-            os.kill(started, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(started, signal.SIGKILL)
 
 
 def test_a_second_run_is_told_who_is_there(tmp_path):
@@ -68,7 +82,7 @@ def test_a_second_run_is_told_who_is_there(tmp_path):
         assert process.poll() is None
 
 
-@pytest.mark.parametrize("child", ["", "fork", "program", "inheriting"])
+@pytest.mark.parametrize("child", ["", "fork", "program", "inheriting", "workers"])
 def test_a_lock_is_free_once_its_process_was_killed(tmp_path, child):
     with _holder(tmp_path, child) as (process, started):
         process.kill()

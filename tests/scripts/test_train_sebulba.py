@@ -12,7 +12,7 @@ import time
 import jax
 import pytest
 
-from podracers import errors, experiment, manifest, pipeline, run, run_directory, run_lock
+from podracers import errors, experiment, manifest, pipeline, run, run_directory
 from tests import faults, processes, streams
 
 # 12 updates of 64 steps, and a checkpoint after every other one.
@@ -88,21 +88,20 @@ def _run(*arguments, **options):
 
 
 def _session(leader):
-    """Returns the command lines of the living processes of a session, by their ids."""
-    commands = {}
+    """Returns the command lines of the living processes of a session."""
+    commands = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             state, _, _, session = (folder / "stat").read_text().rpartition(") ")[2].split()[:4]
             if int(session) == leader and state != "Z":
-                command = (folder / "cmdline").read_text().replace("\0", " ")
-                commands[int(folder.name)] = command
+                commands.append((folder / "cmdline").read_text().replace("\0", " "))
         except OSError:  # it has just ended
             continue
     return commands
 
 
 def _workers(process):
-    return [pid for pid, command in _session(process.pid).items() if "_workers.work(" in command]
+    return [command for command in _session(process.pid) if "_workers.work(" in command]
 
 
 def _signal(process, number, when):
@@ -363,29 +362,6 @@ def test_a_run_that_is_killed_takes_its_workers_along_and_resumes(config, tmp_pa
     saved = _checkpoints(path)
     resumed = _resume(path)
     assert f"resuming from step {saved[-1]}" in resumed.stdout
-
-
-def test_workers_that_outlive_a_killed_run_do_not_keep_its_directory(config, tmp_path):
-    path = tmp_path / "run"
-    process = _start("--gin_file", config, "--run_dir", path, bindings=WORKERS)
-    lock = run_lock.RunLock(path)
-    _signal(process, signal.SIGSTOP, lambda: processes.num_lines(path) >= 2)
-    workers = _workers(process)
-    assert len(workers) == 2
-    for worker in workers:
-        os.kill(worker, signal.SIGSTOP)
-    try:
-        with pytest.raises(errors.UserError, match=f"in use by process {process.pid} on host"):
-            lock.acquire()
-        process.kill()
-        process.wait()
-        assert _workers(process) == workers
-        lock.acquire()
-    finally:
-        for worker in workers:
-            os.kill(worker, signal.SIGCONT)
-        lock.release()
-    _finish(process)
 
 
 def test_a_resumed_run_has_the_state_that_was_saved(config, tmp_path):
