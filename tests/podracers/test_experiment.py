@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import gin
 from agents import networks, ppo
 from environments import catch, envpool
 from podracers import anakin, config, errors, experiment, sebulba
