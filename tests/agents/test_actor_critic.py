@@ -184,9 +184,10 @@ def test_evaluations_sample_as_training_does_unless_they_are_greedy(algorithm, a
     count = 100
     timestep = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), timestep)
     keys = jax.random.split(jax.random.key(2), count)
+    state = agent.init_actor(jnp.arange(count), count)
 
     def actions_of(agent, evaluation):
-        return jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, evaluation)[0]
+        return jax.jit(agent.act, static_argnums=4)(params, state, timestep, keys, evaluation)[0]
 
     trained = actions_of(agent, False)
     assert len(np.unique(trained)) > 1
