@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import distributions, encoders, inputs, networks, normalization, options
+from agents import inputs, networks, normalization, options
+from agents.networks import encoders, heads
 from podracers import environment, parallel, types
 
 
@@ -140,8 +141,8 @@ class ActorCritic:
         raise NotImplementedError
 
     @functools.cached_property
-    def _head(self) -> distributions.ActionHead:
-        return distributions.from_spec(self.spec.action, self.head)
+    def _head(self) -> heads.ActionHead:
+        return heads.from_spec(self.spec.action, self.head)
 
     @functools.cached_property
     def _network(self) -> networks.Network:

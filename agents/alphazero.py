@@ -21,7 +21,9 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import encoders, muzero_networks, networks, normalization, planning
+from agents import networks, normalization, planning
+from agents.networks import encoders
+from agents.networks import muzero as muzero_networks
 from podracers import environment, errors, types
 
 _ILLEGAL = -1e9  # added to the logit of what the environment forbids

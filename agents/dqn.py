@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import optax
 from dm_env import specs
 
-from agents import encoders, exploration, networks, off_policy, returns
+from agents import exploration, networks, off_policy, returns
+from agents.networks import encoders
 from podracers import errors, types
 
 

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import actor_critic, encoders, losses, minibatches, returns
+from agents import actor_critic, losses, minibatches, returns
+from agents.networks import encoders
 from podracers import errors, types
 
 _OPTIMIZERS = ("adam", "rmsprop")

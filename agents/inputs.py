@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import encoders
+from agents.networks import encoders
 from podracers import environment, types
 
 

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import muzero_networks, networks, planning
+from agents import networks, planning
+from agents.networks import muzero as muzero_networks
 
 
 def scale_gradient(x: jax.Array, scale: float) -> jax.Array:

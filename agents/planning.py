@@ -28,7 +28,8 @@ import mctx
 import optax
 from dm_env import specs
 
-from agents import categorical, encoders, off_policy, options, replay, returns, tree_search
+from agents import categorical, off_policy, options, replay, returns, tree_search
+from agents.networks import encoders
 from podracers import errors, types
 
 

@@ -20,18 +20,8 @@ import jax
 import jax.numpy as jnp
 from dm_env import specs
 
-from agents import (
-    categorical,
-    cores,
-    encoders,
-    exploration,
-    inputs,
-    networks,
-    off_policy,
-    options,
-    replay,
-    returns,
-)
+from agents import categorical, exploration, inputs, networks, off_policy, options, replay, returns
+from agents.networks import cores, encoders
 from podracers import environment, errors, types
 
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)

@@ -19,7 +19,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import encoders, off_policy, options, returns, sac_networks, sac_policies
+from agents import off_policy, options, returns
+from agents.networks import encoders, sac_policies
+from agents.networks import sac as sac_networks
 from podracers import types
 
 

@@ -12,15 +12,10 @@ from typing import NamedTuple, NoReturn
 
 import jax
 
-from podracers import (
-    closing,
-    config_errors,
-    config_names,
-    distributed,
-    errors,
-    pipeline,
-    watchdog,
-)
+from podracers import errors
+from podracers.hosts import processes
+from podracers.supervision import closing, pipeline, watchdog
+from podracers.training import config_errors, config_names
 
 _OWN = tuple(f"{config_names.ROOT / name}{os.sep}" for name in (*config_names.PACKAGES, "scripts"))
 _RUNNERS = "gin/runners"
@@ -125,14 +120,14 @@ def run(main: Callable[[], int | None]) -> None:
         code, cause = main() or 0, None
     except (Exception, KeyboardInterrupt) as error:
         if not isinstance(error, errors.UserError | errors.RunFailure | KeyboardInterrupt):
-            distributed.hear_causes()
+            processes.hear_causes()
         code, cause, said = ending(error)
     if not cause and closing.failures():  # which have been said
         code = errors.RunFailure.exit_code
-    several = distributed.is_several()
+    several = processes.is_several()
     if cause:
         # First, for whoever says what another process told it ends at once.
-        distributed.fail(cause, code)
+        processes.fail(cause, code)
         print(said, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -140,7 +135,7 @@ def run(main: Callable[[], int | None]) -> None:
         # Leaving in order would wait for processes that are gone, or for threads that do not come
         # back, and for what they hold.
         if not cause:
-            distributed.leave()
+            processes.leave()
         watchdog.kill_children()
         os._exit(code)
     if not several:  # else the others may take their time

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracers import agent as agent_lib
-from podracers import check, errors, types
 from podracers import environment as environment_lib
+from podracers import errors, types
+from podracers.training import check
 
 DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
 _SALT = 0x5EED  # keeps evaluation apart from every stream of the runner

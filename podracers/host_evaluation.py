@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from podracers import agent as agent_lib
-from podracers import closing, errors, evaluation, pipeline, types
 from podracers import environment as environment_lib
+from podracers import errors, evaluation, types
+from podracers.supervision import closing, pipeline
 
 MAX_BATCH = 64  # simulators that are alive at the same time
 

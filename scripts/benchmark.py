@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 from benchmarks import anakin, records, replay, scaling, search, sebulba, startup, training
 
-from podracers import command_line, errors, run_directory
+from podracers import command_line, errors
+from podracers.training import run_directory
 
 _REPLAY = {
     "dqn": "cartpole_dqn",

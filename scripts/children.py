@@ -16,7 +16,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from podracers import errors, loggers, run_directory, signals, terminal
+from podracers import errors
+from podracers.training import loggers, run_directory, signals, terminal
 
 TRAIN = pathlib.Path(__file__).resolve().with_name("train.py")
 _LOOK = 0.1  # seconds between two looks at a child

@@ -26,15 +26,8 @@ import children  # isort: skip  (beside this script, as is the next)
 import comparison  # isort: skip
 import rich.console
 
-from podracers import (
-    command_line,
-    config,
-    config_errors,
-    errors,
-    experiment,
-    run_directory,
-    signals,
-)
+from podracers import command_line, errors
+from podracers.training import config, config_errors, experiment, run_directory, signals
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,8 @@ import numpy as np
 import rich.box
 import rich.table
 
-from podracers import errors, run_directory
+from podracers import errors
+from podracers.training import run_directory
 
 RETURN, EVALUATION = "episode/return", "evaluation/return"
 SPREAD = "least to most over seeds"

@@ -11,16 +11,8 @@ import dataclasses
 import jax
 import numpy as np
 
-from podracers import (
-    command_line,
-    errors,
-    evaluation,
-    evaluators,
-    experiment,
-    run_directory,
-    trained,
-    video,
-)
+from podracers import command_line, errors, evaluation, evaluators, video
+from podracers.training import experiment, run_directory, trained
 
 
 def main() -> int:

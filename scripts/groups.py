@@ -9,7 +9,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from podracers import config_values, errors, run_directory
+from podracers import errors
+from podracers.training import config_values, run_directory
 
 _ROOT = "experiment.Experiment"
 _ROLES = ("agent", "environment", "runner")  # what the root chooses

@@ -15,7 +15,8 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
-from podracers import errors, loggers, run_directory
+from podracers import errors
+from podracers.training import loggers, run_directory
 
 COLORS = ("#3478c8", "#ee7a30", "#2f9e6e", "#a05cc0", "#c0455a", "#8a6d3b")
 GREY = "#8a8f98"

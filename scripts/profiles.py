@@ -21,7 +21,8 @@ import jax
 import plotting  # beside this script, as is `tracing`
 from tracing import hlo, pages, pictures, shares, traces
 
-from podracers import anakin, command_line, errors, experiment, run_directory, runner
+from podracers import anakin, command_line, errors, runner
+from podracers.training import experiment, run_directory
 
 _REPEATS = 7  # of a dispatch that is not traced
 _SHOWN = 3  # updates of Sebulba's timeline

@@ -29,7 +29,8 @@ import results  # isort: skip
 import rich.console
 import rich.table
 
-from podracers import command_line, errors, experiment, run_directory, signals
+from podracers import command_line, errors
+from podracers.training import experiment, run_directory, signals
 
 _SIGNIFICANT = 0.05
 _SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers

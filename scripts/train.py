@@ -12,16 +12,9 @@ import tempfile
 import rich.console
 import rich.table
 
-from podracers import (
-    command_line,
-    config,
-    distributed,
-    errors,
-    experiment,
-    run,
-    run_directory,
-    signals,
-)
+from podracers import command_line, errors
+from podracers.hosts import processes
+from podracers.training import config, experiment, run, run_directory, signals
 
 
 def main() -> int:
@@ -42,27 +35,27 @@ def main() -> int:
     _add_processes(parser)
     arguments = parser.parse_args()
     command_line.use_compilation_cache()
-    group = distributed.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
-    if arguments.distributed or group.coordinator or distributed.is_cluster():
-        distributed.initialize(group, arguments.peer_timeout)
+    group = processes.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    if arguments.distributed or group.coordinator or processes.is_cluster():
+        processes.initialize(group, arguments.peer_timeout)
     with signals.StopRequest() as stop:
         return _train(arguments, stop)
 
 
 def _add_processes(parser: argparse.ArgumentParser) -> None:
-    processes = parser.add_argument_group(
+    group = parser.add_argument_group(
         "several processes",
         "One run over all devices of several processes, each started with the same command. Slurm "
         "and TPU pods say by themselves which processes there are; elsewhere --coordinator and the "
         "rest do. Process 0 writes the run directory; the others need not see it.",
     )
-    processes.add_argument(
+    group.add_argument(
         "--distributed", action="store_true", help="be one of several processes, or fail"
     )
-    processes.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0")
-    processes.add_argument("--num_processes", type=int, metavar="N")
-    processes.add_argument("--process_id", type=int, metavar="I", help="from 0 to N - 1")
-    processes.add_argument(
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0")
+    group.add_argument("--num_processes", type=int, metavar="N")
+    group.add_argument("--process_id", type=int, metavar="I", help="from 0 to N - 1")
+    group.add_argument(
         "--peer_timeout",
         type=float,
         default=60.0,
@@ -73,22 +66,22 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
 
 def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
     directory = run_directory.RunDirectory(arguments.run_dir) if arguments.run_dir else None
-    resume, begun = distributed.on_lead(lambda: _begun(arguments, directory))
+    resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
     console = rich.console.Console(highlight=False)
     settings = _load(arguments, begun, console)
-    distributed.require_equal("the configuration", config.text())
+    processes.require_equal("the configuration", config.text())
     parts = settings.build()
     directory = directory or run_directory.RunDirectory(
         _default(arguments.gin_file[0], settings, parts)
     )
     experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
-    if distributed.any_process(bool(stop)):
+    if processes.any_process(bool(stop)):
         return 0
     if not resume:
-        distributed.on_lead(lambda: _create(directory))
+        processes.on_lead(lambda: _create(directory))
     trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, say=console.print)
     if resume:  # new bindings are kept once the checkpoint is known to fit them
-        distributed.on_lead(lambda: directory.write_config(config.text()))
+        processes.on_lead(lambda: directory.write_config(config.text()))
     summary = trainer.train()
     if summary:
         console.print(_table(summary, directory))
@@ -107,7 +100,7 @@ def _load(
     """Returns the experiment; `begun` is the text of the configuration that a run began with."""
 
     def say(line: str) -> None:
-        if distributed.is_lead():
+        if processes.is_lead():
             console.print(line, markup=False, soft_wrap=True)
 
     files = command_line.gin_files(arguments)
@@ -115,7 +108,7 @@ def _load(
         return experiment.load(files, arguments.gin_bindings, say)
     config_file = run_directory.RunDirectory(arguments.run_dir).config
     with tempfile.TemporaryDirectory() as folder:
-        if not distributed.is_lead():  # which may not see what process 0 does
+        if not processes.is_lead():  # which may not see what process 0 does
             config_file = pathlib.Path(folder) / config_file.name
             config_file.write_text(begun)
         return experiment.load([str(config_file), *files], arguments.gin_bindings, say)

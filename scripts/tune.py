@@ -38,7 +38,8 @@ import rich.markup
 import rich.progress
 from tuning import candidates, report, search, trial
 
-from podracers import command_line, errors, experiment
+from podracers import command_line, errors
+from podracers.training import experiment
 
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _MACHINE_SHARE = 0.8  # of the host's memory, where --memory says nothing

@@ -14,20 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import (
-    cores,
-    dqn,
-    encoders,
-    impala,
-    muzero,
-    muzero_networks,
-    networks,
-    ppo,
-    r2d2,
-    sac,
-    sac_networks,
-    tree_search,
-)
+from agents import dqn, impala, muzero, networks, ppo, r2d2, sac, tree_search
+from agents.networks import cores, encoders
+from agents.networks import muzero as muzero_networks
+from agents.networks import sac as sac_networks
 from podracers import agent as agent_lib
 from podracers import anakin, environment, metrics, runner, sebulba, types
 from tests import streams

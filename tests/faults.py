@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from podracers import environment as environment_lib
-from podracers import errors, jax_host, types
+from podracers import errors, types
+from podracers.sebulba import jax_host
 
 # Where a fault may strike.
 MAKE, RESET, SEND, RECV, CLOSE = "make", "reset", "send", "recv", "close"

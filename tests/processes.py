@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from podracers import checkpoint, experiment
+from podracers.training import checkpoint, experiment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG = """
 from __gin__ import dynamic_registration
 
-from podracers import experiment
+from podracers.training import experiment
 
 include 'gin/agents/ppo.gin'
 include 'gin/environments/catch.gin'

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from podracers import anakin, config, environment, errors, experiment, sebulba
+from podracers import anakin, environment, errors, sebulba
+from podracers.training import config, experiment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

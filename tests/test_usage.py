@@ -12,7 +12,8 @@ import matplotlib
 import numpy as np
 import pytest
 
-from podracers import errors, evaluators, trained
+from podracers import errors, evaluators
+from podracers.training import trained
 from tests import documented
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -15,9 +15,11 @@ import numpy as np
 from baselines import single_file_ppo
 from benchmarks import contender, measure, records
 
-from agents import encoders, minibatches, networks, ppo
+from agents import minibatches, networks, ppo
+from agents.networks import encoders
 from environments import cartpole, catch, gymnax, jumanji
-from podracers import anakin, batch, evaluation, experiment, types, unroll
+from podracers import anakin, batch, evaluation, types, unroll
+from podracers.training import experiment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from benchmarks import measure, records
 
-from podracers import anakin, experiment, footprint, types
+from podracers import anakin, footprint, types
+from podracers.training import experiment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SEBULBA = "gin/runners/sebulba.gin"

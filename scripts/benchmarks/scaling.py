@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from benchmarks import contender, measure, records, startup, training
 
-from podracers import errors, experiment
+from podracers import errors
+from podracers.training import experiment
 
 _EXPERIMENT = "catch_ppo"
 # 192 divide over any split of 1, 2, 4 or 8 devices that Sebulba chooses, one actor to three

@@ -16,7 +16,8 @@ from baselines import single_file_sebulba
 from benchmarks import contender, measure, records
 
 from agents import networks
-from podracers import environment, errors, experiment, types
+from podracers import environment, errors, types
+from podracers.training import experiment
 
 Measured = dict[str, list[float]]
 

@@ -6,7 +6,7 @@ import jax
 from benchmarks import contender, measure, records, replay, startup
 
 from agents import off_policy
-from podracers import experiment
+from podracers.training import experiment
 
 EXPERIMENTS = {
     "ppo": "cartpole_ppo",

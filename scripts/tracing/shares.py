@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from tracing import hlo, traces
 
-from podracers import errors, pipeline, timing
+from podracers import errors
+from podracers.sebulba import timing
+from podracers.supervision import pipeline
 
 _BINS = 240  # of the timeline: more than a picture shows
 _TOP = 10  # operations that are named

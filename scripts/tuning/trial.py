@@ -26,8 +26,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import command_line, config_errors, errors, experiment, footprint, run_directory
+from podracers import command_line, errors, footprint
 from podracers import environment as environment_lib
+from podracers.training import config_errors, experiment, run_directory
 
 FIELDS = (
     "num_envs",

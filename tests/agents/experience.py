@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import actor_critic, cores, impala, ppo
+from agents import actor_critic, impala, ppo
+from agents.networks import cores
 from podracers import batch, parallel, types, unroll
 from tests import contract, streams
 

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import cores, encoders, networks
+from agents import networks
+from agents.networks import cores, encoders
 from environments import probes
 from podracers import agent as agent_lib
 from podracers import anakin, environment, evaluation, types

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import cores, ppo
+from agents import ppo
+from agents.networks import cores
 from environments import probes
 from podracers import agent as agent_lib
 from podracers import errors, types

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import alphazero, encoders, muzero_networks, tree_search
+from agents import alphazero, tree_search
+from agents.networks import encoders
+from agents.networks import muzero as muzero_networks
 from environments import catch, searchable
 from podracers import errors, evaluation
 from tests import contract, streams

@@ -12,7 +12,8 @@ import optax
 import pytest
 from dm_env import specs
 
-from agents import encoders, impala, networks
+from agents import impala, networks
+from agents.networks import encoders
 from podracers import environment, errors, parallel, types
 from tests import contract, streams
 from tests.agents import experience

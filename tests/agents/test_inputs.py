@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import distributions, inputs
+from agents import inputs
+from agents.networks import heads
 from environments import probes
 from podracers import types
 from tests import streams
@@ -47,7 +48,7 @@ def test_the_spec_is_that_of_what_is_seen_and_masks_stay_outermost(actions, mask
     environment = streams.RandomEpisodes(actions=actions, masked=masked)
     spec = inputs.extended_spec(environment.spec)
     zero = inputs.zero_action(environment.spec.action, 5)
-    head = distributions.from_spec(environment.spec.action)
+    head = heads.from_spec(environment.spec.action)
     chosen = head.to_action(head.mode(jnp.zeros((5, head.num_outputs)), None))
     assert (zero.shape, zero.dtype) == (chosen.shape, chosen.dtype)
     _, timestep = jax.vmap(environment.reset)(jax.random.split(jax.random.key(0), 5))

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import cores, encoders, muzero, muzero_networks, planning, replay
+from agents import muzero, planning, replay
+from agents.networks import cores, encoders
+from agents.networks import muzero as muzero_networks
 from environments import catch, pendulum
 from podracers import errors, types
 

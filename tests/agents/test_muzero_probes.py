@@ -4,7 +4,9 @@ import functools
 
 import pytest
 
-from agents import encoders, muzero, muzero_networks, tree_search
+from agents import muzero, tree_search
+from agents.networks import encoders
+from agents.networks import muzero as muzero_networks
 from environments import probes
 from podracers import errors
 from tests.agents import probe_learning

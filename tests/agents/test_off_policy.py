@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import alphazero, encoders, muzero_networks, off_policy, tree_search
+from agents import alphazero, off_policy, tree_search
+from agents.networks import encoders
+from agents.networks import muzero as muzero_networks
 from environments import searchable
 from podracers import errors, parallel, types
 from tests import contract, streams

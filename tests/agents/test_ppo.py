@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import actor_critic, cores, ppo
+from agents import actor_critic, ppo
+from agents.networks import cores
 from podracers import parallel
 from tests import streams
 from tests.agents import experience

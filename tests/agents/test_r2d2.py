@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import rlax
 
-from agents import categorical, cores, encoders, networks, r2d2, replay
+from agents import categorical, networks, r2d2, replay
+from agents.networks import cores, encoders
 from podracers import batch, errors, types, unroll
 from tests import streams
 

@@ -5,7 +5,8 @@ import functools
 
 import pytest
 
-from agents import cores, networks, r2d2
+from agents import networks, r2d2
+from agents.networks import cores
 from environments import probes
 from podracers import errors
 from tests.agents import probe_learning

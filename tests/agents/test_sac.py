@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import encoders, normalization, off_policy, replay, sac, sac_networks, sac_policies
+from agents import normalization, off_policy, replay, sac
+from agents.networks import encoders, sac_policies
+from agents.networks import sac as sac_networks
 from podracers import agent as agent_lib
 from podracers import environment, errors, types
 from tests import streams

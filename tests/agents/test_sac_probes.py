@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import pytest
 
-from agents import encoders, sac, sac_networks, sac_policies
+from agents import sac
+from agents.networks import encoders, sac_policies
+from agents.networks import sac as sac_networks
 from environments import probes
 from podracers import errors, types
 from tests.agents import probe_learning

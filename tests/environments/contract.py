@@ -12,7 +12,8 @@ import numpy as np
 from dm_env import specs
 
 from environments import cartpole, catch, gridworld, pendulum, probes, wrappers
-from podracers import check, environment, types
+from podracers import environment, types
+from podracers.training import check
 
 NUM_STREAMS = 4
 NUM_STEPS = 150

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from dm_env import specs
 
-from podracers import check_static, environment, types
+from podracers import environment, types
+from podracers.training import check_static
 
 NUM_STREAMS = 4
 NUM_STEPS = 200

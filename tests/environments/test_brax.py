@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from environments import brax
-from podracers import check, errors, types
+from podracers import errors, types
+from podracers.training import check
 
 pytest.importorskip("brax")
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from podracers import check
+from podracers.training import check
 from tests.environments import contract
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

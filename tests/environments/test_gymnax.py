@@ -7,7 +7,8 @@ import pytest
 from dm_env import specs
 
 from environments import gymnax
-from podracers import check, errors, types
+from podracers import errors, types
+from podracers.training import check
 
 registration = pytest.importorskip("gymnax.registration")
 

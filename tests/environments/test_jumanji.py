@@ -12,7 +12,8 @@ from dm_env import specs
 from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import jumanji
-from podracers import check, environment, errors, types
+from podracers import environment, errors, types
+from podracers.training import check
 
 STREAMS = 2
 STEPS = 6

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from environments import catch, envpool, searchable
-from podracers import check, environment, errors
+from podracers import environment, errors
+from podracers.training import check
 from tests import streams
 
 

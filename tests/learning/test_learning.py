@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from podracers import experiment, run, run_directory, signals
+from podracers.training import experiment, run, run_directory, signals
 
 # What every seed must reach in the final evaluation (of sampled actions where policies
 # are stochastic), and what is the most.

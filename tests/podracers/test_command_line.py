@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from environments import catch
-from podracers import anakin, command_line, errors, pipeline, sebulba
+from podracers import anakin, command_line, errors, sebulba
+from podracers.supervision import pipeline
 from tests import processes
 
 MY_AGENT = """

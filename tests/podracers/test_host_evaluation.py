@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 
 from environments import catch, envpool, gymnasium
-from podracers import (
-    environment,
-    errors,
-    evaluation,
-    evaluators,
-    host_evaluation,
-    jax_host,
-    parallel,
-)
+from podracers import environment, errors, evaluation, evaluators, host_evaluation, parallel
+from podracers.sebulba import jax_host
 
 NUM_EPISODES = 7
 FACTORY = gymnasium.Gymnasium("CartPole-v1", {"max_episode_steps": 40})

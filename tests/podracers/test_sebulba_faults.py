@@ -9,7 +9,8 @@ import traceback
 import numpy as np
 import pytest
 
-from podracers import closing, errors, pipeline, sebulba
+from podracers import errors, sebulba
+from podracers.supervision import closing, pipeline
 from tests import contract, faults, streams
 
 LIMIT = 3.0  # seconds

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from podracers import config, errors, experiment, run_directory
+from podracers import errors
+from podracers.training import config, experiment, run_directory
 from tests import processes
 
 CATCH = "gin/experiments/catch_ppo.gin"

@@ -17,7 +17,8 @@ from PIL import Image
 
 from agents import dqn, ppo
 from environments import catch
-from podracers import acting, anakin, errors, sebulba
+from podracers import anakin, errors, sebulba
+from podracers.sebulba import acting
 from tests import processes
 
 DOCS = processes.ROOT / "docs"

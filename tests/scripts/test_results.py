@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from podracers import command_line, errors, experiment
+from podracers import command_line, errors
+from podracers.training import experiment
 from tests import processes
 
 

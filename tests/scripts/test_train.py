@@ -15,7 +15,7 @@ import time
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
-from podracers import experiment
+from podracers.training import experiment
 from tests import processes
 
 USER_ENVIRONMENT = '''

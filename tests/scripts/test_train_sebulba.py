@@ -12,7 +12,9 @@ import time
 import jax
 import pytest
 
-from podracers import errors, experiment, manifest, pipeline, run, run_directory
+from podracers import errors
+from podracers.supervision import pipeline
+from podracers.training import experiment, manifest, run, run_directory
 from tests import faults, processes, streams
 
 # 12 updates of 64 steps, and a checkpoint after every other one.
@@ -21,7 +23,7 @@ from __gin__ import dynamic_registration
 
 from environments import catch
 from environments import gymnasium
-from podracers import experiment
+from podracers.training import experiment
 from podracers import sebulba
 from tests import faults
 

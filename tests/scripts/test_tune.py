@@ -11,7 +11,9 @@ import types
 
 import pytest
 
-from podracers import errors, experiment, placement
+from podracers import errors
+from podracers.sebulba import placement
+from podracers.training import experiment
 from tests import processes
 
 NUM_DEVICES = (1, 2, 3, 4, 8)

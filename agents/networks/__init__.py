@@ -1,0 +1,31 @@
+"""Neural networks: encoders, recurrent cores, action heads and their composition."""
+
+from agents.networks.network import (
+    ActorCriticModule,
+    ActorCriticOutput,
+    Composed,
+    Core,
+    Network,
+    QModule,
+    Torso,
+    actor_critic,
+    linear,
+    q_network,
+    unroll_after,
+    zero_timestep,
+)
+
+__all__ = [
+    "ActorCriticModule",
+    "ActorCriticOutput",
+    "Composed",
+    "Core",
+    "Network",
+    "QModule",
+    "Torso",
+    "actor_critic",
+    "linear",
+    "q_network",
+    "unroll_after",
+    "zero_timestep",
+]

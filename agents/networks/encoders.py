@@ -1,0 +1,240 @@
+"""Encoders: from an observation to a vector of features.
+
+An encoder is a Flax module that maps an observation (an array or a nested dict, one leading axis)
+to features. Every leaf but those of reserved keys takes part: one leaf may be the image, which a
+convolutional encoder sees as such; all others are flattened and concatenated.
+
+Axis legend: `N` rows, `F` features, `H` `W` `C` height, width and channels.
+"""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from agents.networks import layers
+from podracers import environment, errors, types
+
+_ACTIVATIONS = {
+    "elu": jax.nn.elu,
+    "gelu": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+
+
+def _activation(name: str):
+    if name not in _ACTIVATIONS:
+        raise errors.UserError(f"no activation '{name}'{errors.nearest(name, _ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def without_mask(observation: types.PyTree) -> types.PyTree:
+    """Returns the observation without its action mask, and without the environment's state."""
+    if not isinstance(observation, dict):
+        return observation
+    return {k: v for k, v in observation.items() if k not in environment.RESERVED}
+
+
+def action_mask(observation: types.PyTree) -> jax.Array | None:
+    """Returns the action mask of an observation, or None where it has none."""
+    return observation.get(environment.ACTION_MASK) if isinstance(observation, dict) else None
+
+
+def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array | None]:
+    """Returns the image and the vector of an observation.
+
+    The image is the only leaf of rank three, or else the only one of rank two (`[H, W]`, without
+    channels). It stays bytes if it was bytes, and is float32 otherwise, as the vector always is;
+    bytes in the vector are divided by 255.
+
+    Args:
+      observation: leaves `[N, ...]`.
+
+    Returns:
+      `(image, vector)`, `[N, H, W, C]` and `[N, F]`; None for either where there is none.
+    """
+    leaves = jax.tree.leaves(without_mask(observation))
+    image = None
+    for rank in (3, 2):
+        fitting = [i for i, leaf in enumerate(leaves) if leaf.ndim == rank + 1]
+        if fitting:
+            image = leaves.pop(fitting[0]) if len(fitting) == 1 else None
+            break
+    if image is not None:
+        image = image if image.ndim == 4 else image[..., None]
+        image = image if image.dtype == jnp.uint8 else image.astype(jnp.float32)
+    return image, _flatten(leaves)
+
+
+def _flatten(leaves: Sequence[jax.Array]) -> jax.Array | None:
+    flat = [layers.as_floats(leaf).reshape(leaf.shape[0], -1) for leaf in leaves]
+    return jnp.concatenate(flat, axis=-1) if flat else None
+
+
+def _image_or_error(observation: types.PyTree, encoder: str):
+    image, vector = split_image(observation)
+    if image is None:
+        shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(without_mask(observation))]
+        raise errors.UserError(
+            f"{encoder} needs exactly one image, of shape [height, width, channels] or "
+            f"[height, width], in the observation; its shapes are {shapes}; use MLP for vectors"
+        )
+    return image, vector
+
+
+def _features(trunk: nn.Module, image: jax.Array, recompute: bool = False) -> jax.Array:
+    """Returns what convolutions make of the images, `[N, F]`; see `layers.on_images`."""
+    return layers.on_images(trunk, image, recompute).reshape(image.shape[0], -1)
+
+
+def _join(features: jax.Array, vector: jax.Array | None) -> jax.Array:
+    return features if vector is None else jnp.concatenate([features, vector], axis=-1)
+
+
+class MLP(nn.Module):
+    """Dense layers, with the activation after each of them.
+
+    Images are flattened.
+
+    Attributes:
+      hidden_sizes: the size of each layer; the last is that of the features.
+      activation: "tanh", "relu", "elu", "gelu" or "silu".
+    """
+
+    hidden_sizes: Sequence[int] = (64, 64)
+    activation: str = "tanh"
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns features `[N, hidden_sizes[-1]]`."""
+        activation = _activation(self.activation)
+        features = _flatten(jax.tree.leaves(without_mask(observation)))
+        columns = bool(self.hidden_sizes) and layers.feature_major()
+        wide = columns and features.shape[1] > self.hidden_sizes[0]
+        features = features.T if columns and not wide else features
+        for index, size in enumerate(self.hidden_sizes):
+            from_rows = wide and index == 0
+            features = activation(layers.Dense(size)(features, columns, from_rows))
+        # A head transposes it once more: XLA drops both, and only its small output is transposed.
+        return features.T if columns else features
+
+
+class _Convolutions(nn.Module):
+    """Convolutions, with a rectifier after each of them.
+
+    Attributes:
+      sizes: `(channels, kernel, stride)` of each.
+      padding: "SAME" or "VALID".
+    """
+
+    sizes: Sequence[tuple[int, int, int]]
+    padding: str
+
+    @nn.compact
+    def __call__(self, images, columns):
+        for channels, kernel, stride in self.sizes:
+            layer = layers.Conv(channels, kernel, stride, self.padding)
+            images = jax.nn.relu(layer(images, columns))
+        return images
+
+
+class _ResidualSections(nn.Module):
+    """Sections of a convolution, a pooling and two residual blocks.
+
+    Attributes:
+      channels: of each section.
+    """
+
+    channels: Sequence[int]
+
+    @nn.compact
+    def __call__(self, images, columns):
+        for channels in self.channels:
+            images = layers.max_pool(layers.Conv(channels)(images, columns), columns)
+            for _ in range(2):
+                block = layers.Conv(channels)(jax.nn.relu(images), columns)
+                images = images + layers.Conv(channels)(jax.nn.relu(block), columns)
+        return jax.nn.relu(images)
+
+
+class CNN(nn.Module):
+    """A small convolutional network for grids; then dense layers, all with rectifiers.
+
+    Attributes:
+      channels: of each convolution.
+      kernel: the side of every kernel.
+      hidden_sizes: of the dense layers.
+      strides: of each convolution; by default all 1.
+    """
+
+    channels: Sequence[int] = (32, 32)
+    kernel: int = 3
+    hidden_sizes: Sequence[int] = (128,)
+    strides: Sequence[int] | None = None
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns features `[N, hidden_sizes[-1]]`; the vector joins before the dense layers."""
+        image, vector = _image_or_error(observation, "CNN")
+        strides = self.strides or (1,) * len(self.channels)
+        if len(strides) != len(self.channels):
+            raise errors.UserError(
+                f"CNN needs one stride for each of channels {tuple(self.channels)}, "
+                f"got strides {tuple(strides)}"
+            )
+        sizes = [
+            (channels, self.kernel, stride) for channels, stride in zip(self.channels, strides)
+        ]
+        features = _join(_features(_Convolutions(sizes, "SAME"), image), vector)
+        for size in self.hidden_sizes:
+            features = jax.nn.relu(layers.Dense(size)(features))
+        return features
+
+
+class NatureCNN(nn.Module):
+    """Three convolutions and a dense layer.
+
+    Mnih et al., "Human-level control through deep reinforcement learning",
+    https://doi.org/10.1038/nature14236.
+
+    Attributes:
+      hidden: the size of the dense layer.
+    """
+
+    hidden: int = 512
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns features `[N, hidden]`, and the vector of the observation after them."""
+        image, vector = _image_or_error(observation, "NatureCNN")
+        if min(image.shape[1:3]) < 36:
+            raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
+        trunk = _Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), "VALID")
+        features = jax.nn.relu(layers.Dense(self.hidden)(_features(trunk, image)))
+        return _join(features, vector)
+
+
+class ImpalaResNet(nn.Module):
+    """Residual blocks with pooling, and a dense layer.
+
+    Espeholt et al., "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner
+    Architectures", https://arxiv.org/abs/1802.01561.
+
+    Attributes:
+      channels: of each section: a convolution, a pooling and two residual blocks.
+      hidden: the size of the dense layer.
+    """
+
+    channels: Sequence[int] = (16, 32, 32)
+    hidden: int = 256
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns features `[N, hidden]`, and the vector of the observation after them."""
+        image, vector = _image_or_error(observation, "ImpalaResNet")
+        features = _features(_ResidualSections(self.channels), image, recompute=True)
+        features = jax.nn.relu(layers.Dense(self.hidden)(features))
+        return _join(features, vector)

@@ -1,0 +1,227 @@
+"""MuZero's learnt model: representation, dynamics, prediction.
+
+What the model imagines is a latent vector, scaled to [0, 1]; Schrittwieser et al., "Mastering
+Atari, Go, chess and shogi by planning with a learned model", 2020, https://arxiv.org/abs/1911.08265,
+appendix G. The representation is any encoder and may see a stack of frames; dynamics and prediction
+are dense layers.
+
+Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from agents.networks import cores, encoders, layers
+from agents.networks import network as networks
+from podracers import environment
+
+_EPSILON = 1e-5  # a latent whose entries are all equal must not be divided by zero
+
+
+class Prediction(NamedTuple):
+    """What is predicted of a state, imagined or real."""
+
+    policy: jax.Array  # [..., A] logits
+    value: jax.Array  # [..., Z] logits
+
+
+def scale_latent(latent: jax.Array) -> jax.Array:
+    """Returns the latent `[..., F]` moved and scaled so that its entries span [0, 1]."""
+    least = jnp.min(latent, axis=-1, keepdims=True)
+    most = jnp.max(latent, axis=-1, keepdims=True)
+    return (latent - least) / (most - least + _EPSILON)
+
+
+class _Hidden(nn.Module):
+    """Dense layers with a rectifier after each of them.
+
+    Attributes:
+      sizes: of each layer.
+    """
+
+    sizes: Sequence[int]
+
+    @nn.compact
+    def __call__(self, features):
+        for size in self.sizes:
+            features = jax.nn.relu(layers.Dense(size)(features))
+        return features
+
+
+class Representation(nn.Module):
+    """From observations to latents.
+
+    Attributes:
+      torso: the encoder, and no core but `cores.FeedForward`.
+      latent_size: `F`.
+    """
+
+    torso: networks.Torso
+    latent_size: int
+
+    def initial_states(self, batch_size: int) -> tuple:
+        """Returns the state of the torso."""
+        return (self.torso.initial_state(batch_size),)
+
+    @nn.compact
+    def __call__(self, states, observation, first):
+        """Returns latents `[T, B, F]` and the states after them."""
+        features, state = self.torso(states[0], observation, first)
+        return scale_latent(layers.Dense(self.latent_size, scale=1.0)(features)), (state,)
+
+
+class Dynamics(nn.Module):
+    """From a latent and an action to the latent after it, and the reward on the way.
+
+    Attributes:
+      num_actions: `A`.
+      num_atoms: `Z`.
+      hidden_sizes: of the layers between.
+    """
+
+    num_actions: int
+    num_atoms: int
+    hidden_sizes: Sequence[int] = (128,)
+
+    @nn.compact
+    def __call__(self, latent, action):
+        """Returns the latent `[..., F]` and logits `[..., Z]` of the reward."""
+        taken = jax.nn.one_hot(action, self.num_actions)
+        hidden = _Hidden(self.hidden_sizes)(jnp.concatenate([latent, taken], axis=-1))
+        change = layers.Dense(latent.shape[-1], scale=1.0, name="change")(hidden)
+        reward = layers.Dense(self.num_atoms, scale=0.01, name="reward")(hidden)
+        return scale_latent(latent + change), reward
+
+
+class Predictor(nn.Module):
+    """From a latent, or from features of an observation, to a policy and a value.
+
+    Attributes:
+      num_actions: `A`.
+      num_atoms: `Z`.
+      hidden_sizes: of the layers before the heads.
+    """
+
+    num_actions: int
+    num_atoms: int
+    hidden_sizes: Sequence[int] = (128,)
+
+    @nn.compact
+    def __call__(self, latent):
+        """Returns the `Prediction` `[..., ]`."""
+        hidden = _Hidden(self.hidden_sizes)(latent)
+        policy = layers.Dense(self.num_actions, scale=0.01, name="policy")(hidden)
+        value = layers.Dense(self.num_atoms, scale=0.01, name="value")(hidden)
+        return Prediction(policy, value)
+
+
+class Model(NamedTuple):
+    """The three networks."""
+
+    representation: networks.Composed
+    dynamics: Dynamics
+    predictor: Predictor
+
+    def init(self, key: jax.Array):
+        """Returns parameters, with an entry for each network."""
+        keys = dict(zip(self._fields, jax.random.split(key, 3)))
+        timestep = networks.zero_timestep(self.representation.spec)
+        latent = jnp.zeros((1, self.representation.module.latent_size))
+        action = jnp.zeros((1,), jnp.int32)
+        return {
+            "representation": self.representation.init(keys["representation"], timestep),
+            "dynamics": self.dynamics.init(keys["dynamics"], latent, action)["params"],
+            "predictor": self.predictor.init(keys["predictor"], latent)["params"],
+        }
+
+    def predict(self, params, latent: jax.Array) -> Prediction:
+        """Returns the `Prediction` `[...]` of latents `[..., F]`."""
+        return self.predictor.apply({"params": params["predictor"]}, latent)
+
+    def imagine(self, params, latent: jax.Array, action: jax.Array):
+        """Returns the latents after actions `[...]`, and logits `[..., Z]` of the rewards."""
+        return self.dynamics.apply({"params": params["dynamics"]}, latent, action)
+
+
+def model(
+    spec: environment.EnvironmentSpec,
+    num_actions: int,
+    num_atoms: int,
+    *,
+    encoder: nn.Module | None = None,
+    core: nn.Module | None = None,
+    frame_stack: int = 1,
+    latent_size: int = 128,
+    hidden_sizes: Sequence[int] = (128,),
+) -> Model:
+    """Returns the three networks.
+
+    Args:
+      spec: of the environment.
+      num_actions: `A`.
+      num_atoms: `Z`.
+      encoder: a module of `agents.networks.encoders`; by default two rectified layers of 128.
+      core: a module of `agents.networks.cores`; by default none. MuZero refuses one with memory.
+      frame_stack: how many frames the encoder sees; 1 for no stack.
+      latent_size: of the vector that the model imagines.
+      hidden_sizes: of dynamics and of prediction.
+    """
+    encoder = encoder if encoder is not None else encoders.MLP((128, 128), "relu")
+    torso = networks.Torso(encoder, core if core is not None else cores.FeedForward())
+    representation = networks.Composed(spec, Representation(torso, latent_size), frame_stack)
+    return Model(
+        representation,
+        Dynamics(num_actions, num_atoms, tuple(hidden_sizes)),
+        Predictor(num_actions, num_atoms, tuple(hidden_sizes)),
+    )
+
+
+class PolicyValue(nn.Module):
+    """AlphaZero's network: a policy and a value of observations.
+
+    Attributes:
+      torso: the encoder, and no core but `cores.FeedForward`.
+      predictor: the layers after it.
+    """
+
+    torso: networks.Torso
+    predictor: Predictor
+
+    def initial_states(self, batch_size: int) -> tuple:
+        """Returns the state of the torso."""
+        return (self.torso.initial_state(batch_size),)
+
+    @nn.compact
+    def __call__(self, states, observation, first):
+        """Returns the `Prediction` `[T, B, ...]` and the states after it."""
+        features, state = self.torso(states[0], observation, first)
+        return self.predictor(features), (state,)
+
+
+def policy_value(
+    spec: environment.EnvironmentSpec,
+    num_actions: int,
+    num_atoms: int,
+    *,
+    encoder: nn.Module | None = None,
+    core: nn.Module | None = None,
+    hidden_sizes: Sequence[int] = (128,),
+) -> networks.Composed:
+    """Returns a network that puts out a `Prediction`.
+
+    Args:
+      spec: of the environment.
+      num_actions: `A`.
+      num_atoms: `Z`.
+      encoder: a module of `agents.networks.encoders`; by default two rectified layers of 128.
+      core: a module of `agents.networks.cores`; by default none. AlphaZero refuses one with memory.
+      hidden_sizes: of the layers before the heads.
+    """
+    encoder = encoder if encoder is not None else encoders.MLP((128, 128), "relu")
+    torso = networks.Torso(encoder, core if core is not None else cores.FeedForward())
+    predictor = Predictor(num_actions, num_atoms, tuple(hidden_sizes))
+    return networks.Composed(spec, PolicyValue(torso, predictor))

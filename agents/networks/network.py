@@ -1,0 +1,344 @@
+"""Networks: encoders, cores and heads put together behind one protocol.
+
+A network sees time steps and hides how it remembers: recurrent state and stacks of frames are its
+`core`, which it resets itself wherever a time step is FIRST.
+
+Axis legend: `T` time, `B` streams, `F` features.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from agents.networks import cores, encoders, heads, layers
+from podracers import environment, errors, types
+
+
+@runtime_checkable
+class Network(Protocol):
+    """A pure function of parameters, core and time steps."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a learnt core carries a state from step to step, without bound.
+
+        Where it is false, time steps may be drawn in any order: `core_before` gives each its core.
+        """
+
+    @property
+    def memory_length(self) -> int | None:
+        """How many time steps before it an output depends on; None of a recurrent network."""
+
+    def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
+        """Returns parameters; of `timestep` `[B, ...]` only shapes and dtypes count."""
+
+    def initial_core(self, batch_size: int) -> Any:
+        """Returns the core of `B` streams before their first time step."""
+
+    def step(self, params: types.PyTree, core: Any, timestep: types.TimeStep) -> tuple[Any, Any]:
+        """Returns outputs `[B, ...]` and the core after them."""
+
+    def unroll(self, params: types.PyTree, core: Any, timestep: types.TimeStep) -> tuple[Any, Any]:
+        """Returns outputs `[T, B, ...]` and the core after them; equals a scan of `step`."""
+
+    def core_before(
+        self, core: Any, timestep: types.TimeStep, time: jax.Array, stream: jax.Array
+    ) -> Any:
+        """Returns the core before each of `N` time steps, `[N, ...]`, if not `is_recurrent`.
+
+        Args:
+          core: `[B, ...]` before the first time step.
+          timestep: `[T, B, ...]`.
+          time: `[N]` int32, of the time steps that were drawn.
+          stream: `[N]` int32, of the same.
+        """
+
+
+class Core(NamedTuple):
+    """What a network with any memory carries from step to step."""
+
+    frames: types.PyTree  # [B, K - 1, ...] the frames before; () without a stack
+    states: tuple  # one recurrent state `[B, ...]` for each torso
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Composed:
+    """A network of a stack of frames, one or more torsos (encoder and core), and heads.
+
+    Attributes:
+      spec: of the environment.
+      module: a Flax module, `module(states, observation, first) -> (output, states)`, all
+        `[T, B, ...]`, with `initial_states(batch_size)`.
+      frame_stack: how many frames the encoders see; 1 for no stack.
+    """
+
+    spec: environment.EnvironmentSpec
+    module: nn.Module
+    frame_stack: int = 1
+
+    def __post_init__(self):
+        """Checks the number of frames."""
+        if self.frame_stack < 1:
+            raise errors.UserError(f"frame_stack must be at least 1, got {self.frame_stack}")
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a torso has a recurrent core; a stack of frames is none."""
+        return bool(jax.tree.leaves(jax.eval_shape(lambda: self.module.initial_states(1))))
+
+    @property
+    def memory_length(self) -> int | None:
+        """One less than the stack of frames, or None with a recurrent core."""
+        return None if self.is_recurrent else self.frame_stack - 1
+
+    def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
+        """Returns parameters; of `timestep` `[B, ...]` only shapes and dtypes count."""
+        timestep = jax.tree.map(lambda x: jnp.asarray(x)[None, :1], timestep)
+        core = self.initial_core(1)
+        observation, states, _ = self._inputs(core, timestep)
+        return self.module.init(key, states, observation, timestep.first())["params"]
+
+    def initial_core(self, batch_size: int) -> Any:
+        """Returns the core of `B` streams before their first time step; `()` for no memory."""
+        states = self.module.initial_states(batch_size)
+        if self.frame_stack == 1 and not jax.tree.leaves(states):
+            return ()
+        return Core(self._initial_frames(batch_size), states)
+
+    def step(self, params, core, timestep):
+        """Returns outputs `[B, ...]` and the core after them."""
+        timestep = jax.tree.map(lambda x: x[None], timestep)
+        output, core = self.unroll(params, core, timestep)
+        return jax.tree.map(lambda x: x[0], output), core
+
+    def unroll(self, params, core, timestep):
+        """Returns outputs `[T, B, ...]` and the core after them."""
+        observation, states, frames = self._inputs(core, timestep)
+        output, states = self.module.apply(
+            {"params": params}, states, observation, timestep.first()
+        )
+        return output, (Core(frames, states) if core != () else ())
+
+    def core_before(self, core, timestep, time, stream):
+        """Returns the core before each of `N` drawn time steps; `()` for no memory."""
+        if core == ():
+            return ()
+        observation = encoders.without_mask(timestep.observation)
+        frames = cores.frames_before(core.frames, observation, timestep.first(), time, stream)
+        return Core(frames, self.module.initial_states(time.shape[0]))
+
+    def _initial_frames(self, batch_size: int) -> types.PyTree:
+        if self.frame_stack == 1:
+            return ()
+        zeros = encoders.without_mask(self.spec.zero_observation())
+        batch = jax.tree.map(lambda x: jnp.zeros((batch_size, *x.shape), x.dtype), zeros)
+        return cores.initial_frames(batch, self.frame_stack)
+
+    def _inputs(self, core: Any, timestep: types.TimeStep) -> tuple[types.PyTree, tuple, Any]:
+        """Returns the observation as the encoders see it, the states, and the new frames."""
+        observation = encoders.without_mask(timestep.observation)
+        if core == ():
+            return observation, self.module.initial_states(timestep.step_type.shape[1]), ()
+        if self.frame_stack == 1:
+            return observation, core.states, ()
+        observation, frames = cores.stack_frames(
+            core.frames, observation, timestep.first(), self.frame_stack
+        )
+        return observation, core.states, frames
+
+
+class Torso(nn.Module):
+    """An encoder and a core.
+
+    Attributes:
+      encoder: `[N, ...]` observations to `[N, F]`.
+      core: `[T, B, F]` to `[T, B, F']`.
+    """
+
+    encoder: nn.Module
+    core: nn.Module
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the state of the core."""
+        return self.core.initial_state(batch_size)
+
+    def __call__(self, state, observation, first):
+        """Returns features `[T, B, F']` and the state after them."""
+        length, batch = first.shape
+        rows = jax.tree.map(lambda x: x.reshape(length * batch, *x.shape[2:]), observation)
+        features = self.encoder(rows)
+        return self.core(state, features.reshape(length, batch, -1), first)
+
+
+def linear(layer: layers.Dense, features: jax.Array) -> jax.Array:
+    """Applies a head's layer to `[..., F]`, in the form that the backend runs fastest."""
+    if not layers.feature_major():
+        return layer(features)
+    columns = layer(features.reshape(-1, features.shape[-1]).T, columns=True)
+    return columns.T.reshape(*features.shape[:-1], -1)
+
+
+class ActorCriticOutput(NamedTuple):
+    """What an actor-critic network puts out."""
+
+    policy: jax.Array  # [..., num_outputs] what the action head reads
+    value: jax.Array  # [...]
+
+
+class ActorCriticModule(nn.Module):
+    """A policy and a value on one torso, or on one each.
+
+    Attributes:
+      head: of the policy.
+      torsos: one, which both share, or two: the policy's, then the value's.
+    """
+
+    head: heads.ActionHead
+    torsos: tuple[Torso, ...]
+
+    def initial_states(self, batch_size: int) -> tuple:
+        """Returns the state of each torso."""
+        return tuple(torso.initial_state(batch_size) for torso in self.torsos)
+
+    @nn.compact
+    def __call__(self, states, observation, first):
+        """Returns `ActorCriticOutput` `[T, B, ...]` and the states after it."""
+        pairs = [torso(s, observation, first) for torso, s in zip(self.torsos, states)]
+        features = [pair[0] for pair in pairs]
+        seen = self.head.num_outputs - self.head.num_free
+        policy = linear(layers.Dense(seen, scale=0.01, name="policy"), features[0])
+        if self.head.num_free:
+            free = self.param("free", nn.initializers.zeros, (self.head.num_free,))
+            free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
+            policy = jnp.concatenate([policy, free], axis=-1)
+        value = linear(layers.Dense(1, scale=1.0, name="value"), features[-1])[..., 0]
+        return ActorCriticOutput(policy, value), tuple(pair[1] for pair in pairs)
+
+
+def actor_critic(
+    spec: environment.EnvironmentSpec,
+    head: heads.ActionHead,
+    *,
+    encoder: nn.Module | None = None,
+    core: nn.Module | None = None,
+    frame_stack: int = 1,
+    separate_critic: bool = True,
+) -> Composed:
+    """Returns a network that puts out a policy and a value.
+
+    Args:
+      spec: of the environment.
+      head: the action head that reads the policy's outputs.
+      encoder: a module of `agents.networks.encoders`; by default two tanh layers of 64.
+      core: a module of `agents.networks.cores`; by default none.
+      frame_stack: how many frames the encoder sees; 1 for no stack.
+      separate_critic: whether the critic has an encoder (and a core) of its own.
+    """
+    torso = Torso(
+        encoder if encoder is not None else encoders.MLP(),
+        core if core is not None else cores.FeedForward(),
+    )
+    torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
+    return Composed(spec, ActorCriticModule(head, torsos), frame_stack)
+
+
+class QModule(nn.Module):
+    """The values of actions.
+
+    Attributes:
+      num_actions: `A`.
+      torso: the encoder and the core.
+      dueling: whether values are the sum of a state's value and of advantages with mean 0; Wang et
+        al., "Dueling Network Architectures", https://arxiv.org/abs/1511.06581.
+      head_hidden_sizes: sizes of the rectified layers that each head (the actions' and, with
+        `dueling`, the state's) has of its own before its linear one; `(512,)` in that paper.
+    """
+
+    num_actions: int
+    torso: Torso
+    dueling: bool = False
+    head_hidden_sizes: Sequence[int] = ()
+
+    def initial_states(self, batch_size: int) -> tuple:
+        """Returns the state of the torso."""
+        return (self.torso.initial_state(batch_size),)
+
+    @nn.compact
+    def __call__(self, states, observation, first):
+        """Returns values `[T, B, A]` and the states after it."""
+        features, state = self.torso(states[0], observation, first)
+        values = self._head("action", self.num_actions, 0.01, features)
+        if self.dueling:
+            values -= jnp.mean(values, axis=-1, keepdims=True)
+            values += self._head("state", 1, 1.0, features)
+        return values, (state,)
+
+    def _head(self, name: str, size: int, scale: float, features: jax.Array) -> jax.Array:
+        """Returns `[T, B, size]`, with layers of its own before the linear one."""
+        for index, hidden in enumerate(self.head_hidden_sizes):
+            layer = layers.Dense(hidden, name=f"{name}_hidden_{index}")
+            features = jax.nn.relu(linear(layer, features))
+        return linear(layers.Dense(size, scale=scale, name=name), features)
+
+
+def q_network(
+    spec: environment.EnvironmentSpec,
+    num_actions: int,
+    *,
+    encoder: nn.Module | None = None,
+    core: nn.Module | None = None,
+    frame_stack: int = 1,
+    dueling: bool = False,
+    head_hidden_sizes: Sequence[int] = (),
+) -> Composed:
+    """Returns a network that puts out the value of each action, `[..., A]`.
+
+    Args:
+      spec: of the environment.
+      num_actions: `A`.
+      encoder: a module of `agents.networks.encoders`; by default two rectified layers of 64.
+      core: a module of `agents.networks.cores`; by default none.
+      frame_stack: how many frames the encoder sees; 1 for no stack.
+      dueling: see `QModule`.
+      head_hidden_sizes: see `QModule`.
+    """
+    encoder = encoder if encoder is not None else encoders.MLP(activation="relu")
+    torso = Torso(encoder, core if core is not None else cores.FeedForward())
+    module = QModule(num_actions, torso, dueling, tuple(head_hidden_sizes))
+    return Composed(spec, module, frame_stack)
+
+
+def unroll_after(
+    network: Network, params: types.PyTree, core: Any, timestep: types.TimeStep, burn_in: int
+) -> Any:
+    """Returns the outputs of all time steps but the first ones, which only warm up the core.
+
+    No gradient passes through the burn-in. Where the core is a stack of frames, the encoder does
+    not run on them.
+
+    Args:
+      network: what to unroll.
+      params: of the network.
+      core: `[B, ...]` before the first time step.
+      timestep: `[T, B, ...]`.
+      burn_in: how many time steps to leave out.
+
+    Returns:
+      `[T - burn_in, B, ...]`.
+    """
+    if burn_in:
+        before = jax.tree.map(lambda x: x[:burn_in], timestep)
+        core = jax.lax.stop_gradient(network.unroll(params, core, before)[1])
+        timestep = jax.tree.map(lambda x: x[burn_in:], timestep)
+    return network.unroll(params, core, timestep)[0]
+
+
+def zero_timestep(spec: environment.EnvironmentSpec) -> types.TimeStep:
+    """Returns a FIRST time step `[1, ...]` of zeros, to initialise networks with."""
+    zero = jax.tree.map(lambda x: x[None], spec.zero_observation())
+    first = jnp.full((1,), types.FIRST, jnp.int8)
+    return types.TimeStep(zero, jnp.zeros((1,)), jnp.ones((1,)), first)

@@ -1,0 +1,11 @@
+"""Adaptor of EnvPool."""
+
+from environments.envpool.envpool import (
+    EnvPool,
+    EnvPoolEnvironment,
+)
+
+__all__ = [
+    "EnvPool",
+    "EnvPoolEnvironment",
+]

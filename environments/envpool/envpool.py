@@ -1,0 +1,227 @@
+"""EnvPool's environments: more than 1,600 tasks, stepped in batches by threads of C++.
+
+EnvPool (Weng et al., "EnvPool: A Highly Parallel Reinforcement Learning Environment Execution
+Engine", https://arxiv.org/abs/2206.10558) is imported lazily: its import takes seconds. What its
+families of simulators do differently is in `envpool_families`.
+
+Axis legend: `B` streams.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from environments.envpool import families, scratch
+from environments.envpool import rendering as envpool_render
+from environments.envpool import spaces as envpool_spaces
+from podracers import environment, types
+
+# What EnvPool raises where it cannot start something.
+_REFUSALS = (RuntimeError, ImportError, TypeError, ValueError, AssertionError)
+_STEP = ("reward", "done", "trunc", "elapsed_step")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EnvPool:
+    """A recipe for EnvPool tasks under the contract.
+
+    - Observations are an array, or nested dicts of them; 64-bit floats become 32-bit ones, and
+      images lie `[height, width, channels]`.
+    - Frames are not stacked (networks do that): the option `stack_num` is 1 unless set.
+    - A multi-discrete action whose mask covers the joint choice becomes one flat discrete action.
+    - Rewards are the simulator's own.
+    - The time limit truncates, unless the task ends by its own rules on that very step. Where the
+      simulator has a clock that cannot be set and does not say (Jumanji's, see
+      `envpool_families`), an end on that step counts as truncated.
+
+    Attributes:
+      task_id: one of EnvPool's, such as `Pong-v5`, `Hopper-v4` or `Jumanji/Snake-v1`.
+      options: EnvPool's own options for the task.
+      max_episode_steps: the time limit in agent steps; None for the task's own.
+      observation_keys: which parts of a dict observation to keep, besides an action mask; None for
+        all.
+    """
+
+    task_id: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    max_episode_steps: int | None = None
+    observation_keys: Sequence[str] | None = None
+
+    @functools.cached_property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of one environment; no simulator is started."""
+        return environment.EnvironmentSpec(
+            self.task_id,
+            envpool_spaces.specs_of(self._observation),
+            self._actions.spec,
+            self._task.limit,
+        )
+
+    @property
+    def jax_twin(self) -> str | None:
+        """What to write in gin for the same task written in JAX, or None."""
+        return families.jax_twin(self._task.task_id)
+
+    @property
+    def render(self) -> Callable[[types.TimeStep], np.ndarray]:
+        """Draws a time step of one environment, uint8 `[height, width, 3]`.
+
+        Absent, as an attribute, where the observation does not show what there is to see.
+        """
+        draw = envpool_render.drawer(self.task_id, self.spec.observation)
+        if draw is None:
+            raise AttributeError(f"{self.task_id} cannot be drawn from its observations")
+        return lambda timestep: draw(timestep.observation)
+
+    def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> "EnvPoolEnvironment":
+        """Starts `B` simulators (see `environment.HostEnvironmentFactory`).
+
+        Raises:
+          errors.UserError: EnvPool cannot start them.
+        """
+        import envpool  # noqa: PLC0415  (slow to import)
+
+        seeds = environment.stream_seeds(key, env_id).tolist()
+        start = functools.partial(
+            envpool.make_gymnasium,
+            self.task_id,
+            num_envs=len(seeds),
+            num_threads=max(1, min(num_threads, len(seeds))),
+            seed=seeds,
+            **self._task.options,
+        )
+        folders = self._task.family.folders
+        directory = scratch.Directory(folders) if folders else None
+        # No variable here holds it: what imports modules for the first time may be kept for ever,
+        # with all that its variables hold, and the simulators end with the last reference.
+        return EnvPoolEnvironment(
+            self._pool(start, directory), self._task, self._actions, self._observation, directory
+        )
+
+    def _pool(self, start: Callable[[], Any], directory: scratch.Directory | None) -> Any:
+        try:
+            return directory.start(start) if directory else start()
+        except BaseException as error:
+            if directory:
+                directory.close()
+            if isinstance(error, _REFUSALS):
+                raise families.cannot_start(self.task_id, error) from error
+            raise
+
+    @functools.cached_property
+    def _task(self) -> families.Task:
+        return families.load(self.task_id, self.options, self.max_episode_steps)
+
+    @functools.cached_property
+    def _actions(self) -> envpool_spaces.Actions:
+        return envpool_spaces.actions(self.task_id, self._task.pool_spec)
+
+    @functools.cached_property
+    def _observation(self) -> types.PyTree:
+        return envpool_spaces.observation(
+            self.task_id, self._task.pool_spec, self._actions, self.observation_keys
+        )
+
+
+class EnvPoolEnvironment:
+    """`B` simulators of one task; `EnvPool.make` makes it (see `environment.HostEnvironment`).
+
+    EnvPool restarts what it ended at the next step by itself. The rows that the adaptor cut at
+    their time limit are reset by hand in that step, while the others are stepped.
+    """
+
+    def __init__(
+        self,
+        pool: Any,
+        task: families.Task,
+        actions: envpool_spaces.Actions,
+        observation: types.PyTree,
+        directory: scratch.Directory | None = None,
+    ):
+        self._pool = pool
+        self._task = task
+        self._actions = actions
+        self._observation = observation
+        self._directory = directory
+        self._num_envs = pool.num_envs
+        self._limit = task.limit or families.NO_LIMIT
+        self._rows = np.arange(self._num_envs, dtype=np.int32)
+        self._last = np.zeros(self._num_envs, bool)  # where the latest time step was LAST
+        self._cut = np.zeros(self._num_envs, bool)  # of these, where EnvPool does not know it
+        keys = (*_STEP, *task.family.evidence, *envpool_spaces.keys_of(observation))
+        index = {name: i for i, name in enumerate(pool._state_keys)}
+        self._index = {key: index[key] for key in keys if key in index}
+
+    @property
+    def num_envs(self) -> int:
+        """The batch size `B`."""
+        return self._num_envs
+
+    def reset(self) -> types.TimeStep:
+        """Starts an episode of every environment."""
+        self._pool.async_reset()
+        self._last[:] = True
+        self._cut[:] = False
+        return self._time_step(self._receive())
+
+    def send(self, action: np.ndarray) -> None:
+        """Begins a step of every environment, and returns at once."""
+        if self._cut.all():
+            self._pool.async_reset()
+            return
+        action = self._actions.decode(action)
+        if self._cut.any():
+            # EnvPool can only write the batch of one call at a time: `recv` does the resets.
+            self._pool.send(action[~self._cut], self._rows[~self._cut])
+        else:
+            self._pool.send(action)
+
+    def recv(self) -> types.TimeStep:
+        """Waits for the step that `send` began."""
+        state = self._receive()
+        if self._cut.any() and not self._cut.all():
+            self._pool._reset(self._rows[self._cut])
+            state = _merge(self._cut, self._receive(), state)
+        return self._time_step(state)
+
+    def close(self) -> None:
+        """Ends the simulators' threads and processes."""
+        self._pool = None  # there is no other way: EnvPool frees everything when it is deleted
+        directory, self._directory = self._directory, None
+        if directory:
+            directory.close()
+
+    def _receive(self) -> dict[str, np.ndarray]:
+        """Returns the arrays that are needed, by EnvPool's names; they are fresh."""
+        # The public `recv` also builds everything that nobody reads, Atari's memory for one.
+        arrays = self._pool._recv()
+        return {key: arrays[i] for key, i in self._index.items()}
+
+    def _time_step(self, state: dict[str, np.ndarray]) -> types.TimeStep:
+        first = self._last
+        terminated = self._task.terminated(state) & ~first
+        last = (state["done"] | (state["elapsed_step"] >= self._limit)) & ~first
+        self._last, self._cut = last, last & ~state["done"]
+        step_type = np.where(last, types.LAST, types.MID)
+        return types.TimeStep(
+            observation=envpool_spaces.read(self._observation, state),
+            # Some families report a reward of the reset.
+            reward=np.where(first, 0.0, state["reward"]).astype(np.float32),
+            discount=1.0 - terminated.astype(np.float32),
+            step_type=np.where(first, types.FIRST, step_type).astype(np.int8),
+        )
+
+
+def _merge(
+    mask: np.ndarray, chosen: dict[str, np.ndarray], others: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns arrays `[B, ...]` with `chosen` where `mask` `[B]` is true, and else `others`."""
+    merged = {}
+    for key, array in others.items():
+        merged[key] = np.empty((len(mask), *array.shape[1:]), array.dtype)
+        merged[key][mask], merged[key][~mask] = chosen[key], array
+    return merged

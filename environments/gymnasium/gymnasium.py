@@ -1,0 +1,275 @@
+"""Any environment that is registered with Gymnasium, a user's own included, on the host.
+
+Towers et al., "Gymnasium: A Standard Interface for Reinforcement Learning Environments",
+https://arxiv.org/abs/2407.17032.
+
+Axis legend: `B` streams.
+"""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import gymnasium
+import jax
+import numpy as np
+from dm_env import specs
+from gymnasium.envs import registration
+
+from environments.gymnasium import rows, workers
+from environments.gymnasium import spaces as gymnasium_spaces
+from podracers import environment, errors, types
+from podracers.training import config_errors
+
+_PICTURES = "rgb_array"  # Gymnasium's name for `render` that returns them
+_VECTORIZATIONS = ("sync", "async")
+# The same tasks in JAX, which Anakin compiles: what to write in gin.
+_JAX_TWINS = {"CartPole-v1": "@cartpole.CartPole", "Pendulum-v1": "@pendulum.Pendulum"}
+_MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker", "render_mode")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gymnasium:
+    """A registered Gymnasium environment, many of them at a time.
+
+    Observations and actions are as `environments.gymnasium.spaces` says. What the environment
+    calls terminated is a termination, whatever it calls truncated besides. An observation with the
+    key `action_mask` says which actions are legal. Gymnasium's checks of every step are off unless
+    `options` has `disable_env_checker: False`.
+
+    Attributes:
+      env_id: such as `CartPole-v1`; `my_package.games:Chess-v0` imports `my_package.games` first,
+        which is to register it.
+      options: arguments of `gymnasium.make`: those of the environment, and `max_episode_steps`.
+      vectorization: `sync` steps the environments one after the other in the thread that calls;
+        `async` in worker processes, as many as `make` may use threads, and while the caller does
+        something else. The episodes are the same.
+      wrappers: what to wrap each environment in, from the inside out: callables that take an
+        environment, or their names, such as `gymnasium.wrappers:FlattenObservation`.
+    """
+
+    env_id: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    vectorization: str = "sync"
+    wrappers: Sequence[str | Callable[[Any], Any]] = ()
+
+    def __post_init__(self):
+        if self.vectorization not in _VECTORIZATIONS:
+            near = errors.nearest(str(self.vectorization), _VECTORIZATIONS)
+            raise errors.UserError(
+                f"Gymnasium.vectorization: expected 'sync' or 'async', got "
+                f"{self.vectorization!r}{near}"
+            )
+
+    @functools.cached_property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of one environment; one is made for a moment."""
+        env = self._make_one()
+        try:
+            name = self._recipe.spec.id
+            limit = env.spec.max_episode_steps if env.spec is not None else None
+            return environment.EnvironmentSpec(
+                name,
+                gymnasium_spaces.observation_spec(env.observation_space, name),
+                gymnasium_spaces.action_spec(env.action_space, name),
+                limit,
+            )
+        finally:
+            env.close()
+
+    @property
+    def jax_twin(self) -> str | None:
+        """What to write in gin for the same task written in JAX, or None."""
+        return _JAX_TWINS.get(self._recipe.spec.id)
+
+    def make(
+        self, key: jax.Array, env_id: np.ndarray, num_threads: int
+    ) -> environment.HostEnvironment:
+        """Makes `B` environments (see `environment.HostEnvironmentFactory`)."""
+        _ = self.spec  # whatever cannot be made is refused here, in this process
+        seeds, numbers = environment.stream_seeds(key, env_id).tolist(), env_id.tolist()
+        if self.vectorization == "async":
+            batch = workers.Workers(self._recipe, seeds, numbers, num_threads)
+        else:
+            batch = rows.Rows(self._recipe, seeds, numbers)
+        return _HostEnvironment(batch, len(seeds))
+
+    @property
+    def render(self) -> Callable[[types.TimeStep], np.ndarray]:
+        """Draws a time step; an attribute only where the observation is a picture."""
+        observation = self.spec.observation
+        if isinstance(observation, dict) or not _is_picture(observation):
+            raise AttributeError(f"{self.spec.name} does not observe a picture")
+        return _picture
+
+    def filmed(self) -> "Gymnasium":
+        """Returns this recipe, with environments that draw themselves, in this process.
+
+        Raises:
+          errors.UserError: they draw no pictures, or what they draw with is missing.
+        """
+        env = self._make_one()
+        modes = env.metadata.get("render_modes") or ()
+        env.close()
+        if _PICTURES not in modes:
+            known = f"; it has {', '.join(map(str, modes))}" if modes else ""
+            raise errors.UserError(
+                f"{self.spec.name} has no render mode '{_PICTURES}': no video of it{known}"
+            )
+        options = {**self.options, "render_mode": _PICTURES}
+        recipe = dataclasses.replace(self, options=options, vectorization="sync")
+        recipe._try_to_draw()
+        return recipe
+
+    def _try_to_draw(self) -> None:
+        """Draws once: what is missing is often found out no earlier."""
+        # Many draw with pygame, whose SDL complains at length where there is no sound card.
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+        env = self._make_one()
+        try:
+            env.reset(seed=0)
+            picture = env.render()
+        except Exception as error:
+            raise errors.UserError(
+                f"Gymnasium's {self.spec.name} cannot be drawn: {config_errors.first_line(error)}"
+            ) from error
+        finally:
+            env.close()
+        if getattr(picture, "dtype", None) != np.uint8 or picture.shape[2:] != (3,):
+            raise errors.UserError(
+                f"Gymnasium's {self.spec.name}: expected render() to return uint8 [height, width, "
+                f"3], got {type(picture).__name__}"
+            )
+
+    @functools.cached_property
+    def _recipe(self) -> rows.Recipe:
+        wrappers = [_wrapper(one) if isinstance(one, str) else one for one in self.wrappers]
+        return rows.Recipe(_registered(self.env_id), dict(self.options), wrappers)
+
+    def _make_one(self) -> Any:
+        """Returns one environment, or says what is wrong with the options."""
+        recipe = self._recipe
+        try:
+            return recipe.make()
+        except gymnasium.error.Error as error:  # DependencyNotInstalled among them
+            raise errors.UserError(f"Gymnasium's {recipe.spec.id}: {error}") from error
+        except ImportError as error:
+            raise errors.UserError(
+                f"Gymnasium's {recipe.spec.id} needs what is not installed: {error}"
+            ) from error
+        except TypeError as error:
+            known = _arguments(recipe.spec)
+            for option in self.options:
+                if known and option not in known:
+                    raise errors.UserError(
+                        f"Gymnasium's {recipe.spec.id} has no option '{option}'"
+                        f"{errors.nearest(option, known)}"
+                    ) from error
+            raise
+
+
+class _Batch(Protocol):
+    """What `gymnasium_rows.Rows` and `gymnasium_workers.Workers` have in common."""
+
+    def reset(self) -> rows.Moment: ...
+    def send(self, action: np.ndarray) -> None: ...
+    def recv(self) -> rows.Moment: ...
+    def close(self) -> None: ...
+
+
+class _HostEnvironment:
+    """The contract's time steps (see `environment.HostEnvironment`)."""
+
+    def __init__(self, batch: _Batch, num_envs: int):
+        self._batch = batch
+        self._num_envs = num_envs
+
+    @property
+    def num_envs(self) -> int:
+        return self._num_envs
+
+    def reset(self) -> types.TimeStep:
+        return _timestep(self._batch.reset())
+
+    def send(self, action: np.ndarray) -> None:
+        self._batch.send(np.asarray(action))
+
+    def recv(self) -> types.TimeStep:
+        return _timestep(self._batch.recv())
+
+    def render(self) -> list[np.ndarray]:
+        """Returns a picture of each environment, of a recipe that is `filmed`."""
+        return self._batch.render()
+
+    def close(self) -> None:
+        self._batch.close()
+
+
+def _timestep(moment: rows.Moment) -> types.TimeStep:
+    last = moment.terminated | moment.truncated
+    step_type = np.where(last, np.int8(types.LAST), np.int8(types.MID))
+    return types.TimeStep(
+        observation=moment.observation,
+        reward=moment.reward,
+        discount=1.0 - moment.terminated.astype(np.float32),
+        step_type=np.where(moment.first, np.int8(types.FIRST), step_type),
+    )
+
+
+def _is_picture(part: specs.Array) -> bool:
+    """Returns whether an observation is `[height, width]`, or the same with 1 or 3 channels."""
+    flat = len(part.shape) == 2
+    return part.dtype == np.uint8 and (flat or (len(part.shape) == 3 and part.shape[2] in (1, 3)))
+
+
+def _picture(timestep: types.TimeStep) -> np.ndarray:
+    """Returns an observation as uint8 `[height, width, 3]`."""
+    image = np.asarray(timestep.observation)
+    image = image if image.ndim == 3 else image[..., None]
+    return np.broadcast_to(image, (*image.shape[:2], 3)).copy()
+
+
+def _registered(env_id: str) -> Any:
+    """Returns Gymnasium's spec of an id, after importing the module that comes before a colon."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        _import(module, f"environment '{env_id}'")
+    if name not in gymnasium.registry:
+        near = errors.nearest(name, gymnasium.registry)
+        hint = "" if module else " (one of your own: 'module:Name-v0' imports the module first)"
+        raise errors.UserError(f"Gymnasium has no environment '{name}'{near}{hint}")
+    return gymnasium.registry[name]
+
+
+def _wrapper(name: str) -> Callable[[Any], Any]:
+    """Returns what `module:attribute` names."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise errors.UserError(f"Gymnasium.wrappers: expected 'module:Wrapper', got '{name}'")
+    found = _import(module, f"wrapper '{name}'")
+    if not hasattr(found, attribute):
+        near = errors.nearest(attribute, dir(found))
+        raise errors.UserError(f"Gymnasium.wrappers: '{module}' has no '{attribute}'{near}")
+    return getattr(found, attribute)
+
+
+def _import(module: str, user: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise errors.UserError(f"{user}: {error}") from error
+
+
+def _arguments(spec: Any) -> set[str]:
+    """Returns the names of the options of an environment; empty where it takes any."""
+    creator = spec.entry_point
+    if isinstance(creator, str):
+        creator = registration.load_env_creator(creator)
+    parameters = inspect.signature(creator).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return set()
+    return {parameter.name for parameter in parameters} | set(_MAKE_OPTIONS)

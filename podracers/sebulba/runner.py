@@ -1,0 +1,324 @@
+"""Sebulba: host environments, actor devices that infer, learner devices that update.
+
+The architecture of Hessel et al., "Podracer architectures for scalable Reinforcement Learning",
+2021, https://arxiv.org/abs/2104.06272, section "Sebulba": simulators that cannot be compiled step
+on the host; each actor thread feeds its rollouts straight to the learner devices.
+
+Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
+"""
+
+import dataclasses
+import functools
+import os
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from podracers import agent as agent_lib
+from podracers import environment as environment_lib
+from podracers import errors, footprint, keys, metrics, types
+from podracers.sebulba import acting, actor, jax_host, timing
+from podracers.sebulba import learner as learner_lib
+from podracers.sebulba import placement as placement_lib
+from podracers.supervision import pipeline
+
+
+class _Session(NamedTuple):
+    """Actors at work, and the state that they wait for."""
+
+    supervisor: pipeline.Supervisor
+    versions: pipeline.Versions
+    queues: list[pipeline.Queue]
+    timers: timing.Timers
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sebulba:
+    """Runs an agent on host environments, or on a JAX environment that is stepped on the host.
+
+    Attributes:
+      agent: the agent.
+      environment: a recipe for host environments, or a JAX environment.
+      num_envs: `B`, streams over all actors of all processes.
+      rollout_length: `T`, agent steps of each stream between updates.
+      actor_devices: an index into this process's devices for each actor thread (an index may come
+        several times); None to choose.
+      learner_devices: indices of the devices that learn; None for those that do not act. All
+        processes place actors and learners alike, and their learner devices learn together.
+      lag: how many updates behind a rollout's parameters are: 0, actors wait for the learner; 1,
+        collecting overlaps learning, and is reproducible; more, the newest parameters are taken,
+        and they are at the most so much behind.
+      batches_per_actor: into how many batches an actor's streams are cut, so that some are stepped
+        while the device acts for others; None for 2, or for 1 where the devices that act are the
+        cores that step: there nothing is gained by it, and small batches cost more.
+      num_threads: threads of all simulators together; None for as many as there are cores.
+      timeout: seconds that a step of a simulator, or any other single wait, may take.
+    """
+
+    agent: agent_lib.Agent
+    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
+    num_envs: int
+    rollout_length: int
+    actor_devices: tuple[int, ...] | None = None
+    learner_devices: tuple[int, ...] | None = None
+    lag: int = 1
+    batches_per_actor: int | None = None
+    num_threads: int | None = None
+    timeout: float = 60.0
+
+    def __post_init__(self):
+        for name, least in (
+            ("num_envs", 1),
+            ("rollout_length", 1),
+            ("batches_per_actor", 1),
+            ("lag", 0),
+            ("num_threads", 1),
+        ):
+            if getattr(self, name) is not None or name not in ("batches_per_actor", "num_threads"):
+                errors.require_count(self, name, least)
+        errors.require_count(self, "steps_per_update")
+        if not self.timeout > 0:
+            raise errors.UserError(f"Sebulba.timeout: expected seconds, got {self.timeout!r}")
+
+    @property
+    def population(self) -> int:
+        """One seed a run."""
+        return 1
+
+    @property
+    def updates_per_dispatch(self) -> int:
+        """Between any two updates the host may do something else, such as stop."""
+        return 1
+
+    @property
+    def steps_per_update(self) -> int:
+        """Agent steps of one update, over all streams."""
+        return self.num_envs * self.rollout_length
+
+    @functools.cached_property
+    def placement(self) -> placement_lib.Placement:
+        """Which devices act and which learn; nothing touches one before this is asked for.
+
+        Raises:
+          errors.UserError: there is no such device, or the streams do not divide.
+        """
+        count = jax.process_count()
+        if self.num_envs % count:
+            raise errors.UserError(
+                f"Sebulba.num_envs = {self.num_envs} does not divide over {count} processes"
+            )
+        return placement_lib.plan(
+            [jax.local_devices(process_index=process) for process in range(count)],
+            jax.process_index(),
+            self.num_envs // count,
+            self._num_batches,
+            self.actor_devices,
+            self.learner_devices,
+        )
+
+    def describe(self) -> list[str]:
+        """Returns lines that say which devices and threads do what."""
+        count = len(self.placement.actors)
+        processes = jax.process_count()
+        rows = self.num_envs // (processes * count * self._num_batches)
+        each = f" on each of {processes} processes" if processes > 1 else ""
+        state = jax.eval_shape(lambda: self.init(0))
+        memory = footprint.describe(state.memory, self.placement.mesh)
+        num_steps = self.num_envs * (self.rollout_length + 1)
+        observation = self.environment.spec.observation
+        footprint.require_room(state, observation, num_steps, self.placement.mesh)
+        return [
+            f"Sebulba{each}, {self.placement.describe()}",
+            f"{count} x {self._num_batches} batches of {rows} environments on "
+            f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
+            f"{self.steps_per_update} agent steps an update, lag {self.lag}",
+            *memory,
+        ]
+
+    def trace(self, seed: int) -> jax.stages.Traced:
+        """Traces one update, as the run will."""
+        return self._learning.trace(jax.eval_shape(lambda: self.init(seed)))
+
+    def init(self, seed: int) -> learner_lib.SebulbaState:
+        """Returns the state before the first update."""
+        return self._learning.init(np.int32(seed))
+
+    def step(
+        self, state: learner_lib.SebulbaState, num_updates: int
+    ) -> tuple[learner_lib.SebulbaState, metrics.Report]:
+        """Takes `num_updates` updates; `state` is donated.
+
+        A state that is not the one that was returned last, because it was restored or is that of
+        another seed, starts the simulators anew.
+
+        Raises:
+          pipeline.WorkerError: an actor failed or hangs; what it raised is chained to it.
+        """
+        if self._live.state is not state:
+            self._start(state)
+        clock = self._live.session.timers.learner
+        clock.switch("")
+        try:
+            report = None
+            for _ in range(num_updates):
+                state, part = self._update(state)
+                report = part if report is None else metrics.merge(report, part)
+        except BaseException:
+            self.close()
+            raise
+        clock.switch(timing.ELSEWHERE)
+        self._live.state = state
+        return state, report
+
+    def actor_params(self, state: learner_lib.SebulbaState) -> types.PyTree:
+        """Returns what acting needs; alive until `state` is donated."""
+        return self.agent.actor_params(state.learner)
+
+    def diagnostics(self) -> metrics.Diagnostics:
+        """Returns where the time went since the last call, as shares of it."""
+        session = self._live.session
+        return session.timers.take() if session else metrics.Diagnostics({}, "")
+
+    def close(self) -> None:
+        """Ends the actors and their simulators."""
+        session, self._live.session, self._live.state = self._live.session, None, None
+        if session:
+            session.supervisor.close()
+
+    @functools.cached_property
+    def _live(self) -> "_Live":
+        return _Live()
+
+    @functools.cached_property
+    def _factory(self) -> environment_lib.HostEnvironmentFactory:
+        if environment_lib.is_host(self.environment):
+            return self.environment
+        return jax_host.JaxHostEnvironment(self.environment)
+
+    @functools.cached_property
+    def _programs(self) -> acting.Acting:
+        return acting.Acting(self.agent, self._factory.spec, self.rollout_length, self.num_envs)
+
+    @functools.cached_property
+    def _learning(self) -> learner_lib.Learning:
+        return learner_lib.Learning(self.agent, self._programs, self.placement, self.num_envs)
+
+    @property
+    def _num_batches(self) -> int:
+        """How many batches each actor has."""
+        by_backend = 1 if jax.local_devices()[0].platform == "cpu" else 2
+        return self.batches_per_actor or by_backend
+
+    @property
+    def _threads_per_batch(self) -> int:
+        """How many of the host's threads step one batch: together no more than there are."""
+        available = self.num_threads or len(os.sched_getaffinity(0))
+        return max(available // (len(self.placement.actors) * self._num_batches), 1)
+
+    # Actors.
+
+    def _start(self, state: learner_lib.SebulbaState) -> None:
+        """Starts actors that collect for this state."""
+        self.close()
+        update = int(state.update)
+        # A copy on the host: the key in the state is donated with it.
+        key = state.key.addressable_data(0)
+        key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
+        supervisor = pipeline.Supervisor(self.timeout)
+        versions = pipeline.Versions(supervisor)
+        queues = [pipeline.Queue(supervisor, max(self.lag, 1)) for _ in self.placement.actors]
+        timers = timing.Timers()
+        self._live.session = _Session(supervisor, versions, queues, timers)
+        self._live.update = update
+        try:
+            self._publish(state, update)
+            for index in range(len(self.placement.actors)):
+                each = self._actor(index, key, update)
+                worker = supervisor.start(f"actor {index}", each.run, each.close)
+                timers.paces.append(each.pace)
+                timers.actors.append(worker.timer)
+        except BaseException:
+            self.close()
+            raise
+
+    def _actor(self, index: int, key: jax.Array, update: int) -> actor.Actor:
+        place, session = self.placement, self._live.session
+        actors = jax.process_count() * len(place.actors)
+        number = jax.process_index() * len(place.actors) + index  # among those of all processes
+        rows = self.num_envs // actors
+        env_id = np.arange(number * rows, (number + 1) * rows, dtype=np.int32)
+        feeds = index * place.slices // place.pieces
+        stream_key = keys.streams(key, update)
+        is_host = environment_lib.is_host(self.environment)
+        return actor.Actor(
+            programs=self._programs.on(place.actors[index]),
+            length=self.rollout_length,
+            make=lambda part: self._factory.make(stream_key, part, self._threads_per_batch),
+            num_batches=self._num_batches,
+            # The first step of a JAX environment is compiled.
+            starting=pipeline.STARTING if is_host else pipeline.COMPILING,
+            env_id=env_id,
+            device=place.actors[index],
+            learners=place.learners[feeds : feeds + place.slices],
+            key=key,
+            first=update,
+            lag=self.lag,
+            versions=session.versions,
+            queue=session.queues[index],
+            pace=timing.Pace(self._num_batches),
+        )
+
+    def _publish(self, state: learner_lib.SebulbaState, version: int) -> None:
+        """Sends actors a copy of the parameters, which no later donation can delete."""
+        copies = self._learning.copy(state.learner)
+        on_learners = {
+            device: jax.tree.map(lambda x, d=device: _on(d, x), copies)
+            for device in self.placement.learners
+        }
+        source = on_learners[self.placement.learners[0]]
+        on_actors = {
+            device: on_learners[device] if device in on_learners else jax.device_put(source, device)
+            for device in set(self.placement.actors)
+        }
+        jax.block_until_ready(list(on_actors.values()))
+        self._live.session.versions.publish(version, on_actors, oldest=version - self.lag)
+
+    # The learner.
+
+    def _update(
+        self, state: learner_lib.SebulbaState
+    ) -> tuple[learner_lib.SebulbaState, metrics.Report]:
+        """Takes one update: waits for rollouts, learns, publishes."""
+        session, update = self._live.session, self._live.update
+        timer = session.timers.learner
+        with timer(timing.FOR_ROLLOUTS):
+            shards = [queue.get() for queue in session.queues]
+        lags = [update - each.version for each in shards]
+        session.timers.lags.extend(lags)
+        if max(lags) > self.lag:
+            raise RuntimeError(f"a lag of {max(lags)} updates, and at most {self.lag} is allowed")
+        with timer(timing.LEARNING):
+            slices = [part for each in shards for part in each.slices]
+            state, report = self._learning.learn(state, self._learning.assemble(slices))
+            del shards, slices
+            jax.block_until_ready((state, report))
+        with timer(timing.PUBLISHING):
+            self._publish(state, update + 1)
+        self._live.update = update + 1
+        return state, report
+
+
+def _on(device: jax.Device, x: jax.Array) -> jax.Array:
+    """Returns the part of an array that lies on a device."""
+    return next(shard.data for shard in x.addressable_shards if shard.device == device)
+
+
+class _Live:
+    """What changes in a runner while it runs."""
+
+    def __init__(self):
+        self.session: _Session | None = None
+        # The one that the session's actors belong to, and its update.
+        self.state: learner_lib.SebulbaState | None = None
+        self.update = 0

@@ -1,0 +1,1 @@
+"""Threads, child processes and simulators: what watches over them and ends them."""

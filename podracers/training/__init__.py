@@ -1,0 +1,1 @@
+"""A run of an experiment: configuration, the training loop, checkpoints and logs."""

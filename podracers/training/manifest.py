@@ -1,0 +1,109 @@
+"""What tells a whole checkpoint from a damaged one, and a fitting one from a foreign one.
+
+Array files carry no checksums of their own, so a flipped bit in one would restore in silence. A
+manifest of the size and the CRC-32 of every file is written into a checkpoint before its commit.
+"""
+
+import json
+import os
+import pathlib
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracers import types
+from podracers.training import schema
+
+MANIFEST = "manifest.json"
+_SUMS = {str: [schema.COUNT, schema.COUNT]}  # by file: size, CRC-32
+_CHUNK = 1 << 20  # bytes read at a time
+
+
+class DamagedError(Exception):
+    """One checkpoint cannot be used; the text says why, in one line."""
+
+
+def write(folder: pathlib.Path) -> None:
+    """Writes the manifest of every file in the sub-folders of `folder`.
+
+    Files of the top level are left out: orbax still writes there when it commits.
+    """
+    names = (path.relative_to(folder).as_posix() for path in sorted(folder.glob("*/**/*")))
+    sums = {name: _checksum(folder / name) for name in names if (folder / name).is_file()}
+    (folder / MANIFEST).write_text(json.dumps(sums, indent=1))
+
+
+def verify(folder: pathlib.Path, items: Sequence[str]) -> None:
+    """Checks that the sub-folders `items` hold what was written.
+
+    Raises:
+      DamagedError: a file is missing, cut short or changed.
+    """
+    try:
+        sums = schema.parse((folder / MANIFEST).read_bytes(), _SUMS)
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"{MANIFEST}: {reason(error)}") from error
+    names = [name for name in sums if name.split("/")[0] in items]
+    if missing := set(items) - {name.split("/")[0] for name in names}:
+        raise DamagedError(f"{MANIFEST}: nothing on {min(missing)}")
+    for name in names:
+        try:
+            found = _checksum(folder / name)
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            raise DamagedError(f"{name}: {reason(error)}") from error
+        if found != sums[name]:
+            raise DamagedError(f"{name}: checksum does not match")
+
+
+def _checksum(path: pathlib.Path) -> list[int]:
+    """Returns `[size, CRC-32]` of a file."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            size += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+    return [size, crc]
+
+
+def structure(tree: types.PyTree) -> list[list[Any]]:
+    """Returns `[path, shape, dtype]` of every leaf, as JSON can hold it."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [
+        [
+            jax.tree_util.keystr(path, simple=True, separator="/"),
+            list(np.shape(leaf)),
+            str(leaf.dtype) if hasattr(leaf, "dtype") else type(leaf).__name__,
+        ]
+        for path, leaf in leaves
+    ]
+
+
+def difference(found: list[list[Any]], expected: list[list[Any]]) -> str | None:
+    """Returns a phrase on the first leaf in which two structures differ, or None."""
+    found_leaves = {path: f"{dtype}{shape}" for path, shape, dtype in found}
+    expected_leaves = {path: f"{dtype}{shape}" for path, shape, dtype in expected}
+    for path, leaf in expected_leaves.items():
+        if path not in found_leaves:
+            return f"it has no leaf '{path}' ({leaf})"
+        if found_leaves[path] != leaf:
+            return f"'{path}' should be {leaf}, and is {found_leaves[path]}"
+    for path, leaf in found_leaves.items():
+        if path not in expected_leaves:
+            return f"it has a leaf '{path}' ({leaf}) that is not expected"
+    return None
+
+
+def reason(error: BaseException) -> str:
+    """Returns one line that says what went wrong at the root of `error`."""
+    while error.__cause__ is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split()) or type(error).__name__
+    if code := re.search(r"os_error_code='(\d+)'", text):
+        return os.strerror(int(code[1]))  # tensorstore wraps it in a paragraph
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,116 @@
+"""What encoders make of observations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents.networks import encoders, layers
+from podracers import errors
+
+
+def test_images_and_vectors_are_told_apart_and_scaled():
+    observation = {
+        "action_mask": jnp.ones((2, 4), bool),
+        "frame": jnp.full((2, 5, 6, 3), 51, jnp.uint8),
+        "nested": {"count": jnp.array([7, -7]), "flag": jnp.array([[True], [False]])},
+        "wide": jnp.ones((2, 2, 2)),
+    }
+    image, vector = encoders.split_image(observation)
+    assert image.shape == (2, 5, 6, 3)
+    assert image.dtype == jnp.uint8
+    np.testing.assert_array_equal(vector, [[7, 1, 1, 1, 1, 1], [-7, 0, 1, 1, 1, 1]])
+    assert vector.dtype == jnp.float32
+    np.testing.assert_array_equal(encoders.action_mask(observation), observation["action_mask"])
+    assert encoders.action_mask(vector) is None
+
+
+def test_a_grid_without_channels_is_an_image_and_two_images_are_none():
+    image, vector = encoders.split_image(jnp.ones((2, 5, 6), bool))
+    assert image.shape == (2, 5, 6, 1)
+    assert vector is None
+    image, _ = encoders.split_image({"a": jnp.ones((2, 5, 6, 1)), "b": jnp.ones((2, 5, 6, 1))})
+    assert image is None
+
+
+def test_the_mask_is_no_feature():
+    mlp = encoders.MLP((3,))
+    observation = {"x": jnp.ones((2, 4)), "action_mask": jnp.ones((2, 5), bool)}
+    params = jax.eval_shape(mlp.init, jax.random.key(0), observation)["params"]
+    assert params["Dense_0"]["kernel"].shape == (4, 3)
+
+
+def test_vectors_join_after_the_convolutions():
+    observation = {"frame": jnp.ones((2, 36, 36, 1)), "speed": jnp.array([[3.0], [4.0]])}
+    for encoder in (encoders.NatureCNN(8), encoders.ImpalaResNet((2,), 8)):
+        features, _ = jax.jit(encoder.init_with_output)(jax.random.key(0), observation)
+        assert features.shape == (2, 9)
+        np.testing.assert_array_equal(features[:, 8], [3.0, 4.0])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize(
+    "encoder", [encoders.NatureCNN(8), encoders.ImpalaResNet((2, 3), 8), encoders.CNN((4, 2))]
+)
+def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
+    """On CPU images are columns, taken a few at a time: 7 of them in 3 chunks, which is no factor.
+
+    The expected form is XLA's own convolution of all images at once.
+    """
+    frames = np.random.default_rng(0).integers(0, 256, (7, 37, 36, 2), np.uint8)
+    frames = frames if dtype == np.uint8 else frames.astype(dtype) / 255.0
+    monkeypatch.setattr(layers, "_MIN_IMAGES", 3)
+    monkeypatch.setattr(layers, "_PIXELS", 1)
+
+    def features_and_gradient(columns):
+        monkeypatch.setattr(layers, "feature_major", lambda: columns)
+        params = jax.jit(encoder.init)(jax.random.key(1), frames[:1])
+
+        def loss(params):
+            features = encoder.apply(params, frames)
+            return jnp.sum(jnp.sin(features)), features
+
+        gradient, features = jax.jit(jax.grad(loss, has_aux=True))(params)
+        return params, gradient, features
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        features_and_gradient(True),
+        features_and_gradient(False),
+    )
+
+
+def test_an_image_too_small_for_nature_is_the_users_mistake():
+    with pytest.raises(errors.UserError, match="36 x 36"):
+        jax.eval_shape(encoders.NatureCNN().init, jax.random.key(0), jnp.ones((1, 30, 40, 1)))
+
+
+def test_a_stride_for_each_convolution():
+    image = jnp.ones((1, 6, 6, 1))
+    encoder = encoders.CNN((2, 3), hidden_sizes=(), strides=(1, 2))
+    features, _ = jax.jit(encoder.init_with_output)(jax.random.key(0), image)
+    assert features.shape == (1, 3 * 3 * 3)
+    with pytest.raises(errors.UserError, match="one stride for each"):
+        encoders.CNN((2, 3), strides=(1,)).init(jax.random.key(0), image)
+
+
+def test_no_layers_leave_the_observation_as_it_is():
+    observation = jnp.arange(6.0).reshape(2, 3)
+    encoder = encoders.MLP(())
+    np.testing.assert_array_equal(encoder.apply({}, observation), observation)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (encoders.MLP((8, 0)), "Dense.features: expected a positive int, got 0"),
+        (encoders.CNN((4, -1)), "Conv.features: expected a positive int, got -1"),
+        (encoders.CNN((4,), kernel=0), "Conv.kernel: expected a positive int, got 0"),
+        (encoders.CNN((4,), kernel=1000), "Conv.kernel: expected at most 64, got 1000"),
+        (encoders.CNN((4,), strides=(0,)), "Conv.stride: expected a positive int, got 0"),
+        (encoders.ImpalaResNet(hidden=0), "Dense.features: expected a positive int, got 0"),
+    ],
+)
+def test_layers_of_impossible_sizes_are_the_users_mistake(encoder, message):
+    with pytest.raises(errors.UserError, match=message):
+        jax.eval_shape(encoder.init, jax.random.key(0), jnp.zeros((1, 8, 8, 1)))

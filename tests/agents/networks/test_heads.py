@@ -1,0 +1,215 @@
+"""Action heads against distrax, numerical integration and counted samples."""
+
+import distrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from agents.networks import heads
+from podracers import errors
+
+DISCRETE = specs.DiscreteArray(4)
+MULTI = specs.BoundedArray((3,), np.int32, 0, [1, 3, 2])
+BOX = specs.BoundedArray((2,), np.float32, [-1.0, 0.0], [1.0, 5.0])
+NUM_ROWS = 20_000
+
+HEADS = {
+    "categorical": heads.from_spec(DISCRETE),
+    "multi_discrete": heads.from_spec(MULTI),
+    "gaussian": heads.from_spec(BOX, initial_std=0.5),
+    "tanh_gaussian": heads.from_spec(BOX, "tanh_gaussian"),
+}
+MASKS = {
+    "categorical": np.array([[True, False, True, True], [False, True, False, False]]),
+    "multi_discrete": np.array(
+        [
+            [[True, True, True, True], [True, False, False, True], [False, True, True, True]],
+            [[False, True, False, False], [True] * 4, [True, False, False, False]],
+        ]
+    ),
+}
+
+
+def _outputs(head, rows=2, seed=0, scale=1.0):
+    return scale * jax.random.normal(jax.random.key(seed), (rows, head.num_outputs))
+
+
+def _every_value(head, num_values):
+    """Returns every action of a discrete head, `[N]` or `[N, D]`."""
+    del head
+    grids = np.meshgrid(*(np.arange(n) for n in num_values), indexing="ij")
+    return jnp.asarray(np.stack(grids, -1).reshape(-1, len(num_values)), jnp.int32)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_categorical_equals_distrax(masked):
+    head = HEADS["categorical"]
+    outputs, other = _outputs(head), _outputs(head, seed=1)
+    mask = MASKS["categorical"] if masked else None
+    legal = MASKS["categorical"] if masked else np.ones((2, 4), bool)
+    expected = distrax.Categorical(jnp.where(legal, outputs, -jnp.inf))
+    raw = jnp.array([2, 1])
+    np.testing.assert_allclose(head.log_prob(outputs, mask, raw), expected.log_prob(raw), atol=1e-6)
+    np.testing.assert_allclose(head.entropy(outputs, mask), expected.entropy(), atol=1e-6)
+    np.testing.assert_array_equal(head.mode(outputs, mask), expected.mode())
+    divergence = expected.kl_divergence(distrax.Categorical(jnp.where(legal, other, -jnp.inf)))
+    np.testing.assert_allclose(head.kl(outputs, other, mask), divergence, atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_multi_discrete_sums_over_every_combination(masked):
+    head = HEADS["multi_discrete"]
+    assert head.num_outputs == 12
+    outputs, other = _outputs(head), _outputs(head, seed=1)
+    mask = MASKS["multi_discrete"] if masked else None
+    values = _every_value(head, (2, 4, 3))[:, None]  # [N, 1, D]
+    log_p = head.log_prob(outputs, mask, values)  # [N, 2]
+    log_q = head.log_prob(other, mask, values)
+    p = np.exp(log_p)
+    np.testing.assert_allclose(p.sum(0), 1.0, atol=1e-5)
+    np.testing.assert_allclose(head.entropy(outputs, mask), -(p * log_p).sum(0), atol=1e-5)
+    np.testing.assert_allclose(
+        head.kl(outputs, other, mask), (p * (log_p - log_q)).sum(0), atol=1e-5
+    )
+    likeliest = values[jnp.argmax(log_p, axis=0), 0]
+    np.testing.assert_array_equal(head.mode(outputs, mask), likeliest)
+
+
+@pytest.mark.parametrize("name", ["categorical", "multi_discrete"])
+def test_samples_follow_the_probabilities_and_never_the_mask(name):
+    head, mask = HEADS[name], jnp.asarray(MASKS[name][0])
+    outputs = _outputs(head, rows=1)
+    keys = jax.random.split(jax.random.key(3), NUM_ROWS)
+    rows = jnp.broadcast_to(outputs, (NUM_ROWS, head.num_outputs))
+    raw = jax.jit(head.sample)(rows, jnp.broadcast_to(mask, (NUM_ROWS, *mask.shape)), keys)
+    assert raw.dtype == jnp.int32
+    values = _every_value(head, (4,) if name == "categorical" else (2, 4, 3))
+    values = values[:, 0] if name == "categorical" else values
+    p = np.exp(head.log_prob(outputs, mask[None], values))
+    same = np.asarray(raw)[:, None] == np.asarray(values)
+    frequency = (same if name == "categorical" else same.all(-1)).mean(0)
+    np.testing.assert_allclose(frequency, p, atol=5.0 * np.sqrt(0.25 / NUM_ROWS))
+    assert (frequency[p == 0.0] == 0.0).all()
+    assert (p == 0.0).any()
+
+
+@pytest.mark.parametrize("name", ["categorical", "multi_discrete"])
+def test_an_empty_mask_is_uniform_over_values_that_exist(name):
+    head = HEADS[name]
+    empty = np.zeros_like(MASKS[name])
+    sizes = (4,) if name == "categorical" else (2, 4, 3)
+    entropy = head.entropy(_outputs(head), empty)
+    np.testing.assert_allclose(entropy, np.log(sizes).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_gradients_are_finite_under_masks_and_large_outputs(name):
+    head, mask = HEADS[name], MASKS.get(name)
+    raw = head.sample(_outputs(head), mask, jax.random.split(jax.random.key(0), 2))
+
+    def loss(outputs):
+        terms = head.log_prob(outputs, mask, raw) + head.entropy(outputs, mask)
+        return jnp.sum(terms + head.kl(outputs, 0.5 * outputs, mask))
+
+    for scale in (1.0, 30.0):
+        gradient = jax.jit(jax.grad(loss))(_outputs(head, scale=scale))
+        assert np.isfinite(gradient).all()
+    if name == "categorical":  # nothing pulls at an illegal logit
+        np.testing.assert_array_equal(gradient[~mask], 0.0)
+
+
+def test_gaussian_equals_distrax():
+    head = HEADS["gaussian"]
+    outputs, other = _outputs(head), _outputs(head, seed=1)
+
+    def reference(outputs):
+        return distrax.MultivariateNormalDiag(outputs[:, :2], 0.5 * jnp.exp(outputs[:, 2:]))
+
+    raw = jax.random.normal(jax.random.key(5), (2, 2))
+    expected = reference(outputs)
+    np.testing.assert_allclose(head.log_prob(outputs, None, raw), expected.log_prob(raw), rtol=1e-5)
+    np.testing.assert_allclose(head.entropy(outputs, None), expected.entropy(), rtol=1e-5)
+    np.testing.assert_allclose(
+        head.kl(outputs, other), expected.kl_divergence(reference(other)), rtol=1e-5
+    )
+    np.testing.assert_array_equal(head.mode(outputs, None), outputs[:, :2])
+
+
+@pytest.mark.parametrize("name", ["gaussian", "tanh_gaussian"])
+def test_continuous_samples_have_their_moments_and_stay_within_bounds(name):
+    head = HEADS[name]
+    outputs = jnp.broadcast_to(_outputs(head, rows=1), (NUM_ROWS, 4))
+    raw = jax.jit(head.sample)(outputs, None, jax.random.split(jax.random.key(1), NUM_ROWS))
+    std = np.exp(outputs[0, 2:]) * (0.5 if name == "gaussian" else 1.0)
+    np.testing.assert_allclose(raw.mean(0), outputs[0, :2], atol=0.03)
+    np.testing.assert_allclose(raw.std(0), std, rtol=0.03)
+    action = np.asarray(head.to_action(10.0 * raw))
+    assert action.dtype == np.float32
+    assert (action >= BOX.minimum).all()
+    assert (action <= BOX.maximum).all()
+    if name == "gaussian":
+        expected = np.clip(raw, BOX.minimum, BOX.maximum)
+    else:
+        expected = [0.0, 2.5] + np.array([1.0, 2.5]) * np.tanh(raw)
+    np.testing.assert_allclose(head.to_action(raw), expected, atol=1e-6)
+
+
+def test_tanh_gaussian_is_a_density_of_the_action():
+    head = heads.from_spec(specs.BoundedArray((), np.float32, 2.0, 6.0), "tanh_gaussian")
+    outputs = jnp.array([0.4, -0.5])
+    raw = jnp.linspace(-6.0, 6.0, 4001)[:, None]
+    action = np.asarray(head.to_action(raw), np.float64)
+    assert action.shape == (4001,)
+    log_p = np.asarray(head.log_prob(outputs, None, raw), np.float64)
+    np.testing.assert_allclose(np.trapezoid(np.exp(log_p), action), 1.0, atol=1e-4)
+    entropy = np.trapezoid(-np.exp(log_p) * log_p, action)
+    np.testing.assert_allclose(head.entropy(outputs, None), entropy, atol=1e-3)
+    np.testing.assert_allclose(head.to_action(head.mode(outputs, None)), 4.0 + 2.0 * np.tanh(0.4))
+
+
+def test_tanh_gaussian_equals_distrax_and_is_stable_far_out():
+    head = heads.from_spec(specs.BoundedArray((2,), np.float32, -1.0, 1.0), "tanh_gaussian")
+    outputs = _outputs(head)
+    base = distrax.MultivariateNormalDiag(outputs[:, :2], jnp.exp(outputs[:, 2:]))
+    expected = distrax.Transformed(base, distrax.Block(distrax.Tanh(), 1))
+    raw = jax.random.normal(jax.random.key(2), (2, 2))
+    np.testing.assert_allclose(
+        head.log_prob(outputs, None, raw), expected.log_prob(jnp.tanh(raw)), rtol=1e-4
+    )
+    far = head.log_prob(jnp.zeros(4), None, jnp.array([30.0, -30.0]))
+    slope = np.log(4.0) - 60.0  # log(1 - tanh(x)^2) tends to log 4 - 2 |x|
+    np.testing.assert_allclose(far, 2.0 * (-450.0 - 0.5 * np.log(2 * np.pi) - slope), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_row_is_sampled_with_its_own_key_alone(name):
+    head, mask = HEADS[name], MASKS.get(name)
+    keys = jax.random.split(jax.random.key(0), 2)
+    outputs = _outputs(head)
+    both = head.sample(outputs, mask, keys)
+    alone = head.sample(outputs[1:], None if mask is None else mask[1:], keys[1:])
+    np.testing.assert_array_equal(both[1], alone[0])
+    assert isinstance(head, heads.ActionHead)
+
+
+def test_free_outputs_are_the_log_standard_deviations():
+    assert [head.num_free for head in HEADS.values()] == [0, 0, 2, 2]
+    assert heads.from_spec(BOX, state_dependent_std=True).num_free == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "words"),
+    [
+        (DISCRETE, "gausian", "did you mean 'gaussian'"),
+        (DISCRETE, "gaussian", "does not fit"),
+        (BOX, "categorical", "does not fit"),
+        (specs.Array((2,), np.float32), None, "expected discrete"),
+        (specs.BoundedArray((2,), np.float32, -np.inf, 1.0), None, "finite bounds"),
+        (specs.BoundedArray((2,), np.int32, 1, 3), None, "start at 0"),
+    ],
+)
+def test_a_specification_that_fits_no_head_is_the_users_mistake(spec, kind, words):
+    with pytest.raises(errors.UserError, match=words):
+        heads.from_spec(spec, kind)

@@ -1,0 +1,143 @@
+"""Each layer has a form for CPU and one for accelerators: both are the same function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from agents import networks
+from agents.networks import encoders, heads, layers
+from podracers import environment, types
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"),
+    [(3, 1, "SAME"), (4, 2, "VALID"), (3, 2, "SAME"), (8, 4, "VALID"), (6, 3, "SAME")],
+)
+def test_both_forms_of_a_convolution_agree(monkeypatch, kernel, stride, padding, columns):
+    """The form for CPU, whether it is handed rows or columns, is XLA's own convolution."""
+    images = jax.random.normal(jax.random.key(0), (2, 13, 11, 3))
+    layer = layers.Conv(5, kernel, stride, padding)
+
+    def value_and_gradient(feature_major, columns):
+        monkeypatch.setattr(layers, "feature_major", lambda: feature_major)
+        order = (3, 1, 2, 0) if columns else (0, 1, 2, 3)  # its own inverse
+        params = layer.init(jax.random.key(1), images.transpose(order), columns)
+
+        def loss(params, images):
+            output = layer.apply(params, images.transpose(order), columns).transpose(order)
+            return jnp.sum(jnp.sin(output)), output
+
+        gradient, output = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, images)
+        return params, gradient, output
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        value_and_gradient(True, columns),
+        value_and_gradient(False, False),
+    )
+
+
+@pytest.mark.parametrize("feature_major", [False, True])
+def test_bytes_count_as_255ths(monkeypatch, feature_major):
+    monkeypatch.setattr(layers, "feature_major", lambda: feature_major)
+    images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
+    layer = layers.Conv(5, 4, 2)
+    params = layer.init(jax.random.key(1), images)
+    np.testing.assert_allclose(
+        layer.apply(params, images),
+        layer.apply(params, images.astype(np.float32) / 255.0),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 4, 5, 1)])
+def test_both_forms_of_pooling_agree(monkeypatch, shape):
+    images = jax.random.normal(jax.random.key(0), shape)
+
+    def value_and_gradient(feature_major):
+        monkeypatch.setattr(layers, "feature_major", lambda: feature_major)
+
+        def loss(x):
+            pooled = layers.max_pool(x)
+            return jnp.sum(jnp.square(pooled)), pooled
+
+        return jax.jit(jax.grad(loss, has_aux=True))(images)
+
+    jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True), value_and_gradient(False))
+    monkeypatch.setattr(layers, "feature_major", lambda: False)
+    order = (3, 1, 2, 0)
+    np.testing.assert_array_equal(
+        layers.max_pool(images.transpose(order), columns=True).transpose(order),
+        layers.max_pool(images),
+    )
+
+
+@pytest.mark.parametrize("width", [5, 40])  # narrower, and wider, than the first layer
+def test_both_forms_of_a_dense_network_agree(monkeypatch, width):
+    spec = environment.EnvironmentSpec(
+        "test", specs.Array((width,), np.float32), specs.DiscreteArray(3)
+    )
+    network = networks.actor_critic(
+        spec, heads.Categorical(3), encoder=encoders.MLP((16, 8), "relu")
+    )
+    zeros = jnp.zeros(9)
+    observation = jax.random.normal(jax.random.key(0), (9, width))
+    timestep = types.TimeStep(observation, zeros, zeros, zeros.astype(jnp.int8))
+
+    def value_and_gradient(columns):
+        monkeypatch.setattr(layers, "feature_major", lambda: columns)
+        params = jax.jit(network.init)(jax.random.key(1), timestep)
+
+        def loss(params, observation):
+            output, _ = network.step(params, (), timestep._replace(observation=observation))
+            return jnp.sum(jnp.sin(output.value)) + jnp.sum(jnp.sin(output.policy)), output
+
+        gradient, output = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, observation)
+        return params, gradient, output
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        value_and_gradient(True),
+        value_and_gradient(False),
+    )
+
+
+def test_inputs_wider_than_outputs_enter_as_rows():
+    """The form for wide inputs has the value and the derivatives of the plain product."""
+    kernel = jax.random.normal(jax.random.key(0), (7, 3))
+    inputs = jax.random.normal(jax.random.key(1), (5, 7))
+
+    def value_and_gradients(product):
+        def loss(kernel, inputs):
+            return jnp.sum(jnp.sin(product(kernel, inputs)))
+
+        return product(kernel, inputs), jax.grad(loss, (0, 1))(kernel, inputs)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        value_and_gradients(layers.row_product),
+        value_and_gradients(lambda kernel, inputs: (inputs @ kernel).T),
+    )
+
+
+def test_the_product_has_second_derivatives_and_maps():
+    kernel = jax.random.normal(jax.random.key(0), (3, 2))
+    inputs = jax.random.normal(jax.random.key(1), (3, 5))
+
+    def penalty(product, kernel):
+        def loss(kernel):
+            return jnp.sum(jnp.tanh(product(kernel, inputs)) ** 2)
+
+        return jnp.sum(jax.grad(loss)(kernel) ** 2)
+
+    second = jax.grad(lambda k: penalty(layers.column_product, k))
+    expected = jax.grad(lambda k: penalty(lambda w, x: w.T @ x, k))
+    np.testing.assert_allclose(second(kernel), expected(kernel), rtol=1e-4, atol=1e-5)
+    stacked = jnp.stack([kernel, 2.0 * kernel])
+    np.testing.assert_allclose(
+        jax.vmap(second)(stacked), jax.vmap(expected)(stacked), rtol=1e-4, atol=1e-5
+    )

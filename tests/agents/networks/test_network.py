@@ -1,0 +1,257 @@
+"""Networks: unrolling is stepping, rows are independent, every form of a layer is the same."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from agents import networks
+from agents.networks import cores, encoders, heads
+from podracers import environment, errors, types
+
+LENGTH, BATCH = 7, 3
+VECTOR = specs.Array((5,), np.float32)
+GRID = specs.Array((6, 6, 2), np.uint8)
+MIXED = {
+    "action_mask": specs.Array((4,), bool),
+    "board": specs.Array((6, 5), np.float32),
+    "inventory": {"count": specs.Array((), np.int32), "flags": specs.Array((3,), bool)},
+}
+DISCRETE = specs.DiscreteArray(4)
+BOX = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
+SMALL_CNN = encoders.CNN(channels=(4,), hidden_sizes=(8,))
+
+# Observation, action, and the arguments of `actor_critic`.
+CASES = {
+    "mlp": (VECTOR, DISCRETE, {}),
+    "shared_gaussian": (VECTOR, BOX, {"separate_critic": False}),
+    "cnn": (MIXED, DISCRETE, {"encoder": SMALL_CNN}),
+    "nature": (
+        specs.Array((40, 36, 1), np.uint8),
+        DISCRETE,
+        {"encoder": encoders.NatureCNN(8), "separate_critic": False},
+    ),
+    "impala": (
+        {"frame": GRID, "extra": VECTOR},
+        DISCRETE,
+        {"encoder": encoders.ImpalaResNet((4, 4), 8), "separate_critic": False},
+    ),
+    "lstm": (VECTOR, DISCRETE, {"core": cores.LSTM(8), "separate_critic": False}),
+    "two_grus": (MIXED, DISCRETE, {"encoder": SMALL_CNN, "core": cores.GRU(8)}),
+    "frames": (VECTOR, DISCRETE, {"frame_stack": 4}),
+    "frames_lstm": (
+        MIXED,
+        DISCRETE,
+        {"encoder": SMALL_CNN, "core": cores.LSTM(8), "frame_stack": 3, "separate_critic": False},
+    ),
+}
+RECURRENT = {"lstm", "two_grus", "frames_lstm"}
+WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn", "nature", "impala"}
+
+
+def _observation(spec, rng):
+    def draw(leaf):
+        noise = rng.normal(scale=100.0, size=(LENGTH, BATCH, *leaf.shape))
+        return np.abs(noise).astype(leaf.dtype) if leaf.dtype != bool else noise > 0.0
+
+    return jax.tree.map(draw, spec)
+
+
+def _timestep(spec, seed=0):
+    rng = np.random.default_rng(seed)
+    step_type = rng.choice([types.FIRST, types.MID, types.LAST], (LENGTH, BATCH), p=[0.3, 0.5, 0.2])
+    step_type[0] = types.MID  # a rollout may begin within an episode
+    zeros = np.zeros((LENGTH, BATCH), np.float32)
+    return types.TimeStep(_observation(spec, rng), zeros, zeros + 1.0, step_type.astype(np.int8))
+
+
+def _row(tree, index):
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+@functools.cache
+def _case(name):
+    """Returns the network, parameters that are not at their start, and a core in use."""
+    observation, action, arguments = CASES[name]
+    spec = environment.EnvironmentSpec("test", observation, action)
+    network = networks.actor_critic(spec, heads.from_spec(action), **arguments)
+    timestep = _timestep(observation, seed=1)
+    init_key, noise_key = jax.random.split(jax.random.key(0))
+    params = jax.jit(network.init)(init_key, _row(timestep, 0))
+    leaves, treedef = jax.tree.flatten(params)
+    keys = jax.random.split(noise_key, len(leaves))
+    noisy = [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys)]
+    params = jax.tree.unflatten(treedef, noisy)
+    unroll = jax.jit(network.unroll)
+    _, core = unroll(params, network.initial_core(BATCH), timestep)
+    return network, params, core, unroll
+
+
+def _close(actual, expected, atol=2e-5):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=atol), actual, expected
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_unroll_equals_a_scan_of_step_with_resets(name):
+    network, params, core, unroll = _case(name)
+    timestep = _timestep(CASES[name][0])
+    output, last = unroll(params, core, timestep)
+
+    @jax.jit
+    def scan(params, core, timestep):
+        def body(core, timestep):
+            output, core = network.step(params, core, timestep)
+            return core, output
+
+        return jax.lax.scan(body, core, timestep)
+
+    expected_last, expected = scan(params, core, timestep)
+    _close((output, last), (expected, expected_last))
+    assert output.value.shape == (LENGTH, BATCH)
+    num_outputs = heads.from_spec(CASES[name][1]).num_outputs
+    assert output.policy.shape == (LENGTH, BATCH, num_outputs)
+    assert isinstance(network, networks.Network)
+    assert network.is_recurrent == (network.memory_length is None) == (name in RECURRENT)
+    assert (core == ()) == (network.memory_length == 0) == (name in WITHOUT_MEMORY)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_independent_and_first_forgets(name):
+    _, params, core, unroll = _case(name)
+    timestep = _timestep(CASES[name][0])
+    output, _ = unroll(params, core, timestep)
+    other = timestep._replace(
+        observation=jax.tree.map(
+            lambda x, y: np.concatenate([y[:, :1], x[:, 1:]], axis=1),
+            timestep.observation,
+            _timestep(CASES[name][0], seed=7).observation,
+        )
+    )
+    changed, _ = unroll(params, core, other)
+    _close(
+        _row(changed, (slice(None), slice(1, None))), _row(output, (slice(None), slice(1, None)))
+    )
+    assert not np.allclose(changed.value[:, 0], output.value[:, 0])
+    # From another core the outputs differ until an episode begins, and agree from there.
+    restarted, _ = unroll(params, jax.tree.map(jnp.zeros_like, core), timestep)
+    begun = np.maximum.accumulate(timestep.first(), axis=0)
+    assert 0 < begun.sum() < begun.size
+    _close(restarted.value[begun], output.value[begun])
+    same_before = np.allclose(restarted.value[~begun], output.value[~begun])
+    assert same_before == (name in WITHOUT_MEMORY)
+
+
+@pytest.mark.parametrize("name", ["mlp", "frames"])
+def test_time_steps_drawn_in_any_order_are_seen_as_in_the_unroll(name):
+    network, params, core, unroll = _case(name)
+    timestep = _timestep(CASES[name][0])
+    output, _ = unroll(params, core, timestep)
+    items = np.random.default_rng(0).permutation(LENGTH * BATCH)
+    drawn = _row(timestep, (items // BATCH, items % BATCH))
+    before = jax.jit(network.core_before)(core, timestep, items // BATCH, items % BATCH)
+    actual, _ = network.step(params, before, drawn)
+    _close(actual, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[items], output))
+
+
+@pytest.mark.parametrize("name", ["mlp", "shared_gaussian", "cnn", "frames_lstm"])
+def test_gradients_are_finite_and_reach_every_parameter(name):
+    _, params, core, unroll = _case(name)
+    timestep = _timestep(CASES[name][0])
+
+    def loss(params):
+        output, _ = unroll(params, core, timestep)
+        return jnp.mean(jnp.square(output.policy)) + jnp.mean(jnp.square(output.value - 1.0))
+
+    gradient = jax.jit(jax.grad(loss))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_separate_critic_shares_nothing():
+    _, params, core, unroll = _case("mlp")
+    timestep = _timestep(VECTOR)
+    gradient = jax.grad(lambda p: unroll(p, core, timestep)[0].value.sum())(params)
+    touched = {name for name, tree in gradient.items() if any(map(np.any, jax.tree.leaves(tree)))}
+    assert touched == {"torsos_1", "value"}
+
+
+def test_initial_policies_are_almost_uniform_and_layers_orthogonal():
+    network, *_ = _case("mlp")
+    params = jax.jit(network.init)(jax.random.key(3), _row(_timestep(VECTOR), 0))
+    kernel = params["torsos_0"]["encoder"]["Dense_1"]["kernel"]
+    np.testing.assert_allclose(kernel.T @ kernel, 2.0 * np.eye(64), atol=1e-5)
+    policy = params["policy"]["kernel"]
+    np.testing.assert_allclose(policy.T @ policy, 1e-4 * np.eye(4), atol=1e-8)
+    np.testing.assert_allclose(np.linalg.norm(params["value"]["kernel"]), 1.0, rtol=1e-5)
+    other = params["torsos_1"]["encoder"]["Dense_1"]["kernel"]
+    assert not np.allclose(kernel, other)
+
+
+def test_the_standard_deviation_is_free_of_the_observation():
+    _, params, core, unroll = _case("shared_gaussian")
+    output, _ = unroll(params, core, _timestep(VECTOR))
+    expected = np.broadcast_to(params["free"], (LENGTH, BATCH, 2))
+    np.testing.assert_array_equal(output.policy[..., 2:], expected)
+
+
+def _q_network(**options):
+    """Returns a network of five features and four actions, its parameters, and how it unrolls."""
+    spec = environment.EnvironmentSpec("test", VECTOR, DISCRETE)
+    network = networks.q_network(spec, 4, encoder=encoders.MLP((6,), "relu"), **options)
+    params = jax.jit(network.init)(jax.random.key(0), _row(_timestep(VECTOR), 0))
+    return network, params, jax.jit(lambda p, timestep: network.unroll(p, (), timestep)[0])
+
+
+def test_the_heads_of_values_have_hidden_layers_of_their_own():
+    network, params, unroll = _q_network(dueling=True, head_hidden_sizes=(8, 7))
+    timestep = _timestep(VECTOR)
+    values = unroll(params, timestep)
+    assert values.shape == (LENGTH, BATCH, 4)
+    features = network.module.torso.apply(
+        {"params": params["torso"]}, (), timestep.observation, timestep.first()
+    )[0]
+
+    def head(name):
+        hidden = features
+        for layer in (f"{name}_hidden_0", f"{name}_hidden_1"):
+            hidden = np.maximum(hidden @ params[layer]["kernel"] + params[layer]["bias"], 0.0)
+        return hidden @ params[name]["kernel"] + params[name]["bias"]
+
+    advantage = head("action")
+    expected = head("state") + advantage - np.mean(advantage, axis=-1, keepdims=True)
+    np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
+    shapes = {name: layer["kernel"].shape for name, layer in params.items() if name != "torso"}
+    assert shapes == {
+        **{"action_hidden_0": (6, 8), "action_hidden_1": (8, 7), "action": (7, 4)},
+        **{"state_hidden_0": (6, 8), "state_hidden_1": (8, 7), "state": (7, 1)},
+    }
+    gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.square(unroll(p, timestep) - 1.0))))(params)
+    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
+
+
+def test_the_heads_of_values_are_linear_by_default():
+    assert set(_q_network(dueling=True)[1]) == {"torso", "action", "state"}
+    assert set(_q_network()[1]) == {"torso", "action"}
+
+
+@pytest.mark.parametrize("encoder", [encoders.CNN(), encoders.NatureCNN(), encoders.ImpalaResNet()])
+def test_a_convolution_over_a_vector_is_the_users_mistake(encoder):
+    spec = environment.EnvironmentSpec("test", VECTOR, DISCRETE)
+    network = networks.actor_critic(spec, heads.Categorical(4), encoder=encoder)
+    with pytest.raises(errors.UserError, match="needs exactly one image"):
+        network.init(jax.random.key(0), _row(_timestep(VECTOR), 0))
+
+
+def test_mistakes_in_the_configuration_are_named():
+    spec = environment.EnvironmentSpec("test", VECTOR, DISCRETE)
+    head = heads.Categorical(4)
+    with pytest.raises(errors.UserError, match="at least 1"):
+        networks.actor_critic(spec, head, frame_stack=0)
+    network = networks.actor_critic(spec, head, encoder=encoders.MLP(activation="rellu"))
+    with pytest.raises(errors.UserError, match="did you mean 'relu'"):
+        network.init(jax.random.key(0), _row(_timestep(VECTOR), 0))

@@ -1,0 +1,471 @@
+"""EnvPool: every family under the contract, ends of episodes above all, and what users get wrong.
+
+Axis legend: `T` time, `B` streams.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import envpool as library
+import jax
+import numpy as np
+import pytest
+from dm_env import specs
+
+from environments import envpool, jumanji
+from environments.envpool import families
+from podracers import environment, errors, types
+from podracers.supervision import children
+from podracers.training import experiment
+from tests.environments import host_contract
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KEY = jax.random.key(0)
+STICKY = {"repeat_action_probability": 0.25}
+LIMIT = 12  # agent steps; random play ends some of CartPole's episodes before, some not
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow, id=values[0])
+
+
+def start(factory, num_envs=1, num_threads=1, first=0):
+    host = factory.make(KEY, np.arange(first, first + num_envs, dtype=np.int32), num_threads)
+    return host, host.reset()
+
+
+def play(factory, actions, num_envs=1):
+    """Returns the time steps `[T + 1, B]` of given actions `[T]`, the same for every row."""
+    host, timestep = start(factory, num_envs)
+    timesteps = [timestep]
+    for action in actions:
+        shape = (num_envs, *factory.spec.action.shape)
+        host.send(np.full(shape, action, factory.spec.action.dtype))
+        timesteps.append(host.recv())
+    host.close()
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *timesteps)
+
+
+def first_end(timestep):
+    """Returns the index of the first LAST of row 0, and whether the rules ended that episode."""
+    end = int(np.argmax(timestep.last()[:, 0]))
+    assert end > 0, "no episode ended"
+    return end, bool(timestep.terminated()[end, 0])
+
+
+# Family by family
+
+
+@pytest.mark.parametrize(
+    "task_id, options, num_steps, random",
+    [
+        ("CartPole-v1", {}, 100, True),
+        ("Pendulum-v1", {}, 40, True),
+        ("MountainCar-v0", {}, 40, True),
+        ("LunarLander-v3", {}, 40, True),
+        ("HalfCheetah-v4", {}, 40, True),
+        ("Hopper-v4", {}, 60, True),
+        ("CartpoleBalance-v1", {}, 30, True),
+        ("MiniGrid-LavaGapS5-v0", {}, 40, False),
+        ("BabyAI-GoToRedBallGrey-v0", {}, 40, True),
+        ("Jumanji/Snake-v1", {}, 60, True),
+        ("Jumanji/TSP-v1", {}, 60, True),
+        ("Jumanji/Maze-v0", {}, 60, True),
+        ("FrozenLake-v1", {}, 40, False),
+        ("highway-v0", {}, 30, True),
+        ("FetchReach-v4", {}, 20, True),
+        ("Pong-v5", {}, 40, False),
+        slow("Breakout-v5", STICKY, 200, True),
+        slow("CarRacing-v3", {}, 30, True),
+        slow("MetaWorld/Basketball-v3", {}, 30, True),
+        slow("gfootball/academy_empty_goal_close-v1", {}, 60, True),
+        slow("D1Basic-v1", {}, 30, True),
+    ],
+)
+def test_contract_and_truncation(task_id, options, num_steps, random):
+    factory = envpool.EnvPool(task_id, options, max_episode_steps=LIMIT)
+    assert factory.spec.max_episode_steps == LIMIT
+    recording = host_contract.check_contract(factory, num_steps, random=random)
+    assert recording.timestep.truncated().any()
+
+
+@pytest.mark.parametrize(
+    "task_id, actions",
+    [
+        ("CartPole-v1", [1] * 12),
+        ("LunarLander-v3", [0] * 120),
+        ("Hopper-v4", [-1.0] * 120),
+        ("Jumanji/Snake-v1", [1] * 30),
+        ("Jumanji/TSP-v1", [3, 3]),
+        ("MiniGrid-LavaGapS5-v0", [2, 1] * 20),
+        ("FrozenLake-v1", [1] * 60),
+        slow("gfootball/academy_empty_goal_close-v1", [12] * 200),
+    ],
+)
+def test_the_rules_terminate(task_id, actions):
+    _, terminated = first_end(play(envpool.EnvPool(task_id), actions))
+    assert terminated
+
+
+@pytest.mark.parametrize(
+    "task_id, actions",
+    [
+        ("CartPole-v1", [1] * 12),
+        ("LunarLander-v3", [0] * 120),
+        ("Hopper-v4", [-1.0] * 120),
+        ("Jumanji/TSP-v1", list(range(20))),
+        ("highway-v0", [3] * 40),
+        # Into the goal, where there is a reward.
+        ("MiniGrid-Empty-5x5-v0", [2, 2, 1, 2, 2]),
+    ],
+)
+def test_rules_win_over_a_time_limit_on_the_same_step(task_id, actions):
+    end, _ = first_end(play(envpool.EnvPool(task_id), actions))
+    at_limit = play(envpool.EnvPool(task_id, max_episode_steps=end), actions)
+    assert first_end(at_limit) == (end, True)
+    before = play(envpool.EnvPool(task_id, max_episode_steps=end - 1), actions)
+    assert first_end(before) == (end - 1, False)
+
+
+def test_a_crash_on_the_last_step_of_a_clock_that_cannot_be_set_terminates():
+    task = families.load("highway-v0", {}, None)
+    state = {
+        "done": np.array([True, True, True, False]),
+        "trunc": np.array([True, True, False, False]),
+        "elapsed_step": np.array([40, 40, 7, 7]),
+        "info:crashed": np.array([1, 0, 1, 0]),
+    }
+    np.testing.assert_array_equal(task.terminated(state), [True, False, True, False])
+
+
+def test_snake_is_truncated_by_its_own_clock():
+    """A tour of the whole board never dies, so that only the clock of 4000 steps can end it."""
+    factory = envpool.EnvPool("Jumanji/Snake-v1")
+    up, right, down, left = range(4)
+    tour = np.zeros((12, 12), np.int32)
+    tour[0, :], tour[0, 0] = left, down
+    tour[1:, 0::2], tour[1:, 1::2] = down, up
+    tour[11, 0::2] = right
+    tour[1, 1:11:2] = right
+    tour[1, 11] = up
+    host, timestep = start(factory)
+    length = 0
+    while not timestep.last()[0]:
+        row, column = np.argwhere(timestep.observation["grid"][0, :, :, 1])[0]
+        host.send(tour[row, column][None])
+        timestep = host.recv()
+        length += 1
+    host.close()
+    assert length == factory.spec.max_episode_steps == 4000
+    assert timestep.truncated()[0]
+
+
+def test_an_atari_game_over_terminates_even_at_the_limit_and_a_limit_truncates():
+    options = {"full_action_space": False, "noop_max": 1, "use_fire_reset": False}
+    actions = [1, 0, 0, 0, 0] * 60  # fire, and let every ball drop
+    end, terminated = first_end(play(envpool.EnvPool("Breakout-v5", options), actions))
+    assert terminated
+    at_limit = envpool.EnvPool("Breakout-v5", options, max_episode_steps=end)
+    assert first_end(play(at_limit, actions)) == (end, True)
+    before = envpool.EnvPool("Breakout-v5", options, max_episode_steps=end - 1)
+    assert first_end(play(before, actions)) == (end - 1, False)
+    lives = envpool.EnvPool("Breakout-v5", options | {"episodic_life": True})
+    timestep = play(lives, actions)
+    assert timestep.terminated()[:, 0].sum() >= 5
+    assert timestep.last()[:end, 0].sum() >= 4  # a life lost ends what was one episode
+
+
+def test_rows_that_are_cut_at_different_times_do_not_touch_each_other():
+    factory = envpool.EnvPool("CartPole-v1", max_episode_steps=LIMIT)
+    actions = np.random.default_rng(0).integers(0, 2, (150, 6)).astype(np.int32)
+
+    def record(rows):
+        host = factory.make(KEY, np.array(rows, np.int32), 2)
+        timesteps = [host.reset()]
+        for action in actions:
+            host.send(action[rows])
+            timesteps.append(host.recv())
+        host.close()
+        return jax.tree.map(lambda *leaves: np.stack(leaves, 1), *timesteps)
+
+    together = record([0, 1, 2, 3, 4, 5])
+    cut = together.truncated()
+    assert np.any(cut.any(0) & ~cut.all(0))  # some, not all, at once
+    for row in range(6):
+        alone = jax.tree.map(lambda leaf: leaf[0], record([row]))
+        host_contract.assert_equal(alone, jax.tree.map(lambda leaf, row=row: leaf[row], together))
+
+
+# Observations, actions, rewards
+
+
+def raw(task_id, num_envs, **options):
+    seeds = environment.stream_seeds(KEY, np.arange(num_envs)).tolist()
+    return library.make_gymnasium(task_id, num_envs=num_envs, seed=seeds, num_threads=1, **options)
+
+
+def test_frames_lie_channels_last_and_unstacked():
+    host, timestep = start(envpool.EnvPool("Pong-v5"), 2)
+    host.close()
+    assert timestep.observation.shape == (2, 84, 84, 1)
+    np.testing.assert_array_equal(timestep.observation[..., 0], raw("Pong-v5", 2).reset()[0][:, -1])
+    for options, channels in (({"stack_num": 3}, 3), ({"gray_scale": False}, 3)):
+        host, timestep = start(envpool.EnvPool("Pong-v5", options), 2)
+        host.close()
+        expected = raw("Pong-v5", 2, **{"stack_num": 1} | options).reset()[0]
+        assert timestep.observation.shape == (2, 84, 84, channels)
+        assert timestep.observation.flags.c_contiguous
+        np.testing.assert_array_equal(timestep.observation, np.moveaxis(expected, 1, -1))
+
+
+def test_doubles_become_floats():
+    factory = envpool.EnvPool("HalfCheetah-v4")
+    timestep = play(factory, [0.5] * 5, num_envs=2)
+    pool = raw("HalfCheetah-v4", 2)
+    pool.reset()
+    for _ in range(5):
+        observation, reward, *_ = pool.step(np.full((2, 6), 0.5))
+    assert timestep.observation.dtype == factory.spec.observation.dtype == np.float32
+    np.testing.assert_array_equal(timestep.observation[-1], observation.astype(np.float32))
+    np.testing.assert_array_equal(timestep.reward[-1], reward.astype(np.float32))
+
+
+def test_rewards_are_not_clipped():
+    timestep = play(envpool.EnvPool("MsPacman-v5"), [2] * 80)  # past the tune, to the first pills
+    assert timestep.reward.max() >= 10.0
+
+
+def test_a_joint_mask_makes_the_action_flat():
+    factory = envpool.EnvPool("Jumanji/Tetris-v0")
+    assert isinstance(factory.spec.action, specs.DiscreteArray)
+    assert factory.spec.action.num_values == 40
+    host, timestep = start(factory)
+    pool = raw("Jumanji/Tetris-v0", 1)
+    expected, _ = pool.reset()
+    for turn, column in ((1, 3), (0, 7), (2, 0)):
+        mask = timestep.observation["action_mask"]
+        np.testing.assert_array_equal(mask, expected["action_mask"].reshape(1, 40))
+        host.send(np.array([turn * 10 + column], np.int32))
+        timestep = host.recv()
+        expected, *_ = pool.step(np.array([[turn, column]]))
+        np.testing.assert_array_equal(timestep.observation["grid"], expected["grid"])
+    host.close()
+
+
+def test_parts_of_a_multi_discrete_action_keep_their_masks():
+    spec = envpool.EnvPool("Jumanji/Cleaner-v0").spec
+    np.testing.assert_array_equal(spec.action.maximum, [3, 3, 3])
+    assert spec.observation["action_mask"].shape == (3, 4)
+
+
+def test_snake_has_the_shapes_of_its_twin_in_jax():
+    native = envpool.EnvPool("Jumanji/Snake-v1")
+    twin = jumanji.Jumanji("Snake-v1").spec
+    assert native.jax_twin == "@jumanji.Jumanji with Jumanji.name = 'Snake-v1'"
+    assert native.spec.max_episode_steps == twin.max_episode_steps
+    assert native.spec.action.num_values == twin.action.num_values
+    for one, other in zip(
+        jax.tree.leaves(native.spec.observation), jax.tree.leaves(twin.observation), strict=True
+    ):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def test_parts_of_an_observation_are_chosen():
+    factory = envpool.EnvPool("Jumanji/Snake-v1", observation_keys=("grid",))
+    host, timestep = start(factory)
+    host.close()
+    assert set(timestep.observation) == set(factory.spec.observation) == {"grid", "action_mask"}
+
+
+@pytest.mark.parametrize(
+    "task_id, twin",
+    [
+        ("CartPole-v1", "@cartpole.CartPole"),
+        ("Pendulum-v1", "@pendulum.Pendulum"),
+        ("Pong-v5", None),
+        ("Maze-v0", "@jumanji.Jumanji with Jumanji.name = 'Maze-v0'"),
+    ],
+)
+def test_jax_twins(task_id, twin):
+    assert envpool.EnvPool(task_id).jax_twin == twin
+
+
+@pytest.mark.parametrize(
+    "task_id",
+    ["Pong-v5", "Jumanji/Snake-v1", "CartPole-v1", "Pendulum-v1", "gfootball/1_vs_1_easy-v1"],
+)
+def test_time_steps_are_drawn(task_id):
+    factory = envpool.EnvPool(task_id)
+    zeros = factory.spec.zero_observation()
+    image = factory.render(jax.tree.map(np.asarray, types.restart(zeros)))
+    assert image.dtype == np.uint8
+    assert image.shape[2] == 3
+    assert min(image.shape[:2]) >= 200
+
+
+def test_what_does_not_show_is_not_drawn():
+    assert not hasattr(envpool.EnvPool("Hopper-v4"), "render")
+    assert not hasattr(envpool.EnvPool("MiniGrid-Empty-5x5-v0"), "render")
+
+
+# Threads, processes, files
+
+
+def test_send_does_not_wait_for_the_step():
+    host, _ = start(envpool.EnvPool("Pong-v5"), 16)
+    sending, receiving = [], []
+    for _ in range(15):
+        begun = time.perf_counter()
+        host.send(np.zeros(16, np.int32))
+        sent = time.perf_counter()
+        host.recv()
+        sending.append(sent - begun)
+        receiving.append(time.perf_counter() - sent)
+    host.close()
+    assert min(sending) < 0.2 * np.median(receiving)
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_close_ends_the_threads_while_arrays_live_on():
+    play(envpool.EnvPool("CartPole-v1"), [0])  # whatever starts threads once has started them
+    before = threads()
+    host, timestep = start(envpool.EnvPool("CartPole-v1"), 8, num_threads=3)
+    assert threads() >= before + 3
+    host.send(np.zeros(8, np.int32))  # and is never received
+    host.close()
+    assert threads() == before
+    assert np.isfinite(timestep.observation).all()
+
+
+def test_the_first_simulators_of_a_process_end_when_they_are_closed():
+    """Importing EnvPool keeps what the variables of its callers hold."""
+    program = (
+        "import sys, jax, numpy as np\n"
+        "from environments import envpool\n"
+        "recipe = envpool.EnvPool('CartPole-v1')\n"
+        "host = recipe.make(jax.random.key(0), np.arange(2, dtype=np.int32), 1)\n"
+        "print(sys.getrefcount(host._pool))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert ended.stdout == b"2\n"  # the attribute and the argument
+
+
+@pytest.mark.slow
+def test_vizdoom_starts_without_a_race_and_leaves_nothing_behind(tmp_path, monkeypatch, capfd):
+    """Its engines would race to make a folder; where one loses, all wait for it for ever."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(3):
+        host, _ = start(envpool.EnvPool("D1Basic-v1"), 8)
+        directory = host._directory.path
+        assert pathlib.Path.cwd() == tmp_path
+        assert len(children.within(directory)) == 8
+        host.send(np.zeros(8, np.int32))
+        host.recv()
+        host.close()
+        assert not list(tmp_path.iterdir())
+        assert not os.path.exists(directory)
+        assert not children.within(directory)
+    assert capfd.readouterr() == ("", "")  # such as "_vizdoom.ini could not be saved"
+
+
+# What users get wrong
+
+
+@pytest.mark.parametrize(
+    "task_id, settings, words",
+    [
+        ("Pong-v6", {}, "no task 'Pong-v6'; did you mean 'Pong-v5'"),
+        ("ALE/Pong-v5", {}, "'Pong-v5'"),
+        (
+            "Pong-v5",
+            {"options": {"frameskip": 2}},
+            "no option 'frameskip'; did you mean 'frame_skip'",
+        ),
+        ("CartPole-v1", {"options": {"stack_num": 1}}, "no option 'stack_num'"),
+        ("Pong-v5", {"options": {"num_envs": 3}}, "the runner's"),
+        ("Pong-v5", {"options": {"max_episode_steps": 3}}, "it is EnvPool.max_episode_steps"),
+        ("Pong-v5", {"options": {"reward_clip": True}}, "agents clip them"),
+        ("Pong-v5", {"options": {"noop_max": 0}}, "at least 1"),
+        ("Pong-v5", {"options": {"frame_skip": "four"}}, "cannot make Pong-v5"),
+        ("Pong-v5", {"max_episode_steps": 0}, "a positive int"),
+        ("Jumanji/Snake-v1", {"max_episode_steps": 5000}, "after 4000 steps"),
+        ("Jumanji/Snake-v1", {"observation_keys": ("gird",)}, "did you mean 'grid'"),
+        ("Pong-v5", {"observation_keys": ("grid",)}, "is one array"),
+        ("Go9x9-v1", {}, "2 agents at once"),
+        ("D1Basic-v1", {"options": {"use_combined_action": False}}, "needs finite bounds"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(task_id, settings, words):
+    with pytest.raises(errors.UserError) as caught:
+        _ = envpool.EnvPool(task_id, **settings).spec
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_system_library_is_named():
+    try:
+        library.make_spec("CoinrunEasy-v0")
+    except ImportError:
+        with pytest.raises(errors.UserError, match="apt-get install libqt5core5a libqt5gui5"):
+            _ = envpool.EnvPool("CoinrunEasy-v0").spec
+    else:
+        pytest.skip("Qt 5 is installed")
+
+
+def test_any_missing_library_is_named():
+    error = ImportError("libfoo.so.6: cannot open shared object file: No such file or directory")
+    message = str(families.cannot_start("CartPole-v1", error))
+    assert "the system library libfoo.so.6" in message
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    "files, num_actions, limit",
+    [
+        (("pong",), 18, 27000),
+        (("breakout",), 18, 27000),
+        (("pong", "atari_classic"), 6, 27000),
+        (("envpool_cartpole",), 2, 500),
+        (("envpool_snake",), 4, 4000),
+        (("halfcheetah",), None, 1000),
+    ],
+)
+def test_gin_files(files, num_actions, limit):
+    parts = [
+        "runners.gin",
+        "agents/ppo.gin",
+        *(f"environments/{name}.gin" for name in files),
+        "runners/anakin.gin",
+    ]
+    bindings = ["TOTAL_STEPS = 64", "NUM_ENVS = 2", "ROLLOUT_LENGTH = 4"]
+    loaded = experiment.load([str(ROOT / "gin" / part) for part in parts], bindings)
+    factory = loaded.environment()
+    assert getattr(factory.spec.action, "num_values", None) == num_actions
+    assert factory.spec.max_episode_steps == limit
+    with pytest.raises(errors.UserError, match="runs on the host"):
+        loaded.build()
+
+
+def test_atari_presets_start_as_their_sources_say():
+    """Machado et al. start every game alike, and leave chance to the sticky actions."""
+
+    def first_frames(*files):
+        own = [f"environments/{name}.gin" for name in files]
+        loaded = experiment.load(
+            [str(ROOT / "gin" / part) for part in ("runners.gin", "agents/ppo.gin", *own)],
+            ["TOTAL_STEPS = 64", "NUM_ENVS = 2", "ROLLOUT_LENGTH = 4"],
+        )
+        return play(loaded.environment(), [1, 3, 3, 4, 4] * 4, num_envs=8).observation
+
+    new, old = first_frames("breakout"), first_frames("breakout", "atari_classic")
+    assert len({frame.tobytes() for frame in new[0]}) == 1
+    assert len({frame.tobytes() for frame in new[-1]}) > 1  # where the paddle is
+    assert len({frame.tobytes() for frame in old[0]}) > 1

@@ -1,0 +1,409 @@
+"""Gymnasium's environments under the contract, in this process and in workers."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import gymnasium as gym
+import jax
+import numpy as np
+import pytest
+from dm_env import specs
+from gymnasium import spaces
+
+from environments import gymnasium
+from environments.gymnasium import spaces as gymnasium_spaces
+from podracers import environment, errors, types
+from tests.environments import host_contract
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KEY = jax.random.key(3)
+OWN = "tests.environments.own_games:Own/"
+SUBJECTS = {
+    "cartpole": gymnasium.Gymnasium("CartPole-v1", {"max_episode_steps": 25}),
+    "continuous": gymnasium.Gymnasium("Pendulum-v1", {"max_episode_steps": 30}),
+    "tuple": gymnasium.Gymnasium("Blackjack-v1"),
+    "discrete": gymnasium.Gymnasium("FrozenLake-v1"),
+    "own": gymnasium.Gymnasium(f"{OWN}Walk-v0"),
+    "picture": gymnasium.Gymnasium(f"{OWN}Picture-v0"),
+    "own in workers": gymnasium.Gymnasium(f"{OWN}Walk-v0", vectorization="async"),
+}
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_keeps_the_contract(name):
+    recording = host_contract.check_contract(SUBJECTS[name], num_threads=2)
+    assert np.all(np.any(recording.timestep.last(), axis=0))
+
+
+def _record(factory, num_steps=60):
+    host = factory.make(KEY, np.arange(5, dtype=np.int32), 2)
+    try:
+        return host_contract.record(host, factory.spec, num_steps)
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("name", ["cartpole", "own"])
+def test_workers_play_the_same_episodes(name):
+    factory = SUBJECTS[name]
+    workers = gymnasium.Gymnasium(factory.env_id, factory.options, "async")
+    host_contract.assert_equal(_record(factory), _record(workers))
+
+
+def test_equals_gymnasium_step_by_step():
+    """One stream against the environment itself: true last observations, both kinds of ends."""
+    factory = SUBJECTS["cartpole"]
+    env_id = np.array([7, 2], np.int32)
+    host = factory.make(KEY, env_id, 1)
+    seed = int(environment.stream_seeds(KEY, env_id)[1])
+    theirs = gym.make("CartPole-v1", max_episode_steps=25)
+    timestep, ends = host.reset(), []
+    observation, _ = theirs.reset(seed=seed)
+    for t in range(300):
+        np.testing.assert_array_equal(timestep.observation[1], observation)
+        # Balances for a while, then falls: some episodes reach the limit.
+        action = np.array([0, observation[2] > 0 if t % 100 < 60 else 1], np.int32)
+        last = timestep.last()[1]
+        host.send(action)
+        timestep = host.recv()
+        if last:
+            observation, _ = theirs.reset()
+            expected = (0.0, 1.0, types.FIRST)
+        else:
+            observation, reward, terminated, truncated, _ = theirs.step(int(action[1]))
+            end = terminated or truncated
+            expected = (reward, float(not terminated), types.LAST if end else types.MID)
+            ends += [terminated] if end else []
+        got = (timestep.reward[1], timestep.discount[1], timestep.step_type[1])
+        assert got == expected
+    host.close()
+    assert set(ends) == {False, True}
+
+
+def test_termination_wins_over_truncation_and_the_game_may_cut_itself():
+    recording = _record(SUBJECTS["own"], 400)
+    timestep = recording.timestep
+    room = timestep.observation["room"]
+    at_goal = (room == 0) | (room == 6)
+    steps = timestep.observation["steps"]
+    np.testing.assert_array_equal(timestep.last(), at_goal | (steps == 9))
+    np.testing.assert_array_equal(timestep.discount == 0.0, at_goal)
+    assert np.any(timestep.truncated()) and np.any(at_goal & (steps == 9))
+    np.testing.assert_array_equal(timestep.observation["place"][..., 0], room - 3)
+
+
+def test_options_and_wrappers_reach_the_environment():
+    wrappers = ("tests.environments.own_games:Half", lambda env: gym.wrappers.TimeLimit(env, 4))
+    factory = gymnasium.Gymnasium(f"{OWN}Walk-v0", {"goal": 2}, "async", wrappers)
+    assert factory.spec.observation["room"].num_values == 5
+    assert factory.spec.max_episode_steps == 4
+    recording = _record(factory)
+    assert set(np.unique(recording.timestep.reward)) == {-0.5, 0.0, 0.5}
+    assert recording.timestep.observation["steps"].max() == 4
+
+
+def test_observation_specs():
+    spec = SUBJECTS["own"].spec
+    observation = spec.observation
+    assert list(observation["pair"]) == ["0", "1"]
+    assert (observation["place"].dtype, observation["steps"].dtype) == (np.float32, np.int32)
+    assert (observation["action_mask"].dtype, observation["action_mask"].shape) == (bool, (3,))
+    assert observation["pair"]["1"].maximum.tolist() == [9, 2]
+    assert gymnasium_spaces.ACTION_MASK == environment.ACTION_MASK
+    assert (spec.name, spec.action.num_values) == ("Own/Walk-v0", 3)
+
+
+_TREE = spaces.Dict(
+    {
+        "move": spaces.Discrete(3, start=5),
+        "keys": spaces.MultiBinary((2, 1)),
+        "tools": spaces.Tuple([spaces.MultiDiscrete([4, 2], start=[1, 1])]),
+    }
+)
+_ARMS = spaces.Tuple(
+    [
+        spaces.Box(np.array([[-1.0, 0.1]]), np.array([[1.0, 0.3]]), dtype=np.float64),
+        spaces.Box(0.0, 2.0, (1,), np.float32),
+    ]
+)
+
+
+def test_trees_of_discrete_actions_become_one_multi_discrete_one():
+    spec = gymnasium_spaces.action_spec(_TREE, "tree")
+    most = {"move": [2], "keys": [1, 1], "tools": [3, 1]}  # the space sorts its keys
+    assert spec.maximum.tolist() == [part for name in _TREE.spaces for part in most[name]]
+    for action in (np.zeros(5, np.int32), spec.maximum):
+        assert _TREE.contains(gymnasium_spaces.decode(_TREE, action))
+    decoded = gymnasium_spaces.decode(_TREE, spec.maximum)
+    assert decoded["move"] == 7
+    assert decoded["keys"].tolist() == [[1], [1]]
+    assert decoded["tools"][0].tolist() == [4, 2]
+
+
+def test_trees_of_continuous_actions_become_one_vector():
+    spec = gymnasium_spaces.action_spec(_ARMS, "arms")
+    np.testing.assert_allclose(spec.minimum, [-1.0, 0.1, 0.0])
+    for bound in (spec.minimum, spec.maximum):
+        # In 32 bits, 0.1 is a little more and 0.3 a little less, or the other way round.
+        assert _ARMS.contains(gymnasium_spaces.decode(_ARMS, bound))
+
+
+def test_a_matrix_of_continuous_actions_stays_one():
+    box = spaces.Box(-1.0, 1.0, (2, 3))
+    spec = gymnasium_spaces.action_spec(box, "box")
+    assert isinstance(spec, specs.BoundedArray) and spec.shape == (2, 3)
+    assert box.contains(gymnasium_spaces.decode(box, spec.maximum))
+
+
+def test_numbers_that_do_not_fit_are_refused():
+    box = spaces.Box(0, 2**40, (), np.int64)
+    assert gymnasium_spaces.stack(box, [np.int64(7)]).dtype == np.int32
+    with pytest.raises(errors.UserError, match="does not fit into int32"):
+        gymnasium_spaces.stack(box, [np.int64(2**35)])
+
+
+def test_observations_that_belie_their_space_are_refused():
+    box = spaces.Box(0.0, 1.0, (3,))
+    space = spaces.Dict({"a": box, "b": spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)])})
+    fine = {"a": np.zeros(3), "b": (1, np.ones(2))}
+    gymnasium_spaces.stack(space, [fine, fine])
+    for changed, message in [
+        ({"a": np.zeros(2)}, r"observation\['a'\] has the shape \(2,\), and its space is Box"),
+        ({"a": [[0.0], 0.0, 0.0]}, r"observation\['a'\] is no array"),
+        ({"a": np.array(["1", "2", "3"])}, r"observation\['a'\] has the dtype <U1"),
+        ({"a": None}, r"observation\['a'\] has the shape \(\)"),
+        ({"b": (0.5, np.ones(2))}, r"observation\['b'\]\[0\] has the dtype float64, with a number"),
+        (
+            {"b": (0, np.full(2, np.nan))},
+            r"observation\['b'\]\[1\] has the dtype float64, with a n",
+        ),
+        ({"b": (0,)}, r"observation\['b'\] is of type tuple and length 1, and its space is Tuple"),
+        ({"b": 3}, r"observation\['b'\] is of type int, and its space is Tuple"),
+        ({"c": 0}, r"observation has the keys \['a', 'b', 'c'\], and its space is Dict"),
+    ]:
+        with pytest.raises(gymnasium_spaces.Misfit, match=message) as caught:
+            gymnasium_spaces.stack(space, [fine, fine | changed])
+        assert caught.value.row == 1
+        assert "\n" not in str(caught.value)
+    with pytest.raises(gymnasium_spaces.Misfit, match="observation is of type ndarray"):
+        gymnasium_spaces.stack(space, [np.zeros(3)])
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("when", "words"), [(0, "after a reset"), (2, "after a step")])
+def test_an_observation_that_belies_its_space_is_named_with_its_stream(vectorization, when, words):
+    options = {"observation": {"a": np.zeros((2, 2), np.int32)}, "when": when}
+    host = gymnasium.Gymnasium(f"{OWN}Unfit-v0", options, vectorization).make(
+        KEY, np.arange(6, 9, dtype=np.int32), 2
+    )
+    with pytest.raises(errors.UserError) as caught:
+        host.reset()
+        for _ in range(3):
+            host.send(np.zeros(3, np.int32))
+            host.recv()
+    assert str(caught.value) == (
+        f"Own/Unfit-v0, stream 6: {words}, observation['a'] has the shape (2, 2), and its space is "
+        "Box(0, 9, (3,), int32)"
+    )
+    host.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_environments_that_raise_in_close_are_all_closed_and_one_is_named(vectorization, capfd):
+    factory = gymnasium.Gymnasium(f"{OWN}Unfit-v0", {"unclosed": True}, vectorization)
+    host = factory.make(KEY, np.arange(6, 10, dtype=np.int32), 2)
+    host.reset()
+    host.send(np.zeros(4, np.int32))
+    running = _processes(host) if vectorization == "async" else []
+    message = "Own/Unfit-v0: closing stream 6: ArithmeticError: it is not to be closed, it says"
+    with pytest.raises(errors.RunFailure, match=f"^{message}$"):
+        host.close()
+    assert [process.returncode for process in running] == [0] * len(running)
+    host.close()  # once is enough
+    assert capfd.readouterr() == ("", "")
+
+
+def test_pictures_can_be_drawn_and_nothing_else():
+    assert not hasattr(SUBJECTS["cartpole"], "render")
+    grey = spaces.Box(0, 255, (6, 5), np.uint8)
+    factory = gymnasium.Gymnasium(f"{OWN}Spaces-v0", {"observation": grey})
+    image = np.arange(30, dtype=np.uint8).reshape(6, 5)
+    drawn = factory.render(types.TimeStep(image, 0.0, 1.0, types.MID))
+    assert drawn.dtype == np.uint8
+    np.testing.assert_array_equal(drawn, np.stack([image] * 3, -1))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_renders_pictures_can_be_filmed_and_plays_as_it_does_unseen(vectorization):
+    factory = gymnasium.Gymnasium(f"{OWN}Drawn-v0", vectorization=vectorization)
+    assert not hasattr(factory, "render")
+    hosts = [each.make(KEY, np.arange(3), 1) for each in (factory, factory.filmed())]
+    timesteps = [host.reset() for host in hosts]
+    for _ in range(12):
+        np.testing.assert_array_equal(*(timestep.observation for timestep in timesteps))
+        for picture, (x,) in zip(hosts[1].render(), timesteps[1].observation):
+            assert picture[:, int(x)].min() == 255 and picture.sum() == 12 * 3 * 255
+        for host in hosts:
+            host.send(np.zeros(3, np.int32))
+        timesteps = [host.recv() for host in hosts]
+    for host in hosts:
+        host.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "message"),
+    [
+        ("Drawn-v0", {"fault": "missing"}, "no_such_package is not installed"),
+        ("Drawn-v0", {"fault": "raise"}, "cannot be drawn: no display$"),
+        ("Drawn-v0", {"fault": "none"}, "expected render.. to return uint8 .*, got NoneType"),
+        ("Walk-v0", {}, "Own/Walk-v0 has no render mode 'rgb_array': no video of it$"),
+    ],
+)
+def test_what_cannot_be_filmed_is_one_line(env_id, options, message):
+    with pytest.raises(errors.UserError, match=message) as caught:
+        gymnasium.Gymnasium(f"{OWN}{env_id}", options).filmed()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_same_task_in_jax_is_known():
+    assert SUBJECTS["cartpole"].jax_twin == "@cartpole.CartPole"
+    assert SUBJECTS["own"].jax_twin is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("CartPol-v1",), "no environment 'CartPol-v1'; did you mean 'CartPole-v"),
+        (("tests.environments.own_games:Own/Wlk-v0",), "did you mean 'Own/Walk-v0'"),
+        (("no_such_module:Game-v0",), "No module named 'no_such_module'"),
+        (("CartPole-v1", {"sutton_barto_rewrd": True}), "did you mean 'sutton_barto_reward'"),
+        (("CartPole-v1", {}, "sync", ("Flatten",)), "expected 'module:Wrapper', got 'Flatten'"),
+        (
+            ("CartPole-v1", {}, "sync", ("gymnasium.wrappers:FlatenObservation",)),
+            "did you mean 'FlattenObservation'",
+        ),
+        ((f"{OWN}Spaces-v0", {"observation": spaces.Text(5)}), "its observation is a Text space"),
+        (
+            (f"{OWN}Spaces-v0", {"observation": spaces.Dict({"a": spaces.Text(5)})}),
+            r"its observation\['a'\] is a Text space",
+        ),
+        (
+            (f"{OWN}Spaces-v0", {"action": spaces.Box(-1.0, np.inf, (2,))}),
+            "needs finite bounds, and its action space has high inf",
+        ),
+        (
+            (f"{OWN}Spaces-v0", {"action": spaces.Tuple([spaces.Box(0, 1), spaces.Discrete(2)])}),
+            r"a Tuple space of Box \(float32\) and Discrete",
+        ),
+        ((f"{OWN}Spaces-v0", {"action": spaces.Box(0, 5, (2,), np.int64)}), r"Box \(int64\)"),
+    ],
+)
+def test_a_users_mistake_is_named_in_one_line(arguments, message):
+    with pytest.raises(errors.UserError, match=message) as caught:
+        _ = gymnasium.Gymnasium(*arguments).spec
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_vectorization_is_a_mistake():
+    with pytest.raises(errors.UserError, match="did you mean 'async'"):
+        gymnasium.Gymnasium("CartPole-v1", {}, "asynch")
+
+
+def _third_step(fault, num_threads=2):
+    """Returns environments that wait for the step in which the fault lies."""
+    factory = gymnasium.Gymnasium(f"{OWN}Faulty-v0", {"fault": fault}, "async")
+    host = factory.make(KEY, np.arange(4, dtype=np.int32), num_threads)
+    host.reset()
+    action = np.zeros(4, np.int32)
+    for _ in range(2):
+        host.send(action)
+        host.recv()
+    host.send(action)
+    return host
+
+
+def _processes(host):
+    return list(host._batch._processes)
+
+
+def test_what_an_environment_raises_arrives_with_its_traceback():
+    host = _third_step("raise")
+    with pytest.raises(RuntimeError, match=r"own_games.py(.|\n)*ArithmeticError: the third step"):
+        host.recv()
+    host.close()
+
+
+def test_a_worker_that_dies_fails_the_step():
+    host = _third_step("exit")
+    processes = _processes(host)
+    with pytest.raises(errors.RunFailure, match="worker process 0 ended with exit code 7"):
+        host.recv()
+    host.close()
+    assert all(process.returncode is not None for process in processes)
+    host = _third_step("hang", 1)
+    _processes(host)[0].kill()
+    with pytest.raises(errors.RunFailure, match="ended by signal 9"):
+        host.recv()
+    host.close()
+
+
+def test_workers_end_in_order():
+    factory = gymnasium.Gymnasium("CartPole-v1", {}, "async")
+    host = factory.make(KEY, np.arange(3, dtype=np.int32), 2)
+    host.reset()
+    host.send(np.zeros(3, np.int32))
+    processes = _processes(host)
+    host.close()
+    assert [process.returncode for process in processes] == [0, 0]
+
+
+def test_closing_ends_a_step_that_hangs_and_wakes_who_waits_for_it():
+    host = _third_step("hang")
+    processes, caught = _processes(host), []
+
+    def wait():
+        try:
+            host.recv()
+        except errors.RunFailure as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    began = time.monotonic()
+    host.close()
+    thread.join(5.0)
+    assert not thread.is_alive() and len(caught) == 1
+    assert time.monotonic() - began < 8.0
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_workers_end_with_their_parent_even_if_it_is_killed():
+    program = (
+        "import os, signal\n"
+        "from tests.environments import test_gymnasium\n"
+        "host = test_gymnasium._third_step('hang')\n"
+        "print(*(p.pid for p in test_gymnasium._processes(host)), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    limit = time.monotonic() + 10.0
+    while any(_alive(pid) for pid in pids) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def _alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # Where nobody reaps orphans, a process that has ended stays as a zombie.
+    return "\nState:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()

@@ -1,0 +1,39 @@
+"""JAX environments that are stepped on the host."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from environments import cartpole
+from podracers import batch, keys
+from podracers.sebulba import jax_host
+from tests import streams
+from tests.environments import host_contract
+
+SUBJECTS = {
+    "random": streams.RandomEpisodes(),
+    "masked": streams.RandomEpisodes(actions="multi_discrete", masked=True),
+    "cartpole": cartpole.CartPole(),
+}
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_keeps_the_contract(name):
+    host_contract.check_contract(jax_host.JaxHostEnvironment(SUBJECTS[name]), 60)
+
+
+def test_streams_are_those_of_the_compiled_runner():
+    environment = SUBJECTS["random"]
+    key, env_id = keys.streams(jax.random.key(3)), np.arange(4, 8, dtype=np.int32)
+    host = jax_host.JaxHostEnvironment(environment).make(key, env_id, 1)
+    batched = batch.BatchedEnvironment(environment)
+    state, expected = jax.jit(batched.init)(jax.vmap(jax.random.fold_in, (None, 0))(key, env_id))
+    step = jax.jit(batched.step)
+    streams.assert_same(host.reset(), expected)
+    for time in range(20):
+        action = (np.arange(4, dtype=np.int32) + time) % 3
+        host.send(action)
+        state, expected = step(state, jnp.asarray(action))
+        streams.assert_same(host.recv(), expected)
+    host.close()

@@ -1,0 +1,97 @@
+"""Where the time went, and what is said of it."""
+
+import math
+import time
+
+import pytest
+
+from podracers.sebulba import timing
+from podracers.supervision import pipeline
+
+LEARNER = {"wait_for_rollouts": 0.0, "learning": 1.0, "publishing": 0.0}
+LEARNER |= {"elsewhere": 0.0, "host": 0.0}
+ACTORS = dict.fromkeys(
+    (
+        "environment",
+        "inference",
+        "transfer",
+        "sending",
+        "wait_for_parameters",
+        "wait_for_queue",
+        "compiling",
+        "host",
+    ),
+    0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("learner", "actors", "pace", "said"),
+    [
+        (
+            {"wait_for_rollouts": 0.6, "learning": 0.4},
+            {"environment": 0.9, "inference": 0.1},
+            0.92,
+            "environments limit: 92% of the rate they could step at, 90% of the actors' time, "
+            "while the learner idles 60%; more host cores would help",
+        ),
+        (
+            {"wait_for_rollouts": 0.6, "learning": 0.4},
+            {"environment": 0.3, "inference": 0.5, "transfer": 0.2},
+            math.nan,
+            "inference limits: 70% of the actors' time, while the learner idles 60%; more actor "
+            "devices would help",
+        ),
+        (
+            {"learning": 0.9, "publishing": 0.1},
+            {"environment": 0.5, "wait_for_parameters": 0.4, "wait_for_queue": 0.1},
+            0.5,
+            "learning limits: the learner is busy 100% of the time, and actors wait 50% of "
+            "theirs; more learner devices would help",
+        ),
+        (
+            # What actors wait for is an evaluation.
+            {"learning": 0.4, "elsewhere": 0.5},
+            {"environment": 0.4, "wait_for_parameters": 0.6},
+            0.5,
+            "environments limit: 50% of the rate they could step at, 40% of the actors' time, "
+            "while the learner idles 0%; more host cores would help",
+        ),
+        (
+            {"wait_for_rollouts": 0.5, "learning": 0.5},
+            {"environment": 0.5, "wait_for_parameters": 0.5},
+            0.5,
+            "acting and learning take turns: actors wait 50% of their time, the learner 50%; a "
+            "larger Sebulba.lag would help",
+        ),
+    ],
+)
+def test_the_verdict_names_what_limits(learner, actors, pace, said):
+    assert timing.verdict({**LEARNER, **learner}, {**ACTORS, **actors}, pace) == said
+
+
+def test_shares_add_up_and_begin_anew():
+    timers = timing.Timers()
+    timers.actors.append(pipeline.Timer())
+    with timers.learner(timing.LEARNING):
+        time.sleep(0.05)
+    with timers.actors[0](timing.ENVIRONMENT):
+        time.sleep(0.05)
+    timers.lags.extend([0, 1, 1, 1])
+    values = timers.take().values
+    for who in ("learner", "actor"):
+        shares = [v for name, v in values.items() if name.startswith(f"time/{who}/")]
+        assert sum(shares) == pytest.approx(1.0)
+    assert values["time/learner/learning"] > 0.3
+    assert (values["lag/0"], values["lag/1"], values["lag/mean"]) == (0.25, 0.75, 0.75)
+    assert timers.take().values["time/learner/learning"] == 0.0
+
+
+def test_the_possible_rate_comes_from_steps_that_were_waited_for():
+    pace = timing.Pace(num_batches=2)
+    pace.add(steps=10, seconds=0.1, waited=0.05)
+    pace.add(steps=10, seconds=5.0, waited=0.0)  # it had ended long before anybody asked
+    rate, possible = pace.take()
+    assert possible == pytest.approx(200.0)
+    assert rate > 0.0
+    assert math.isnan(pace.take()[1])

@@ -1,0 +1,474 @@
+"""Tests of checkpoints: what is saved comes back, and what is damaged never does."""
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from podracers import errors, parallel, types
+from podracers.training import checkpoint, manifest
+
+
+class _Learner(NamedTuple):
+    params: types.PyTree
+    optimizer: optax.OptState
+    updates: jax.Array
+
+
+class _State(NamedTuple):
+    learner: _Learner
+    memory: types.PyTree
+    key: jax.Array
+    keys: jax.Array  # [8] sharded
+    empty: tuple = ()
+
+
+def _make_state(num_devices: int = 4, value: float = 1.0, width: int = 16) -> _State:
+    mesh = parallel.make_mesh(jax.devices()[:num_devices])
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec(parallel.AXIS))
+    params = {"dense": {"kernel": value * jnp.arange(4.0 * width).reshape(4, width)}}
+    learner = _Learner(params, optax.adam(1e-3).init(params), jnp.asarray(7, jnp.int32))
+    memory = {"ring": value * jnp.arange(64, dtype=jnp.bfloat16).reshape(8, 8)}
+    return _State(
+        learner=jax.device_put(learner, everywhere),
+        memory=jax.device_put(memory, split),
+        key=jax.device_put(jax.random.key(3), everywhere),
+        keys=jax.device_put(jax.random.split(jax.random.key(4), 8), split),
+    )
+
+
+def _raw(tree: types.PyTree) -> types.PyTree:
+    """Returns NumPy leaves, of typed keys their data."""
+
+    def one(x):
+        return np.asarray(
+            jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        )
+
+    return jax.tree.map(one, tree)
+
+
+def _assert_equal(left: types.PyTree, right: types.PyTree) -> None:
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    jax.tree.map(np.testing.assert_array_equal, _raw(left), _raw(right))
+
+
+def _metadata(step: int) -> dict[str, object]:
+    clock = {"wall": 2.5, "training": 1.0, "steps": step, "first_dispatch": 1.5}
+    return {"update": step, "seed": 3, "population": 1, "clock": clock}
+
+
+def _save(checkpointer: checkpoint.Checkpointer, step: int, score: float | None = None) -> None:
+    state = _make_state(value=float(step))
+    checkpointer.save(step, state, state.learner.params, _metadata(step), score)
+
+
+@pytest.fixture(name="saved", scope="module")
+def _saved(tmp_path_factory) -> pathlib.Path:
+    """A directory with the checkpoints 10, 20 and 30; copy it before damaging it."""
+    directory = tmp_path_factory.mktemp("saved") / "checkpoints"
+    checkpointer = checkpoint.Checkpointer(directory)
+    for step in (10, 20, 30):
+        _save(checkpointer, step)
+    checkpointer.close()
+    return directory
+
+
+@pytest.fixture(name="copied")
+def _copied(saved, tmp_path) -> pathlib.Path:
+    return pathlib.Path(shutil.copytree(saved, tmp_path / "checkpoints"))
+
+
+def _restore(directory: pathlib.Path, **kwargs):
+    checkpointer = checkpoint.Checkpointer(directory, **kwargs)
+    try:
+        return checkpointer.restore(_make_state())
+    finally:
+        checkpointer.close()
+
+
+def test_nothing_saved(tmp_path):
+    checkpointer = checkpoint.Checkpointer(tmp_path / "new" / "checkpoints")
+    assert checkpointer.latest_step() is None
+    assert checkpointer.restore(_make_state()) is None
+    assert checkpointer.restore_params({}, best=True) is None
+    checkpointer.close()
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_restores_on_any_number_of_devices(saved, num_devices):
+    checkpointer = checkpoint.Checkpointer(saved, read_only=True)
+    template = _make_state(num_devices)
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template
+    )
+    for one in (template, abstract):
+        step, state, metadata = checkpointer.restore(one)
+        assert (step, metadata) == (30, _metadata(30))
+        _assert_equal(state, _make_state(value=30.0))
+        assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(
+            lambda x: x.sharding, template
+        )
+    checkpointer.close()
+
+
+def test_params_alone_are_read_without_the_state(copied):
+    for step in (10, 20, 30):
+        shutil.rmtree(copied / str(step) / "state")
+    template = _make_state().learner.params
+    checkpointer = checkpoint.Checkpointer(copied, read_only=True)
+    step, params, metadata = checkpointer.restore_params(template)
+    assert (step, metadata) == (30, _metadata(30))
+    _assert_equal(params, _make_state(value=30.0).learner.params)
+    checkpointer.close()
+
+
+def test_keeps_the_newest_and_the_best(tmp_path):
+    template = _make_state().learner.params
+    scores = {1: 0.0, 2: 5.0, 3: float("nan"), 4: 1.0, 5: None, 6: 4.0, 7: 2.0}
+    for block in ([1, 2, 3], [4, 5, 6, 7]):  # scores survive a restart
+        checkpointer = checkpoint.Checkpointer(tmp_path, keep_latest=2, keep_best=2)
+        for step in block:
+            _save(checkpointer, step, scores[step])
+        checkpointer.wait()
+        assert checkpointer.best_step() == 2
+        checkpointer.close()
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [2, 6, 7]
+    reader = checkpoint.Checkpointer(tmp_path, read_only=True)
+    assert reader.latest_step() == 7
+    assert reader.restore_params(template, best=True)[0] == 2
+    assert reader.restore_params(template)[0] == 7
+    shutil.rmtree(tmp_path / "2" / "params")
+    step, params, _ = reader.restore_params(template, best=True)
+    assert step == 6
+    _assert_equal(params, _make_state(value=6.0).learner.params)
+    reader.close()
+
+
+def test_a_donated_state_is_saved_as_it_was(tmp_path):
+    @functools.partial(jax.jit, donate_argnums=0)
+    def advance(state):
+        memory = jax.tree.map(lambda x: x * 0 - 1, state.memory)
+        learner = jax.tree.map(lambda x: (x * 0 - 1).astype(x.dtype), state.learner)
+        return state._replace(learner=learner, memory=memory)
+
+    checkpointer = checkpoint.Checkpointer(tmp_path)
+    state = _make_state(value=2.0)
+    checkpointer.save(1, state, state.learner.params, _metadata(1))
+    for _ in range(20):
+        state = advance(state)
+    _assert_equal(checkpointer.restore(_make_state())[1], _make_state(value=2.0))
+    checkpointer.close()
+
+
+def test_a_step_before_the_newest_is_not_skipped_in_silence(tmp_path):
+    checkpointer = checkpoint.Checkpointer(tmp_path)
+    _save(checkpointer, 5)
+    with pytest.raises(errors.RunFailure, match=r"checkpoint .*3: step 5 was saved already"):
+        _save(checkpointer, 3)
+    _save(checkpointer, 6)
+    assert checkpointer.latest_step() == 6
+    checkpointer.close()
+
+
+def test_a_step_is_saved_once(tmp_path):
+    checkpointer = checkpoint.Checkpointer(tmp_path)
+    _save(checkpointer, 5)
+    _save(checkpointer, 5)
+    assert checkpointer.latest_step() == 5
+    checkpointer.close()
+
+
+def _truncate(path: pathlib.Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path: pathlib.Path) -> None:
+    data = bytearray(path.read_bytes())
+    # Of the manifest not the middle: which part that is about depends on names drawn at random.
+    data[0 if path.suffix == ".json" else len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [_truncate, _flip, os.remove])
+def test_damage_to_any_file_is_noticed(saved, copied, damage):
+    """Every file of the newest checkpoint in turn; the one before it is restored instead."""
+    reader = checkpoint.Checkpointer(copied, read_only=True)
+    template = _make_state()
+    names = [path.relative_to(saved) for path in sorted((saved / "30").rglob("*"))]
+    for name in names:
+        if not (saved / name).is_file() or not (saved / name).stat().st_size:
+            continue
+        damage(copied / name)
+        restored = {
+            "state": reader.restore(template),
+            "params": reader.restore_params(template.learner.params),
+        }
+        for part, (step, tree, metadata) in restored.items():
+            unread = len(name.parts) > 2 and name.parts[1] not in (part, "metadata")
+            if unread:
+                assert step == 30, (str(name), part)
+            elif len(name.parts) > 2 or name.name == "manifest.json":
+                assert step == 20, (str(name), part)
+            assert metadata == _metadata(step)
+            if part == "state":
+                _assert_equal(tree, _make_state(value=float(step)))
+        shutil.copy(saved / name, copied / name)
+    reader.close()
+
+
+def test_falls_back_says_so_and_goes_on(copied, caplog):
+    (array_file,) = [
+        max((copied / "30" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    ]
+    _flip(array_file)
+    with caplog.at_level(logging.WARNING):
+        checkpointer = checkpoint.Checkpointer(copied)
+        step, _, _ = checkpointer.restore(_make_state())
+    assert step == 20
+    (record,) = caplog.records
+    assert record.message.startswith("checkpoint 30 is damaged (state/")
+    assert record.message.endswith("; resuming from 20")
+    # The steps after the fallback are taken again, and saved again.
+    _save(checkpointer, 30)
+    checkpointer.close()
+    assert _restore(copied)[0] == 30
+    assert (copied / "damaged-30").is_dir()
+
+
+def _rewrite(folder: pathlib.Path, change: Callable[[dict], None]) -> None:
+    """Changes the metadata of a checkpoint, and makes its checksums right again."""
+    path = folder / "metadata" / "metadata"
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+    manifest.write(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda record: record.pop("user"), "it has no 'user'"),
+        (lambda record: record["user"].pop("seed"), "'user' has no 'seed'"),
+        (lambda record: record["user"].pop("clock"), "'user' has no 'clock'"),
+        (lambda record: record["user"]["clock"].pop("wall"), "'user.clock' has no 'wall'"),
+        (lambda record: record["user"].update(update=0), "'user.update' is 0"),
+        (lambda record: record["user"].update(update="30"), "'user.update' is \"30\""),
+        (lambda record: record["user"].update(update=7), "no multiple of 7 updates"),
+        (lambda record: record["user"]["clock"].update(steps=10**400), "'user.clock.steps' is 1"),
+        (lambda record: record.update(score="high"), "'score' is \"high\""),
+        (lambda record: record.update(state=7), "'state' is 7"),
+        (lambda record: record["params"].append(["path", 3, "float32"]), "'params[1][1]' is 3"),
+    ],
+)
+def test_damaged_metadata_with_right_checksums_is_noticed(copied, caplog, change, reason):
+    _rewrite(copied / "30", change)
+    template = _make_state()
+    reader = checkpoint.Checkpointer(copied, read_only=True)
+    assert reader.restore_params(template.learner.params, best=True)[0] == 20
+    reader.close()
+    assert sorted(path.name for path in copied.iterdir()) == ["10", "20", "30"]
+    assert _restore(copied)[0] == 20
+    assert sorted(path.name for path in copied.iterdir()) == ["10", "20", "damaged-30"]
+    for record, verb in zip(caplog.records, ("using", "resuming from"), strict=True):
+        assert record.message.startswith("checkpoint 30 is damaged (metadata: ")
+        assert reason in record.message
+        assert record.message.endswith(f"; {verb} 20")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 100000, "[]", '{"a": 1}', '{"state/\0": [1, 2], "metadata/x": [1, 2]}', "\0\0", "{}"],
+    ids=["deep", "array", "number", "name", "zeros", "empty"],
+)
+def test_a_damaged_manifest_is_noticed(copied, content):
+    (copied / "30" / "manifest.json").write_text(content)
+    assert _restore(copied)[0] == 20
+
+
+@pytest.mark.parametrize("content", ["[" * 100000, "[]", '{"item_handlers": 7}', "\0\0"])
+@pytest.mark.parametrize("step", [10, 30])
+def test_damage_to_what_orbax_keeps_for_itself_stops_nothing(copied, step, content):
+    (copied / str(step) / "_CHECKPOINT_METADATA").write_text(content)
+    (copied / "20" / "manifest.json").unlink()
+    checkpointer = checkpoint.Checkpointer(copied)
+    assert checkpointer.restore(_make_state())[0] in (10, 30)
+    for later in (40, 50):
+        _save(checkpointer, later)
+    checkpointer.close()
+    assert _restore(copied)[0] == 50
+
+
+def test_a_damaged_checkpoint_is_set_aside_whatever_lies_there(copied):
+    (copied / "damaged-30").write_text("not a folder")
+    (copied / "30" / "manifest.json").unlink()
+    assert _restore(copied)[0] == 20
+    assert (copied / "damaged-30" / "state").is_dir()
+
+
+def _threads() -> set[threading.Thread]:
+    """Returns those that the end of the process would wait for."""
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def _move(directory: pathlib.Path) -> None:
+    directory.rename(directory.with_name("away"))
+
+
+def _remove(directory: pathlib.Path) -> None:
+    _move(directory)
+    while directory.with_name("away").exists():  # what is being written meanwhile
+        shutil.rmtree(directory.with_name("away"), ignore_errors=True)
+
+
+def _replace_by_a_file(directory: pathlib.Path) -> None:
+    _move(directory)
+    with contextlib.suppress(IsADirectoryError):  # which was made anew already
+        directory.write_text("not a folder")
+
+
+def _replace_by_a_folder(directory: pathlib.Path) -> None:
+    _move(directory)
+    directory.mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("harm", "fate"),
+    [
+        (_remove, "removed"),
+        (_move, "moved to .*/away'"),
+        (_replace_by_a_file, "moved to .*/away'"),
+        (_replace_by_a_folder, "moved to .*/away'"),
+    ],
+    ids=["removed", "moved", "file", "folder"],
+)
+@pytest.mark.parametrize("seconds", [None, 0.01])
+def test_a_directory_that_vanishes_ends_saving_at_once(tmp_path, capfd, harm, fate, seconds):
+    """Between two saves, or so many seconds after one began."""
+    before = _threads()
+    directory = tmp_path / "checkpoints"
+    checkpointer = checkpoint.Checkpointer(directory)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    start = time.monotonic()
+    with pytest.raises(errors.RunFailure, match=f"^'{directory}' was {fate}"):
+        if seconds is None:
+            harm(directory)
+            _save(checkpointer, 2)
+        else:
+            _save(checkpointer, 2)
+            time.sleep(seconds)
+            harm(directory)
+        checkpointer.wait()
+    with pytest.raises(errors.RunFailure, match=f"^'{directory}' was "):
+        checkpointer.close()
+    while (left := _threads() - before) and time.monotonic() < start + 20.0:
+        time.sleep(0.01)
+    assert not left
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_file_system_that_becomes_read_only_ends_saving_at_once(small_disk):
+    before = _threads()
+    checkpointer = checkpoint.Checkpointer(small_disk)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    start = time.monotonic()
+    with pytest.raises(errors.RunFailure, match=r"could not save .*/2: Read-only file system$"):
+        _save(checkpointer, 2)
+        checkpointer.wait()
+    checkpointer.close()
+    while (left := _threads() - before) and time.monotonic() < start + 20.0:
+        time.sleep(0.01)
+    assert not left
+
+
+def test_a_half_written_checkpoint_is_ignored(copied):
+    (copied / "30").rename(copied / "40.orbax-checkpoint-tmp")
+    assert _restore(copied, read_only=True)[0] == 20
+    assert (copied / "40.orbax-checkpoint-tmp").exists()  # it may be another process's
+    assert _restore(copied)[0] == 20
+    assert not (copied / "40.orbax-checkpoint-tmp").exists()
+
+
+def test_all_damaged(copied):
+    for step in (10, 20, 30):
+        (copied / str(step) / "state" / "_METADATA").unlink()
+    with pytest.raises(errors.RunFailure, match=r"every checkpoint in .* is damaged") as caught:
+        _restore(copied)
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in copied.iterdir()) == ["10", "20", "30"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda state: _make_state(width=8),
+            r"'learner/params/dense/kernel' should be float32\[4, 8\], and is float32\[4, 16\]",
+        ),
+        (lambda state: state._replace(empty=(jnp.zeros(3),)), "it has no leaf 'empty/0'"),
+        (lambda state: state._replace(memory=()), "it has a leaf 'memory/ring' .*not expected"),
+        (
+            lambda state: state._replace(key=jax.random.key(0, impl="rbg")),
+            r"'key' should be uint32\[4\], and is uint32\[2\]",
+        ),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused(copied, change, message):
+    checkpointer = checkpoint.Checkpointer(copied)
+    with pytest.raises(errors.UserError, match=message) as caught:
+        checkpointer.restore(change(_make_state()))
+    assert "\n" not in str(caught.value)
+    checkpointer.close()
+    assert _restore(copied)[0] == 30
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path):
+    """A file system of 2 MiB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_is_reported_and_loses_nothing(small_disk, capfd):
+    checkpointer = checkpoint.Checkpointer(small_disk)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    big = np.random.default_rng(0).integers(0, 256, 4 << 20).astype(np.uint8)
+    with pytest.raises(errors.RunFailure, match="No space left on device") as caught:
+        checkpointer.save(
+            2, _make_state()._replace(memory=big), {"w": big[:1]}, _metadata(2), score=9.0
+        )
+        checkpointer.wait()
+    assert str(caught.value).startswith(f"could not save checkpoint {small_disk / '2'}: ")
+    assert "\n" not in str(caught.value)
+    assert checkpointer.latest_step() == 1
+    assert checkpointer.best_step() is None
+    _save(checkpointer, 3)  # there is room again
+    step, state, _ = checkpointer.restore(_make_state())
+    assert step == 3
+    _assert_equal(state, _make_state(value=3.0))
+    checkpointer.close()
+    assert sorted(path.name for path in small_disk.iterdir()) == ["1", "3"]
+    assert "Traceback" not in capfd.readouterr().err

@@ -1,0 +1,422 @@
+"""Tests of what a run does between its first update and its summary."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import shutil
+import subprocess
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.util import tensor_util
+
+from environments import catch
+from podracers import errors
+from podracers.training import config, config_values, experiment, run, run_directory
+from tests import contract, documented, processes
+
+POPULATION = (
+    "Anakin.population = 2",
+    "TOTAL_STEPS = 640",
+    "Experiment.log_period = 4",
+    "Experiment.evaluation_period = 6",
+    "Experiment.checkpoint_period = 3",
+)
+
+
+class Stop:
+    """Asks to stop once the run has logged so many lines."""
+
+    def __init__(self, directory=None, lines=math.inf):
+        self._directory = directory
+        self._lines = lines
+
+    def __bool__(self):
+        path = self._directory and self._directory.path
+        return bool(path) and processes.num_lines(path) >= self._lines
+
+
+def _run(settings, directory, stop=None, **options):
+    lines = []
+    parts = settings.build()
+    runner = run.Run(
+        settings,
+        parts,
+        directory,
+        stop=Stop() if stop is None else stop,
+        say=lines.append,
+        **options,
+    )
+    return runner.train(), lines
+
+
+def _alone(settings, **options):
+    """Returns the experiment without a population."""
+
+    def alone(**arguments):
+        return dataclasses.replace(settings.runner(**arguments), population=1)
+
+    return dataclasses.replace(settings, runner=alone, **options)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    file = processes.config_file(tmp_path_factory.mktemp("run"))
+    return experiment.load([str(file)], POPULATION)
+
+
+@pytest.fixture(scope="module")
+def population(settings, tmp_path_factory):
+    """A run of two seeds, whose periods do not divide one another; its folder and summary."""
+    directory = run_directory.RunDirectory(tmp_path_factory.mktemp("population"))
+    directory.write(directory.config, config.text())
+    summary, _ = _run(settings, directory)
+    return directory, summary
+
+
+def test_every_logged_metric_is_in_the_documentation(population):
+    directory, _ = population
+    names = {
+        name for row in map(json.loads, directory.metrics.read_text().splitlines()) for name in row
+    }
+    assert "evaluation/return/seed_4" in names
+    assert documented.undocumented(names) == set()
+
+
+def test_dispatches_end_at_every_period(population):
+    directory, _ = population
+    updates = [line["step"] // 64 for line in processes.log(directory.path)]
+    assert updates == [3, 4, 6, 8, 9, 10]
+    judged = [line for line in processes.log(directory.path) if "evaluation/return" in line]
+    assert [line["step"] // 64 for line in judged] == [6]
+
+
+def _events(directory, tag):
+    """Returns steps and texts of one tag, over all starts of a run."""
+    accumulator = event_accumulator.EventAccumulator(str(directory.path))
+    accumulator.Reload()
+    if tag not in accumulator.Tags()["tensors"]:
+        return []
+    return [
+        (event.step, tensor_util.make_ndarray(event.tensor_proto))
+        for event in accumulator.Tensors(tag)
+    ]
+
+
+@pytest.fixture(name="own_configuration")
+def _own_configuration():
+    """gin's configuration is one for the whole process: the other tests' comes back afterwards."""
+    with config.using({}):
+        yield
+
+
+@pytest.mark.usefixtures("own_configuration")
+def test_tensorboard_has_the_configuration_once(tmp_path):
+    file = processes.config_file(tmp_path)
+    bindings = ("Experiment.evaluation_period = 0", "PPO.epochs = 1", "PPO.num_minibatches = 1")
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    settings = experiment.load([str(file)], bindings)
+    directory.write(directory.config, config.text())
+    assert _run(settings, directory, stop=Stop(directory, lines=1))[0] is None
+    used = directory.operative_config.read_text()
+    settings = experiment.load([str(directory.config)], [])
+    assert _run(settings, directory, stop=Stop(directory, lines=2), resume=True)[0] is None
+    assert directory.operative_config.read_text() == used
+    for name, text in {"config": directory.config.read_text(), "operative_config": used}.items():
+        ((step, shown),) = _events(directory, name)
+        assert step == 0
+        assert shown.item().decode() == "".join(f"    {line}\n" for line in text.splitlines())
+    assert len(_events(directory, "_hparams_/session_start_info")) == 1
+    assert "PPO.learning_rate" in config_values.hyperparameters(used)
+    # Another configuration is news.
+    settings = experiment.load([str(directory.config)], ["PPO.entropy_cost = 0.5"])
+    assert _run(settings, directory, stop=Stop(directory, lines=3), resume=True)[0] is None
+    assert [step for step, _ in _events(directory, "operative_config")] == [0, 128]
+    assert "ppo.PPO.entropy_cost = 0.5" in directory.operative_config.read_text()
+
+
+def test_a_population_is_logged_apart_and_together(population):
+    directory, summary = population
+    for line in processes.log(directory.path):
+        members = [line[f"loss/value/seed_{seed}"] for seed in (3, 4)]
+        assert line["loss/value"] == pytest.approx(np.mean(members))
+        assert line["loss/value/std"] == pytest.approx(np.std(members))
+        assert members[0] != members[1]
+    by_seed = summary["evaluation"]["return_by_seed"]
+    assert by_seed.keys() == {"3", "4"}
+    assert summary["evaluation"]["return"] == pytest.approx(np.mean(list(by_seed.values())))
+    assert summary["evaluation"]["episodes"] == 16
+    assert summary["environment_steps"] == 2 * 640
+
+
+def test_greedy_returns_are_logged_beside_sampled_ones(population):
+    directory, summary = population
+    judged = [line for line in processes.log(directory.path) if "evaluation/return" in line]
+    for line in judged:
+        for name in ("return", "length"):
+            greedy = [line[f"evaluation/greedy_{name}/seed_{seed}"] for seed in (3, 4)]
+            assert line[f"evaluation/greedy_{name}"] == pytest.approx(np.mean(greedy))
+    assert any(line["evaluation/greedy_return"] != line["evaluation/return"] for line in judged)
+    last = summary["evaluation"]
+    assert last["greedy_episodes"] == 16
+    assert last["greedy_return_by_seed"].keys() == {"3", "4"}
+    by_seed = list(last["greedy_return_by_seed"].values())
+    assert last["greedy_return"] == pytest.approx(np.mean(by_seed))
+
+
+def test_an_agent_without_the_option_is_evaluated_as_it_is(settings, tmp_path):
+    def foreign(spec):
+        return contract.Recorder(settings.agent(spec=spec))
+
+    directory = run_directory.RunDirectory(tmp_path)
+    summary, _ = _run(_alone(settings, agent=foreign), directory)
+    assert "return" in summary["evaluation"]
+    names = {name for line in processes.log(directory.path) for name in line}
+    assert "evaluation/return" in names
+    assert not [name for name in (*names, *summary["evaluation"]) if "greedy" in name]
+
+
+def test_a_member_of_a_population_is_the_run_of_its_seed(settings, population, tmp_path):
+    directory, _ = population
+
+    other = run_directory.RunDirectory(tmp_path)
+    _run(_alone(settings, seed=4), other)
+    for line, member in zip(processes.log(other.path), processes.log(directory.path), strict=True):
+        # Batched over members, products are summed in another order.
+        assert line["loss/value"] == pytest.approx(member["loss/value/seed_4"], rel=1e-3)
+
+
+def test_the_operative_configuration_gives_the_same_experiment(population):
+    directory, _ = population
+    text = directory.operative_config.read_text()
+    assert "ppo.PPO.normalize_advantages = True" in text  # a default that nobody bound
+    original = experiment.load([str(directory.config)], [])
+    again = experiment.load([str(directory.operative_config)], [])
+    for field in dataclasses.fields(experiment.Experiment):
+        if field.init and field.name not in ("agent", "environment", "runner"):
+            assert getattr(again, field.name) == getattr(original, field.name)
+    one, two = original.build(), again.build()
+    for part in ("agent", "environment", "runner"):
+        for field in dataclasses.fields(getattr(one, part)):
+            values = [getattr(getattr(parts, part), field.name) for parts in (one, two)]
+            if not callable(values[0]) and not dataclasses.is_dataclass(values[0]):
+                assert values[0] == values[1], field.name
+
+
+def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, population, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.write(directory.config, population[0].config.read_text())
+    summary, lines = _run(settings, directory, Stop(directory, 4))
+    assert summary is None
+    assert lines[-1] == "stopped at 512 steps: continue with --resume"
+    summary, lines = _run(settings, directory, resume=True)
+    assert "resuming from step 512" in lines
+    processes.assert_same_end(population[0].path, directory.path)
+    judged = population[1]["evaluation"]
+    assert summary["evaluation"] == judged
+    assert (
+        json.loads(directory.summary.read_text())["random_policy_return"]
+        == (population[1]["random_policy_return"])
+    )
+
+
+def test_resuming_what_never_saved_starts_from_the_beginning(settings, population, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.write(directory.config, population[0].config.read_text())
+    directory.metrics.write_text('{"step": 64, "loss/value": 1.0}\n')
+    _, lines = _run(settings, directory, resume=True)
+    assert "there is no checkpoint yet: starting from the beginning" in lines
+    processes.assert_same_end(population[0].path, directory.path)
+
+
+class Harm:
+    """Never asks to stop; does something once, when the run has logged so many lines."""
+
+    def __init__(self, path, lines, harm):
+        self._path, self._lines, self._harm = path, lines, harm
+
+    def __bool__(self):
+        if self._harm and processes.num_lines(self._path) >= self._lines:
+            while not any(path.name.isdigit() for path in (self._path / "checkpoints").iterdir()):
+                time.sleep(0.01)
+            harm, self._harm = self._harm, None
+            harm(self._path)
+        return False
+
+
+def _move(path):
+    path.rename(path.with_name("moved"))
+
+
+def _remove(path):
+    _move(path)
+    while path.with_name("moved").exists():  # what is being written meanwhile
+        shutil.rmtree(path.with_name("moved"), ignore_errors=True)
+
+
+def _replace(path):
+    _move(path)
+    path.mkdir()
+
+
+def _remove_checkpoints(path):
+    _remove(path / "checkpoints")
+
+
+def _replace_checkpoints(path):
+    _move(path / "checkpoints")
+    with contextlib.suppress(IsADirectoryError):  # which was made anew already
+        (path / "checkpoints").write_text("not a folder")
+
+
+def _remove_log(path):
+    (path / "metrics.jsonl").unlink()
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """Six updates of either runner."""
+    folder = tmp_path_factory.mktemp("short")
+    extra = "TOTAL_STEPS = 384\nexperiment.Experiment.evaluation_period = 4  # updates\n"
+    files = {"anakin": [str(processes.config_file(folder, extra))]}
+    files["sebulba"] = [*files["anakin"], str(processes.ROOT / "gin/runners/sebulba.gin")]
+    with config.using(config.snapshot()):  # tests that change a copy of `settings` need its own
+        return {runner: experiment.load(paths, ["SEED = 3"]) for runner, paths in files.items()}
+
+
+_KEPT = r"its newest checkpoint is of step \d+"
+_GONE = r"^the run directory '.*/run' was {} while the run wrote to it; {}$"
+
+
+# In the middle, and while it is evaluated for the last time.
+@pytest.mark.parametrize(
+    ("runner", "lines", "harm", "message"),
+    [
+        ("anakin", 3, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
+        ("anakin", 6, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
+        ("sebulba", 3, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
+        ("sebulba", 6, _remove, _GONE.format("removed", "no checkpoint is left")),
+        ("anakin", 3, _remove, _GONE.format("removed", "no checkpoint is left")),
+        ("anakin", 3, _replace, _GONE.format("moved to '.*/moved'", _KEPT)),
+        ("anakin", 3, _remove_checkpoints, "^'.*/run/checkpoints' was removed while the run wrote"),
+        ("anakin", 6, _replace_checkpoints, "^'.*/run/checkpoints' was moved to '.*/run/moved' wh"),
+        ("anakin", 3, _remove_log, r"^'.*/run/metrics\.jsonl' was removed while the run wrote to"),
+    ],
+)
+def test_a_run_directory_that_vanishes_ends_the_run(
+    short, tmp_path, caplog, runner, lines, harm, message
+):
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    directory.write_config(config.text())
+    with pytest.raises(errors.RunFailure, match=message):
+        _run(short[runner], directory, Harm(directory.path, lines, harm))
+    assert not caplog.records  # it is said once
+    assert not directory.summary.exists()
+    run_directory.RunDirectory(tmp_path / "run").lock.require_free()
+
+
+def test_a_run_directory_that_becomes_read_only_ends_the_run(short, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    directory.write_config(config.text())
+    path = str(directory.path)
+    mounted = []
+
+    def harm(_):
+        # Over the folder, whose open files go on to be written.
+        subprocess.run(["mount", "--bind", path, path], check=True)
+        mounted.append(path)
+        read_only = ["mount", "-o", "remount,ro,bind", path]
+        limit = time.monotonic() + 30.0
+        while subprocess.run(read_only, check=False, capture_output=True).returncode:
+            assert time.monotonic() < limit
+            time.sleep(0.05)  # a checkpoint is being written there
+
+    mount = ["mount", "--bind", str(tmp_path), str(tmp_path)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only root can mount a folder")
+    subprocess.run(["umount", str(tmp_path)], check=True)
+    try:
+        with pytest.raises(errors.RunFailure, match=r"/run.*: Read-only file system$"):
+            _run(short["anakin"], directory, Harm(directory.path, 3, harm))
+    finally:
+        for _ in mounted:
+            subprocess.run(["umount", "--lazy", path], check=True)
+    assert not directory.summary.exists()
+
+
+def test_a_configuration_that_was_removed_is_written_anew(settings, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    directory.write_config("SEED = 3\n")
+    summary, _ = _run(
+        settings, directory, Harm(directory.path, 2, lambda _: directory.config.unlink())
+    )
+    assert summary
+    assert directory.config.read_text() == "SEED = 3\n"
+
+
+def test_a_second_run_is_kept_out_until_the_first_has_ended(settings, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    refused = []
+
+    def start_another(path):
+        other = run_directory.RunDirectory(path)
+        for resume in (True, False):
+            with pytest.raises(errors.UserError, match=f"in use by process {os.getpid()} on host"):
+                _run(settings, other, resume=resume)
+            refused.append(resume)
+
+    summary, _ = _run(settings, directory, Harm(directory.path, 2, start_another))
+    assert summary and refused == [True, False]
+    other = run_directory.RunDirectory(directory.path)
+    changed = dataclasses.replace(settings, seed=7)
+    with pytest.raises(errors.UserError, match="seed 3"):
+        _run(changed, other, resume=True)
+    run_directory.RunDirectory(directory.path).lock.acquire()  # a refused run does not keep it
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Poisoned(catch.Catch):
+    """Its reward is not a number where the ball lands in the first column."""
+
+    def step(self, state, action):
+        state, timestep = super().step(state, action)
+        poison = timestep.last() & (state.ball_column == 0)
+        return state, timestep._replace(reward=jnp.where(poison, jnp.nan, timestep.reward))
+
+
+def test_a_value_that_is_not_finite_names_metric_seed_and_update(settings, tmp_path):
+    directory = run_directory.RunDirectory(tmp_path)
+    poisoned = dataclasses.replace(settings, environment=Poisoned, evaluation_period=0)
+    expected = r"the metric '\S+' of seed [34] became NaN or infinite at update [23] .*was saved"
+    with pytest.raises(errors.RunFailure, match=expected):
+        _run(poisoned, directory)
+    assert processes.num_lines(directory.path) == 0
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [("SEED = 7", "seed 3.*7"), ("Anakin.rollout_length = 32", "updates of 64.*with")],
+)
+def test_resuming_with_what_a_run_cannot_change_is_refused(settings, population, binding, message):
+    directory, _ = population
+    changed = experiment.load([str(directory.config)], [binding])
+    with pytest.raises(errors.UserError, match=message):
+        _run(changed, directory, resume=True)
+
+
+def test_the_final_checkpoint_carries_the_final_score(population, tmp_path):
+    bindings = ["Experiment.evaluation_period = 0", "Experiment.checkpoint_period = 5"]
+    changed = experiment.load([str(population[0].config)], bindings)
+    directory = run_directory.RunDirectory(tmp_path)
+    summary, _ = _run(changed, directory)
+    assert summary["best_checkpoint"] == 640

@@ -1,0 +1,168 @@
+"""Tests of the folder of a run."""
+
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from podracers import errors
+from podracers.training import run_directory
+
+
+def test_makes_a_folder_once(tmp_path):
+    directory = run_directory.RunDirectory(tmp_path / "runs" / "one")
+    directory.create()
+    directory.create()  # there is nothing in it yet
+    directory.write(directory.config, "SEED = 0\n")
+    with pytest.raises(errors.UserError, match="continue it with --resume"):
+        directory.create()
+
+
+def test_refuses_to_make_a_folder_below_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(errors.UserError, match="run directory"):
+            run_directory.RunDirectory(path).create()
+
+
+def test_names_the_nearest_run(tmp_path):
+    directory = run_directory.RunDirectory(tmp_path / "snake-3")
+    directory.create()
+    directory.write(directory.config, "")
+    directory.require()
+    with pytest.raises(errors.UserError, match=r"no config\.gin.*did you mean '.*/snake-3'"):
+        run_directory.RunDirectory(tmp_path / "snake-2").require()
+
+
+def test_writes_whole_files_or_none(tmp_path, monkeypatch):
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.write(directory.config, "SEED = 0\n")
+
+    def fail(self, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_text", fail)
+    with pytest.raises(errors.RunFailure, match=r"config\.gin.*No space left"):
+        directory.write(directory.config, "SEED = 1\n")
+    assert directory.config.read_text() == "SEED = 0\n"
+
+
+def test_says_where_a_result_comes_from(tmp_path):
+    found = run_directory.provenance()
+    assert found["device"] == "4 x cpu"
+    assert found["platform"] == "cpu"
+    assert {"python", "jax", "flax", "optax", "podracers"} <= found["versions"].keys()
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.write_summary(found)
+    assert json.loads(directory.summary.read_text()) == found
+
+
+def _git(root, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    command = ["git", *identity, "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(name="own")
+def _own(tmp_path, monkeypatch):
+    """Imports a package and a module of a user's own: the checkout, and what undoes it."""
+    root = tmp_path / "mine"
+    (root / "my_games").mkdir(parents=True)
+    (root / "my_games" / "__init__.py").write_text("")
+    (root / "my_games" / "corridor.py").write_text("LENGTH = 3\n")
+    (root / "my_agent.py").write_text("")
+    _git(root, "init", "--quiet")
+    _git(root, "add", "-A")
+    _git(root, "commit", "--quiet", "-m", "first")
+    # Beside it, what no git knows.
+    (tmp_path / "my_script.py").write_text("")
+    monkeypatch.syspath_prepend(str(root))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("my_games", "my_games.corridor", "my_agent", "my_script"):
+        importlib.import_module(name)
+    yield root
+    for name in [name for name in sys.modules if name.startswith("my_")]:
+        del sys.modules[name]
+
+
+def test_says_which_commit_of_the_users_own_code_was_loaded(own):
+    head = _git(own, "rev-parse", "HEAD")
+    assert run_directory.provenance()["other_commits"] == {"my_agent": head, "my_games": head}
+    # What git does not know is not in that commit.
+    (own / "my_games" / "late.py").write_text("")
+    importlib.invalidate_caches()
+    importlib.import_module("my_games.late")
+    found = run_directory.provenance()["other_commits"]
+    assert found == {"my_agent": head, "my_games": f"{head}-dirty"}
+    (own / "my_games" / "corridor.py").write_text("LENGTH = 4\n")
+    found = run_directory.provenance()["other_commits"]
+    assert set(found.values()) == {f"{head}-dirty"}
+
+
+def test_a_checkout_without_a_commit_is_named_all_the_same(own):
+    _git(own, "update-ref", "-d", "HEAD")
+    found = run_directory.provenance()["other_commits"]
+    assert found == {"my_agent": None, "my_games": None}
+
+
+def test_a_lock_makes_no_used_folder_and_is_named_where_there_is_one(tmp_path):
+    directory, other = (run_directory.RunDirectory(tmp_path) for _ in range(2))
+    directory.lock.acquire()
+    other.refuse_used()
+    directory.write_config("SEED = 0\n")
+    with pytest.raises(errors.UserError, match="in use by process"):
+        other.refuse_used()
+    directory.lock.release()
+    with pytest.raises(errors.UserError, match="continue it with --resume"):
+        other.refuse_used()
+
+
+def test_a_configuration_that_is_no_text_is_a_mistake(tmp_path):
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.config.write_bytes(b"SEED = \xff\xfe\n")
+    with pytest.raises(errors.UserError, match=r"config\.gin' is damaged: byte 7 is no text$"):
+        directory.read_config()
+    directory.config.unlink()
+    with pytest.raises(errors.UserError, match=r"cannot read '.*config\.gin': No such file"):
+        directory.read_config()
+
+
+SUMMARY = {
+    "evaluation": {"return": float("nan"), "return_by_seed": {"3": 1.0}, "episodes": 8},
+    "random_policy_return": -0.5,
+    "environment_steps": 640,
+    "wall_time_s": 1.5,
+    "steps_per_second": None,
+    "first_dispatch_s": 1,
+    "seed": 3,
+    "device": "1 x cpu",
+    "platform": "cpu",
+    "host_cores": 2,
+    "versions": {"jax": "0.1"},
+    "commit": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda text: text[: len(text) // 2], "Unterminated"),
+        (lambda text: "", "Expecting value"),
+        (lambda text: "[" * 100000, "nested too deeply"),
+        (lambda text: text.replace("640", '"640"'), "'environment_steps' is \"640\""),
+        (lambda text: text.replace('"seed": 3,', ""), "it has no 'seed'"),
+        (lambda text: text.replace('{"3": 1.0}', "[]"), "'evaluation.return_by_seed' is an array"),
+    ],
+)
+def test_a_damaged_summary_is_one_line(tmp_path, damage, reason):
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.summary.write_text(json.dumps(SUMMARY))
+    assert directory.read_summary()["versions"] == {"jax": "0.1"}
+    directory.summary.write_text(damage(directory.summary.read_text()))
+    with pytest.raises(errors.RunFailure, match=r"summary\.json' is damaged \(") as caught:
+        directory.read_summary()
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
