@@ -78,12 +78,12 @@ def test_updates_are_finite_and_change_something(subject):
         assert all(first == metrics.NEVER for first in report.first_nonfinite.values())
 
 
-<<<<<<< HEAD
 def test_every_metric_is_in_the_documentation(subject):
     diagnostics = subject.runner.diagnostics().values
     names = {*subject.history.reports[-1].means, *diagnostics}
     assert documented.undocumented(names) == set()
-=======
+
+
 def test_parameters_are_those_of_the_golden_file(subject, request):
     """Refactoring changes no bit of what is learnt in five updates.
 
@@ -118,7 +118,6 @@ def _processor() -> str:
     fields = {name.strip(): value.strip() for name, value in fields.items()}
     flags = hashlib.sha256(fields.get("flags", "").encode()).hexdigest()[:8]
     return f"{fields.get('model name', platform.machine())} {flags}"
->>>>>>> 87e8513 (Golden digests of every agent under both runners, for the move into rooms)
 
 
 def test_replicas_of_the_learner_are_identical(subject):
