@@ -52,13 +52,13 @@ def run(monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["benchmark_check.py", *map(str, arguments)])
         # Not `command_line.run`, which gives the process that it ends in a moment to do so.
-        code, report = 0, ""
+        report = ""
         try:
             code = script.main()
         except Exception as error:
             code, _, report = command_line.ending(error)
         out, _ = capsys.readouterr()
-        return subprocess.CompletedProcess(sys.argv, code, out, report)
+        return subprocess.CompletedProcess(sys.argv, code, out, f"{report}\n" if report else "")
 
     return run
 
