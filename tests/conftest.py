@@ -5,6 +5,7 @@ All of it has to stand in the environment before JAX is imported, and child proc
 
 import os
 import pathlib
+import signal
 import sys
 
 NUM_DEVICES = 4
@@ -40,9 +41,20 @@ def _configure() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
+def _hear_signals() -> None:
+    """Undoes what a background shell or nohup inherits to us: child processes are to be stopped."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 if "jax" in sys.modules:
     raise RuntimeError("JAX was imported before tests/conftest.py could set up its devices")
 _configure()
+_hear_signals()
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -46,7 +46,7 @@ if sys.argv[2] == "workers":
             time.sleep(60)
 
     recipe = gymnasium_rows.Recipe(gymnasium.spec("CartPole-v1"), {}, (Slow,))
-    workers = gymnasium_workers.Workers(recipe, [0, 1], 2, "Slow")
+    workers = gymnasium_workers.Workers(recipe, [0, 1], [0, 1], 2)
     workers.reset()
     workers.send([0, 0])
     child = workers._processes[0].pid
