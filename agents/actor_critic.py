@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import inputs, networks, normalization, options
+from agents import inputs, networks, options, preprocessing
 from agents.networks import encoders, heads
 from podracers import environment, parallel, types
 
@@ -170,7 +170,7 @@ class ActorCritic:
             params=params,
             optimizer_state=self._optimizer.init(params),
             normalizer=(
-                normalization.init(self.spec.observation) if self.normalize_observations else ()
+                preprocessing.init(self.spec.observation) if self.normalize_observations else ()
             ),
             update=jnp.zeros((), jnp.int32),
         )
@@ -224,7 +224,7 @@ class ActorCritic:
         metrics["learning_rate"] = types.Mean.of(learning_rate)
         normalizer = learner.normalizer
         if self.normalize_observations:
-            normalizer = normalization.update(
+            normalizer = preprocessing.update(
                 normalizer,
                 jax.tree.map(lambda x: x[:-1], rollout.timestep.observation),
                 jnp.ones_like(rollout.extras.log_prob),
@@ -236,7 +236,7 @@ class ActorCritic:
         """Returns time steps with observations and rewards as they are learnt from."""
         observation = timestep.observation
         if self.normalize_observations:
-            observation = normalization.normalize(normalizer, observation)
+            observation = preprocessing.normalize(normalizer, observation)
         reward = self.reward_scale * timestep.reward
         if self.reward_clip is not None:
             reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
