@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import networks, normalization, planning
+from agents import networks, planning, preprocessing
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from podracers import environment, errors, types
@@ -73,7 +73,7 @@ class AlphaZero(planning.Planner):
         learner = super().init_learner(key)
         if self.normalize_observations:
             seen = environment.without_state(self.spec.observation)
-            learner = learner._replace(normalizer=normalization.init(seen))
+            learner = learner._replace(normalizer=preprocessing.init(seen))
         return learner
 
     def init_memory(self, rollout):

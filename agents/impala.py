@@ -13,89 +13,180 @@ Axis legend: `T` time, `B` streams of one device, `M` minibatches.
 """
 
 import dataclasses
-from typing import ClassVar
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from agents import actor_critic, losses, minibatches, returns
+from agents import (
+    losses,
+    minibatches,
+    networks,
+    optimization,
+    options,
+    policy,
+    preprocessing,
+    returns,
+)
 from agents.networks import encoders
-from podracers import errors, types
+from podracers import environment, errors, types
 
 _OPTIMIZERS = ("adam", "rmsprop")
 
+# Time steps `[T + 1, B, ...]` and extras `[T, B, ...]`; the cores `[B, ...]` before them.
+_Minibatch = tuple[tuple[types.TimeStep, policy.Extras], Any]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IMPALA(actor_critic.ActorCritic):
-    """The agent; see `ActorCritic` for the options that it shares.
+class IMPALA:
+    """The agent.
 
     Attributes:
+      spec: specification of the environment.
+      network: `network(spec, head)` returns a network that puts out `ActorCriticOutput`.
+      head: kind of the action head, None for the usual one of the action's specification.
+      learning_rate: learning rate of the optimizer.
+      anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
+        None for a constant one.
+      max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
+        clipping.
+      gamma: discount.
       num_minibatches: 1 to learn from all streams at once; else each gradient step learns from some
         of the streams, one after the other, with targets of their own from the newest parameters.
+      value_cost: weight of the value loss.
+      entropy_cost: weight of the entropy bonus.
+      normalize_observations: whether observations are scaled to mean 0 and variance 1 over all that
+        was observed, and clipped at 10.
+      reward_scale: factor of the rewards that are learnt from.
+      reward_clip: largest absolute value of scaled rewards; None for no bound.
+      greedy_evaluation: whether evaluations take the most probable action; they sample otherwise,
+        as training does.
+      previous_action_and_reward: whether the network sees the previous action and reward beside the
+        observation, see `agents.inputs`; None for networks that are recurrent.
       optimizer: "rmsprop" or "adam".
-      optimizer_epsilon: added to what the optimizer divides by.
-      rmsprop_decay: of the running mean of squared gradients; it begins at 0.
+      optimizer_epsilon: constant that is added to what the optimizer divides by.
+      rmsprop_decay: decay of the running mean of squared gradients, which begins at 0.
       rmsprop_epsilon_in_sqrt: whether the epsilon is added to the mean of squares, as TensorFlow
         does it, or to its root, as PyTorch does it.
       vtrace_lambda: trace parameter of the targets; 1 is the paper's.
-      clip_rho: the largest importance weight of a temporal-difference error.
-      clip_pg_rho: the largest importance weight of a policy gradient.
+      clip_rho: largest importance weight of a temporal-difference error.
+      clip_pg_rho: largest importance weight of a policy gradient.
     """
 
-    learning_rate: float = 6e-4
-    max_grad_norm: float = 0.5
+    spec: environment.EnvironmentSpec
+    network: Callable[..., networks.Network] = networks.actor_critic
+    head: str | None = None
+    learning_rate: float = options.positive(6e-4)
+    anneal_steps: float | None = options.positive(None)
+    max_grad_norm: float | None = options.positive(0.5)
+    gamma: float = options.fraction(0.99)
+    num_minibatches: int = options.count(1)
+    value_cost: float = 0.5
+    entropy_cost: float = 0.01
+    normalize_observations: bool = False
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+    greedy_evaluation: bool = False
+    previous_action_and_reward: bool | None = None
     optimizer: str = "rmsprop"
-    optimizer_epsilon: float = 1e-5
-    rmsprop_decay: float = 0.99
+    optimizer_epsilon: float = options.positive(1e-5)
+    rmsprop_decay: float = options.fraction(0.99)
     rmsprop_epsilon_in_sqrt: bool = False
-    vtrace_lambda: float = 1.0
-    clip_rho: float = 1.0
-    clip_pg_rho: float = 1.0
-
-    _PORTIONS: ClassVar = (
-        "vtrace_lambda",
-        "rmsprop_decay",
-        *actor_critic.ActorCritic._PORTIONS,
-    )
-    _POSITIVE: ClassVar = (
-        "optimizer_epsilon",
-        "clip_rho",
-        "clip_pg_rho",
-        *actor_critic.ActorCritic._POSITIVE,
-    )
+    vtrace_lambda: float = options.fraction(1.0)
+    clip_rho: float = options.positive(1.0)
+    clip_pg_rho: float = options.positive(1.0)
 
     def __post_init__(self):
         """Refuses impossible options."""
         if self.optimizer not in _OPTIMIZERS:
             near = errors.nearest(str(self.optimizer), _OPTIMIZERS)
             raise errors.UserError(f"IMPALA.optimizer: no optimizer {self.optimizer!r}{near}")
-        super().__post_init__()
+        options.check(self)
+        # Built now: gin's bindings may be others by the time that the network is first used.
+        _ = self._policy.network
 
-    def _direction(self) -> optax.GradientTransformation:
+    @functools.cached_property
+    def _policy(self) -> policy.Policy:
+        return policy.Policy(self.spec, self.network, self.head, self.previous_action_and_reward)
+
+    @functools.cached_property
+    def _preprocess(self) -> preprocessing.Preprocess:
+        return preprocessing.Preprocess(
+            self.normalize_observations, self.reward_scale, self.reward_clip
+        )
+
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
         if self.optimizer == "adam":
-            return optax.scale_by_adam(eps=self.optimizer_epsilon)
-        return optax.scale_by_rms(
-            decay=self.rmsprop_decay,
-            eps=self.optimizer_epsilon,
-            eps_in_sqrt=self.rmsprop_epsilon_in_sqrt,
+            transformation = optax.scale_by_adam(eps=self.optimizer_epsilon)
+        else:
+            transformation = optax.scale_by_rms(
+                decay=self.rmsprop_decay,
+                eps=self.optimizer_epsilon,
+                eps_in_sqrt=self.rmsprop_epsilon_in_sqrt,
+            )
+        return optimization.Optimizer(
+            transformation, self.learning_rate, self.anneal_steps, self.max_grad_norm
         )
 
-    def _learn(self, learner, rollout, key, descend):
+    def init_learner(self, key: jax.Array) -> policy.Learner:
+        """Returns fresh parameters."""
+        train_state = self._optimizer.init(self._policy.init(key))
+        normalizer = self._preprocess.init(self.spec.observation)
+        return policy.Learner(*train_state, normalizer, jnp.zeros((), jnp.int32))
+
+    def init_memory(self, rollout: types.Rollout) -> tuple[()]:
+        """Returns `()`: each rollout is forgotten after it."""
+        return ()
+
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
+        """Returns the core of the network and the previous action of `B` streams."""
+        return self._policy.initial_state(env_id.shape[0])
+
+    def actor_params(self, learner: policy.Learner) -> policy.ActorParams:
+        """Returns the parameters and the statistics of the observations."""
+        return policy.ActorParams(learner.params, learner.normalizer)
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
+        timestep = self._preprocess.apply(params.normalizer, timestep)
+        greedy = evaluation and self.greedy_evaluation
+        return self._policy.act(params.params, actor_state, timestep, key, greedy)
+
+    def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `num_minibatches` gradient steps, on whole streams each."""
-        streams = (rollout.timestep, rollout.extras)
-        return descend(
-            actor_critic.Descent(learner.params, learner.optimizer_state),
-            minibatches.over_streams(streams, rollout.actor_state, key, self.num_minibatches),
-        )
+        learner = state.learner
+        timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
+        timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
+        learning_rate = self._optimizer.learning_rate_at(policy.agent_steps(learner, rollout))
 
-    def _loss(self, params, minibatch):
+        def minibatch_step(train_state, minibatch):
+            return self._optimizer.gradient_step(self._loss, train_state, minibatch, learning_rate)
+
+        train_state, output = jax.lax.scan(
+            minibatch_step,
+            optimization.TrainState(learner.params, learner.optimizer_state),
+            minibatches.over_streams(
+                (timestep, rollout.extras), rollout.actor_state.core, key, self.num_minibatches
+            ),
+        )
+        metrics = jax.tree.map(jnp.sum, output.metrics)
+        metrics["learning_rate"] = types.Mean.of(learning_rate)
+        normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        learner = policy.Learner(*train_state, normalizer, learner.update + 1)
+        return types.AgentState(learner, state.memory), metrics
+
+    def _loss(self, params: types.PyTree, minibatch: _Minibatch) -> optimization.LossOutput:
         (timestep, extras), core = minibatch
-        output, _ = self._network.unroll(params, core, timestep)  # [T + 1, B]
+        output, _ = self._policy.network.unroll(params, core, timestep)  # [T + 1, B]
         outputs, mask = jax.tree.map(
             lambda x: x[:-1], (output.policy, encoders.action_mask(timestep.observation))
         )
-        log_prob = self._head.log_prob(outputs, mask, extras.raw)
+        head = self._policy.head
+        log_prob = head.log_prob(outputs, mask, extras.raw)
         log_ratio = log_prob - extras.log_prob
         vtrace = returns.vtrace(
             timestep,
@@ -108,12 +199,19 @@ class IMPALA(actor_critic.ActorCritic):
         values = output.value[:-1]
         policy_loss = losses.policy_gradient(log_prob, vtrace.advantage)
         value_loss = losses.value(values, vtrace.target)
-        entropy = self._head.entropy(outputs, mask)
-        weight = returns.weights(timestep)
-        metrics = self._means(policy_loss, value_loss, entropy, log_ratio, weight)
-        # Not how many are clipped: on-policy that would be decided by rounding.
-        rho = jnp.minimum(jnp.exp(log_ratio), self.clip_rho)
-        metrics["policy/rho"] = types.Mean.of(rho, weight)
-        metrics["value/mean"] = types.Mean.of(values, weight)
-        metrics["value/target"] = types.Mean.of(vtrace.target, weight)
-        return metrics
+        entropy = head.entropy(outputs, mask)
+        total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        mean = functools.partial(types.Mean.of, weights=returns.weights(timestep))
+        return optimization.LossOutput(
+            {
+                "loss/total": mean(total),
+                "loss/policy": mean(policy_loss),
+                "loss/value": mean(value_loss),
+                "policy/entropy": mean(entropy),
+                "policy/kl": mean(losses.kl_estimate(log_ratio)),
+                # Not how many are clipped: on-policy that would be decided by rounding.
+                "policy/rho": mean(jnp.minimum(jnp.exp(log_ratio), self.clip_rho)),
+                "value/mean": mean(values),
+                "value/target": mean(vtrace.target),
+            }
+        )

@@ -60,3 +60,14 @@ def clipped_value(
     behaviour = jax.lax.stop_gradient(behaviour)
     clipped = behaviour + jnp.clip(prediction - behaviour, -epsilon, epsilon)
     return jnp.maximum(value(prediction, target), value(clipped, target))
+
+
+def kl_estimate(log_ratio: jax.Array) -> jax.Array:
+    """Returns an unbiased estimate of `KL(mu || pi)` that is never negative, `[...]`.
+
+    It is `k3` of Schulman, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html.
+
+    Args:
+      log_ratio: `log pi(a|s) - log mu(a|s)` of actions that `mu` sampled.
+    """
+    return jnp.exp(log_ratio) - 1.0 - log_ratio

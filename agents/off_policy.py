@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import normalization, options, replay
+from agents import options, preprocessing, replay
 from podracers import environment, errors, parallel, types
 
 
@@ -199,7 +199,7 @@ class OffPolicy:
         zero = jnp.zeros((), jnp.int32)
         normalizer = ()
         if self.normalize_observations:
-            normalizer = normalization.init(self.spec.observation)
+            normalizer = preprocessing.init(self.spec.observation)
         return Learner(
             params=params,
             target=target,
@@ -262,7 +262,7 @@ class OffPolicy:
         if self.normalize_observations:
             observation = jax.tree.map(lambda x: x[:-1], rollout.timestep.observation)
             learner = learner._replace(
-                normalizer=normalization.update(learner.normalizer, observation, weights)
+                normalizer=preprocessing.update(learner.normalizer, observation, weights)
             )
         added = weights.size * parallel.axis_size()
         most = jnp.iinfo(jnp.int32).max - added
@@ -323,7 +323,7 @@ class OffPolicy:
     def _normalized(self, normalizer: Any, timestep: types.TimeStep) -> types.TimeStep:
         if not self.normalize_observations:
             return timestep
-        observation = normalization.normalize(normalizer, timestep.observation)
+        observation = preprocessing.normalize(normalizer, timestep.observation)
         return timestep._replace(observation=observation)
 
     def _learning_rate(self, agent_steps: jax.Array) -> jax.Array:

@@ -1,11 +1,64 @@
-"""Checks of the options of agents: what cannot be is refused before anything is traced."""
+"""Bounds of the options of agents: what cannot be is refused before anything is traced.
 
+The bound of an option stands where the option stands, in a dataclass field:
+
+    gamma: float = options.fraction(0.99)
+
+and `check`, called from `__post_init__`, raises an error that names the option.
+"""
+
+import dataclasses
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from podracers import errors
+
+_CHECK = "check"  # key in the metadata of a field: a function of the agent and the field's name
+
+
+def count(default: int) -> Any:
+    """Returns a dataclass field for a positive int, up to int32."""
+    return _field(default, errors.require_count)
+
+
+def fraction(default: float) -> Any:
+    """Returns a dataclass field for a number in `[0, 1]`."""
+    return _field(default, _require_fraction)
+
+
+def positive(default: float | None) -> Any:
+    """Returns a dataclass field for a positive number; None is allowed."""
+    return _field(default, _require_positive)
+
+
+def check(
+    agent: Any,
+    counts: Iterable[str] = (),
+    portions: Iterable[str] = (),
+    positive: Iterable[str] = (),
+) -> None:
+    """Checks the options of an agent whose fields have bounds, and those named here.
+
+    Args:
+      agent: a dataclass, whose fields they are.
+      counts: names of positive ints, up to int32.
+      portions: names of numbers in `[0, 1]`.
+      positive: names of positive numbers; None is allowed.
+
+    Raises:
+      errors.UserError: for the first that is out of its bounds.
+    """
+    for field in dataclasses.fields(agent):
+        if _CHECK in field.metadata:
+            field.metadata[_CHECK](agent, field.name)
+    for name in counts:
+        errors.require_count(agent, name)
+    for name in portions:
+        _require_fraction(agent, name)
+    for name in positive:
+        _require_positive(agent, name)
 
 
 def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
@@ -15,28 +68,15 @@ def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
         raise errors.UserError(f"{option}: expected {expected}, got {getattr(agent, name)!r}")
 
 
-def check(
-    agent: Any,
-    counts: Iterable[str] = (),
-    portions: Iterable[str] = (),
-    positive: Iterable[str] = (),
-) -> None:
-    """Checks options by kind.
+def _field(default: Any, require: Callable[[Any, str], None]) -> Any:
+    return dataclasses.field(default=default, metadata={_CHECK: require})
 
-    Args:
-      agent: whose attributes they are.
-      counts: names of positive ints, up to int32.
-      portions: names of numbers in `[0, 1]`.
-      positive: names of positive numbers; None is allowed.
 
-    Raises:
-      errors.UserError: for the first that is not what it should be.
-    """
-    for name in counts:
-        errors.require_count(agent, name)
-    for name in portions:
-        expect(agent, name, 0.0 <= getattr(agent, name) <= 1.0, "a number in [0, 1]")
-    for name in positive:
-        value = getattr(agent, name)
-        is_positive = value is None or 0.0 < value <= sys.float_info.max or value == math.inf
-        expect(agent, name, is_positive, "a positive number")
+def _require_fraction(agent: Any, name: str) -> None:
+    expect(agent, name, 0.0 <= getattr(agent, name) <= 1.0, "a number in [0, 1]")
+
+
+def _require_positive(agent: Any, name: str) -> None:
+    value = getattr(agent, name)
+    is_positive = value is None or 0.0 < value <= sys.float_info.max or value == math.inf
+    expect(agent, name, is_positive, "a positive number")

@@ -8,87 +8,176 @@ Axis legend: `T` time, `B` streams of one device, `M` minibatches.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from agents import actor_critic, losses, minibatches, returns
+from agents import (
+    losses,
+    minibatches,
+    networks,
+    optimization,
+    options,
+    policy,
+    preprocessing,
+    returns,
+)
 from agents.networks import encoders
-from podracers import parallel, types
+from podracers import environment, parallel, types
 
 
 class _Batch(NamedTuple):
     """One rollout, or one minibatch, as the loss sees it; all `[T, B, ...]`."""
 
     timestep: types.TimeStep
-    extras: actor_critic.Extras
+    extras: policy.Extras
     advantage: jax.Array
     target: jax.Array
     weight: jax.Array
 
 
+# Its data `[T, B, ...]`, and the cores `[B, ...]` before the first time step of it.
+_Minibatch = tuple[_Batch, Any]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class PPO(actor_critic.ActorCritic):
-    """The agent; see `ActorCritic` for the options that it shares.
+class PPO:
+    """The agent.
 
     Attributes:
-      learning_rate: of Adam.
-      adam_epsilon: of Adam.
+      spec: specification of the environment.
+      network: `network(spec, head)` returns a network that puts out `ActorCriticOutput`.
+      head: kind of the action head, None for the usual one of the action's specification.
+      learning_rate: Adam learning rate.
+      anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
+        None for a constant one.
+      max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
+        clipping.
+      gamma: discount.
+      num_minibatches: gradient steps of each pass over a rollout.
+      value_cost: weight of the value loss.
+      entropy_cost: weight of the entropy bonus.
+      normalize_observations: whether observations are scaled to mean 0 and variance 1 over all that
+        was observed, and clipped at 10.
+      reward_scale: factor of the rewards that are learnt from.
+      reward_clip: largest absolute value of scaled rewards; None for no bound.
+      greedy_evaluation: whether evaluations take the most probable action; they sample otherwise,
+        as training does.
+      previous_action_and_reward: whether the network sees the previous action and reward beside the
+        observation, see `agents.inputs`; None for networks that are recurrent.
+      adam_epsilon: Adam epsilon, outside of the root.
       gae_lambda: trace parameter of the advantages.
       epochs: passes over each rollout.
-      num_minibatches: gradient steps of each pass.
-      clip_epsilon: how far the ratio of policies may go from 1.
-      value_clip_epsilon: how far a value may go from that of acting; None for no limit.
-      normalize_advantages: to mean 0 and variance 1 over the global batch.
+      clip_epsilon: distance from 1 at which the ratio of policies is clipped.
+      value_clip_epsilon: distance from the value at the time of acting at which a value is clipped;
+        None for no clipping.
+      normalize_advantages: whether advantages have mean 0 and variance 1 over the global batch.
     """
 
+    spec: environment.EnvironmentSpec
+    network: Callable[..., networks.Network] = networks.actor_critic
+    head: str | None = None
+    learning_rate: float = options.positive(2.5e-4)
+    anneal_steps: float | None = options.positive(None)
+    max_grad_norm: float | None = options.positive(0.5)
+    gamma: float = options.fraction(0.99)
+    num_minibatches: int = options.count(4)
+    value_cost: float = 0.5
+    entropy_cost: float = 0.01
+    normalize_observations: bool = False
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+    greedy_evaluation: bool = False
+    previous_action_and_reward: bool | None = None
     adam_epsilon: float = 1e-5
-    gae_lambda: float = 0.95
-    epochs: int = 4
-    num_minibatches: int = 4
-    clip_epsilon: float = 0.2
+    gae_lambda: float = options.fraction(0.95)
+    epochs: int = options.count(4)
+    clip_epsilon: float = options.positive(0.2)
     value_clip_epsilon: float | None = None
     normalize_advantages: bool = True
 
-    _COUNTS: ClassVar = ("epochs", *actor_critic.ActorCritic._COUNTS)
-    _PORTIONS: ClassVar = ("gae_lambda", *actor_critic.ActorCritic._PORTIONS)
-    _POSITIVE: ClassVar = ("clip_epsilon", *actor_critic.ActorCritic._POSITIVE)
+    def __post_init__(self):
+        """Refuses impossible options."""
+        options.check(self)
+        # Built now: gin's bindings may be others by the time that the network is first used.
+        _ = self._policy.network
 
-    def _direction(self) -> optax.GradientTransformation:
-        return optax.scale_by_adam(eps=self.adam_epsilon)
+    @functools.cached_property
+    def _policy(self) -> policy.Policy:
+        return policy.Policy(self.spec, self.network, self.head, self.previous_action_and_reward)
 
-    def _learn(self, learner, rollout, key, descend):
-        """Takes `epochs * num_minibatches` gradient steps."""
-        batch, metrics = self._prepare(learner.params, rollout)
-
-        def epoch(descent, epoch_key):
-            return descend(descent, *self._minibatches(batch, rollout.actor_state, epoch_key))
-
-        descent, learning = jax.lax.scan(
-            epoch,
-            actor_critic.Descent(learner.params, learner.optimizer_state),
-            jax.random.split(key, self.epochs),
+    @functools.cached_property
+    def _preprocess(self) -> preprocessing.Preprocess:
+        return preprocessing.Preprocess(
+            self.normalize_observations, self.reward_scale, self.reward_clip
         )
-        return descent, metrics | learning
 
-    def _values(self, params: types.PyTree, rollout: types.Rollout) -> jax.Array:
-        """Returns the values `[T + 1, B]` of every time step, the bootstrapping one included."""
-        if self._network.is_recurrent:
-            output, _ = self._network.unroll(params, rollout.actor_state, rollout.timestep)
-            return output.value
-        timestep = rollout.timestep
-        stream = jnp.arange(timestep.reward.shape[1])
-        end = jnp.full_like(stream, timestep.reward.shape[0] - 1)
-        core = self._network.core_before(rollout.actor_state, timestep, end, stream)
-        output, _ = self._network.step(params, core, jax.tree.map(lambda x: x[-1], timestep))
-        return jnp.concatenate([rollout.extras.value, output.value[None]])
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        adam = optax.scale_by_adam(eps=self.adam_epsilon)
+        return optimization.Optimizer(
+            adam, self.learning_rate, self.anneal_steps, self.max_grad_norm
+        )
 
-    def _prepare(self, params: types.PyTree, rollout: types.Rollout):
-        """Returns the rollout with advantages and targets, and metrics of it."""
-        timestep = rollout.timestep
-        values = self._values(params, rollout)
+    def init_learner(self, key: jax.Array) -> policy.Learner:
+        """Returns fresh parameters."""
+        train_state = self._optimizer.init(self._policy.init(key))
+        normalizer = self._preprocess.init(self.spec.observation)
+        return policy.Learner(*train_state, normalizer, jnp.zeros((), jnp.int32))
+
+    def init_memory(self, rollout: types.Rollout) -> tuple[()]:
+        """Returns `()`: each rollout is forgotten after it."""
+        return ()
+
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
+        """Returns the core of the network and the previous action of `B` streams."""
+        return self._policy.initial_state(env_id.shape[0])
+
+    def actor_params(self, learner: policy.Learner) -> policy.ActorParams:
+        """Returns the parameters and the statistics of the observations."""
+        return policy.ActorParams(learner.params, learner.normalizer)
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
+        timestep = self._preprocess.apply(params.normalizer, timestep)
+        greedy = evaluation and self.greedy_evaluation
+        return self._policy.act(params.params, actor_state, timestep, key, greedy)
+
+    def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
+        """Takes `epochs * num_minibatches` gradient steps on one rollout."""
+        learner = state.learner
+        # Statistics are those of acting, so the first ratios are 1.
+        timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
+        timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
+        core = rollout.actor_state.core
+        batch, metrics = self._targets(learner.params, core, timestep, rollout.extras)
+        learning_rate = self._optimizer.learning_rate_at(policy.agent_steps(learner, rollout))
+
+        def minibatch_step(train_state, item):
+            minibatch = self._minibatch(batch, core, item)
+            return self._optimizer.gradient_step(self._loss, train_state, minibatch, learning_rate)
+
+        def epoch(train_state, epoch_key):
+            items = self._shuffle(batch, core, epoch_key)
+            return jax.lax.scan(minibatch_step, train_state, items)
+
+        train_state = optimization.TrainState(learner.params, learner.optimizer_state)
+        epoch_keys = jax.random.split(key, self.epochs)
+        train_state, output = jax.lax.scan(epoch, train_state, epoch_keys)
+        metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
+        metrics["learning_rate"] = types.Mean.of(learning_rate)
+        normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        learner = policy.Learner(*train_state, normalizer, learner.update + 1)
+        return types.AgentState(learner, state.memory), metrics
+
+    def _targets(
+        self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras
+    ) -> tuple[_Batch, dict[str, types.Mean]]:
+        """Returns the rollout with advantages and value targets, and metrics of them."""
+        values = self._values(params, core, timestep, extras)
         advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
         target = advantage + values[:-1]
         weight = returns.weights(timestep)
@@ -97,40 +186,63 @@ class PPO(actor_critic.ActorCritic):
             "value/target": types.Mean.of(target, weight),
         }
         if self.normalize_advantages:
-            advantage = _standardized(advantage, weight)
+            advantage = _standardize(advantage, weight)
         current = jax.tree.map(lambda x: x[:-1], timestep)
-        return _Batch(current, rollout.extras, advantage, target, weight), metrics
+        return _Batch(current, extras, advantage, target, weight), metrics
 
-    def _minibatches(self, batch: _Batch, core: Any, key: jax.Array) -> tuple:
-        """Returns draws and how a minibatch is selected by one of them; see `Descend`."""
-        if self._network.is_recurrent:
-            return (minibatches.over_streams(batch, core, key, self.num_minibatches),)
+    def _values(
+        self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras
+    ) -> jax.Array:
+        """Returns the values `[T + 1, B]` of every time step, the bootstrapping one included."""
+        network = self._policy.network
+        if network.is_recurrent:
+            return network.unroll(params, core, timestep)[0].value
+        # Only the last value is missing from those of acting.
+        stream = jnp.arange(timestep.reward.shape[1])
+        end = jnp.full_like(stream, timestep.reward.shape[0] - 1)
+        core = network.core_before(core, timestep, end, stream)
+        output, _ = network.step(params, core, jax.tree.map(lambda x: x[-1], timestep))
+        return jnp.concatenate([extras.value, output.value[None]])
+
+    def _shuffle(self, batch: _Batch, core: Any, key: jax.Array) -> types.PyTree:
+        """Deals a rollout out to minibatches, each an item for `_minibatch`; `M` leads.
+
+        Returns:
+          For recurrent networks, whole streams with their cores. For others, `[M, T / M, B]` int32,
+          the numbers `time * B + stream` of transitions.
+        """
+        if self._policy.network.is_recurrent:
+            return minibatches.over_streams(batch, core, key, self.num_minibatches)
         length, streams = batch.weight.shape
-        items = jnp.arange(length * streams).reshape(length, streams)
-        draws = minibatches.over_time(items, key, self.num_minibatches)
-        return draws, functools.partial(self._transitions, batch, core)
+        numbers = jnp.arange(length * streams).reshape(length, streams)
+        return minibatches.over_time(numbers, key, self.num_minibatches)
 
-    def _transitions(self, batch: _Batch, core: Any, items: jax.Array) -> actor_critic.Minibatch:
-        """Returns the transitions that were drawn, and the cores before them.
+    def _minibatch(self, batch: _Batch, core: Any, item: types.PyTree) -> _Minibatch:
+        """Returns one minibatch of those that `_shuffle` dealt.
 
         Args:
-          batch: the whole rollout; frames are stacked for the transitions that are drawn alone.
+          batch: the whole rollout.
           core: `[B, ...]` before it.
-          items: `[T / M, B]` int32, the numbers `time * B + stream` of the transitions.
+          item: one of `_shuffle`'s. Transitions are gathered only here, with the few frames before
+            each of them, so the stacks of frames of a whole rollout are never in memory.
         """
-        if self._network.memory_length:
-            items = items.reshape(1, -1)  # streams of one time step, each with a core of its own
-        time, stream = jnp.divmod(items, batch.weight.shape[1])
-        core = self._network.core_before(core, batch.timestep, time.ravel(), stream.ravel())
+        network = self._policy.network
+        if network.is_recurrent:
+            return item
+        if network.memory_length:
+            item = item.reshape(1, -1)  # streams of one time step, each with a core of its own
+        time, stream = jnp.divmod(item, batch.weight.shape[1])
+        core = network.core_before(core, batch.timestep, time.ravel(), stream.ravel())
         return jax.tree.map(lambda x: x[time, stream], batch), core
 
-    def _loss(self, params, minibatch):
+    def _loss(self, params: types.PyTree, minibatch: _Minibatch) -> optimization.LossOutput:
         batch, core = minibatch
+        head = self._policy.head
         mask = encoders.action_mask(batch.timestep.observation)
-        output, _ = self._network.unroll(params, core, batch.timestep)
-        log_prob = self._head.log_prob(output.policy, mask, batch.extras.raw)
+        output, _ = self._policy.network.unroll(params, core, batch.timestep)
+        log_prob = head.log_prob(output.policy, mask, batch.extras.raw)
         log_ratio = log_prob - batch.extras.log_prob
-        entropy = self._head.entropy(output.policy, mask)
+        entropy = head.entropy(output.policy, mask)
         if self.value_clip_epsilon is None:
             value_loss = losses.value(output.value, batch.target)
         else:
@@ -138,13 +250,22 @@ class PPO(actor_critic.ActorCritic):
                 output.value, batch.target, batch.extras.value, self.value_clip_epsilon
             )
         policy_loss = losses.clipped_surrogate(log_ratio, batch.advantage, self.clip_epsilon)
-        metrics = self._means(policy_loss, value_loss, entropy, log_ratio, batch.weight)
+        total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        mean = functools.partial(types.Mean.of, weights=batch.weight)
         clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > self.clip_epsilon
-        metrics["policy/clip_fraction"] = types.Mean.of(clipped, batch.weight)
-        return metrics
+        return optimization.LossOutput(
+            {
+                "loss/total": mean(total),
+                "loss/policy": mean(policy_loss),
+                "loss/value": mean(value_loss),
+                "policy/entropy": mean(entropy),
+                "policy/kl": mean(losses.kl_estimate(log_ratio)),
+                "policy/clip_fraction": mean(clipped),
+            }
+        )
 
 
-def _standardized(x: jax.Array, weight: jax.Array) -> jax.Array:
+def _standardize(x: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns `x` with mean 0 and variance 1 over the global batch where `weight` is not 0."""
     mean = parallel.global_sum(parallel.share(types.Mean.of(x, weight)))
     variance = parallel.global_sum(parallel.share(types.Mean.of(jnp.square(x - mean), weight)))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import actor_critic, impala, ppo
+from agents import impala, policy, ppo
 from agents.networks import cores
 from podracers import batch, parallel, types, unroll
 from tests import contract, streams
@@ -51,8 +51,8 @@ ALGORITHMS = {
 class Experience(NamedTuple):
     """An agent whose policy is far from uniform, and its second rollout; in NumPy."""
 
-    agent: actor_critic.ActorCritic
-    learner: actor_critic.Learner
+    agent: ppo.PPO | impala.IMPALA
+    learner: policy.Learner
     rollout: types.Rollout
 
 
@@ -93,7 +93,7 @@ def collect(algorithm: str, network: str) -> Experience:
 
 
 @functools.cache
-def _compiled(agent: actor_critic.ActorCritic, num_devices: int):
+def _compiled(agent: ppo.PPO | impala.IMPALA, num_devices: int):
     def update(learner, rollout):
         state, means = agent.update(types.AgentState(learner, ()), rollout, jax.random.key(4))
         return state.learner, parallel.global_sum(means)
@@ -110,21 +110,19 @@ def _compiled(agent: actor_critic.ActorCritic, num_devices: int):
     return jax.jit(mapped)
 
 
-def update(
-    experience: Experience, num_devices: int = 1
-) -> tuple[actor_critic.Learner, dict[str, float]]:
+def update(experience: Experience, num_devices: int = 1) -> tuple[policy.Learner, dict[str, float]]:
     """Returns the learner after one update, and the means of its metrics."""
     agent, learner, rollout = experience
     learner, means = _compiled(agent, num_devices)(learner, rollout)
     return learner, {name: float(mean.result()) for name, mean in means.items()}
 
 
-def outputs(agent: actor_critic.ActorCritic, params: Any, rollout: types.Rollout):
+def outputs(agent: ppo.PPO | impala.IMPALA, params: Any, rollout: types.Rollout):
     """Returns logits and values `[T + 1, B, ...]`, from one step of the network after another."""
     (core, action), logits, values = rollout.actor_state, [], []
     for time in range(LENGTH + 1):
         timestep = jax.tree.map(lambda x: x[time], rollout.timestep)  # noqa: B023
-        if agent._network.is_recurrent:
+        if agent._policy.network.is_recurrent:
             going = ~timestep.first()
             seen = {
                 "observation": timestep.observation,
@@ -133,7 +131,7 @@ def outputs(agent: actor_critic.ActorCritic, params: Any, rollout: types.Rollout
             }
             timestep = timestep._replace(observation=seen)
             action = rollout.action[min(time, LENGTH - 1)]
-        output, core = agent._network.step(params, core, timestep)
+        output, core = agent._policy.network.step(params, core, timestep)
         logits.append(output.policy)
         values.append(output.value)
     return jnp.stack(logits), jnp.stack(values)

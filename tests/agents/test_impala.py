@@ -116,7 +116,7 @@ def test_the_first_step_of_each_optimizer(options, expected):
         experience.ENVIRONMENT.spec, max_grad_norm=10.0, optimizer_epsilon=0.1, **options
     )
     gradient = {"x": jnp.ones((2,))}
-    direction, _ = agent._optimizer.update(gradient, agent._optimizer.init(gradient))
+    direction, _ = agent._optimizer.chain.update(gradient, agent._optimizer.chain.init(gradient))
     np.testing.assert_allclose(direction["x"], expected, rtol=1e-5)
 
 
@@ -131,11 +131,11 @@ def test_a_sum_over_the_batch_is_a_mean_with_a_smaller_epsilon_and_norm():
         experience.ENVIRONMENT.spec, max_grad_norm=40.0 / size, optimizer_epsilon=0.01 / size
     )
     gradient = {"x": jnp.array([30.0, -0.02, 50.0])}
-    states = [summed.init(gradient), agent._optimizer.init(gradient)]
+    states = [summed.init(gradient), agent._optimizer.chain.init(gradient)]
     for _ in range(3):
         expected, states[0] = summed.update(gradient, states[0])
         mean = jax.tree.map(lambda g: g / size, gradient)
-        actual, states[1] = agent._optimizer.update(mean, states[1])
+        actual, states[1] = agent._optimizer.chain.update(mean, states[1])
         streams.assert_close(actual, expected, rtol=1e-4)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import actor_critic, ppo
+from agents import policy, ppo
 from agents.networks import cores
 from podracers import parallel
 from tests import streams
@@ -94,19 +94,19 @@ def _minibatches(num_devices):
     def run(key, timestep, core, tag):
         zeros = jnp.zeros((length, batch))
         current = jax.tree.map(lambda x: x[:-1], timestep)
-        extras = actor_critic.Extras(zeros, zeros, tag)
+        extras = policy.Extras(zeros, zeros, tag)
         whole = ppo._Batch(current, extras, zeros, zeros, zeros)
-        draws, select = agent._minibatches(whole, core, key)
+        items = agent._shuffle(whole, core, key)
 
-        def look(draw):
-            part, core = select(draw)
+        def look(item):
+            part, before = agent._minibatch(whole, core, item)
             first = part.timestep.first()
             stacks, _ = cores.stack_frames(
-                core.frames, part.timestep.observation, first, NUM_FRAMES
+                before.frames, part.timestep.observation, first, NUM_FRAMES
             )
             return part.extras.value.ravel(), stacks.reshape(-1, stacks.shape[-1])
 
-        return jax.lax.map(look, draws)
+        return jax.lax.map(look, items)
 
     columns, rows = P(None, parallel.AXIS), P(parallel.AXIS)
     mapped = jax.shard_map(

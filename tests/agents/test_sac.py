@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import normalization, off_policy, replay, sac
+from agents import off_policy, preprocessing, replay, sac
 from agents.networks import encoders, sac_policies
 from agents.networks import sac as sac_networks
 from podracers import agent as agent_lib
@@ -387,7 +387,7 @@ def test_images_are_encoded_once_for_all():
     assert set(params.encoder) == {"encoder"}
     kernel = params.encoder["encoder"]["_Convolutions_0"]["Conv_0"]["kernel"]
     assert kernel.shape == (3, 3, 3, 2)
-    assert isinstance(params.normalizer, normalization.Statistics)
+    assert isinstance(params.normalizer, preprocessing.Statistics)
     state = agent.init_actor(jnp.arange(4), 4)
     assert state.frames.dtype == jnp.uint8
     timestep = types.restart(jnp.ones((8, 8, 1), jnp.uint8))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import normalization
-from podracers import parallel
+from agents import preprocessing
+from podracers import parallel, types
 
 SPEC = {
     "position": specs.Array((3,), np.float32),
@@ -42,9 +42,9 @@ def _run(num_devices, observation, weights):
 
     def run(observation, weights):
         def body(statistics, batch):
-            return normalization.update(statistics, *batch), None
+            return preprocessing.update(statistics, *batch), None
 
-        statistics = normalization.init(SPEC)
+        statistics = preprocessing.init(SPEC)
         return jax.lax.scan(body, statistics, (observation, weights))[0]
 
     mapped = jax.shard_map(run, mesh=mesh, in_specs=(split, split), out_specs=P(), check_vma=False)
@@ -75,7 +75,7 @@ def test_statistics_agree_with_numpy(num_devices):
 
 def test_normalize_gives_unit_variance_and_leaves_other_dtypes_alone():
     observation, weights = _data()
-    normalized = normalization.normalize(_statistics(1), observation)
+    normalized = preprocessing.normalize(_statistics(1), observation)
     position = np.asarray(normalized["position"])[weights > 0.0]
     np.testing.assert_allclose(position.mean(0), 0.0, atol=2e-3)
     np.testing.assert_allclose(position.std(0), 1.0, rtol=2e-3)
@@ -84,12 +84,22 @@ def test_normalize_gives_unit_variance_and_leaves_other_dtypes_alone():
 
 
 def test_before_any_data_observations_pass_through_clipped():
-    statistics = normalization.init(specs.Array((2,), np.float32))
-    normalized = normalization.normalize(statistics, jnp.array([3.0, -20.0]), clip=5.0)
+    statistics = preprocessing.init(specs.Array((2,), np.float32))
+    normalized = preprocessing.normalize(statistics, jnp.array([3.0, -20.0]), clip=5.0)
     np.testing.assert_allclose(normalized, [3.0, -5.0], rtol=1e-6)
 
 
 def test_an_empty_batch_changes_nothing():
     observation, weights = _data(num_batches=1)
     statistics = _run(1, observation, np.zeros_like(weights))
-    jax.tree.map(np.testing.assert_array_equal, statistics, normalization.init(SPEC))
+    jax.tree.map(np.testing.assert_array_equal, statistics, preprocessing.init(SPEC))
+
+
+def test_rewards_are_scaled_and_then_clipped():
+    reward = jnp.array([-9.0, 1.0, 4.0])
+    timestep = types.TimeStep(jnp.ones((3, 2)), reward, jnp.ones(3), jnp.ones(3, jnp.int8))
+    scaled = preprocessing.Preprocess(reward_scale=0.5).apply((), timestep)
+    np.testing.assert_array_equal(scaled.reward, [-4.5, 0.5, 2.0])
+    assert scaled.observation is timestep.observation
+    clipped = preprocessing.Preprocess(reward_scale=0.5, reward_clip=1.0).apply((), timestep)
+    np.testing.assert_array_equal(clipped.reward, [-1.0, 0.5, 1.0])

@@ -1,11 +1,14 @@
-"""Running mean and variance of observations, the same on every device.
+"""Preprocessing of time steps before an agent learns from them or acts on them.
 
-Floating leaves are normalised; bytes, integers, booleans and reserved keys are left alone.
+Observations are normalised by their running mean and variance, the same on every device; rewards
+are scaled and clipped. Of observations, floating leaves are normalised; bytes, integers, booleans
+and reserved keys are left alone.
 
 Axis legend: `T` time, `B` streams of one device, `...` the axes of one observation.
 """
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +19,56 @@ from podracers import environment, parallel, types
 _EPSILON = 1e-8  # added to the variance
 
 
-class Statistics(NamedTuple):
-    """What was seen so far; trees like the observation, with None for leaves left alone."""
+@dataclasses.dataclass(frozen=True)
+class Preprocess:
+    """What an agent does to observations and rewards before anything else sees them.
 
-    count: jax.Array  # float32, how many observations; batches are added whole, so it is exact
+    Attributes:
+      normalize_observations: whether observations are scaled to mean 0 and variance 1 over all
+        that was observed, and clipped at 10.
+      reward_scale: factor of the rewards that are learnt from.
+      reward_clip: largest absolute value of scaled rewards; None for no bound.
+    """
+
+    normalize_observations: bool = False
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+
+    def init(self, observation_spec: types.PyTree) -> Any:
+        """Returns the first statistics; `()` where observations are not normalised.
+
+        Args:
+          observation_spec: a pytree of `dm_env.specs` arrays.
+        """
+        return init(observation_spec) if self.normalize_observations else ()
+
+    def apply(self, statistics: Any, timestep: types.TimeStep) -> types.TimeStep:
+        """Returns time steps `[..., B]` with observations and rewards as they are learnt from."""
+        observation = timestep.observation
+        if self.normalize_observations:
+            observation = normalize(statistics, observation)
+        reward = self.reward_scale * timestep.reward
+        if self.reward_clip is not None:
+            reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
+        return timestep._replace(observation=observation, reward=reward)
+
+    def update_statistics(self, statistics: Any, timestep: types.TimeStep) -> Any:
+        """Adds the observations of a rollout on all devices; runs under the mapped axis.
+
+        Args:
+          statistics: equal on all devices.
+          timestep: `[T + 1, B]` before `apply`; the last one belongs to the next rollout.
+        """
+        if not self.normalize_observations:
+            return statistics
+        observation = jax.tree.map(lambda x: x[:-1], timestep.observation)
+        return update(statistics, observation, jnp.ones_like(timestep.reward[1:]))
+
+
+class Statistics(NamedTuple):
+    """Running statistics; trees like the observation, with None for leaves left alone."""
+
+    count: jax.Array  # float32, number of observations; batches are added whole, so it is exact
     mean: types.PyTree  # [...]
     squares: types.PyTree  # [...] the sum of squared deviations from the mean
 
@@ -103,7 +152,7 @@ def normalize(
     """Returns the observation with mean 0 and variance 1, clipped.
 
     Args:
-      statistics: before anything was seen, they leave the observation as it is, but for clipping.
+      statistics: where they are empty, the observation is only clipped.
       observation: any leading axes.
       clip: the largest absolute value.
     """

@@ -1,0 +1,137 @@
+"""A stochastic policy with a value function, and how it acts; PPO and IMPALA hold one.
+
+Axis legend: `T` time, `B` streams of one device.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from agents import inputs, networks
+from agents.networks import encoders, heads
+from podracers import environment, parallel, types
+
+
+class Learner(NamedTuple):
+    """What is learnt; identical on every device."""
+
+    params: types.PyTree
+    optimizer_state: optax.OptState
+    normalizer: Any  # statistics of the observations; () where they are not normalised
+    update: jax.Array  # int32, number of rollouts that were learnt from
+
+
+class ActorParams(NamedTuple):
+    """What acting needs of the learner."""
+
+    params: types.PyTree
+    normalizer: Any
+
+
+class Extras(NamedTuple):
+    """What acting remembers of each step."""
+
+    raw: jax.Array  # the action before it was squashed or clipped
+    log_prob: jax.Array  # [T, B] of `raw`, under the policy that acted
+    value: jax.Array  # [T, B], by the parameters that acted
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Policy:
+    """A network with an action head, which may see the previous action and reward.
+
+    Time steps that come in are preprocessed already.
+
+    Attributes:
+      spec: specification of the environment.
+      make_network: `make_network(spec, head)` returns a network that puts out `ActorCriticOutput`.
+      head_kind: kind of the action head, None for the usual one of the action's specification.
+      previous_action_and_reward: whether the network sees the previous action and reward beside the
+        observation, see `agents.inputs`; None for networks that are recurrent.
+    """
+
+    spec: environment.EnvironmentSpec
+    make_network: Callable[..., networks.Network]
+    head_kind: str | None = None
+    previous_action_and_reward: bool | None = None
+
+    @functools.cached_property
+    def head(self) -> heads.ActionHead:
+        """The action head, which reads the network's policy output."""
+        return heads.from_spec(self.spec.action, self.head_kind)
+
+    @functools.cached_property
+    def network(self) -> networks.Network:
+        """The network, for observations as it sees them."""
+        return self.make_network(self._network_spec, self.head)
+
+    @functools.cached_property
+    def _network_spec(self) -> environment.EnvironmentSpec:
+        return inputs.extended_spec(self.spec) if self._sees_previous else self.spec
+
+    @functools.cached_property
+    def _sees_previous(self) -> bool:
+        if self.previous_action_and_reward is None:
+            return self.make_network(self.spec, self.head).is_recurrent
+        return self.previous_action_and_reward
+
+    def init(self, key: jax.Array) -> types.PyTree:
+        """Returns fresh parameters of the network."""
+        return self.network.init(key, networks.zero_timestep(self._network_spec))
+
+    def initial_state(self, batch_size: int) -> inputs.ActorState:
+        """Returns the actor state of `B` streams before their first time step."""
+        core = self.network.initial_core(batch_size)
+        if not self._sees_previous:
+            return inputs.ActorState(core, ())
+        return inputs.ActorState(core, inputs.zero_action(self.spec.action, batch_size))
+
+    def act(
+        self,
+        params: types.PyTree,
+        actor_state: inputs.ActorState,
+        timestep: types.TimeStep,
+        key: jax.Array,
+        greedy: bool = False,
+    ) -> tuple[types.PyTree, inputs.ActorState, Extras]:
+        """Samples an action for each stream, or takes the most probable one.
+
+        Args:
+          params: of the network.
+          actor_state: `[B, ...]`.
+          timestep: `[B, ...]`.
+          key: `[B]` typed keys.
+          greedy: whether to take the most probable action (static).
+
+        Returns:
+          `(action, actor_state, extras)`, each `[B, ...]`.
+        """
+        mask = encoders.action_mask(timestep.observation)
+        if self._sees_previous:
+            timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
+        output, core = self.network.step(params, actor_state.core, timestep)
+        if greedy:
+            raw = self.head.mode(output.policy, mask)
+        else:
+            raw = self.head.sample(output.policy, mask, key)
+        log_prob = self.head.log_prob(output.policy, mask, raw)
+        action = self.head.to_action(raw)
+        actor_state = inputs.ActorState(core, action if self._sees_previous else ())
+        return action, actor_state, Extras(raw, log_prob, output.value)
+
+    def network_inputs(self, rollout: types.Rollout) -> types.TimeStep:
+        """Returns the time steps `[T + 1, B]` of a rollout as the network saw them acting."""
+        if self._sees_previous:
+            return inputs.extended_rollout(rollout, self.spec.action)
+        return rollout.timestep
+
+
+def agent_steps(learner: Learner, rollout: types.Rollout) -> jax.Array:
+    """Returns the agent steps over all streams before a rollout, float32, if all were as long."""
+    local_steps = rollout.extras.log_prob.size
+    return learner.update.astype(jnp.float32) * (local_steps * parallel.axis_size())
