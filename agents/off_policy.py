@@ -189,6 +189,8 @@ class OffPolicy:
             self.batch_size,
             self.priority_exponent,
             self.importance_exponent,
+            replay_ratio=self.replay_ratio,
+            learnt_states=self._learnt_states,
         )
 
     def init_learner(self, key: jax.Array) -> Learner:
@@ -306,7 +308,7 @@ class OffPolicy:
         priority = self._first_priority(recent, exists.shape[0])
         if priority is None:
             return memory
-        return self._replay.prioritize(memory, item, priority, exists)
+        return self._replay.update_priorities(memory, item, priority, exists)
 
     def _learnt_from(self, normalizer: Any, rollout: types.Rollout) -> types.Rollout:
         """Returns a rollout with observations and rewards as they are learnt from."""
@@ -351,7 +353,7 @@ class OffPolicy:
         target = optax.incremental_update(self._init_target(params), descent.target, rate)
         if self.priority_exponent:
             with jax.named_scope("replay"):
-                memory = self._replay.prioritize(memory, sample.item, learnt.priority)
+                memory = self._replay.update_priorities(memory, sample.item, learnt.priority)
         metrics = learnt.metrics | {"gradient_norm": types.Mean.of(norm)}
         priorities = {"priorities": memory.priorities, "highest": memory.highest}
         return Descent(params, target, optimizer_state, steps), priorities, metrics

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dm_env import specs
+
 from podracers import errors
 
 _CHECK = "check"  # key in the metadata of a field: a function of the agent and the field's name
@@ -66,6 +68,16 @@ def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
     if not holds:
         option = f"{type(agent).__name__}.{name}"
         raise errors.UserError(f"{option}: expected {expected}, got {getattr(agent, name)!r}")
+
+
+def require_discrete(agent: Any) -> None:
+    """Raises a `UserError` unless the environment of an agent takes one discrete action."""
+    spec = agent.spec
+    if not isinstance(spec.action, specs.DiscreteArray):
+        raise errors.UserError(
+            f"{type(agent).__name__} needs discrete actions, and those of {spec.name} are "
+            f"{spec.action!r}: use SAC or PPO"
+        )
 
 
 def _field(default: Any, require: Callable[[Any, str], None]) -> Any:
