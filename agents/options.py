@@ -10,7 +10,7 @@ and `check`, called from `__post_init__`, raises an error that names the option.
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from dm_env import specs
@@ -35,32 +35,11 @@ def positive(default: float | None) -> Any:
     return _field(default, _require_positive)
 
 
-def check(
-    agent: Any,
-    counts: Iterable[str] = (),
-    portions: Iterable[str] = (),
-    positive: Iterable[str] = (),
-) -> None:
-    """Checks the options of an agent whose fields have bounds, and those named here.
-
-    Args:
-      agent: a dataclass, whose fields they are.
-      counts: names of positive ints, up to int32.
-      portions: names of numbers in `[0, 1]`.
-      positive: names of positive numbers; None is allowed.
-
-    Raises:
-      errors.UserError: for the first that is out of its bounds.
-    """
+def check(agent: Any) -> None:
+    """Raises a `UserError` for the first option of a dataclass that is out of its bounds."""
     for field in dataclasses.fields(agent):
         if _CHECK in field.metadata:
             field.metadata[_CHECK](agent, field.name)
-    for name in counts:
-        errors.require_count(agent, name)
-    for name in portions:
-        _require_fraction(agent, name)
-    for name in positive:
-        _require_positive(agent, name)
 
 
 def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
