@@ -14,14 +14,25 @@ Axis legend: `T` time, `B` streams, `N` drawn sequences, `A` actions, `Z` atoms.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import mctx
+import optax
 
-from agents import networks, planning, preprocessing
+from agents import (
+    categorical,
+    networks,
+    optimization,
+    options,
+    planning,
+    preprocessing,
+    replay,
+    tree_search,
+)
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from podracers import environment, errors, types
@@ -39,15 +50,73 @@ class _Node(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AlphaZero(planning.Planner):
-    """The agent; see `Planner` and `OffPolicy` for the options that it shares.
+class AlphaZero:
+    """The agent; `replay.Replay` says how many gradient steps follow each rollout.
+
+    A sequence of replay is `n + 1` transitions long, and one state of it is learnt from: the first.
 
     Attributes:
+      spec: environment specification, of a `searchable.Searchable`.
       network: `network(spec, num_actions, num_atoms)` returns a network that puts out a
         `muzero_networks.Prediction`.
+      search: `search()` returns how to search.
+      support: largest atom of values and rewards, squashed; see `categorical.Support`.
+      support_atoms: number of atoms.
+      n_steps: steps of the returns that values are learnt from.
+      gamma: discount.
+      value_cost: weight of the value loss.
+      fresh_values: whether returns bootstrap from what the target network thinks of an observation
+        now, rather than from what the search found when it was acted on: then old replay holds no
+        old values (the values of Ye et al., "Mastering Atari Games with Limited Data", 2021,
+        https://arxiv.org/abs/2111.00210, without searching anew).
+      temperature: initial temperature of actions: 1 samples from the policy that the search found,
+        and 0 takes its best action, as evaluation does.
+      final_temperature: final temperature of actions.
+      temperature_steps: agent steps, over all streams, in which it falls linearly; None for never.
+      learning_rate: Adam learning rate.
+      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
+      adam_epsilon: Adam epsilon.
+      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
+      batch_size: sequences of each gradient step, over all devices.
+      replay_capacity: transitions over all streams of all devices.
+      min_replay: transitions over all streams before anything is learnt from them.
+      replay_ratio: number of times that a state is learnt from, on average.
+      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
+      importance_exponent: exponent of the importance weights, in `[0, 1]`.
+      target_period: gradient steps between updates of the target parameters (`fresh_values`).
+      target_rate: step size of an update of the target parameters, in `[0, 1]`; 1 copies.
+      normalize_observations: whether observations are normalised by running statistics.
+      reward_scale: factor of the rewards that are learnt from.
+      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
     """
 
+    spec: environment.EnvironmentSpec
     network: Callable[..., networks.Network] = muzero_networks.policy_value
+    search: Callable[..., tree_search.Search] = tree_search.Search
+    support: float = 30.0
+    support_atoms: int = 61
+    n_steps: int = options.count(5)
+    gamma: float = options.fraction(0.99)
+    value_cost: float = options.positive(0.25)
+    fresh_values: bool = False
+    temperature: float = options.positive(1.0)
+    final_temperature: float = 0.25
+    temperature_steps: float | None = options.positive(None)
+    learning_rate: float = options.positive(1e-3)
+    anneal_steps: float | None = options.positive(None)
+    adam_epsilon: float = options.positive(1e-8)
+    max_grad_norm: float | None = options.positive(None)
+    batch_size: int = options.count(64)
+    replay_capacity: int = options.count(100_000)
+    min_replay: int = options.count(1_000)
+    replay_ratio: float = options.positive(8.0)
+    priority_exponent: float = options.fraction(0.0)
+    importance_exponent: float = options.fraction(0.0)
+    target_period: int = options.count(1)
+    target_rate: float = options.fraction(1.0)
+    normalize_observations: bool = False
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
 
     def __post_init__(self):
         """Refuses impossible options."""
@@ -57,50 +126,98 @@ class AlphaZero(planning.Planner):
                 f"show its state: put it into searchable.Searchable if it is a JAX environment, "
                 f"else use MuZero"
             )
-        super().__post_init__()
-        if self._burn_in:
+        options.check(self)
+        options.require_discrete(self)
+        # Made now: gin's bindings may be others by the time that they are first used.
+        _ = self._search, self._support
+        planning.check(self, self._support, self._network.memory_length)
+        if self._network.memory_length:
             raise errors.UserError("AlphaZero sees no stacks of frames: expected frame_stack = 1")
 
-    @property
-    def _burn_in(self) -> int:
-        return self._network.memory_length
+    @functools.cached_property
+    def _network(self) -> networks.Network:
+        return self.network(self.spec, self.spec.action.num_values, self.support_atoms)
 
-    def _init_params(self, key):
-        return self._network.init(key, networks.zero_timestep(self.spec))
+    @functools.cached_property
+    def _support(self) -> categorical.Support:
+        return categorical.Support(self.support, self.support_atoms)
+
+    @functools.cached_property
+    def _search(self) -> tree_search.Search:
+        return self.search()
+
+    @functools.cached_property
+    def _preprocess(self) -> preprocessing.Preprocess:
+        return preprocessing.Preprocess(
+            self.normalize_observations, self.reward_scale, self.reward_clip
+        )
+
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        adam = optax.scale_by_adam(eps=self.adam_epsilon)
+        schedule = self.learning_rate, self.anneal_steps
+        return optimization.Optimizer(adam, *schedule, self.max_grad_norm)
+
+    @functools.cached_property
+    def _replay(self) -> replay.Replay:
+        return replay.Replay(
+            capacity=self.replay_capacity,
+            sequence_length=self.n_steps + 1,
+            batch_size=self.batch_size,
+            priority_exponent=self.priority_exponent,
+            importance_exponent=self.importance_exponent,
+            min_size=self.min_replay,
+            replay_ratio=self.replay_ratio,
+        )
 
     def init_learner(self, key):
-        """Returns fresh parameters; the environment's states are none of the observations seen."""
-        learner = super().init_learner(key)
-        if self.normalize_observations:
-            seen = environment.without_state(self.spec.observation)
-            learner = learner._replace(normalizer=preprocessing.init(seen))
-        return learner
+        """Returns fresh parameters, their target and the optimizer's state."""
+        params = self._network.init(key, networks.zero_timestep(self.spec))
+        train_state = self._optimizer.init(params)
+        normalizer = self._preprocess.init(environment.without_state(self.spec.observation))
+        target = self._target_params(params)
+        return optimization.ReplayLearner.create(train_state, target, normalizer)
 
     def init_memory(self, rollout):
         """Returns an empty replay, without the states, which only acting needs."""
-        return super().init_memory(rollout._replace(timestep=_blind(rollout.timestep)))
-
-    def update(self, state, rollout, key):
-        """Stores one rollout without the states, and takes the gradient steps that it allows."""
-        return super().update(state, rollout._replace(timestep=_blind(rollout.timestep)), key)
+        return self._replay.init(_without_states(rollout))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns `()`."""
         return ()
 
+    def actor_params(self, learner):
+        """Returns the parameters, the statistics of the observations, and the temperature."""
+        temperature = planning.temperature(
+            learner.agent_steps, self.temperature, self.final_temperature, self.temperature_steps
+        )
+        return planning.ActorParams(learner.params, learner.normalizer, temperature)
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        """Searches for each stream; in evaluation without any noise."""
+        mask = encoders.action_mask(timestep.observation)
+        root, actor_state = self._root(params, actor_state, timestep)
+        temperature = 0.0 if evaluation else params.temperature
+        plan = self._search.run(self._model(params), root, mask, temperature, key)
+        return plan.action, actor_state, planning.Extras(plan.policy, plan.value)
+
     def _root(self, params, core, timestep):
-        seen = self._normalized(params.normalizer, _blind(timestep))
+        """Returns what the search begins with, `[B, ...]`, and the core after it."""
+        observation = environment.without_state(timestep.observation)
+        seen = self._preprocess.apply(params.normalizer, timestep._replace(observation=observation))
         prediction, core = self._network.step(params.params, core, seen)
-        root = self._root_output(prediction, ())
+        root = planning.root(prediction, (), self._support)
         state = timestep.observation[environment.STATE]
         node = _Node(state, timestep.last(), root.value, root.prior_logits)
         return root.replace(embedding=node), core
 
     def _model(self, params):
+        """Returns the environment as a model, which the search goes on with."""
+
         def step(action, node: _Node):
             timestep, state = self.spec.searched.step_from(node.state, action)
-            row = types.Rollout(jax.tree.map(lambda x: x[None], timestep), (), (), ())
-            row = self._learnt_from(params.normalizer, row).timestep
+            row = jax.tree.map(lambda x: x[None], timestep)
+            row = self._preprocess.apply(params.normalizer, row)
             prediction, _ = self._network.step(params.params, (), row)
             reward, prediction = jax.tree.map(lambda x: x[0], (row.reward, prediction))
             logits = prediction.policy
@@ -108,7 +225,7 @@ class AlphaZero(planning.Planner):
             if mask is not None:
                 logits = jnp.where(mask | ~jnp.any(mask), logits, _ILLEGAL)
             after = _Node(state, timestep.last(), self._support.decode(prediction.value), logits)
-            # Nothing follows an ending: whoever goes on stays, and changes no mean.
+            # Nothing follows an ending: its successor is itself, and changes no mean.
             after = jax.tree.map(lambda x, y: jnp.where(node.ended, x, y), node, after)
             output = mctx.RecurrentFnOutput(
                 reward=jnp.where(node.ended, 0.0, reward),
@@ -120,17 +237,69 @@ class AlphaZero(planning.Planner):
 
         return step
 
-    def _values(self, params, timestep):
-        return self._network.unroll(params, (), timestep)[0].value
+    def update(self, state, rollout, key):
+        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
+        learner, memory = state
+        rollout = _without_states(rollout)
+        memory = self._replay.add(memory, rollout)
+        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
+        learner = learner.observe(rollout, self._preprocess)
+        memory = self._replay.prioritize_new(
+            memory, rollout, functools.partial(self._initial_priorities, learner.normalizer)
+        )
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
 
-    def _unrolled(self, params, rollout):
-        """Predicts for the first observation of each sequence."""
-        first = jax.tree.map(lambda x: x[:1], rollout.timestep)
+        def step(learner, memory, step_key):
+            sample = self._replay.sample(memory, step_key)
+            timestep = self._preprocess.apply(learner.normalizer, sample.rollout.timestep)
+            sample = sample.with_timestep(timestep)
+            loss = functools.partial(self._loss, target=learner.target)
+            train_state, output = self._optimizer.gradient_step(
+                loss, learner.train_state, sample, learning_rate
+            )
+            memory = self._replay.update_priorities(memory, sample.item, output.priority)
+            params = self._target_params(train_state.params)
+            target = learner.next_target(params, self.target_period, self.target_rate)
+            learner = learner.step(train_state, target)
+            return learner, memory, output.metrics
+
+        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
+        return types.AgentState(learner, memory), metrics
+
+    def _target_params(self, params):
+        """Returns what part of the parameters there are older copies of."""
+        return params if self.fresh_values else ()
+
+    def _initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
+        """Returns the priorities `[K, B]` of new sequences, by the values of the searches."""
+        timestep = self._preprocess.apply(normalizer, recent.timestep)
+        count = timestep.reward.shape[0] - self._replay.sequence_length
+        return planning.initial_priorities(
+            timestep, recent.extras, self.gamma, self.n_steps, 0, count
+        )
+
+    def _loss(self, params, sample, target):
+        """Returns the loss of the first state of each sequence."""
+        timestep = jax.tree.map(lambda x: x[:-1], sample.rollout.timestep)
+        extras = sample.rollout.extras
+        if self.fresh_values:
+            value = self._network.unroll(target, (), timestep)[0].value
+            extras = extras._replace(value=self._support.decode(value))
+        targets = planning.targets(timestep, extras, self.gamma, 0, self.n_steps)
+        first = jax.tree.map(lambda x: x[:1], timestep)
         prediction, _ = self._network.unroll(params, (), first)
-        none: Any = prediction.value[:0]
-        return planning.Unrolled(prediction.policy, prediction.value, reward=none)
+        no_reward = prediction.value[:0]
+        return planning.loss(
+            planning.Unrolled(prediction.policy, prediction.value, no_reward),
+            jax.lax.stop_gradient(targets),
+            sample.weight,
+            self._support,
+            self.value_cost,
+        )
 
 
-def _blind(timestep: types.TimeStep) -> types.TimeStep:
-    """Returns time steps without the states of the environment."""
-    return timestep._replace(observation=environment.without_state(timestep.observation))
+def _without_states(rollout: types.Rollout) -> types.Rollout:
+    """Returns a rollout without the states of the environment and of the network."""
+    observation = environment.without_state(rollout.timestep.observation)
+    timestep = rollout.timestep._replace(observation=observation)
+    return rollout._replace(timestep=timestep, actor_state=())

@@ -10,16 +10,15 @@ Axis legend: `T` time, `B` streams, `N` drawn sequences, `A` actions.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from dm_env import specs
 
-from agents import exploration, networks, off_policy, returns
+from agents import exploration, networks, optimization, options, preprocessing, replay, returns
 from agents.networks import encoders
-from podracers import errors, types
+from podracers import environment, errors, types
 
 
 class ActorParams(NamedTuple):
@@ -27,7 +26,7 @@ class ActorParams(NamedTuple):
 
     params: types.PyTree
     normalizer: types.PyTree
-    epsilon: jax.Array  # float32, how often an action is random
+    epsilon: jax.Array  # float32, probability of a random action
 
 
 class Extras(NamedTuple):
@@ -37,37 +36,63 @@ class Extras(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DQN(off_policy.OffPolicy):
-    """The agent; see `OffPolicy` for the options that it shares.
+class DQN:
+    """The agent; `replay.Replay` says how many gradient steps follow each rollout.
 
     Attributes:
+      spec: environment specification.
       network: `network(spec, num_actions)` returns a network that puts out `[..., A]`.
-      double: whether the parameters that learn choose the action whose value the target takes.
-      huber: errors larger than this count linearly.
-      epsilon: how often an action is random, in the end.
+      double: whether the online parameters choose the action whose value the target takes.
+      huber: error from which the loss grows linearly.
+      gamma: discount.
+      epsilon: final probability of a random action.
       epsilon_steps: agent steps, over all streams, in which it falls linearly from 1 to that.
-      evaluation_epsilon: how often an action is random in evaluation.
+      evaluation_epsilon: probability of a random action in evaluation.
+      learning_rate: Adam learning rate.
+      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
+      adam_epsilon: Adam epsilon.
+      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
+      batch_size: sequences of each gradient step, over all devices.
+      replay_capacity: transitions over all streams of all devices.
+      min_replay: transitions over all streams before anything is learnt from them.
+      replay_ratio: number of times that a state is learnt from, on average.
+      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
+      importance_exponent: exponent of the importance weights, in `[0, 1]`.
+      target_period: gradient steps between updates of the target parameters.
+      target_rate: step size of an update of the target parameters, in `[0, 1]`; 1 copies.
+      normalize_observations: whether observations are normalised by running statistics.
+      reward_scale: factor of the rewards that are learnt from.
+      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
     """
 
+    spec: environment.EnvironmentSpec
     network: Callable[..., networks.Network] = networks.q_network
     double: bool = True
-    huber: float = 1.0
-    epsilon: float = 0.05
-    epsilon_steps: int = 10_000
-    evaluation_epsilon: float = 0.0
-
-    _COUNTS: ClassVar = ("epsilon_steps", *off_policy.OffPolicy._COUNTS)
-    _PORTIONS: ClassVar = ("epsilon", "evaluation_epsilon", *off_policy.OffPolicy._PORTIONS)
-    _POSITIVE: ClassVar = ("huber", *off_policy.OffPolicy._POSITIVE)
+    huber: float = options.positive(1.0)
+    gamma: float = options.fraction(0.99)
+    epsilon: float = options.fraction(0.05)
+    epsilon_steps: int = options.count(10_000)
+    evaluation_epsilon: float = options.fraction(0.0)
+    learning_rate: float = options.positive(1e-3)
+    anneal_steps: float | None = options.positive(None)
+    adam_epsilon: float = options.positive(1e-8)
+    max_grad_norm: float | None = options.positive(None)
+    batch_size: int = options.count(64)
+    replay_capacity: int = options.count(100_000)
+    min_replay: int = options.count(1_000)
+    replay_ratio: float = options.positive(8.0)
+    priority_exponent: float = options.fraction(0.0)
+    importance_exponent: float = options.fraction(0.0)
+    target_period: int = options.count(1)
+    target_rate: float = options.fraction(1.0)
+    normalize_observations: bool = False
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
 
     def __post_init__(self):
         """Refuses impossible options."""
-        super().__post_init__()
-        if not isinstance(self.spec.action, specs.DiscreteArray):
-            raise errors.UserError(
-                f"DQN needs discrete actions, and those of {self.spec.name} are "
-                f"{self.spec.action!r}: use SAC or PPO"
-            )
+        options.check(self)
+        options.require_discrete(self)
         if self._network.memory_length is None:
             raise errors.UserError("DQN learns no recurrent network from replay: use R2D2")
 
@@ -75,55 +100,100 @@ class DQN(off_policy.OffPolicy):
     def _network(self) -> networks.Network:
         return self.network(self.spec, self.spec.action.num_values)
 
-    @property
-    def _burn_in(self) -> int:
-        return self._network.memory_length
+    @functools.cached_property
+    def _preprocess(self) -> preprocessing.Preprocess:
+        return preprocessing.Preprocess(
+            self.normalize_observations, self.reward_scale, self.reward_clip
+        )
 
-    def _init_params(self, key):
-        return self._network.init(key, networks.zero_timestep(self.spec))
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        adam = optax.scale_by_adam(eps=self.adam_epsilon)
+        schedule = self.learning_rate, self.anneal_steps
+        return optimization.Optimizer(adam, *schedule, self.max_grad_norm)
+
+    @functools.cached_property
+    def _replay(self) -> replay.Replay:
+        return replay.Replay(
+            capacity=self.replay_capacity,
+            sequence_length=self._network.memory_length + 1,
+            batch_size=self.batch_size,
+            priority_exponent=self.priority_exponent,
+            importance_exponent=self.importance_exponent,
+            min_size=self.min_replay,
+            replay_ratio=self.replay_ratio,
+        )
+
+    def init_learner(self, key):
+        """Returns fresh parameters, their target and the optimizer's state."""
+        params = self._network.init(key, networks.zero_timestep(self.spec))
+        normalizer = self._preprocess.init(self.spec.observation)
+        return optimization.ReplayLearner.create(self._optimizer.init(params), params, normalizer)
+
+    def init_memory(self, rollout):
+        """Returns an empty replay of this device's streams."""
+        return self._replay.init(rollout._replace(extras=(), actor_state=()))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames, where the network stacks them."""
         return self._network.initial_core(env_id.shape[0])
 
     def actor_params(self, learner):
-        """Returns the parameters, the statistics of the observations, and how much to explore."""
+        """Returns the parameters, the statistics of the observations, and epsilon."""
         epsilon = optax.linear_schedule(1.0, self.epsilon, self.epsilon_steps)
         return ActorParams(learner.params, learner.normalizer, epsilon(learner.agent_steps))
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best action, or at times a random one."""
         mask = encoders.action_mask(timestep.observation)
-        timestep = self._normalized(params.normalizer, timestep)
+        timestep = self._preprocess.apply(params.normalizer, timestep)
         q_values, actor_state = self._network.step(params.params, actor_state, timestep)
         epsilon = self.evaluation_epsilon if evaluation else params.epsilon
         action = exploration.epsilon_greedy(q_values, mask, epsilon, key)
         return action, actor_state, Extras(exploration.legal_max(q_values, mask))
 
-    def _loss(self, params, target, sample):
-        """Returns the error of the values `[1, N]` of the actions that were taken."""
-        timestep, action = sample.rollout.timestep, sample.rollout.action
+    def update(self, state, rollout, key):
+        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
+        learner, memory = state
+        memory = self._replay.add(memory, rollout._replace(extras=(), actor_state=()))
+        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
+        learner = learner.observe(rollout, self._preprocess)
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+
+        def step(learner, memory, step_key):
+            sample = self._replay.sample(memory, step_key)
+            timestep = self._preprocess.apply(learner.normalizer, sample.rollout.timestep)
+            sample = sample.with_timestep(timestep)
+            loss = functools.partial(self._loss, target=learner.target)
+            train_state, output = self._optimizer.gradient_step(
+                loss, learner.train_state, sample, learning_rate
+            )
+            memory = self._replay.update_priorities(memory, sample.item, output.priority)
+            target = learner.next_target(train_state.params, self.target_period, self.target_rate)
+            learner = learner.step(train_state, target)
+            return learner, memory, output.metrics
+
+        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
+        return types.AgentState(learner, memory), metrics
+
+    def _loss(self, params, sample, target):
+        """Returns the TD errors `[1, N]` of the actions that were taken, as a loss."""
+        timestep, action, _, _ = sample.rollout
         mask = encoders.action_mask(timestep.observation)
-        unroll = functools.partial(
-            networks.unroll_after,
-            self._network,
-            core=self._network.initial_core(sample.weight.shape[0]),
-            timestep=timestep,
-            burn_in=self._burn_in,
-        )
-        q_values, q_target = unroll(params), unroll(target)  # [2, N, A]
-        timestep, action, mask = jax.tree.map(
-            lambda x: x[self._burn_in :], (timestep, action, mask)
-        )
+        burn_in = self._network.memory_length
+        args = (self._network.initial_core(sample.weight.shape[0]), timestep, burn_in)
+        q_values = networks.unroll_after(self._network, params, *args)  # [2, N, A]
+        q_target = networks.unroll_after(self._network, target, *args)
+        timestep, action, mask = jax.tree.map(lambda x: x[burn_in:], (timestep, action, mask))
         best = exploration.legal_argmax(q_values if self.double else q_target, mask)
         values = jnp.take_along_axis(q_target, best[..., None], axis=-1)[..., 0]
-        goal = jax.lax.stop_gradient(returns.n_step(timestep, values, self.gamma, 1))
+        td_target = jax.lax.stop_gradient(returns.n_step(timestep, values, self.gamma, 1))
         taken = jnp.take_along_axis(q_values[:-1], action[..., None], axis=-1)[..., 0]
-        loss = optax.huber_loss(taken, goal, delta=self.huber)
+        loss = optax.huber_loss(taken, td_target, delta=self.huber)
         weight = returns.weights(timestep)
         metrics = {
             "loss/total": types.Mean.of(sample.weight * loss, weight),
             "value/mean": types.Mean.of(taken, weight),
-            "value/target": types.Mean.of(goal, weight),
+            "value/target": types.Mean.of(td_target, weight),
         }
-        return off_policy.Learnt(metrics, jnp.abs(taken - goal)[0] * weight[0])
+        return optimization.LossOutput(metrics, jnp.abs(taken - td_target)[0] * weight[0])

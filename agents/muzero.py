@@ -5,19 +5,31 @@ https://arxiv.org/abs/1911.08265. Its search is either that of the paper or, by 
 Gumbel MuZero, which needs few simulations; see `agents.tree_search`. Values of searches are stored,
 not computed anew: there is no reanalysis.
 
-Axis legend: `T` time, `K` imagined steps, `B` streams, `N` drawn sequences, `A` actions, `Z` atoms.
+Axis legend: `T` time, `K` unrolled steps, `B` streams, `N` drawn sequences, `A` actions, `Z` atoms.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import mctx
+import optax
 
-from agents import networks, planning
+from agents import (
+    categorical,
+    networks,
+    optimization,
+    options,
+    planning,
+    preprocessing,
+    replay,
+    tree_search,
+)
+from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
+from podracers import environment, types
 
 
 def scale_gradient(x: jax.Array, scale: float) -> jax.Array:
@@ -26,41 +38,166 @@ def scale_gradient(x: jax.Array, scale: float) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MuZero(planning.Planner):
-    """The agent; see `Planner` and `OffPolicy` for the options that it shares.
+class MuZero:
+    """The agent; `replay.Replay` says how many gradient steps follow each rollout.
+
+    A sequence of replay is `K + n + 1` transitions long, and one state of it is learnt from: the
+    first, which the model is unrolled from. So `replay_ratio` is what the paper calls samples per
+    state (appendix H).
 
     Attributes:
+      spec: environment specification.
       network: `network(spec, num_actions, num_atoms)` returns a `muzero_networks.Model`.
-      unroll_steps: `K`, how many steps the model is learnt to look ahead.
+      search: `search()` returns how to search.
+      support: largest atom of values and rewards, squashed; see `categorical.Support`.
+      support_atoms: number of atoms.
+      unroll_steps: `K`, steps that the model is learnt to look ahead.
+      n_steps: steps of the returns that values are learnt from.
+      gamma: discount.
+      value_cost: weight of the value loss.
+      fresh_values: whether returns bootstrap from what the target network thinks of an observation
+        now, rather than from what the search found when it was acted on: then old replay holds no
+        old values (the values of Ye et al., "Mastering Atari Games with Limited Data", 2021,
+        https://arxiv.org/abs/2111.00210, without searching anew).
+      temperature: initial temperature of actions: 1 samples from the policy that the search found,
+        and 0 takes its best action, as evaluation does.
+      final_temperature: final temperature of actions.
+      temperature_steps: agent steps, over all streams, in which it falls linearly; None for never.
+      learning_rate: Adam learning rate.
+      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
+      adam_epsilon: Adam epsilon.
+      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
+      batch_size: sequences of each gradient step, over all devices.
+      replay_capacity: transitions over all streams of all devices.
+      min_replay: transitions over all streams before anything is learnt from them.
+      replay_ratio: number of times that a state is learnt from, on average.
+      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
+      importance_exponent: exponent of the importance weights, in `[0, 1]`.
+      target_period: gradient steps between updates of the target parameters (`fresh_values`).
+      target_rate: step size of an update of the target parameters, in `[0, 1]`; 1 copies.
+      normalize_observations: whether observations are normalised by running statistics.
+      reward_scale: factor of the rewards that are learnt from.
+      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
     """
 
+    spec: environment.EnvironmentSpec
     network: Callable[..., muzero_networks.Model] = muzero_networks.model
-    unroll_steps: int = 5
+    search: Callable[..., tree_search.Search] = tree_search.Search
+    support: float = 30.0
+    support_atoms: int = 61
+    unroll_steps: int = options.count(5)
+    n_steps: int = options.count(5)
+    gamma: float = options.fraction(0.99)
+    value_cost: float = options.positive(0.25)
+    fresh_values: bool = False
+    temperature: float = options.positive(1.0)
+    final_temperature: float = 0.25
+    temperature_steps: float | None = options.positive(None)
+    learning_rate: float = options.positive(1e-3)
+    anneal_steps: float | None = options.positive(None)
+    adam_epsilon: float = options.positive(1e-8)
+    max_grad_norm: float | None = options.positive(None)
+    batch_size: int = options.count(64)
+    replay_capacity: int = options.count(100_000)
+    min_replay: int = options.count(1_000)
+    replay_ratio: float = options.positive(8.0)
+    priority_exponent: float = options.fraction(0.0)
+    importance_exponent: float = options.fraction(0.0)
+    target_period: int = options.count(1)
+    target_rate: float = options.fraction(1.0)
+    normalize_observations: bool = False
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
 
-    _COUNTS: ClassVar = ("unroll_steps", *planning.Planner._COUNTS)
+    def __post_init__(self):
+        """Refuses impossible options."""
+        options.check(self)
+        options.require_discrete(self)
+        # Made now: gin's bindings may be others by the time that they are first used.
+        _ = self._search, self._support
+        planning.check(self, self._support, self._network.representation.memory_length)
 
-    @property
-    def _imagined(self) -> int:
-        return self.unroll_steps
+    @functools.cached_property
+    def _network(self) -> muzero_networks.Model:
+        return self.network(self.spec, self.spec.action.num_values, self.support_atoms)
 
     @property
     def _burn_in(self) -> int:
         return self._network.representation.memory_length
 
-    def _init_params(self, key):
-        return self._network.init(key)
+    @functools.cached_property
+    def _support(self) -> categorical.Support:
+        return categorical.Support(self.support, self.support_atoms)
+
+    @functools.cached_property
+    def _search(self) -> tree_search.Search:
+        return self.search()
+
+    @functools.cached_property
+    def _preprocess(self) -> preprocessing.Preprocess:
+        return preprocessing.Preprocess(
+            self.normalize_observations, self.reward_scale, self.reward_clip
+        )
+
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        adam = optax.scale_by_adam(eps=self.adam_epsilon)
+        schedule = self.learning_rate, self.anneal_steps
+        return optimization.Optimizer(adam, *schedule, self.max_grad_norm)
+
+    @functools.cached_property
+    def _replay(self) -> replay.Replay:
+        return replay.Replay(
+            capacity=self.replay_capacity,
+            sequence_length=self._burn_in + self.unroll_steps + self.n_steps + 1,
+            batch_size=self.batch_size,
+            priority_exponent=self.priority_exponent,
+            importance_exponent=self.importance_exponent,
+            min_size=self.min_replay,
+            replay_ratio=self.replay_ratio,
+        )
+
+    def init_learner(self, key):
+        """Returns fresh parameters, their target and the optimizer's state."""
+        params = self._network.init(key)
+        train_state = self._optimizer.init(params)
+        normalizer = self._preprocess.init(self.spec.observation)
+        target = self._target_params(params)
+        return optimization.ReplayLearner.create(train_state, target, normalizer)
+
+    def init_memory(self, rollout):
+        """Returns an empty replay of this device's streams."""
+        return self._replay.init(rollout._replace(actor_state=()))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames, where the network stacks them."""
         return self._network.representation.initial_core(env_id.shape[0])
 
+    def actor_params(self, learner):
+        """Returns the parameters, the statistics of the observations, and the temperature."""
+        temperature = planning.temperature(
+            learner.agent_steps, self.temperature, self.final_temperature, self.temperature_steps
+        )
+        return planning.ActorParams(learner.params, learner.normalizer, temperature)
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        """Searches for each stream; in evaluation without any noise."""
+        mask = encoders.action_mask(timestep.observation)
+        root, actor_state = self._root(params, actor_state, timestep)
+        temperature = 0.0 if evaluation else params.temperature
+        plan = self._search.run(self._model(params), root, mask, temperature, key)
+        return plan.action, actor_state, planning.Extras(plan.policy, plan.value)
+
     def _root(self, params, core, timestep):
+        """Returns what the search begins with, `[B, ...]`, and the core after it."""
         params, normalizer, _ = params
-        timestep = self._normalized(normalizer, timestep)
+        timestep = self._preprocess.apply(normalizer, timestep)
         latent, core = self._network.representation.step(params["representation"], core, timestep)
-        return self._root_output(self._network.predict(params, latent), latent), core
+        prediction = self._network.predict(params, latent)
+        return planning.root(prediction, latent, self._support), core
 
     def _model(self, params):
+        """Returns the learnt model, which the search goes on with."""
         params = params.params
 
         def imagine(action, latent):
@@ -76,7 +213,65 @@ class MuZero(planning.Planner):
 
         return imagine
 
+    def update(self, state, rollout, key):
+        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
+        learner, memory = state
+        memory = self._replay.add(memory, rollout._replace(actor_state=()))
+        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
+        learner = learner.observe(rollout, self._preprocess)
+        memory = self._replay.prioritize_new(
+            memory, rollout, functools.partial(self._initial_priorities, learner.normalizer)
+        )
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+
+        def step(learner, memory, step_key):
+            sample = self._replay.sample(memory, step_key)
+            timestep = self._preprocess.apply(learner.normalizer, sample.rollout.timestep)
+            sample = sample.with_timestep(timestep)
+            loss = functools.partial(self._loss, target=learner.target)
+            train_state, output = self._optimizer.gradient_step(
+                loss, learner.train_state, sample, learning_rate
+            )
+            memory = self._replay.update_priorities(memory, sample.item, output.priority)
+            params = self._target_params(train_state.params)
+            target = learner.next_target(params, self.target_period, self.target_rate)
+            learner = learner.step(train_state, target)
+            return learner, memory, output.metrics
+
+        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
+        return types.AgentState(learner, memory), metrics
+
+    def _target_params(self, params):
+        """Returns what part of the parameters there are older copies of."""
+        return params if self.fresh_values else ()
+
+    def _initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
+        """Returns the priorities `[K, B]` of new sequences, by the values of the searches."""
+        timestep = self._preprocess.apply(normalizer, recent.timestep)
+        count = timestep.reward.shape[0] - self._replay.sequence_length
+        return planning.initial_priorities(
+            timestep, recent.extras, self.gamma, self.n_steps, self._burn_in, count
+        )
+
+    def _loss(self, params, sample, target):
+        """Returns the loss of `K` unrolled steps from the first state after the burn-in."""
+        rollout = sample.rollout
+        timestep = jax.tree.map(lambda x: x[self._burn_in : -1], rollout.timestep)
+        extras = jax.tree.map(lambda x: x[self._burn_in :], rollout.extras)
+        if self.fresh_values:
+            seen = jax.tree.map(lambda x: x[:-1], rollout.timestep)
+            extras = extras._replace(value=self._support.decode(self._values(target, seen)))
+        targets = planning.targets(timestep, extras, self.gamma, self.unroll_steps, self.n_steps)
+        return planning.loss(
+            self._unrolled(params, rollout),
+            jax.lax.stop_gradient(targets),
+            sample.weight,
+            self._support,
+            self.value_cost,
+        )
+
     def _values(self, params, timestep):
+        """Returns the logits `[L, N, Z]` of the values of time steps after the burn-in."""
         representation = self._network.representation
         core = representation.initial_core(timestep.reward.shape[1])
         latent = networks.unroll_after(
@@ -85,7 +280,7 @@ class MuZero(planning.Planner):
         return self._network.predict(params, latent).value
 
     def _unrolled(self, params, rollout):
-        """Imagines `K` steps from the first observation of each sequence."""
+        """Returns what is predicted of `K` steps from the first state of each sequence."""
         begin = self._burn_in
         seen = jax.tree.map(lambda x: x[: begin + 1], rollout.timestep)
         representation = self._network.representation

@@ -7,12 +7,13 @@ gradient steps, and agents log it.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from agents import preprocessing
 from podracers import parallel, types
 
 
@@ -100,3 +101,69 @@ class Optimizer:
         )
         metrics = output.metrics | {"gradient_norm": types.Mean.of(norm)}
         return TrainState(params, optimizer_state), output._replace(metrics=metrics)
+
+
+class ReplayLearner(NamedTuple):
+    """What an agent that learns from replay learns; equal on all devices."""
+
+    train_state: TrainState
+    target: types.PyTree  # older parameters, that targets are computed with; () where none
+    normalizer: Any  # statistics of the observations; () where they are not normalised
+    update: jax.Array  # int32, rollouts stored
+    agent_steps: jax.Array  # int32, over all streams; it stops at the largest there is
+    gradient_steps: jax.Array  # int32
+
+    @property
+    def params(self) -> types.PyTree:
+        """The online parameters."""
+        return self.train_state.params
+
+    @classmethod
+    def create(
+        cls, train_state: TrainState, target: types.PyTree, normalizer: Any
+    ) -> "ReplayLearner":
+        """Returns the learner before the first rollout.
+
+        Args:
+          train_state: of fresh parameters.
+          target: those of the parameters that there are older copies of.
+          normalizer: statistics of no observations.
+        """
+        return cls(
+            train_state=train_state,
+            # Copies: the learner's state is donated, and a buffer only once.
+            target=jax.tree.map(jnp.copy, target),
+            normalizer=normalizer,
+            update=jnp.zeros((), jnp.int32),
+            agent_steps=jnp.zeros((), jnp.int32),
+            gradient_steps=jnp.zeros((), jnp.int32),
+        )
+
+    def observe(
+        self, rollout: types.Rollout, preprocess: preprocessing.Preprocess
+    ) -> "ReplayLearner":
+        """Counts the steps `[T, B]` of this device's rollout, and adds to the statistics of it."""
+        added = rollout.timestep.reward[1:].size * parallel.axis_size()
+        most = jnp.iinfo(jnp.int32).max - added
+        return self._replace(
+            normalizer=preprocess.update_statistics(self.normalizer, rollout.timestep),
+            update=self.update + 1,
+            agent_steps=jnp.minimum(self.agent_steps, most) + added,
+        )
+
+    def next_target(self, params: types.PyTree, period: int, rate: float) -> types.PyTree:
+        """Returns the target parameters after the gradient step that led to `params`.
+
+        Args:
+          params: those of the new parameters that there are older copies of.
+          period: gradient steps between updates of the target parameters.
+          rate: step size of such an update; 1 copies.
+        """
+        is_due = (self.gradient_steps + 1) % period == 0
+        return optax.incremental_update(params, self.target, jnp.where(is_due, rate, 0.0))
+
+    def step(self, train_state: TrainState, target: types.PyTree) -> "ReplayLearner":
+        """Returns the learner after a gradient step."""
+        return self._replace(
+            train_state=train_state, target=target, gradient_steps=self.gradient_steps + 1
+        )

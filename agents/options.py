@@ -10,8 +10,10 @@ and `check`, called from `__post_init__`, raises an error that names the option.
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
+
+from dm_env import specs
 
 from podracers import errors
 
@@ -33,32 +35,11 @@ def positive(default: float | None) -> Any:
     return _field(default, _require_positive)
 
 
-def check(
-    agent: Any,
-    counts: Iterable[str] = (),
-    portions: Iterable[str] = (),
-    positive: Iterable[str] = (),
-) -> None:
-    """Checks the options of an agent whose fields have bounds, and those named here.
-
-    Args:
-      agent: a dataclass, whose fields they are.
-      counts: names of positive ints, up to int32.
-      portions: names of numbers in `[0, 1]`.
-      positive: names of positive numbers; None is allowed.
-
-    Raises:
-      errors.UserError: for the first that is out of its bounds.
-    """
+def check(agent: Any) -> None:
+    """Raises a `UserError` for the first option of a dataclass that is out of its bounds."""
     for field in dataclasses.fields(agent):
         if _CHECK in field.metadata:
             field.metadata[_CHECK](agent, field.name)
-    for name in counts:
-        errors.require_count(agent, name)
-    for name in portions:
-        _require_fraction(agent, name)
-    for name in positive:
-        _require_positive(agent, name)
 
 
 def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
@@ -66,6 +47,16 @@ def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
     if not holds:
         option = f"{type(agent).__name__}.{name}"
         raise errors.UserError(f"{option}: expected {expected}, got {getattr(agent, name)!r}")
+
+
+def require_discrete(agent: Any) -> None:
+    """Raises a `UserError` unless the environment of an agent takes one discrete action."""
+    spec = agent.spec
+    if not isinstance(spec.action, specs.DiscreteArray):
+        raise errors.UserError(
+            f"{type(agent).__name__} needs discrete actions, and those of {spec.name} are "
+            f"{spec.action!r}: use SAC or PPO"
+        )
 
 
 def _field(default: Any, require: Callable[[Any, str], None]) -> Any:

@@ -14,13 +14,23 @@ Axis legend: `T` time, `B` streams, `L` transitions of a sequence, `U` of them a
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from dm_env import specs
+import optax
 
-from agents import categorical, exploration, inputs, networks, off_policy, options, replay, returns
+from agents import (
+    categorical,
+    exploration,
+    inputs,
+    networks,
+    optimization,
+    options,
+    preprocessing,
+    replay,
+    returns,
+)
 from agents.networks import cores, encoders
 from podracers import environment, errors, types
 
@@ -43,56 +53,75 @@ class ActorState(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What acting remembers of each step."""
+    """What acting remembers of each step, for initial priorities."""
 
     value: jax.Array  # [T, B] of the best action, as a return
     taken: jax.Array  # [T, B] of the action that was taken, rescaled
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class R2D2(off_policy.OffPolicy):
-    """The agent; see `OffPolicy` for the options that it shares.
+class R2D2:
+    """The agent; `replay.Replay` says how many gradient steps follow each rollout.
 
     Attributes:
+      spec: environment specification.
       network: `network(spec, num_actions)` returns a recurrent network that puts out `[..., A]`.
       sequence_length: `L`; the part behind the burn-in is no shorter than a rollout, or some steps
         would never be learnt from.
-      burn_in: how many first steps of a sequence only warm up the core.
+      burn_in: first steps of a sequence that only warm up the core.
       n_step: rewards that a target adds up before it bootstraps.
-      priority_mix: how much of a sequence's priority is its largest error; the rest is the mean.
-      epsilon_base: how often an action of the stream that explores most is random.
-      epsilon_exponent: how much less others explore; see `exploration.ladder`.
-      evaluation_epsilon: how often an action is random in evaluation.
+      gamma: discount.
+      priority_mix: weight of a sequence's largest error in its priority; the rest is the mean's.
+      epsilon_base: probability of a random action in the stream that explores most.
+      epsilon_exponent: exponent by which others explore less; see `exploration.ladder`.
+      evaluation_epsilon: probability of a random action in evaluation.
+      learning_rate: Adam learning rate.
+      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
+      adam_epsilon: Adam epsilon.
+      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
+      batch_size: sequences of each gradient step, over all devices.
+      replay_capacity: transitions over all streams of all devices.
+      min_replay: transitions over all streams before anything is learnt from them.
+      replay_ratio: number of times that a state is learnt from, on average.
+      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
+      importance_exponent: exponent of the importance weights, in `[0, 1]`.
+      target_period: gradient steps between updates of the target parameters.
+      target_rate: step size of an update of the target parameters, in `[0, 1]`; 1 copies.
+      normalize_observations: whether observations are normalised by running statistics.
+      reward_scale: factor of the rewards that are learnt from, and that the network sees.
+      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
     """
 
+    spec: environment.EnvironmentSpec
     network: Callable[..., networks.Network] = _RECURRENT
-    sequence_length: int = 40
+    sequence_length: int = options.count(40)
     burn_in: int = 8
-    n_step: int = 5
-    priority_exponent: float = 0.9
-    importance_exponent: float = 0.6
-    priority_mix: float = 0.9
-    epsilon_base: float = 0.4
-    epsilon_exponent: float = 7.0
-    evaluation_epsilon: float = 1e-3
-
-    _COUNTS: ClassVar = ("sequence_length", "n_step", *off_policy.OffPolicy._COUNTS)
-    _PORTIONS: ClassVar = (
-        "priority_mix",
-        "epsilon_base",
-        "evaluation_epsilon",
-        *off_policy.OffPolicy._PORTIONS,
-    )
-    _POSITIVE: ClassVar = ("epsilon_exponent", *off_policy.OffPolicy._POSITIVE)
+    n_step: int = options.count(5)
+    gamma: float = options.fraction(0.99)
+    priority_mix: float = options.fraction(0.9)
+    epsilon_base: float = options.fraction(0.4)
+    epsilon_exponent: float = options.positive(7.0)
+    evaluation_epsilon: float = options.fraction(1e-3)
+    learning_rate: float = options.positive(1e-3)
+    anneal_steps: float | None = options.positive(None)
+    adam_epsilon: float = options.positive(1e-8)
+    max_grad_norm: float | None = options.positive(None)
+    batch_size: int = options.count(64)
+    replay_capacity: int = options.count(100_000)
+    min_replay: int = options.count(1_000)
+    replay_ratio: float = options.positive(8.0)
+    priority_exponent: float = options.fraction(0.9)
+    importance_exponent: float = options.fraction(0.6)
+    target_period: int = options.count(1)
+    target_rate: float = options.fraction(1.0)
+    normalize_observations: bool = False
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
 
     def __post_init__(self):
         """Refuses impossible options."""
-        super().__post_init__()
-        if not isinstance(self.spec.action, specs.DiscreteArray):
-            raise errors.UserError(
-                f"R2D2 needs discrete actions, and those of {self.spec.name} are "
-                f"{self.spec.action!r}: use SAC or PPO"
-            )
+        options.check(self)
+        options.require_discrete(self)
         if self._network.memory_length is not None:
             raise errors.UserError(
                 "R2D2 learns recurrent networks, and this one has no core: set "
@@ -106,38 +135,54 @@ class R2D2(off_policy.OffPolicy):
 
     @functools.cached_property
     def _network(self) -> networks.Network:
-        return self.network(self._network_spec, self._num_actions)
-
-    @property
-    def _num_actions(self) -> int:
-        return self.spec.action.num_values
+        return self.network(self._network_spec, self.spec.action.num_values)
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:
         """The environment's spec, with observations as the network sees them."""
         return inputs.extended_spec(self.spec)
 
-    @property
-    def _burn_in(self) -> int:
-        return self.burn_in
+    @functools.cached_property
+    def _preprocess(self) -> preprocessing.Preprocess:
+        return preprocessing.Preprocess(
+            self.normalize_observations, self.reward_scale, self.reward_clip
+        )
 
-    @property
-    def _unroll(self) -> int:
-        return self.sequence_length - self.burn_in
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        adam = optax.scale_by_adam(eps=self.adam_epsilon)
+        schedule = self.learning_rate, self.anneal_steps
+        return optimization.Optimizer(adam, *schedule, self.max_grad_norm)
 
-    def _init_params(self, key):
-        return self._network.init(key, networks.zero_timestep(self._network_spec))
+    @functools.cached_property
+    def _replay(self) -> replay.Replay:
+        return replay.Replay(
+            capacity=self.replay_capacity,
+            sequence_length=self.sequence_length,
+            batch_size=self.batch_size,
+            priority_exponent=self.priority_exponent,
+            importance_exponent=self.importance_exponent,
+            min_size=self.min_replay,
+            replay_ratio=self.replay_ratio,
+            learnt_states=self.sequence_length - self.burn_in,
+        )
 
-    def init_memory(self, rollout: types.Rollout) -> replay.Memory:
+    def init_learner(self, key):
+        """Returns fresh parameters, their target and the optimizer's state."""
+        params = self._network.init(key, networks.zero_timestep(self._network_spec))
+        normalizer = self._preprocess.init(self.spec.observation)
+        return optimization.ReplayLearner.create(self._optimizer.init(params), params, normalizer)
+
+    def init_memory(self, rollout):
         """Returns an empty replay of this device's streams."""
         steps = rollout.timestep.reward.shape[0] - 1
-        if self._unroll < steps:
+        if self.sequence_length - self.burn_in < steps:
             raise errors.UserError(
                 f"R2D2.sequence_length: expected at least {self.burn_in + steps} with rollouts of "
                 f"{steps} steps and a burn-in of {self.burn_in}, or some would never be learnt "
                 f"from; got {self.sequence_length}"
             )
-        return super().init_memory(rollout)
+        return self._replay.init(_replay_item(rollout))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the memory of `B` streams, and how much each of them explores."""
@@ -156,7 +201,7 @@ class R2D2(off_policy.OffPolicy):
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best action, or at times a random one."""
         mask = encoders.action_mask(timestep.observation)
-        timestep = self._perceived(params.normalizer, timestep)
+        timestep = self._preprocess.apply(params.normalizer, timestep)
         timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
         q_values, core = self._network.step(params.params, actor_state.core, timestep)
         action = exploration.epsilon_greedy(q_values, mask, actor_state.epsilon, key)
@@ -164,11 +209,34 @@ class R2D2(off_policy.OffPolicy):
         extras = Extras(value, _of(q_values, action))
         return action, actor_state._replace(core=core, action=action), extras
 
-    def _kept(self, rollout):
-        """Keeps extras, for first priorities, and the memory that belongs to the first step."""
-        return rollout._replace(actor_state=rollout.actor_state._replace(epsilon=()))
+    def update(self, state, rollout, key):
+        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
+        learner, memory = state
+        memory = self._replay.add(memory, _replay_item(rollout))
+        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
+        learner = learner.observe(rollout, self._preprocess)
+        memory = self._replay.prioritize_new(
+            memory, rollout, functools.partial(self._initial_priority, learner.normalizer)
+        )
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
 
-    def _loss(self, params, target, sample):
+        def step(learner, memory, step_key):
+            sample = self._replay.sample(memory, step_key)
+            timestep = self._preprocess.apply(learner.normalizer, sample.rollout.timestep)
+            sample = sample.with_timestep(timestep)
+            loss = functools.partial(self._loss, target=learner.target)
+            train_state, output = self._optimizer.gradient_step(
+                loss, learner.train_state, sample, learning_rate
+            )
+            memory = self._replay.update_priorities(memory, sample.item, output.priority)
+            target = learner.next_target(train_state.params, self.target_period, self.target_rate)
+            learner = learner.step(train_state, target)
+            return learner, memory, output.metrics
+
+        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
+        return types.AgentState(learner, memory), metrics
+
+    def _loss(self, params, sample, target):
         """Returns the error of the rescaled values `[U, N]` of the actions that were taken."""
         q_values, q_target = self._values(params, sample), self._values(target, sample)
         timestep, action = jax.tree.map(
@@ -176,15 +244,15 @@ class R2D2(off_policy.OffPolicy):
         )
         best = exploration.legal_argmax(q_values, encoders.action_mask(timestep.observation))
         values = categorical.signed_parabolic(_of(q_target, best))
-        goal = jax.lax.stop_gradient(self._goal(timestep, values))
+        td_target = jax.lax.stop_gradient(self._td_target(timestep, values))
         taken = _of(q_values[:-1], action)
         weight = returns.weights(timestep)
         metrics = {
-            "loss/total": types.Mean.of(sample.weight * 0.5 * (goal - taken) ** 2, weight),
+            "loss/total": types.Mean.of(sample.weight * 0.5 * (td_target - taken) ** 2, weight),
             "value/mean": types.Mean.of(categorical.signed_parabolic(taken), weight),
-            "value/target": types.Mean.of(categorical.signed_parabolic(goal), weight),
+            "value/target": types.Mean.of(categorical.signed_parabolic(td_target), weight),
         }
-        return off_policy.Learnt(metrics, self._priority(goal - taken, weight))
+        return optimization.LossOutput(metrics, self._priority(td_target - taken, weight))
 
     def _values(self, params: types.PyTree, sample: replay.Sample) -> jax.Array:
         """Returns rescaled values `[U + 1, N, A]`."""
@@ -192,18 +260,21 @@ class R2D2(off_policy.OffPolicy):
         core = sample.rollout.actor_state.core
         return networks.unroll_after(self._network, params, core, timestep, self.burn_in)
 
-    def _goal(self, timestep: types.TimeStep, values: jax.Array) -> jax.Array:
+    def _td_target(self, timestep: types.TimeStep, values: jax.Array) -> jax.Array:
         """Returns rescaled n-step returns `[T, B]` from values `[T + 1, B]`, as returns."""
         return categorical.signed_hyperbolic(
             returns.n_step(timestep, values, self.gamma, self.n_step)
         )
 
-    def _first_priority(self, recent, num_items):
-        """Takes the values that acting had; of the last time step it has none yet."""
-        del num_items  # one: sequences begin where rollouts do
-        timestep = jax.tree.map(lambda x: x[self.burn_in : -1], recent.timestep)
+    def _initial_priority(self, normalizer, recent: types.Rollout) -> jax.Array:
+        """Returns the priorities `[1, B]` of sequences `[L, B]`, by the values that acting had.
+
+        Of the last time step acting knew no value yet.
+        """
+        timestep = self._preprocess.apply(normalizer, recent.timestep)
+        timestep = jax.tree.map(lambda x: x[self.burn_in : -1], timestep)
         value, taken = jax.tree.map(lambda x: x[self.burn_in :], recent.extras)
-        error = self._goal(timestep, value) - taken[:-1]
+        error = self._td_target(timestep, value) - taken[:-1]
         return self._priority(error, returns.weights(timestep))[None]
 
     def _priority(self, error: jax.Array, weight: jax.Array) -> jax.Array:
@@ -211,6 +282,11 @@ class R2D2(off_policy.OffPolicy):
         size = jnp.abs(error) * weight
         mean = jnp.sum(size, axis=0) / jnp.maximum(jnp.sum(weight, axis=0), 1.0)
         return self.priority_mix * jnp.max(size, axis=0) + (1.0 - self.priority_mix) * mean
+
+
+def _replay_item(rollout: types.Rollout) -> types.Rollout:
+    """Returns what replay stores of a rollout: all but the epsilon of its streams."""
+    return rollout._replace(actor_state=rollout.actor_state._replace(epsilon=()))
 
 
 def _of(q_values: jax.Array, action: jax.Array) -> jax.Array:

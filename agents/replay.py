@@ -22,7 +22,10 @@ sequences of a stream, `B` streams, `S` shards and `N` drawn sequences of this d
 """
 
 import dataclasses
+import fractions
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +35,7 @@ from agents import sum_tree
 from podracers import errors, parallel, types
 
 _SHARDS = 8
+_scope = functools.partial(jax.named_call, name="replay")  # the name in profiles
 
 
 class Memory(NamedTuple):
@@ -54,14 +58,28 @@ class Sample(NamedTuple):
     """Sequences that were drawn."""
 
     rollout: types.Rollout  # [L, N, ...], time steps [L + 1, N, ...], as a runner shows them
-    item: Item  # [N], for `prioritize`
+    item: Item  # [N], for `update_priorities`
     weight: jax.Array  # [N] float32, of the losses: what the priorities distort; at most 1
     key: jax.Array  # [N] typed keys, the same on any number of devices
+
+    def with_timestep(self, timestep: types.TimeStep) -> "Sample":
+        """Returns the sample with other time steps, such as preprocessed ones."""
+        return self._replace(rollout=self.rollout._replace(timestep=timestep))
+
+
+# `step(carry, memory, key) -> (carry, memory, metrics)`; it changes nothing of the ring.
+Step = Callable[[Any, Memory, jax.Array], tuple[Any, Memory, dict[str, types.Mean]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """How to store and to draw: pure functions of a `Memory`, under the mapped axis.
+    """How to store, to draw and how often: pure functions of a `Memory`, under the mapped axis.
+
+    After each rollout, once there are `min_size` transitions, so many batches are drawn that each
+    state is learnt from `replay_ratio` times on average: that is the number of learnt states in all
+    draws, over the number of agent steps collected. States that a draw reads for burn-in or for
+    targets alone are not learnt from, nor is what a model imagines. With single transitions, one
+    batch of `n` for each agent step is a replay ratio of `n`.
 
     Attributes:
       capacity: transitions over all streams of all devices; rounded down to whole rollouts.
@@ -69,6 +87,9 @@ class Replay:
       batch_size: sequences of one draw, over all devices.
       priority_exponent: 0 for uniform draws; 1 for draws in proportion to the priorities.
       importance_exponent: 1 for weights that undo the priorities in full; 0 for none.
+      min_size: transitions over all streams before anything is drawn.
+      replay_ratio: how often a state is learnt from, on average.
+      learnt_states: states of each sequence that are learnt from, which `replay_ratio` counts.
     """
 
     capacity: int
@@ -76,6 +97,9 @@ class Replay:
     batch_size: int
     priority_exponent: float = 0.0
     importance_exponent: float = 0.0
+    min_size: int = 1
+    replay_ratio: float = 1.0
+    learnt_states: int = 1
 
     def init(self, rollout: types.Rollout) -> Memory:
         """Returns an empty memory.
@@ -127,6 +151,11 @@ class Replay:
                 f"replay_capacity = {self.capacity} transitions is smaller than one batch: "
                 f"{self.batch_size} sequences of {self.sequence_length} steps"
             )
+        most = (chunks * steps - 1) * streams * devices
+        if self.min_size > most:
+            raise errors.UserError(
+                f"min_replay = {self.min_size}: expected at most {most}, which the replay holds"
+            )
         if self.batch_size % devices:
             raise errors.UserError(
                 f"batch_size = {self.batch_size} does not divide over {devices} learner devices"
@@ -138,6 +167,7 @@ class Replay:
         shards = math.gcd(streams * devices, self.batch_size, _SHARDS)
         return shards // devices if shards % devices == 0 else 1
 
+    @_scope
     def add(self, memory: Memory, rollout: types.Rollout) -> Memory:
         """Stores a rollout `[T, B, ...]`, in place where `memory` is donated.
 
@@ -196,6 +226,88 @@ class Replay:
         length = self.sequence_length + starts.shape[0] - 1
         return _cut(memory.ring, jnp.broadcast_to(starts[0], stream.shape), stream, length)
 
+    def num_gradient_steps(
+        self, memory: Memory, rollout: types.Rollout, update: jax.Array
+    ) -> jax.Array:
+        """Returns how many gradient steps follow a rollout, int32, equal on all devices.
+
+        Where the mean is no whole number, they are spread evenly over rollouts, in integers.
+
+        Args:
+          memory: with that rollout.
+          rollout: `[T, B, ...]`, of this device.
+          update: int32, how many rollouts came before it.
+        """
+        collected = rollout.timestep.reward[1:].size * parallel.axis_size()
+        # A fraction whose products below are exact in int32.
+        each = self.mean_gradient_steps(collected).limit_denominator(30_000)
+        if not each:
+            raise errors.UserError(
+                f"replay_ratio = {self.replay_ratio}: with rollouts of {collected} agent steps "
+                "there would never be a gradient step"
+            )
+        whole, rest = divmod(each.numerator, each.denominator)
+        phase = update % each.denominator
+        steps = whole + (phase + 1) * rest // each.denominator - phase * rest // each.denominator
+        enough = self._transitions(memory) >= self.min_size
+        return jnp.where(enough & self.ready(memory), steps, 0)
+
+    def mean_gradient_steps(self, agent_steps: int) -> fractions.Fraction:
+        """Returns how many gradient steps follow so many agent steps, on average."""
+        learnt = self.batch_size * self.learnt_states
+        return fractions.Fraction(self.replay_ratio) * agent_steps / learnt
+
+    def repeat(
+        self, step: Step, num_steps: jax.Array, carry: Any, memory: Memory, key: jax.Array
+    ) -> tuple[Any, Memory, dict[str, types.Mean]]:
+        """Takes a traced number of gradient steps.
+
+        The loop carries the priorities, and reads the ring where it lies: XLA would copy a ring
+        that is carried (`docs/replay.md`).
+
+        Args:
+          step: takes one of them.
+          num_steps: int32, equal on all devices.
+          carry: what `step` changes beside the priorities.
+          memory: of this device.
+          key: one typed key, equal on all devices.
+
+        Returns:
+          The last carry and memory, and the metrics of all steps, merged (of none, they count
+          nothing), beside those of the replay.
+        """
+
+        @functools.partial(jax.jit, inline=True)  # traced once, for its shapes and for the loop
+        def step_at(carry, priorities, index):
+            now = memory._replace(**priorities)
+            carry, now, metrics = step(carry, now, jax.random.fold_in(key, index))
+            return carry, _priorities(now), metrics
+
+        priorities = _priorities(memory)
+        shapes = jax.eval_shape(step_at, carry, priorities, jnp.int32(0))[2]
+        metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+        def body(index, state):
+            carry, priorities, metrics = state
+            carry, priorities, means = step_at(carry, priorities, index)
+            metrics = {name: mean.merge(means[name]) for name, mean in metrics.items()}
+            return carry, priorities, metrics
+
+        carry, priorities, metrics = jax.lax.fori_loop(
+            0, num_steps, body, (carry, priorities, metrics)
+        )
+        memory = memory._replace(**priorities)
+        metrics |= {
+            "replay/gradient_steps": types.Mean.of(num_steps),
+            "replay/size": types.Mean.of(self._transitions(memory)),
+        }
+        return carry, memory, metrics
+
+    def _transitions(self, memory: Memory) -> jax.Array:
+        """Returns how many transitions of all streams are there, float32."""
+        streams = memory.ring.timestep.reward.shape[0] * parallel.axis_size()
+        return self.size(memory).astype(jnp.float32) * streams
+
     def ready(self, memory: Memory) -> jax.Array:
         """Returns a bool, equal on all devices: whether every stream has a sequence to draw."""
         return self._starts(memory)[1] > 0
@@ -204,6 +316,7 @@ class Replay:
         """Returns how many transitions of each stream are there, int32."""
         return jnp.minimum(memory.head[0], _capacity(memory.ring) - 1)
 
+    @_scope
     def sample(self, memory: Memory, key: jax.Array) -> Sample:
         """Draws sequences, with replacement; only where `ready`.
 
@@ -228,10 +341,11 @@ class Replay:
         rollout = _cut(memory.ring, start, shard * local + index % local, self.sequence_length)
         return Sample(rollout, Item(shard, index), weight, sample_keys)
 
-    def prioritize(
+    @_scope
+    def update_priorities(
         self, memory: Memory, item: Item, priority: jax.Array, exists: jax.Array | bool = True
     ) -> Memory:
-        """Gives sequences new priorities.
+        """Gives sequences new priorities; does nothing where draws are uniform.
 
         Args:
           memory: of this device.
@@ -239,12 +353,34 @@ class Replay:
           priority: of the same shape, not negative; usually a size of temporal-difference errors.
           exists: bool, of the same shape; false for what must never be drawn.
         """
+        if not self.priority_exponent:
+            return memory
         # Never zero, or it would not be drawn again; never infinite, or nothing else would be.
         value = jnp.clip(priority, 1e-6, 1e6) ** self.priority_exponent
         value = jnp.where(exists, value, 0.0)
         highest = jax.lax.pmax(jnp.max(value), parallel.AXIS)
         memory = memory._replace(highest=jnp.maximum(memory.highest, highest))
         return self._set(memory, item, value)
+
+    def prioritize_new(
+        self,
+        memory: Memory,
+        rollout: types.Rollout,
+        priority_fn: Callable[[types.Rollout], jax.Array],
+    ) -> Memory:
+        """Gives the sequences that a rollout completed their initial priorities.
+
+        Args:
+          memory: with that rollout.
+          rollout: `[T, B, ...]`, the latest one.
+          priority_fn: returns priorities `[K, B]`, given transitions `[L + K - 1, B, ...]` as they
+            were stored: sequence `k` is the `L` transitions from `k` on.
+        """
+        if not self.priority_exponent:
+            return memory
+        item, exists = self.new_items(memory, _steps(rollout))
+        priority = priority_fn(self.recent(memory, _steps(rollout)))
+        return self.update_priorities(memory, item, priority, exists)
 
     def _deal(self, memory: Memory) -> tuple[int, int]:
         """Returns the number of shards of this device, and of streams in each."""
@@ -297,6 +433,11 @@ class Replay:
     def _set(self, memory: Memory, item: Item, value: jax.Array) -> Memory:
         shard, index, value = (x.reshape(-1) for x in (item.shard, item.index, value))
         return memory._replace(priorities=sum_tree.write(memory.priorities, shard, index, value))
+
+
+def _priorities(memory: Memory) -> dict[str, Any]:
+    """Returns the part of the memory that draws change."""
+    return {"priorities": memory.priorities, "highest": memory.highest}
 
 
 def _steps(rollout: types.Rollout) -> int:

@@ -14,15 +14,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from agents import off_policy, options, returns
+from agents import optimization, options, preprocessing, replay, returns
 from agents.networks import encoders, sac_policies
 from agents.networks import sac as sac_networks
-from podracers import types
+from podracers import environment, types
 
 
 class ActorParams(NamedTuple):
@@ -34,7 +35,7 @@ class ActorParams(NamedTuple):
     is_random: jax.Array  # bool, whether actions are uniformly random still
 
 
-class _Moment(NamedTuple):
+class _PolicyInput(NamedTuple):
     """One of the two time steps of a transition, as the networks see it."""
 
     observation: types.PyTree  # [N, ...]
@@ -43,39 +44,65 @@ class _Moment(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SAC(off_policy.OffPolicy):
-    """The agent; see `OffPolicy` for the options that it shares.
+class SAC:
+    """The agent; `replay.Replay` says how many gradient steps follow each rollout.
 
     Attributes:
+      spec: environment specification.
       network: `network(spec, kind)` returns a `SACNetwork`; `kind` is that of the actions.
-      initial_temperature: the price of entropy at the start, in units of the scaled reward.
-      target_entropy: what the temperature is learnt for. Continuous actions: nats for each
-        component, taken as a portion of its range (at most log 2, by default -1). Discrete ones:
-        the portion of the entropy of the uniform policy over what is legal (at most 1, by default
-        0.98).
+      gamma: discount.
+      initial_temperature: initial alpha, the weight of the entropy, in units of the scaled reward.
+      target_entropy: entropy that alpha is learnt for. Continuous actions: nats for each component,
+        taken as a portion of its range (at most log 2, by default -1). Discrete ones: the portion
+        of the entropy of the uniform policy over what is legal (at most 1, by default 0.98).
       random_steps: agent steps over all streams, at the start, in which actions are uniformly
         random.
       greedy_evaluation: whether evaluations take the most probable action (of continuous ones the
         squashed mean); they sample otherwise, as training does. By default True for continuous
         actions, as published, and False for discrete ones.
+      learning_rate: Adam learning rate.
+      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
+      adam_epsilon: Adam epsilon.
+      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
+      batch_size: sequences of each gradient step, over all devices.
+      replay_capacity: transitions over all streams of all devices.
+      min_replay: transitions over all streams before anything is learnt from them.
+      replay_ratio: number of times that a state is learnt from, on average.
+      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
+      importance_exponent: exponent of the importance weights, in `[0, 1]`.
+      target_period: gradient steps between updates of the target critics.
+      target_rate: step size of an update of the target critics, in `[0, 1]`; 1 copies.
+      normalize_observations: whether observations are normalised by running statistics.
+      reward_scale: factor of the rewards that are learnt from.
+      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
     """
 
-    learning_rate: float = 3e-4
-    batch_size: int = 256
-    replay_capacity: int = 1_000_000
-    replay_ratio: float = 256.0
-    target_rate: float = 0.005
+    spec: environment.EnvironmentSpec
     network: Callable[..., sac_networks.SACNetwork] = sac_networks.sac_network
-    initial_temperature: float = 1.0
+    gamma: float = options.fraction(0.99)
+    initial_temperature: float = options.positive(1.0)
     target_entropy: float | None = None
     random_steps: int = 0
     greedy_evaluation: bool | None = None
-
-    _POSITIVE: ClassVar = ("initial_temperature", *off_policy.OffPolicy._POSITIVE)
+    learning_rate: float = options.positive(3e-4)
+    anneal_steps: float | None = options.positive(None)
+    adam_epsilon: float = options.positive(1e-8)
+    max_grad_norm: float | None = options.positive(None)
+    batch_size: int = options.count(256)
+    replay_capacity: int = options.count(1_000_000)
+    min_replay: int = options.count(1_000)
+    replay_ratio: float = options.positive(256.0)
+    priority_exponent: float = options.fraction(0.0)
+    importance_exponent: float = options.fraction(0.0)
+    target_period: int = options.count(1)
+    target_rate: float = options.fraction(0.005)
+    normalize_observations: bool = False
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
 
     def __post_init__(self):
         """Refuses impossible options."""
-        super().__post_init__()
+        options.check(self)
         if self.greedy_evaluation is None:
             object.__setattr__(self, "greedy_evaluation", self._kind.default_greedy_evaluation)
         most = self._kind.most_target_entropy
@@ -107,15 +134,40 @@ class SAC(off_policy.OffPolicy):
             return self._kind.default_target_entropy
         return self.target_entropy
 
-    @property
-    def _burn_in(self) -> int:
-        return self._network.memory_length
+    @functools.cached_property
+    def _preprocess(self) -> preprocessing.Preprocess:
+        return preprocessing.Preprocess(
+            self.normalize_observations, self.reward_scale, self.reward_clip
+        )
 
-    def _init_params(self, key):
-        return self._network.init(key, math.log(self.initial_temperature))
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        adam = optax.scale_by_adam(eps=self.adam_epsilon)
+        schedule = self.learning_rate, self.anneal_steps
+        return optimization.Optimizer(adam, *schedule, self.max_grad_norm)
 
-    def _init_target(self, params):
-        return params.critic
+    @functools.cached_property
+    def _replay(self) -> replay.Replay:
+        return replay.Replay(
+            capacity=self.replay_capacity,
+            sequence_length=self._network.memory_length + 1,
+            batch_size=self.batch_size,
+            priority_exponent=self.priority_exponent,
+            importance_exponent=self.importance_exponent,
+            min_size=self.min_replay,
+            replay_ratio=self.replay_ratio,
+        )
+
+    def init_learner(self, key):
+        """Returns fresh parameters, target critics and the optimizer's state."""
+        params = self._network.init(key, math.log(self.initial_temperature))
+        train_state = self._optimizer.init(params)
+        normalizer = self._preprocess.init(self.spec.observation)
+        return optimization.ReplayLearner.create(train_state, params.critic, normalizer)
+
+    def init_memory(self, rollout):
+        """Returns an empty replay of this device's streams."""
+        return self._replay.init(rollout._replace(extras=(), actor_state=()))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the latest frames of `B` streams, where the network stacks them."""
@@ -131,7 +183,7 @@ class SAC(off_policy.OffPolicy):
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action, or takes the mode (see `greedy_evaluation`)."""
         mask = encoders.action_mask(timestep.observation)
-        timestep = self._normalized(params.normalizer, timestep)
+        timestep = self._preprocess.apply(params.normalizer, timestep)
         observation, actor_state = self._network.observe(actor_state, timestep)
         features = self._network.encode(params.encoder, observation)
         outputs = self._network.outputs(params.policy, features)
@@ -141,64 +193,91 @@ class SAC(off_policy.OffPolicy):
             action = jnp.where(params.is_random, random, action)
         return action, actor_state, ()
 
-    def _loss(self, params, target, sample):
-        """Returns the losses of the critics, the policy and the temperature, of `[1, N]` steps."""
+    def update(self, state, rollout, key):
+        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
+        learner, memory = state
+        memory = self._replay.add(memory, rollout._replace(extras=(), actor_state=()))
+        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
+        learner = learner.observe(rollout, self._preprocess)
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+
+        def step(learner, memory, step_key):
+            sample = self._replay.sample(memory, step_key)
+            timestep = self._preprocess.apply(learner.normalizer, sample.rollout.timestep)
+            sample = sample.with_timestep(timestep)
+            loss = functools.partial(self._loss, target=learner.target)
+            train_state, output = self._optimizer.gradient_step(
+                loss, learner.train_state, sample, learning_rate
+            )
+            memory = self._replay.update_priorities(memory, sample.item, output.priority)
+            critic = train_state.params.critic
+            target = learner.next_target(critic, self.target_period, self.target_rate)
+            learner = learner.step(train_state, target)
+            return learner, memory, output.metrics
+
+        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
+        return types.AgentState(learner, memory), metrics
+
+    def _loss(self, params, sample, target):
+        """Returns the losses of the critics, the policy and alpha, of `[1, N]` transitions."""
+        burn_in = self._network.memory_length
         timestep, action = jax.tree.map(
-            lambda x: x[self._burn_in :], (sample.rollout.timestep, sample.rollout.action)
+            lambda x: x[burn_in:], (sample.rollout.timestep, sample.rollout.action)
         )
-        moment_tm1, moment_t = self._moments(timestep, sample)
+        input_tm1, input_t = self._policy_inputs(timestep, sample)
         frozen = jax.lax.stop_gradient(params)
-        price = jnp.exp(frozen.log_temperature)  # of a nat of entropy
-        goal = self._goal(frozen, target, timestep, moment_t)
-        features = self._network.encode(params.critic, moment_tm1.observation)
+        alpha = jnp.exp(frozen.log_temperature)
+        td_target = self._td_target(frozen, target, timestep, input_t)
+        features = self._network.encode(params.critic, input_tm1.observation)
         seen = self._kind.to_critics(action[0])
         taken = self._kind.taken(self._network.values(params.critic, features, seen), action[0])
         expected = self._expect(
-            params.policy, frozen.critic, *jax.lax.stop_gradient((features, features)), moment_tm1
+            params.policy, frozen.critic, *jax.lax.stop_gradient((features, features)), input_tm1
         )
-        wanted = self._kind.target_entropy(self._target_entropy, moment_tm1.mask)
-        surplus = jax.lax.stop_gradient(expected.entropy - wanted)
-        critic_loss = 0.5 * jnp.sum(jnp.square(taken - goal), axis=0)
-        policy_loss = -expected.value - price * expected.entropy
-        temperature_loss = jnp.exp(params.log_temperature) * surplus
+        target_entropy = self._kind.target_entropy(self._target_entropy, input_tm1.mask)
+        entropy_error = jax.lax.stop_gradient(expected.entropy - target_entropy)
+        critic_loss = 0.5 * jnp.sum(jnp.square(taken - td_target), axis=0)
+        policy_loss = -expected.value - alpha * expected.entropy
+        alpha_loss = jnp.exp(params.log_temperature) * entropy_error
         weight = returns.weights(timestep)[0]  # [N]
         mean = functools.partial(types.Mean.of, weights=weight)
         metrics = {
-            "loss/total": mean(sample.weight * (critic_loss + policy_loss + temperature_loss)),
+            "loss/total": mean(sample.weight * (critic_loss + policy_loss + alpha_loss)),
             "loss/critic": mean(critic_loss),
             "loss/policy": mean(policy_loss),
             "policy/entropy": mean(expected.entropy),
-            "policy/temperature": types.Mean.of(price),
+            "policy/temperature": types.Mean.of(alpha),
             "value/mean": mean(jnp.mean(taken, axis=0)),
-            "value/target": mean(goal),
+            "value/target": mean(td_target),
         }
-        return off_policy.Learnt(metrics, jnp.mean(jnp.abs(taken - goal), axis=0) * weight)
+        priority = jnp.mean(jnp.abs(taken - td_target), axis=0) * weight
+        return optimization.LossOutput(metrics, priority)
 
-    def _moments(self, timestep, sample) -> tuple[_Moment, _Moment]:
+    def _policy_inputs(self, timestep, sample) -> tuple[_PolicyInput, _PolicyInput]:
         """Returns both time steps of the transitions, with the stacks of frames there."""
         observation = self._network.observe_after(sample.rollout.timestep)
         mask = encoders.action_mask(timestep.observation)
         keys = jax.vmap(jax.random.split, out_axes=1)(sample.key)  # [2, N]
-        both = _Moment(observation, mask, keys)
+        both = _PolicyInput(observation, mask, keys)
         return jax.tree.map(lambda x: x[0], both), jax.tree.map(lambda x: x[1], both)
 
-    def _goal(self, params, target, timestep, moment_t: _Moment) -> jax.Array:
-        """Returns what the values `[N]` of the actions that were taken should be.
+    def _td_target(self, params, target, timestep, input_t: _PolicyInput) -> jax.Array:
+        """Returns the targets `[N]` of the values of the actions that were taken.
 
         No gradient stops here: `params` have to be constants.
         """
-        features = self._network.encode(params.critic, moment_t.observation)
-        target_features = self._network.encode(target, moment_t.observation)
-        expected = self._expect(params.policy, target, features, target_features, moment_t)
+        features = self._network.encode(params.critic, input_t.observation)
+        target_features = self._network.encode(target, input_t.observation)
+        expected = self._expect(params.policy, target, features, target_features, input_t)
         soft = expected.value + jnp.exp(params.log_temperature) * expected.entropy
         # The first time step is where no transition arrives, so its value is never read.
         values = jnp.stack([jnp.zeros_like(soft), soft])
         return returns.n_step(timestep, values, self.gamma, 1)[0]
 
     def _expect(
-        self, policy, critic, features, critic_features, moment: _Moment
+        self, policy, critic, features, critic_features, policy_input: _PolicyInput
     ) -> sac_policies.Expectation:
         """Returns what the policy can expect by the critics; each sees features of its own."""
         outputs = self._network.outputs(policy, features)
         critics = functools.partial(self._network.values, critic, critic_features)
-        return self._kind.expect(outputs, moment.mask, moment.key, critics)
+        return self._kind.expect(outputs, policy_input.mask, policy_input.key, critics)

@@ -10,7 +10,7 @@ Axis legend: `B` streams, `A` actions.
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,19 +50,15 @@ class Search:
     """
 
     kind: str = "gumbel"
-    num_simulations: int = 16
-    max_depth: int = 8
-    max_num_considered_actions: int = 16
-    dirichlet_alpha: float = 0.3
-    dirichlet_fraction: float = 0.25
-
-    _COUNTS: ClassVar = ("num_simulations", "max_depth", "max_num_considered_actions")
-    _PORTIONS: ClassVar = ("dirichlet_fraction",)
-    _POSITIVE: ClassVar = ("dirichlet_alpha",)
+    num_simulations: int = options.count(16)
+    max_depth: int = options.count(8)
+    max_num_considered_actions: int = options.count(16)
+    dirichlet_alpha: float = options.positive(0.3)
+    dirichlet_fraction: float = options.fraction(0.25)
 
     def __post_init__(self):
         """Refuses impossible options."""
-        options.check(self, self._COUNTS, self._PORTIONS, self._POSITIVE)
+        options.check(self)
         # mctx lists them in Python, for each number of actions.
         few = self.num_simulations <= _MOST_SIMULATIONS
         options.expect(self, "num_simulations", few, f"at most {_MOST_SIMULATIONS}")

@@ -232,13 +232,13 @@ GRADIENT_STEPS = {
 
 @pytest.mark.parametrize("path", GRADIENT_STEPS, ids=lambda path: pathlib.Path(path).stem)
 def test_gradient_steps_follow_agent_steps(path):
-    assert _at_full_size(path).agent._steps_after(1) == GRADIENT_STEPS[path]
+    assert _at_full_size(path).agent._replay.mean_gradient_steps(1) == GRADIENT_STEPS[path]
 
 
 # As in SEED RL's atari/networks.py, but for the bias of the actions' head, which is not there.
 def test_the_heads_of_r2d2_on_atari_are_those_published():
     agent = _at_full_size("gin/agents/r2d2_atari.gin").agent
-    params = jax.eval_shape(agent._init_params, jax.random.key(0))
+    params = jax.eval_shape(agent.init_learner, jax.random.key(0)).params
     heads = {name: params[name] for name in params if name != "torso"}
     assert jax.tree.map(lambda x: x.shape, heads) == {
         "state_hidden_0": {"kernel": (512, 512), "bias": (512,)},

@@ -60,7 +60,7 @@ def benchmark_agent(
     replay = measure.take_turns({"replay": _replay_alone(runner, state)}, repeats)["replay"]
     parts["Sebulba"].runner.close()
     steps = runner.steps_per_update
-    each = float(agent._steps_after(steps))
+    each = float(agent._replay.mean_gradient_steps(steps))
     share = float(np.median(replay) * np.median(rates["Anakin"])) / steps
     case = {"experiment": name}
     return records.Result(
@@ -88,7 +88,7 @@ def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.T
     """Returns a turn that stores a rollout, draws as often as an update does, and reprioritises."""
     agent = runner.agent
     replay = agent._replay
-    draws = max(round(agent._steps_after(runner.steps_per_update)), 1)
+    draws = max(round(replay.mean_gradient_steps(runner.steps_per_update)), 1)
 
     def use(memory, rollout, key):
         memory = replay.add(memory, agent._kept(rollout))
@@ -99,8 +99,7 @@ def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.T
             # What was drawn has to be there, although nobody learns from it.
             drawn = jax.lax.optimization_barrier(sample.rollout)
             used += sum(jnp.sum(x).astype(jnp.float32) for x in jax.tree.leaves(drawn))
-            if agent.priority_exponent:
-                memory = replay.prioritize(memory, sample.item, sample.weight)
+            memory = replay.update_priorities(memory, sample.item, sample.weight)
             return memory, used
 
         memory, used = jax.lax.fori_loop(0, draws, body, (memory, jnp.zeros(())))

@@ -5,7 +5,7 @@ import time
 import jax
 from benchmarks import contender, measure, records, replay, startup
 
-from agents import off_policy
+from agents import replay as replay_lib
 from podracers.training import experiment
 
 EXPERIMENTS = {
@@ -46,7 +46,7 @@ class Training(measure.Stepper):
         _, warm = _timed_update(parts.runner, state, time.perf_counter())
         self.facts = {"compiling": max(cold - warm, 0.0)}
         super().__init__(parts.runner, max(round(_TURN / warm), 1), LEAD_IN)
-        if isinstance(parts.agent, off_policy.OffPolicy):
+        if isinstance(self.state.memory, replay_lib.Memory):  # an agent that learns from replay
             replay.fill(self)
         self.close = parts.runner.close
 

@@ -69,7 +69,7 @@ def _given():
     batched = batch.BatchedEnvironment(ENVIRONMENT)
 
     def run():
-        params = _perturbed(AGENT._init_params(jax.random.key(0)), seed=1)
+        params = _perturbed(AGENT.init_learner(jax.random.key(0)).params, seed=1)
         acting = r2d2.ActorParams(params, ())
         env_id = jnp.arange(NUM, dtype=jnp.int32)
         start = unroll.init(AGENT, batched, env_id, NUM, jax.random.key(2))
@@ -89,7 +89,8 @@ def _given():
 
 def _sample(rollout: types.Rollout, weight=None) -> replay.Sample:
     """Returns a rollout as replay shows it."""
-    rollout = AGENT._learnt_from((), AGENT._kept(rollout))
+    rollout = r2d2._replay_item(rollout)
+    rollout = rollout._replace(timestep=AGENT._preprocess.apply((), rollout.timestep))
     weight = jnp.ones(NUM) if weight is None else weight
     return replay.Sample(rollout, None, weight, None)
 
@@ -156,7 +157,7 @@ def _chosen(q_values, action):
 @pytest.fixture(scope="module", name="loss")
 def _loss():
     def loss(params, target, rollout, weight):
-        learnt = AGENT._loss(params, target, _sample(rollout, weight))
+        learnt = AGENT._loss(params, _sample(rollout, weight), target)
         return learnt.metrics["loss/total"].result(), learnt
 
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True, allow_int=True))
@@ -213,7 +214,7 @@ def test_errors_equal_rlax_on_sequences_that_terminate(given):
     action = rng.integers(3, size=(LENGTH, NUM))
     best = np.argmax(q_values, axis=-1)
     values = categorical.signed_parabolic(_chosen(q_target, best))
-    actual = AGENT._goal(timestep, values) - _chosen(q_values[:-1], action)
+    actual = AGENT._td_target(timestep, values) - _chosen(q_values[:-1], action)
     expected = jax.vmap(
         lambda *args: rlax.transformed_n_step_q_learning(
             *args, n=STEPS, tx_pair=rlax.SIGNED_HYPERBOLIC_PAIR
@@ -241,7 +242,7 @@ def test_a_truncation_bootstraps_from_its_own_last_observation():
         step_type=jnp.array([[0, 0], [1, 1], [2, 2], [0, 0], [1, 1]], jnp.int8),
     )
     values = jnp.broadcast_to(jnp.array([7.0, 8.0, 3.0, 70.0, 80.0])[:, None], (5, 2))
-    goal = AGENT._goal(timestep, values)
+    goal = AGENT._td_target(timestep, values)
     expected = [_h(1.0 + 0.9 * (2.0 + 0.9 * 3.0)), _h(1.0 + 0.9 * 2.0)]
     np.testing.assert_allclose(goal[0], expected, rtol=1e-6)
 
@@ -254,7 +255,7 @@ def test_first_priorities_are_those_of_the_values_that_acted(given):
     best = np.max(_legal(online, rollout), axis=-1)
     np.testing.assert_allclose(rollout.extras.taken, taken, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(rollout.extras.value, _inverse(best)[:-1], rtol=1e-4, atol=1e-4)
-    actual = AGENT._first_priority(AGENT._learnt_from((), rollout), 1)
+    actual = AGENT._initial_priority((), rollout)
     error = _slow_errors(rollout, taken, best, until=LENGTH - 1)
     expected = _slow_priority(error, rollout.timestep.last()[BURN_IN:-2])
     np.testing.assert_allclose(actual, expected[None], rtol=1e-4)
@@ -262,7 +263,7 @@ def test_first_priorities_are_those_of_the_values_that_acted(given):
 
 def test_replay_keeps_the_core_and_the_action_before_a_rollout(given):
     """Both the recurrent state and the stack of frames, from which acting goes on."""
-    kept = AGENT._kept(given.rollout).actor_state
+    kept = r2d2._replay_item(given.rollout).actor_state
     assert kept.epsilon == ()
     streams.assert_same(kept.core, given.rollout.actor_state.core)
     streams.assert_same(kept.action, given.rollout.actor_state.action)

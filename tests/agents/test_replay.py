@@ -126,12 +126,12 @@ def _compiled(case: Case):
         recent = buffer.recent(memory, case.steps)
         new = recent.action[: item.index.shape[0]]
         if case.prioritized:
-            memory = buffer.prioritize(memory, item, _first_priority(new), exists)
+            memory = buffer.update_priorities(memory, item, _first_priority(new), exists)
         sample = many.sample(memory, key)
         ready = buffer.ready(memory)
         if case.prioritized:
             second = _second_priority(sample.rollout.action[0])
-            written = buffer.prioritize(memory, sample.item, second)
+            written = buffer.update_priorities(memory, sample.item, second)
             memory = jax.tree.map(lambda x, y: jnp.where(ready, x, y), written, memory)
         sample = sample._replace(key=jax.random.key_data(sample.key))
         return memory, Outcome(ready, buffer.size(memory), new, exists, recent, sample)
@@ -329,7 +329,7 @@ def test_what_has_no_priority_yet_gets_the_highest_so_far():
             memory = buffer.add(memory, _rollout(case, number))
         first = memory.priorities.levels[0][0, :8]
         item = replay.Item(jnp.zeros(2, jnp.int32), jnp.array([0, 1]))
-        memory = buffer.prioritize(memory, item, jnp.array([0.0, 1e9]))
+        memory = buffer.update_priorities(memory, item, jnp.array([0.0, 1e9]))
         memory = buffer.add(memory, _rollout(case, 2))
         return first, memory.priorities.levels[0][0, :8]
 
@@ -385,7 +385,7 @@ def test_a_donated_ring_is_written_in_place(prioritized):
         sample = buffer.sample(memory, key)
         total = jnp.sum(sample.rollout.timestep.observation, dtype=jnp.int32)
         if prioritized:
-            memory = buffer.prioritize(memory, sample.item, sample.weight)
+            memory = buffer.update_priorities(memory, sample.item, sample.weight)
         return memory, total
 
     mesh = parallel.make_mesh(jax.devices()[:1])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import off_policy, preprocessing, replay, sac
+from agents import optimization, preprocessing, replay, sac
 from agents.networks import encoders, sac_policies
 from agents.networks import sac as sac_networks
 from podracers import agent as agent_lib
@@ -58,7 +58,7 @@ def _timestep(rng, length: int, masked: bool) -> types.TimeStep:
     return types.TimeStep(observation, reward, discount, step_type)
 
 
-def _learner(agent: sac.SAC) -> off_policy.Learner:
+def _learner(agent: sac.SAC) -> optimization.ReplayLearner:
     """Returns a learner of zeros: to compile orthogonal matrices takes seconds."""
     shapes = jax.eval_shape(agent.init_learner, jax.random.key(0))
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -84,7 +84,7 @@ def _case(actions: str) -> _Case:
     params = params._replace(log_temperature=np.float32(np.log(TEMPERATURE)))
     target = _random(params.critic, 0.5, seed=4)
     rng = np.random.default_rng(2)
-    length = agent._burn_in + 2
+    length = agent._network.memory_length + 2
     if actions == "discrete":
         action = rng.integers(0, 3, (length - 1, BATCH)).astype(np.int32)
     else:
@@ -97,12 +97,12 @@ def _case(actions: str) -> _Case:
 
 
 @functools.cache
-def _learnt(actions: str) -> tuple[off_policy.Learnt, sac_networks.Params]:
+def _learnt(actions: str) -> tuple[optimization.LossOutput, sac_networks.Params]:
     """Returns what the agent makes of a case, and the gradient of its loss."""
     agent, params, target, sample = _case(actions)
 
     def loss(params):
-        learnt = agent._loss(params, target, sample)
+        learnt = agent._loss(params, sample, target)
         return learnt.metrics["loss/total"].result(), learnt
 
     gradient, learnt = jax.jit(jax.grad(loss, has_aux=True))(params)

@@ -1,6 +1,5 @@
-"""What agents that learn from replay share: how often they learn, from what, and their targets."""
+"""DQN's update, with the parts that every agent with replay holds: rhythm, targets, rewards."""
 
-import dataclasses
 import functools
 
 import jax
@@ -8,29 +7,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import alphazero, off_policy, tree_search
-from agents.networks import encoders
-from agents.networks import muzero as muzero_networks
-from environments import searchable
+from agents import dqn, optimization
 from podracers import errors, parallel, types
-from tests import contract, streams
+from tests import streams
 
 NUM_ENVS, LENGTH = 4, 5
 ENVIRONMENT = streams.RandomEpisodes()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Adder(off_policy.OffPolicy):
-    """Its loss has a gradient of -1, so each gradient step of Adam adds the learning rate."""
+class Adder(dqn.DQN):
+    """DQN whose loss has a gradient of -1: each gradient step of Adam adds the learning rate."""
 
-    def _init_params(self, key):
-        return {"w": jnp.zeros(())}
+    def init_learner(self, key):
+        params = {"w": jnp.zeros(())}
+        return optimization.ReplayLearner.create(self._optimizer.init(params), params, ())
 
-    def _loss(self, params, target, sample):
+    def _loss(self, params, sample, target):
         reward = sample.rollout.timestep.reward[1:]
         loss = jnp.broadcast_to(-params["w"], reward.shape)
         metrics = {"loss/total": types.Mean.of(loss), "reward": types.Mean.of(reward)}
-        return off_policy.Learnt(metrics, jnp.ones(sample.weight.shape))
+        return optimization.LossOutput(metrics, jnp.ones(sample.weight.shape))
 
 
 def _rollout(rewards):
@@ -92,35 +88,6 @@ def test_the_replay_ratio_decides_how_many_gradient_steps_follow(ratio, expected
     np.testing.assert_allclose(learner.params["w"], 0.5 * sum(expected), rtol=1e-4)
 
 
-def _alphazero():
-    candidate = searchable.Searchable(streams.RandomEpisodes(end=0.0))
-    agent = alphazero.AlphaZero(
-        candidate.spec,
-        network=functools.partial(
-            muzero_networks.policy_value, encoder=encoders.MLP((8,)), hidden_sizes=(8,)
-        ),
-        search=functools.partial(tree_search.Search, num_simulations=2, max_depth=2),
-        n_steps=2,
-        batch_size=16,
-        min_replay=48,
-        replay_capacity=200,
-    )
-    return agent, candidate
-
-
-@pytest.mark.parametrize("name", ["dqn", "r2d2", "sac", "sac_discrete", "muzero", "alphazero"])
-def test_the_replay_ratio_counts_the_states_that_are_learnt_from(name):
-    """Every agent takes the mean of its values over just the states that its loss is of."""
-    agent, candidate = _alphazero() if name == "alphazero" else contract.AGENTS[name]()
-    if name != "alphazero":
-        candidate = dataclasses.replace(candidate, end=0.0)  # no state is an ending
-    agent = dataclasses.replace(agent, replay_ratio=2.0)
-    subject = contract.RUNNERS["anakin"].make(agent, candidate, 1)
-    state, _ = subject.step(subject.init(0), 3)  # until every stream has a sequence
-    _, report = subject.step(state, 4)
-    assert report.means["value/mean"].count == 2.0 * 4 * subject.steps_per_update
-
-
 def test_nothing_is_learnt_before_there_is_enough():
     history = _run(_agent(min_replay=60, replay_ratio=1.0), 4)
     steps = [metrics["replay/gradient_steps"] for _, metrics in history]
@@ -168,8 +135,8 @@ def test_the_learning_rate_falls_to_zero():
         ({"target_rate": -1.0}, "Adder.target_rate: expected a number in"),
         ({"replay_capacity": 3}, "replay_capacity = 3 transitions is too small"),
         ({"batch_size": 400}, "replay_capacity = 200 transitions is smaller than one batch"),
-        ({"min_replay": 197}, "Adder.min_replay: expected at most 196, which the replay holds"),
-        ({"replay_ratio": 1e-9}, "Adder.replay_ratio = 1e-09: .* never be a gradient step"),
+        ({"min_replay": 197}, "min_replay = 197: expected at most 196, which the replay holds"),
+        ({"replay_ratio": 1e-9}, "replay_ratio = 1e-09: .* never be a gradient step"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
