@@ -136,7 +136,7 @@ class IMPALA:
         """Returns fresh parameters."""
         train_state = self._optimizer.init(self._policy.init(key))
         normalizer = self._preprocess.init(self.spec.observation)
-        return policy.Learner(*train_state, normalizer, jnp.zeros((), jnp.int32))
+        return policy.Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
 
     def init_memory(self, rollout: types.Rollout) -> tuple[()]:
         """Returns `()`: each rollout is forgotten after it."""
@@ -168,7 +168,7 @@ class IMPALA:
 
         train_state, output = jax.lax.scan(
             minibatch_step,
-            optimization.TrainState(learner.params, learner.optimizer_state),
+            learner.train_state,
             minibatches.over_streams(
                 (timestep, rollout.extras), rollout.actor_state.core, key, self.num_minibatches
             ),
@@ -176,7 +176,7 @@ class IMPALA:
         metrics = jax.tree.map(jnp.sum, output.metrics)
         metrics["learning_rate"] = types.Mean.of(learning_rate)
         normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
-        learner = policy.Learner(*train_state, normalizer, learner.update + 1)
+        learner = policy.Learner(train_state, normalizer, learner.update + 1)
         return types.AgentState(learner, state.memory), metrics
 
     def _loss(self, params: types.PyTree, minibatch: _Minibatch) -> optimization.LossOutput:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from agents import inputs, networks
+from agents import inputs, networks, optimization
 from agents.networks import encoders, heads
 from podracers import environment, parallel, types
 
@@ -20,10 +19,14 @@ from podracers import environment, parallel, types
 class Learner(NamedTuple):
     """What is learnt; identical on every device."""
 
-    params: types.PyTree
-    optimizer_state: optax.OptState
+    train_state: optimization.TrainState
     normalizer: Any  # statistics of the observations; () where they are not normalised
     update: jax.Array  # int32, number of rollouts that were learnt from
+
+    @property
+    def params(self) -> types.PyTree:
+        """The parameters of the network."""
+        return self.train_state.params
 
 
 class ActorParams(NamedTuple):

@@ -126,7 +126,7 @@ class PPO:
         """Returns fresh parameters."""
         train_state = self._optimizer.init(self._policy.init(key))
         normalizer = self._preprocess.init(self.spec.observation)
-        return policy.Learner(*train_state, normalizer, jnp.zeros((), jnp.int32))
+        return policy.Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
 
     def init_memory(self, rollout: types.Rollout) -> tuple[()]:
         """Returns `()`: each rollout is forgotten after it."""
@@ -164,13 +164,12 @@ class PPO:
             items = self._shuffle(batch, core, epoch_key)
             return jax.lax.scan(minibatch_step, train_state, items)
 
-        train_state = optimization.TrainState(learner.params, learner.optimizer_state)
         epoch_keys = jax.random.split(key, self.epochs)
-        train_state, output = jax.lax.scan(epoch, train_state, epoch_keys)
+        train_state, output = jax.lax.scan(epoch, learner.train_state, epoch_keys)
         metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
         metrics["learning_rate"] = types.Mean.of(learning_rate)
         normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
-        learner = policy.Learner(*train_state, normalizer, learner.update + 1)
+        learner = policy.Learner(train_state, normalizer, learner.update + 1)
         return types.AgentState(learner, state.memory), metrics
 
     def _targets(

@@ -56,12 +56,13 @@ class Experience(NamedTuple):
     rollout: types.Rollout
 
 
-def perturbed(params: Any, scale: float, seed: int) -> Any:
-    """Returns parameters moved by normal noise."""
-    leaves, tree = jax.tree.flatten(params)
+def perturbed(learner: policy.Learner, scale: float, seed: int) -> policy.Learner:
+    """Returns a learner whose parameters are moved by normal noise."""
+    leaves, tree = jax.tree.flatten(learner.params)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     moved = [x + scale * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
-    return jax.tree.unflatten(tree, moved)
+    train_state = learner.train_state._replace(params=jax.tree.unflatten(tree, moved))
+    return learner._replace(train_state=train_state)
 
 
 @functools.cache
@@ -72,7 +73,7 @@ def collect(algorithm: str, network: str) -> Experience:
 
     def run():
         learner = agent.init_learner(jax.random.key(0))
-        learner = learner._replace(params=perturbed(learner.params, 0.5, seed=1))
+        learner = perturbed(learner, 0.5, seed=1)
         env_id = jnp.arange(BATCH, dtype=jnp.int32)
         start = unroll.init(agent, batched, env_id, BATCH, jax.random.key(2))
         key = jax.random.key(3)

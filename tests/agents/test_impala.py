@@ -26,8 +26,8 @@ P = jax.sharding.PartitionSpec
 def _off_policy(network):
     """Returns a rollout that other parameters acted than those that learn from it."""
     given = experience.collect("impala", network)
-    params = experience.perturbed(given.learner.params, 0.2, seed=5)
-    return given._replace(learner=given.learner._replace(params=jax.device_get(params)))
+    learner = experience.perturbed(given.learner, 0.2, seed=5)
+    return given._replace(learner=jax.device_get(learner))
 
 
 def _slow_vtrace(rollout, values, ratio):
@@ -154,7 +154,7 @@ def test_minibatches_are_whole_streams_one_after_the_other():
     other, other_means = experience.update(given, num_devices=4)
     streams.assert_close(learner.params, other.params, rtol=1e-3, atol=1e-5)
     assert abs(means["loss/total"] - other_means["loss/total"]) < 1e-4
-    assert learner.optimizer_state[1].nu is not None
+    assert learner.train_state.optimizer_state[1].nu is not None
     once, _ = experience.update(_off_policy("feed_forward"))
     with pytest.raises(AssertionError):
         streams.assert_close(learner.params, once.params, rtol=1e-3, atol=1e-5)
