@@ -86,12 +86,11 @@ def benchmark_agent(
 
 def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.Turn:
     """Returns a turn that stores a rollout, draws as often as an update does, and reprioritises."""
-    agent = runner.agent
-    replay = agent._replay
+    replay = runner.agent._replay
     draws = max(round(replay.mean_gradient_steps(runner.steps_per_update)), 1)
 
     def use(memory, rollout, key):
-        memory = replay.add(memory, agent._kept(rollout))
+        memory = replay.add(memory, rollout)
 
         def body(index, carry):
             memory, used = carry
@@ -131,11 +130,19 @@ _ROLLOUT = (_COLUMNS, _COLUMNS, _COLUMNS, jax.sharding.PartitionSpec("data"))
 
 
 def _rollout(runner: anakin.Anakin, state: anakin.AnakinState) -> types.Rollout:
-    """Returns the latest rollout of all streams, zeros of its shapes."""
-    template = jax.eval_shape(
-        lambda s: runner._act(s.learner, s.streams, jax.random.key(0))[1], state
+    """Returns a rollout of all streams as replay stores it, zeros of its shapes."""
+    ring = state.memory.ring  # [B, C, ...]
+    steps = runner.steps_per_update // ring.timestep.reward.shape[0]
+
+    def zeros(tree, *leading):
+        return jax.tree.map(lambda x: np.zeros((*leading, x.shape[0], *x.shape[2:]), x.dtype), tree)
+
+    return types.Rollout(
+        timestep=zeros(ring.timestep, steps + 1),
+        action=zeros(ring.action, steps),
+        extras=zeros(ring.extras, steps),
+        actor_state=zeros(ring.actor_state),
     )
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), template)
 
 
 def memory(runner: anakin.Anakin, state: anakin.AnakinState) -> dict[str, int]:
