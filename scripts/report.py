@@ -9,6 +9,7 @@ import argparse
 import collections
 import pathlib
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import aggregates  # isort: skip  (beside this script, as are the next four)
@@ -120,12 +121,14 @@ def readme_table(rows: Rows) -> str:
             [
                 *_named(row),
                 f"{_mean(row)} ({seeds})",
+                _greedy(known),
                 results.number(known.random_policy),
                 _steps(known.agent_steps),
                 _wall_time(known) or "not kept",
             ]
         )
-    headings = ["experiment", "runner", "return, mean ± s.e.", "random policy", "agent steps"]
+    headings = ["experiment", "runner", "return, mean ± s.e.", "greedy", "random policy"]
+    headings.append("agent steps")
     return speed_tables.table([*headings, "wall time"], lines)
 
 
@@ -139,6 +142,14 @@ def _mean(row: results.Row) -> str:
     sample = row.measured.sample
     error = "" if sample.runs < 2 else f" ± {_error(sample.standard_error)}"
     return f"{results.number(sample.mean)}{error}{most}"
+
+
+def _greedy(known: results.Measured) -> str:
+    """Returns the mean return of greedy actions, where the row's own evaluations sample."""
+    returns = [run.greedy_return for run in known.runs]
+    if not returns or None in returns:
+        return ""
+    return results.number(statistics.fmean(returns))
 
 
 def _error(value: float) -> str:
