@@ -81,9 +81,17 @@ def test_commands_say_where_numbers_come_from(modules, rows):
 
 def test_the_readme_has_what_was_measured_in_few_words(modules, rows):
     lines = _lines(modules.report.readme_table(rows))
-    assert (
-        lines["one"] == "| `one` | `anakin` | 2.00 ± 1, of 3 (2 seeds) | -1.00 | 5M | 0 to 10 s |"
-    )
+    end = "-1.00 | 5M | 0 to 10 s |"
+    assert lines["one"] == f"| `one` | `anakin` | 2.00 ± 1, of 3 (2 seeds) |  | {end}"
+    one = next(iter(rows.values()))
+    runs = tuple(dataclasses.replace(run, greedy_return=0.5) for run in one.measured.runs)
+    sampled = dataclasses.replace(one, measured=dataclasses.replace(one.measured, runs=runs))
+    lines = _lines(modules.report.readme_table({**rows, one.name: sampled}))
+    assert lines["one"] == f"| `one` | `anakin` | 2.00 ± 1, of 3 (2 seeds) | 0.50 | {end}"
+
+
+def test_the_readme_counts_one_seed(modules, rows):
+    lines = _lines(modules.report.readme_table(rows))
     assert lines["alone"].startswith("| `alone` | `anakin` | 2.00, of 3 (1 seed) |")
     assert "none" not in lines
 
