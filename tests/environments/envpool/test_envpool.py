@@ -22,7 +22,7 @@ from podracers.supervision import children
 from podracers.training import experiment
 from tests.environments import host_contract
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 KEY = jax.random.key(0)
 STICKY = {"repeat_action_probability": 0.25}
 LIMIT = 12  # agent steps; random play ends some of CartPole's episodes before, some not

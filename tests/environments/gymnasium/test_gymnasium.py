@@ -19,7 +19,7 @@ from environments.gymnasium import spaces as gymnasium_spaces
 from podracers import environment, errors, types
 from tests.environments import host_contract
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 KEY = jax.random.key(3)
 OWN = "tests.environments.own_games:Own/"
 SUBJECTS = {
@@ -384,7 +384,7 @@ def test_closing_ends_a_step_that_hangs_and_wakes_who_waits_for_it():
 def test_workers_end_with_their_parent_even_if_it_is_killed():
     program = (
         "import os, signal\n"
-        "from tests.environments import test_gymnasium\n"
+        "from tests.environments.gymnasium import test_gymnasium\n"
         "host = test_gymnasium._third_step('hang')\n"
         "print(*(p.pid for p in test_gymnasium._processes(host)), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
