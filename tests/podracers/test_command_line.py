@@ -103,7 +103,7 @@ def test_a_bug_in_a_thread_ends_with_its_line(my_agent):
 def test_a_bug_of_this_project_ends_with_its_line():
     report = _report(pipeline.Queue(None, 1).get)
     assert re.fullmatch(
-        r".*podracers/supervision/pipeline\.py:\d+ in get: AttributeError: 'NoneType' object has no .*",
+        r".*supervision/pipeline\.py:\d+ in get: AttributeError: 'NoneType' object has no .*",
         report[-1],
     )
 
