@@ -81,7 +81,7 @@ def _seeds(
 ) -> tuple[dict[int, tuple[np.ndarray, np.ndarray]], list[str]]:
     """Returns the curve of each seed, and what to say of those that several runs have."""
     curves, sources, said = {}, {}, {}
-    for run in sorted(runs, key=lambda run: run.directory.metrics.stat().st_mtime_ns):
+    for run in sorted(runs, key=lambda run: run.directory.config.stat().st_mtime_ns):
         path = str(run.directory.path)
         for seed, curve in _members(run, metric).items():
             if sources.get(seed, path) != path:
@@ -97,7 +97,9 @@ def _members(run: groups.Run, metric: str) -> dict[int, tuple[np.ndarray, np.nda
     """Returns agent steps and values, both `[K]`, of each seed of a run."""
     rows = plotting.read_log(run.directory.path)
     prefix = f"{metric}/seed_"
-    members = {int(name.removeprefix(prefix)) for row in rows for name in row if prefix in name}
+    members = {
+        int(name.removeprefix(prefix)) for row in rows for name in row if name.startswith(prefix)
+    }
     names = {seed: f"{prefix}{seed}" for seed in members} or {run.seed: metric}
     curves = {}
     for seed, name in names.items():

@@ -2,7 +2,7 @@
 
 EnvPool (Weng et al., "EnvPool: A Highly Parallel Reinforcement Learning Environment Execution
 Engine", https://arxiv.org/abs/2206.10558) is imported lazily: its import takes seconds. What its
-families of simulators do differently is in `envpool_families`.
+families of simulators do differently is in `families`.
 
 Axis legend: `B` streams.
 """
@@ -36,7 +36,7 @@ class EnvPool:
     - Rewards are the simulator's own.
     - The time limit truncates, unless the task ends by its own rules on that very step. Where the
       simulator has a clock that cannot be set and does not say (Jumanji's, see
-      `envpool_families`), an end on that step counts as truncated.
+      `families`), an end on that step counts as truncated.
 
     Attributes:
       task_id: one of EnvPool's, such as `Pong-v5`, `Hopper-v4` or `Jumanji/Snake-v1`.

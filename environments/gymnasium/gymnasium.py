@@ -173,7 +173,7 @@ class Gymnasium:
 
 
 class _Batch(Protocol):
-    """What `gymnasium_rows.Rows` and `gymnasium_workers.Workers` have in common."""
+    """What `rows.Rows` and `workers.Workers` have in common."""
 
     def reset(self) -> rows.Moment: ...
     def send(self, action: np.ndarray) -> None: ...

@@ -39,7 +39,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 class Workers:
-    """`B` environments, split over processes; has the methods of `gymnasium_rows.Rows`.
+    """`B` environments, split over processes; has the methods of `rows.Rows`.
 
     Args:
       recipe: of each environment.

@@ -127,6 +127,10 @@ def initialize(group: Group, timeout: float) -> None:
       errors.UserError: there is no cluster that says who they are, or process 0 cannot listen.
       errors.RunFailure: they were not all there in time.
     """
+    if not 0.0 < timeout <= _PATIENCE:
+        raise errors.UserError(
+            f"--peer_timeout: expected seconds, more than 0 and at most {_PATIENCE:.0f}, got {timeout}"
+        )
     # It would take SIGTERM away from whoever handles it (see `signals`).
     jax.config.update("jax_enable_preemption_service", False)
     # Where a cluster says who they are, its name for process 0 may stand for several interfaces.

@@ -112,7 +112,7 @@ class Watch:
 
 def expect_end() -> None:
     """Gives this process as long to end as its longest limit, whatever it does meanwhile."""
-    if _guardians:
+    if _guardians and _guardians[0].longest:
         guardian = _guardians[0]
         guardian.be_silent()
         guardian.limits[expect_end] = guardian.longest

@@ -65,11 +65,13 @@ def _parts(path: pathlib.Path) -> list[str]:
 
 
 def _exported(path: pathlib.Path) -> dict[str, list[str]]:
-    """Returns what a package re-exports, by the module that defines it."""
-    imports = [
-        node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)
-    ]
-    return {node.module: [alias.name for alias in node.names] for node in imports}
+    """Returns what a package re-exports, by the module of its own that defines it."""
+    package = f"{_dotted(path)}."
+    return {
+        node.module: [alias.name for alias in node.names]
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package)
+    }
 
 
 def _is_part(node: ast.stmt) -> bool:

@@ -121,8 +121,9 @@ class Run:
                     self._advance()
             if not self._stopping and (summary := self._finish()) is not None:
                 return summary
-            self._save(None)
-            self._commit()
+            if self._update:  # before that there is nothing to go on from
+                self._save(None)
+                self._commit()
             self._say(f"stopped at {self.steps:,} steps: continue with --resume")
             return None
         finally:

@@ -142,6 +142,8 @@ def test_a_signal_before_training_began_is_no_failure(folder, config):
     assert stopped.returncode == 0, stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert "stopped at" in stopped.stdout
+    resumed = processes.run("train", "--run_dir", path, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
 
 
 def _kill_and_resume(reference, path, config, kills):

@@ -331,3 +331,10 @@ def test_alone_nothing_has_to_be_agreed_on():
     assert processes.on_lead(lambda: {"any": "thing"}) == {"any": "thing"}
     assert processes.any_process(True) is True
     assert processes.any_process(False) is False
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_limit_that_cannot_be_is_a_mistake(timeout):
+    group = processes.Group("127.0.0.1:1", 2, 0)
+    with pytest.raises(errors.UserError, match=r"--peer_timeout: expected seconds, more than 0"):
+        processes.initialize(group, timeout)
