@@ -129,7 +129,8 @@ def initialize(group: Group, timeout: float) -> None:
     """
     if not 0.0 < timeout <= _PATIENCE:
         raise errors.UserError(
-            f"--peer_timeout: expected seconds, more than 0 and at most {_PATIENCE:.0f}, got {timeout}"
+            "--peer_timeout: expected seconds, more than 0 and at most "
+            f"{_PATIENCE:.0f}, got {timeout}"
         )
     # It would take SIGTERM away from whoever handles it (see `signals`).
     jax.config.update("jax_enable_preemption_service", False)
