@@ -5,8 +5,8 @@
 Trains what is behind a row of docs/results.json (`scripts/train.py`, each seed in a process of its
 own, one after the other), then sets the new returns beside the old ones. Exit code 1 says that they
 differ: a test of equal means (Welch's) has p < 0.05, or neither varies and they are not the same.
-Nothing is judged where agent steps or evaluation episodes were others, as of a run that was stopped
-early.
+Nothing is judged where agent steps were others, as of a run that was stopped early, or where only
+one side was evaluated by sampled actions.
 
 With --record, the new numbers take the place of the old ones, and the exit code is 0 whatever they
 are; `python scripts/report.py` then makes docs/results.md anew, and the table of README.md. Stopped
@@ -283,8 +283,12 @@ def _otherwise_measured(old: results.Measured, new: results.Measured) -> str:
     """Returns what two measurements do not have in common, in words; empty where all is."""
     if not math.isclose(old.agent_steps, new.agent_steps, rel_tol=_SAME_STEPS):
         return f"other agent steps, {old.agent_steps:,} then and {new.agent_steps:,} now"
-    if old.episodes != new.episodes:
-        return f"other evaluations, of {old.episodes} episodes then and {new.episodes} now"
+    kinds = [
+        "sampled" if any(run.greedy_return is not None for run in measured.runs) else "greedy"
+        for measured in (old, new)
+    ]
+    if kinds[0] != kinds[1]:
+        return f"other evaluations, of {kinds[0]} actions then and {kinds[1]} ones now"
     return ""
 
 

@@ -35,8 +35,6 @@ def watch(process: int) -> None:
         # Where all processes were suspended, the time between two looks is long.
         silent += 0.0 if children.is_stopped(process) else min(now - before, 2 * _PERIOD)
         before = now
-        if os.getppid() != process:
-            break  # it is no more, though a child of its own may keep the pipe open
         if ready:
             said = os.read(0, 2**16)
             if not said:
@@ -45,6 +43,8 @@ def watch(process: int) -> None:
             if lines:
                 seconds, directories = json.loads(lines[-1])
                 limit, silent = math.inf if seconds is None else seconds, 0.0
+        elif os.getppid() != process:
+            break  # it is no more, though a child of its own may keep the pipe open
         elif silent > limit:
             left = _end(process, silent)
             break

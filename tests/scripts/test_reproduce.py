@@ -111,7 +111,8 @@ def _changed(recorded, folder, returns):
     ledger, output, _ = recorded
     rows = json.loads(ledger.read_text())
     rows[0]["measured"]["runs"] = [
-        {"seed": 10 + n, "final_return": value} for n, value in enumerate(returns)
+        {"seed": 10 + n, "final_return": value, "greedy_return": value}
+        for n, value in enumerate(returns)
     ]
     (folder / "other.json").write_text(json.dumps(rows))
     return ("tiny", "--results", folder / "other.json", "--out", output, "--seeds", 2)
@@ -146,7 +147,7 @@ def _measured(modules, **changes):
         ({"mean": 9.0}, "differ: the means differ by -8, p =", True),
         ({"mean": 9.0, "agent_steps": 995}, "differ: ", True),  # in round numbers
         ({"mean": 9.0, "agent_steps": 800}, "no verdict: other agent steps, 800 then and 1,000", 0),
-        ({"mean": 9.0, "episodes": 16}, "no verdict: other evaluations, of 16 episodes", False),
+        ({"mean": 9.0, "episodes": 16}, "differ: the means differ by -8", True),
         ({"mean": 9.0, "standard_error": None}, "no test: the means differ by -8", False),
         ({"mean": 9.0, "num_seeds": 1}, "no verdict: the means differ by -8", False),
     ],
@@ -156,6 +157,14 @@ def test_only_what_was_measured_alike_is_judged(modules, changes, said, differs)
     verdict, found = modules.reproduce._verdict(old, new)
     assert verdict.startswith(said)
     assert found == bool(differs)
+
+
+def test_sampled_returns_are_not_judged_by_greedy_ones(modules):
+    greedy = _measured(modules, runs=(modules.results.SeedRun(0, 1.0),))
+    sampled = _measured(modules, runs=(modules.results.SeedRun(0, 0.5, greedy_return=1.0),))
+    verdict, differs = modules.reproduce._verdict(greedy, sampled)
+    assert verdict == "no verdict: other evaluations, of greedy actions then and sampled ones now"
+    assert not differs
 
 
 def test_equal_returns_of_other_runs_are_not_identical(modules):
