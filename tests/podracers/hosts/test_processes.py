@@ -117,6 +117,7 @@ def test_what_is_being_saved_is_finished_first():
         """
 begin()
 if process == 1:
+    time.sleep(3.0)  # until the other one has something to finish
     raise errors.RunFailure("the disk is full")
 written = []
 peers.finish_first(lambda: not written)
