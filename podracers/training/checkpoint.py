@@ -289,7 +289,7 @@ class Checkpointer:
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(**{item: arguments}))
         except Exception as error:  # orbax and tensorstore raise almost anything here
-            raise manifest.DamagedError(manifest.reason(error)) from error
+            raise manifest.unreadable("", error) from error
         return global_arrays.like(restored[item], template), record["user"]
 
     def _read_metadata(self, step: int) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class Checkpointer:
         try:
             record = self._manager.restore(step, args=arguments)["metadata"]
         except Exception as error:  # see _restore_item
-            raise manifest.DamagedError(f"metadata: {manifest.reason(error)}") from error
+            raise manifest.unreadable("metadata", error) from error
         if said := schema.fault(record, _RECORD):
             raise manifest.DamagedError(f"metadata: {said}")
         if step % record["user"]["update"]:

@@ -4,6 +4,7 @@ Array files carry no checksums of their own, so a flipped bit in one would resto
 manifest of the size and the CRC-32 of every file is written into a checkpoint before its commit.
 """
 
+import errno
 import json
 import os
 import pathlib
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import types
+from podracers import errors, types
 from podracers.training import schema
 
 MANIFEST = "manifest.json"
@@ -23,8 +24,29 @@ _SUMS = {str: [schema.COUNT, schema.COUNT]}  # by file: size, CRC-32
 _CHUNK = 1 << 20  # bytes read at a time
 
 
+# What says nothing of a file but that it cannot be read now, or by this process.
+_NOT_NOW = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ESTALE}
+
+
 class DamagedError(Exception):
     """One checkpoint cannot be used; the text says why, in one line."""
+
+
+def unreadable(what: str, error: BaseException) -> DamagedError | errors.RunFailure:
+    """Returns what to raise where something of a checkpoint could not be read.
+
+    A checkpoint that is called damaged is set aside, so lack of memory, of file descriptors or of
+    permission does not count as damage: it ends the run.
+    """
+    text = f"{what}: {reason(error)}" if what else reason(error)
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    for cause in causes:
+        is_full = isinstance(cause, MemoryError) or "RESOURCE_EXHAUSTED" in str(cause)
+        if is_full or (isinstance(cause, OSError) and cause.errno in _NOT_NOW):
+            return errors.RunFailure(f"could not read a checkpoint: {text}")
+    return DamagedError(text)
 
 
 def write(folder: pathlib.Path) -> None:
@@ -42,11 +64,12 @@ def verify(folder: pathlib.Path, items: Sequence[str]) -> None:
 
     Raises:
       DamagedError: a file is missing, cut short or changed.
+      errors.RunFailure: a file cannot be read now, see `unreadable`.
     """
     try:
         sums = schema.parse((folder / MANIFEST).read_bytes(), _SUMS)
     except (OSError, ValueError) as error:
-        raise DamagedError(f"{MANIFEST}: {reason(error)}") from error
+        raise unreadable(MANIFEST, error) from error
     names = [name for name in sums if name.split("/")[0] in items]
     if missing := set(items) - {name.split("/")[0] for name in names}:
         raise DamagedError(f"{MANIFEST}: nothing on {min(missing)}")
@@ -54,7 +77,7 @@ def verify(folder: pathlib.Path, items: Sequence[str]) -> None:
         try:
             found = _checksum(folder / name)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-            raise DamagedError(f"{name}: {reason(error)}") from error
+            raise unreadable(name, error) from error
         if found != sums[name]:
             raise DamagedError(f"{name}: checksum does not match")
 

@@ -1,11 +1,13 @@
 """Tests of checkpoints: what is saved comes back, and what is damaged never does."""
 
 import contextlib
+import errno
 import functools
 import json
 import logging
 import os
 import pathlib
+import resource
 import shutil
 import subprocess
 import threading
@@ -406,6 +408,38 @@ def test_a_half_written_checkpoint_is_ignored(copied):
     assert (copied / "40.orbax-checkpoint-tmp").exists()  # it may be another process's
     assert _restore(copied)[0] == 20
     assert not (copied / "40.orbax-checkpoint-tmp").exists()
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_set_aside(copied):
+    checkpointer = checkpoint.Checkpointer(copied)
+    state = _make_state()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # all of them are taken
+    try:
+        with pytest.raises(errors.RunFailure, match=r"could not read .*: Too many open files"):
+            checkpointer.restore(state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        checkpointer.close()
+    assert not list(copied.glob("damaged-*"))
+    assert _restore(copied)[0] == 30
+
+
+@pytest.mark.parametrize(
+    ("error", "is_damage"),
+    [
+        (MemoryError(), False),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), True),
+        (ValueError("Expecting value"), True),
+    ],
+)
+def test_what_says_nothing_of_a_file_is_no_damage(error, is_damage):
+    outer = RuntimeError("while restoring")
+    outer.__cause__ = error
+    for found in (manifest.unreadable("a", error), manifest.unreadable("", outer)):
+        assert isinstance(found, manifest.DamagedError if is_damage else errors.RunFailure)
 
 
 def test_all_damaged(copied):
