@@ -19,7 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
     ],
 )
 def test_train(variables, flags):
-    command = ["make", "--dry-run", *variables, "train"]
+    # Without the lines that make adds when it is run by another make, as `make test` does.
+    command = ["make", "--no-print-directory", "--dry-run", *variables, "train"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     last = printed.replace("\\\n", " ").splitlines()[-1].split()
     assert last == [".venv/bin/python", "scripts/train.py", *flags.split()]
