@@ -1,4 +1,4 @@
-"""docs/usage.md: its programs run, its commands parse, and no metric in it is invented."""
+"""docs/usage.md and the README: programs run, commands parse, and no metric is invented."""
 
 import importlib
 import json
@@ -19,11 +19,25 @@ from tests import documented
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def _program(name: str) -> str:
+def _program(name: str, page: pathlib.Path = documented.PAGE) -> str:
     """Returns the block of Python that a comment names."""
-    return re.search(
-        rf"<!-- test: {name} -->\n```python\n(.*?)```", documented.PAGE.read_text(), re.S
-    )[1]
+    return re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", page.read_text(), re.S)[1]
+
+
+@pytest.mark.slow
+def test_the_readmes_ten_lines_learn(capsys):
+    exec(_program("ten lines", ROOT / "README.md"), {})
+    *training, evaluated = map(float, capsys.readouterr().out.split())
+    assert len(training) == 5
+    assert min(training[-1], evaluated) > training[0]
+
+
+@pytest.mark.slow
+def test_a_run_from_python_leaves_a_summary(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(_program("run").replace("100_000", "2048"), {})
+    summary = json.loads((tmp_path / "runs" / "catch-from-python" / "summary.json").read_text())
+    assert summary["environment_steps"] == 2048
 
 
 @pytest.fixture(scope="module", name="swept")
