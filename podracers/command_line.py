@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import pathlib
+import runpy
 import sys
 import sysconfig
 import traceback
@@ -63,7 +64,7 @@ def runner_file(name: str) -> str:
         return name
     path = f"{_RUNNERS}/{name}.gin"
     if config_names.find_file(path) is None:
-        known = (config_names.ROOT / _RUNNERS).glob("*.gin")
+        known = (config_names.SHIPPED / _RUNNERS).glob("*.gin")
         hint = errors.nearest(name, [file.stem for file in known])
         raise errors.UserError(f"there is no runner '{name}'{hint}")
     return path
@@ -141,6 +142,13 @@ def run(main: Callable[[], int | None]) -> None:
     if not several:  # else the others may take their time
         watchdog.expect_end()
     sys.exit(code)
+
+
+def compare() -> None:
+    """Is `podracers-compare`: runs `scripts/compare.py`, which is installed as data."""
+    script = pathlib.Path(__file__).parent / "scripts" / "compare.py"
+    sys.path.insert(0, str(script.parent))  # of the modules beside it
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def _first(error: BaseException) -> BaseException:

@@ -17,7 +17,13 @@ def first_line(error: BaseException) -> str:
 
 def missing_file(path: str) -> str:
     """Returns what to say of a gin file that is not there."""
-    return f"there is no gin file '{path}'{errors.nearest(path, config_names.files())}"
+    files = config_names.files()
+    for folder in ("gin/experiments/", "gin/"):
+        if path.count("/") == 2 - folder.count("/"):  # as it would be found there
+            known = [file.removeprefix(folder) for file in files if file.startswith(folder)]
+            if "did you mean" in (hint := errors.nearest(path, known)):
+                return f"there is no gin file '{path}'{hint}"
+    return f"there is no gin file '{path}'{errors.nearest(path, files)}"
 
 
 def explain(error: Exception, source: str) -> str:

@@ -5,7 +5,9 @@ import functools
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = ("", str(ROOT))  # where gin files are looked for, in this order
+SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout as well as where it was installed
+# Where gin files are looked for, in this order.
+FOLDERS = ("", *(str(SHIPPED / folder) for folder in ("", "gin", "gin/experiments")))
 PACKAGES = ("agents", "environments", "podracers")
 _NOT_PARTS = {"NamedTuple", "Protocol", "Exception", "RuntimeError", "ValueError"}
 
@@ -17,8 +19,9 @@ def find_file(path: str) -> pathlib.Path | None:
 
 
 def files() -> list[str]:
-    """Returns the gin files of this project, relative to it."""
-    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("gin/**/*.gin"))
+    """Returns the gin files of this project, as `gin/experiments/catch_ppo.gin`."""
+    paths = [*SHIPPED.glob("gin/*.gin"), *SHIPPED.glob("gin/*/*.gin")]
+    return sorted(str(path.relative_to(SHIPPED)) for path in paths)
 
 
 def modules() -> list[str]:
