@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import pathlib
+import runpy
 import sys
 import sysconfig
 import traceback
@@ -15,7 +16,7 @@ import jax
 from podracers import errors
 from podracers.hosts import processes
 from podracers.supervision import closing, pipeline, watchdog
-from podracers.training import config_errors, config_names
+from podracers.training import config_names
 
 _OWN = tuple(f"{config_names.ROOT / name}{os.sep}" for name in (*config_names.PACKAGES, "scripts"))
 _RUNNERS = "gin/runners"
@@ -58,15 +59,12 @@ def runner_file(name: str) -> str:
       errors.UserError: there is none.
     """
     if name.endswith(".gin"):
-        if config_names.find_file(name) is None:
-            raise errors.UserError(config_errors.missing_file(name))
+        config_names.require_file(name)
         return name
-    path = f"{_RUNNERS}/{name}.gin"
-    if config_names.find_file(path) is None:
-        known = (config_names.ROOT / _RUNNERS).glob("*.gin")
-        hint = errors.nearest(name, [file.stem for file in known])
-        raise errors.UserError(f"there is no runner '{name}'{hint}")
-    return path
+    known = [file.stem for file in (config_names.SHIPPED / _RUNNERS).glob("*.gin")]
+    if name not in known:
+        raise errors.UserError(f"there is no runner '{name}'{errors.nearest(name, known)}")
+    return f"{_RUNNERS}/{name}.gin"
 
 
 def use_compilation_cache() -> None:
@@ -103,7 +101,7 @@ def ending(error: BaseException) -> Ending:
     """
     if isinstance(error, errors.UserError | errors.RunFailure):
         # gin appends to whatever passes through the parts that it made.
-        cause = config_errors.first_line(error)
+        cause = errors.first_line(error)
         kind = "error" if isinstance(error, errors.UserError) else "failed"
         return Ending(error.exit_code, cause, f"{kind}: {cause}")
     if isinstance(error, KeyboardInterrupt):
@@ -143,6 +141,13 @@ def run(main: Callable[[], int | None]) -> None:
     sys.exit(code)
 
 
+def compare() -> None:
+    """Is `podracers-compare`: runs `scripts/compare.py`, which is installed as data."""
+    script = pathlib.Path(__file__).parent / "scripts" / "compare.py"
+    sys.path.insert(0, str(script.parent))  # of the modules beside it
+    runpy.run_path(str(script), run_name="__main__")
+
+
 def _first(error: BaseException) -> BaseException:
     """Returns what a thread raised, where that is why another one failed."""
     while isinstance(error, pipeline.WorkerError) and error.__cause__:
@@ -165,7 +170,7 @@ def _cause(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if os.path.realpath(frame.filename).startswith(_OWN)]
     users = [frame for frame in frames if frame not in own and not _is_of_library(frame.filename)]
-    what = f"{type(error).__name__}: {config_errors.first_line(error)}"
+    what = f"{type(error).__name__}: {errors.first_line(error)}"
     for frame in reversed(users or own):
         path = frame.filename
         with contextlib.suppress(OSError, ValueError):  # the working directory may be gone

@@ -1,4 +1,4 @@
-"""The two ways in which a run ends early, the exit code of each, and what their messages share."""
+"""The two ways in which a run ends early, the exit code of each, and what messages share."""
 
 import difflib
 from collections.abc import Iterable
@@ -34,6 +34,12 @@ def require_count(part: Any, name: str, least: int = 1) -> None:
             return
         expected = f"at most {INT32_MAX}"
     raise UserError(f"{type(part).__name__}.{name}: expected {expected}, got {value!r}")
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of a message, or the name of an exception without one."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> str:

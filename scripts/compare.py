@@ -27,7 +27,7 @@ import comparison  # isort: skip
 import rich.console
 
 from podracers import command_line, errors
-from podracers.training import config, config_errors, experiment, run_directory, signals
+from podracers.training import config, experiment, run_directory, signals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _plan(
     try:
         settings = experiment.load(gin_files, bindings, say)
     except errors.UserError as error:
-        raise errors.UserError(f"{contender.label}: {config_errors.first_line(error)}") from error
+        raise errors.UserError(f"{contender.label}: {errors.first_line(error)}") from error
     if settings.seed != seed:
         raise errors.UserError(
             f"{contender.label}: seeds are chosen by --seeds, but the configuration insists on "

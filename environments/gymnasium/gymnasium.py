@@ -23,7 +23,6 @@ from gymnasium.envs import registration
 from environments.gymnasium import rows, workers
 from environments.gymnasium import spaces as gymnasium_spaces
 from podracers import environment, errors, types
-from podracers.training import config_errors
 
 _PICTURES = "rgb_array"  # Gymnasium's name for `render` that returns them
 _VECTORIZATIONS = ("sync", "async")
@@ -135,7 +134,7 @@ class Gymnasium:
             picture = env.render()
         except Exception as error:
             raise errors.UserError(
-                f"Gymnasium's {self.spec.name} cannot be drawn: {config_errors.first_line(error)}"
+                f"Gymnasium's {self.spec.name} cannot be drawn: {errors.first_line(error)}"
             ) from error
         finally:
             env.close()

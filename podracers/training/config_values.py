@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gin import config_parser
-from podracers import errors
-from podracers.training import config_errors
+from podracers.training import config_names
 
 
 class Reference(NamedTuple):
@@ -30,11 +29,16 @@ class Macro(NamedTuple):
     name: str
 
 
-class _Names(config_parser.ParserDelegate):
+class _Values(config_parser.ParserDelegate):
+    def __init__(self):
+        self.names = set()
+
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        self.names.add(scoped_configurable_name.rpartition("/")[2])
         return Reference(scoped_configurable_name, evaluate)
 
     def macro(self, macro_name: str) -> Macro:
+        self.names.add(macro_name)
         return Macro(macro_name)
 
 
@@ -48,15 +52,26 @@ def read(text: str, source: str) -> dict[str, Any]:
     Raises:
       errors.UserError: it is no .gin file.
     """
+    return _read(text, source, _Values())
+
+
+def names(text: str) -> tuple[set[str], set[str]]:
+    """Returns the parts and macros that values of a .gin file name, and the parts that it binds."""
+    delegate = _Values()
+    subjects = {name.rpartition("/")[2].rpartition(".")[0] for name in _read(text, "", delegate)}
+    return delegate.names, subjects - {""}
+
+
+def _read(text: str, source: str, delegate: _Values) -> dict[str, Any]:
     values = {}
     try:
-        for statement in config_parser.ConfigParser(text, _Names()):
+        for statement in config_parser.ConfigParser(text, delegate):
             if isinstance(statement, config_parser.BindingStatement):
                 scope, selector = statement.scope, statement.selector
                 name = ".".join(part for part in (selector, statement.arg_name) if part)
                 values[f"{scope}/{name}" if scope else name] = statement.value
     except Exception as error:
-        raise errors.UserError(config_errors.explain(error, source)) from error
+        raise config_names.explain(error, source) from error
     return values
 
 

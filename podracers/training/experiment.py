@@ -11,7 +11,7 @@ from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import errors, evaluation, evaluators, types
 from podracers import runner as runner_lib
-from podracers.training import check_static, config, config_errors
+from podracers.training import check_static, config
 
 _SUPPLIED = {"spec", "agent", "environment"}  # what parts are built with, by name
 _LEAST = {
@@ -238,7 +238,7 @@ def _check_spec(environment: environment_lib.Environment) -> None:
     try:
         _ = environment.spec
     except errors.UserError as error:
-        raise errors.UserError(config_errors.first_line(error)) from error
+        raise errors.UserError(errors.first_line(error)) from error
     faults, _ = check_static.spec_faults(environment)
     if faults:
         raise errors.UserError(f"environment {type(environment).__name__}: {'; '.join(faults)}")
@@ -251,7 +251,7 @@ def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any)
     try:
         made = make(**arguments)
     except (TypeError, ValueError, RuntimeError) as error:
-        message = config_errors.first_line(error)
+        message = errors.first_line(error)
         if isinstance(error, errors.UserError):
             raise errors.UserError(message) from error
         missing = _missing(name, message)

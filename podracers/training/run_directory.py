@@ -208,7 +208,12 @@ def _versions() -> dict[str, str]:
 
 
 def _commit(root: pathlib.Path = _ROOT) -> str | None:
-    """Returns the commit of a checkout, with `-dirty` where files differ; None without git."""
+    """Returns the commit of a checkout, with `-dirty` where files differ; None without git.
+
+    A folder within one is none: what was installed there has no commit that git would know.
+    """
+    if not (root / ".git").exists():
+        return None
     return _git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or None
 
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from podracers import command_line, errors, footprint
 from podracers import environment as environment_lib
-from podracers.training import config_errors, experiment, run_directory
+from podracers.training import experiment, run_directory
 
 FIELDS = (
     "num_envs",
@@ -329,7 +329,7 @@ def _memory() -> dict[str, int | None]:
 
 
 def _reason(error: Exception) -> str:
-    message = config_errors.first_line(error)
+    message = errors.first_line(error)
     if "RESOURCE_EXHAUSTED" in str(error):
         return f"out of memory: {message}"
     return message if isinstance(error, errors.UserError) else f"{type(error).__name__}: {message}"

@@ -1,0 +1,94 @@
+"""Evaluates a run: python scripts/evaluate.py --run_dir DIR [--episodes N] [--video FILE.gif].
+
+Of the last checkpoint of a finished run it says what `summary.json` says; any other checkpoint
+plays the same episodes. Where evaluations sample from the policy, the return of greedy actions is
+printed beside.
+"""
+
+import argparse
+import dataclasses
+
+import jax
+import numpy as np
+
+from podracers import command_line, errors, evaluation, evaluators, video
+from podracers.training import experiment, run_directory, trained
+
+
+def main() -> int:
+    """Parses the command line, evaluates, and prints the return."""
+    parser = command_line.Parser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run_dir", required=True)
+    parser.add_argument("--episodes", type=int, help="default: as many as in training")
+    parser.add_argument("--video", metavar="FILE.gif", help="also record one episode")
+    parser.add_argument("--seed", type=int, help="of the episodes (default: the seed of the run)")
+    parser.add_argument(
+        "--best", action="store_true", help="the best evaluated checkpoint, not the newest"
+    )
+    arguments = parser.parse_args()
+    command_line.use_compilation_cache()
+
+    directory = run_directory.RunDirectory(arguments.run_dir)
+    directory.require()
+    settings = _settings(directory, arguments)
+    parts = settings.build()
+    if arguments.video:
+        video.require(parts.environment)
+    step, params = trained.params(directory, parts, arguments.best)
+    population = parts.runner.population
+    key = evaluation.run_key(settings.seed)
+    judged = parts.evaluate(params, key)
+    print(f"step {step:,}: {_described(judged.episodes)}")
+    if judged.greedy is not None:
+        print(f"greedy: {_described(judged.greedy)}")
+    if arguments.video:
+        member = params if population == 1 else jax.tree.map(lambda x: x[0], params)
+        frames = evaluators.film(
+            parts.agent, parts.environment, member, key, parts.evaluator.max_steps
+        )
+        video.write(frames, arguments.video)
+        print(f"{arguments.video}: {len(frames)} frames")
+    return 0
+
+
+def _settings(
+    directory: run_directory.RunDirectory, arguments: argparse.Namespace
+) -> experiment.Experiment:
+    """Returns the experiment of a run, with the episodes that the command line asks for."""
+    settings = experiment.load([str(directory.config)], [])
+    if (seed := arguments.seed) is not None:
+        if not 0 <= seed < 2**31:
+            raise errors.UserError(f"--seed: expected 0 <= seed < 2**31, got {seed}")
+        settings = dataclasses.replace(settings, seed=seed)
+    if (count := arguments.episodes) is not None:
+        if count < 1:
+            raise errors.UserError(f"--episodes: expected at least 1, got {count}")
+        # Where there are no greedy episodes, there still are none.
+        greedy = settings.greedy_evaluation_episodes and count
+        settings = dataclasses.replace(
+            settings, evaluation_episodes=count, greedy_evaluation_episodes=greedy
+        )
+    return settings
+
+
+def _described(episodes: evaluation.Episodes) -> str:
+    """Returns what episodes say, by member if there are several."""
+    mean = episodes.mean_return()
+    over = f"{mean.size} members" if mean.ndim else f"{episodes.returns.size} episodes"
+    by_member = ", by member: " + ", ".join(f"{each:.2f}" for each in mean) if mean.ndim else ""
+    return (
+        f"return {np.mean(episodes.returns):.2f} ± {episodes.standard_error():.2f} (mean and "
+        f"standard error over {over}), length {np.mean(episodes.lengths):.1f} agent steps"
+        f"{by_member}"
+    )
+
+
+def command() -> None:
+    """Is `podracers-evaluate` and `scripts/evaluate.py`: exits with the result of `main`."""
+    command_line.run(main)
+
+
+if __name__ == "__main__":
+    command()

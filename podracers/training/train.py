@@ -1,0 +1,185 @@
+"""Trains an experiment: python scripts/train.py --gin_file gin/experiments/NAME.gin.
+
+Later --gin_file and --gin_bindings win over earlier ones, and bindings over files. With --resume, a
+run directory goes on from its newest whole checkpoint, with the configuration it was begun with.
+"""
+
+import argparse
+import datetime
+import pathlib
+import tempfile
+
+import rich.console
+import rich.table
+
+from podracers import command_line, errors
+from podracers.hosts import processes
+from podracers.training import config, experiment, run, run_directory, signals
+
+
+def main() -> int:
+    """Parses the command line, trains, and prints what was reached."""
+    parser = command_line.Parser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_experiment()
+    parser.add_argument(
+        "--run_dir", help="default: runs/<experiment>-<runner>-seed<seed>-<date>-<time>"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue the run in --run_dir")
+    parser.add_argument(
+        "--resume_if_begun",
+        action="store_true",
+        help="continue the run in --run_dir if there is one, else begin it: for launchers",
+    )
+    _add_processes(parser)
+    arguments = parser.parse_args()
+    command_line.use_compilation_cache()
+    group = processes.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    if arguments.distributed or group.coordinator or processes.is_cluster():
+        processes.initialize(group, arguments.peer_timeout)
+    with signals.StopRequest() as stop:
+        return _train(arguments, stop)
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "several processes",
+        "One run over all devices of several processes, each started with the same command. Slurm "
+        "and TPU pods say by themselves which processes there are; elsewhere --coordinator and the "
+        "rest do. Process 0 writes the run directory; the others need not see it.",
+    )
+    group.add_argument(
+        "--distributed", action="store_true", help="be one of several processes, or fail"
+    )
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0")
+    group.add_argument("--num_processes", type=int, metavar="N")
+    group.add_argument("--process_id", type=int, metavar="I", help="from 0 to N - 1")
+    group.add_argument(
+        "--peer_timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long a process may be silent before it counts as lost (default: 60)",
+    )
+
+
+def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
+    directory = run_directory.RunDirectory(arguments.run_dir) if arguments.run_dir else None
+    resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
+    console = rich.console.Console(highlight=False)
+    settings = _load(arguments, begun, console)
+    processes.require_equal("the configuration", config.text())
+    parts = settings.build()
+    directory = directory or run_directory.RunDirectory(
+        _default(arguments.gin_file[0], settings, parts)
+    )
+    experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
+    if processes.any_process(bool(stop)):
+        return 0
+    if not resume:
+        processes.on_lead(lambda: _create(directory))
+    trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, say=console.print)
+    if resume:  # new bindings are kept once the checkpoint is known to fit them
+        processes.on_lead(lambda: directory.write_config(config.text()))
+    summary = trainer.train()
+    if summary:
+        console.print(_table(summary, directory))
+    return 0
+
+
+def _create(directory: run_directory.RunDirectory) -> None:
+    directory.create()
+    directory.lock.acquire()
+    directory.write_config(config.text())
+
+
+def _load(
+    arguments: argparse.Namespace, begun: str | None, console: rich.console.Console
+) -> experiment.Experiment:
+    """Returns the experiment; `begun` is the text of the configuration that a run began with."""
+
+    def say(line: str) -> None:
+        if processes.is_lead():
+            console.print(line, markup=False, soft_wrap=True)
+
+    files = command_line.gin_files(arguments)
+    if begun is None:
+        return experiment.load(files, arguments.gin_bindings, say)
+    config_file = run_directory.RunDirectory(arguments.run_dir).config
+    with tempfile.TemporaryDirectory() as folder:
+        if not processes.is_lead():  # which may not see what process 0 does
+            config_file = pathlib.Path(folder) / config_file.name
+            config_file.write_text(begun)
+        return experiment.load([str(config_file), *files], arguments.gin_bindings, say)
+
+
+def _begun(
+    arguments: argparse.Namespace, directory: run_directory.RunDirectory | None
+) -> tuple[bool, str | None]:
+    """Returns whether to resume, and the configuration so far; refuses an unsuitable directory."""
+    if directory is None:
+        for option in ("resume", "resume_if_begun"):
+            if getattr(arguments, option):
+                raise errors.UserError(f"--{option} needs --run_dir: which run to continue")
+    if arguments.resume or (arguments.resume_if_begun and directory.config.is_file()):
+        directory.require()
+        directory.lock.acquire()
+        return True, directory.read_config()
+    if not arguments.gin_file:
+        raise errors.UserError(
+            "no --gin_file: name one, such as gin/experiments/snake_ppo.gin, or "
+            "continue a run with --resume and --run_dir"
+        )
+    if directory:
+        directory.refuse_used()
+    return False, None
+
+
+def _default(gin_file: str, settings: experiment.Experiment, parts: experiment.Parts) -> str:
+    """Returns where a run goes that was given no directory."""
+    runner = type(parts.runner).__name__.lower()
+    seeds = f"seed{settings.seed}"
+    if parts.runner.population > 1:
+        seeds = f"seeds{settings.seed}-{settings.seed + parts.runner.population - 1}"
+    now = datetime.datetime.now()
+    return f"runs/{pathlib.Path(gin_file).stem}-{runner}-{seeds}-{now:%Y%m%d-%H%M%S}"
+
+
+def _table(summary: dict, directory: run_directory.RunDirectory) -> rich.table.Table:
+    """Returns what was reached, and where its files are."""
+    judged = summary["evaluation"]
+    seeds = judged.get("return_by_seed", {})
+    over = f"{len(seeds)} seeds" if seeds else f"{judged['episodes']} episodes"
+    table = rich.table.Table(show_header=False, title="What was reached", title_justify="left")
+    table.add_row(
+        "return",
+        f"{judged['return']:.2f} ± {judged['standard_error']:.2f} "
+        f"(mean and standard error over {over})",
+    )
+    if "greedy_return" in judged:
+        error = judged["greedy_standard_error"]
+        table.add_row("with greedy actions", f"{judged['greedy_return']:.2f} ± {error:.2f}")
+    for seed, mean in seeds.items():
+        table.add_row(f"  seed {seed}", f"{mean:.2f}")
+    table.add_row("random policy", f"{summary['random_policy_return']:.2f}")
+    table.add_row("episode length", f"{judged['length']:.1f} agent steps")
+    if judged["unfinished"]:
+        table.add_row("cut short", f"{judged['unfinished']} episodes")
+    table.add_row("agent steps", f"{summary['environment_steps']:,}")
+    rate = summary["steps_per_second"]
+    if rate is not None:
+        table.add_row("speed", f"{rate:,.0f} agent steps/s, compilation apart")
+    table.add_row("wall time", f"{summary['wall_time_s']:.0f} s")
+    table.add_row("device", summary["device"])
+    table.add_row("files", str(directory.path))
+    return table
+
+
+def command() -> None:
+    """Is `podracers-train` and `scripts/train.py`: exits with the result of `main`."""
+    command_line.run(main)
+
+
+if __name__ == "__main__":
+    command()
