@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracers import agent as agent_lib
-from podracers import batch, errors, footprint, keys, metrics, parallel, types, unroll
 from podracers import environment as environment_lib
+from podracers import errors, footprint, keys, metrics, parallel, types, unroll
 
 
 class AnakinState(NamedTuple):
@@ -40,7 +40,7 @@ class Anakin:
       num_envs: `B`, streams over all devices.
       rollout_length: `T`, agent steps of each stream between updates.
       population: `P`, independent seeds that are trained at once.
-      reset_batch: see `batch.BatchedEnvironment`.
+      reset_batch: see `unroll.BatchedEnvironment`.
       num_devices: how many of the devices to use; None for all.
     """
 
@@ -185,8 +185,8 @@ class Anakin:
         )
 
     @functools.cached_property
-    def _batched(self) -> batch.BatchedEnvironment:
-        return batch.BatchedEnvironment(self.environment, self.reset_batch)
+    def _batched(self) -> unroll.BatchedEnvironment:
+        return unroll.BatchedEnvironment(self.environment, self.reset_batch)
 
     def _init_shard(self, seed: jax.Array) -> AnakinState:
         # Made here: an array of one process's device would not do for the devices of several.
