@@ -148,7 +148,7 @@ class Learning:
         memory = self.agent.init_memory(self.programs.template(params, rows))
         return SebulbaState(
             learner=learner,
-            memory=parallel.side_by_side(memory),
+            memory=parallel.check_leading_axis(memory),
             episodes=metrics.EpisodeStatistics.init(rows),
             key=key,
             update=jnp.zeros((), jnp.int32),

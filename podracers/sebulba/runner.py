@@ -17,7 +17,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, footprint, keys, metrics, types
+from podracers import errors, keys, metrics, parallel, types
 from podracers.sebulba import acting, actor, jax_host, timing
 from podracers.sebulba import learner as learner_lib
 from podracers.sebulba import placement as placement_lib
@@ -124,10 +124,9 @@ class Sebulba:
         rows = self.num_envs // (processes * count * self._num_batches)
         each = f" on each of {processes} processes" if processes > 1 else ""
         state = jax.eval_shape(lambda: self.init(0))
-        memory = footprint.describe(state.memory, self.placement.mesh)
         num_steps = self.num_envs * (self.rollout_length + 1)
         observation = self.environment.spec.observation
-        footprint.require_room(state, observation, num_steps, self.placement.mesh)
+        memory = parallel.memory_usage(state, observation, num_steps, self.placement.mesh)
         return [
             f"Sebulba{each}, {self.placement.describe()}",
             f"{count} x {self._num_batches} batches of {rows} environments on "
