@@ -18,7 +18,7 @@ import numpy as np
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import errors, keys, metrics, parallel, types
-from podracers.sebulba import acting, actor, jax_host, timing
+from podracers.sebulba import actor, jax_host, timing
 from podracers.sebulba import learner as learner_lib
 from podracers.sebulba import placement as placement_lib
 from podracers.supervision import pipeline
@@ -137,11 +137,11 @@ class Sebulba:
 
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update, as the run will."""
-        return self._learning.trace(jax.eval_shape(lambda: self.init(seed)))
+        return self._learner.trace(jax.eval_shape(lambda: self.init(seed)))
 
     def init(self, seed: int) -> learner_lib.SebulbaState:
         """Returns the state before the first update."""
-        return self._learning.init(np.int32(seed))
+        return self._learner.init(np.int32(seed))
 
     def step(
         self, state: learner_lib.SebulbaState, num_updates: int
@@ -196,12 +196,14 @@ class Sebulba:
         return jax_host.JaxHostEnvironment(self.environment)
 
     @functools.cached_property
-    def _programs(self) -> acting.Acting:
-        return acting.Acting(self.agent, self._factory.spec, self.rollout_length, self.num_envs)
+    def _programs(self) -> actor.ActorPrograms:
+        return actor.ActorPrograms(
+            self.agent, self._factory.spec, self.rollout_length, self.num_envs
+        )
 
     @functools.cached_property
-    def _learning(self) -> learner_lib.Learning:
-        return learner_lib.Learning(self.agent, self._programs, self.placement, self.num_envs)
+    def _learner(self) -> learner_lib.Learner:
+        return learner_lib.Learner(self.agent, self._programs, self.placement, self.num_envs)
 
     @property
     def _num_batches(self) -> int:
@@ -270,7 +272,7 @@ class Sebulba:
 
     def _publish(self, state: learner_lib.SebulbaState, version: int) -> None:
         """Sends actors a copy of the parameters, which no later donation can delete."""
-        copies = self._learning.copy(state.learner)
+        copies = self._learner.copy_actor_params(state.learner)
         on_learners = {
             device: jax.tree.map(lambda x, d=device: _on(d, x), copies)
             for device in self.placement.learners
@@ -299,7 +301,7 @@ class Sebulba:
             raise RuntimeError(f"a lag of {max(lags)} updates, and at most {self.lag} is allowed")
         with timer(timing.LEARNING):
             slices = [part for each in shards for part in each.slices]
-            state, report = self._learning.learn(state, self._learning.assemble(slices))
+            state, report = self._learner.learn(state, self._learner.assemble(slices))
             del shards, slices
             jax.block_until_ready((state, report))
         with timer(timing.PUBLISHING):

@@ -234,7 +234,7 @@ def test_a_learner_that_fails_ends_the_actors(made, monkeypatch):
     def learn(*_):
         raise MemoryError("the device is full")
 
-    monkeypatch.setitem(vars(runner._learning), "learn", learn)
+    monkeypatch.setitem(vars(runner._learner), "learn", learn)
     with pytest.raises(MemoryError):
         runner.step(state, 1)
     assert _actors() == []
