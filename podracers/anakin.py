@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracers import agent as agent_lib
-from podracers import batch, errors, footprint, keys, metrics, parallel, types, unroll
 from podracers import environment as environment_lib
+from podracers import errors, keys, metrics, parallel, types, unroll
 
 
 class AnakinState(NamedTuple):
@@ -40,7 +40,7 @@ class Anakin:
       num_envs: `B`, streams over all devices.
       rollout_length: `T`, agent steps of each stream between updates.
       population: `P`, independent seeds that are trained at once.
-      reset_batch: see `batch.BatchedEnvironment`.
+      reset_batch: see `unroll.BatchedEnvironment`.
       num_devices: how many of the devices to use; None for all.
     """
 
@@ -122,9 +122,9 @@ class Anakin:
         devices = self.mesh.devices.tolist()
         members = f", a population of {self.population}" if self.population > 1 else ""
         state = jax.eval_shape(lambda: self.init(0))
-        memory = footprint.describe(state.memory, devices)
         num_steps = self.population * self.num_envs * (self.rollout_length + 1)
-        footprint.require_room(state, self.environment.spec.observation, num_steps, devices)
+        observation = self.environment.spec.observation
+        memory = parallel.memory_usage(state, observation, num_steps, devices)
         return [
             f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments x "
             f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}",
@@ -185,8 +185,8 @@ class Anakin:
         )
 
     @functools.cached_property
-    def _batched(self) -> batch.BatchedEnvironment:
-        return batch.BatchedEnvironment(self.environment, self.reset_batch)
+    def _batched(self) -> unroll.BatchedEnvironment:
+        return unroll.BatchedEnvironment(self.environment, self.reset_batch)
 
     def _init_shard(self, seed: jax.Array) -> AnakinState:
         # Made here: an array of one process's device would not do for the devices of several.
@@ -209,7 +209,7 @@ class Anakin:
         streams = unroll.init(self.agent, self._batched, env_id, self.num_envs, keys.streams(key))
         _, template = jax.eval_shape(self._act, learner, streams, key)
         memory = self.agent.init_memory(template)
-        return learner, parallel.side_by_side(memory), streams
+        return learner, parallel.check_leading_axis(memory), streams
 
     # Jitted, though within larger programs: what asks for its shapes traces it for the others, too.
     @functools.cached_property

@@ -1,14 +1,18 @@
-"""Judges a policy: the first episode of each of many environments, through the agent's own `act`.
+"""Evaluates a policy on the first episode of each of many environments, by the agent's own `act`.
 
 Counting only first episodes avoids the bias of a fixed number of steps, in which short episodes are
 counted more often than long ones.
 
-Axis legend: `P` population (absent where it is 1), `E` episodes.
+Axis legend: `P` population (absent where it is 1), `E` episodes, `B` of them that host environments
+play together.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +21,14 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, types
+from podracers import errors, types, video
+from podracers.supervision import closing, pipeline
 from podracers.training import check
 
 DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
+MAX_BATCH = 64  # simulators that are alive at the same time
+_NUM_EPISODES, _NUM_HOST_EPISODES = 512, 64  # by default; simulators are slow
+_TIMEOUT = 60.0  # seconds
 _SALT = 0x5EED  # keeps evaluation apart from every stream of the runner
 _PERIODIC, _FINAL = range(2)  # what an evaluation's key is folded from, besides the seed
 
@@ -66,6 +74,9 @@ class Stopped(Exception):
     """An evaluation was given up on, because nobody wants its result any more."""
 
 
+_Doing = Callable[[str], AbstractContextManager[None]]  # see `pipeline.Worker.doing`
+
+
 class _Carry(NamedTuple):
     state: Any
     timestep: types.TimeStep
@@ -76,25 +87,44 @@ class _Carry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Plays `E` episodes at once.
+    """Plays `E` episodes, in a JAX environment all at once, on the host a batch at a time.
+
+    All programs run on one device, the first of those that hold the parameters: programs of several
+    devices stay the runner's.
 
     Attributes:
-      agent: who acts.
-      environment: a one-stream JAX environment, without auto-reset.
-      num_episodes: `E`. Episodes are played side by side, so that many of them cost little.
-      population: `P`; with more than one, parameters have a leading axis.
-      max_steps: where an episode is cut; None for the environment's own limit.
+      agent: the agent that acts.
+      environment: a one-stream JAX environment, without auto-reset, or a recipe for host
+        environments.
+      num_episodes: `E`; None for 512 in a JAX environment, or 64 on the host.
+      population: `P`; with more than one, parameters have a leading axis. 1 on the host.
+      max_steps: agent steps after which an episode is cut; None for the environment's own limit.
+      timeout: seconds that a step of a simulator may take, in recordings too; None for 60.
     """
 
     agent: agent_lib.Agent
-    environment: environment_lib.Environment
-    num_episodes: int = 512
+    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
+    num_episodes: int | None = None
     population: int = 1
     max_steps: int | None = None
+    timeout: float | None = None
 
     def __post_init__(self):
+        if self.num_episodes is None:
+            default = _NUM_HOST_EPISODES if self._is_host else _NUM_EPISODES
+            object.__setattr__(self, "num_episodes", default)
         if self.num_episodes < 1:
             raise errors.UserError(f"an evaluation of {self.num_episodes} episodes: expected >= 1")
+        if self._is_host and self.population != 1:
+            raise errors.UserError(
+                f"{self.environment.spec.name} is stepped on the host, by one member: population = "
+                f"1, got {self.population}"
+            )
+
+    @property
+    def limit(self) -> int:
+        """Agent steps after which an episode is cut."""
+        return self.max_steps or self.environment.spec.max_episode_steps or DEFAULT_MAX_STEPS
 
     def run(
         self,
@@ -104,16 +134,85 @@ class Evaluator:
     ) -> Episodes:
         """Returns what the policy reaches; the same key gives the same episodes.
 
-        It is one program, on the first device that holds the parameters, and does not listen to
-        `stop`.
+        Args:
+          params: what the agent acts with, `[P, ...]`.
+          key: one typed key, of the evaluation.
+          stop: true once nobody wants the result any more; the one program of a JAX environment
+            does not ask.
+
+        Raises:
+          Stopped: `stop()` was true before the end.
+          pipeline.WorkerError: a simulator hangs.
         """
-        params = jax.tree.map(first_shard, params)
-        return Episodes(*jax.device_get(self._run(params, jax.device_put(key, device(params)))))
+        if not self._is_host:
+            return Episodes(*jax.device_get(self._run(*_on_one_device(params, key))))
+
+        def play(worker: pipeline.Worker) -> Episodes:
+            return self._run_on_host(params, key, worker.doing)
+
+        try:
+            return pipeline.call("evaluation", play, self._host_timeout, stop)
+        except pipeline.Cancelled as error:
+            raise Stopped from error
+
+    def record(self, params: types.PyTree, key: jax.Array) -> list[Any]:
+        """Plays the first of the episodes of `run`, and returns what `environment.render` takes.
+
+        Args:
+          params: those of one member.
+          key: that of `run`.
+
+        Returns:
+          An item for the start, and one for each step: states of a JAX environment, or time steps
+          of a host environment (no batch axis).
+        """
+        if self._is_host:
+            return self._record_on_host(params, key, lambda _, timestep: _first_row(timestep))
+        return self._record(*_on_one_device(params, key))
+
+    def film(self, params: types.PyTree, key: jax.Array) -> list[np.ndarray]:
+        """Returns the pictures of the episode of `record`, uint8 `[height, width, 3]`.
+
+        Raises:
+          errors.UserError: the environment cannot be drawn.
+        """
+        if not hasattr(self.environment, "render") and hasattr(self.environment, "filmed"):
+            filmed = dataclasses.replace(self, environment=self.environment.filmed())
+            return filmed._record_on_host(params, key, lambda host, _: host.render()[0])
+        video.require(self.environment)
+        return [self.environment.render(each) for each in self.record(params, key)]
 
     @property
-    def limit(self) -> int:
-        """Agent steps after which an episode is cut."""
-        return self.max_steps or self.environment.spec.max_episode_steps or DEFAULT_MAX_STEPS
+    def _is_host(self) -> bool:
+        return environment_lib.is_host(self.environment)
+
+    @property
+    def _host_timeout(self) -> float:
+        return _TIMEOUT if self.timeout is None else self.timeout
+
+    def _begin(self, key: jax.Array, env_id: jax.Array):
+        """Returns the keys of reset and of acting `[B]`, and the actor state of some episodes."""
+        reset_keys, act_keys = jax.vmap(episode_keys, (None, 0))(key, env_id)
+        return reset_keys, act_keys, self.agent.init_actor(env_id, self.num_episodes, True)
+
+    def _act(self, params, actor_state, timestep, act_keys, time):
+        """Returns the actions `[B]` of one step, and the actor state after it."""
+        step_keys = jax.vmap(jax.random.fold_in, (0, None))(act_keys, time)
+        action, actor_state, _ = self.agent.act(
+            params, actor_state, timestep, step_keys, evaluation=True
+        )
+        return action, actor_state
+
+    # Compiled once for all batches of one size.
+    @functools.cached_property
+    def _jitted_begin(self):
+        return jax.jit(self._begin)
+
+    @functools.cached_property
+    def _jitted_act(self):
+        return jax.jit(self._act)
+
+    # JAX environments: an evaluation is one program.
 
     @functools.cached_property
     def _run(self):
@@ -124,13 +223,12 @@ class Evaluator:
 
     def _run_member(self, params: types.PyTree, key: jax.Array) -> Episodes:
         count = self.num_episodes
-        env_id = jnp.arange(count, dtype=jnp.int32)
-        reset_keys, act_keys = jax.vmap(episode_keys, (None, 0))(key, env_id)  # [E]
+        reset_keys, act_keys, actor_state = self._begin(key, jnp.arange(count, dtype=jnp.int32))
         state, timestep = jax.vmap(self.environment.reset)(reset_keys)
         start = _Carry(
             state=state,
             timestep=timestep,
-            actor_state=self.agent.init_actor(env_id, count, True),
+            actor_state=actor_state,
             episodes=Episodes(
                 jnp.zeros((count,)), jnp.zeros((count,), jnp.int32), jnp.zeros((count,), bool)
             ),
@@ -141,9 +239,8 @@ class Evaluator:
             return (carry.time < self.limit) & ~jnp.all(carry.episodes.finished)
 
         def step(carry: _Carry) -> _Carry:
-            step_keys = jax.vmap(jax.random.fold_in, (0, None))(act_keys, carry.time)
-            action, actor_state, _ = self.agent.act(
-                params, carry.actor_state, carry.timestep, step_keys, evaluation=True
+            action, actor_state = self._act(
+                params, carry.actor_state, carry.timestep, act_keys, carry.time
             )
             state, timestep = jax.vmap(self.environment.step)(carry.state, action)
             running = ~carry.episodes.finished
@@ -155,6 +252,103 @@ class Evaluator:
             return _Carry(state, timestep, actor_state, episodes, carry.time + 1)
 
         return jax.lax.while_loop(unfinished, step, start).episodes
+
+    def _record(self, params: types.PyTree, key: jax.Array) -> list[Any]:
+        reset_keys, act_keys, actor_state = self._jitted_begin(key, np.zeros(1, np.int32))
+        state, timestep = jax.jit(jax.vmap(self.environment.reset))(reset_keys)
+        step = jax.jit(jax.vmap(self.environment.step))
+        states = [_first_row(state)]
+        for time in range(self.limit):
+            action, actor_state = self._jitted_act(params, actor_state, timestep, act_keys, time)
+            state, timestep = step(state, action)
+            states.append(_first_row(state))
+            if timestep.last()[0]:
+                break
+        return states
+
+    # Host environments: a supervised thread steps them.
+
+    def _run_on_host(self, params: types.PyTree, key: jax.Array, doing: _Doing) -> Episodes:
+        count = self.num_episodes
+        # Batches of one size, so that acting compiles once; what is beyond the last is dropped.
+        size = -(-count // -(-count // MAX_BATCH))
+        batches = [
+            self._play(params, key, np.arange(start, start + size, dtype=np.int32), doing)
+            for start in range(0, count, size)
+        ]
+        return Episodes(*(np.concatenate(leaves)[:count] for leaves in zip(*batches)))
+
+    def _play(
+        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, doing: _Doing
+    ) -> Episodes:
+        """Returns a batch of episodes, leaves `[B]`."""
+        returns = np.zeros(env_id.shape, np.float64)
+        lengths = np.zeros(env_id.shape, np.int32)
+        finished = np.zeros(env_id.shape, np.bool_)
+        counted = env_id < self.num_episodes
+        with contextlib.closing(self._steps(params, key, env_id, doing)) as steps:
+            next(steps)
+            for _, timestep in steps:
+                returns += np.where(finished, 0.0, timestep.reward)
+                lengths += ~finished
+                finished |= timestep.last()
+                if np.all(finished[counted]):
+                    break
+        return Episodes(returns.astype(np.float32), lengths, finished)
+
+    def _record_on_host(
+        self,
+        params: types.PyTree,
+        key: jax.Array,
+        take: Callable[[environment_lib.HostEnvironment, types.TimeStep], Any],
+    ) -> list[Any]:
+        """Plays the first episode, and returns what `take` makes of each time step of it."""
+
+        def play(worker: pipeline.Worker) -> list[Any]:
+            taken, env_id = [], np.zeros(1, np.int32)
+            with contextlib.closing(self._steps(params, key, env_id, worker.doing)) as steps:
+                for host, timestep in steps:
+                    taken.append(take(host, timestep))
+                    if timestep.last()[0]:
+                        break
+            return taken
+
+        return pipeline.call("recording", play, self._host_timeout)
+
+    def _steps(
+        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, doing: _Doing
+    ) -> Iterator[tuple[environment_lib.HostEnvironment, types.TimeStep]]:
+        """Yields the environments of some episodes, with each time step `[B, ...]` up to the limit.
+
+        It has to be closed, which closes the environments.
+
+        Args:
+          params: what the agent acts with.
+          key: that of `run`.
+          env_id: `[B]` int32, which of the episodes.
+          doing: is told what happens.
+        """
+        params, key = _on_one_device(params, key)
+        with doing(pipeline.COMPILING):
+            _, act_keys, actor_state = self._jitted_begin(key, env_id)
+        with doing(pipeline.STARTING):
+            host = self.environment.make(key, env_id, _num_threads())
+        try:
+            with doing(pipeline.STARTING):
+                timestep = host.reset()
+            yield host, timestep
+            for time in range(self.limit):
+                with doing("inference" if time else pipeline.COMPILING):
+                    action, actor_state = self._jitted_act(
+                        params, actor_state, timestep, act_keys, np.int32(time)
+                    )
+                    action = np.asarray(jax.device_get(action))
+                with doing("environment step" if time else pipeline.STARTING):
+                    host.send(action)
+                    timestep = host.recv()
+                yield host, timestep
+        finally:
+            closing.close(host)
 
 
 def run_key(seed: int, update: int | None = None) -> jax.Array:
@@ -181,55 +375,18 @@ def episode_keys(key: jax.Array, episode: jax.Array | int) -> tuple[jax.Array, j
     return jax.random.fold_in(key, episode), jax.random.fold_in(acting, episode)
 
 
-def first_shard(leaf: Any) -> Any:
-    """Returns the copy of a replicated array that lies on its first device."""
-    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-        return leaf.addressable_data(0)
-    return leaf
+def _on_one_device(params: types.PyTree, key: jax.Array) -> tuple[types.PyTree, jax.Array]:
+    """Returns the first copy of replicated parameters, and the key on the device where it lies."""
 
+    def first_shard(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+            return leaf.addressable_data(0)
+        return leaf
 
-def device(params: types.PyTree) -> jax.Device | None:
-    """Returns the device of parameters that lie on one; None where there are none."""
+    params = jax.tree.map(first_shard, params)
     arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
-    return next(iter(arrays[0].devices())) if arrays else None
-
-
-def record(
-    agent: agent_lib.Agent,
-    environment: environment_lib.Environment,
-    params: types.PyTree,
-    key: jax.Array,
-    max_steps: int | None = None,
-) -> list[Any]:
-    """Plays one episode and returns the environment's states, one a step, for rendering.
-
-    Args:
-      agent: who acts.
-      environment: what it acts in.
-      params: of one member.
-      key: of the episode: that of `Evaluator.run` gives the first of its episodes.
-      max_steps: where to stop; None for the environment's own limit.
-    """
-    evaluator = Evaluator(agent, environment, 1, max_steps=max_steps)
-    reset_key, act_key = episode_keys(key, 0)
-    state, timestep = jax.jit(environment.reset)(reset_key)
-    actor_state = agent.init_actor(jnp.zeros((1,), jnp.int32), 1, True)
-
-    @jax.jit
-    def step(state, timestep, actor_state, time):
-        step_key = jax.random.fold_in(act_key, time)[None]
-        row = jax.tree.map(lambda x: x[None], timestep)
-        action, actor_state, _ = agent.act(params, actor_state, row, step_key, evaluation=True)
-        state, timestep = environment.step(state, jax.tree.map(lambda x: x[0], action))
-        return state, timestep, actor_state
-
-    states = [jax.device_get(state)]
-    for time in range(evaluator.limit):
-        state, timestep, actor_state = step(state, timestep, actor_state, time)
-        states.append(jax.device_get(state))
-        if timestep.last():
-            break
-    return states
+    device = next(iter(arrays[0].devices())) if arrays else None
+    return params, jax.device_put(key, device)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -251,3 +408,15 @@ class UniformPolicy:
             lambda observation, key: check.random_action(self.spec.action, observation, key)
         )(timestep.observation, key)
         return action, (), ()
+
+
+def _first_row(tree: types.PyTree) -> types.PyTree:
+    """Returns the first row of each array, on the host."""
+    return jax.tree.map(lambda x: x[0, ...], jax.device_get(tree))
+
+
+def _num_threads() -> int:
+    """Returns how many of the host's cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,10 +1,12 @@
-"""The mesh, its one axis, and the only place where gradients cross devices.
+"""The mesh, its one axis, the only place where gradients cross devices, and devices' memory usage.
 
 Losses are means over the GLOBAL batch, so the number of devices never changes an update: every
 device computes its share (a local sum over a global count), and shares are added, not averaged.
 """
 
 import collections
+import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from podracers import errors, types
 
 AXIS = "data"
 _SMALL = 2**16  # elements: copying larger leaves together could cost more than it saves
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def make_mesh(devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
@@ -35,8 +38,8 @@ def axis_size() -> int:
     return jax.lax.axis_size(AXIS)
 
 
-def side_by_side(memory: types.PyTree) -> types.PyTree:
-    """Returns this device's memory, once it is sure that it can lie beside those of others.
+def check_leading_axis(memory: types.PyTree) -> types.PyTree:
+    """Returns an agent's memory, of which every leaf has a first axis to split over devices.
 
     An axis of its own for the device would be simpler, and costs a copy of the memory each time it
     is taken off or put on (XLA on CPU, jaxlib 0.10).
@@ -135,3 +138,74 @@ def gradient_step(
     updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
     params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
     return params, optimizer_state, optax.tree.norm(gradient), auxiliary
+
+
+def memory_usage(
+    state: Any, observation: types.PyTree, num_steps: int, devices: Sequence[jax.Device]
+) -> list[str]:
+    """Returns a line on the memory usage of an agent's memory; no line where it is next to none.
+
+    What is checked is less than a run's memory usage: the network's activations are not counted,
+    for one.
+
+    Args:
+      state: a runner's, over all devices; its shapes are enough. Its `learner` lies on each of
+        them, the rest is split evenly.
+      observation: the specification of one observation.
+      num_steps: time steps of a rollout, over all streams of all devices.
+      devices: those that hold the state.
+
+    Raises:
+      errors.UserError: the agent's memory, or the state and the observations of one rollout, are
+        more than a device has room for.
+    """
+    limit, lines = _memory_limit(devices), []
+    if (each := num_bytes(state.memory) / len(devices)) >= 1e4:
+        line = f"replay and other memory of the agent: {_on_each(each, devices)}"
+        if limit is not None and each > limit:
+            raise errors.UserError(
+                f"{line}, which has room for {readable_bytes(limit)}: lower the agent's "
+                "replay_capacity, or spread it over more devices"
+            )
+        lines.append(line if limit is None else f"{line}, of {readable_bytes(limit)}")
+    split = num_bytes(state._replace(learner=())) + num_bytes(observation) * num_steps
+    each = num_bytes(state.learner) + split / len(devices)
+    if limit is not None and each > limit:
+        raise errors.UserError(
+            f"the state and the observations of a rollout take {_on_each(each, devices)}, which "
+            f"has room for {readable_bytes(limit)}: lower num_envs, rollout_length or the "
+            "network's size"
+        )
+    return lines
+
+
+def num_bytes(tree: types.PyTree) -> int:
+    """Returns how many bytes the arrays of a tree take; their shapes and dtypes are enough."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def readable_bytes(count: float) -> str:
+    """Returns a number of bytes as people read it."""
+    power = 0
+    while count >= 1000.0 and power < len(_UNITS) - 1:
+        count, power = count / 1000.0, power + 1
+    return f"{count:.3g} {_UNITS[power]}"
+
+
+def _on_each(count: float, devices: Sequence[jax.Device]) -> str:
+    plural = "s" * (len(devices) > 1)
+    kind = devices[0].device_kind
+    return f"{readable_bytes(count)} on each of {len(devices)} {kind} device{plural}"
+
+
+def _memory_limit(devices: Sequence[jax.Device]) -> float | None:
+    """Returns how many bytes each of this process's devices has room for; None if unknown."""
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    if local[0].platform == "cpu":
+        try:
+            # Fake devices share what the machine has.
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / len(local)
+        except (ValueError, OSError):
+            return None
+    statistics = local[0].memory_stats() or {}
+    return statistics.get("bytes_limit")

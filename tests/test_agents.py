@@ -16,7 +16,7 @@ import pytest
 
 from agents import dqn, ppo
 from podracers import agent as agent_lib
-from podracers import environment, evaluation, footprint, metrics, types
+from podracers import environment, evaluation, metrics, parallel, types
 from podracers import runner as runner_lib
 from tests import contract, documented, streams
 
@@ -265,7 +265,7 @@ def test_no_runner_copies_what_the_agent_remembers(name):
     agent, candidate = contract.AGENTS["r2d2"]()
     agent = dataclasses.replace(agent, replay_capacity=200_000)
     runner = contract.RUNNERS[name].make(agent, candidate, 2)
-    size = footprint.num_bytes(jax.eval_shape(lambda: runner.init(0)).memory) // 2
+    size = parallel.num_bytes(jax.eval_shape(lambda: runner.init(0)).memory) // 2
     assert size > 2**20
     analysis = runner.trace(0).lower().compile().memory_analysis()
     assert analysis.alias_size_in_bytes >= size

@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from podracers import errors, evaluators
+from podracers import errors
 from podracers.training import trained
 from tests import documented
 
@@ -81,7 +81,7 @@ def test_loaded_parameters_reach_what_the_summary_says(swept):
     assert policy.settings.seed == summary["seed"]
     episodes = policy.parts.evaluator.run(policy.params, jax.random.key(0))
     assert episodes.returns.size == summary["evaluation"]["episodes"]
-    frames = evaluators.film(*policy.parts[1::-1], policy.params, jax.random.key(0))
+    frames = policy.parts.evaluator.film(policy.params, jax.random.key(0))
     assert len(frames) == episodes.lengths[0] + 1
     assert all(frame.dtype == np.uint8 for frame in frames)
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import batch, keys, types
 from podracers import environment as environment_lib
+from podracers import keys, types, unroll
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class JaxHostEnvironment:
 
     Attributes:
       environment: a one-stream JAX environment.
-      reset_batch: see `batch.BatchedEnvironment`.
+      reset_batch: see `unroll.BatchedEnvironment`.
     """
 
     environment: environment_lib.Environment
@@ -40,12 +40,12 @@ class JaxHostEnvironment:
     # Compiled once for all batches of one size.
     @functools.cached_property
     def _init(self):
-        batched = batch.BatchedEnvironment(self.environment, self.reset_batch)
+        batched = unroll.BatchedEnvironment(self.environment, self.reset_batch)
         return jax.jit(lambda key, env_id: batched.init(keys.rows(key, env_id)))
 
     @functools.cached_property
     def _step(self):
-        batched = batch.BatchedEnvironment(self.environment, self.reset_batch)
+        batched = unroll.BatchedEnvironment(self.environment, self.reset_batch)
         return jax.jit(batched.step, donate_argnums=0)
 
 

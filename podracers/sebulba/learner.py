@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from podracers import agent as agent_lib
 from podracers import keys, metrics, parallel, types
-from podracers.sebulba import acting
+from podracers.sebulba import actor
 from podracers.sebulba import placement as placement_lib
 
 
@@ -28,7 +28,7 @@ class SebulbaState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Learning:
+class Learner:
     """Jitted functions over all learner devices; one thread alone calls them.
 
     Attributes:
@@ -39,7 +39,7 @@ class Learning:
     """
 
     agent: agent_lib.Agent
-    programs: acting.Acting
+    programs: actor.ActorPrograms
     placement: placement_lib.Placement
     num_envs: int
 
@@ -87,7 +87,7 @@ class Learning:
         return self.learn.trace(state, (piece,) * self.placement.pieces)
 
     @functools.cached_property
-    def copy(self):
+    def copy_actor_params(self):
         """`learner -> actor_params`, which no later donation can delete."""
         replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
         return jax.jit(
@@ -148,7 +148,7 @@ class Learning:
         memory = self.agent.init_memory(self.programs.template(params, rows))
         return SebulbaState(
             learner=learner,
-            memory=parallel.side_by_side(memory),
+            memory=parallel.check_leading_axis(memory),
             episodes=metrics.EpisodeStatistics.init(rows),
             key=key,
             update=jnp.zeros((), jnp.int32),

@@ -10,27 +10,38 @@ Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 import dataclasses
 import functools
 import os
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, footprint, keys, metrics, types
-from podracers.sebulba import acting, actor, jax_host, timing
+from podracers import errors, keys, metrics, parallel, types
+from podracers.sebulba import actor, jax_host, timing
 from podracers.sebulba import learner as learner_lib
 from podracers.sebulba import placement as placement_lib
 from podracers.supervision import pipeline
 
 
-class _Session(NamedTuple):
-    """Actors at work, and the state that they wait for."""
+@dataclasses.dataclass
+class _Session:
+    """Actors at work.
+
+    Attributes:
+      supervisor: watches over the actors' threads.
+      versions: the parameters that are published to them, `{device: params}`.
+      queues: one for the rollouts of each actor.
+      timers: those of actors and learner.
+      update: how many updates the latest state has taken.
+      state: the latest state; None in an update.
+    """
 
     supervisor: pipeline.Supervisor
     versions: pipeline.Versions
     queues: list[pipeline.Queue]
     timers: timing.Timers
+    update: int
+    state: learner_lib.SebulbaState | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,10 +135,9 @@ class Sebulba:
         rows = self.num_envs // (processes * count * self._num_batches)
         each = f" on each of {processes} processes" if processes > 1 else ""
         state = jax.eval_shape(lambda: self.init(0))
-        memory = footprint.describe(state.memory, self.placement.mesh)
         num_steps = self.num_envs * (self.rollout_length + 1)
         observation = self.environment.spec.observation
-        footprint.require_room(state, observation, num_steps, self.placement.mesh)
+        memory = parallel.memory_usage(state, observation, num_steps, self.placement.mesh)
         return [
             f"Sebulba{each}, {self.placement.describe()}",
             f"{count} x {self._num_batches} batches of {rows} environments on "
@@ -138,11 +148,11 @@ class Sebulba:
 
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update, as the run will."""
-        return self._learning.trace(jax.eval_shape(lambda: self.init(seed)))
+        return self._learner.trace(jax.eval_shape(lambda: self.init(seed)))
 
     def init(self, seed: int) -> learner_lib.SebulbaState:
         """Returns the state before the first update."""
-        return self._learning.init(np.int32(seed))
+        return self._learner.init(np.int32(seed))
 
     def step(
         self, state: learner_lib.SebulbaState, num_updates: int
@@ -155,21 +165,58 @@ class Sebulba:
         Raises:
           pipeline.WorkerError: an actor failed or hangs; what it raised is chained to it.
         """
-        if self._live.state is not state:
+        if not self._sessions or self._sessions[0].state is not state:
             self._start(state)
-        clock = self._live.session.timers.learner
-        clock.switch("")
+        session = self._sessions[0]
+        session.state = None
+        session.timers.learner.switch("")
         try:
             report = None
             for _ in range(num_updates):
-                state, part = self._update(state)
+                state, part = self._update(session, state)
                 report = part if report is None else metrics.merge(report, part)
         except BaseException:
             self.close()
             raise
-        clock.switch(timing.ELSEWHERE)
-        self._live.state = state
+        session.timers.learner.switch(timing.ELSEWHERE)
+        session.state = state
         return state, report
+
+    def _update(
+        self, session: _Session, state: learner_lib.SebulbaState
+    ) -> tuple[learner_lib.SebulbaState, metrics.Report]:
+        """Takes one update: waits for rollouts, learns, publishes."""
+        timer = session.timers.learner
+        with timer(timing.FOR_ROLLOUTS):
+            shards = [queue.get() for queue in session.queues]  # one rollout of each actor
+        lags = [session.update - each.version for each in shards]
+        session.timers.lags.extend(lags)
+        if max(lags) > self.lag:
+            raise RuntimeError(f"a lag of {max(lags)} updates, and at most {self.lag} is allowed")
+        with timer(timing.LEARNING):
+            slices = [part for each in shards for part in each.slices]
+            state, report = self._learner.learn(state, self._learner.assemble(slices))
+            del shards, slices
+            jax.block_until_ready((state, report))
+        session.update += 1
+        with timer(timing.PUBLISHING):
+            self._publish(session, state)
+        return state, report
+
+    def _publish(self, session: _Session, state: learner_lib.SebulbaState) -> None:
+        """Sends actors a copy of the parameters, which no later donation can delete."""
+        copies = self._learner.copy_actor_params(state.learner)
+        on_learners = {
+            device: jax.tree.map(lambda x, d=device: _on(d, x), copies)
+            for device in self.placement.learners
+        }
+        source = on_learners[self.placement.learners[0]]
+        on_actors = {
+            device: on_learners[device] if device in on_learners else jax.device_put(source, device)
+            for device in set(self.placement.actors)
+        }
+        jax.block_until_ready(list(on_actors.values()))
+        session.versions.publish(session.update, on_actors, oldest=session.update - self.lag)
 
     def actor_params(self, state: learner_lib.SebulbaState) -> types.PyTree:
         """Returns what acting needs; alive until `state` is donated."""
@@ -177,18 +224,19 @@ class Sebulba:
 
     def diagnostics(self) -> metrics.Diagnostics:
         """Returns where the time went since the last call, as shares of it."""
-        session = self._live.session
-        return session.timers.take() if session else metrics.Diagnostics({}, "")
+        if not self._sessions:
+            return metrics.Diagnostics({}, "")
+        return self._sessions[0].timers.take()
 
     def close(self) -> None:
         """Ends the actors and their simulators."""
-        session, self._live.session, self._live.state = self._live.session, None, None
-        if session:
-            session.supervisor.close()
+        while self._sessions:
+            self._sessions.pop().supervisor.close()
 
     @functools.cached_property
-    def _live(self) -> "_Live":
-        return _Live()
+    def _sessions(self) -> list[_Session]:
+        """The actors at work: one session at most."""
+        return []
 
     @functools.cached_property
     def _factory(self) -> environment_lib.HostEnvironmentFactory:
@@ -197,12 +245,14 @@ class Sebulba:
         return jax_host.JaxHostEnvironment(self.environment)
 
     @functools.cached_property
-    def _programs(self) -> acting.Acting:
-        return acting.Acting(self.agent, self._factory.spec, self.rollout_length, self.num_envs)
+    def _programs(self) -> actor.ActorPrograms:
+        return actor.ActorPrograms(
+            self.agent, self._factory.spec, self.rollout_length, self.num_envs
+        )
 
     @functools.cached_property
-    def _learning(self) -> learner_lib.Learning:
-        return learner_lib.Learning(self.agent, self._programs, self.placement, self.num_envs)
+    def _learner(self) -> learner_lib.Learner:
+        return learner_lib.Learner(self.agent, self._programs, self.placement, self.num_envs)
 
     @property
     def _num_batches(self) -> int:
@@ -216,40 +266,41 @@ class Sebulba:
         available = self.num_threads or len(os.sched_getaffinity(0))
         return max(available // (len(self.placement.actors) * self._num_batches), 1)
 
-    # Actors.
-
     def _start(self, state: learner_lib.SebulbaState) -> None:
         """Starts actors that collect for this state."""
         self.close()
-        update = int(state.update)
         # A copy on the host: the key in the state is donated with it.
         key = state.key.addressable_data(0)
         key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
         supervisor = pipeline.Supervisor(self.timeout)
-        versions = pipeline.Versions(supervisor)
-        queues = [pipeline.Queue(supervisor, max(self.lag, 1)) for _ in self.placement.actors]
-        timers = timing.Timers()
-        self._live.session = _Session(supervisor, versions, queues, timers)
-        self._live.update = update
+        session = _Session(
+            supervisor=supervisor,
+            versions=pipeline.Versions(supervisor),
+            queues=[pipeline.Queue(supervisor, max(self.lag, 1)) for _ in self.placement.actors],
+            timers=timing.Timers(),
+            update=int(state.update),
+            state=state,
+        )
+        self._sessions.append(session)
         try:
-            self._publish(state, update)
+            self._publish(session, state)
             for index in range(len(self.placement.actors)):
-                each = self._actor(index, key, update)
+                each = self._actor(session, index, key)
                 worker = supervisor.start(f"actor {index}", each.run, each.close)
-                timers.paces.append(each.pace)
-                timers.actors.append(worker.timer)
+                session.timers.paces.append(each.pace)
+                session.timers.actors.append(worker.timer)
         except BaseException:
             self.close()
             raise
 
-    def _actor(self, index: int, key: jax.Array, update: int) -> actor.Actor:
-        place, session = self.placement, self._live.session
+    def _actor(self, session: _Session, index: int, key: jax.Array) -> actor.Actor:
+        place = self.placement
         actors = jax.process_count() * len(place.actors)
         number = jax.process_index() * len(place.actors) + index  # among those of all processes
         rows = self.num_envs // actors
         env_id = np.arange(number * rows, (number + 1) * rows, dtype=np.int32)
         feeds = index * place.slices // place.pieces
-        stream_key = keys.streams(key, update)
+        stream_key = keys.streams(key, session.update)
         is_host = environment_lib.is_host(self.environment)
         return actor.Actor(
             programs=self._programs.on(place.actors[index]),
@@ -262,63 +313,14 @@ class Sebulba:
             device=place.actors[index],
             learners=place.learners[feeds : feeds + place.slices],
             key=key,
-            first=update,
+            first=session.update,
             lag=self.lag,
             versions=session.versions,
             queue=session.queues[index],
             pace=timing.Pace(self._num_batches),
         )
 
-    def _publish(self, state: learner_lib.SebulbaState, version: int) -> None:
-        """Sends actors a copy of the parameters, which no later donation can delete."""
-        copies = self._learning.copy(state.learner)
-        on_learners = {
-            device: jax.tree.map(lambda x, d=device: _on(d, x), copies)
-            for device in self.placement.learners
-        }
-        source = on_learners[self.placement.learners[0]]
-        on_actors = {
-            device: on_learners[device] if device in on_learners else jax.device_put(source, device)
-            for device in set(self.placement.actors)
-        }
-        jax.block_until_ready(list(on_actors.values()))
-        self._live.session.versions.publish(version, on_actors, oldest=version - self.lag)
-
-    # The learner.
-
-    def _update(
-        self, state: learner_lib.SebulbaState
-    ) -> tuple[learner_lib.SebulbaState, metrics.Report]:
-        """Takes one update: waits for rollouts, learns, publishes."""
-        session, update = self._live.session, self._live.update
-        timer = session.timers.learner
-        with timer(timing.FOR_ROLLOUTS):
-            shards = [queue.get() for queue in session.queues]
-        lags = [update - each.version for each in shards]
-        session.timers.lags.extend(lags)
-        if max(lags) > self.lag:
-            raise RuntimeError(f"a lag of {max(lags)} updates, and at most {self.lag} is allowed")
-        with timer(timing.LEARNING):
-            slices = [part for each in shards for part in each.slices]
-            state, report = self._learning.learn(state, self._learning.assemble(slices))
-            del shards, slices
-            jax.block_until_ready((state, report))
-        with timer(timing.PUBLISHING):
-            self._publish(state, update + 1)
-        self._live.update = update + 1
-        return state, report
-
 
 def _on(device: jax.Device, x: jax.Array) -> jax.Array:
     """Returns the part of an array that lies on a device."""
     return next(shard.data for shard in x.addressable_shards if shard.device == device)
-
-
-class _Live:
-    """What changes in a runner while it runs."""
-
-    def __init__(self):
-        self.session: _Session | None = None
-        # The one that the session's actors belong to, and its update.
-        self.state: learner_lib.SebulbaState | None = None
-        self.update = 0

@@ -11,7 +11,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from podracers import command_line, errors, evaluation, evaluators, video
+from podracers import command_line, errors, evaluation, video
 from podracers.training import experiment, run_directory, trained
 
 
@@ -45,9 +45,7 @@ def main() -> int:
         print(f"greedy: {_described(judged.greedy)}")
     if arguments.video:
         member = params if population == 1 else jax.tree.map(lambda x: x[0], params)
-        frames = evaluators.film(
-            parts.agent, parts.environment, member, key, parts.evaluator.max_steps
-        )
+        frames = parts.evaluator.film(member, key)
         video.write(frames, arguments.video)
         print(f"{arguments.video}: {len(frames)} frames")
     return 0

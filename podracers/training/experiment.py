@@ -9,7 +9,7 @@ import jax
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, evaluation, evaluators, types
+from podracers import errors, evaluation, types
 from podracers import runner as runner_lib
 from podracers.training import check_static, config
 
@@ -43,8 +43,8 @@ class Parts(NamedTuple):
     environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
     agent: agent_lib.Agent
     runner: runner_lib.Runner
-    evaluator: evaluators.Evaluator
-    greedy_evaluator: evaluators.Evaluator | None  # None where `evaluator` is greedy, or not wanted
+    evaluator: evaluation.Evaluator
+    greedy_evaluator: evaluation.Evaluator | None  # None where `evaluator` is greedy, or not wanted
     num_updates: int  # how many updates make `total_steps`
 
     def evaluate(
@@ -154,7 +154,7 @@ class Experiment:
         runner = _make(
             "runner", self.runner_class(), runner_lib.Runner, agent=agent, environment=environment
         )
-        evaluator = evaluators.make(
+        evaluator = evaluation.Evaluator(
             agent,
             environment,
             self.evaluation_episodes,
@@ -172,7 +172,7 @@ class Experiment:
             environment, agent, runner, evaluator, self._greedy_evaluator(evaluator), num_updates
         )
 
-    def _greedy_evaluator(self, evaluator: evaluators.Evaluator) -> evaluators.Evaluator | None:
+    def _greedy_evaluator(self, evaluator: evaluation.Evaluator) -> evaluation.Evaluator | None:
         greedy = agent_lib.greedy(evaluator.agent)
         if greedy is None or self.greedy_evaluation_episodes == 0:
             return None

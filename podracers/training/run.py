@@ -1,6 +1,7 @@
 """One run from its first update to its summary: it logs, evaluates, saves, stops and resumes."""
 
 import contextlib
+import dataclasses
 import logging
 import math
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import errors, evaluation, evaluators, metrics, types
+from podracers import errors, evaluation, metrics, types
 from podracers.hosts import processes
 from podracers.training import (
     checkpoint,
@@ -375,13 +376,7 @@ class Run:
     def _uniform(self, key: jax.Array) -> evaluation.Episodes:
         """Returns what a policy reaches that acts uniformly at random."""
         policy = evaluation.UniformPolicy(self._parts.environment.spec)
-        evaluator = evaluators.make(
-            policy,
-            self._parts.environment,
-            self._parts.evaluator.num_episodes,
-            max_steps=self._experiment.evaluation_max_steps,
-            timeout=self._runner.timeout,
-        )
+        evaluator = dataclasses.replace(self._parts.evaluator, agent=policy, population=1)
         return evaluator.run((), key, self._stopped)
 
 

@@ -18,7 +18,7 @@ from benchmarks import contender, measure, records
 from agents import minibatches, networks, ppo
 from agents.networks import encoders
 from environments import cartpole, catch, gymnax, jumanji
-from podracers import anakin, batch, evaluation, types, unroll
+from podracers import anakin, evaluation, types, unroll
 from podracers.training import experiment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -95,7 +95,7 @@ def benchmark_breakdown(repeats: int) -> records.Result:
         check_vma=False,
     )
     key = jax.random.key(0)
-    batched = batch.BatchedEnvironment(environment, runner.reset_batch)
+    batched = unroll.BatchedEnvironment(environment, runner.reset_batch)
     length = runner.rollout_length
 
     def act(learner, streams):
@@ -262,7 +262,7 @@ def _reset_times(environment, repeats: int) -> dict[str, list[float]]:
         return final, jnp.sum(rollout.timestep.reward)
 
     for reset_batch in (None, 4, 16):
-        batched = batch.BatchedEnvironment(environment, reset_batch)
+        batched = unroll.BatchedEnvironment(environment, reset_batch)
         streams = unroll.init(policy, batched, jnp.arange(256), 256, key)
         label = "every lane" if reset_batch is None else f"{reset_batch} at a time"
         turns[label] = measure.seconds(jax.jit(functools.partial(act, batched=batched)), streams)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from benchmarks import measure, records
 
-from podracers import anakin, footprint, types
+from podracers import anakin, parallel, types
 from podracers.training import experiment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -153,7 +153,7 @@ def memory(runner: anakin.Anakin, state: anakin.AnakinState) -> dict[str, int]:
     """
     compiled = runner.trace(0).lower().compile().memory_analysis()
     return {
-        "replay": footprint.num_bytes(state.memory) // runner.mesh.devices.size,
+        "replay": parallel.num_bytes(state.memory) // runner.mesh.devices.size,
         "arguments": compiled.argument_size_in_bytes,
         "aliased": compiled.alias_size_in_bytes,
         "temporary": compiled.temp_size_in_bytes,

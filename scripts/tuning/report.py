@@ -11,7 +11,7 @@ import rich.markup
 import rich.table
 from tuning import candidates, search, trial
 
-from podracers import footprint
+from podracers import parallel
 
 _WIDTH = 98  # of comments
 _STEADY = 0.1  # a machine whose speed changes by more in the meantime is no place to search
@@ -173,4 +173,4 @@ def rates(outcome: trial.Outcome) -> str:
 def memory(outcome: trial.Outcome) -> str:
     """Returns the memory as people read it."""
     where = "" if outcome.device_memory is None else " on the device"
-    return footprint.readable(outcome.memory) + where
+    return parallel.readable_bytes(outcome.memory) + where

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import command_line, errors, footprint
+from podracers import command_line, errors, parallel
 from podracers import environment as environment_lib
 from podracers.training import experiment, run_directory
 
@@ -123,9 +123,8 @@ def run(
             on_host = bool(outcome.facts) and outcome.facts["platform"] == "cpu"
             taken = outcome.host_memory if on_host else outcome.device_memory
             if taken and taken > memory:
-                outcome.problem = (
-                    f"takes {footprint.readable(taken)}, more than {footprint.readable(memory)}"
-                )
+                sizes = parallel.readable_bytes(taken), parallel.readable_bytes(memory)
+                outcome.problem = "takes {}, more than {}".format(*sizes)
                 break
             if time.monotonic() - start > limit:
                 outcome.problem = f"not measured within {limit:.0f} s ({stage})"

@@ -12,7 +12,7 @@ import numpy as np
 
 from agents import impala, policy, ppo
 from agents.networks import cores
-from podracers import batch, parallel, types, unroll
+from podracers import parallel, types, unroll
 from tests import contract, streams
 
 P = jax.sharding.PartitionSpec
@@ -69,7 +69,7 @@ def perturbed(learner: policy.Learner, scale: float, seed: int) -> policy.Learne
 def collect(algorithm: str, network: str) -> Experience:
     """Returns what an agent did with parameters that are those of its learner."""
     agent = ALGORITHMS[algorithm](**NETWORKS[network])
-    batched = batch.BatchedEnvironment(ENVIRONMENT)
+    batched = unroll.BatchedEnvironment(ENVIRONMENT)
 
     def run():
         learner = agent.init_learner(jax.random.key(0))

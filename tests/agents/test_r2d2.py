@@ -15,7 +15,7 @@ import rlax
 
 from agents import categorical, networks, r2d2, replay
 from agents.networks import cores, encoders
-from podracers import batch, errors, types, unroll
+from podracers import errors, types, unroll
 from tests import streams
 
 P = jax.sharding.PartitionSpec
@@ -66,7 +66,7 @@ class Experience(NamedTuple):
 
 @pytest.fixture(scope="module", name="given")
 def _given():
-    batched = batch.BatchedEnvironment(ENVIRONMENT)
+    batched = unroll.BatchedEnvironment(ENVIRONMENT)
 
     def run():
         params = _perturbed(AGENT.init_learner(jax.random.key(0)).params, seed=1)

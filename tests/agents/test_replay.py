@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from agents import replay
-from podracers import errors, footprint, parallel, types
+from podracers import errors, parallel, types
 from tests import streams
 
 P = jax.sharding.PartitionSpec
@@ -391,7 +391,7 @@ def test_a_donated_ring_is_written_in_place(prioritized):
     mesh = parallel.make_mesh(jax.devices()[:1])
     mapped = functools.partial(jax.shard_map, mesh=mesh, out_specs=P(), check_vma=False)
     memory = jax.eval_shape(mapped(buffer.init, in_specs=(P(),)), template(0))
-    size = footprint.num_bytes(memory.ring)
+    size = parallel.num_bytes(memory.ring)
     assert size > 8 * 2**20
     jitted = jax.jit(mapped(step, in_specs=(P(), P(), P())), donate_argnums=0)
     analysis = jitted.lower(memory, template(0), jax.random.key(0)).compile().memory_analysis()

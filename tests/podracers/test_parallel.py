@@ -1,12 +1,14 @@
-"""One global gradient, whatever the number of devices."""
+"""One global gradient, whatever the number of devices; memory usage that is refused."""
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from dm_env import specs
 
 from podracers import errors, parallel, types
 from tests import streams
@@ -112,8 +114,8 @@ def test_the_axis():
 def test_what_has_no_axis_cannot_lie_beside_its_like():
     memory = {"ring": jnp.zeros((3, 2)), "count": jnp.zeros(())}
     with pytest.raises(errors.UserError, match=r"'count' is a scalar: give it the shape \(1,\)"):
-        parallel.side_by_side(memory)
-    assert parallel.side_by_side({"ring": memory["ring"]})["ring"] is memory["ring"]
+        parallel.check_leading_axis(memory)
+    assert parallel.check_leading_axis({"ring": memory["ring"]})["ring"] is memory["ring"]
 
 
 def test_small_leaves_are_summed_together_and_large_ones_by_themselves():
@@ -147,3 +149,55 @@ def test_small_leaves_are_summed_together_and_large_ones_by_themselves():
         np.testing.assert_allclose(total, leaf.sum(axis=0), rtol=1e-5, atol=1e-6)
     # One for the small floats, one for the integers, and one for the large leaf.
     assert mapped.lower(tree).as_text().count('"stablehlo.all_reduce"') == 3
+
+
+class _State(NamedTuple):
+    learner: Any = ()
+    memory: Any = ()
+
+
+def _usage(memory, num_devices):
+    state = _State(memory={"ring": jax.ShapeDtypeStruct((4, memory), np.uint8), "empty": ()})
+    return parallel.memory_usage(state, (), 0, jax.devices()[:num_devices])
+
+
+def test_bytes_count_shapes_and_dtypes():
+    tree = (jax.ShapeDtypeStruct((3, 5), np.float32), jax.ShapeDtypeStruct((), np.int8), ())
+    assert parallel.num_bytes(tree) == 61
+
+
+def test_the_line_says_how_much_each_device_holds():
+    (line,) = _usage(25_000_000, 2)
+    assert "50 MB on each of 2 cpu devices, of " in line
+    (line,) = _usage(250_000, 1)
+    assert "1 MB on each of 1 cpu device, of " in line
+    assert _usage(0, 2) == []
+
+
+def test_an_agents_memory_that_does_not_fit_is_refused():
+    with pytest.raises(
+        errors.UserError, match="4e\\+03 TB on each of 1 cpu device, which has room"
+    ):
+        _usage(10**15, 1)
+
+
+def test_memory_usage_counts_the_learner_on_each_device_and_shares_of_the_rest():
+    learner = jax.ShapeDtypeStruct((10**15,), np.uint8)  # 1000 TB on each device
+    memory = jax.ShapeDtypeStruct((8,), np.int32)
+    observation = specs.Array((10, 5), np.float32)  # 200 bytes
+    devices = jax.devices()[:2]
+    assert parallel.memory_usage(_State((), memory), observation, 8, devices) == []
+    for state, num_steps, size in (
+        (_State(learner, memory), 0, "1e\\+03 TB"),
+        (_State(learner, memory), 10**13, "2e\\+03 TB"),
+        (_State((), memory), 10**12, "100 TB"),
+    ):
+        with pytest.raises(errors.UserError, match=f"take {size} on each of 2 cpu devices"):
+            parallel.memory_usage(state, observation, num_steps, devices)
+
+
+@pytest.mark.parametrize(
+    "count, text", [(12, "12 bytes"), (999, "999 bytes"), (1000, "1 kB"), (2.5e9, "2.5 GB")]
+)
+def test_numbers_are_readable(count, text):
+    assert parallel.readable_bytes(count) == text

@@ -135,7 +135,7 @@ def test_the_recorded_lag_is_the_true_one():
         state, _ = subject.step(subject.init(0), 1)
         subject.diagnostics()  # the first rollout has nothing to be behind of
         state, _ = subject.step(state, 1)
-        assert subject._live.session.timers.lags == [lag, lag]  # of every actor
+        assert subject._sessions[0].timers.lags == [lag, lag]  # of every actor
         subject.step(state, 4)
         values = subject.diagnostics().values
         subject.close()

@@ -216,8 +216,8 @@ def test_an_actor_that_dies_while_its_queue_is_full_is_told_before_it_is_emptied
     # One rollout is learnt from, the next three fill the queue, and that after them fails.
     factory.plan.set(faults.RAISE, stream=0, step=4 * contract.ROLLOUT_LENGTH + 3)
     state, _ = runner.step(runner.init(0), 1)
-    queue, *_ = runner._live.session.queues
-    _wait_for(lambda: runner._live.session.supervisor._failure)  # the learner is slow
+    queue, *_ = runner._sessions[0].queues
+    _wait_for(lambda: runner._sessions[0].supervisor._failure)  # the learner is slow
     assert len(queue._items) == runner.lag
     with pytest.raises(pipeline.WorkerError) as raised:
         runner.step(state, 1)
@@ -234,7 +234,7 @@ def test_a_learner_that_fails_ends_the_actors(made, monkeypatch):
     def learn(*_):
         raise MemoryError("the device is full")
 
-    monkeypatch.setitem(vars(runner._learning), "learn", learn)
+    monkeypatch.setitem(vars(runner._learner), "learn", learn)
     with pytest.raises(MemoryError):
         runner.step(state, 1)
     assert _actors() == []
@@ -296,7 +296,7 @@ def test_a_larger_lag_is_bounded_and_recorded(lagging):
     lags = []
     for update in range(12):
         if update == 6:  # the learner is slow: actors run ahead as far as they may, and no further
-            queues = runner._live.session.queues
+            queues = runner._sessions[0].queues
             _wait_for(lambda queues=queues: all(len(queue._items) == lag for queue in queues))
             time.sleep(0.1)
             assert [len(queue._items) for queue in queues] == [lag, lag]

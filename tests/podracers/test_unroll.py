@@ -1,6 +1,7 @@
-"""The acting loop against a slow one, and across the borders of rollouts."""
+"""The acting loop against a slow one, across rollouts; exact resets, whatever their chunk."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracers import batch, unroll
+from podracers import unroll
 from tests import streams
 
 NUM_STREAMS = 4
@@ -29,7 +30,7 @@ class Counter:
         return action, count, (count, timestep.observation + 0.0)
 
 
-ENVIRONMENT = batch.BatchedEnvironment(streams.RandomEpisodes(), reset_batch=2)
+ENVIRONMENT = unroll.BatchedEnvironment(streams.RandomEpisodes(), reset_batch=2)
 AGENT = Counter()
 
 
@@ -151,3 +152,113 @@ def test_episodes_are_counted_across_rollouts(run):
     np.testing.assert_allclose(means["episode/length"].total, total_length)
     np.testing.assert_allclose(flushed.running_return, end.episodes.running_return)
     assert middle.episodes.ended.sum() < ended
+
+
+NUM_BATCHED = 6
+NUM_STEPS = 60
+CHUNKS = [1, 4, 50]
+# Bit for bit, if the compiler does not round by shape: the code generator of users, which
+# conftest.py turns off to compile faster, does not.
+_EXACT = {"xla_cpu_use_fusion_emitters": True} if jax.default_backend() == "cpu" else None
+
+
+def _batched(reset_batch, end=0.3):
+    return unroll.BatchedEnvironment(streams.RandomEpisodes(end), reset_batch)
+
+
+def _keys(seed=0):
+    stream = jnp.arange(NUM_BATCHED)
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), stream)
+
+
+@functools.cache
+def _episodes(reset_batch):
+    """Returns states and time steps `[T, B]` under random actions, and the first time step."""
+    environment = _batched(reset_batch)
+
+    @functools.partial(jax.jit, compiler_options=_EXACT)
+    def run(keys):
+        state, first = environment.init(keys)
+        action = jax.random.randint(jax.random.key(1), (NUM_STEPS, NUM_BATCHED), 0, 3)
+
+        def step(state, action):
+            state, timestep = environment.step(state, action)
+            return state, (state, timestep)
+
+        return first, jax.lax.scan(step, state, action)[1]
+
+    return run(_keys())
+
+
+@pytest.mark.parametrize("reset_batch", CHUNKS)
+def test_chunked_resets_are_exact_over_many_episodes(reset_batch):
+    streams.assert_same(_episodes(reset_batch), _episodes(None))
+
+
+@pytest.mark.parametrize("reset_batch", CHUNKS)
+def test_chunked_resets_are_exact_for_every_set_of_ended_streams(reset_batch):
+    _, (states, _) = _episodes(None)
+    state = jax.tree.map(lambda x: x[7], states)
+    patterns = jnp.arange(2**NUM_BATCHED)[:, None] >> jnp.arange(NUM_BATCHED) & 1 == 1
+    action = jnp.ones((NUM_BATCHED,), jnp.int32)
+
+    def outcomes(environment):
+        # One after the other: under vmap, the loop over chunks would run as often as the longest.
+        step = lambda last: environment.step(state._replace(last=last), action)  # noqa: E731
+        run = lambda patterns: jax.lax.map(step, patterns)  # noqa: E731
+        return jax.jit(run, compiler_options=_EXACT)(patterns)
+
+    actual, expected = outcomes(_batched(reset_batch)), outcomes(_batched(None))
+    streams.assert_same(actual, expected)
+    np.testing.assert_array_equal(expected[1].first(), patterns)
+
+
+def test_last_is_followed_by_first_and_nothing_else_is():
+    first, (states, timestep) = _episodes(None)
+    assert first.first().all()
+    np.testing.assert_array_equal(timestep.first()[1:], timestep.last()[:-1])
+    np.testing.assert_array_equal(states.last, timestep.last())
+    assert timestep.last().sum() > 50
+    np.testing.assert_array_equal(timestep.reward[timestep.first()], 0.0)
+
+
+def test_the_final_observation_is_the_true_one():
+    """The state and time step at LAST are those of the environment's own step."""
+    _, (states, timestep) = _episodes(None)
+    environment = streams.RandomEpisodes()
+    time, stream = np.argwhere(timestep.last()[1:])[0] + [1, 0]
+    before = jax.tree.map(lambda x: x[time - 1, stream], states.environment)
+    action = jax.random.randint(jax.random.key(1), (NUM_STEPS, NUM_BATCHED), 0, 3)[time, stream]
+    _, expected = environment.step(before, action)
+    streams.assert_close(jax.tree.map(lambda x: x[time, stream], timestep), expected)
+
+
+def test_a_batch_ignores_the_action_at_last():
+    environment = _batched(None, end=1.0)
+    step = jax.jit(environment.step)
+    state, _ = jax.jit(environment.init)(_keys())
+    state, timestep = step(state, jnp.zeros((NUM_BATCHED,), jnp.int32))
+    assert timestep.last().all()
+    actions = [jnp.full((NUM_BATCHED,), action, jnp.int32) for action in (0, 2)]
+    streams.assert_same(step(state, actions[0]), step(state, actions[1]))
+
+
+@pytest.mark.parametrize("reset_batch", [None, 4])
+def test_every_episode_of_every_stream_is_another_one(reset_batch):
+    first, (states, timestep) = _episodes(reset_batch)
+    begun = np.asarray(timestep.first())
+    beginnings = np.concatenate([first.observation, timestep.observation[begun]])
+    assert len(np.unique(beginnings, axis=0)) == NUM_BATCHED + begun.sum()
+    np.testing.assert_array_equal(states.episode[-1], begun.sum(axis=0))
+
+
+def test_a_reset_does_not_depend_on_its_neighbours():
+    environment = _batched(2)
+    action = jax.random.randint(jax.random.key(2), (12, NUM_BATCHED), 0, 3)
+
+    @jax.jit
+    def run(keys, action):
+        return jax.lax.scan(environment.step, environment.init(keys)[0], action)[1]
+
+    whole, part = run(_keys(), action), run(_keys()[2:5], action[:, 2:5])
+    streams.assert_close(part, jax.tree.map(lambda x: x[:, 2:5], whole))

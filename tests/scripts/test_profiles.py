@@ -18,7 +18,7 @@ from PIL import Image
 from agents import dqn, ppo
 from environments import catch
 from podracers import anakin, errors, sebulba
-from podracers.sebulba import acting
+from podracers.sebulba import actor as actor_lib
 from tests import processes
 
 DOCS = processes.ROOT / "docs"
@@ -184,7 +184,7 @@ def test_sebulbas_programs_say_what_is_of_which_part(tracing):
     learn = tracing.hlo.Program(runner.trace(0).lower().compile().as_text())
     assert {"learn", "learn/gradient"} < learn.parts()
 
-    programs = acting.Acting(agent, environment.spec, 4, 4)
+    programs = actor_lib.ActorPrograms(agent, environment.spec, 4, 4)
     one = programs.on(jax.devices()[0])
     env_id, zero = jax.ShapeDtypeStruct((4,), np.int32), jax.ShapeDtypeStruct((), np.int32)
     params = jax.eval_shape(lambda: agent.actor_params(agent.init_learner(jax.random.key(0))))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from environments import cartpole
-from podracers import batch, keys
+from podracers import keys, unroll
 from podracers.sebulba import jax_host
 from tests import streams
 from tests.environments import host_contract
@@ -27,7 +27,7 @@ def test_streams_are_those_of_the_compiled_runner():
     environment = SUBJECTS["random"]
     key, env_id = keys.streams(jax.random.key(3)), np.arange(4, 8, dtype=np.int32)
     host = jax_host.JaxHostEnvironment(environment).make(key, env_id, 1)
-    batched = batch.BatchedEnvironment(environment)
+    batched = unroll.BatchedEnvironment(environment)
     state, expected = jax.jit(batched.init)(jax.vmap(jax.random.fold_in, (None, 0))(key, env_id))
     step = jax.jit(batched.step)
     streams.assert_same(host.reset(), expected)
