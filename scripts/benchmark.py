@@ -14,7 +14,11 @@ import shlex
 import sys
 from collections.abc import Callable
 
-from benchmarks import anakin, records, replay, scaling, search, sebulba, startup, training
+from benchmarks import agent_speed as training
+from benchmarks import ppo_speed as anakin
+from benchmarks import records, replay, scaling, startup
+from benchmarks import search_speed as search
+from benchmarks import sebulba_speed as sebulba
 
 from podracers import command_line, errors
 from podracers.training import run_directory

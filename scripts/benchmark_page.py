@@ -9,10 +9,9 @@ import os
 import pathlib
 from collections.abc import Iterator, Mapping
 
-from benchmarks import drawing, panels, records
-
-import plotting  # isort: skip  (beside this script)
 import matplotlib.pyplot as plt
+from benchmarks import drawing, panels, records
+from results import plotting
 
 from podracers import command_line, errors
 

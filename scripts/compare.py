@@ -22,9 +22,9 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 
-import children  # isort: skip  (beside this script, as is the next)
-import comparison  # isort: skip
 import rich.console
+from results import comparison
+from results import training_process as children
 
 from podracers import command_line, errors
 from podracers.training import config, experiment, run_directory, signals

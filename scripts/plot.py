@@ -16,11 +16,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import groups  # isort: skip  (beside this script, as is the next)
-import plotting  # isort: skip  (chooses matplotlib's backend)
 import matplotlib.axes
 import matplotlib.pyplot as plt
 import numpy as np
+from results import groups, plotting
 
 from podracers import command_line, errors
 

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 import jax
-import plotting  # beside this script, as is `tracing`
+from results import plotting
 from tracing import hlo, pages, pictures, shares, traces
 
 from podracers import anakin, command_line, errors, runner

@@ -12,12 +12,10 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-import aggregates  # isort: skip  (beside this script, as are the next four)
-import atari_scores  # isort: skip
-import plotting  # isort: skip  (chooses matplotlib's backend)
-import results  # isort: skip
-import speed_tables  # isort: skip
 import matplotlib.pyplot as plt
+from results import aggregates, atari_scores, plotting
+from results import rows as results
+from results import tables as speed_tables
 
 from podracers import command_line, errors
 

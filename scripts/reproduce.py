@@ -23,11 +23,11 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aggregates  # isort: skip  (beside this script, as are the next two)
-import children  # isort: skip
-import results  # isort: skip
 import rich.console
 import rich.table
+from results import aggregates
+from results import rows as results
+from results import training_process as children
 
 from podracers import command_line, errors
 from podracers.training import experiment, run_directory, signals

@@ -36,7 +36,9 @@ from typing import Any
 import rich.console
 import rich.markup
 import rich.progress
-from tuning import candidates, report, search, trial
+from tuning import candidates, trial
+from tuning import coordinate_search as search
+from tuning import outcome as report
 
 from podracers import command_line, errors
 from podracers.training import experiment

@@ -54,7 +54,7 @@ def _swept(tmp_path_factory):
 def test_the_sweep_leaves_runs_that_plot_as_two_curves(swept, monkeypatch):
     before = matplotlib.get_backend()
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    groups, plot = (importlib.import_module(name) for name in ("groups", "plot"))
+    groups, plot = (importlib.import_module(name) for name in ("results.groups", "plot"))
     paths = sorted((swept / "runs" / "sweep").iterdir())
     (panel,), said = plot.panels([groups.read(path) for path in paths], "episode/return")
     matplotlib.use(before)

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 
-import plotting  # isort: skip  (beside the scripts; chooses matplotlib's backend)
 import matplotlib.axes
 import matplotlib.figure
 import matplotlib.pyplot as plt
 from benchmarks import panels, records
+from results import plotting
 
 _COLUMNS = 3
 _WIDE = 30.0  # times the least: from there on, a linear axis shows nothing of it

@@ -9,7 +9,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from benchmarks import contender, measure, records, startup, training
+from benchmarks import agent_speed as training
+from benchmarks import contender, measure, records, startup
 
 from podracers import errors
 from podracers.training import experiment

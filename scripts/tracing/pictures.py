@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-import plotting  # isort: skip  (beside the scripts; chooses matplotlib's backend)
 import matplotlib.axes
 import matplotlib.figure
 import matplotlib.patches
 import matplotlib.pyplot as plt
 import numpy as np
+from results import plotting
 from tracing import hlo, traces
 
 _BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _BROWN = plotting.COLORS

@@ -14,7 +14,7 @@ from tests import processes
 @pytest.fixture
 def aggregates(monkeypatch):
     monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    return importlib.import_module("aggregates")
+    return importlib.import_module("results.aggregates")
 
 
 SCORES = [[0.0, 1.0, 2.0, 3.0], [10.0, 10.0, 10.0, 14.0], [5.0, 5.0, 5.0, 5.0]]

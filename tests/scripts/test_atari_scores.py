@@ -12,7 +12,7 @@ from tests import processes
 @pytest.fixture
 def atari_scores(monkeypatch):
     monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    return importlib.import_module("atari_scores")
+    return importlib.import_module("results.atari_scores")
 
 
 def test_there_are_57_games_and_envpool_has_each(atari_scores):

@@ -24,9 +24,9 @@ def scripts():
     """Modules beside the scripts, as these import them."""
     folder = str(processes.ROOT / "scripts")
     sys.path.insert(0, folder)
-    names = {"measure": "benchmarks", "contender": "benchmarks", "sebulba": "benchmarks"}
-    names |= {"single_file_sebulba": "baselines"}
-    modules = {name: importlib.import_module(f"{home}.{name}") for name, home in names.items()}
+    names = {name: name for name in ("measure", "contender", "single_file_sebulba")}
+    names["sebulba"] = "sebulba_speed"
+    modules = {name: importlib.import_module(f"benchmarks.{file}") for name, file in names.items()}
     yield types.SimpleNamespace(**modules)
     sys.path.remove(folder)
 

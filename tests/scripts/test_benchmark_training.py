@@ -15,10 +15,9 @@ from tests import processes
 def benchmarks():
     folder = str(processes.ROOT / "scripts")
     sys.path.insert(0, folder)
-    names = ("records", "training", "startup", "scaling")
-    yield types.SimpleNamespace(
-        **{name: importlib.import_module(f"benchmarks.{name}") for name in names}
-    )
+    names = {name: name for name in ("records", "startup", "scaling")} | {"training": "agent_speed"}
+    modules = {name: importlib.import_module(f"benchmarks.{file}") for name, file in names.items()}
+    yield types.SimpleNamespace(**modules)
     sys.path.remove(folder)
 
 

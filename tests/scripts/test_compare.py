@@ -174,8 +174,9 @@ def modules(monkeypatch):
     """The script, and what lies beside it."""
     before = matplotlib.get_backend()
     monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = ("compare", "comparison", "plotting")
-    yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    names = ("compare", "results.comparison", "results.plotting")
+    found = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
+    yield types.SimpleNamespace(**found)
     matplotlib.use(before)
 
 

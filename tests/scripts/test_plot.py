@@ -25,8 +25,9 @@ def _modules(monkeypatch):
     """The script, and what lies beside it."""
     before = matplotlib.get_backend()
     monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = ("plot", "groups")
-    yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    names = ("plot", "results.groups")
+    found = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
+    yield types.SimpleNamespace(**found)
     matplotlib.use(before)
 
 

@@ -18,8 +18,9 @@ def modules(monkeypatch):
     """The script, and what lies beside it."""
     before = matplotlib.get_backend()
     monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = ("report", "results", "speed_tables")
-    yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    names = {"report": "report", "results": "results.rows", "speed_tables": "results.tables"}
+    modules = {name: importlib.import_module(path) for name, path in names.items()}
+    yield types.SimpleNamespace(**modules)
     matplotlib.use(before)
 
 

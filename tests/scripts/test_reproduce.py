@@ -91,8 +91,10 @@ def test_what_was_stopped_goes_on(recorded, tmp_path):
 def modules(monkeypatch):
     """The script, and what lies beside it."""
     monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = ("reproduce", "results", "children")
-    return types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    names = {"reproduce": "reproduce", "results": "results.rows"}
+    names["children"] = "results.training_process"
+    modules = {name: importlib.import_module(path) for name, path in names.items()}
+    return types.SimpleNamespace(**modules)
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ NUM_DEVICES = (1, 2, 3, 4, 8)
 def modules(monkeypatch):
     """The script, and what lies beside it."""
     monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = ("candidates", "search", "report", "trial")
-    found = {name: importlib.import_module(f"tuning.{name}") for name in names}
+    names = {"candidates": "candidates", "trial": "trial"}
+    names |= {"search": "coordinate_search", "report": "outcome"}
+    found = {name: importlib.import_module(f"tuning.{file}") for name, file in names.items()}
     return types.SimpleNamespace(tune=importlib.import_module("tune"), **found)
 
 

@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import plotting  # isort: skip  (beside this script; chooses matplotlib's backend)
 import matplotlib.axes
 import matplotlib.figure
 import matplotlib.lines
@@ -19,6 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import rich.box
 import rich.table
+from results import plotting
 
 from podracers import errors
 from podracers.training import run_directory

@@ -9,7 +9,8 @@ from typing import Any
 
 import rich.markup
 import rich.table
-from tuning import candidates, search, trial
+from tuning import candidates, trial
+from tuning import coordinate_search as search
 
 from podracers import parallel
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from podracers import errors
 from podracers.training import loggers, run_directory, signals, terminal
 
-TRAIN = pathlib.Path(__file__).resolve().with_name("train.py")
+TRAIN = pathlib.Path(__file__).resolve().parents[1] / "train.py"
 _LOOK = 0.1  # seconds between two looks at a child
 _ENVIRONMENT = {
     "JAX_ENABLE_COMPILATION_CACHE": "false",

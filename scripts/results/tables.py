@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import records
 
-_FOLDER = pathlib.Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+_FOLDER = pathlib.Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 _RUNNERS = ("Anakin", "Sebulba")
 
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from baselines import single_file_ppo
-from benchmarks import contender, measure, records
+from benchmarks import contender, measure, records, single_file_ppo
 
 from agents import minibatches, networks, ppo
 from agents.networks import encoders

@@ -14,7 +14,7 @@ from tests import processes
 def results():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(processes.ROOT / "scripts"))
-        yield importlib.import_module("results")
+        yield importlib.import_module("results.rows")
 
 
 def _entry(experiment="a", **measured):

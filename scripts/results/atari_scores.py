@@ -10,7 +10,7 @@ policy 0.0 in Video Pinball, and agree in all else.) Names are EnvPool's, withou
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import aggregates  # isort: skip  (beside this script)
+from results import aggregates
 
 from podracers import errors
 

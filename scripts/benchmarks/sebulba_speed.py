@@ -12,8 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from baselines import single_file_sebulba
-from benchmarks import contender, measure, records
+from benchmarks import contender, measure, records, single_file_sebulba
 
 from agents import networks
 from podracers import environment, errors, types

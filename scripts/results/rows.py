@@ -13,11 +13,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-import aggregates  # isort: skip  (beside this script)
+from results import aggregates
 
 from podracers import errors
 
-PATH = pathlib.Path(__file__).resolve().parents[1] / "docs" / "results.json"
+PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.json"
 
 
 @dataclasses.dataclass(frozen=True)
