@@ -170,7 +170,7 @@ def _cause(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if os.path.realpath(frame.filename).startswith(_OWN)]
     users = [frame for frame in frames if frame not in own and not _is_of_library(frame.filename)]
-    what = f"{type(error).__name__}: {errors.first_line(error)}"
+    what = errors.one_line(error)
     for frame in reversed(users or own):
         path = frame.filename
         with contextlib.suppress(OSError, ValueError):  # the working directory may be gone

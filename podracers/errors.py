@@ -42,6 +42,12 @@ def first_line(error: BaseException) -> str:
     return next(filter(None, lines), type(error).__name__)
 
 
+def one_line(error: BaseException) -> str:
+    """Returns an exception in one line, as Python prints it."""
+    name, first = type(error).__name__, first_line(error)
+    return name if first == name else f"{name}: {first}"
+
+
 def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
     """Returns a phrase that names the known names nearest to `name`, for the end of a message.
 

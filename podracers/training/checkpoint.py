@@ -10,6 +10,7 @@ and a manifest of checksums beside them (see `podracers.training.manifest`).
 """
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -19,14 +20,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from podracers import errors, types
-from podracers.hosts import global_arrays
+from podracers.hosts import global_arrays, peers, processes
 from podracers.training import manifest, orbax_support, presence, schema
 
 _LOGGER = logging.getLogger(__name__)
 
+_SCORE = "score.json"  # of an evaluation after the checkpoint was committed
 _STRUCTURE = [[str, [schema.COUNT], str]]  # of each leaf: path, shape, dtype
 _RECORD = {
     "user": {
@@ -49,7 +52,7 @@ _RECORD = {
 class Checkpointer:
     """Saves, keeps and restores the checkpoints of one run. Call it from the main thread only.
 
-    One process uses it; where there are several, see `group_checkpoint`.
+    One process uses it; where there are several, see `GroupCheckpointer`.
 
     Args:
       directory: where checkpoints live; made if need be.
@@ -125,7 +128,7 @@ class Checkpointer:
     ) -> None:
         """Starts to save a checkpoint, and returns once the arrays are copied from the devices.
 
-        A step that was saved already is left as it is.
+        A step that was saved already is left as it is, but for its score if there is a new one.
 
         Args:
           step: what the checkpoint is named after; grows from one checkpoint to the next.
@@ -140,9 +143,11 @@ class Checkpointer:
             directory is not the one that it was.
         """
         self.wait()
-        if step in self._manager.all_steps():
-            return
         score = None if score is None or not math.isfinite(score) else float(score)
+        if step in self._manager.all_steps():
+            if score not in (None, self._scores.get(step)):
+                self._rescore(step, score)
+            return
         # Keys are saved as their data, for those of several processes come as such.
         state, params = global_arrays.plain((state, params))
         record = {
@@ -176,7 +181,8 @@ class Checkpointer:
         except (OSError, ValueError, RuntimeError) as error:
             raise self._failed_save(error) from error
         self._saving = None
-        self._require_directory()
+        if self._descriptor is not None:
+            presence.require(self._directory, self._descriptor)
 
     def is_saving(self) -> bool:
         """Returns whether a save is not committed yet; any thread may ask."""
@@ -211,18 +217,11 @@ class Checkpointer:
     def restore_params(
         self, template: types.PyTree, best: bool = False
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
-        """Restores the acting parameters alone, of the newest or of the best whole checkpoint.
+        """Does what `restore` does with the acting parameters alone.
 
         Args:
-          template: the parameters' structure, as in `restore`.
+          template: the parameters' structure.
           best: take the highest score; the newest where nothing was scored.
-
-        Returns:
-          `(step, params, metadata)`, or None where there is no checkpoint at all.
-
-        Raises:
-          errors.UserError: the checkpoint belongs to another agent, network or environment.
-          errors.RunFailure: every checkpoint is damaged.
         """
         self.wait()
         steps = sorted(self._manager.all_steps())[::-1]
@@ -248,10 +247,6 @@ class Checkpointer:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
-
-    def _require_directory(self) -> None:
-        if self._descriptor is not None:
-            presence.require(self._directory, self._descriptor)
 
     def _restore_first(
         self, item: str, template: types.PyTree, steps: Sequence[int]
@@ -307,11 +302,25 @@ class Checkpointer:
             )
         return record
 
+    def _rescore(self, step: int, score: float) -> None:
+        """Keeps the score of a later evaluation of the same parameters beside a checkpoint."""
+        path = self._directory / str(step) / _SCORE
+        partial = path.with_name(f".{_SCORE}.partial")
+        try:
+            partial.write_text(json.dumps({"score": score}))
+            partial.replace(path)
+        except OSError as error:
+            raise errors.RunFailure(f"could not write {path}: {manifest.reason(error)}") from error
+        self._scores[step] = score
+
     def _note_score(self, step: int) -> None:
         try:
             score = self._read_metadata(step)["score"]
         except manifest.DamagedError:
             return  # `restore` says so, if it comes to that
+        with contextlib.suppress(OSError, ValueError):  # few checkpoints have a later one
+            path = self._directory / str(step) / _SCORE
+            score = schema.parse(path.read_bytes(), {"score": schema.REAL})["score"]
         if score is not None:
             self._scores[step] = score
 
@@ -347,7 +356,7 @@ class Checkpointer:
         for partial in self._partial_folders(step):
             orbax_support.remove(partial)  # room for what comes after
         try:
-            self._require_directory()
+            presence.require(self._directory, self._descriptor)
         except errors.RunFailure as cause:
             with contextlib.suppress(OSError):
                 self._directory.rmdir()  # what orbax made anew, and only if it is empty
@@ -355,6 +364,70 @@ class Checkpointer:
         self._reopen()
         folder = self._directory / str(step)
         return errors.RunFailure(f"could not save checkpoint {folder}: {manifest.reason(error)}")
+
+
+class GroupCheckpointer:
+    """What `Checkpointer` is to one process; all processes make the same calls.
+
+    Process 0 saves and reads what all of them hold. It writes what one process with as many devices
+    would have written, so a run goes on with any number of processes, and a folder that process 0
+    alone sees is enough. The arguments are those of `Checkpointer`.
+    """
+
+    def __init__(self, directory: str | pathlib.Path, keep_latest: int = 3, keep_best: int = 1):
+        self._inner: Checkpointer | None = None
+        self._read: types.PyTree = None
+        processes.on_lead(lambda: self._make(directory, keep_latest, keep_best))
+        # What fails elsewhere takes no checkpoint with it that is being written.
+        peers.finish_first(lambda: bool(self._inner and self._inner.is_saving()))
+
+    def save(
+        self,
+        step: int,
+        state: types.PyTree,
+        params: types.PyTree,
+        metadata: Mapping[str, Any],
+        score: float | None = None,
+    ) -> None:
+        """Starts to save a checkpoint, once process 0 has it."""
+        state, params = global_arrays.to_host((state, params))
+        if self._inner:
+            self._inner.save(step, state, params, metadata, score)
+
+    def restore(self, template: types.PyTree) -> tuple[int, types.PyTree, dict[str, Any]] | None:
+        """Restores the newest whole checkpoint onto the devices of all processes."""
+        shapes = jax.tree.map(_blank, global_arrays.plain(template))
+        found = processes.on_lead(lambda: self._restore(shapes))
+        if found is None:
+            return None
+        step, metadata = found
+        state = global_arrays.to_devices(self._read, template)
+        self._read = None
+        return step, state, metadata
+
+    def wait(self) -> None:
+        """Blocks until the last save is committed."""
+        processes.on_lead(lambda: self._inner and self._inner.wait())
+
+    def latest_step(self) -> int | None:
+        """Returns the newest step that was saved, or None."""
+        return processes.on_lead(lambda: self._inner and self._inner.latest_step())
+
+    def best_step(self) -> int | None:
+        """Returns the step with the highest score, or None, in process 0; elsewhere None."""
+        return self._inner.best_step() if self._inner else None
+
+    def close(self) -> None:
+        """Waits for the last save, and frees the background threads."""
+        if self._inner:
+            self._inner.close()
+
+    def _make(self, *arguments: Any) -> None:
+        self._inner = Checkpointer(*arguments)
+
+    def _restore(self, template: types.PyTree) -> tuple[int, dict[str, Any]] | None:
+        step, self._read, metadata = self._inner.restore(template) or (None, None, None)
+        return None if step is None else (step, metadata)
 
 
 def _make_directory(directory: pathlib.Path) -> int:
@@ -371,3 +444,8 @@ def _abstract(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
     return leaf
+
+
+def _blank(x: jax.Array) -> np.ndarray:
+    """Returns zeros that take no memory, to say what is to be read."""
+    return np.broadcast_to(np.zeros((), x.dtype), x.shape)

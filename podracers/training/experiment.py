@@ -1,5 +1,6 @@
 """An experiment: an agent, an environment and a runner, and how long they run. gin's one root."""
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
@@ -11,7 +12,8 @@ from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import errors, evaluation, types
 from podracers import runner as runner_lib
-from podracers.training import check_static, config
+from podracers.training import check as check_lib
+from podracers.training import config
 
 _SUPPLIED = {"spec", "agent", "environment"}  # what parts are built with, by name
 _LEAST = {
@@ -32,7 +34,7 @@ _OPTIONAL = (
     "evaluation_max_steps",
     "profile_update",
 )
-
+_NOW = object()
 
 RunnerClass = Callable[..., runner_lib.Runner]
 
@@ -98,12 +100,12 @@ class Experiment:
     keep_latest: int = 3
     keep_best: int = 1
     profile_update: int | None = None
-    # What gin holds now: gin makes the parts, and they read it when they are built.
-    _bindings: config.Bindings = dataclasses.field(
-        default_factory=config.snapshot, init=False, repr=False
-    )
+    # What gin holds now: gin makes the parts, and they read it when they are built. A copy that
+    # `dataclasses.replace` makes is of the same configuration.
+    _state: dataclasses.InitVar[config.State] = _NOW
 
-    def __post_init__(self):
+    def __post_init__(self, _state):
+        object.__setattr__(self, "_state", config.snapshot() if _state is _NOW else _state)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -144,8 +146,12 @@ class Experiment:
         Raises:
           errors.UserError: a part refuses its settings, or is none.
         """
-        with config.using(self._bindings):
+        with self.configured():
             return self._build()
+
+    def configured(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which gin's configuration is the one of this experiment."""
+        return config.using(self._state)
 
     def _build(self) -> Parts:
         environment = _make("environment", self.environment, environment_lib.Environment)
@@ -230,7 +236,7 @@ def _check_environment(environment: environment_lib.Environment) -> None:
     state, _ = jax.eval_shape(environment.reset, jax.random.key(0))
     action = jax.ShapeDtypeStruct(environment.spec.action.shape, environment.spec.action.dtype)
     jax.eval_shape(environment.step, state, action)
-    if faults := check_static.trace_faults(environment, environment.spec):
+    if faults := check_lib.trace_faults(environment, environment.spec):
         raise errors.UserError(f"environment {environment.spec.name}: {'; '.join(faults)}")
 
 
@@ -239,7 +245,7 @@ def _check_spec(environment: environment_lib.Environment) -> None:
         _ = environment.spec
     except errors.UserError as error:
         raise errors.UserError(errors.first_line(error)) from error
-    faults, _ = check_static.spec_faults(environment)
+    faults, _ = check_lib.spec_faults(environment)
     if faults:
         raise errors.UserError(f"environment {type(environment).__name__}: {'; '.join(faults)}")
 
@@ -265,7 +271,7 @@ def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any)
         raise errors.UserError(f"{part} {name}: {message}") from error
     if protocol is environment_lib.Environment and environment_lib.is_host(made):
         protocol = environment_lib.HostEnvironmentFactory
-    lacking = [member for member in _members(protocol) if not _has(made, member)]
+    lacking = [member for member in _members(protocol) if not check_lib.has(made, member)]
     if lacking:
         raise errors.UserError(f"{kind} (it has no `{'`, no `'.join(lacking)}`)")
     return made
@@ -282,8 +288,3 @@ def _members(protocol: type) -> list[str]:
     return sorted(
         name for name in {**vars(protocol), **protocol.__annotations__} if not name.startswith("_")
     )
-
-
-def _has(part: Any, member: str) -> bool:
-    """Returns whether the member is there, without evaluating it: a property may raise."""
-    return hasattr(type(part), member) or member in getattr(part, "__dict__", {})

@@ -23,11 +23,16 @@ def require(path: pathlib.Path, descriptor: int) -> None:
 
 
 def is_there(path: pathlib.Path, descriptor: int) -> bool:
-    """Returns whether a path leads to the file or folder that is open."""
+    """Returns whether a path leads to the file or folder that is open.
+
+    Where that cannot be found out now, it counts as there: what is written next says why.
+    """
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:
+        return True
 
 
 def location(descriptor: int) -> str | None:

@@ -18,12 +18,9 @@ from podracers.training import (
     clock,
     config,
     config_values,
-    group_checkpoint,
     loggers,
-    profiler,
     run_directory,
     signals,
-    terminal,
 )
 from podracers.training import experiment as experiment_lib
 
@@ -63,32 +60,30 @@ class Run:
         self._stopping = False  # agreed on by all processes
         self._parts = parts
         self._runner = self._parts.runner
-        processes.on_lead(directory.lock.acquire)
-        kind = (
-            group_checkpoint.GroupCheckpointer
-            if processes.is_several()
-            else checkpoint.Checkpointer
-        )
-        self._checkpointer = kind(
-            directory.checkpoints, experiment.keep_latest, experiment.keep_best
-        )
-        for line in self._runner.describe():
-            self._say(line)
-        self._state = self._runner.init(experiment.seed)
         self._update = 0
         self._loggers: loggers.Loggers | None = None
         self._tensorboard: loggers.TensorBoardLogger | None = None
         self._is_configuration_kept = False
         self._resume = resume
         self._verdict = self._said = ""  # of the runner: the newest, and which kind was said
-        update = experiment.profile_update if processes.is_lead() else None
-        self._profiler = profiler.Profiler(directory.path, update)
-        if resume:
-            try:
+        processes.on_lead(directory.lock.acquire)
+        with contextlib.ExitStack() as on_failure:  # the process may live on, as that of a notebook
+            on_failure.callback(directory.lock.release)
+            self._checkpointer = self._make_checkpointer()
+            on_failure.callback(self._checkpointer.close)
+            for line in self._runner.describe():
+                self._say(line)
+            with experiment.configured():
+                self._state = self._runner.init(experiment.seed)
+            if resume:
                 self._restore()
-            except BaseException:
-                directory.lock.release()  # the process may live on, as that of a notebook
-                raise
+            on_failure.pop_all()
+
+    def _make_checkpointer(self) -> checkpoint.Checkpointer | checkpoint.GroupCheckpointer:
+        is_group = processes.is_several()
+        make = checkpoint.GroupCheckpointer if is_group else checkpoint.Checkpointer
+        keep = (self._experiment.keep_latest, self._experiment.keep_best)
+        return make(self._directory.checkpoints, *keep)
 
     @property
     def steps(self) -> int:
@@ -105,6 +100,10 @@ class Run:
         Raises:
           errors.RunFailure: a metric is not finite, or a file cannot be written.
         """
+        with self._experiment.configured():
+            return self._train()
+
+    def _train(self) -> dict[str, Any] | None:
         resumed = self.steps if self._resume else None
         total = self._parts.num_updates
         writers = []
@@ -113,7 +112,7 @@ class Run:
             writers = [
                 loggers.JsonlLogger(self._directory.metrics, resumed),
                 self._tensorboard,
-                terminal.TerminalLogger(total * self._runner.steps_per_update),
+                loggers.TerminalLogger(total * self._runner.steps_per_update),
             ]
         self._loggers = loggers.Loggers(writers)
         try:
@@ -195,7 +194,7 @@ class Run:
         """Takes updates, fewer if the run is to stop and the runner can; returns their report."""
         most = self._runner.updates_per_dispatch or count
         report, taken = None, 0
-        with self._clock.dispatch() as dispatch, self._profiler.around(self._update, count):
+        with self._clock.dispatch() as dispatch, self._profiled(count):
             while taken < count and not (taken and self._must_stop()):
                 chunk = min(most, count - taken)
                 self._state, part = self._runner.step(self._state, chunk)
@@ -205,6 +204,18 @@ class Run:
             dispatch.steps = taken * self._runner.steps_per_update
         self._update += taken
         return report
+
+    def _profiled(self, count: int) -> contextlib.AbstractContextManager[None]:
+        """Returns a context that is traced if `profile_update` is among the next updates.
+
+        TensorBoard (with its profile plugin) and Perfetto read what is written.
+        """
+        update = self._experiment.profile_update
+        if update is None or not self._update <= update < self._update + count:
+            return contextlib.nullcontext()
+        if not processes.is_lead():
+            return contextlib.nullcontext()
+        return jax.profiler.trace(self._directory.path / "profile", create_perfetto_trace=True)
 
     def _note_verdict(self, verdict: str) -> None:
         """Says what limits the speed once it has been the same for two periods, and is news."""

@@ -112,6 +112,7 @@ class RunDirectory:
                 f"the run directory '{self.path}' was {presence.fate(location)} while the run "
                 f"wrote to it; {_left(location)}"
             )
+        self.lock.keep()
         if self._config_text is not None and not self.config.exists():
             self.write(self.config, self._config_text)
 
@@ -177,8 +178,9 @@ def _left(location: str | None) -> str:
     if location is None:
         return "what is left of it could not be found"
     folder = pathlib.Path(location) / "checkpoints"
-    steps = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()]
-    if not location or not steps:
+    names = [path.name for path in folder.glob("[0-9]*")] if location else []
+    steps = [int(name) for name in names if name.isdigit()]
+    if not steps:
         return "no checkpoint is left"
     return f"its newest checkpoint is of step {max(steps):,}"
 

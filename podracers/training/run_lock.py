@@ -31,6 +31,7 @@ class RunLock:
     def __init__(self, directory: pathlib.Path):
         self.path = directory / NAME
         self._file: io.FileIO | None = None
+        self._directory: int | None = None  # a descriptor of the directory that was locked
 
     def acquire(self) -> None:
         """Takes the lock; nothing happens where this object has it already.
@@ -49,6 +50,7 @@ class RunLock:
                 self._exclude(file)
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
+                self._directory = os.open(self.path.parent, os.O_RDONLY)
             except OSError as error:
                 message = f"could not write '{self.path}': {error.strerror}"
                 raise errors.RunFailure(message) from error
@@ -60,7 +62,11 @@ class RunLock:
         """Lets others in; nothing happens where this object does not have the lock."""
         if self._file is not None:
             self._file.close()
-            self._file = None
+            os.close(self._directory)
+            self._file = self._directory = None
+
+    def __del__(self):
+        self.release()
 
     def require_free(self) -> None:
         """Raises `errors.UserError` if another run has the lock; does not take it."""
@@ -71,12 +77,21 @@ class RunLock:
 
     def is_there(self) -> bool:
         """Returns whether the directory is the one that was locked; true where none was."""
-        return self._file is None or presence.is_there(self.path, self._file.fileno())
+        return self._file is None or presence.is_there(self.path.parent, self._directory)
 
     def location(self) -> str | None:
         """Returns where the locked directory is now; see `presence.location`."""
-        path = presence.location(self._file.fileno())
-        return path and os.path.dirname(path)
+        return presence.location(self._directory)
+
+    def keep(self) -> None:
+        """Takes the lock anew if its file was removed, which alone ends no run.
+
+        Raises:
+          errors.UserError: another run has taken it meanwhile.
+        """
+        if self._file is not None and not presence.is_there(self.path, self._file.fileno()):
+            self.release()
+            self.acquire()
 
     def _exclude(self, file: io.FileIO) -> None:
         try:

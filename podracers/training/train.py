@@ -69,7 +69,8 @@ def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
     resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
     console = rich.console.Console(highlight=False)
     settings = _load(arguments, begun, console)
-    processes.require_equal("the configuration", config.text())
+    text = config.text()
+    processes.require_equal("the configuration", text)
     parts = settings.build()
     directory = directory or run_directory.RunDirectory(
         _default(arguments.gin_file[0], settings, parts)
@@ -78,20 +79,20 @@ def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
     if processes.any_process(bool(stop)):
         return 0
     if not resume:
-        processes.on_lead(lambda: _create(directory))
+        processes.on_lead(lambda: _create(directory, text))
     trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, say=console.print)
     if resume:  # new bindings are kept once the checkpoint is known to fit them
-        processes.on_lead(lambda: directory.write_config(config.text()))
+        processes.on_lead(lambda: directory.write_config(text))
     summary = trainer.train()
     if summary:
         console.print(_table(summary, directory))
     return 0
 
 
-def _create(directory: run_directory.RunDirectory) -> None:
+def _create(directory: run_directory.RunDirectory, text: str) -> None:
     directory.create()
     directory.lock.acquire()
-    directory.write_config(config.text())
+    directory.write_config(text)
 
 
 def _load(

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from podracers import errors
-from podracers.training import loggers, run_directory, signals, terminal
+from podracers.training import loggers, run_directory, signals
 
 TRAIN = pathlib.Path(__file__).resolve().parents[1] / "train.py"
 _LOOK = 0.1  # seconds between two looks at a child
@@ -65,7 +65,7 @@ def train(
     if stop:
         return False
     with log.open("w") as output, _child(arguments, output) as process:
-        display = terminal.TerminalLogger(total_steps)
+        display = loggers.TerminalLogger(total_steps)
         follower = _Follower(directory.metrics)
         try:
             while process.poll() is None and not stop:

@@ -13,7 +13,7 @@ import numpy as np
 from dm_env import specs
 
 from podracers import environment, types
-from podracers.training import check_static
+from podracers.training import check
 
 NUM_STREAMS = 4
 NUM_STEPS = 200
@@ -70,7 +70,7 @@ def check_factory(factory: environment.HostEnvironmentFactory) -> None:
     assert environment.is_host(factory)
     assert isinstance(factory, environment.HostEnvironmentFactory)
     assert dataclasses.is_dataclass(factory) and type(factory).__dataclass_params__.frozen
-    faults, _ = check_static.spec_faults(factory)
+    faults, _ = check.spec_faults(factory)
     assert not faults, faults
 
 

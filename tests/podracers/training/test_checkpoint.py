@@ -163,6 +163,21 @@ def test_keeps_the_newest_and_the_best(tmp_path):
     reader.close()
 
 
+def test_a_later_evaluation_scores_a_checkpoint_that_is_there(tmp_path):
+    checkpointer = checkpoint.Checkpointer(tmp_path)
+    _save(checkpointer, 1, 2.0)
+    _save(checkpointer, 2, None)
+    for score, best in ((None, 1), (float("nan"), 1), (3.0, 2), (1.0, 1), (4.0, 2)):
+        _save(checkpointer, 2, score)
+        assert checkpointer.best_step() == best
+        reader = checkpoint.Checkpointer(tmp_path, read_only=True)
+        assert reader.best_step() == best
+        reader.close()
+    checkpointer.close()
+    (tmp_path / "2" / "score.json").write_text("{")  # damaged: the older one counts
+    assert checkpoint.Checkpointer(tmp_path, read_only=True).best_step() == 1
+
+
 def test_a_donated_state_is_saved_as_it_was(tmp_path):
     @functools.partial(jax.jit, donate_argnums=0)
     def advance(state):

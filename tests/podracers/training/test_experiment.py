@@ -220,6 +220,20 @@ def test_an_update_that_cannot_be_is_a_mistake(tiny):
         experiment.check(parts, 0)
 
 
+def test_a_copy_keeps_the_configuration_of_its_experiment():
+    first = experiment.load(["gin/experiments/catch_ppo.gin"], ["PPO.gamma = 0.5"])
+    experiment.load(["gin/experiments/pendulum_ppo.gin"], ["PPO.gamma = 0.75"])
+    copy = dataclasses.replace(dataclasses.replace(first, seed=8), seed=9)
+    parts = copy.build()
+    assert (copy.seed, parts.agent.gamma, parts.environment.spec.name) == (9, 0.5, "Catch")
+    now = config.text()
+    with copy.configured():
+        assert "PPO.gamma = 0.5" in config.text()
+        assert "from environments import catch" in config.text()
+        assert "pendulum" not in config.text()
+    assert config.text() == now
+
+
 def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path):
     first = experiment.load(["gin/experiments/catch_ppo.gin"], ["PPO.gamma = 0.5"])
     second = experiment.load(["gin/experiments/pendulum_ppo.gin"], ["PPO.gamma = 0.75"])

@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
 from environments import catch
-from podracers import errors
-from podracers.training import config, config_values, experiment, run, run_directory
+from podracers import anakin, errors, evaluation
+from podracers.training import checkpoint, config, config_values, experiment, run, run_directory
 from tests import contract, documented, processes
 
 POPULATION = (
@@ -111,7 +111,7 @@ def _events(directory, tag):
 @pytest.fixture(name="own_configuration")
 def _own_configuration():
     """gin's configuration is one for the whole process: the other tests' comes back afterwards."""
-    with config.using({}):
+    with config.using(config.State({}, {}, set())):
         yield
 
 
@@ -352,15 +352,19 @@ def test_a_run_directory_that_becomes_read_only_ends_the_run(short, tmp_path):
     assert not directory.summary.exists()
 
 
-def test_a_configuration_that_was_removed_is_written_anew(settings, tmp_path):
+def test_a_configuration_and_a_lock_that_were_removed_are_written_anew(settings, tmp_path):
     directory = run_directory.RunDirectory(tmp_path / "run")
     directory.create()
     directory.write_config("SEED = 3\n")
-    summary, _ = _run(
-        settings, directory, Harm(directory.path, 2, lambda _: directory.config.unlink())
-    )
+
+    def remove(path):
+        (path / "config.gin").unlink()
+        (path / ".lock").unlink()
+
+    summary, _ = _run(settings, directory, Harm(directory.path, 2, remove))
     assert summary
     assert directory.config.read_text() == "SEED = 3\n"
+    assert (directory.path / ".lock").exists()
 
 
 def test_a_second_run_is_kept_out_until_the_first_has_ended(settings, tmp_path):
@@ -414,9 +418,68 @@ def test_resuming_with_what_a_run_cannot_change_is_refused(settings, population,
         _run(changed, directory, resume=True)
 
 
-def test_the_final_checkpoint_carries_the_final_score(population, tmp_path):
+def _score(directory, step):
+    """Returns the score of a checkpoint as another process reads it."""
+    reader = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
+    try:
+        return reader._scores.get(step)
+    finally:
+        reader.close()
+
+
+@pytest.fixture(name="copy", scope="module")
+def _copy(population, tmp_path_factory):
+    """A run of a copy of an experiment, after another one was loaded; its folder and summary.
+
+    The last update is evaluated twice.
+    """
+    config_file = [str(population[0].config)]
+    bindings = ["Experiment.evaluation_period = 5", "PPO.gamma = 0.5"]
+    first = experiment.load(config_file, bindings)
+    experiment.load(config_file, ["PPO.gamma = 0.75", "SEED = 8"])
+    directory = run_directory.RunDirectory(tmp_path_factory.mktemp("copy"))
+    summary, _ = _run(dataclasses.replace(first, checkpoint_period=5), directory)
+    return directory, summary
+
+
+def test_the_final_checkpoint_carries_the_final_score(copy):
+    directory, summary = copy
+    assert _score(directory, 640) == pytest.approx(summary["evaluation"]["return"])
+
+
+def test_a_run_writes_the_configuration_of_its_experiment(copy):
+    directory, _ = copy
+    used = directory.operative_config.read_text()
+    ((_, shown),) = _events(directory, "config")
+    for text in (used, shown.item().decode()):
+        assert "PPO.gamma = 0.5" in text
+        assert "SEED = 3" in text
+
+
+def test_a_final_evaluation_that_was_stopped_counts_once_it_is_made_up_for(
+    population, tmp_path, monkeypatch
+):
+    def stop(*_):
+        raise evaluation.Stopped
+
     bindings = ["Experiment.evaluation_period = 0", "Experiment.checkpoint_period = 5"]
     changed = experiment.load([str(population[0].config)], bindings)
     directory = run_directory.RunDirectory(tmp_path)
-    summary, _ = _run(changed, directory)
+    with monkeypatch.context() as patched:
+        patched.setattr(experiment.Parts, "evaluate", stop)
+        assert _run(changed, directory)[0] is None
+    assert (_score(directory, 640), directory.summary.exists()) == (None, False)
+    summary, _ = _run(changed, directory, resume=True)
     assert summary["best_checkpoint"] == 640
+    assert _score(directory, 640) == pytest.approx(summary["evaluation"]["return"])
+
+
+def test_a_run_that_cannot_be_made_does_not_keep_its_directory(settings, tmp_path, monkeypatch):
+    def fail(*_):
+        raise errors.UserError("no room")
+
+    directory = run_directory.RunDirectory(tmp_path)
+    monkeypatch.setattr(anakin.Anakin, "describe", fail)
+    with pytest.raises(errors.UserError, match="no room"):
+        _run(settings, directory)
+    run_directory.RunDirectory(tmp_path).lock.acquire()

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import pytest
 
 from podracers import errors
-from podracers.training import run_lock
+from podracers.training import presence, run_lock
 from tests import processes
 
 # Takes the lock, starts what may outlive it, says so, and waits.
@@ -125,9 +126,37 @@ def test_a_directory_that_was_moved_is_not_there(tmp_path):
     assert not lock.is_there()
     if pathlib.Path("/proc/self/fd").exists():
         assert lock.location() == str(moved)
-        (moved / run_lock.NAME).unlink()
+        shutil.rmtree(moved)
         assert lock.location() == ""
     lock.release()
+
+
+def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path):
+    lock, other = run_lock.RunLock(tmp_path), run_lock.RunLock(tmp_path)
+    lock.acquire()
+    lock.path.unlink()
+    assert lock.is_there()
+    lock.keep()
+    with pytest.raises(errors.UserError, match=f"in use by process {os.getpid()} on"):
+        other.acquire()
+    lock.path.unlink()
+    other.acquire()
+    with pytest.raises(errors.UserError, match="in use by process"):
+        lock.keep()
+    other.release()
+
+
+def test_a_directory_that_cannot_be_looked_at_now_is_there(tmp_path, monkeypatch):
+    lock = run_lock.RunLock(tmp_path)
+    lock.acquire()
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(presence.os, "stat", fail)
+        is_there = lock.is_there()
+    assert is_there
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path):
