@@ -191,8 +191,7 @@ def _detect(timeout: float) -> tuple[Group, Any]:
 
 def fail(cause: str, exit_code: int) -> None:
     """Tells the others why this process fails, so that they end too; nothing where it is alone."""
-    if peers.is_watching():
-        peers.fail(cause, exit_code)
+    peers.fail(cause, exit_code)
 
 
 def leave() -> None:
