@@ -40,8 +40,8 @@ class Anakin:
       num_envs: `B`, streams over all devices.
       rollout_length: `T`, agent steps of each stream between updates.
       population: `P`, independent seeds that are trained at once.
-      reset_batch: see `unroll.BatchedEnvironment`.
-      num_devices: how many of the devices to use; None for all.
+      reset_batch: number of streams that are reset together; see `unroll.BatchedEnvironment`.
+      num_devices: number of devices to use; None for all.
     """
 
     agent: agent_lib.Agent

@@ -94,7 +94,7 @@ class Evaluator:
 
     Attributes:
       agent: the agent that acts.
-      environment: a one-stream JAX environment, without auto-reset, or a recipe for host
+      environment: a one-stream JAX environment, without auto-reset, or a factory of host
         environments.
       num_episodes: `E`; None for 512 in a JAX environment, or 64 on the host.
       population: `P`; with more than one, parameters have a leading axis. 1 on the host.
@@ -135,10 +135,10 @@ class Evaluator:
         """Returns what the policy reaches; the same key gives the same episodes.
 
         Args:
-          params: what the agent acts with, `[P, ...]`.
+          params: the agent's acting parameters, `[P, ...]`.
           key: one typed key, of the evaluation.
-          stop: true once nobody wants the result any more; the one program of a JAX environment
-            does not ask.
+          stop: function that returns true once nobody wants the result any more; the one program
+            of a JAX environment does not ask.
 
         Raises:
           Stopped: `stop()` was true before the end.
@@ -160,7 +160,7 @@ class Evaluator:
 
         Args:
           params: those of one member.
-          key: that of `run`.
+          key: the key that `run` has.
 
         Returns:
           An item for the start, and one for each step: states of a JAX environment, or time steps
@@ -323,10 +323,10 @@ class Evaluator:
         It has to be closed, which closes the environments.
 
         Args:
-          params: what the agent acts with.
-          key: that of `run`.
+          params: the agent's acting parameters.
+          key: the key that `run` has.
           env_id: `[B]` int32, which of the episodes.
-          doing: is told what happens.
+          doing: context manager of the activity (`pipeline.Worker.doing`).
         """
         params, key = _on_one_device(params, key)
         with doing(pipeline.COMPILING):
@@ -360,8 +360,8 @@ def run_key(seed: int, update: int | None = None) -> jax.Array:
     checkpoint, which they choose, is judged on episodes that did not choose it.
 
     Args:
-      seed: of the run.
-      update: after how many updates the run is evaluated; None for its final evaluation.
+      seed: the run's seed.
+      update: number of updates that were taken; None for the final evaluation.
     """
     key = jax.random.fold_in(jax.random.key(seed), _SALT)
     if update is None:

@@ -20,9 +20,9 @@ def streams(key: jax.Array, update: int = 0) -> jax.Array:
     """Returns the key that environments fold their stream's number into.
 
     Args:
-      key: of the run.
-      update: after how many updates the streams begin. What is begun later, because a run was
-        resumed and its simulators were not, plays other episodes than those it began with.
+      key: the run's key.
+      update: number of updates after which the streams begin. What is begun later, because a run
+        was resumed and its simulators were not, plays other episodes than those it began with.
     """
     if update == 0:
         return jax.random.fold_in(key, _STREAMS)

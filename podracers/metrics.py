@@ -125,9 +125,9 @@ def label(name: str, values: np.ndarray, seeds: Sequence[int]) -> dict[str, floa
     """Returns one number as it is logged: by itself, or over a population and for each member.
 
     Args:
-      name: of the metric.
+      name: the metric's name.
       values: a scalar, or `[P]` for a population.
-      seeds: of the members; empty where there is no population.
+      seeds: the members' seeds; empty where there is no population.
 
     Returns:
       `{name: value}`, or `name` (the mean), `name/std` and `name/seed_<seed>` of each member. Only

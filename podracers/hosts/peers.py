@@ -50,7 +50,7 @@ class _Peers:
 
     Args:
       process: the number of this process.
-      count: how many processes there are.
+      count: number of processes.
       timeout: seconds of silence after which one counts as lost.
       listener: the socket that the others connect to, in process 0.
       connections: those that are there already, by process.

@@ -73,22 +73,22 @@ class Actor:
     """Everything an actor needs; `run` is the body of its thread.
 
     Attributes:
-      programs: of its device.
+      programs: the jitted functions of its device.
       length: `T`.
-      make: makes the environments of given indices.
-      num_batches: into how many batches of `H` its streams are cut: while one is stepped, the
-        device acts for another.
-      starting: what a batch is at until its first step is done, `pipeline.COMPILING` or
+      make: function that makes the environments of given indices.
+      num_batches: number of batches of `H` that its streams are cut into: while one is stepped,
+        the device acts for another.
+      starting: activity of a batch until its first step is done, `pipeline.COMPILING` or
         `pipeline.STARTING`.
       env_id: `[B]` int32, global.
-      device: where it acts.
-      learners: the devices that get its rollouts.
-      key: of the run.
+      device: the device that acts.
+      learners: the learner devices that get its rollouts.
+      key: the run's key.
       first: the update that its first rollout is for.
-      lag: how many updates a rollout's parameters may be behind; 0 and 1 are exact.
+      lag: most updates that a rollout's parameters may be behind; 0 and 1 are exact.
       versions: parameters as the learner publishes them, `{device: params}`.
-      queue: takes `Shards`.
-      pace: of its simulators.
+      queue: the queue for its `Shards`.
+      pace: how fast its simulators step.
     """
 
     programs: DevicePrograms
@@ -208,10 +208,10 @@ class ActorPrograms:
     """Makes the programs of actor devices.
 
     Attributes:
-      agent: who acts.
-      spec: of the environment.
+      agent: the agent that acts.
+      spec: the environment's specification.
       length: `T`.
-      num_envs: streams of all actors, of which each actor has a share.
+      num_envs: number of streams of all actors, of which each actor has a share.
     """
 
     agent: agent_lib.Agent

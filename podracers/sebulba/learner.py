@@ -32,9 +32,9 @@ class Learner:
     """Jitted functions over all learner devices; one thread alone calls them.
 
     Attributes:
-      agent: who learns.
-      programs: of the actors, for the shapes of what they collect.
-      placement: which devices learn, and what comes to them.
+      agent: the agent that learns.
+      programs: those of the actors, for the shapes of rollouts.
+      placement: the devices that learn, and which actors feed them.
       num_envs: `B`, streams of all actors.
     """
 

@@ -70,9 +70,9 @@ def plan(
 
     Args:
       devices: those of each process, in the order of the processes.
-      process: which of them this is.
+      process: index of this process.
       num_envs: `B`, of one process.
-      rows_per_actor: what the streams of every actor have to divide by.
+      rows_per_actor: divisor of the streams of every actor.
       actor_devices: indices into `devices`, one for each actor thread; None to choose.
       learner_devices: indices, each once; None for those that do not act, or for all where none is
         left over.

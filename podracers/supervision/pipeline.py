@@ -113,9 +113,9 @@ class Worker:
     """One supervised thread.
 
     Attributes:
-      name: of the thread.
-      timer: of its activities.
-      activity: what it is at. Replaced as a whole, for the consumer may look at any moment.
+      name: the thread's name.
+      timer: seconds by activity.
+      activity: the current activity. Replaced as a whole, for the consumer may look at any moment.
     """
 
     def __init__(self, name: str, supervisor: "Supervisor"):
@@ -170,7 +170,7 @@ class Supervisor:
         """Starts a worker.
 
         Args:
-          name: of its thread.
+          name: the thread's name.
           target: called as `target(worker)` in a thread of its own, where it should return only
             when cancelled.
           release: called from another thread if `target` does not come back, to free what it holds.
@@ -318,10 +318,10 @@ def call(
     """Returns `target(worker)`, which runs in a supervised thread while this one waits.
 
     Args:
-      name: of the thread.
-      target: what it does.
-      timeout: as of `Supervisor`.
-      stop: true once nobody wants the result any more.
+      name: the thread's name.
+      target: function of the worker, called in the thread.
+      timeout: that of `Supervisor`, in seconds.
+      stop: function that returns true once nobody wants the result any more.
 
     Raises:
       Cancelled: `stop()` was true before the result was there.
@@ -353,8 +353,8 @@ class Queue:
     """A queue of bounded length between one worker and the consumer.
 
     Args:
-      supervisor: of both.
-      capacity: how many items may wait.
+      supervisor: the supervisor of both.
+      capacity: number of items that may wait.
     """
 
     def __init__(self, supervisor: Supervisor, capacity: int):
@@ -378,7 +378,7 @@ class Versions:
     """A value of which the consumer publishes one version after another.
 
     Args:
-      supervisor: of the consumer and the workers.
+      supervisor: the supervisor of the consumer and the workers.
     """
 
     def __init__(self, supervisor: Supervisor):
