@@ -37,30 +37,31 @@ class EnvironmentSpec:
       observation: a pytree whose leaves are `dm_env.specs.Array`.
       action: a `dm_env.specs` array, as the module's docstring says.
       max_episode_steps: the time limit in agent steps, or None where there is none.
-      searched: the model that steps from the states that observations show; None without them.
+      model: the environment that steps from the states that observations show; None where they
+        show none.
     """
 
     name: str
     observation: types.PyTree
     action: specs.Array
     max_episode_steps: int | None = None
-    searched: "Searched | None" = None
+    model: "EnvironmentModel | None" = None
 
     def zero_observation(self) -> types.PyTree:
         """Returns zeros (NumPy) of the shapes and dtypes of one observation."""
         return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), self.observation)
 
 
-class Searched(Protocol):
+class EnvironmentModel(Protocol):
     """An environment whose observations show its state, under the key `STATE`."""
 
     def step_from(
-        self, shown: types.PyTree, action: jax.Array
+        self, state: types.PyTree, action: jax.Array
     ) -> tuple[types.TimeStep, types.PyTree]:
         """Returns where an action leads from a state (one stream, no batch axis).
 
         Args:
-          shown: the part of an observation under `STATE`.
+          state: the part of an observation under `STATE`.
           action: one action of this environment.
 
         Returns:
