@@ -60,8 +60,8 @@ def merge(report: Report, other: Report) -> Report:
     )
 
 
-def reduce(report: Report) -> Report:
-    """Merges the devices' shares; runs under the mapped axis, once per fetch."""
+def sum_over_devices(report: Report) -> Report:
+    """Returns the report of all devices; runs under the mapped axis, once per fetch."""
     return Report(
         means=parallel.global_sum(report.means),
         first_nonfinite=jax.lax.pmin(report.first_nonfinite, parallel.AXIS),

@@ -111,7 +111,7 @@ def init(
       num_envs: number of streams on all devices together.
       key: one typed key, equal for all streams.
     """
-    state, timestep = environment.init(jax.vmap(jax.random.fold_in, (None, 0))(key, env_id))
+    state, timestep = environment.init(keys.per_stream(key, env_id))
     return Streams(
         environment=state,
         timestep=timestep,
@@ -142,11 +142,11 @@ def unroll(
     Returns:
       The streams where this rollout ends, and the rollout.
     """
-    row_keys = keys.rows(key, streams.env_id)  # [B]
+    stream_keys = keys.per_stream(key, streams.env_id)  # [B]
 
     def step(carry: Streams, time: jax.Array):
         with jax.named_scope("act"):
-            act_keys = keys.at_time(row_keys, time)
+            act_keys = keys.at_time(stream_keys, time)
             action, actor_state, extras = agent.act(
                 params, carry.actor_state, carry.timestep, act_keys
             )

@@ -30,7 +30,7 @@ class Carry(NamedTuple):
 
     rollout: types.Rollout  # buffers [T + 1, B, ...] and [T, B, ...]
     actor_state: Any  # [B, ...] the latest
-    row_keys: jax.Array  # [B] of this rollout
+    stream_keys: jax.Array  # [B] of this rollout
 
 
 class DevicePrograms(NamedTuple):
@@ -224,8 +224,8 @@ class ActorPrograms:
         env_id = jnp.arange(rows, dtype=jnp.int32)
         actor_state = jax.eval_shape(lambda: self.agent.init_actor(env_id, self.num_envs))
         timestep = self._timestep(rows)
-        row_keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
-        action, _, extras = jax.eval_shape(self._decide, params, actor_state, timestep, row_keys)
+        stream_keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
+        action, _, extras = jax.eval_shape(self._decide, params, actor_state, timestep, stream_keys)
 
         def over_time(length: int, tree: types.PyTree) -> types.PyTree:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype), tree)
@@ -281,13 +281,13 @@ class ActorPrograms:
         return self.agent.init_actor(env_id, self.num_envs)
 
     def _begin(self, params, key, update, env_id, actor_state):
-        act_key, _ = keys.update(key, update)
+        act_key, _ = keys.act_and_learn(key, update)
         template = self.template(params, env_id.shape[0])
         buffers = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), template)
         # A copy: the state goes on changing, and the rollout has to keep this one.
         first = jax.tree.map(jnp.copy, actor_state)
         rollout = buffers._replace(actor_state=first)
-        return Carry(rollout, actor_state, keys.rows(act_key, env_id))
+        return Carry(rollout, actor_state, keys.per_stream(act_key, env_id))
 
     def _act(self, params, carry, timestep, start, time):
         rows = timestep.step_type.shape[0]
@@ -297,7 +297,7 @@ class ActorPrograms:
 
         actor_state = own(carry.actor_state)
         with jax.named_scope("act"):
-            act_keys = keys.at_time(own(carry.row_keys), time)
+            act_keys = keys.at_time(own(carry.stream_keys), time)
             action, actor_state, extras = self._decide(params, actor_state, timestep, act_keys)
         rollout = carry.rollout
         rollout = rollout._replace(
@@ -310,7 +310,7 @@ class ActorPrograms:
             carry.actor_state,
             actor_state,
         )
-        return Carry(rollout, actor_state, carry.row_keys), action
+        return Carry(rollout, actor_state, carry.stream_keys), action
 
     def _finish(self, carry, timestep, start):
         written = _write(carry.rollout.timestep, timestep, self.length, start)

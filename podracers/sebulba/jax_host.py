@@ -41,7 +41,7 @@ class JaxHostEnvironment:
     @functools.cached_property
     def _init(self):
         batched = unroll.BatchedEnvironment(self.environment, self.reset_batch)
-        return jax.jit(lambda key, env_id: batched.init(keys.rows(key, env_id)))
+        return jax.jit(lambda key, env_id: batched.init(keys.per_stream(key, env_id)))
 
     @functools.cached_property
     def _step(self):

@@ -156,7 +156,7 @@ class Learner:
 
     def _learn_shard(self, state: SebulbaState, rollouts: tuple[types.Rollout, ...]):
         rollout = rollouts[0] if len(rollouts) == 1 else _join(rollouts)
-        _, learn_key = keys.update(state.key, state.update)
+        _, learn_key = keys.act_and_learn(state.key, state.update)
         agent_state = types.AgentState(state.learner, state.memory)
         with jax.named_scope("learn"):
             agent_state, means = self.agent.update(agent_state, rollout, learn_key)
@@ -170,7 +170,7 @@ class Learner:
             key=state.key,
             update=state.update + 1,
         )
-        return state, metrics.reduce(report)
+        return state, metrics.sum_over_devices(report)
 
 
 def _join(rollouts: tuple[types.Rollout, ...]) -> types.Rollout:
