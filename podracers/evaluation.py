@@ -10,7 +10,6 @@ play together.
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, types, video
+from podracers import errors, parallel, types, video
 from podracers.supervision import closing, pipeline
 from podracers.training import check
 
@@ -332,7 +331,7 @@ class Evaluator:
         with doing(pipeline.COMPILING):
             _, act_keys, actor_state = self._jitted_begin(key, env_id)
         with doing(pipeline.STARTING):
-            host = self.environment.make(key, env_id, _num_threads())
+            host = self.environment.make(key, env_id, parallel.num_host_cores())
         try:
             with doing(pipeline.STARTING):
                 timestep = host.reset()
@@ -413,10 +412,3 @@ class UniformPolicy:
 def _first_row(tree: types.PyTree) -> types.PyTree:
     """Returns the first row of each array, on the host."""
     return jax.tree.map(lambda x: x[0, ...], jax.device_get(tree))
-
-
-def _num_threads() -> int:
-    """Returns how many of the host's cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

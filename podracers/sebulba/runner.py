@@ -9,7 +9,6 @@ Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 
 import dataclasses
 import functools
-import os
 
 import jax
 import numpy as np
@@ -263,7 +262,7 @@ class Sebulba:
     @property
     def _threads_per_batch(self) -> int:
         """How many of the host's threads step one batch: together no more than there are."""
-        available = self.num_threads or len(os.sched_getaffinity(0))
+        available = self.num_threads or parallel.num_host_cores()
         return max(available // (len(self.placement.actors) * self._num_batches), 1)
 
     def _start(self, state: learner_lib.SebulbaState) -> None:
