@@ -65,7 +65,7 @@ class Learner:
     def learn(self):
         """`(state, pieces) -> (state, report)`; donates `state`."""
         replicated = jax.sharding.PartitionSpec()
-        rollouts = (self._layout_of_rollouts,) * self.placement.pieces
+        rollouts = (self._layout_of_rollouts,) * self.placement.actors_per_learner
         return jax.jit(
             jax.shard_map(
                 self._learn_shard,
@@ -81,10 +81,10 @@ class Learner:
     def trace(self, state: SebulbaState) -> jax.stages.Traced:
         """Traces one update, as the run will, from the shapes of a state."""
         params = jax.eval_shape(self.agent.actor_params, state.learner)
-        rollout = self.programs.template(params, self.num_envs // self.placement.pieces)
+        rollout = self.programs.template(params, self.num_envs // self.placement.actors_per_learner)
         piece = parallel.placed(rollout, self.mesh, self._layout_of_rollouts)
         state = parallel.placed(state, self.mesh, self._layout)
-        return self.learn.trace(state, (piece,) * self.placement.pieces)
+        return self.learn.trace(state, (piece,) * self.placement.actors_per_learner)
 
     @functools.cached_property
     def copy_actor_params(self):
@@ -125,7 +125,10 @@ class Learner:
             states = [part.actor_state for part in parts]
             return joined._replace(actor_state=jax.tree.map(join(0, layout.actor_state), *states))
 
-        return tuple(piece(*slices[index :: place.pieces]) for index in range(place.pieces))
+        return tuple(
+            piece(*slices[index :: place.actors_per_learner])
+            for index in range(place.actors_per_learner)
+        )
 
     @property
     def _layout_of_rollouts(self) -> types.Rollout:

@@ -298,7 +298,7 @@ class Sebulba:
         number = jax.process_index() * len(place.actors) + index  # among those of all processes
         rows = self.num_envs // actors
         env_id = np.arange(number * rows, (number + 1) * rows, dtype=np.int32)
-        feeds = index * place.slices // place.pieces
+        feeds = index * place.learners_per_actor // place.actors_per_learner
         stream_key = keys.streams(key, session.update)
         is_host = environment_lib.is_host(self.environment)
         return actor.Actor(
@@ -310,7 +310,7 @@ class Sebulba:
             starting=pipeline.STARTING if is_host else pipeline.COMPILING,
             env_id=env_id,
             device=place.actors[index],
-            learners=place.learners[feeds : feeds + place.slices],
+            learners=place.learners[feeds : feeds + place.learners_per_actor],
             key=key,
             first=session.update,
             lag=self.lag,
