@@ -24,6 +24,9 @@ from podracers import keys, types
 from podracers.sebulba import timing
 from podracers.supervision import closing, pipeline
 
+# The axis of streams in each part of a rollout.
+STREAM_AXIS = types.Rollout(timestep=1, action=1, extras=1, actor_state=0)
+
 
 class Carry(NamedTuple):
     """A rollout that is being collected; all on one device."""
@@ -330,14 +333,13 @@ def _write(buffers: types.PyTree, values: types.PyTree, time: Any, start: Any) -
 @functools.partial(jax.jit, static_argnums=(1,))
 def cut(rollout: types.Rollout, slices: int) -> tuple[types.Rollout, ...]:
     """Cuts a rollout into equal slices of its streams."""
-    over_time = rollout._replace(actor_state=())
-    columns = jax.tree.map(lambda x: jnp.split(x, slices, axis=1), over_time)
-    rows = jax.tree.map(lambda x: jnp.split(x, slices), rollout.actor_state)
 
     def take(index: int) -> types.Rollout:
-        is_list = lambda x: isinstance(x, list)  # noqa: E731
-        part = jax.tree.map(lambda x: x[index], columns, is_leaf=is_list)
-        state = jax.tree.map(lambda x: x[index], rows, is_leaf=is_list)
-        return part._replace(actor_state=state)
+        return types.Rollout(
+            *(
+                jax.tree.map(lambda x, axis=axis: jnp.split(x, slices, axis)[index], tree)
+                for axis, tree in zip(STREAM_AXIS, rollout)
+            )
+        )
 
     return tuple(take(index) for index in range(slices))

@@ -104,30 +104,24 @@ class Learner:
         Returns:
           As many rollouts as there are actors to a learner device, for `learn` to join.
         """
-        place = self.placement
+        count = self.placement.actors_per_learner
+        return tuple(self._assemble(slices[index::count]) for index in range(count))
 
-        def piece(*parts: types.Rollout) -> types.Rollout:
-            def join(axis: int, spec: jax.sharding.PartitionSpec):
-                sharding = jax.sharding.NamedSharding(self.mesh, spec)
+    def _assemble(self, shards: Sequence[types.Rollout]) -> types.Rollout:
+        """Returns the rollout of which each learner device of this process has a shard."""
 
-                def of(*arrays: jax.Array) -> jax.Array:
-                    shape = list(arrays[0].shape)
-                    shape[axis] *= self.mesh.devices.size
-                    return jax.make_array_from_single_device_arrays(
-                        tuple(shape), sharding, list(arrays)
-                    )
+        def join(axis: int, spec: jax.sharding.PartitionSpec, *arrays: jax.Array) -> jax.Array:
+            shape = list(arrays[0].shape)
+            shape[axis] *= self.mesh.devices.size
+            sharding = jax.sharding.NamedSharding(self.mesh, spec)
+            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(arrays))
 
-                return of
-
-            layout = self._layout_of_rollouts
-            over_time = [part._replace(actor_state=()) for part in parts]
-            joined = jax.tree.map(join(1, layout.timestep), *over_time)
-            states = [part.actor_state for part in parts]
-            return joined._replace(actor_state=jax.tree.map(join(0, layout.actor_state), *states))
-
-        return tuple(
-            piece(*slices[index :: place.actors_per_learner])
-            for index in range(place.actors_per_learner)
+        parts = zip(actor.STREAM_AXIS, self._layout_of_rollouts, *shards)
+        return types.Rollout(
+            *(
+                jax.tree.map(functools.partial(join, axis, spec), *trees)
+                for axis, spec, *trees in parts
+            )
         )
 
     @property
@@ -178,7 +172,9 @@ class Learner:
 
 def _join(rollouts: tuple[types.Rollout, ...]) -> types.Rollout:
     """Joins the streams of several actors, on one learner device."""
-    over_time = [rollout._replace(actor_state=()) for rollout in rollouts]
-    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *over_time)
-    states = [rollout.actor_state for rollout in rollouts]
-    return joined._replace(actor_state=jax.tree.map(lambda *xs: jnp.concatenate(xs), *states))
+    return types.Rollout(
+        *(
+            jax.tree.map(lambda *xs, axis=axis: jnp.concatenate(xs, axis), *trees)
+            for axis, *trees in zip(actor.STREAM_AXIS, *rollouts)
+        )
+    )
