@@ -120,7 +120,7 @@ class AlphaZero:
 
     def __post_init__(self):
         """Refuses impossible options."""
-        if self.spec.searched is None:
+        if self.spec.model is None:
             raise errors.UserError(
                 f"AlphaZero searches with the environment itself, and {self.spec.name} does not "
                 f"show its state: put it into searchable.Searchable if it is a JAX environment, "
@@ -215,7 +215,7 @@ class AlphaZero:
         """Returns the environment as a model, which the search goes on with."""
 
         def step(action, node: _Node):
-            timestep, state = self.spec.searched.step_from(node.state, action)
+            timestep, state = self.spec.model.step_from(node.state, action)
             row = jax.tree.map(lambda x: x[None], timestep)
             row = self._preprocess.apply(params.normalizer, row)
             prediction, _ = self._network.step(params.params, (), row)

@@ -38,11 +38,11 @@ class Searchable(wrappers.Wrapper):
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        """The inner spec, with the state in the observation and this environment as `searched`."""
+        """The inner spec, with the state in the observation and this environment as `model`."""
         spec = self.environment.spec
         shown = jax.eval_shape(lambda: self._show(self.environment.reset(jax.random.key(0))[0]))
         state = jax.tree.map(lambda leaf: specs.Array(leaf.shape, leaf.dtype), shown)
-        return dataclasses.replace(spec, observation=_with(spec.observation, state), searched=self)
+        return dataclasses.replace(spec, observation=_with(spec.observation, state), model=self)
 
     def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
         """Starts an episode."""
@@ -57,7 +57,7 @@ class Searchable(wrappers.Wrapper):
     def step_from(
         self, shown: types.PyTree, action: jax.Array
     ) -> tuple[types.TimeStep, types.PyTree]:
-        """Returns where an action leads from a state; see `environment.Searched`."""
+        """Returns where an action leads from a state; see `environment.EnvironmentModel`."""
         state, timestep = self.environment.step(self._hidden(shown), action)
         observation = environment.without_state(_with(timestep.observation, ()))
         return timestep._replace(observation=observation), self._show(state)

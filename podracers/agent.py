@@ -38,7 +38,7 @@ class Agent(Protocol):
 
         Args:
           env_id: `[B]` int32, the global index of each stream.
-          num_envs: how many streams there are in all.
+          num_envs: number of streams in all.
           evaluation: whether the streams are evaluated rather than learnt from.
         """
 
@@ -56,7 +56,7 @@ class Agent(Protocol):
         """Chooses an action for each of `B` streams.
 
         Args:
-          params: what `actor_params` returned.
+          params: the result of `actor_params`.
           actor_state: `[B, ...]`; reset here, by the agent, where `timestep` is FIRST.
           timestep: `[B, ...]`.
           key: `[B]` typed keys, one a stream: what a stream does never depends on which device or

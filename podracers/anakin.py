@@ -40,8 +40,8 @@ class Anakin:
       num_envs: `B`, streams over all devices.
       rollout_length: `T`, agent steps of each stream between updates.
       population: `P`, independent seeds that are trained at once.
-      reset_batch: see `unroll.BatchedEnvironment`.
-      num_devices: how many of the devices to use; None for all.
+      reset_batch: number of streams that are reset together; see `unroll.BatchedEnvironment`.
+      num_devices: number of devices to use; None for all.
     """
 
     agent: agent_lib.Agent
@@ -207,13 +207,13 @@ class Anakin:
         local = self.num_envs // parallel.axis_size()
         env_id = parallel.axis_index() * local + jnp.arange(local, dtype=jnp.int32)
         streams = unroll.init(self.agent, self._batched, env_id, self.num_envs, keys.streams(key))
-        _, template = jax.eval_shape(self._act, learner, streams, key)
+        _, template = jax.eval_shape(self._unroll, learner, streams, key)
         memory = self.agent.init_memory(template)
         return learner, parallel.check_leading_axis(memory), streams
 
     # Jitted, though within larger programs: what asks for its shapes traces it for the others, too.
     @functools.cached_property
-    def _act(self):
+    def _unroll(self):
         def act(learner: Any, streams: unroll.Streams, key: jax.Array):
             params = self.agent.actor_params(learner)
             length = self.rollout_length
@@ -232,17 +232,17 @@ class Anakin:
         _, means = jax.eval_shape(update, state)
         # The trip count is traced, so that any number of updates runs the same program.
         state, report = jax.lax.fori_loop(0, num_updates, body, (state, metrics.empty(means)))
-        return state, metrics.reduce(report)
+        return state, metrics.sum_over_devices(report)
 
     def _update(self, state: AnakinState) -> tuple[AnakinState, dict[str, types.Mean]]:
         """Takes one update of every member on this device."""
 
         def member(learner, memory, streams, key):
-            act_key, update_key = keys.update(key, state.update)
-            streams, rollout = self._act(learner, streams, act_key)
+            act_key, learn_key = keys.act_and_learn(key, state.update)
+            streams, rollout = self._unroll(learner, streams, act_key)
             agent_state = types.AgentState(learner, memory)
             with jax.named_scope("learn"):
-                agent_state, means = self.agent.update(agent_state, rollout, update_key)
+                agent_state, means = self.agent.update(agent_state, rollout, learn_key)
             episodes, episode_means = streams.episodes.flush()
             streams = streams._replace(episodes=episodes)
             return agent_state.learner, agent_state.memory, streams, {**episode_means, **means}

@@ -33,35 +33,36 @@ class EnvironmentSpec:
     """The shapes, dtypes and limits of one stream; no batch axis anywhere.
 
     Attributes:
-      name: what logs and error messages call the environment.
+      name: the environment's name in logs and error messages.
       observation: a pytree whose leaves are `dm_env.specs.Array`.
       action: a `dm_env.specs` array, as the module's docstring says.
       max_episode_steps: the time limit in agent steps, or None where there is none.
-      searched: what steps from the states that observations show, or None where they show none.
+      model: the environment that steps from the states that observations show; None where they
+        show none.
     """
 
     name: str
     observation: types.PyTree
     action: specs.Array
     max_episode_steps: int | None = None
-    searched: "Searched | None" = None
+    model: "EnvironmentModel | None" = None
 
     def zero_observation(self) -> types.PyTree:
         """Returns zeros (NumPy) of the shapes and dtypes of one observation."""
         return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), self.observation)
 
 
-class Searched(Protocol):
+class EnvironmentModel(Protocol):
     """An environment whose observations show its state, under the key `STATE`."""
 
     def step_from(
-        self, shown: types.PyTree, action: jax.Array
+        self, state: types.PyTree, action: jax.Array
     ) -> tuple[types.TimeStep, types.PyTree]:
         """Returns where an action leads from a state (one stream, no batch axis).
 
         Args:
-          shown: what an observation holds under `STATE`.
-          action: of this environment.
+          state: the part of an observation under `STATE`.
+          action: one action of this environment.
 
         Returns:
           The time step, whose observation shows no state, and the state as it would show it.
@@ -128,13 +129,13 @@ class HostEnvironment(Protocol):
 
 @runtime_checkable
 class HostEnvironmentFactory(Protocol):
-    """A recipe for host environments: a frozen dataclass of static configuration.
+    """A factory of host environments: a frozen dataclass of static configuration.
 
     An experiment names one where it would name a JAX environment. An implementation may also have
     `render(timestep) -> np.ndarray`, uint8 `[height, width, 3]`, of one environment's time step
     (no batch axis), which serves videos. One whose simulators alone can draw may have `filmed()`
-    instead: the same recipe, whose host environments have `render() -> list[np.ndarray]`, a picture
-    of each where it stands. It raises `errors.UserError` where nothing can be drawn.
+    instead: the same factory, whose host environments have `render() -> list[np.ndarray]`, a
+    picture of each where it stands. It raises `errors.UserError` where nothing can be drawn.
     """
 
     @property
@@ -148,12 +149,12 @@ class HostEnvironmentFactory(Protocol):
           key: one typed key, equal for all streams of a run, and another one for its evaluations.
           env_id: `[B]` int32, the global indices of the streams: each has a seed of its own, which
             depends on `key` and its index alone (`stream_seeds`).
-          num_threads: how many of the host's threads the simulators may use.
+          num_threads: number of the host's threads that the simulators may use.
         """
 
 
 def is_host(environment: Any) -> bool:
-    """Returns whether this is a recipe for host environments, rather than a JAX environment."""
+    """Returns whether this is a factory of host environments, rather than a JAX environment."""
     return hasattr(environment, "make")
 
 

@@ -10,7 +10,6 @@ play together.
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, types, video
+from podracers import errors, parallel, types, video
 from podracers.supervision import closing, pipeline
 from podracers.training import check
 
@@ -94,7 +93,7 @@ class Evaluator:
 
     Attributes:
       agent: the agent that acts.
-      environment: a one-stream JAX environment, without auto-reset, or a recipe for host
+      environment: a one-stream JAX environment, without auto-reset, or a factory of host
         environments.
       num_episodes: `E`; None for 512 in a JAX environment, or 64 on the host.
       population: `P`; with more than one, parameters have a leading axis. 1 on the host.
@@ -135,10 +134,10 @@ class Evaluator:
         """Returns what the policy reaches; the same key gives the same episodes.
 
         Args:
-          params: what the agent acts with, `[P, ...]`.
+          params: the agent's acting parameters, `[P, ...]`.
           key: one typed key, of the evaluation.
-          stop: true once nobody wants the result any more; the one program of a JAX environment
-            does not ask.
+          stop: function that returns true once nobody wants the result any more; the one program
+            of a JAX environment does not ask.
 
         Raises:
           Stopped: `stop()` was true before the end.
@@ -160,7 +159,7 @@ class Evaluator:
 
         Args:
           params: those of one member.
-          key: that of `run`.
+          key: the key that `run` has.
 
         Returns:
           An item for the start, and one for each step: states of a JAX environment, or time steps
@@ -323,16 +322,16 @@ class Evaluator:
         It has to be closed, which closes the environments.
 
         Args:
-          params: what the agent acts with.
-          key: that of `run`.
+          params: the agent's acting parameters.
+          key: the key that `run` has.
           env_id: `[B]` int32, which of the episodes.
-          doing: is told what happens.
+          doing: context manager of the activity (`pipeline.Worker.doing`).
         """
         params, key = _on_one_device(params, key)
         with doing(pipeline.COMPILING):
             _, act_keys, actor_state = self._jitted_begin(key, env_id)
         with doing(pipeline.STARTING):
-            host = self.environment.make(key, env_id, _num_threads())
+            host = self.environment.make(key, env_id, parallel.num_host_cores())
         try:
             with doing(pipeline.STARTING):
                 timestep = host.reset()
@@ -360,8 +359,8 @@ def run_key(seed: int, update: int | None = None) -> jax.Array:
     checkpoint, which they choose, is judged on episodes that did not choose it.
 
     Args:
-      seed: of the run.
-      update: after how many updates the run is evaluated; None for its final evaluation.
+      seed: the run's seed.
+      update: number of updates that were taken; None for the final evaluation.
     """
     key = jax.random.fold_in(jax.random.key(seed), _SALT)
     if update is None:
@@ -413,10 +412,3 @@ class UniformPolicy:
 def _first_row(tree: types.PyTree) -> types.PyTree:
     """Returns the first row of each array, on the host."""
     return jax.tree.map(lambda x: x[0, ...], jax.device_get(tree))
-
-
-def _num_threads() -> int:
-    """Returns how many of the host's cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -20,26 +20,26 @@ def streams(key: jax.Array, update: int = 0) -> jax.Array:
     """Returns the key that environments fold their stream's number into.
 
     Args:
-      key: of the run.
-      update: after how many updates the streams begin. What is begun later, because a run was
-        resumed and its simulators were not, plays other episodes than those it began with.
+      key: the run's key.
+      update: number of updates after which the streams begin. What is begun later, because a run
+        was resumed and its simulators were not, plays other episodes than those it began with.
     """
     if update == 0:
         return jax.random.fold_in(key, _STREAMS)
     return jax.random.fold_in(jax.random.fold_in(key, _RESTART), update)
 
 
-def update(key: jax.Array, update: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+def act_and_learn(key: jax.Array, update: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """Returns the keys of acting and of learning in one update."""
     act_key, learn_key = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _RUN), update))
     return act_key, learn_key
 
 
-def rows(key: jax.Array, env_id: jax.Array) -> jax.Array:
-    """Returns the acting keys `[B]` of one rollout's streams, from that of its update."""
+def per_stream(key: jax.Array, env_id: jax.Array) -> jax.Array:
+    """Returns one key `[B]` for each stream, from a key that is equal for all of them."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, env_id)
 
 
-def at_time(row_keys: jax.Array, time: jax.Array | int) -> jax.Array:
+def at_time(stream_keys: jax.Array, time: jax.Array | int) -> jax.Array:
     """Returns the acting keys `[B]` of one step, from those of its streams."""
-    return jax.vmap(jax.random.fold_in, (0, None))(row_keys, time)
+    return jax.vmap(jax.random.fold_in, (0, None))(stream_keys, time)

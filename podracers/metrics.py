@@ -60,8 +60,8 @@ def merge(report: Report, other: Report) -> Report:
     )
 
 
-def reduce(report: Report) -> Report:
-    """Merges the devices' shares; runs under the mapped axis, once per fetch."""
+def sum_over_devices(report: Report) -> Report:
+    """Returns the report of all devices; runs under the mapped axis, once per fetch."""
     return Report(
         means=parallel.global_sum(report.means),
         first_nonfinite=jax.lax.pmin(report.first_nonfinite, parallel.AXIS),
@@ -125,9 +125,9 @@ def label(name: str, values: np.ndarray, seeds: Sequence[int]) -> dict[str, floa
     """Returns one number as it is logged: by itself, or over a population and for each member.
 
     Args:
-      name: of the metric.
+      name: the metric's name.
       values: a scalar, or `[P]` for a population.
-      seeds: of the members; empty where there is no population.
+      seeds: the members' seeds; empty where there is no population.
 
     Returns:
       `{name: value}`, or `name` (the mean), `name/std` and `name/seed_<seed>` of each member. Only

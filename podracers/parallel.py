@@ -192,6 +192,13 @@ def readable_bytes(count: float) -> str:
     return f"{count:.3g} {_UNITS[power]}"
 
 
+def num_host_cores() -> int:
+    """Returns the number of the host's cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _on_each(count: float, devices: Sequence[jax.Device]) -> str:
     plural = "s" * (len(devices) > 1)
     kind = devices[0].device_kind

@@ -14,9 +14,9 @@ class Runner(Protocol):
     Attributes:
       steps_per_update: agent steps of one update, over all streams, all devices and one member of
         the population.
-      population: how many independent seeds are trained at once. With more than one, parameters and
+      population: number of independent seeds trained at once. With more than one, parameters and
         metrics carry a leading axis `[P]`.
-      updates_per_dispatch: how many updates a caller should ask of `step` at most, so that it may
+      updates_per_dispatch: most updates that a caller should ask of `step`, so that it may
         stop in between; None where any number costs one dispatch.
       timeout: seconds that a step of a simulator on the host may take; None where there is none.
     """

@@ -69,7 +69,7 @@ def transition(
     """Returns the time step that an action led to (one stream, no batch axis).
 
     Args:
-      observation: what is seen on arrival; the true final observation when the episode ends.
+      observation: the observation on arrival; the true final observation when the episode ends.
       reward: scalar, received on arrival.
       terminated: scalar bool, the episode ended by the rules of the environment.
       truncated: scalar bool, the episode was cut; termination wins when both hold.

@@ -105,13 +105,13 @@ def init(
     """Starts `B` streams.
 
     Args:
-      agent: who will act.
-      environment: what it will act in.
+      agent: the agent that will act.
+      environment: the environments that it will act in.
       env_id: `[B]` int32, the global indices of these streams; each makes its own key of its own.
-      num_envs: how many streams there are in all, on every device.
+      num_envs: number of streams on all devices together.
       key: one typed key, equal for all streams.
     """
-    state, timestep = environment.init(jax.vmap(jax.random.fold_in, (None, 0))(key, env_id))
+    state, timestep = environment.init(keys.per_stream(key, env_id))
     return Streams(
         environment=state,
         timestep=timestep,
@@ -132,21 +132,21 @@ def unroll(
     """Acts for `length` steps.
 
     Args:
-      agent: who acts.
-      environment: what it acts in.
-      params: what `agent.actor_params` returned; one version for the whole rollout (S5).
-      streams: where the last rollout ended.
+      agent: the agent that acts.
+      environment: the environments that it acts in.
+      params: the result of `agent.actor_params`; one version for the whole rollout (S5).
+      streams: those at the end of the last rollout.
       key: one typed key for this rollout, equal for all streams and devices.
       length: `T`.
 
     Returns:
       The streams where this rollout ends, and the rollout.
     """
-    row_keys = keys.rows(key, streams.env_id)  # [B]
+    stream_keys = keys.per_stream(key, streams.env_id)  # [B]
 
     def step(carry: Streams, time: jax.Array):
         with jax.named_scope("act"):
-            act_keys = keys.at_time(row_keys, time)
+            act_keys = keys.at_time(stream_keys, time)
             action, actor_state, extras = agent.act(
                 params, carry.actor_state, carry.timestep, act_keys
             )

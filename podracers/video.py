@@ -32,9 +32,9 @@ def save(
 
     Args:
       environment: one that has `render`.
-      moments: what it draws, on the host: states, or time steps of a host environment.
-      path: of the GIF.
-      frames_per_second: of the animation.
+      moments: states, or time steps of a host environment; on the host.
+      path: the GIF's path.
+      frames_per_second: the animation's speed.
 
     Raises:
       errors.UserError: the environment cannot be rendered, or the file not written.
@@ -50,8 +50,8 @@ def write(
 
     Args:
       frames: uint8 `[height, width, 3]`.
-      path: of the GIF.
-      frames_per_second: of the animation.
+      path: the GIF's path.
+      frames_per_second: the animation's speed.
 
     Raises:
       errors.UserError: the file cannot be written.

@@ -33,8 +33,8 @@ from podracers.hosts import peers
 
 # Known before a backend is there; there is no public name for it (JAX 0.10).
 _STATE = jax_distributed.global_state
-_HEARING = 2.0  # seconds
-_PATIENCE = 24 * 3600.0  # seconds that a process waits for another; who is lost is found sooner
+_CAUSE_TIMEOUT = 2.0  # seconds for another process to report the first cause
+_MESSAGE_TIMEOUT = 24 * 3600.0  # seconds for a message of process 0; its loss is found sooner
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
 _messages = itertools.count()  # the same number stands for the same message in every process
@@ -46,8 +46,8 @@ class Group:
 
     Attributes:
       coordinator: `HOST:PORT` of process 0.
-      num_processes: how many.
-      process_id: which of them this is, from 0.
+      num_processes: number of processes.
+      process_id: index of this process, from 0.
     """
 
     coordinator: str | None = None
@@ -103,8 +103,9 @@ def slurm_devices(environment: Mapping[str, str]) -> list[int] | None:
     """Returns which GPUs a task of Slurm uses; None to leave it to JAX, which takes one each.
 
     Args:
-      environment: of the task. One that sees a single GPU uses it; of tasks that all see as many
-        GPUs as there are tasks on their node, each takes one; else a task uses all that it sees.
+      environment: environment variables of the task. One that sees a single GPU uses it; of tasks
+        that all see as many GPUs as there are tasks on their node, each takes one; else a task uses
+        all that it sees.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # such as 4(x2)
@@ -118,7 +119,7 @@ def initialize(group: Group, timeout: float) -> None:
     """Joins the other processes, before anything touches a device.
 
     Args:
-      group: who they are. Process 0 listens at the address that the group names, and nowhere else;
+      group: the processes. Process 0 listens at the address that the group names, and nowhere else;
         where a cluster names it, on all interfaces.
       timeout: seconds for all of them to be there, and of silence after which one counts as lost,
         which ends all others.
@@ -127,10 +128,10 @@ def initialize(group: Group, timeout: float) -> None:
       errors.UserError: there is no cluster that says who they are, or process 0 cannot listen.
       errors.RunFailure: they were not all there in time.
     """
-    if not 0.0 < timeout <= _PATIENCE:
+    if not 0.0 < timeout <= _MESSAGE_TIMEOUT:
         raise errors.UserError(
             "--peer_timeout: expected seconds, more than 0 and at most "
-            f"{_PATIENCE:.0f}, got {timeout}"
+            f"{_MESSAGE_TIMEOUT:.0f}, got {timeout}"
         )
     # It would take SIGTERM away from whoever handles it (see `signals`).
     jax.config.update("jax_enable_preemption_service", False)
@@ -191,8 +192,7 @@ def _detect(timeout: float) -> tuple[Group, Any]:
 
 def fail(cause: str, exit_code: int) -> None:
     """Tells the others why this process fails, so that they end too; nothing where it is alone."""
-    if peers.is_watching():
-        peers.fail(cause, exit_code)
+    peers.fail(cause, exit_code)
 
 
 def leave() -> None:
@@ -208,7 +208,7 @@ def hear_causes() -> None:
     Whose collective breaks only knows that a connection was closed.
     """
     if peers.is_watching():
-        time.sleep(_HEARING)
+        time.sleep(_CAUSE_TIMEOUT)
 
 
 def is_several() -> bool:
@@ -252,7 +252,7 @@ def on_lead(function: Callable[[], Any]) -> Any:
         return function()
     key = f"podracers/message/{next(_messages)}"
     if not is_lead():
-        told = json.loads(_client().blocking_key_value_get(key, int(_PATIENCE * 1000)))
+        told = json.loads(_client().blocking_key_value_get(key, int(_MESSAGE_TIMEOUT * 1000)))
         for kind in (errors.UserError, errors.RunFailure):
             if kind.__name__ in told:
                 peers.leave()  # process 0 knows
@@ -275,8 +275,8 @@ def require_equal(what: str, text: str) -> None:
     """Refuses processes that were started differently.
 
     Args:
-      what: is compared, in words.
-      text: of this process.
+      what: name of what is compared, in words.
+      text: that of this process.
 
     Raises:
       errors.UserError: that of process 0 is another one.

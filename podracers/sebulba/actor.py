@@ -24,13 +24,16 @@ from podracers import keys, types
 from podracers.sebulba import timing
 from podracers.supervision import closing, pipeline
 
+# The axis of streams in each part of a rollout.
+STREAM_AXIS = types.Rollout(timestep=1, action=1, extras=1, actor_state=0)
+
 
 class Carry(NamedTuple):
     """A rollout that is being collected; all on one device."""
 
     rollout: types.Rollout  # buffers [T + 1, B, ...] and [T, B, ...]
     actor_state: Any  # [B, ...] the latest
-    row_keys: jax.Array  # [B] of this rollout
+    stream_keys: jax.Array  # [B] of this rollout
 
 
 class DevicePrograms(NamedTuple):
@@ -73,22 +76,22 @@ class Actor:
     """Everything an actor needs; `run` is the body of its thread.
 
     Attributes:
-      programs: of its device.
+      programs: the jitted functions of its device.
       length: `T`.
-      make: makes the environments of given indices.
-      num_batches: into how many batches of `H` its streams are cut: while one is stepped, the
-        device acts for another.
-      starting: what a batch is at until its first step is done, `pipeline.COMPILING` or
+      make: function that makes the environments of given indices.
+      num_batches: number of batches of `H` that its streams are cut into: while one is stepped,
+        the device acts for another.
+      starting: activity of a batch until its first step is done, `pipeline.COMPILING` or
         `pipeline.STARTING`.
       env_id: `[B]` int32, global.
-      device: where it acts.
-      learners: the devices that get its rollouts.
-      key: of the run.
+      device: the device that acts.
+      learners: the learner devices that get its rollouts.
+      key: the run's key.
       first: the update that its first rollout is for.
-      lag: how many updates a rollout's parameters may be behind; 0 and 1 are exact.
+      lag: most updates that a rollout's parameters may be behind; 0 and 1 are exact.
       versions: parameters as the learner publishes them, `{device: params}`.
-      queue: takes `Shards`.
-      pace: of its simulators.
+      queue: the queue for its `Shards`.
+      pace: how fast its simulators step.
     """
 
     programs: DevicePrograms
@@ -208,10 +211,10 @@ class ActorPrograms:
     """Makes the programs of actor devices.
 
     Attributes:
-      agent: who acts.
-      spec: of the environment.
+      agent: the agent that acts.
+      spec: the environment's specification.
       length: `T`.
-      num_envs: streams of all actors, of which each actor has a share.
+      num_envs: number of streams of all actors, of which each actor has a share.
     """
 
     agent: agent_lib.Agent
@@ -224,8 +227,8 @@ class ActorPrograms:
         env_id = jnp.arange(rows, dtype=jnp.int32)
         actor_state = jax.eval_shape(lambda: self.agent.init_actor(env_id, self.num_envs))
         timestep = self._timestep(rows)
-        row_keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
-        action, _, extras = jax.eval_shape(self._decide, params, actor_state, timestep, row_keys)
+        stream_keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
+        action, _, extras = jax.eval_shape(self._decide, params, actor_state, timestep, stream_keys)
 
         def over_time(length: int, tree: types.PyTree) -> types.PyTree:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype), tree)
@@ -281,13 +284,13 @@ class ActorPrograms:
         return self.agent.init_actor(env_id, self.num_envs)
 
     def _begin(self, params, key, update, env_id, actor_state):
-        act_key, _ = keys.update(key, update)
+        act_key, _ = keys.act_and_learn(key, update)
         template = self.template(params, env_id.shape[0])
         buffers = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), template)
         # A copy: the state goes on changing, and the rollout has to keep this one.
         first = jax.tree.map(jnp.copy, actor_state)
         rollout = buffers._replace(actor_state=first)
-        return Carry(rollout, actor_state, keys.rows(act_key, env_id))
+        return Carry(rollout, actor_state, keys.per_stream(act_key, env_id))
 
     def _act(self, params, carry, timestep, start, time):
         rows = timestep.step_type.shape[0]
@@ -297,7 +300,7 @@ class ActorPrograms:
 
         actor_state = own(carry.actor_state)
         with jax.named_scope("act"):
-            act_keys = keys.at_time(own(carry.row_keys), time)
+            act_keys = keys.at_time(own(carry.stream_keys), time)
             action, actor_state, extras = self._decide(params, actor_state, timestep, act_keys)
         rollout = carry.rollout
         rollout = rollout._replace(
@@ -310,7 +313,7 @@ class ActorPrograms:
             carry.actor_state,
             actor_state,
         )
-        return Carry(rollout, actor_state, carry.row_keys), action
+        return Carry(rollout, actor_state, carry.stream_keys), action
 
     def _finish(self, carry, timestep, start):
         written = _write(carry.rollout.timestep, timestep, self.length, start)
@@ -330,14 +333,13 @@ def _write(buffers: types.PyTree, values: types.PyTree, time: Any, start: Any) -
 @functools.partial(jax.jit, static_argnums=(1,))
 def cut(rollout: types.Rollout, slices: int) -> tuple[types.Rollout, ...]:
     """Cuts a rollout into equal slices of its streams."""
-    over_time = rollout._replace(actor_state=())
-    columns = jax.tree.map(lambda x: jnp.split(x, slices, axis=1), over_time)
-    rows = jax.tree.map(lambda x: jnp.split(x, slices), rollout.actor_state)
 
     def take(index: int) -> types.Rollout:
-        is_list = lambda x: isinstance(x, list)  # noqa: E731
-        part = jax.tree.map(lambda x: x[index], columns, is_leaf=is_list)
-        state = jax.tree.map(lambda x: x[index], rows, is_leaf=is_list)
-        return part._replace(actor_state=state)
+        return types.Rollout(
+            *(
+                jax.tree.map(lambda x, axis=axis: jnp.split(x, slices, axis)[index], tree)
+                for axis, tree in zip(STREAM_AXIS, rollout)
+            )
+        )
 
     return tuple(take(index) for index in range(slices))

@@ -16,13 +16,13 @@ from podracers import keys, types, unroll
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JaxHostEnvironment:
-    """A recipe for host environments (`environment.HostEnvironmentFactory`).
+    """A factory of host environments (`environment.HostEnvironmentFactory`).
 
     The streams are those of Anakin: equal keys and equal actions give equal time steps.
 
     Attributes:
       environment: a one-stream JAX environment.
-      reset_batch: see `unroll.BatchedEnvironment`.
+      reset_batch: number of streams that are reset together; see `unroll.BatchedEnvironment`.
     """
 
     environment: environment_lib.Environment
@@ -41,7 +41,7 @@ class JaxHostEnvironment:
     @functools.cached_property
     def _init(self):
         batched = unroll.BatchedEnvironment(self.environment, self.reset_batch)
-        return jax.jit(lambda key, env_id: batched.init(keys.rows(key, env_id)))
+        return jax.jit(lambda key, env_id: batched.init(keys.per_stream(key, env_id)))
 
     @functools.cached_property
     def _step(self):
@@ -53,7 +53,7 @@ class JaxHostBatch:
     """`B` streams; a step runs while its caller does something else.
 
     Args:
-      factory: what made it.
+      factory: the factory that made it.
       key: one typed key, equal for all streams.
       env_id: `[B]` int32.
     """

@@ -32,9 +32,9 @@ class Learner:
     """Jitted functions over all learner devices; one thread alone calls them.
 
     Attributes:
-      agent: who learns.
-      programs: of the actors, for the shapes of what they collect.
-      placement: which devices learn, and what comes to them.
+      agent: the agent that learns.
+      programs: those of the actors, for the shapes of rollouts.
+      placement: the devices that learn, and which actors feed them.
       num_envs: `B`, streams of all actors.
     """
 
@@ -65,7 +65,7 @@ class Learner:
     def learn(self):
         """`(state, pieces) -> (state, report)`; donates `state`."""
         replicated = jax.sharding.PartitionSpec()
-        rollouts = (self._layout_of_rollouts,) * self.placement.pieces
+        rollouts = (self._layout_of_rollouts,) * self.placement.actors_per_learner
         return jax.jit(
             jax.shard_map(
                 self._learn_shard,
@@ -81,10 +81,10 @@ class Learner:
     def trace(self, state: SebulbaState) -> jax.stages.Traced:
         """Traces one update, as the run will, from the shapes of a state."""
         params = jax.eval_shape(self.agent.actor_params, state.learner)
-        rollout = self.programs.template(params, self.num_envs // self.placement.pieces)
+        rollout = self.programs.template(params, self.num_envs // self.placement.actors_per_learner)
         piece = parallel.placed(rollout, self.mesh, self._layout_of_rollouts)
         state = parallel.placed(state, self.mesh, self._layout)
-        return self.learn.trace(state, (piece,) * self.placement.pieces)
+        return self.learn.trace(state, (piece,) * self.placement.actors_per_learner)
 
     @functools.cached_property
     def copy_actor_params(self):
@@ -104,28 +104,25 @@ class Learner:
         Returns:
           As many rollouts as there are actors to a learner device, for `learn` to join.
         """
-        place = self.placement
+        count = self.placement.actors_per_learner
+        return tuple(self._assemble(slices[index::count]) for index in range(count))
 
-        def piece(*parts: types.Rollout) -> types.Rollout:
-            def join(axis: int, spec: jax.sharding.PartitionSpec):
-                sharding = jax.sharding.NamedSharding(self.mesh, spec)
+    def _assemble(self, shards: Sequence[types.Rollout]) -> types.Rollout:
+        """Returns the rollout of which each learner device of this process has a shard."""
 
-                def of(*arrays: jax.Array) -> jax.Array:
-                    shape = list(arrays[0].shape)
-                    shape[axis] *= self.mesh.devices.size
-                    return jax.make_array_from_single_device_arrays(
-                        tuple(shape), sharding, list(arrays)
-                    )
+        def join(axis: int, spec: jax.sharding.PartitionSpec, *arrays: jax.Array) -> jax.Array:
+            shape = list(arrays[0].shape)
+            shape[axis] *= self.mesh.devices.size
+            sharding = jax.sharding.NamedSharding(self.mesh, spec)
+            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(arrays))
 
-                return of
-
-            layout = self._layout_of_rollouts
-            over_time = [part._replace(actor_state=()) for part in parts]
-            joined = jax.tree.map(join(1, layout.timestep), *over_time)
-            states = [part.actor_state for part in parts]
-            return joined._replace(actor_state=jax.tree.map(join(0, layout.actor_state), *states))
-
-        return tuple(piece(*slices[index :: place.pieces]) for index in range(place.pieces))
+        parts = zip(actor.STREAM_AXIS, self._layout_of_rollouts, *shards)
+        return types.Rollout(
+            *(
+                jax.tree.map(functools.partial(join, axis, spec), *trees)
+                for axis, spec, *trees in parts
+            )
+        )
 
     @property
     def _layout_of_rollouts(self) -> types.Rollout:
@@ -156,7 +153,7 @@ class Learner:
 
     def _learn_shard(self, state: SebulbaState, rollouts: tuple[types.Rollout, ...]):
         rollout = rollouts[0] if len(rollouts) == 1 else _join(rollouts)
-        _, learn_key = keys.update(state.key, state.update)
+        _, learn_key = keys.act_and_learn(state.key, state.update)
         agent_state = types.AgentState(state.learner, state.memory)
         with jax.named_scope("learn"):
             agent_state, means = self.agent.update(agent_state, rollout, learn_key)
@@ -170,12 +167,14 @@ class Learner:
             key=state.key,
             update=state.update + 1,
         )
-        return state, metrics.reduce(report)
+        return state, metrics.sum_over_devices(report)
 
 
 def _join(rollouts: tuple[types.Rollout, ...]) -> types.Rollout:
     """Joins the streams of several actors, on one learner device."""
-    over_time = [rollout._replace(actor_state=()) for rollout in rollouts]
-    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=1), *over_time)
-    states = [rollout.actor_state for rollout in rollouts]
-    return joined._replace(actor_state=jax.tree.map(lambda *xs: jnp.concatenate(xs), *states))
+    return types.Rollout(
+        *(
+            jax.tree.map(lambda *xs, axis=axis: jnp.concatenate(xs, axis), *trees)
+            for axis, *trees in zip(actor.STREAM_AXIS, *rollouts)
+        )
+    )

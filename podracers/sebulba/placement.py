@@ -33,13 +33,13 @@ class Placement:
     mesh: tuple[jax.Device, ...]
 
     @property
-    def slices(self) -> int:
-        """Into how many slices each actor cuts its rollout."""
+    def learners_per_actor(self) -> int:
+        """Learner devices that each actor cuts its rollout for; 1 where some share one."""
         return max(len(self.learners) // len(self.actors), 1)
 
     @property
-    def pieces(self) -> int:
-        """How many actors' rollouts each learner device joins."""
+    def actors_per_learner(self) -> int:
+        """Actors whose rollouts each learner device joins; 1 where an actor feeds several."""
         return max(len(self.actors) // len(self.learners), 1)
 
     def describe(self) -> str:
@@ -70,9 +70,9 @@ def plan(
 
     Args:
       devices: those of each process, in the order of the processes.
-      process: which of them this is.
+      process: index of this process.
       num_envs: `B`, of one process.
-      rows_per_actor: what the streams of every actor have to divide by.
+      rows_per_actor: divisor of the streams of every actor.
       actor_devices: indices into `devices`, one for each actor thread; None to choose.
       learner_devices: indices, each once; None for those that do not act, or for all where none is
         left over.

@@ -9,7 +9,6 @@ Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 
 import dataclasses
 import functools
-import os
 
 import jax
 import numpy as np
@@ -32,7 +31,7 @@ class _Session:
       versions: the parameters that are published to them, `{device: params}`.
       queues: one for the rollouts of each actor.
       timers: those of actors and learner.
-      update: how many updates the latest state has taken.
+      update: number of updates that the latest state has taken.
       state: the latest state; None in an update.
     """
 
@@ -50,17 +49,17 @@ class Sebulba:
 
     Attributes:
       agent: the agent.
-      environment: a recipe for host environments, or a JAX environment.
+      environment: a factory of host environments, or a JAX environment.
       num_envs: `B`, streams over all actors of all processes.
       rollout_length: `T`, agent steps of each stream between updates.
       actor_devices: an index into this process's devices for each actor thread (an index may come
         several times); None to choose.
       learner_devices: indices of the devices that learn; None for those that do not act. All
         processes place actors and learners alike, and their learner devices learn together.
-      lag: how many updates behind a rollout's parameters are: 0, actors wait for the learner; 1,
-        collecting overlaps learning, and is reproducible; more, the newest parameters are taken,
+      lag: number of updates that a rollout's parameters are behind: 0, actors wait for the learner;
+        1, collecting overlaps learning, and is reproducible; more, the newest parameters are taken,
         and they are at the most so much behind.
-      batches_per_actor: into how many batches an actor's streams are cut, so that some are stepped
+      batches_per_actor: number of batches that an actor's streams are cut into, so that some step
         while the device acts for others; None for 2, or for 1 where the devices that act are the
         cores that step: there nothing is gained by it, and small batches cost more.
       num_threads: threads of all simulators together; None for as many as there are cores.
@@ -263,7 +262,7 @@ class Sebulba:
     @property
     def _threads_per_batch(self) -> int:
         """How many of the host's threads step one batch: together no more than there are."""
-        available = self.num_threads or len(os.sched_getaffinity(0))
+        available = self.num_threads or parallel.num_host_cores()
         return max(available // (len(self.placement.actors) * self._num_batches), 1)
 
     def _start(self, state: learner_lib.SebulbaState) -> None:
@@ -299,7 +298,7 @@ class Sebulba:
         number = jax.process_index() * len(place.actors) + index  # among those of all processes
         rows = self.num_envs // actors
         env_id = np.arange(number * rows, (number + 1) * rows, dtype=np.int32)
-        feeds = index * place.slices // place.pieces
+        feeds = index * place.learners_per_actor // place.actors_per_learner
         stream_key = keys.streams(key, session.update)
         is_host = environment_lib.is_host(self.environment)
         return actor.Actor(
@@ -311,7 +310,7 @@ class Sebulba:
             starting=pipeline.STARTING if is_host else pipeline.COMPILING,
             env_id=env_id,
             device=place.actors[index],
-            learners=place.learners[feeds : feeds + place.slices],
+            learners=place.learners[feeds : feeds + place.learners_per_actor],
             key=key,
             first=session.update,
             lag=self.lag,

@@ -80,10 +80,10 @@ class Timers:
     """The clocks of one set of actors and its learner.
 
     Attributes:
-      learner: of the learner's thread.
-      actors: one of each actor's.
-      paces: of each actor's simulators.
-      lags: of the rollouts that were learnt from since the last `take`, in updates.
+      learner: timer of the learner's thread.
+      actors: timers of the actors' threads.
+      paces: how fast each actor's simulators step.
+      lags: those of the rollouts learnt from since the last `take`, in updates.
     """
 
     def __init__(self):
@@ -144,7 +144,7 @@ def verdict(learner: dict[str, float], actors: dict[str, float], pace: float = m
             f"learning limits: the learner is busy {busy:.0%} of the time, and actors wait "
             f"{idle:.0%} of theirs; more learner devices would help"
         )
-    acting = {
+    bottlenecks = {
         "environments limit": (actors["environment"], "more host cores would help"),
         "inference limits": (
             actors["inference"] + actors["transfer"],
@@ -152,9 +152,9 @@ def verdict(learner: dict[str, float], actors: dict[str, float], pace: float = m
         ),
         "Python limits": (actors["host"] + actors["sending"], "larger batches would help"),
     }
-    what, (share, cure) = max(acting.items(), key=lambda item: item[1][0])
+    bottleneck, (share, advice) = max(bottlenecks.items(), key=lambda item: item[1][0])
     of_possible = "" if math.isnan(pace) else f"{pace:.0%} of the rate they could step at, "
     return (
-        f"{what}: {of_possible if what.startswith('env') else ''}{share:.0%} of the actors' time, "
-        f"while the learner idles {learner['wait_for_rollouts']:.0%}; {cure}"
+        f"{bottleneck}: {of_possible if bottleneck.startswith('env') else ''}{share:.0%} of the "
+        f"actors' time, while the learner idles {learner['wait_for_rollouts']:.0%}; {advice}"
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 _PROC = pathlib.Path("/proc")
 _SHARED_MEMORY = "/dev/shm/"
+_KILL_TIMEOUT = 5.0  # seconds
 
 
 def of(parent: int) -> list[int]:
@@ -37,15 +38,20 @@ def kill(processes: Iterable[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def end_within(directory: str, patience: float) -> None:
-    """Removes a directory that processes were started in, and these, after some seconds of waiting.
+def end_within(directory: str, timeout: float) -> None:
+    """Ends the processes that were started in a directory, and removes it.
 
     What they share memory by is removed as well: nobody else would.
+
+    Args:
+      directory: the path of the directory.
+      timeout: seconds until processes that have not ended are killed; those that a kill does not
+        end (a file system hangs) are left after `_KILL_TIMEOUT` more.
     """
     directory = os.path.realpath(directory)
-    limit = time.monotonic() + patience
+    limit = time.monotonic() + timeout
     left, shared = within(directory), set()
-    while left:
+    while left and time.monotonic() < limit + _KILL_TIMEOUT:
         for process in left:
             shared.update(_shared_memory(process))
         if time.monotonic() > limit:

@@ -22,13 +22,13 @@ def close(host: environment_lib.HostEnvironment) -> None:
     try:
         host.close()
     except Exception as error:
-        said = str(error) if isinstance(error, errors.RunFailure) else _describe(error)
+        message = str(error) if isinstance(error, errors.RunFailure) else _describe(error)
         if cause is not None and not isinstance(cause, (pipeline.Cancelled, GeneratorExit)):
-            cause.add_note(f"and {said}")
+            cause.add_note(f"and {message}")
             return
         if not _failures:
-            _LOGGER.warning("failed: %s", said)
-        _failures.append(said)
+            _LOGGER.warning("failed: %s", message)
+        _failures.append(message)
 
 
 def failures() -> list[str]:

@@ -36,10 +36,10 @@ def watch(process: int) -> None:
         silent += 0.0 if children.is_stopped(process) else min(now - before, 2 * _PERIOD)
         before = now
         if ready:
-            said = os.read(0, 2**16)
-            if not said:
+            received = os.read(0, 2**16)
+            if not received:
                 break
-            *lines, rest = (rest + said).split(b"\n")
+            *lines, rest = (rest + received).split(b"\n")
             if lines:
                 seconds, directories = json.loads(lines[-1])
                 limit, silent = math.inf if seconds is None else seconds, 0.0

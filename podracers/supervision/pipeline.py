@@ -113,16 +113,21 @@ class Worker:
     """One supervised thread.
 
     Attributes:
-      name: of the thread.
-      timer: of its activities.
-      activity: what it is at. Replaced as a whole, for the consumer may look at any moment.
+      name: the thread's name.
+      timer: seconds by activity.
+      activity: the current activity. Replaced as a whole, for the consumer may look at any moment.
+      release: function that frees what the thread holds, called from another one; None without.
+      thread: the thread itself, once it is started.
     """
 
-    def __init__(self, name: str, supervisor: "Supervisor"):
-        self.name = name
+    def __init__(
+        self, name: str, supervisor: "Supervisor", release: Callable[[], None] | None = None
+    ):
+        self.name, self.release = name, release
         self.timer = Timer()
         self._supervisor = supervisor
         self.activity = _Activity("", time.monotonic())
+        self.thread: threading.Thread | None = None
 
     @contextlib.contextmanager
     def doing(self, activity: str) -> Iterator[None]:
@@ -134,12 +139,6 @@ class Worker:
                 yield
         finally:
             self.activity = _Activity("", time.monotonic())
-
-
-class _Started(NamedTuple):
-    thread: threading.Thread
-    worker: Worker
-    release: Callable[[], None] | None
 
 
 class Supervisor:
@@ -155,7 +154,7 @@ class Supervisor:
         self._failure: tuple[str, BaseException] | None = None
         self._told = False  # whether the consumer knows of it
         self._closing = False
-        self._started: list[_Started] = []
+        self._workers: list[Worker] = []
         self._waiting: set[threading.Thread] = set()
         self._hanging: set[threading.Thread] = set()
         self._consumer = threading.current_thread()
@@ -170,12 +169,12 @@ class Supervisor:
         """Starts a worker.
 
         Args:
-          name: of its thread.
+          name: the thread's name.
           target: called as `target(worker)` in a thread of its own, where it should return only
             when cancelled.
           release: called from another thread if `target` does not come back, to free what it holds.
         """
-        worker = Worker(name, self)
+        worker = Worker(name, self, release)
 
         def run() -> None:
             try:
@@ -189,10 +188,10 @@ class Supervisor:
                     self._changed.notify_all()
 
         # A daemon: a simulator that never returns must not keep the interpreter alive.
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        _threads.add(thread)
-        self._started.append(_Started(thread, worker, release))
-        thread.start()
+        worker.thread = threading.Thread(target=run, name=name, daemon=True)
+        _threads.add(worker.thread)
+        self._workers.append(worker)
+        worker.thread.start()
         return worker
 
     @contextlib.contextmanager
@@ -251,20 +250,20 @@ class Supervisor:
         """Raises if a worker is at one thing for too long, or nobody at anything."""
         if self._failure:
             return  # which says more
-        at_work = [each for each in self._started if each.thread not in self._waiting]
-        for thread, worker, _ in at_work:
+        at_work = [worker for worker in self._workers if worker.thread not in self._waiting]
+        for worker in at_work:
             name, since = worker.activity
             seconds, limit = now - max(since, began), self.timeout
             if seconds > limit and name != COMPILING:
                 self._told = True  # whatever it raises once it is released
-                self._hanging.add(thread)
+                self._hanging.add(worker.thread)
                 raise WorkerError(
                     f"{worker.name} hangs: {seconds:.0f} s of '{name or 'host work'}', and the "
-                    f"limit is {limit:g} s. It is here:\n{_stack(thread)}"
+                    f"limit is {limit:g} s. It is here:\n{_stack(worker.thread)}"
                 )
-        latest = max([began, *(each.worker.activity.since for each in self._started)])
+        latest = max([began, *(worker.activity.since for worker in self._workers)])
         if not at_work and now - latest > self.timeout:
-            each = ", ".join(f"{w.name} at '{w.activity.name}'" for _, w, _ in self._started)
+            each = ", ".join(f"{w.name} at '{w.activity.name}'" for w in self._workers)
             raise WorkerError(
                 f"deadlock: for {now - latest:.0f} s everybody has waited for somebody else, and "
                 f"the limit is {self.timeout:g} s ({each or 'there are no workers'})"
@@ -275,23 +274,21 @@ class Supervisor:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        started, self._started = self._started, []
-        moving = [each.thread for each in started if each.thread not in self._hanging]
+        workers, self._workers = self._workers, []
+        moving = [each.thread for each in workers if each.thread not in self._hanging]
         # Who interrupts does not want to wait.
         hasty = isinstance(sys.exception(), KeyboardInterrupt)
         _join(moving, min(self.timeout, 1.0 if hasty else _JOIN_SECONDS))
-        stuck = [each for each in started if each.thread.is_alive()]
+        stuck = [each for each in workers if each.thread.is_alive() and each.release]
         releases = [
             # A thread, for it may hang as well.
-            threading.Thread(target=each.release, name=f"release {each.worker.name}", daemon=True)
+            threading.Thread(target=each.release, name=f"release {each.name}", daemon=True)
             for each in stuck
-            if each.release
         ]
         for thread in releases:
             _threads.add(thread)
             thread.start()
-        freed = [*releases, *(each.thread for each in stuck if each.release)]
-        _join(freed, min(self.timeout, _RELEASE_SECONDS))
+        _join([*releases, *(each.thread for each in stuck)], min(self.timeout, _RELEASE_SECONDS))
         self._watch.end()
         if self._failure and not self._told:
             name, error = self._failure
@@ -318,10 +315,10 @@ def call(
     """Returns `target(worker)`, which runs in a supervised thread while this one waits.
 
     Args:
-      name: of the thread.
-      target: what it does.
-      timeout: as of `Supervisor`.
-      stop: true once nobody wants the result any more.
+      name: the thread's name.
+      target: function of the worker, called in the thread.
+      timeout: that of `Supervisor`, in seconds.
+      stop: function that returns true once nobody wants the result any more.
 
     Raises:
       Cancelled: `stop()` was true before the result was there.
@@ -353,8 +350,8 @@ class Queue:
     """A queue of bounded length between one worker and the consumer.
 
     Args:
-      supervisor: of both.
-      capacity: how many items may wait.
+      supervisor: the supervisor of both.
+      capacity: number of items that may wait.
     """
 
     def __init__(self, supervisor: Supervisor, capacity: int):
@@ -378,7 +375,7 @@ class Versions:
     """A value of which the consumer publishes one version after another.
 
     Args:
-      supervisor: of the consumer and the workers.
+      supervisor: the supervisor of the consumer and the workers.
     """
 
     def __init__(self, supervisor: Supervisor):

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 from podracers.supervision import children
 
@@ -47,16 +48,20 @@ class _Guardian:
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="watchdog", daemon=True).start()
 
-    def tell(self) -> None:
-        """Says that Python runs, and how long it may be silent from now on."""
-        limit = min(self.limits.values(), default=None)
-        line = json.dumps([limit, self.directories]) + "\n"
-        with self._lock, contextlib.suppress(OSError):  # somebody killed it
-            os.write(self.process.stdin.fileno(), line.encode())
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Lets one thread change the limits and directories, then sends them as a sign of life."""
+        with self._lock:
+            yield
+            limit = min(self.limits.values(), default=None)
+            line = json.dumps([limit, self.directories]) + "\n"
+            with contextlib.suppress(OSError):  # somebody killed it
+                os.write(self.process.stdin.fileno(), line.encode())
 
     def _beat(self) -> None:
         while not self._over.wait(_PERIOD):
-            self.tell()
+            with self.changing():
+                pass
 
     def be_silent(self) -> None:
         """Ends the thread: the limit is from now on."""
@@ -73,6 +78,18 @@ def _guardian() -> _Guardian:
             _prepare()
             _guardians.append(_Guardian())
         return _guardians[0]
+
+
+def _forget() -> None:
+    """In a forked copy of this process, which has no thread that would tell: closes the pipe.
+
+    Else the guardian would not learn from it that this process has ended.
+    """
+    while _guardians:
+        _guardians.pop().process.stdin.close()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _prepare() -> None:
@@ -99,15 +116,15 @@ class Watch:
 
     def __init__(self, seconds: float):
         guardian = _guardian()
-        guardian.limits[self] = seconds + _GRACE
-        guardian.longest = max(guardian.longest, seconds + _GRACE)
-        guardian.tell()
+        with guardian.changing():
+            guardian.limits[self] = seconds + _GRACE
+            guardian.longest = max(guardian.longest, seconds + _GRACE)
 
     def end(self) -> None:
         """Lifts the limit."""
         guardian = _guardian()
-        guardian.limits.pop(self, None)
-        guardian.tell()
+        with guardian.changing():
+            guardian.limits.pop(self, None)
 
 
 def expect_end() -> None:
@@ -115,22 +132,22 @@ def expect_end() -> None:
     if _guardians and _guardians[0].longest:
         guardian = _guardians[0]
         guardian.be_silent()
-        guardian.limits[expect_end] = guardian.longest
-        guardian.tell()
+        with guardian.changing():
+            guardian.limits[expect_end] = guardian.longest
 
 
 def add_directory(path: str) -> None:
     """Has a directory removed, with the processes in it, once this process is no more."""
     guardian = _guardian()
-    guardian.directories = [*guardian.directories, path]
-    guardian.tell()
+    with guardian.changing():
+        guardian.directories.append(path)
 
 
 def remove_directory(path: str) -> None:
     """Forgets a directory."""
     guardian = _guardian()
-    guardian.directories = [each for each in guardian.directories if each != path]
-    guardian.tell()
+    with guardian.changing(), contextlib.suppress(ValueError):
+        guardian.directories.remove(path)
 
 
 def kill_children() -> None:

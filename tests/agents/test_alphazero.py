@@ -101,7 +101,7 @@ def test_nothing_follows_an_ending(truncates):
     agent, _ = _make(streams.RandomEpisodes(masked=True))
     params = agent.actor_params(agent.init_learner(jax.random.key(0)))
     node = alphazero._Node(
-        agent.spec.searched._show(streams.RandomEpisodes().reset(jax.random.key(0))[0]),
+        agent.spec.model._show(streams.RandomEpisodes().reset(jax.random.key(0))[0]),
         jnp.array(True),
         jnp.float32(7.0 * truncates),
         jnp.zeros(3),

@@ -15,7 +15,7 @@ from tests import streams
 )
 def test_stepping_from_what_is_shown_is_stepping(game):
     candidate = searchable.Searchable(game)
-    assert candidate.spec.searched is candidate
+    assert candidate.spec.model is candidate
     state, timestep = candidate.reset(jax.random.key(0))
     inner, plain = game.reset(jax.random.key(0))
     for action in (0, 2, 1):

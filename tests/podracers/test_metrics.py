@@ -53,7 +53,7 @@ def test_reduce_adds_shares_and_takes_the_earliest_bad_update():
     def run(total, count):
         means = {"x": types.Mean(total[0], count[0])}
         update = 5 - jax.lax.axis_index(parallel.AXIS)
-        return metrics.reduce(metrics.add(metrics.empty(means), means, update))
+        return metrics.sum_over_devices(metrics.add(metrics.empty(means), means, update))
 
     mapped = jax.jit(
         jax.shard_map(run, mesh=mesh, in_specs=P(parallel.AXIS), out_specs=P(), check_vma=False)

@@ -58,9 +58,9 @@ def test_what_does_not_fit_is_refused_with_what_would(arguments, message):
 
 def test_slices_and_pieces():
     few = placement.Placement((0, 1), (2, 3, 4, 5), ())
-    assert (few.slices, few.pieces) == (2, 1)
+    assert (few.learners_per_actor, few.actors_per_learner) == (2, 1)
     many = placement.Placement((0, 0, 1, 1), (2,), ())
-    assert (many.slices, many.pieces) == (1, 4)
+    assert (many.learners_per_actor, many.actors_per_learner) == (1, 4)
 
 
 def test_the_plan_is_said_in_words():

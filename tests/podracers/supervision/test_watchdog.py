@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from podracers.supervision import children
+
 PROGRAM = """
 import atexit, ctypes, os, pathlib, signal, subprocess, sys, tempfile, threading, time
 from podracers.supervision import watchdog
@@ -104,6 +106,58 @@ def test_time_in_which_the_process_is_suspended_does_not_count():
 def test_what_a_process_leaves_is_cleared_up_however_it_ends(way):
     ends = {"exit": "os._exit(0)", "kill": "os.kill(os.getpid(), signal.SIGKILL)"}
     _assert_cleared(_run(LEAVE + ends[way]).stdout)
+
+
+def test_the_latest_directories_are_what_the_guardian_knows():
+    """A line that takes long to build is not sent after a newer one."""
+    ended = _run("""
+dumps = watchdog.json.dumps
+
+def slow_dumps(message):
+    time.sleep(1.0 if len(message[1]) == 1 else 0.0)
+    return dumps(message)
+
+watchdog.json.dumps = slow_dumps
+watchdog._guardian().be_silent()
+directories = [os.path.realpath(tempfile.mkdtemp()) for _ in range(2)]
+threads = [threading.Thread(target=watchdog.add_directory, args=[each]) for each in directories]
+for thread in threads:
+    thread.start()
+    time.sleep(0.2)
+for thread in threads:
+    thread.join()
+print(*directories)
+""")
+    directories = ended.stdout.splitlines()[0].split()
+    assert len(directories) == 2, ended.stderr
+    assert not any(map(os.path.exists, directories))
+
+
+def test_a_forked_copy_does_not_keep_the_pipe_to_the_guardian():
+    ended = _run("""
+watchdog.Watch(30.0)
+pipe = watchdog._guardian().process.stdin.fileno()
+if not (child := os.fork()):
+    try:
+        os.fstat(pipe)
+    except OSError:
+        os._exit(3)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+os.fstat(pipe)
+""")
+    assert (ended.returncode, ended.stdout) == (0, "alive\n"), ended.stderr
+
+
+def test_processes_that_no_signal_ends_are_given_up(monkeypatch, tmp_path):
+    monkeypatch.setattr(children, "_KILL_TIMEOUT", 0.2)
+    monkeypatch.setattr(children, "within", lambda directory: [os.getpid()])
+    monkeypatch.setattr(children, "kill", lambda processes: None)
+    monkeypatch.setattr(children, "_shared_memory", lambda process: set())
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    children.end_within(str(directory), 0.1)
+    assert not directory.exists()
 
 
 def test_the_end_of_the_interpreter_has_a_limit():
