@@ -52,6 +52,7 @@ WORKERS = (
     "Faulty.inner = @gymnasium.Gymnasium()",
     "Gymnasium.env_id = 'CartPole-v1'",
     "Gymnasium.vectorization = 'async'",
+    "Experiment.evaluation_period = 0",  # which would start processes each time
 )
 PATIENCE = 120.0  # seconds that a loaded machine may take for what takes a moment
 
