@@ -2,6 +2,7 @@
 #   make train                        train PPO on Snake with Anakin
 #   make EXPERIMENT=cartpole_ppo RUNNER=sebulba train   another of gin/experiments
 #   make test                         the test suite (without the slow and the learning tests)
+#   make test-all                     with the slow ones, as continuous integration does
 #   make check                        what can be said in seconds
 #   make PYTHON=python3.12 install    choose the interpreter of a new .venv
 #   make EXTRAS=cuda install          choose the accelerator: cuda, tpu, or nothing for the CPU
@@ -22,14 +23,15 @@ EXPERIMENT ?= snake_ppo
 RUNNER ?=
 RUN_DIR ?=
 PYTEST := $(BIN)/python -m pytest
+IN_PARALLEL := -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-learning test-all check lint format benchmark lock clean
+.PHONY: help install train test test-slow test-all test-learning check lint format benchmark lock clean
 
 # Measured on two cores of an AMD EPYC; tests compare the README with this.
 TRAIN_TIME := about 3 minutes, installing included
-TEST_TIME := about 20 minutes
+TEST_TIME := about 8 minutes
 CHECK_TIME := about 10 seconds
 # Of experiments that were chosen, only docs/results.md knows.
 SAID_TRAIN_TIME := $(if $(filter filefile,$(origin EXPERIMENT)$(origin RUNNER)),$(TRAIN_TIME) (on two cores),\
@@ -41,7 +43,8 @@ help:
 	@echo "make train EXPERIMENT=NAME RUNNER=sebulba  another of gin/experiments, another runner"
 	@echo "make check          format, lint, imports, gin files, pages: $(CHECK_TIME)"
 	@echo "make test           the test suite: $(TEST_TIME)"
-	@echo "make test-all       with the slow tests;  make test-learning  agents until they have learnt"
+	@echo "make test-all       with the slow tests, which make test-slow runs alone"
+	@echo "make test-learning  agents until they have learnt"
 	@echo "make lint | format | benchmark | lock | clean"
 	@echo "Times are of two cores."
 
@@ -78,14 +81,18 @@ train: install
 
 test: install
 	@echo "the test suite: $(TEST_TIME) (on two cores; make check takes $(CHECK_TIME))"
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not learning"
+	$(PYTEST) $(IN_PARALLEL) -m "not slow and not learning"
+
+test-slow: install
+	$(PYTEST) $(IN_PARALLEL) -m "slow and not learning"
+
+test-all:
+	$(MAKE) test
+	$(MAKE) test-slow
 
 # What runs for long is compiled well: the tests' own settings compile fast.
 test-learning: install
 	XLA_FLAGS="--xla_cpu_use_fusion_emitters=true $$XLA_FLAGS" $(PYTEST) -m learning
-
-test-all: install
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not learning"
 
 check: lint
 	$(PYTEST) -q --durations=3 tests/test_imports.py tests/test_docs.py \

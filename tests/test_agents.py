@@ -34,10 +34,19 @@ class Subject(NamedTuple):
     history: contract.History
 
 
+# These pairs repeat kinds of action and memory that another agent has under the same runner.
+SLOW = {
+    *itertools.product(("ppo_gru_frames", "impala_lstm", "sac_discrete"), ("anakin",)),
+    *itertools.product(("ppo_lstm", "impala", "sac", "muzero"), ("sebulba",)),
+}
+
+
 @pytest.fixture(
     scope="module",
-    params=itertools.product(contract.AGENTS, contract.RUNNERS),
-    ids="-".join,
+    params=[
+        pytest.param(pair, id="-".join(pair), marks=pytest.mark.slow if pair in SLOW else ())
+        for pair in itertools.product(contract.AGENTS, contract.RUNNERS)
+    ],
     name="subject",
 )
 def _subject(request):
@@ -180,16 +189,16 @@ def test_one_version_of_the_parameters_acts_a_rollout_s5(subject):
         np.testing.assert_array_equal(rollout.extras.version, max(update - subject.case.lag, 0))
 
 
-def test_any_number_of_devices_gives_the_same(subject):
-    some = isinstance(subject.agent, (ppo.PPO, dqn.DQN))
-    if not subject.case.saves_streams and not some:
+@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_any_number_of_devices_gives_the_same(subject, num_devices):
+    if num_devices == 1 and not subject.case.saves_streams:
         pytest.skip("test_parity holds Sebulba to Anakin, for every agent")
-    # One and four devices say enough of most agents, and compiling takes its time.
-    for num_devices in (1, 2) if some else (1,):
-        recorder = contract.Recorder(subject.agent)
-        runner = subject.case.make(recorder, subject.environment, num_devices)
-        _assert_same_run(contract.run(runner), subject.history)
-        runner.close()
+    if num_devices == 2 and not isinstance(subject.agent, (ppo.PPO, dqn.DQN)):
+        pytest.skip("one and four devices say enough of most agents")
+    recorder = contract.Recorder(subject.agent)
+    runner = subject.case.make(recorder, subject.environment, num_devices)
+    _assert_same_run(contract.run(runner), subject.history)
+    runner.close()
 
 
 def _assert_same_run(actual: contract.History, expected: contract.History) -> None:
@@ -250,6 +259,8 @@ def _assert_learner_goes_on(subject, state: Any, update: int) -> None:
 
 
 def test_evaluation_depends_on_its_key_alone(subject):
+    if not subject.case.saves_streams:
+        pytest.skip("no runner takes part; Anakin's parameters do for each agent")
     params: Any = subject.runner.actor_params(subject.history.final)
     evaluator = evaluation.Evaluator(subject.recorder, subject.environment, num_episodes=6)
     episodes = evaluator.run(params, jax.random.key(0))

@@ -31,6 +31,7 @@ SMALL_AGENTS = {
     "IMPALA": ("IMPALA.num_minibatches = 1",),
     "DQN": ("DQN.batch_size = 8", "DQN.min_replay = 8", "DQN.replay_capacity = 400"),
     "MuZero": (
+        "MuZero.unroll_steps = 2",
         "MuZero.replay_capacity = 4_000",
         "MuZero.min_replay = 100",
         "MuZero.batch_size = 8",
@@ -53,9 +54,7 @@ COMPILED = {
     "cartpole_dqn",
     "memory_r2d2",
     "pendulum_sac",
-    "halfcheetah_sac_cpu",
     "catch_muzero",
-    "catch_alphazero",
 }
 SLOW = ("brax", "breakout", "atari_classic", "sac_mujoco", "sac_pixels")
 # What a file leaves for the user to choose.
@@ -106,9 +105,18 @@ def _require_extras(path):
             pytest.skip(f"{module} is not installed")
 
 
-def _take_one_update(files, bindings):
+def _load_small(files, bindings):
     agent = experiment.load(files, bindings).agent.__name__
-    loaded = experiment.load(files, [*bindings, *SMALL_AGENTS.get(agent, ())])
+    return experiment.load(files, [*bindings, *SMALL_AGENTS.get(agent, ())])
+
+
+def _trace(files, bindings):
+    loaded = _load_small(files, bindings)
+    experiment.check(loaded.build(), loaded.seed)
+
+
+def _take_one_update(files, bindings):
+    loaded = _load_small(files, bindings)
     parts = loaded.build()
     experiment.check(parts, loaded.seed)
     state = parts.runner.init(loaded.seed)
@@ -135,9 +143,7 @@ def test_experiments(path):
     if pathlib.Path(path).stem in COMPILED:
         _take_one_update([path], SMALL)
         return
-    agent = experiment.load([path], SMALL).agent.__name__
-    loaded = experiment.load([path], [*SMALL, *SMALL_AGENTS.get(agent, ())])
-    experiment.check(loaded.build(), loaded.seed)
+    _trace([path], SMALL)
 
 
 @pytest.mark.slow
@@ -149,6 +155,14 @@ def test_experiments_take_an_update(path):
 
 @pytest.mark.parametrize("path", _files("agents", "environments", "runners"))
 def test_parts(path):
+    """They are traced; most of them take an update in some experiment."""
+    _require_extras(path)
+    _trace([*DEFAULTS, *BESIDE.get(path, ()), path], [*SMALL, *CHOICES.get(path, ())])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", _files("agents", "environments", "runners"))
+def test_parts_take_an_update(path):
     _require_extras(path)
     files = [*DEFAULTS, *BESIDE.get(path, ()), path]
     _take_one_update(files, [*SMALL, *CHOICES.get(path, ())])
@@ -188,6 +202,7 @@ def test_hardware(path):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["anakin", "sebulba"])
 def test_hardware_takes_an_update(runner):
     _take_one_update([BASE, f"gin/runners/{runner}.gin", "gin/hardware/v4_8.gin"], SHORT)
@@ -248,7 +263,7 @@ def test_the_heads_of_r2d2_on_atari_are_those_published():
     }
 
 
-@pytest.mark.parametrize("name", ["dqn", "r2d2", "muzero"])
+@pytest.mark.parametrize("name", ["dqn", "r2d2", pytest.param("muzero", marks=pytest.mark.slow)])
 def test_atari_agents_with_replay_are_traced_at_full_size(name):
     """Experiments trace PPO and IMPALA."""
     _at_full_size(f"gin/agents/{name}_atari.gin").runner.trace(0)

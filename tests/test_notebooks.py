@@ -123,6 +123,7 @@ def test_committed_outputs_name_no_machine(notebook):
         assert not re.search(r"[Ww]arning\b", text), text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernel would share the accelerator")
 def test_runs(notebook, name, tmp_path):
     environment = {

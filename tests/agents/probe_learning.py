@@ -190,4 +190,5 @@ def _values(agent, params, observation):
     timestep = types.TimeStep(observation, jnp.zeros(count), jnp.ones(count), first)
     core = agent.init_actor(jnp.arange(count), count)
     keys = jax.random.split(jax.random.key(0), count)
-    return agent.act(params, core, timestep, keys, evaluation=True)[2].value
+    act = jax.jit(functools.partial(agent.act, evaluation=True))
+    return act(params, core, timestep, keys)[2].value

@@ -62,6 +62,7 @@ def _learn(runner, agent, candidate, num_devices):
     return rollouts, streams.to_numpy(state.learner.inner), state
 
 
+@pytest.mark.slow
 def test_two_devices_learn_what_one_does(made):
     agent, candidate, (rollouts, learner, _) = made
     others, again, _ = _learn("anakin", agent, candidate, 2)
@@ -99,14 +100,14 @@ def test_without_learning_it_plays_catch_by_searching():
 def test_nothing_follows_an_ending(truncates):
     """Who imagines further stays where the episode ended, and changes no mean."""
     agent, _ = _make(streams.RandomEpisodes(masked=True))
-    params = agent.actor_params(agent.init_learner(jax.random.key(0)))
+    params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))
     node = alphazero._Node(
         agent.spec.model._show(streams.RandomEpisodes().reset(jax.random.key(0))[0]),
         jnp.array(True),
         jnp.float32(7.0 * truncates),
         jnp.zeros(3),
     )
-    output, after = agent._model(params)(jnp.int32(0), node)
+    output, after = jax.jit(agent._model(params))(jnp.int32(0), node)
     streams.assert_same(after, node)
     assert (output.reward, output.discount, output.value) == (0.0, 1.0, 7.0 * truncates)
 

@@ -44,6 +44,7 @@ def test_memory_cannot_be_learnt(learnt):
     assert abs(learnt.mean_return(probes.Memory)) < 0.4
 
 
+@pytest.mark.slow
 def test_masked_actions():
     CURRICULUM.assert_learns_alone(probes.MaskedAction)
 

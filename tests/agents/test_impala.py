@@ -26,7 +26,8 @@ P = jax.sharding.PartitionSpec
 def _off_policy(network):
     """Returns a rollout that other parameters acted than those that learn from it."""
     given = experience.collect("impala", network)
-    learner = experience.perturbed(given.learner, 0.2, seed=5)
+    move = jax.jit(functools.partial(experience.perturbed, scale=0.2, seed=5))
+    learner = move(given.learner)
     return given._replace(learner=jax.device_get(learner))
 
 
@@ -57,7 +58,8 @@ def _slow_update(given):
     def log_policy(logits):
         return jnp.sum(jax.nn.log_softmax(logits[:-1]) * chosen, axis=-1)
 
-    logits, values = experience.outputs(agent, learner.params, rollout)
+    seen = jax.jit(functools.partial(experience.outputs, agent))
+    logits, values = seen(learner.params, rollout)
     values = np.asarray(values, np.float64)
     ratio = np.exp(np.asarray(log_policy(logits) - rollout.extras.log_prob, np.float64))
     kept = ~rollout.timestep.last()[:-1]

@@ -15,11 +15,13 @@ def _learnt():
     return CURRICULUM.learn_together()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", probe_learning.ALIKE, ids=lambda probe: probe.__name__)
 def test_values_of_probes_that_are_alike(learnt, probe):
     learnt.assert_values(probe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", probe_learning.UNLIKE, ids=lambda probe: probe.__name__)
 def test_probes_that_are_like_no_other(probe):
     CURRICULUM.assert_learns_alone(probe)

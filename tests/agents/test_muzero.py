@@ -53,14 +53,14 @@ def _made():
     rollout = jax.tree.map(jnp.asarray, types.Rollout(timestep, action, extras, ()))
     weight = jnp.linspace(0.5, 1.0, SEQUENCES)
     sample = replay.Sample(rollout, None, weight, None)
-    return agent, agent.init_learner(jax.random.key(0)).params, sample
+    return agent, jax.jit(agent.init_learner)(jax.random.key(0)).params, sample
 
 
 def test_the_loss_is_that_of_the_paper(made):
     """Step by step: the root in full, and imagined steps by the mean over them."""
     agent, params, sample = made
     rollout = sample.rollout
-    learnt = agent._loss(params, sample, ())
+    learnt = jax.jit(agent._loss)(params, sample, ())
     goal = planning.targets(
         jax.tree.map(lambda x: x[:-1], rollout.timestep), rollout.extras, agent.gamma, K, N_STEPS
     )
@@ -90,7 +90,7 @@ def test_the_loss_is_that_of_the_paper(made):
 def test_fresh_values_are_those_of_the_target_network_now(made):
     agent, params, sample = made
     fresh = _make(value_cost=0.5, fresh_values=True)
-    target = agent.init_learner(jax.random.key(1)).params
+    target = jax.jit(agent.init_learner)(jax.random.key(1)).params
     # What the target network thinks of every time step, one at a time.
     model = agent._network
 
@@ -101,12 +101,13 @@ def test_fresh_values_are_those_of_the_target_network_now(made):
     seen = jax.tree.map(lambda x: x[:-1], sample.rollout.timestep)
     extras = sample.rollout.extras._replace(value=jax.lax.map(value, seen))
     known = sample._replace(rollout=sample.rollout._replace(extras=extras))
-    expected = agent._loss(params, known, ()).metrics
-    actual = fresh._loss(params, sample, target).metrics
+    loss = jax.jit(agent._loss)
+    expected = loss(params, known, ()).metrics
+    actual = jax.jit(fresh._loss)(params, sample, target).metrics
     for name, mean in expected.items():
         np.testing.assert_allclose(actual[name].total, mean.total, rtol=1e-4, err_msg=name)
-    stale = agent._loss(params, sample, ()).priority
-    assert np.max(np.abs(stale - agent._loss(params, known, ()).priority)) > 0.1
+    stale = loss(params, sample, ()).priority
+    assert np.max(np.abs(stale - loss(params, known, ()).priority)) > 0.1
     assert agent._target_params(params) == ()
     assert fresh._target_params(params) is params
 
@@ -116,7 +117,7 @@ def test_a_returns_share_beyond_the_support_is_told(made):
     reward = sample.rollout.timestep.reward.at[:, 3:].set(1e4)
     timestep = sample.rollout.timestep._replace(reward=reward)
     sample = sample._replace(rollout=sample.rollout._replace(timestep=timestep))
-    metrics = agent._loss(params, sample, ()).metrics
+    metrics = jax.jit(agent._loss)(params, sample, ()).metrics
     assert 0.0 < metrics["reward/clipped"].result() < 1.0
     assert 0.5 < metrics["value/clipped"].result() < 1.0
 
@@ -136,7 +137,7 @@ def test_gradients_are_halved_at_each_imagined_step(made):
                 latent, _ = agent._network.imagine(inner, latent, sample.rollout.action[k])
             return jnp.sum(agent._network.predict(inner, latent).value)
 
-        return jax.grad(value)(params["representation"])
+        return jax.jit(jax.grad(value))(params["representation"])
 
     # The gradient passes through both halvings but that of the last latent itself.
     factor = 0.5 ** (K - 1)

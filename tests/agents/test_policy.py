@@ -35,7 +35,13 @@ def test_the_protocol_and_the_data_are_what_the_tests_need(algorithm):
     assert np.ptp(given.rollout.extras.log_prob) > 0.5
 
 
-@pytest.mark.parametrize("network", experience.NETWORKS)
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "frames" else ())
+        for name in experience.NETWORKS
+    ],
+)
 def test_ratios_are_one_in_the_first_gradient_step(algorithm, network):
     """The network that learns sees what the one that acted saw: cores, resets, statistics."""
     given = experience.collect(algorithm, network)

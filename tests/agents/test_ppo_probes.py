@@ -9,6 +9,10 @@ from tests.agents import probe_learning
 CURRICULUM = probe_learning.Curriculum(probe_learning.actor_critic(ppo.PPO, learning_rate=0.02), 80)
 
 
+# Memory, and another kind of action; the rest is for the slow tests.
+QUICK = (probes.Memory, probes.ContinuousReward)
+
+
 @pytest.fixture(scope="module", name="learnt")
 def _learnt():
     return CURRICULUM.learn_together()
@@ -19,7 +23,13 @@ def test_values_of_probes_that_are_alike(learnt, probe):
     learnt.assert_values(probe)
 
 
-@pytest.mark.parametrize("probe", probe_learning.UNLIKE, ids=lambda probe: probe.__name__)
+@pytest.mark.parametrize(
+    "probe",
+    [
+        pytest.param(probe, id=probe.__name__, marks=() if probe in QUICK else pytest.mark.slow)
+        for probe in probe_learning.UNLIKE
+    ],
+)
 def test_probes_that_are_like_no_other(probe):
     CURRICULUM.assert_learns_alone(probe)
 

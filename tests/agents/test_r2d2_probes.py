@@ -40,11 +40,13 @@ def _learnt():
     return CURRICULUM.learn_together()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", probe_learning.ALIKE, ids=lambda probe: probe.__name__)
 def test_values_of_probes_that_are_alike(learnt, probe):
     learnt.assert_values(probe, remembers=True)
 
 
+@pytest.mark.slow
 def test_memory_is_played_right(learnt):
     """Which no feed-forward network does: see `test_dqn_probes.py`."""
     assert learnt.mean_return(probes.Memory) > 0.95

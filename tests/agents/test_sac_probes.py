@@ -69,11 +69,13 @@ def _learnt():
     return CURRICULUM.learn_together()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", probe_learning.ALIKE, ids=lambda probe: probe.__name__)
 def test_values_of_probes_that_are_alike(learnt, probe):
     learnt.assert_values(probe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [probes.MaskedAction, probes.ContinuousReward])
 def test_probes_by_themselves(probe):
     CURRICULUM.assert_learns_alone(probe)

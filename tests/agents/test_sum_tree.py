@@ -86,6 +86,7 @@ def test_what_falls_to_zero_leaves_no_rest(worn):
     assert all(np.all(np.asarray(level) == 0.0) for level in tree.levels)
 
 
+@pytest.mark.slow
 def test_millions_of_equal_items_are_drawn_equally():
     items = jnp.arange(MILLIONS)
     tree = sum_tree.init(1, MILLIONS)

@@ -73,7 +73,7 @@ def _optimal(ball_row, ball_column, paddle_column):
     return (1.0 if caught else -1.0) * GAMMA ** (steps - 1)
 
 
-@pytest.mark.parametrize("kind", ["gumbel", "puct"])
+@pytest.mark.parametrize("kind", ["gumbel", pytest.param("puct", marks=pytest.mark.slow)])
 def test_with_the_true_model_of_catch_value_and_action_are_optimal(kind):
     keys = _keys()[: len(SITUATIONS)]
     plan = _run(kind, SITUATIONS, keys, simulations=1600, temperature=0.0)
@@ -124,12 +124,12 @@ def test_illegal_actions_are_neither_taken_nor_learnt(kind, temperature):
 
 
 def test_more_actions_to_consider_than_there_are_change_nothing():
-    plans = [
-        tree_search.Search(num_simulations=4, max_depth=4, max_num_considered_actions=most).run(
-            _model, _root([[2, 0, 2]]), None, 1.0, _keys()[:1]
-        )
-        for most in (3, 10**9)
-    ]
+    def run(most):
+        options = {"max_depth": 4, "max_num_considered_actions": most}
+        search = tree_search.Search(num_simulations=4, **options)
+        return search.run(_model, _root([[2, 0, 2]]), None, 1.0, _keys()[:1])
+
+    plans = [jax.jit(functools.partial(run, most))() for most in (3, 10**9)]
     np.testing.assert_array_equal(plans[0].policy, plans[1].policy)
 
 

@@ -44,6 +44,7 @@ def test_keeps_the_contract():
     check.check_environment(brax.Brax("fast", episode_length=5), num_steps=12)
 
 
+@pytest.mark.slow
 def test_length_truncates_and_a_fall_terminates(pendulum):
     timestep = play(pendulum, [0.0, 1.0])
     fallen = np.abs(timestep.observation[..., 1]) > 0.2  # [T, B]

@@ -18,21 +18,21 @@ from podracers.training import check
 STREAMS = 2
 STEPS = 6
 
-# One of every kind of observation and action: discrete with a mask, flattened joint mask (2 and 3
-# parts), a mask per agent with rewards per agent, ragged without a mask, no upper limit on the
-# score, nested positions, continuous.
+# Discrete with a mask, a flattened joint mask, and a mask per agent with rewards per agent. The
+# slow ones have the other kinds: joint masks of three parts, ragged without a mask, no upper limit
+# on the score, continuous.
 QUICK = {
     "Snake-v1": (4,),
-    "Game2048-v1": (4,),
     "Tetris-v0": (40,),
-    "Sudoku-very-easy-v0": (729,),
     "Connector-v3": (10, 5),
-    "RubiksCube-v0": None,
     "Maze-v0": (4,),
-    "MultiCVRP-v0": (2, 21),
-    "SearchAndRescue-v0": None,
 }
 SLOW = {
+    "Game2048-v1": (4,),
+    "Sudoku-very-easy-v0": (729,),
+    "RubiksCube-v0": None,
+    "MultiCVRP-v0": (2, 21),
+    "SearchAndRescue-v0": None,
     "BinPack-v2": (800,),
     "CVRP-v1": (21,),
     "Cleaner-v0": (3, 4),
@@ -56,15 +56,15 @@ EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 # The tasks that Jumanji ends at a time limit.
 LIMITED = [
-    "RubiksCube-v0",
+    "Maze-v0",
     *(
         pytest.param(name, marks=pytest.mark.slow)
         for name in (
+            "RubiksCube-v0",
             "Connector-v3",
             "SearchAndRescue-v0",
             "Cleaner-v0",
             "LevelBasedForaging-v0",
-            "Maze-v0",
             "MMST-v0",
             "PacMan-v1",
             "RobotWarehouse-v0",
@@ -189,7 +189,7 @@ def test_time_limit_truncates_and_changes_nothing_else(name):
 
 
 def test_time_limit_terminates_where_asked():
-    env = jumanji.Jumanji("RubiksCube-v0", {"time_limit": 2}, time_limit_truncates=False)
+    env = jumanji.Jumanji("Maze-v0", {"time_limit": 2}, time_limit_truncates=False)
     _, timestep = batch_of(env, steps=2)
     assert (timestep.step_type[:, -1] == types.LAST).all()
     assert (timestep.discount[:, -1] == 0.0).all()
@@ -254,7 +254,13 @@ def test_first_use_may_be_inside_a_trace():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", ["Snake-v1", "BinPack-v2", "RubiksCube-v0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Snake-v1",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("BinPack-v2", "RubiksCube-v0")),
+    ],
+)
 def test_renders(name):
     env = jumanji.Jumanji(name)
     state, _ = compiled(env.reset)(jax.random.key(0))

@@ -65,6 +65,7 @@ def test_members_of_a_population_equal_runs_of_their_own(single, population):
     state, report = population.step(population.init(SEEDS[0]), 6)
     assert state.key.shape == (len(SEEDS),)
     params = population.actor_params(state)
+    state, report, params = map(streams.to_numpy, (state, report, params))
     for member, seed in enumerate(SEEDS):
 
         def of(tree, member=member):

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from podracers import anakin, runner, sebulba, types
+from podracers import runner, sebulba, types
 from tests import contract, streams
 
 UPDATES = 10
@@ -45,18 +45,28 @@ def _sebulba(agent, environment, **options) -> sebulba.Sebulba:
     )
 
 
-def _anakin(agent, environment) -> anakin.Anakin:
-    recorder = contract.Recorder(agent)
-    return anakin.Anakin(
-        recorder, environment, contract.NUM_ENVS, contract.ROLLOUT_LENGTH, num_devices=1
-    )
+def _anakin(agent, environment) -> runner.Runner:
+    """Returns the runner whose program `tests/test_agents.py` compiles too."""
+    return contract.RUNNERS["anakin"].make(contract.Recorder(agent), environment, 1)
 
 
-# Discrete soft actor-critic is the continuous one but for what `tests/agents` knows.
-AGENTS = [name for name in contract.AGENTS if name != "sac_discrete"]
+# Discrete soft actor-critic is the continuous one but for what `tests/agents` knows. Each algorithm
+# once; more of them are for the slow tests.
+QUICK = ("ppo_lstm", "impala", "dqn", "r2d2", "sac", "muzero")
+AGENTS = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in contract.AGENTS
+    if name != "sac_discrete"
+]
 # That a seed repeats, with the version that it should, is in every agent's contract; here it is for
 # each kind of memory.
-LAGGED = ["ppo", "ppo_gru_frames", "impala_lstm", "r2d2"]
+LAGGED = [
+    "r2d2",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("ppo", "ppo_gru_frames", "impala_lstm")
+    ),
+]
 
 
 @pytest.fixture(scope="module", name="made")
@@ -86,8 +96,10 @@ def test_without_lag_both_runners_learn_the_same(made):
     "options",
     [
         {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor": 2},
-        {"actor_devices": (0, 0), "learner_devices": (1,)},
-        {"actor_devices": (3,), "learner_devices": (0, 1, 2, 3)},
+        pytest.param({"actor_devices": (0, 0), "learner_devices": (1,)}, marks=pytest.mark.slow),
+        pytest.param(
+            {"actor_devices": (3,), "learner_devices": (0, 1, 2, 3)}, marks=pytest.mark.slow
+        ),
     ],
     ids=["2 to 2", "2 to 1", "1 to 4, shared"],
 )

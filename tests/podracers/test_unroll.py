@@ -156,7 +156,7 @@ def test_episodes_are_counted_across_rollouts(run):
 
 NUM_BATCHED = 6
 NUM_STEPS = 60
-CHUNKS = [1, 4, 50]
+CHUNKS = [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(50, marks=pytest.mark.slow)]
 # Bit for bit, if the compiler does not round by shape: the code generator of users, which
 # conftest.py turns off to compile faster, does not.
 _EXACT = {"xla_cpu_use_fusion_emitters": True} if jax.default_backend() == "cpu" else None

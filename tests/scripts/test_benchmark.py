@@ -131,7 +131,7 @@ def test_a_contender_that_fails_says_so(scripts, make, message):
     failing.kill()
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+@pytest.mark.parametrize("algorithm", [pytest.param("ppo", marks=pytest.mark.slow), "impala"])
 def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch, algorithm):
     settings = scripts.single_file_sebulba.Settings(algorithm, 4, 8, epochs=1, num_minibatches=2)
     options = {**ATARI, "max_episode_steps": 30}
@@ -163,6 +163,7 @@ def test_bytes_to_the_device(scripts):
     assert baseline.bytes_to_device_per_step == 4 * 84 * 84 * 21 / 20 + 4 + 1 + 1
 
 
+@pytest.mark.slow
 def test_an_unknown_name_is_the_users_mistake():
     result = processes.run("benchmark", "sebulbas")
     assert result.returncode == 2

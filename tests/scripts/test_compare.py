@@ -22,7 +22,7 @@ experiment.Experiment.checkpoint_period = 0
 experiment.Experiment.log_period = 5  # updates
 experiment.Experiment.evaluation_period = 50  # updates
 """
-STEPS = 300 * 64
+STEPS = 100 * 64
 CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "true"}  # what is timed here matters to nobody
 
 
@@ -117,9 +117,8 @@ def _start(config, output):
     return arguments, processes.start("compare", *arguments, environment=CACHED)
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT, signal.SIGKILL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_the_child_too_and_the_same_command_goes_on(compared, folder, config, number):
     output = folder / number.name
     arguments, process = _start(config, output)
@@ -149,6 +148,7 @@ def test_a_signal_ends_the_child_too_and_the_same_command_goes_on(compared, fold
     processes.assert_same_end(compared[1] / "runs" / "anakin-0", run_dir)
 
 
+@pytest.mark.slow
 def test_a_child_that_fails_ends_all_with_its_line_and_its_code(folder, config):
     def start(name, binding):
         return processes.start(

@@ -1,14 +1,17 @@
 """Tests of evaluating a run from its folder."""
 
+import importlib
 import itertools
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from podracers import errors
 from tests import processes
 
 # So many that other episodes have another mean return.
@@ -129,6 +132,7 @@ def test_a_game_without_pictures_gives_no_video(tmp_path):
     processes.assert_mistake(result, "Own/Walk-v0 has no render mode 'rgb_array'")
 
 
+@pytest.mark.slow
 def test_draws_a_game_of_gymnasiums_that_renders_itself(tmp_path):
     game = f"gymnasium.Gymnasium.env_id = '{_OWN}/Drawn-v0'\n"
     config = processes.config_file(tmp_path, _HOST + game)
@@ -150,7 +154,9 @@ def test_draws_a_game_of_gymnasiums_that_renders_itself(tmp_path):
     processes.assert_mistake(result, "no_such_package is not installed")
 
 
-def test_mistakes(run_dir, tmp_path):
+def test_mistakes(run_dir, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
+    evaluate = importlib.import_module("evaluate")
     empty = tmp_path / "empty"
     empty.mkdir()
     shutil.copy(run_dir / "config.gin", empty)
@@ -160,8 +166,13 @@ def test_mistakes(run_dir, tmp_path):
         (run_dir, "--episodes", 0): "--episodes: expected at least 1, got 0",
         (run_dir, "--seed", -1): "--seed: expected 0 <= seed < 2**31, got -1",
         (run_dir, "--episodes", "many"): "invalid int value: 'many'",
-        (run_dir, "--video", tmp_path / "no" / "x.gif"): "No such file or directory",
     }
     for arguments, phrase in cases.items():
-        processes.assert_mistake(_evaluate(*arguments), phrase)
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", "--run_dir", *map(str, arguments)])
+        with pytest.raises(errors.UserError) as caught:
+            evaluate.main()
+        assert phrase in str(caught.value)
+        assert "\n" not in str(caught.value)
     assert [path.name for path in empty.iterdir()] == ["config.gin"]
+    nowhere = ("--episodes", 4, "--video", tmp_path / "no" / "x.gif")
+    processes.assert_mistake(_evaluate(run_dir, *nowhere), "No such file or directory")

@@ -476,6 +476,7 @@ def test_train_does_not_repeat_a_run_that_has_finished(cloud):
     assert (folder / "out" / "worker-0" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_train_starts_a_run_again_that_stands_still(cloud):
     folder, _ = cloud
     launcher = _pod(cloud, "train", "--stall=2", "--", "--gin_file", "a.gin", start=_start)

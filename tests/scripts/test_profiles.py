@@ -102,6 +102,7 @@ def threads(tmp_path_factory):
     return _profile(folder, "sebulba", SEBULBA, "--lag", 0, 1, "--updates", 3)[1]["threads"]
 
 
+@pytest.mark.slow
 def test_the_activities_of_a_thread_add_up_to_one(threads):
     assert [*threads] == ["0", "1"]
     for found in threads.values():
@@ -123,6 +124,7 @@ def _intervals(found, is_actor, *activities):
     ]
 
 
+@pytest.mark.slow
 def test_without_a_lag_nobody_acts_while_there_is_learning(threads):
     learning = _intervals(threads["0"], False, "learning")
     acting_ = _intervals(threads["0"], True, "inference", "environment")
@@ -133,6 +135,7 @@ def test_without_a_lag_nobody_acts_while_there_is_learning(threads):
         assert all(b <= start + rounding or a >= end - rounding for a, b in acting_)
 
 
+@pytest.mark.slow
 def test_threads_do_one_thing_at_a_time(threads):
     for found in threads.values():
         for thread in found["shares"]:

@@ -58,6 +58,7 @@ def test_a_row_is_trained_by_its_command_and_recorded(recorded):
     assert {"date", "hardware", "jax", "random_policy"} <= measured.keys()
 
 
+@pytest.mark.slow
 def test_a_repetition_is_identical_and_changes_nothing(recorded, tmp_path):
     ledger, folder, _ = recorded
     before = ledger.read_text()

@@ -1,5 +1,6 @@
 """Runs of several processes: they learn what one process learns, end together, and go on."""
 
+import functools
 import json
 import pathlib
 import shutil
@@ -30,22 +31,24 @@ def _arguments(config: pathlib.Path, runner: str, num_devices: int) -> tuple[obj
     return arguments
 
 
-@pytest.fixture(scope="module", name="references")
-def _references(tmp_path_factory):
-    """Runs of one process with four devices, left alone: `{runner: run_dir}`."""
+@pytest.fixture(scope="module", name="reference")
+def _reference(tmp_path_factory):
+    """Runs of one process with four devices, left alone: `reference(runner)` is the directory."""
     folder = tmp_path_factory.mktemp("references")
     config = processes.config_file(folder, SHORT)
-    runs = {}
-    for runner in ("anakin", "sebulba"):
-        runs[runner] = folder / runner
+
+    @functools.cache
+    def run(runner: str) -> pathlib.Path:
         result = processes.run(
             "train",
             *_arguments(config, runner, 4),
-            *("--run_dir", runs[runner]),
+            *("--run_dir", folder / runner),
             environment=groups.environment(4),
         )
         assert result.returncode == 0, result.stderr
-    return runs
+        return folder / runner
+
+    return run
 
 
 def _assert_same(actual: pathlib.Path, expected: pathlib.Path) -> None:
@@ -68,8 +71,8 @@ def _wait_for(num_lines: int, run_dir: pathlib.Path, started) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
-def test_two_processes_learn_what_one_learns(runner, references, tmp_path):
+@pytest.mark.parametrize("runner", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
+def test_two_processes_learn_what_one_learns(runner, reference, tmp_path):
     """The same curve and the same parameters; process 1 need not see the run directory."""
     config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
     started = groups.train(2, 2, *_arguments(config, runner, 2), "--run_dir", run_dir)
@@ -78,12 +81,13 @@ def test_two_processes_learn_what_one_learns(runner, references, tmp_path):
     assert "What was reached" in lead.stdout
     assert "4 x cpu" in lead.stdout
     assert "What was reached" not in other.stdout
-    _assert_same(run_dir, references[runner])
+    _assert_same(run_dir, reference(runner))
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["processes"] == 2
 
 
-def test_a_signal_to_any_stops_all_and_any_number_goes_on(references, tmp_path):
+@pytest.mark.slow
+def test_a_signal_to_any_stops_all_and_any_number_goes_on(reference, tmp_path):
     """Two processes are stopped, four are killed, and one brings the run to its end."""
     config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
     begun = ("--run_dir", run_dir, "--resume_if_begun")
@@ -111,9 +115,10 @@ def test_a_signal_to_any_stops_all_and_any_number_goes_on(references, tmp_path):
         "train", "--run_dir", run_dir, "--resume", environment=groups.environment(1)
     )
     assert last.returncode == 0, last.stderr
-    _assert_same(run_dir, references["anakin"])
+    _assert_same(run_dir, reference("anakin"))
 
 
+@pytest.mark.slow
 def test_the_others_end_with_process_0(tmp_path):
     config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
     started = groups.train(2, 1, *_arguments(config, "sebulba", 1), "--run_dir", run_dir)
@@ -127,6 +132,7 @@ def test_the_others_end_with_process_0(tmp_path):
     assert "process 0 was lost" in other.stderr or "another task died" in other.stderr
 
 
+@pytest.mark.slow
 def test_mistakes_are_said_once(tmp_path):
     """A directory that is used, and processes that are given different settings."""
     config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"

@@ -52,6 +52,7 @@ WORKERS = (
     "Faulty.inner = @gymnasium.Gymnasium()",
     "Gymnasium.env_id = 'CartPole-v1'",
     "Gymnasium.vectorization = 'async'",
+    "Experiment.evaluation_period = 0",  # which would start processes each time
 )
 PATIENCE = 120.0  # seconds that a loaded machine may take for what takes a moment
 
@@ -159,6 +160,7 @@ def test_an_environment_that_raises(config, tmp_path):
     assert f"resuming from step {saved[-1]}" in resumed.stdout
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs(config, tmp_path):
     path, marker = tmp_path / "run", tmp_path / "marker"
     fault = ("Faulty.what = 'hang'", "Faulty.step = 61", f"Faulty.marker = '{marker}'")
@@ -174,13 +176,14 @@ def test_an_environment_that_hangs(config, tmp_path):
     assert _checkpoints(path)[-1] in (256, 384)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "who"),
     [
         (faults.MAKE, "actor"),
-        pytest.param(faults.MAKE, "evaluation", marks=pytest.mark.slow),
-        pytest.param(faults.RECV, "actor", marks=pytest.mark.slow),
-        pytest.param(faults.CLOSE, "actor", marks=pytest.mark.slow),
+        (faults.MAKE, "evaluation"),
+        (faults.RECV, "actor"),
+        (faults.CLOSE, "actor"),
     ],
 )
 def test_an_environment_that_hangs_and_lets_nobody_else_run(config, tmp_path, where, who):
@@ -202,6 +205,7 @@ def test_an_environment_that_hangs_and_lets_nobody_else_run(config, tmp_path, wh
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_while_it_is_made(config, tmp_path):
     path = tmp_path / "run"
     fault = ("Faulty.what = 'hang'", "Faulty.where = 'make'", "Sebulba.timeout = 3.0")
@@ -232,6 +236,7 @@ def test_simulators_that_hang_in_closing_do_not_spoil_the_end(config, tmp_path):
     assert _checkpoints(path)[-1] == 768
 
 
+@pytest.mark.slow
 def test_worker_processes_that_hang_or_die(config, tmp_path):
     phrases = {"hang": "actor 0 hangs: ", "exit": "worker process 0 ended with exit code 7"}
     game = (
@@ -250,7 +255,7 @@ def test_worker_processes_that_hang_or_die(config, tmp_path):
         _assert_traceback(_finish(process), phrases[fault])
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_environments_that_cannot_be_closed_fail_a_run_in_one_line_and_spoil_nothing(
     config, tmp_path, vectorization
 ):
@@ -272,6 +277,7 @@ def test_environments_that_cannot_be_closed_fail_a_run_in_one_line_and_spoil_not
     assert _checkpoints(path)[-1] == 768
 
 
+@pytest.mark.slow
 def test_a_learner_that_meets_a_nan(config, tmp_path):
     path = tmp_path / "run"
     fault = ("Faulty.what = 'nan'", "Faulty.step = 61")
@@ -297,7 +303,7 @@ _EVALUATING = ("recv", 5, "evaluation")
     ("number", "where", "step", "who"),
     [
         (signal.SIGINT, *_COLLECTING),
-        (signal.SIGTERM, *_EVALUATING),
+        pytest.param(signal.SIGTERM, *_EVALUATING, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, *_MAKING, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, *_MAKING, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, *_COLLECTING, marks=pytest.mark.slow),
@@ -323,6 +329,7 @@ def test_a_signal_ends_a_run_in_order(config, tmp_path, number, where, step, who
     assert f"resuming from step {steps:,}" in resumed.stdout
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_worker_processes_start_reaches_only_their_parent(config, tmp_path):
     path = tmp_path / "run"
     process = _start("--gin_file", config, "--run_dir", path, bindings=WORKERS)
@@ -333,6 +340,7 @@ def test_an_interrupt_while_worker_processes_start_reaches_only_their_parent(con
     assert _checkpoints(path)
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_does_not_wait(config, tmp_path):
     path, marker = tmp_path / "run", tmp_path / "marker"
     hang = ("Faulty.what = 'hang'", "Faulty.step = 61", f"Faulty.marker = '{marker}'")
@@ -436,6 +444,7 @@ def test_what_fails_while_a_run_leaves_hides_no_first_cause(config, tmp_path, ca
 # What a run says of itself.
 
 
+@pytest.mark.slow
 def test_a_run_tells_where_its_time_goes_and_traces_an_update(config, tmp_path):
     path = tmp_path / "run"
     ended = _run(
@@ -472,6 +481,7 @@ def test_a_mistake_is_one_line(config, binding, message):
         experiment.check(loaded.build(), loaded.seed)
 
 
+@pytest.mark.slow
 def test_mistakes_end_a_run_before_it_leaves_anything(config, tmp_path):
     host = ("--gin_file", "gin/environments/envpool_cartpole.gin")
     anakin = ("--gin_file", "gin/experiments/cartpole_impala.gin")

@@ -224,6 +224,7 @@ def test_mistakes_are_found_before_anything_is_measured(tmp_path, config, tune):
 SHORT = ("--seconds", 0.1, "--minutes", 4)
 
 
+@pytest.mark.slow
 def test_a_search_leaves_a_file_that_an_experiment_reads(tmp_path, config, tune, capsys):
     out = tmp_path / "tuned.gin"
     # Six environments do not divide over four devices.
@@ -258,6 +259,7 @@ def _is_alive(pid):
         return False
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_best_so_far_and_leaves_nobody_behind(tmp_path, config):
     out = tmp_path / "tuned.gin"
     arguments = ("--gin_file", config, "--parameters", "num_envs=256", "--out", out, *SHORT)

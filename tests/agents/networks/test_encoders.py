@@ -48,9 +48,13 @@ def test_vectors_join_after_the_convolutions():
         np.testing.assert_array_equal(features[:, 8], [3.0, 4.0])
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize(
-    "encoder", [encoders.NatureCNN(8), encoders.ImpalaResNet((2, 3), 8), encoders.CNN((4, 2))]
+    ("encoder", "dtype"),
+    [
+        (encoders.NatureCNN(8), np.uint8),
+        (encoders.ImpalaResNet((2, 3), 8), np.float32),
+        (encoders.CNN((4, 2)), np.uint8),
+    ],
 )
 def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
     """On CPU images are columns, taken a few at a time: 7 of them in 3 chunks, which is no factor.

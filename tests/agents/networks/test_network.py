@@ -48,6 +48,9 @@ CASES = {
         {"encoder": SMALL_CNN, "core": cores.LSTM(8), "frame_stack": 3, "separate_critic": False},
     ),
 }
+# Other mixtures of the same parts.
+SLOW = ("nature", "two_grus", "frames_lstm")
+EVERY = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES]
 RECURRENT = {"lstm", "two_grus", "frames_lstm"}
 WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn", "nature", "impala"}
 
@@ -96,7 +99,7 @@ def _close(actual, expected, atol=2e-5):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_unroll_equals_a_scan_of_step_with_resets(name):
     network, params, core, unroll = _case(name)
     timestep = _timestep(CASES[name][0])
@@ -120,7 +123,7 @@ def test_unroll_equals_a_scan_of_step_with_resets(name):
     assert (core == ()) == (network.memory_length == 0) == (name in WITHOUT_MEMORY)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_rows_are_independent_and_first_forgets(name):
     _, params, core, unroll = _case(name)
     timestep = _timestep(CASES[name][0])
@@ -158,7 +161,7 @@ def test_time_steps_drawn_in_any_order_are_seen_as_in_the_unroll(name):
     _close(actual, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[items], output))
 
 
-@pytest.mark.parametrize("name", ["mlp", "shared_gaussian", "cnn", "frames_lstm"])
+@pytest.mark.parametrize("name", ["mlp", "shared_gaussian", "cnn", "lstm"])
 def test_gradients_are_finite_and_reach_every_parameter(name):
     _, params, core, unroll = _case(name)
     timestep = _timestep(CASES[name][0])

@@ -33,7 +33,10 @@ SUBJECTS = {
 }
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if "workers" in name else ()) for name in SUBJECTS],
+)
 def test_keeps_the_contract(name):
     recording = host_contract.check_contract(SUBJECTS[name], num_threads=2)
     assert np.all(np.any(recording.timestep.last(), axis=0))
@@ -47,7 +50,7 @@ def _record(factory, num_steps=60):
         host.close()
 
 
-@pytest.mark.parametrize("name", ["cartpole", "own"])
+@pytest.mark.parametrize("name", [pytest.param("cartpole", marks=pytest.mark.slow), "own"])
 def test_workers_play_the_same_episodes(name):
     factory = SUBJECTS[name]
     workers = gymnasium.Gymnasium(factory.env_id, factory.options, "async")

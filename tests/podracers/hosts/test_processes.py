@@ -133,7 +133,10 @@ distributed.any_process(False)  # waits for process 1, for ever
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [("SIGKILL", "it closed its connection"), ("SIGSTOP", "nothing was heard of it for 8 s")],
+    [
+        ("SIGKILL", "it closed its connection"),
+        pytest.param("SIGSTOP", "nothing was heard of it for 8 s", marks=pytest.mark.slow),
+    ],
 )
 def test_one_that_is_lost_ends_the_others(number, words):
     code = f"""
@@ -160,6 +163,7 @@ def _assert_failed(result, *phrases):
         assert phrase in result.stderr
 
 
+@pytest.mark.slow
 def test_one_that_never_comes_is_named_by_all_others():
     began = time.monotonic()
     first, _, other = _run("begin(8.0) if process != 1 else os._exit(0)", count=3, num_devices=1)
@@ -173,7 +177,7 @@ def test_without_process_0_the_others_end():
     _assert_failed(other, "within 3 s nothing was heard of process 0 at 127.0.0.1:", "refused")
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_one_that_is_lost_while_jax_starts_ends_the_others_at_once(lost):
     """The others are in a call of JAX's that waits for all, and lasts for minutes."""
     began = time.monotonic()
@@ -230,7 +234,7 @@ elif process == 2:
     _assert_failed(first, "within 10 s nothing was heard of process 1, 2")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("localhost", marks=pytest.mark.slow)])
 def test_nothing_listens_but_at_the_address_of_the_coordinator(host):
     first, _ = _run(
         f"""

@@ -59,6 +59,7 @@ def _is_alive(pid):
         return False
 
 
+@pytest.mark.slow
 def test_what_ends_in_time_is_let_alone():
     ended = _run("""
 watch = watchdog.Watch(2.0)
@@ -81,6 +82,7 @@ def test_a_call_that_lets_nobody_else_run_ends_with_the_process_and_what_it_star
     _assert_cleared(ended.stdout)
 
 
+@pytest.mark.slow
 def test_where_hangups_are_ignored_the_process_is_killed():
     ended = _run("""
 signal.signal(signal.SIGHUP, signal.SIG_IGN)

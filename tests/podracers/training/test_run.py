@@ -299,14 +299,24 @@ _GONE = r"^the run directory '.*/run' was {} while the run wrote to it; {}$"
     ("runner", "lines", "harm", "message"),
     [
         ("anakin", 3, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
-        ("anakin", 6, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
-        ("sebulba", 3, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
         ("sebulba", 6, _remove, _GONE.format("removed", "no checkpoint is left")),
-        ("anakin", 3, _remove, _GONE.format("removed", "no checkpoint is left")),
-        ("anakin", 3, _replace, _GONE.format("moved to '.*/moved'", _KEPT)),
         ("anakin", 3, _remove_checkpoints, "^'.*/run/checkpoints' was removed while the run wrote"),
-        ("anakin", 6, _replace_checkpoints, "^'.*/run/checkpoints' was moved to '.*/run/moved' wh"),
         ("anakin", 3, _remove_log, r"^'.*/run/metrics\.jsonl' was removed while the run wrote to"),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in [
+                ("anakin", 6, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
+                ("sebulba", 3, _move, _GONE.format("moved to '.*/moved'", _KEPT)),
+                ("anakin", 3, _remove, _GONE.format("removed", "no checkpoint is left")),
+                ("anakin", 3, _replace, _GONE.format("moved to '.*/moved'", _KEPT)),
+                (
+                    "anakin",
+                    6,
+                    _replace_checkpoints,
+                    "^'.*/run/checkpoints' was moved to '.*/run/moved' wh",
+                ),
+            ]
+        ),
     ],
 )
 def test_a_run_directory_that_vanishes_ends_the_run(
