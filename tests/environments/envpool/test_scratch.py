@@ -59,7 +59,7 @@ def test_without_permission_the_simulator_starts_in_the_working_directory(tmp_pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "made").mkdir()  # by an earlier run
     directory = scratch.Directory(("made", "new"))
-    with pytest.warns(UserWarning, match=f"not permitted.*writes files into '{tmp_path}'"):
+    with pytest.warns(UserWarning, match=rf"not permitted.*writes files into '{tmp_path}'"):
         assert directory.start(os.getcwd) == str(tmp_path)
     directory.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "new"]
@@ -72,6 +72,6 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "made").touch()
     directory = scratch.Directory(("made",))
-    with pytest.raises(errors.UserError, match="needs the directory '.*/made', which cannot be"):
+    with pytest.raises(errors.UserError, match=r"needs the directory '.*/made', which cannot be"):
         directory.start(os.getcwd)
     directory.close()
