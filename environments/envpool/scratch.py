@@ -1,12 +1,14 @@
-"""A directory of its own for simulators that write files wherever they are started."""
+"""A temporary working directory for simulators that write files wherever they are started."""
 
 import ctypes
 import os
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from podracers import errors
 from podracers.supervision import children, watchdog
 
 _CLONE_FS = 0x200  # linux/sched.h
@@ -17,20 +19,24 @@ class Directory:
     """A new directory; it is removed by `close`, or else when this process ends.
 
     Args:
-      folders: to make in it.
+      folders: subdirectories that the simulator expects in its working directory.
     """
 
     def __init__(self, folders: Sequence[str] = ()):
         self.path = os.path.realpath(tempfile.mkdtemp(prefix="podracers-"))
+        self._folders = folders
         watchdog.add_directory(self.path)
-        for folder in folders:
-            os.mkdir(os.path.join(self.path, folder))
 
     def start(self, start: Callable[[], Any]) -> Any:
         """Returns `start()`, which runs in the directory.
 
-        The process keeps its working directory: only one thread changes its own (Linux), and what
-        that thread starts, threads and processes, inherits it.
+        The process keeps its working directory: only one thread changes its own (Linux), and the
+        threads and processes which that thread starts inherit it. Where the system forbids that, as
+        Docker does by default, `start()` runs in the working directory of the process, with a
+        warning; files that the simulator writes stay there.
+
+        Raises:
+          errors.UserError: the subdirectories cannot be made.
         """
         outcome: dict[str, Any] = {}
         # A daemon, for it may never return.
@@ -43,16 +49,37 @@ class Directory:
 
     def _start(self, start: Callable[[], Any], outcome: dict[str, Any]) -> None:
         try:
-            if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS):
-                raise OSError(
-                    ctypes.get_errno(), "cannot give a thread a working directory of its own"
-                )
-            os.chdir(self.path)
+            self._enter()
             outcome["result"] = start()
         except Exception as error:  # raised by the thread that waits
             outcome["error"] = error
+
+    def _enter(self) -> None:
+        """Makes the directory the working directory of this thread alone, if that is allowed."""
+        if error := _unshare_working_directory():
+            warnings.warn(
+                f"a thread cannot have a working directory of its own here ({os.strerror(error)}): "
+                f"the simulator writes files into '{os.getcwd()}'",
+                stacklevel=1,
+            )
+        else:
+            os.chdir(self.path)
+        for folder in self._folders:
+            try:
+                os.makedirs(folder, exist_ok=True)
+            except OSError as error:
+                raise errors.UserError(
+                    f"the simulator needs the directory '{os.path.abspath(folder)}', which cannot "
+                    f"be made: {error.strerror}"
+                ) from error
 
     def close(self) -> None:
         """Waits for the processes that were started in the directory, and removes it."""
         children.end_within(self.path, _CLOSING)
         watchdog.remove_directory(self.path)
+
+
+def _unshare_working_directory() -> int:
+    """Gives this thread a working directory of its own; returns 0, or the error number."""
+    failed = ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS)
+    return ctypes.get_errno() if failed else 0

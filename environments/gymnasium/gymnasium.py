@@ -20,7 +20,7 @@ import numpy as np
 from dm_env import specs
 from gymnasium.envs import registration
 
-from environments.gymnasium import rows, workers
+from environments.gymnasium import async_vector, sync_vector
 from environments.gymnasium import spaces as gymnasium_spaces
 from podracers import environment, errors, types
 
@@ -92,9 +92,9 @@ class Gymnasium:
         _ = self.spec  # whatever cannot be made is refused here, in this process
         seeds, numbers = environment.stream_seeds(key, env_id).tolist(), env_id.tolist()
         if self.vectorization == "async":
-            batch = workers.Workers(self._recipe, seeds, numbers, num_threads)
+            batch = async_vector.AsyncVector(self._recipe, seeds, numbers, num_threads)
         else:
-            batch = rows.Rows(self._recipe, seeds, numbers)
+            batch = sync_vector.SyncVector(self._recipe, seeds, numbers)
         return _HostEnvironment(batch, len(seeds))
 
     @property
@@ -145,9 +145,9 @@ class Gymnasium:
             )
 
     @functools.cached_property
-    def _recipe(self) -> rows.Recipe:
+    def _recipe(self) -> sync_vector.EnvFactory:
         wrappers = [_wrapper(one) if isinstance(one, str) else one for one in self.wrappers]
-        return rows.Recipe(_registered(self.env_id), dict(self.options), wrappers)
+        return sync_vector.EnvFactory(_registered(self.env_id), dict(self.options), wrappers)
 
     def _make_one(self) -> Any:
         """Returns one environment, or says what is wrong with the options."""
@@ -172,11 +172,11 @@ class Gymnasium:
 
 
 class _Batch(Protocol):
-    """What `rows.Rows` and `workers.Workers` have in common."""
+    """What `sync_vector.SyncVector` and `async_vector.AsyncVector` have in common."""
 
-    def reset(self) -> rows.Moment: ...
+    def reset(self) -> sync_vector.VectorStep: ...
     def send(self, action: np.ndarray) -> None: ...
-    def recv(self) -> rows.Moment: ...
+    def recv(self) -> sync_vector.VectorStep: ...
     def close(self) -> None: ...
 
 
@@ -208,7 +208,7 @@ class _HostEnvironment:
         self._batch.close()
 
 
-def _timestep(moment: rows.Moment) -> types.TimeStep:
+def _timestep(moment: sync_vector.VectorStep) -> types.TimeStep:
     last = moment.terminated | moment.truncated
     step_type = np.where(last, np.int8(types.LAST), np.int8(types.MID))
     return types.TimeStep(

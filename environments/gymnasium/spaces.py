@@ -66,7 +66,7 @@ def _observation_spec(space: Any, name: str, path: str) -> Any:
     )
 
 
-class Misfit(errors.UserError):
+class SpaceMismatch(errors.UserError):
     """An observation is no element of its space.
 
     Attributes:
@@ -86,8 +86,8 @@ def stack(space: Any, observations: Sequence[Any]) -> Any:
       observations: `B` of its elements.
 
     Raises:
-      Misfit: one of them is not of the shape or the kind that the space says, or does not fit into
-        32 bits.
+      SpaceMismatch: one of them is not of the shape or the kind that the space says, or does not
+        fit into 32 bits.
     """
     batch = _stack(space, observations, "")
     if isinstance(batch, dict) and isinstance(batch.get(ACTION_MASK), np.ndarray):
@@ -126,9 +126,9 @@ def _check_keys(space: spaces.Dict, observations: Sequence[Any], path: str) -> N
     for row, observation in enumerate(observations):
         if not isinstance(observation, Mapping):
             kind = type(observation).__name__
-            raise Misfit(row, f"observation{path} is of type {kind}", space)
+            raise SpaceMismatch(row, f"observation{path} is of type {kind}", space)
         if observation.keys() != space.spaces.keys():
-            raise Misfit(row, f"observation{path} has the keys {sorted(observation)}", space)
+            raise SpaceMismatch(row, f"observation{path} has the keys {sorted(observation)}", space)
 
 
 def _check_length(space: spaces.Tuple, observations: Sequence[Any], path: str) -> None:
@@ -136,7 +136,7 @@ def _check_length(space: spaces.Tuple, observations: Sequence[Any], path: str) -
         if not isinstance(observation, Sequence) or len(observation) != len(space.spaces):
             size = f" and length {len(observation)}" if hasattr(observation, "__len__") else ""
             kind = type(observation).__name__
-            raise Misfit(row, f"observation{path} is of type {kind}{size}", space)
+            raise SpaceMismatch(row, f"observation{path} is of type {kind}{size}", space)
 
 
 def _check_arrays(space: Any, observations: Sequence[Any], path: str) -> None:
@@ -145,11 +145,11 @@ def _check_arrays(space: Any, observations: Sequence[Any], path: str) -> None:
         try:
             array = np.asarray(observation)
         except ValueError as error:  # lists of different lengths
-            raise Misfit(row, f"observation{path} is no array", space) from error
+            raise SpaceMismatch(row, f"observation{path} is no array", space) from error
         if array.shape != space.shape:
-            raise Misfit(row, f"observation{path} has the shape {array.shape}", space)
+            raise SpaceMismatch(row, f"observation{path} has the shape {array.shape}", space)
         if array.dtype.kind not in _NUMBERS:
-            raise Misfit(row, f"observation{path} has the dtype {array.dtype}", space)
+            raise SpaceMismatch(row, f"observation{path} has the dtype {array.dtype}", space)
 
 
 def _cast(
@@ -163,7 +163,7 @@ def _cast(
     if dtype != batch.dtype and dtype.kind != "f" and not np.array_equal(narrow, shifted):
         row = int(np.argmax([np.any(a != b) for a, b in zip(narrow, shifted)]))
         what = f"observation{path} has the dtype {np.asarray(batch).dtype}"
-        raise Misfit(row, f"{what}, with a number that does not fit into {dtype}", space)
+        raise SpaceMismatch(row, f"{what}, with a number that does not fit into {dtype}", space)
     return narrow
 
 

@@ -1,5 +1,6 @@
 """Simulators get a directory of their own, and what they start there ends with it."""
 
+import errno
 import os
 import pathlib
 import subprocess
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from environments.envpool import scratch
+from podracers import errors
 from podracers.supervision import children
 
 
@@ -49,3 +51,27 @@ def test_what_fails_raises_where_it_was_asked_for():
         directory.start(lambda: 1 // 0)
     directory.close()
     assert not os.path.exists(directory.path)
+
+
+def test_without_permission_the_simulator_starts_in_the_working_directory(tmp_path, monkeypatch):
+    """Docker's default seccomp profile answers `unshare` with EPERM."""
+    monkeypatch.setattr(scratch, "_unshare_working_directory", lambda: errno.EPERM)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made").mkdir()  # by an earlier run
+    directory = scratch.Directory(("made", "new"))
+    with pytest.warns(UserWarning, match=rf"not permitted.*writes files into '{tmp_path}'"):
+        assert directory.start(os.getcwd) == str(tmp_path)
+    directory.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "new"]
+    assert not os.path.exists(directory.path)
+
+
+@pytest.mark.filterwarnings("ignore:a thread cannot have")
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(scratch, "_unshare_working_directory", lambda: errno.EPERM)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made").touch()
+    directory = scratch.Directory(("made",))
+    with pytest.raises(errors.UserError, match=r"needs the directory '.*/made', which cannot be"):
+        directory.start(os.getcwd)
+    directory.close()

@@ -188,11 +188,11 @@ def test_observations_that_belie_their_space_are_refused():
         ({"b": 3}, r"observation\['b'\] is of type int, and its space is Tuple"),
         ({"c": 0}, r"observation has the keys \['a', 'b', 'c'\], and its space is Dict"),
     ]:
-        with pytest.raises(gymnasium_spaces.Misfit, match=message) as caught:
+        with pytest.raises(gymnasium_spaces.SpaceMismatch, match=message) as caught:
             gymnasium_spaces.stack(space, [fine, fine | changed])
         assert caught.value.row == 1
         assert "\n" not in str(caught.value)
-    with pytest.raises(gymnasium_spaces.Misfit, match="observation is of type ndarray"):
+    with pytest.raises(gymnasium_spaces.SpaceMismatch, match="observation is of type ndarray"):
         gymnasium_spaces.stack(space, [np.zeros(3)])
 
 

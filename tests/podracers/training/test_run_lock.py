@@ -39,18 +39,17 @@ if sys.argv[2] == "inheriting":
     child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False).pid
 if sys.argv[2] == "workers":
     import gymnasium
-    from environments.gymnasium import rows as gymnasium_rows
-    from environments.gymnasium import workers as gymnasium_workers
+    from environments.gymnasium import async_vector, sync_vector
 
     class Slow(gymnasium.Wrapper):
         def step(self, action):
             time.sleep(60)
 
-    recipe = gymnasium_rows.Recipe(gymnasium.spec("CartPole-v1"), {}, (Slow,))
-    workers = gymnasium_workers.Workers(recipe, [0, 1], [0, 1], 2)
-    workers.reset()
-    workers.send([0, 0])
-    child = workers._processes[0].pid
+    factory = sync_vector.EnvFactory(gymnasium.spec("CartPole-v1"), {}, (Slow,))
+    vector = async_vector.AsyncVector(factory, [0, 1], [0, 1], 2)
+    vector.reset()
+    vector.send([0, 0])
+    child = vector._processes[0].pid
 print(child, flush=True)
 time.sleep(60)
 """

@@ -28,7 +28,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from environments.gymnasium import rows as gymnasium_rows
+from environments.gymnasium import sync_vector
 from podracers import errors
 
 _START, _RESET, _STEP = range(3)  # what a worker is asked for
@@ -38,8 +38,8 @@ _GRACE = 2.0  # seconds for workers to close their environments
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Workers:
-    """`B` environments, split over processes; has the methods of `rows.Rows`.
+class AsyncVector:
+    """`B` environments, split over processes; has the methods of `sync_vector.SyncVector`.
 
     Args:
       recipe: of each environment.
@@ -53,7 +53,7 @@ class Workers:
 
     def __init__(
         self,
-        recipe: gymnasium_rows.Recipe,
+        recipe: sync_vector.EnvFactory,
         seeds: Sequence[int],
         numbers: Sequence[int],
         num_workers: int,
@@ -75,7 +75,7 @@ class Workers:
             self.close()
             raise
 
-    def reset(self) -> gymnasium_rows.Moment:
+    def reset(self) -> sync_vector.VectorStep:
         """Starts the first episode of each."""
         for worker in range(len(self._pipes)):
             self._ask(worker, _RESET, None)
@@ -86,7 +86,7 @@ class Workers:
         for worker, rows in enumerate(self._slices):
             self._ask(worker, _STEP, action[rows])
 
-    def recv(self) -> gymnasium_rows.Moment:
+    def recv(self) -> sync_vector.VectorStep:
         """Waits for the step to end."""
         return _concatenate([self._answer(worker) for worker in range(len(self._pipes))])
 
@@ -123,8 +123,8 @@ class Workers:
         ours, theirs = connection.Pipe()
         program = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
-            "from environments.gymnasium import workers as gymnasium_workers\n"
-            f"gymnasium_workers.work({theirs.fileno()}, {os.getpid()})"
+            "from environments.gymnasium import async_vector\n"
+            f"async_vector.work({theirs.fileno()}, {os.getpid()})"
         )
         self._pipes.append(ours)
         with theirs:
@@ -181,7 +181,7 @@ def work(descriptor: int, parent: int) -> None:
             while True:
                 request, payload = pipe.recv()
                 if request == _START:
-                    rows, answer = gymnasium_rows.Rows(*pickle.loads(payload)), None
+                    rows, answer = sync_vector.SyncVector(*pickle.loads(payload)), None
                 elif request == _RESET:
                     answer = rows.reset()
                 else:
@@ -199,7 +199,7 @@ def work(descriptor: int, parent: int) -> None:
                 _close(rows, pipe)
 
 
-def _close(rows: gymnasium_rows.Rows | None, pipe: connection.Connection) -> None:
+def _close(rows: sync_vector.SyncVector | None, pipe: connection.Connection) -> None:
     """Closes the environments, and tells the parent what went wrong."""
     try:
         if rows is not None:
@@ -240,8 +240,8 @@ def _slices(count: int, num_workers: int) -> list[slice]:
 
 def _concatenate(parts: list[Any]) -> Any:
     """Returns what all workers answered as one; what arrived through a pipe is fresh already."""
-    if isinstance(parts[0], gymnasium_rows.Moment):
-        return gymnasium_rows.Moment(*(_concatenate(list(leaves)) for leaves in zip(*parts)))
+    if isinstance(parts[0], sync_vector.VectorStep):
+        return sync_vector.VectorStep(*(_concatenate(list(leaves)) for leaves in zip(*parts)))
     if isinstance(parts[0], dict):
         return {key: _concatenate([part[key] for part in parts]) for key in parts[0]}
     return np.concatenate(parts)

@@ -14,7 +14,7 @@ from environments.gymnasium import spaces
 from podracers import errors
 
 
-class Moment(NamedTuple):
+class VectorStep(NamedTuple):
     """What `B` environments show after a reset or a step."""
 
     observation: Any  # [B, ...]
@@ -25,7 +25,7 @@ class Moment(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class EnvFactory:
     """How one environment is made, in this process or in another one.
 
     Attributes:
@@ -47,7 +47,7 @@ class Recipe:
         return env
 
 
-class Rows:
+class SyncVector:
     """`B` environments of this process, with next-step reset.
 
     Args:
@@ -56,7 +56,7 @@ class Rows:
       numbers: of the streams, for error messages.
     """
 
-    def __init__(self, recipe: Recipe, seeds: Sequence[int], numbers: Sequence[int]):
+    def __init__(self, recipe: EnvFactory, seeds: Sequence[int], numbers: Sequence[int]):
         self._name, self._numbers = recipe.spec.id, numbers
         self._seeds = [int(seed) for seed in seeds]
         self._envs = []
@@ -69,18 +69,20 @@ class Rows:
         self._ended = np.zeros(len(self._envs), np.bool_)
         self._action = None
 
-    def reset(self) -> Moment:
+    def reset(self) -> VectorStep:
         """Starts the first episode of each."""
         observations = [env.reset(seed=seed)[0] for env, seed in zip(self._envs, self._seeds)]
         none = np.zeros(len(self._envs), np.bool_)
         self._ended = none
-        return Moment(self._stack(observations, ~none), none.astype(np.float32), ~none, none, none)
+        return VectorStep(
+            self._stack(observations, ~none), none.astype(np.float32), ~none, none, none
+        )
 
     def send(self, action: np.ndarray) -> None:
         """Keeps the actions `[B, ...]` for `recv`."""
         self._action = action
 
-    def recv(self) -> Moment:
+    def recv(self) -> VectorStep:
         """Steps every environment, or restarts it where its episode had ended."""
         count = len(self._envs)
         first, observations = self._ended, []
@@ -94,7 +96,7 @@ class Rows:
                 observation, reward[row], terminated[row], truncated[row], _ = env.step(action)
             observations.append(observation)
         self._ended = terminated | truncated
-        return Moment(self._stack(observations, first), reward, first, terminated, truncated)
+        return VectorStep(self._stack(observations, first), reward, first, terminated, truncated)
 
     def render(self) -> list[Any]:
         """Returns what each environment draws of where it stands."""
@@ -121,7 +123,7 @@ class Rows:
     def _stack(self, observations: list[Any], first: np.ndarray) -> Any:
         try:
             return spaces.stack(self._envs[0].observation_space, observations)
-        except spaces.Misfit as error:
+        except spaces.SpaceMismatch as error:
             when = "a reset" if first[error.row] else "a step"
             number = self._numbers[error.row]
             raise errors.UserError(
