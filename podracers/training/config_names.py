@@ -16,7 +16,7 @@ from podracers import errors
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout as well as where it was installed
 # Where gin files are looked for, in this order.
-FOLDERS = ("", *(str(SHIPPED / folder) for folder in ("", "gin", "gin/experiments")))
+FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
 PACKAGES = ("agents", "environments", "podracers")
 _NOT_PARTS = {"NamedTuple", "Protocol", "Exception", "RuntimeError", "ValueError"}
 
