@@ -30,7 +30,7 @@ def parse(
 
     Args:
       gin_files: paths, relative to the working directory, or of shipped files: relative to the
-        repository, to `gin` or to `gin/experiments`.
+        repository, to its `gin` or to `gin/experiments`.
       gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
       root: the class whose parameters choose the parts of the experiment.
 

@@ -227,9 +227,13 @@ def _hints(part: Callable[..., Any]) -> dict[str, Any]:
     """Returns the annotations of a part's parameters; none where they cannot be resolved."""
     is_init = isinstance(part, type) and not dataclasses.is_dataclass(part)
     try:
-        return typing.get_type_hints(part.__init__ if is_init else part)
+        found = typing.get_type_hints(part.__init__ if is_init else part)
     except (NameError, TypeError, AttributeError):
         return {}
+    return {
+        name: hint.type if isinstance(hint, dataclasses.InitVar) else hint
+        for name, hint in found.items()
+    }
 
 
 def _fault(value: Any, hint: Any) -> str | None:

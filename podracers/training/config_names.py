@@ -16,7 +16,7 @@ from podracers import errors
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout as well as where it was installed
 # Where gin files are looked for, in this order.
-FOLDERS = ("", *(str(SHIPPED / folder) for folder in ("", "gin", "gin/experiments")))
+FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
 PACKAGES = ("agents", "environments", "podracers")
 _NOT_PARTS = {"NamedTuple", "Protocol", "Exception", "RuntimeError", "ValueError"}
 
@@ -66,10 +66,11 @@ def _is_part(node: ast.stmt) -> bool:
 
 
 def parameters(configurable: Any) -> dict[str, inspect.Parameter]:
-    """Returns the parameters of one of gin's configurables, by name."""
+    """Returns the parameters of one of gin's configurables that are for users, by name."""
     found = inspect.signature(configurable.wrapped).parameters
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {name: parameter for name, parameter in found.items() if parameter.kind not in kinds}
+    public = {name: found[name] for name in found if not name.startswith("_")}
+    return {name: parameter for name, parameter in public.items() if parameter.kind not in kinds}
 
 
 def explain(error: Exception, source: str) -> errors.UserError:

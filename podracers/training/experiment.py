@@ -197,7 +197,7 @@ def load(
     names the one that runs, and says nothing of the other.
 
     Args:
-      gin_files: paths, relative to the working directory or to the repository.
+      gin_files: paths, relative to the working directory, or of shipped files (see `config.parse`).
       gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
       say: takes a line for each value that one of the files takes from another one before it.
     """

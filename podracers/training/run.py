@@ -104,18 +104,9 @@ class Run:
             return self._train()
 
     def _train(self) -> dict[str, Any] | None:
-        resumed = self.steps if self._resume else None
         total = self._parts.num_updates
-        writers = []
-        if processes.is_lead():
-            self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
-            writers = [
-                loggers.JsonlLogger(self._directory.metrics, resumed),
-                self._tensorboard,
-                loggers.TerminalLogger(total * self._runner.steps_per_update),
-            ]
-        self._loggers = loggers.Loggers(writers)
         try:
+            self._loggers = loggers.Loggers(self._writers(total))
             with self._loggers:
                 while not self._must_stop() and self._update < total:
                     self._advance()
@@ -128,6 +119,18 @@ class Run:
             return None
         finally:
             self._close()
+
+    def _writers(self, total: int) -> list[loggers.Logger]:
+        """Returns where the numbers of the run go; in process 0 alone they go anywhere."""
+        if not processes.is_lead():
+            return []
+        resumed = self.steps if self._resume else None
+        self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
+        return [
+            loggers.JsonlLogger(self._directory.metrics, resumed),
+            self._tensorboard,
+            loggers.TerminalLogger(total * self._runner.steps_per_update),
+        ]
 
     def _must_stop(self) -> bool:
         """Returns whether a signal has reached any process; all of them ask at the same moment."""

@@ -75,6 +75,7 @@ def test_refuses_what_has_no_use_or_no_value(tiny, binding, message):
         ("PPO.network = 3", "PPO.network: expected a class or a function"),
         ("catch.Catch.rows = 3.5", "Catch.rows: expected int, got 3.5"),
         ("Anakin.num_envs = '8'", "Anakin.num_envs: expected int, got '8'"),
+        ("Experiment._state = 3", "Experiment._state: expected State, got 3"),
         ("TOTAL_STEPS = '1000'", "Experiment.total_steps: expected int | float, got '1000'"),
         ("actor_critic.encoder = 'MLP'", "actor_critic.encoder: expected Module | None, got 'MLP'"),
         (
