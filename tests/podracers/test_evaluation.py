@@ -168,11 +168,6 @@ def test_each_evaluation_of_a_run_has_a_key_of_its_own():
     np.testing.assert_array_equal(jax.random.key_data(again), jax.random.key_data(keys[-1]))
 
 
-def test_no_episodes_is_an_error():
-    with pytest.raises(errors.UserError, match="0 episodes"):
-        evaluation.Evaluator(AGENT, ENVIRONMENT, 0)
-
-
 @pytest.mark.parametrize("actions", ["discrete", "multi_discrete"])
 def test_the_uniform_policy_plays_every_legal_action_and_no_other(actions):
     environment = streams.RandomEpisodes(actions=actions, masked=True)
@@ -401,18 +396,15 @@ def test_a_step_that_takes_too_long_ends_evaluations_and_recordings(method):
     factory.hang.set()
 
 
-def test_the_uniform_policy_plays_on_the_host():
-    policy = evaluation.UniformPolicy(FACTORY.spec)
-    episodes = evaluation.Evaluator(policy, FACTORY, 32).run((), HOST_KEY)
-    assert 15.0 < episodes.mean_return() < 30.0  # about 22: the pole falls
-
-
-def test_the_uniform_policy_keeps_to_legal_actions():
+def test_the_uniform_policy_plays_on_the_host_and_keeps_to_legal_actions():
     factory = gymnasium.Gymnasium("tests.environments.own_games:Own/Walk-v0")
     # The game itself refuses an action that is not legal.
     policy = evaluation.UniformPolicy(factory.spec)
     episodes = evaluation.Evaluator(policy, factory, 8).run((), HOST_KEY)
     assert episodes.finished.all()
+    policy = evaluation.UniformPolicy(FACTORY.spec)
+    episodes = evaluation.Evaluator(policy, FACTORY, 32).run((), HOST_KEY)
+    assert 15.0 < episodes.mean_return() < 30.0  # about 22: the pole falls
 
 
 def test_a_jax_environment_on_the_host_is_judged_alike():
@@ -433,8 +425,9 @@ def test_defaults_and_limits_follow_the_kind_of_environment():
     assert evaluation.Evaluator(agent, endless, 3).limit == evaluation.DEFAULT_MAX_STEPS
     with pytest.raises(errors.UserError, match="population = 1, got 2"):
         evaluation.Evaluator(agent, FACTORY, 3, 2)
-    with pytest.raises(errors.UserError, match="0 episodes"):
-        evaluation.Evaluator(agent, FACTORY, 0)
+    for some in (FACTORY, ENVIRONMENT):
+        with pytest.raises(errors.UserError, match="0 episodes"):
+            evaluation.Evaluator(agent, some, 0)
 
 
 def test_envpool_is_judged_alike():

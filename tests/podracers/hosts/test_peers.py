@@ -88,3 +88,11 @@ def test_whoever_speaks_nonsense_is_turned_away(start):
     second = start(1)
     _assert_ready(first, second)
     _assert_leave(first, second)
+
+
+def test_process_0_is_known_before_the_thread_that_reads_runs(monkeypatch):
+    known = []
+    monkeypatch.setattr(peers._Peers, "_run", lambda self: known.extend(self._heard))
+    made = peers._Peers(1, 2, 3.0, connections={0: None})
+    made._thread.join()
+    assert known == [0]
