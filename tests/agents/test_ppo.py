@@ -41,7 +41,8 @@ def _slow_advantages(rollout, values):
 def _slow_update(given):
     """Returns the parameters after one step of clipped Adam, and the loss before it."""
     agent, learner, rollout = given
-    _, values = experience.outputs(agent, learner.params, rollout)
+    seen = jax.jit(functools.partial(experience.outputs, agent))
+    _, values = seen(learner.params, rollout)
     values = np.asarray(values, np.float64)
     advantage = _slow_advantages(rollout, values)
     target = advantage + values[:-1]
