@@ -324,10 +324,10 @@ class Searchable(Wrapper):
         return state, self._add_state(timestep, state)
 
     def step_from(
-        self, packed: types.PyTree, action: jax.Array
+        self, shown: types.PyTree, action: jax.Array
     ) -> tuple[types.TimeStep, types.PyTree]:
         """Returns where an action leads from a state; see `environment.Searched`."""
-        state, timestep = self.environment.step(self._unpack(packed), action)
+        state, timestep = self.environment.step(self._unpack(shown), action)
         observation = environment.without_state(_with_state(timestep.observation, ()))
         return timestep._replace(observation=observation), self._pack(state)
 
