@@ -4,7 +4,7 @@ Silver et al., "A general reinforcement learning algorithm that masters chess, s
 self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player.
 
 The search needs the environment's state, and a runner hands an agent nothing but time steps. So the
-state comes with the observation: `searchable.Searchable` puts it there, under a key that no network
+state comes with the observation: `wrappers.Searchable` puts it there, under a key that no network
 sees, and puts the environment into the specification. Only JAX environments can be searched.
 
 Where an environment draws random numbers while it steps, its state holds the key, and the search
@@ -56,7 +56,7 @@ class AlphaZero:
     A sequence of replay is `n + 1` transitions long, and one state of it is learnt from: the first.
 
     Attributes:
-      spec: environment specification, of a `searchable.Searchable`.
+      spec: environment specification, of a `wrappers.Searchable`.
       network: `network(spec, num_actions, num_atoms)` returns a network that puts out a
         `muzero_networks.Prediction`.
       search: `search()` returns how to search.
@@ -123,7 +123,7 @@ class AlphaZero:
         if self.spec.model is None:
             raise errors.UserError(
                 f"AlphaZero searches with the environment itself, and {self.spec.name} does not "
-                f"show its state: put it into searchable.Searchable if it is a JAX environment, "
+                f"show its state: put it into wrappers.Searchable if it is a JAX environment, "
                 f"else use MuZero"
             )
         options.check(self)

@@ -1,13 +1,113 @@
-"""What the adaptors of other libraries' environments share."""
+"""What the adaptors of other libraries' environments share.
 
+Axis legend: `A` values of an action, `D` parts of a multi-discrete action.
+"""
+
+import dataclasses
 import importlib
 import importlib.util
+import math
 import types as python_types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
 
 from podracers import errors, types
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActionCodec:
+    """Translates the contract's actions into those of another library; `action_codec` makes it.
+
+    Attributes:
+      spec: action specification that agents see.
+      shape: shape of the inner action.
+      dtype: dtype of the inner action.
+      minimum: lower bounds of the inner action, of `shape` and `dtype`.
+      maximum: upper bounds, likewise.
+      joint: number of values of each part, where one flat integer stands for all parts; else empty.
+    """
+
+    spec: specs.Array
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    minimum: np.ndarray
+    maximum: np.ndarray
+    joint: tuple[int, ...] = ()
+
+    def decode(self, action: Any, xp: python_types.ModuleType = np) -> Any:
+        """Returns the inner action `[..., *shape]` for an action `[..., *spec.shape]`.
+
+        Args:
+          action: an array, batched or not.
+          xp: `numpy` or `jax.numpy`.
+        """
+        action = xp.asarray(action)
+        batch = action.shape[: action.ndim - len(self.spec.shape)]
+        if self.joint:
+            action = xp.stack(xp.unravel_index(action, self.joint), axis=-1)
+        action = xp.reshape(action, (*batch, *self.shape)).astype(self.dtype)
+        if self.spec.dtype.kind == "f":
+            # Bounds of 64 bits, rounded to 32, may lie outside of what they bound.
+            return xp.clip(action, self.minimum, self.maximum)
+        return action + self.minimum
+
+    def mask_shape(self) -> tuple[int, ...]:
+        """Returns the shape of a mask over `spec`: `[A]` or `[D, A]`."""
+        if isinstance(self.spec, specs.DiscreteArray):
+            return (int(self.spec.num_values),)
+        return (*self.spec.shape, int(self.spec.maximum.max()) + 1)
+
+
+def action_codec(
+    shape: tuple[int, ...],
+    dtype: Any,
+    minimum: Any,
+    maximum: Any,
+    mask_shape: tuple[int, ...] | None,
+) -> ActionCodec:
+    """Returns the translation of actions that another library bounds by an array spec.
+
+    A number without axes is a discrete action, of a float dtype as well; a float array is a
+    continuous action; several integers are a multi-discrete one, or one flat discrete action where
+    the mask covers the joint choice.
+
+    Args:
+      shape: of the inner action.
+      dtype: of the inner action.
+      minimum: lower bounds, which broadcast to `shape`.
+      maximum: upper bounds, likewise.
+      mask_shape: of the action mask, or None where there is none.
+
+    Raises:
+      ValueError: the mask does not fit the action.
+    """
+    dtype = np.dtype(dtype)
+    minimum, maximum = (np.broadcast_to(b, shape).astype(dtype) for b in (minimum, maximum))
+    if dtype.kind == "f" and shape:
+        bounds = (minimum.astype(np.float32), maximum.astype(np.float32))
+        spec = specs.BoundedArray(shape, np.float32, *bounds, name="action")
+        return ActionCodec(spec, shape, dtype, minimum, maximum)
+    sizes = (maximum.astype(np.int64) - minimum.astype(np.int64) + 1).ravel()
+    joint = len(sizes) > 1 and mask_shape == tuple(sizes.tolist())
+    single = len(sizes) == 1 and mask_shape in (None, (int(sizes[0]),))
+    if joint or single or not shape:
+        spec = specs.DiscreteArray(math.prod(sizes.tolist()), np.int32, "action")
+        parts = tuple(sizes.tolist()) if joint else ()
+        codec = ActionCodec(spec, shape, dtype, minimum, maximum, parts)
+    else:
+        highest = sizes - 1
+        if mask_shape is not None:
+            # Jumanji's MultiCVRP has a node more in its spec than there are, and than its mask has.
+            highest = np.minimum(highest, mask_shape[-1] - 1)
+        spec = specs.BoundedArray(highest.shape, np.int32, 0, highest.astype(np.int32), "action")
+        codec = ActionCodec(spec, shape, dtype, minimum, maximum)
+    if mask_shape is not None and math.prod(mask_shape) != math.prod(codec.mask_shape()):
+        raise ValueError(f"a mask {mask_shape} does not fit the action {spec}")
+    return codec
 
 
 def optional_import(module: str, user: str) -> python_types.ModuleType:

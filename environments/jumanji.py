@@ -1,7 +1,5 @@
 """Jumanji's environments: every registered id, by its id alone.
 
-Axis legend: `A` values of an action, `D` parts of an action, `n` agents of a multi-agent task.
-
 Jumanji (Bonnet et al., "Jumanji: a Diverse Suite of Scalable Reinforcement Learning Environments in
 JAX", https://arxiv.org/abs/2306.09884) is imported lazily: its import initialises a JAX backend.
 """
@@ -31,44 +29,6 @@ class State(NamedTuple):
 
     inner: Any  # Jumanji's own state; it carries its own random key
     steps: jax.Array  # [] int32, steps taken in this episode
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ActionCodec:
-    """Translates between the contract's actions and those of one Jumanji environment.
-
-    Attributes:
-      spec: what agents see.
-      num_values: for a joint choice, how many values each part has: one flat integer stands for all
-        of the parts. Empty otherwise.
-      offset: `[D]` or `[]`, the smallest value of each part, which agents count from 0.
-      shape: of the inner action.
-      dtype: of the inner action.
-    """
-
-    spec: specs.Array
-    num_values: tuple[int, ...]
-    offset: np.ndarray
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    def decode(self, action: jax.Array) -> jax.Array:
-        """Returns the inner action for an action of `spec`."""
-        if self.num_values:
-            action = jnp.stack(jnp.unravel_index(action, self.num_values))  # [D]
-        elif isinstance(self.spec, specs.DiscreteArray) or self.spec.dtype.kind == "i":
-            action = action + self.offset
-        return jnp.reshape(action, self.shape).astype(self.dtype)
-
-    def mask_shape(self) -> tuple[int, ...]:
-        """Returns the shape of a mask over `spec`: `[A]` or `[D, A]`."""
-        if isinstance(self.spec, specs.DiscreteArray):
-            return (int(self.spec.num_values),)
-        return (*self.spec.shape, int(self.spec.maximum.max()) + 1)
-
-    def mask(self, mask: jax.Array) -> jax.Array:
-        """Returns the inner mask in `mask_shape()`."""
-        return jnp.reshape(jnp.asarray(mask, bool), self.mask_shape())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +85,7 @@ class Jumanji:
         _, limit, _ = self._built
         # Some environments assign to the state that they are given: hand them a copy of the tree.
         inner = jax.tree.map(lambda leaf: leaf, state.inner)
-        inner, timestep = self._inner.step(inner, self._actions.decode(action))
+        inner, timestep = self._inner.step(inner, self._actions.decode(action, jnp))
         steps = state.steps + 1
         last = timestep.step_type == types.LAST
         terminated = last & jnp.all(timestep.discount == 0.0)
@@ -174,15 +134,19 @@ class Jumanji:
         return environment.ACTION_MASK in _children(self._inner.observation_spec)
 
     @functools.cached_property
-    def _actions(self) -> ActionCodec:
+    def _actions(self) -> adaptors.ActionCodec:
         with jax.ensure_compile_time_eval():
             mask = _children(self._inner.observation_spec).get(environment.ACTION_MASK)
-            return _action_codec(self._inner.action_spec, None if mask is None else mask.shape)
+            mask_shape = None if mask is None else tuple(mask.shape)
+            spec = self._inner.action_spec
+            bounds = (np.asarray(bound) for bound in (spec.minimum, spec.maximum))
+            return adaptors.action_codec(spec.shape, spec.dtype, *bounds, mask_shape)
 
     def _observe(self, observation: Any) -> types.PyTree:
         observation = _to_dict(observation)
         if self._masked:
-            mask = self._actions.mask(observation[environment.ACTION_MASK])
+            mask = jnp.asarray(observation[environment.ACTION_MASK], bool)
+            mask = jnp.reshape(mask, self._actions.mask_shape())
             observation = {**observation, environment.ACTION_MASK: mask}
         return jax.tree.map(
             lambda spec, leaf: jnp.asarray(leaf, spec.dtype), self.spec.observation, observation
@@ -244,31 +208,6 @@ def _delay_clock(inner: Any, limit: int) -> None:
     # SearchAndRescue scales rewards by its limit: keep the true one there.
     if reward is not None and "time_limit" in inspect.signature(reward).parameters:
         inner._reward_fn = lambda found, step, _: reward(found, step, limit)
-
-
-def _action_codec(spec: Any, mask_shape: tuple[int, ...] | None) -> ActionCodec:
-    """Returns the codec of a Jumanji action spec, given the shape of the mask if there is one."""
-    if not np.issubdtype(spec.dtype, np.integer):
-        bounds = (np.asarray(bound, np.float32) for bound in (spec.minimum, spec.maximum))
-        outer = specs.BoundedArray(spec.shape, np.float32, *bounds, name="action")
-        return ActionCodec(outer, (), np.zeros((), np.float32), spec.shape, spec.dtype)
-    minimum = np.broadcast_to(np.asarray(spec.minimum, np.int32), spec.shape)
-    num_values = np.broadcast_to(np.asarray(spec.maximum, np.int32), spec.shape) - minimum + 1
-    joint = spec.shape != () and mask_shape == tuple(num_values.tolist())
-    if spec.shape == () or joint:
-        outer = specs.DiscreteArray(int(np.prod(num_values)), name="action")
-        if mask_shape is not None and np.prod(mask_shape) != outer.num_values:
-            raise ValueError(f"a mask {mask_shape} does not fit {outer.num_values} actions")
-        parts = tuple(num_values.tolist()) if joint else ()
-        return ActionCodec(outer, parts, minimum, spec.shape, spec.dtype)
-    highest = num_values.reshape(-1) - 1
-    if mask_shape is not None:
-        # MultiCVRP's spec has a node more than there are, and than its mask covers.
-        highest = np.minimum(highest, mask_shape[-1] - 1)
-        if mask_shape != (*spec.shape, highest.max() + 1):
-            raise ValueError(f"a mask {mask_shape} does not fit the action {spec}")
-    outer = specs.BoundedArray(highest.shape, np.int32, 0, highest, name="action")
-    return ActionCodec(outer, (), minimum.reshape(-1), spec.shape, spec.dtype)
 
 
 def _children(spec: Any) -> dict[str, Any]:

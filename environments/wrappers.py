@@ -1,4 +1,4 @@
-"""Environments around environments: time limits, reward scales, flat observations and actions.
+"""Environments around environments: time limits, reward scales, flat observations, shown states.
 
 A wrapper takes `environment` as an instance, or as a class or other callable that makes one (which
 is what gin hands over). Observations are normalised by agents, not here: their statistics are
@@ -8,6 +8,7 @@ Axis legend: `N` features, `A` joint actions, `D` parts of a multi-discrete acti
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -278,6 +279,96 @@ class FlattenAction(Wrapper):
         return timestep._replace(observation=observation)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Searchable(Wrapper):
+    """Puts the environment's state into the observation, for agents that search with it.
+
+    Agents get time steps and nothing else, so a search has to begin with what is in them. The state
+    is the part `environment.STATE` of the observation, a dict of the state's leaves with typed keys
+    as their data, which no network sees; an observation that is one array becomes the part
+    `observation`. The specification names this environment as the one that steps from such a state.
+    Runners know nothing of it.
+
+    It has to be the outermost wrapper, or the states of those outside are lost; and states should
+    be small, for they travel to the learner with the observation.
+    """
+
+    def __post_init__(self):
+        """Refuses environments of the host, which cannot be stepped from a state."""
+        if environment.is_host(self.environment):
+            raise errors.UserError(
+                "Searchable needs a JAX environment, whose states can be stepped from; "
+                f"{getattr(self.environment, '__name__', type(self.environment).__name__)} is "
+                "stepped on the host"
+            )
+        super().__post_init__()
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The inner spec, with the state in the observation and this environment as `model`."""
+        spec = self.environment.spec
+        packed = jax.eval_shape(lambda: self._pack(self.environment.reset(jax.random.key(0))[0]))
+        state = jax.tree.map(lambda leaf: specs.Array(leaf.shape, leaf.dtype), packed)
+        return dataclasses.replace(
+            spec, observation=_with_state(spec.observation, state), model=self
+        )
+
+    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Starts an episode."""
+        state, timestep = self.environment.reset(key)
+        return state, self._add_state(timestep, state)
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
+        """Steps the inner environment."""
+        state, timestep = self.environment.step(state, action)
+        return state, self._add_state(timestep, state)
+
+    def step_from(
+        self, shown: types.PyTree, action: jax.Array
+    ) -> tuple[types.TimeStep, types.PyTree]:
+        """Returns where an action leads from a state; see `environment.EnvironmentModel`."""
+        state, timestep = self.environment.step(self._unpack(shown), action)
+        observation = environment.without_state(_with_state(timestep.observation, ()))
+        return timestep._replace(observation=observation), self._pack(state)
+
+    def _add_state(self, timestep: types.TimeStep, state: Any) -> types.TimeStep:
+        return timestep._replace(observation=_with_state(timestep.observation, self._pack(state)))
+
+    @functools.cached_property
+    def _layout(self) -> tuple[Any, list[jax.ShapeDtypeStruct], list[Any]]:
+        """The state's tree, its leaves' shapes and dtypes, and which generators its keys are of."""
+        generators = []
+
+        def look():
+            state = self.environment.reset(jax.random.key(0))[0]
+            leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(state)]
+            generators.extend(jax.random.key_impl(x) if _is_key(x) else None for x in leaves)
+            return state
+
+        leaves, tree = jax.tree.flatten(jax.eval_shape(look))
+        return tree, leaves, generators
+
+    def _pack(self, state: Any) -> dict[str, jax.Array]:
+        """Returns the leaves of a state by number, typed keys as their data."""
+
+        def plain(leaf: jax.Array) -> jax.Array:
+            leaf = jnp.asarray(leaf)
+            return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+        return {f"{i:03}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+
+    def _unpack(self, packed: dict[str, jax.Array]) -> Any:
+        """Returns the state whose leaves are packed."""
+
+        def wrapped(leaf: jax.Array, template: jax.ShapeDtypeStruct, generator: Any) -> jax.Array:
+            if generator is None:
+                return jnp.asarray(leaf, template.dtype)
+            return jax.random.wrap_key_data(leaf, impl=generator)
+
+        tree, *layout = self._layout
+        return jax.tree.unflatten(tree, [wrapped(*each) for each in zip(packed.values(), *layout)])
+
+
 def _split_mask(observation: types.PyTree) -> tuple[types.PyTree, Any]:
     """Returns the observation without its action mask, and the mask or None."""
     if not isinstance(observation, dict) or environment.ACTION_MASK not in observation:
@@ -291,3 +382,13 @@ def _join_mask(observation: Any, mask: Any) -> types.PyTree:
     if mask is None:
         return observation
     return {"observation": observation, environment.ACTION_MASK: mask}
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _with_state(observation: types.PyTree, state: types.PyTree) -> dict[str, Any]:
+    """Returns an observation, or its spec, as a dict with a state."""
+    parts = observation if isinstance(observation, dict) else {"observation": observation}
+    return {**parts, environment.STATE: state}

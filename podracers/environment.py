@@ -4,7 +4,7 @@ Observations are an array or a (nested) dict of arrays. The top-level key `actio
 a bool array, true where an action is legal, `[A]` for a discrete action and `[D, A]` for a
 multi-discrete one of `D` parts with at most `A` values each. The top-level key `environment_state`
 is reserved too: what it holds is for agents that search with the environment, and no network sees
-it (`environments.searchable.Searchable`).
+it (`environments.wrappers.Searchable`).
 
 Action specifications (`dm_env.specs`) tell agents which kind of policy they need:
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from environments import adaptors
 from environments.envpool import families, scratch
 from environments.envpool import rendering as envpool_render
 from environments.envpool import spaces as envpool_spaces
@@ -117,7 +118,7 @@ class EnvPool:
         return families.load(self.task_id, self.options, self.max_episode_steps)
 
     @functools.cached_property
-    def _actions(self) -> envpool_spaces.Actions:
+    def _actions(self) -> adaptors.ActionCodec:
         return envpool_spaces.actions(self.task_id, self._task.pool_spec)
 
     @functools.cached_property
@@ -138,7 +139,7 @@ class EnvPoolEnvironment:
         self,
         pool: Any,
         task: families.Task,
-        actions: envpool_spaces.Actions,
+        actions: adaptors.ActionCodec,
         observation: types.PyTree,
         directory: scratch.Directory | None = None,
     ):

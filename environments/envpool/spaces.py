@@ -1,6 +1,6 @@
 """EnvPool's arrays as the contract's: specs, layouts and dtypes, all vectorised over the streams.
 
-Axis legend: `B` streams, `A` values of an action, `D` parts of an action, `C` channels.
+Axis legend: `B` streams, `C` channels.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from dm_env import specs
 
+from environments import adaptors
 from podracers import environment, errors, types
 
 _PLAYERS = -1  # EnvPool's mark of an axis of players, of whom there is one
@@ -45,46 +46,7 @@ class Leaf:
         return array.astype(self.spec.dtype, copy=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Actions:
-    """Translates the contract's actions into EnvPool's.
-
-    Attributes:
-      spec: what agents see.
-      dtype: of the inner action.
-      shape: of the inner action.
-      minimum: of the inner action, broadcast to its shape.
-      maximum: the same.
-      joint: how many values each part has, where one flat integer stands for all the parts because
-        the mask covers the joint choice; empty otherwise.
-    """
-
-    spec: specs.Array
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    minimum: np.ndarray
-    maximum: np.ndarray
-    joint: tuple[int, ...] = ()
-
-    def decode(self, action: np.ndarray) -> np.ndarray:
-        """Returns EnvPool's action `[B, ...]` for an action `[B, ...]` of `spec`."""
-        action = np.asarray(action)
-        if self.joint:
-            action = np.stack(np.unravel_index(action, self.joint), axis=-1)
-        action = action.reshape(action.shape[0], *self.shape).astype(self.dtype, copy=False)
-        if self.spec.dtype.kind == "f":
-            # Bounds of 64 bits, rounded to 32, may lie outside of what they bound.
-            return np.clip(action, self.minimum, self.maximum)
-        return action + self.minimum
-
-    def mask_shape(self) -> tuple[int, ...]:
-        """Returns the shape of a mask over `spec`: `[A]` or `[D, A]`."""
-        if isinstance(self.spec, specs.DiscreteArray):
-            return (int(self.spec.num_values),)
-        return (*self.spec.shape, int(self.spec.maximum.max()) + 1)
-
-
-def actions(task_id: str, pool_spec: Any) -> Actions:
+def actions(task_id: str, pool_spec: Any) -> adaptors.ActionCodec:
     """Returns the translation of a task's actions.
 
     Raises:
@@ -94,34 +56,22 @@ def actions(task_id: str, pool_spec: Any) -> Actions:
     if len(names) != 1:
         raise errors.UserError(f"EnvPool's {task_id}: expected one array of actions, got {names}")
     inner = pool_spec.action_array_spec[names[0]]
+    bounds = np.array([np.min(inner.minimum), np.max(inner.maximum)], np.float64)
     shape = _shape(inner)
-    dtype = np.dtype(inner.dtype)
-    minimum, maximum = (
-        np.broadcast_to(b, shape).astype(dtype) for b in (inner.minimum, inner.maximum)
-    )
-    # ViZDoom numbers its combinations of buttons by a float; whoever acts continuously has an axis.
-    if dtype.kind == "f" and shape:
-        if np.any(np.abs([minimum, maximum]) > np.finfo(np.float32).max / 2):
-            raise errors.UserError(
-                f"EnvPool's {task_id}: a continuous action needs finite bounds, and its own are "
-                f"{minimum.min():.3g} and {maximum.max():.3g}"
-            )
-        spec = specs.BoundedArray(
-            shape, np.float32, minimum.astype(np.float32), maximum.astype(np.float32), "action"
+    # ViZDoom numbers its combinations of buttons by a float without axes: a discrete action.
+    continuous = np.dtype(inner.dtype).kind == "f" and shape
+    if continuous and np.any(np.abs(bounds) > np.finfo(np.float32).max / 2):
+        raise errors.UserError(
+            f"EnvPool's {task_id}: a continuous action needs finite bounds, and its own are "
+            f"{bounds[0]:.3g} and {bounds[1]:.3g}"
         )
-        return Actions(spec, dtype, shape, minimum, maximum)
-    sizes = tuple((maximum.astype(np.int64) - minimum + 1).reshape(-1).tolist())
     mask = pool_spec.state_array_spec.get(f"obs:{environment.ACTION_MASK}")
-    joint = len(sizes) > 1 and mask is not None and tuple(mask.shape) == sizes
-    if len(sizes) == 1 or joint:
-        spec = specs.DiscreteArray(int(np.prod(sizes)), np.int32, "action")
-        return Actions(spec, dtype, shape, minimum, maximum, sizes if joint else ())
-    spec = specs.BoundedArray((len(sizes),), np.int32, 0, np.array(sizes) - 1, "action")
-    return Actions(spec, dtype, shape, minimum, maximum)
+    mask_shape = None if mask is None else tuple(mask.shape)
+    return adaptors.action_codec(shape, inner.dtype, inner.minimum, inner.maximum, mask_shape)
 
 
 def observation(
-    task_id: str, pool_spec: Any, codec: Actions, keys: Sequence[str] | None
+    task_id: str, pool_spec: Any, codec: adaptors.ActionCodec, keys: Sequence[str] | None
 ) -> types.PyTree:
     """Returns a tree of `Leaf`: one, or a nested dict of them.
 
@@ -168,7 +118,7 @@ def read(tree: types.PyTree, state: Mapping[str, np.ndarray]) -> types.PyTree:
     return jax.tree.map(lambda leaf: leaf.read(state), tree)
 
 
-def _leaf(key: str, array: Any, codec: Actions) -> Leaf:
+def _leaf(key: str, array: Any, codec: adaptors.ActionCodec) -> Leaf:
     shape, dtype = _shape(array), np.dtype(array.dtype)
     name = key.rpartition(":")[2]
     if key == f"obs:{environment.ACTION_MASK}":

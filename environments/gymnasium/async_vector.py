@@ -1,17 +1,21 @@
 """Gymnasium environments in processes of their own, each of which steps a few.
 
-Workers are plain child processes that start from nothing. A fork of a process that runs JAX may
-deadlock on the locks of threads which the copy does not have, and what `multiprocessing` spawns
+Workers are plain child processes that start a new interpreter. A fork of a process that runs JAX
+may deadlock on the locks of threads which the copy does not have, and what `multiprocessing` spawns
 imports the main script once more, which has to be written for it.
 
 A worker ends when its parent does, however that ends; signals are left to the parent, for Ctrl-C
 reaches every process of a terminal.
 
+Why not `gymnasium.vector.AsyncVectorEnv` (1.3): it starts one process per environment (CartPole, 64
+environments, two cores: a sixth of the steps per second), a worker that dies is an `EOFError`
+without its name or exit code, an environment that cannot be made is a `ConnectionResetError`, and
+workers outlive a parent that is killed during a long step.
+
 Axis legend: `B` streams. This module does not import JAX: worker processes start faster without.
 """
 
 import contextlib
-import itertools
 import os
 import pickle
 import signal
@@ -31,10 +35,9 @@ import numpy as np
 from environments.gymnasium import sync_vector
 from podracers import errors
 
-_START, _RESET, _STEP = range(3)  # what a worker is asked for
-_DONE, _MISTAKE, _FAILED, _UNCLOSED = range(4)  # how it went
-_GRACE = 2.0  # seconds for workers to close their environments
-# Workers share the cores: none of them should start a thread on each.
+_START, _RESET, _STEP = range(3)  # requests to a worker
+_CLOSING = 2.0  # seconds for workers to close their environments
+# Workers share the cores: none of them starts a thread for each core.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -42,7 +45,7 @@ class AsyncVector:
     """`B` environments, split over processes; has the methods of `sync_vector.SyncVector`.
 
     Args:
-      recipe: of each environment.
+      factory: how each environment is made.
       seeds: `B`, one for each.
       numbers: `B`, of the streams, for error messages.
       num_workers: how many processes; at most `B` are started.
@@ -53,42 +56,42 @@ class AsyncVector:
 
     def __init__(
         self,
-        recipe: sync_vector.EnvFactory,
+        factory: sync_vector.EnvFactory,
         seeds: Sequence[int],
         numbers: Sequence[int],
         num_workers: int,
     ):
-        self._name = recipe.spec.id
+        self._name = factory.spec.id
         self._receiving = threading.Lock()
         self._processes: list[subprocess.Popen] = []
         self._pipes: list[connection.Connection] = []
         self._slices = _slices(len(seeds), num_workers)
         try:
-            for rows in self._slices:
+            for worker, rows in enumerate(self._slices):
                 self._start()
-                # The environment of a notebook or a script is not importable: it goes by value.
-                start = cloudpickle.dumps((recipe, list(seeds[rows]), list(numbers[rows])))
-                self._ask(len(self._pipes) - 1, _START, start)
-            for worker in range(len(self._pipes)):
-                self._answer(worker)
+                # Classes of a notebook or a script are not importable: they are pickled by value.
+                arguments = cloudpickle.dumps((factory, list(seeds[rows]), list(numbers[rows])))
+                self._request(worker, _START, arguments)
+            self._receive_all()
         except BaseException:
-            self.close()
+            with contextlib.suppress(errors.RunFailure):  # the first cause is the one to report
+                self.close()
             raise
 
     def reset(self) -> sync_vector.VectorStep:
         """Starts the first episode of each."""
         for worker in range(len(self._pipes)):
-            self._ask(worker, _RESET, None)
+            self._request(worker, _RESET, None)
         return self.recv()
 
     def send(self, action: np.ndarray) -> None:
         """Begins a step of every environment."""
         for worker, rows in enumerate(self._slices):
-            self._ask(worker, _STEP, action[rows])
+            self._request(worker, _STEP, action[rows])
 
     def recv(self) -> sync_vector.VectorStep:
         """Waits for the step to end."""
-        return _concatenate([self._answer(worker) for worker in range(len(self._pipes))])
+        return _concatenate(self._receive_all())
 
     def close(self) -> None:
         """Ends the processes: politely at first, then by force, even in the middle of a step.
@@ -98,12 +101,12 @@ class AsyncVector:
         Raises:
           errors.RunFailure: an environment could not be closed; its process has ended nevertheless.
         """
-        deadline = time.monotonic() + _GRACE
+        deadline = time.monotonic() + _CLOSING
         failures = []
         if self._receiving.acquire(blocking=False):  # else a step hangs, and there is another cause
             for pipe in self._pipes:
                 _shut_down(pipe, socket.SHUT_WR)
-            failures = [each for pipe in self._pipes for each in _last_words(pipe, deadline)]
+            failures = [each for pipe in self._pipes for each in _failures(pipe, deadline)]
             self._receiving.release()
         for pipe in self._pipes:
             _shut_down(pipe, socket.SHUT_RDWR)
@@ -117,7 +120,7 @@ class AsyncVector:
             pipe.close()
         self._processes, self._pipes = [], []
         if failures:
-            raise errors.RunFailure(failures[0])
+            raise failures[0]
 
     def _start(self) -> None:
         ours, theirs = connection.Pipe()
@@ -138,27 +141,30 @@ class AsyncVector:
                 )
             )
 
-    def _ask(self, worker: int, request: int, payload: Any) -> None:
+    def _request(self, worker: int, request: int, payload: Any) -> None:
         try:
             self._pipes[worker].send((request, payload))
         except OSError as error:
             raise self._died(worker) from error
 
-    def _answer(self, worker: int) -> Any:
+    def _receive_all(self) -> list[Any]:
+        return [self._receive(worker) for worker in range(len(self._pipes))]
+
+    def _receive(self, worker: int) -> Any:
         try:
             with self._receiving:
-                outcome, payload = self._pipes[worker].recv()
+                answer = self._pipes[worker].recv()
         except (EOFError, OSError) as error:
             raise self._died(worker) from error
-        if outcome == _MISTAKE:
-            raise errors.UserError(payload)
-        if outcome == _FAILED:
-            raise RuntimeError(f"{self._name} failed in a worker process:\n{payload}")
-        return payload
+        if isinstance(answer, errors.UserError):
+            raise answer
+        if isinstance(answer, Exception):
+            raise RuntimeError(f"{self._name} failed in a worker process:\n{answer}")
+        return answer
 
     def _died(self, worker: int) -> errors.RunFailure:
         try:
-            code = self._processes[worker].wait(_GRACE)
+            code = self._processes[worker].wait(_CLOSING)
         except (IndexError, subprocess.TimeoutExpired):  # another thread closes, or it is dying yet
             code = None
         how = f" by signal {-code}" if code is not None and code < 0 else f" with exit code {code}"
@@ -166,7 +172,7 @@ class AsyncVector:
 
 
 def work(descriptor: int, parent: int) -> None:
-    """Serves one parent until it hangs up, or is no more: the main function of a worker.
+    """Serves one parent until it hangs up or ends: the main function of a worker.
 
     Args:
       descriptor: of this end of the pipe.
@@ -174,49 +180,49 @@ def work(descriptor: int, parent: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    rows = None
-    with connection.Connection(descriptor) as pipe:
+    threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+    vector = answer = None
+    # The parent may hang up at any time, while the last answers are sent as well.
+    with connection.Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
         try:
-            while True:
+            while not isinstance(answer, Exception):
                 request, payload = pipe.recv()
-                if request == _START:
-                    rows, answer = sync_vector.SyncVector(*pickle.loads(payload)), None
-                elif request == _RESET:
-                    answer = rows.reset()
-                else:
-                    rows.send(payload)
-                    answer = rows.recv()
-                pipe.send((_DONE, answer))
-        except (EOFError, ConnectionError):
-            pass  # the parent hung up
-        except errors.UserError as error:
-            pipe.send((_MISTAKE, str(error)))
-        except Exception:
-            pipe.send((_FAILED, traceback.format_exc()))
+                vector, answer = _serve(vector, request, payload)
+                pipe.send(answer)
         finally:
-            with contextlib.suppress(OSError):  # the parent may be gone
-                _close(rows, pipe)
+            try:
+                if vector is not None:
+                    vector.close()
+            except errors.RunFailure as error:
+                pipe.send(error)
 
 
-def _close(rows: sync_vector.SyncVector | None, pipe: connection.Connection) -> None:
-    """Closes the environments, and tells the parent what went wrong."""
+def _serve(
+    vector: sync_vector.SyncVector | None, request: int, payload: Any
+) -> tuple[sync_vector.SyncVector | None, Any]:
+    """Returns the environments, and the answer to a request: an exception if it failed."""
     try:
-        if rows is not None:
-            rows.close()
-    except errors.RunFailure as error:
-        pipe.send((_UNCLOSED, str(error)))
+        if request == _START:
+            return sync_vector.SyncVector(*pickle.loads(payload)), None
+        if request == _RESET:
+            return vector, vector.reset()
+        vector.send(payload)
+        return vector, vector.recv()
+    except errors.UserError as error:
+        return vector, errors.UserError(str(error))  # some subclasses cannot be pickled
+    except Exception:
+        return vector, RuntimeError(traceback.format_exc())
 
 
-def _last_words(pipe: connection.Connection, deadline: float) -> list[str]:
-    """Returns what a worker says of closing, and leaves out answers that nobody waits for."""
-    said = []
+def _failures(pipe: connection.Connection, deadline: float) -> list[errors.RunFailure]:
+    """Returns what a worker failed to close, and drops answers that nobody waits for."""
+    failures = []
     with contextlib.suppress(EOFError, OSError):
         while pipe.poll(max(0.0, deadline - time.monotonic())):
-            outcome, payload = pipe.recv()
-            if outcome == _UNCLOSED:
-                said.append(payload)
-    return said
+            answer = pipe.recv()
+            if isinstance(answer, errors.RunFailure):
+                failures.append(answer)
+    return failures
 
 
 def _shut_down(pipe: connection.Connection, how: int) -> None:
@@ -225,7 +231,7 @@ def _shut_down(pipe: connection.Connection, how: int) -> None:
         end.shutdown(how)
 
 
-def _watch(parent: int) -> None:
+def _exit_after(parent: int) -> None:
     """Ends this process soon after its parent, though an environment may be in a long step."""
     while os.getppid() == parent:
         time.sleep(1.0)
@@ -234,12 +240,12 @@ def _watch(parent: int) -> None:
 
 def _slices(count: int, num_workers: int) -> list[slice]:
     """Returns contiguous slices of nearly equal length."""
-    edges = np.linspace(0, count, min(count, max(1, num_workers)) + 1).astype(int).tolist()
-    return [slice(start, end) for start, end in itertools.pairwise(edges)]
+    parts = np.array_split(range(count), min(count, max(1, num_workers)))
+    return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 def _concatenate(parts: list[Any]) -> Any:
-    """Returns what all workers answered as one; what arrived through a pipe is fresh already."""
+    """Returns the answers of all workers as one; what arrived through a pipe is fresh already."""
     if isinstance(parts[0], sync_vector.VectorStep):
         return sync_vector.VectorStep(*(_concatenate(list(leaves)) for leaves in zip(*parts)))
     if isinstance(parts[0], dict):

@@ -6,12 +6,13 @@ https://arxiv.org/abs/2407.17032.
 Axis legend: `B` streams.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import gymnasium
@@ -41,14 +42,14 @@ class Gymnasium:
     `options` has `disable_env_checker: False`.
 
     Attributes:
-      env_id: such as `CartPole-v1`; `my_package.games:Chess-v0` imports `my_package.games` first,
-        which is to register it.
+      env_id: registered id, such as `CartPole-v1`; `my_package.games:Chess-v0` first imports
+        `my_package.games`, which registers it.
       options: arguments of `gymnasium.make`: those of the environment, and `max_episode_steps`.
-      vectorization: `sync` steps the environments one after the other in the thread that calls;
-        `async` in worker processes, as many as `make` may use threads, and while the caller does
-        something else. The episodes are the same.
-      wrappers: what to wrap each environment in, from the inside out: callables that take an
-        environment, or their names, such as `gymnasium.wrappers:FlattenObservation`.
+      vectorization: `sync` or `async`: `sync` steps the environments one after the other in the
+        calling thread; `async` steps them in worker processes, as many as `make` may use threads,
+        while the caller does something else. The episodes are the same.
+      wrappers: callables, from the inside out, that take an environment, or their names, such as
+        `gymnasium.wrappers:FlattenObservation`.
     """
 
     env_id: str
@@ -66,10 +67,9 @@ class Gymnasium:
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of one environment; one is made for a moment."""
-        env = self._make_one()
-        try:
-            name = self._recipe.spec.id
+        """The shapes of one environment, which is made for a step."""
+        name = self._factory.spec.id
+        with self._temporary_env() as env:
             limit = env.spec.max_episode_steps if env.spec is not None else None
             return environment.EnvironmentSpec(
                 name,
@@ -77,13 +77,11 @@ class Gymnasium:
                 gymnasium_spaces.action_spec(env.action_space, name),
                 limit,
             )
-        finally:
-            env.close()
 
     @property
     def jax_twin(self) -> str | None:
         """What to write in gin for the same task written in JAX, or None."""
-        return _JAX_TWINS.get(self._recipe.spec.id)
+        return _JAX_TWINS.get(self._factory.spec.id)
 
     def make(
         self, key: jax.Array, env_id: np.ndarray, num_threads: int
@@ -92,10 +90,10 @@ class Gymnasium:
         _ = self.spec  # whatever cannot be made is refused here, in this process
         seeds, numbers = environment.stream_seeds(key, env_id).tolist(), env_id.tolist()
         if self.vectorization == "async":
-            batch = async_vector.AsyncVector(self._recipe, seeds, numbers, num_threads)
+            vector = async_vector.AsyncVector(self._factory, seeds, numbers, num_threads)
         else:
-            batch = sync_vector.SyncVector(self._recipe, seeds, numbers)
-        return _HostEnvironment(batch, len(seeds))
+            vector = sync_vector.SyncVector(self._factory, seeds, numbers)
+        return _HostEnvironment(vector, len(seeds))
 
     @property
     def render(self) -> Callable[[types.TimeStep], np.ndarray]:
@@ -106,38 +104,35 @@ class Gymnasium:
         return _picture
 
     def filmed(self) -> "Gymnasium":
-        """Returns this recipe, with environments that draw themselves, in this process.
+        """Returns this factory, with environments that draw themselves, in this process.
 
         Raises:
           errors.UserError: they draw no pictures, or what they draw with is missing.
         """
-        env = self._make_one()
-        modes = env.metadata.get("render_modes") or ()
-        env.close()
+        with self._temporary_env() as env:
+            modes = env.metadata.get("render_modes") or ()
         if _PICTURES not in modes:
             known = f"; it has {', '.join(map(str, modes))}" if modes else ""
             raise errors.UserError(
                 f"{self.spec.name} has no render mode '{_PICTURES}': no video of it{known}"
             )
         options = {**self.options, "render_mode": _PICTURES}
-        recipe = dataclasses.replace(self, options=options, vectorization="sync")
-        recipe._try_to_draw()
-        return recipe
+        factory = dataclasses.replace(self, options=options, vectorization="sync")
+        factory._try_to_draw()
+        return factory
 
     def _try_to_draw(self) -> None:
-        """Draws once: what is missing is often found out no earlier."""
+        """Draws once: missing libraries are often found no earlier."""
         # Many draw with pygame, whose SDL complains at length where there is no sound card.
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-        env = self._make_one()
-        try:
-            env.reset(seed=0)
-            picture = env.render()
-        except Exception as error:
-            raise errors.UserError(
-                f"Gymnasium's {self.spec.name} cannot be drawn: {errors.first_line(error)}"
-            ) from error
-        finally:
-            env.close()
+        with self._temporary_env() as env:
+            try:
+                env.reset(seed=0)
+                picture = env.render()
+            except Exception as error:
+                raise errors.UserError(
+                    f"Gymnasium's {self.spec.name} cannot be drawn: {errors.first_line(error)}"
+                ) from error
         if getattr(picture, "dtype", None) != np.uint8 or picture.shape[2:] != (3,):
             raise errors.UserError(
                 f"Gymnasium's {self.spec.name}: expected render() to return uint8 [height, width, "
@@ -145,33 +140,46 @@ class Gymnasium:
             )
 
     @functools.cached_property
-    def _recipe(self) -> sync_vector.EnvFactory:
+    def _factory(self) -> sync_vector.EnvFactory:
         wrappers = [_wrapper(one) if isinstance(one, str) else one for one in self.wrappers]
         return sync_vector.EnvFactory(_registered(self.env_id), dict(self.options), wrappers)
 
+    @contextlib.contextmanager
+    def _temporary_env(self) -> Iterator[Any]:
+        """Makes one environment, and closes it; an earlier error wins over one of closing."""
+        env = self._make_one()
+        name = self._factory.spec.id
+        try:
+            yield env
+        except BaseException:
+            with contextlib.suppress(errors.RunFailure):
+                sync_vector.close_all(name, ["it"], [env])
+            raise
+        sync_vector.close_all(name, ["it"], [env])
+
     def _make_one(self) -> Any:
         """Returns one environment, or says what is wrong with the options."""
-        recipe = self._recipe
+        factory = self._factory
         try:
-            return recipe.make()
+            return factory.make()
         except gymnasium.error.Error as error:  # DependencyNotInstalled among them
-            raise errors.UserError(f"Gymnasium's {recipe.spec.id}: {error}") from error
+            raise errors.UserError(f"Gymnasium's {factory.spec.id}: {error}") from error
         except ImportError as error:
             raise errors.UserError(
-                f"Gymnasium's {recipe.spec.id} needs what is not installed: {error}"
+                f"Gymnasium's {factory.spec.id} needs what is not installed: {error}"
             ) from error
         except TypeError as error:
-            known = _arguments(recipe.spec)
+            known = _arguments(factory.spec)
             for option in self.options:
                 if known and option not in known:
                     raise errors.UserError(
-                        f"Gymnasium's {recipe.spec.id} has no option '{option}'"
+                        f"Gymnasium's {factory.spec.id} has no option '{option}'"
                         f"{errors.nearest(option, known)}"
                     ) from error
             raise
 
 
-class _Batch(Protocol):
+class _Vector(Protocol):
     """What `sync_vector.SyncVector` and `async_vector.AsyncVector` have in common."""
 
     def reset(self) -> sync_vector.VectorStep: ...
@@ -183,8 +191,8 @@ class _Batch(Protocol):
 class _HostEnvironment:
     """The contract's time steps (see `environment.HostEnvironment`)."""
 
-    def __init__(self, batch: _Batch, num_envs: int):
-        self._batch = batch
+    def __init__(self, vector: _Vector, num_envs: int):
+        self._vector = vector
         self._num_envs = num_envs
 
     @property
@@ -192,30 +200,30 @@ class _HostEnvironment:
         return self._num_envs
 
     def reset(self) -> types.TimeStep:
-        return _timestep(self._batch.reset())
+        return _timestep(self._vector.reset())
 
     def send(self, action: np.ndarray) -> None:
-        self._batch.send(np.asarray(action))
+        self._vector.send(np.asarray(action))
 
     def recv(self) -> types.TimeStep:
-        return _timestep(self._batch.recv())
+        return _timestep(self._vector.recv())
 
     def render(self) -> list[np.ndarray]:
-        """Returns a picture of each environment, of a recipe that is `filmed`."""
-        return self._batch.render()
+        """Returns a picture of each environment, for a factory that is `filmed`."""
+        return self._vector.render()
 
     def close(self) -> None:
-        self._batch.close()
+        self._vector.close()
 
 
-def _timestep(moment: sync_vector.VectorStep) -> types.TimeStep:
-    last = moment.terminated | moment.truncated
+def _timestep(step: sync_vector.VectorStep) -> types.TimeStep:
+    last = step.terminated | step.truncated
     step_type = np.where(last, np.int8(types.LAST), np.int8(types.MID))
     return types.TimeStep(
-        observation=moment.observation,
-        reward=moment.reward,
-        discount=1.0 - moment.terminated.astype(np.float32),
-        step_type=np.where(moment.first, np.int8(types.FIRST), step_type),
+        observation=step.observation,
+        reward=step.reward,
+        discount=1.0 - step.terminated.astype(np.float32),
+        step_type=np.where(step.first, np.int8(types.FIRST), step_type),
     )
 
 

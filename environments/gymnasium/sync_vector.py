@@ -1,8 +1,13 @@
 """A few Gymnasium environments, stepped one after the other. Worker processes run this.
 
+`gymnasium.vector.SyncVectorEnv` is as fast, but it does not say which environment's observation
+does not fit its space, wraps integers that do not fit, and leaves the others open where one cannot
+be closed.
+
 Axis legend: `B` streams. This module does not import JAX: worker processes start faster without.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +20,7 @@ from podracers import errors
 
 
 class VectorStep(NamedTuple):
-    """What `B` environments show after a reset or a step."""
+    """What `B` environments return after a reset or a step."""
 
     observation: Any  # [B, ...]
     reward: np.ndarray  # [B] float32
@@ -30,8 +35,8 @@ class EnvFactory:
 
     Attributes:
       spec: Gymnasium's `EnvSpec`: another process need not have registered it.
-      options: for `gymnasium.make`.
-      wrappers: applied in order, each to what the one before returned.
+      options: arguments of `gymnasium.make`.
+      wrappers: callables, from the inside out, that take an environment.
     """
 
     spec: Any
@@ -51,20 +56,21 @@ class SyncVector:
     """`B` environments of this process, with next-step reset.
 
     Args:
-      recipe: of each.
-      seeds: one for each; later episodes go on from where the generator of the first one is.
+      factory: how each environment is made.
+      seeds: one for each; later episodes continue the random stream of the first one.
       numbers: of the streams, for error messages.
     """
 
-    def __init__(self, recipe: EnvFactory, seeds: Sequence[int], numbers: Sequence[int]):
-        self._name, self._numbers = recipe.spec.id, numbers
+    def __init__(self, factory: EnvFactory, seeds: Sequence[int], numbers: Sequence[int]):
+        self._name, self._numbers = factory.spec.id, numbers
         self._seeds = [int(seed) for seed in seeds]
         self._envs = []
         try:
             for _ in self._seeds:
-                self._envs.append(recipe.make())
+                self._envs.append(factory.make())
         except BaseException:
-            self.close()
+            with contextlib.suppress(errors.RunFailure):  # the first cause is the one to report
+                self.close()
             raise
         self._ended = np.zeros(len(self._envs), np.bool_)
         self._action = None
@@ -74,16 +80,15 @@ class SyncVector:
         observations = [env.reset(seed=seed)[0] for env, seed in zip(self._envs, self._seeds)]
         none = np.zeros(len(self._envs), np.bool_)
         self._ended = none
-        return VectorStep(
-            self._stack(observations, ~none), none.astype(np.float32), ~none, none, none
-        )
+        observation = self._stack(observations, ~none)
+        return VectorStep(observation, none.astype(np.float32), ~none, none, none)
 
     def send(self, action: np.ndarray) -> None:
         """Keeps the actions `[B, ...]` for `recv`."""
         self._action = action
 
     def recv(self) -> VectorStep:
-        """Steps every environment, or restarts it where its episode had ended."""
+        """Steps every environment, or resets it where its episode had ended."""
         count = len(self._envs)
         first, observations = self._ended, []
         reward = np.zeros(count, np.float32)
@@ -99,7 +104,7 @@ class SyncVector:
         return VectorStep(self._stack(observations, first), reward, first, terminated, truncated)
 
     def render(self) -> list[Any]:
-        """Returns what each environment draws of where it stands."""
+        """Returns the picture that each environment draws of its state."""
         return [env.render() for env in self._envs]
 
     def close(self) -> None:
@@ -109,16 +114,7 @@ class SyncVector:
           errors.RunFailure: that failed, at the first of these.
         """
         envs, self._envs = self._envs, []
-        failures = []
-        for env, number in zip(envs, self._numbers):
-            try:
-                env.close()
-            except Exception as error:  # the others have to be closed as well
-                said = " ".join(str(error).split())
-                failures.append((f"closing stream {number}: {type(error).__name__}: {said}", error))
-        if failures:
-            said, error = failures[0]
-            raise errors.RunFailure(f"{self._name}: {said}") from error
+        close_all(self._name, [f"stream {number}" for number in self._numbers], envs)
 
     def _stack(self, observations: list[Any], first: np.ndarray) -> Any:
         try:
@@ -129,3 +125,25 @@ class SyncVector:
             raise errors.UserError(
                 f"{self._name}, stream {number}: after {when}, {error}"
             ) from error
+
+
+def close_all(name: str, labels: Sequence[str], envs: Sequence[Any]) -> None:
+    """Closes all environments, though some of them raise.
+
+    Args:
+      name: of the environment, for error messages.
+      labels: what messages call each of them.
+      envs: those to close.
+
+    Raises:
+      errors.RunFailure: closing failed, at the first of these.
+    """
+    failures = []
+    for label, env in zip(labels, envs):
+        try:
+            env.close()
+        except Exception as error:  # the others have to be closed as well
+            failures.append((label, error))
+    for label, error in failures[:1]:
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise errors.RunFailure(f"{name}: closing {label}: {cause}") from error

@@ -13,7 +13,7 @@ import pytest
 from agents import alphazero, tree_search
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
-from environments import catch, searchable
+from environments import catch, wrappers
 from podracers import errors, evaluation
 from tests import contract, streams
 
@@ -21,7 +21,7 @@ UPDATES = 3
 
 
 def _make(game, **options):
-    candidate = searchable.Searchable(game)
+    candidate = wrappers.Searchable(game)
     network = functools.partial(
         muzero_networks.policy_value, encoder=encoders.MLP((8,)), hidden_sizes=(8,)
     )
@@ -102,7 +102,7 @@ def test_nothing_follows_an_ending(truncates):
     agent, _ = _make(streams.RandomEpisodes(masked=True))
     params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))
     node = alphazero._Node(
-        agent.spec.model._show(streams.RandomEpisodes().reset(jax.random.key(0))[0]),
+        agent.spec.model._pack(streams.RandomEpisodes().reset(jax.random.key(0))[0]),
         jnp.array(True),
         jnp.float32(7.0 * truncates),
         jnp.zeros(3),

@@ -8,12 +8,12 @@ import pytest
 from agents import alphazero, tree_search
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
-from environments import searchable
+from environments import wrappers
 from tests import contract, streams
 
 
 def _alphazero():
-    candidate = searchable.Searchable(streams.RandomEpisodes(end=0.0))
+    candidate = wrappers.Searchable(streams.RandomEpisodes(end=0.0))
     agent = alphazero.AlphaZero(
         candidate.spec,
         network=functools.partial(

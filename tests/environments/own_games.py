@@ -79,6 +79,11 @@ class Faulty(gymnasium.Env):
         if self._steps == 3:
             if self._fault == "raise":
                 raise ArithmeticError("the third step is a fault")
+            if self._fault == "raise later":
+                time.sleep(0.5)
+                raise ArithmeticError("nobody waits for this")
+            if self._fault == "disconnect":
+                raise ConnectionResetError("the game server is gone")
             if self._fault == "exit":
                 os._exit(7)
             time.sleep(1000.0)
@@ -157,6 +162,32 @@ class Half(gymnasium.RewardWrapper):
     def reward(self, reward):
         """Returns half of it."""
         return reward / 2
+
+
+class Unclosable(gymnasium.Wrapper):
+    """Raises when it is closed."""
+
+    def close(self):
+        """Fails."""
+        raise ArithmeticError("not\ntoday")
+
+
+class OnlyTwo(Unclosable):
+    """Can be made once by `spec`, whose closing succeeds, and then twice more in a process."""
+
+    made: ClassVar = 0
+
+    def __init__(self, env):
+        super().__init__(env)
+        OnlyTwo.made += 1
+        if OnlyTwo.made % 4 == 0:
+            raise ArithmeticError("there is no third one")
+        self._first = OnlyTwo.made % 4 == 1
+
+    def close(self):
+        """Fails, except the first time."""
+        if not self._first:
+            super().close()
 
 
 class Unfit(gymnasium.Env):

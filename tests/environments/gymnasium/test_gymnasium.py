@@ -330,7 +330,7 @@ def _third_step(fault, num_threads=2):
 
 
 def _processes(host):
-    return list(host._batch._processes)
+    return list(host._vector._processes)
 
 
 def test_what_an_environment_raises_arrives_with_its_traceback():
@@ -352,6 +352,43 @@ def test_a_worker_that_dies_fails_the_step():
     with pytest.raises(errors.RunFailure, match="ended by signal 9"):
         host.recv()
     host.close()
+
+
+def test_a_worker_whose_parent_is_gone_says_nothing(capfd):
+    """Its environment fails in a step whose answer nobody waits for."""
+    host = _third_step("raise later", 1)
+    (process,) = _processes(host)
+    host._vector._pipes[0].close()
+    assert process.wait(10.0) == 0
+    host.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_an_environment_raises_is_not_taken_for_a_parent_that_hung_up():
+    host = _third_step("disconnect")
+    with pytest.raises(RuntimeError, match="ConnectionResetError: the game server is gone"):
+        host.recv()
+    host.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_the_first_error_wins_over_one_of_closing(vectorization):
+    """The third environment cannot be made, and those before it cannot be closed."""
+    wrappers = ("tests.environments.own_games:OnlyTwo",)
+    factory = gymnasium.Gymnasium(f"{OWN}Spaces-v0", {}, vectorization, wrappers)
+    with pytest.raises((ArithmeticError, RuntimeError), match="there is no third one"):
+        factory.make(KEY, np.arange(4, dtype=np.int32), 1)
+
+
+def test_an_environment_that_cannot_be_closed_is_one_line_in_the_spec_too():
+    wrappers = ("tests.environments.own_games:Unclosable",)
+    factory = gymnasium.Gymnasium(f"{OWN}Spaces-v0", {}, "sync", wrappers)
+    message = "Own/Spaces-v0: closing it: ArithmeticError: not today"
+    with pytest.raises(errors.RunFailure, match=f"^{message}$"):
+        _ = factory.spec
+    options = {"action": spaces.Text(5)}
+    with pytest.raises(errors.UserError, match="its action is a Text space"):
+        _ = gymnasium.Gymnasium(f"{OWN}Spaces-v0", options, "sync", wrappers).spec
 
 
 def test_workers_end_in_order():

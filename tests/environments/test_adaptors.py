@@ -1,0 +1,51 @@
+"""What adaptors share: actions that are translated, in NumPy and in JAX alike."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from environments import adaptors
+
+CASES = {
+    # shape, dtype, minimum, maximum, shape of the mask; an action, and what it becomes
+    "discrete": ((), np.int32, 2, 5, (4,), 3, 5),
+    "numbered by a float": ((), np.float64, 0.0, 2.0, None, 1, 1.0),
+    "one part": ((1,), np.int64, 1, 3, (3,), 0, [1]),
+    "one part of many agents": ((1,), np.int32, 0, 2, (1, 3), [1], [1]),
+    "parts": ((2,), np.int32, [0, 1], [1, 4], (2, 4), [1, 3], [1, 4]),
+    "joint": ((2,), np.int32, [0, 1], [1, 3], (2, 3), 5, [1, 3]),
+    "parts without a mask": ((2, 1), np.int32, 0, [[1], [2]], None, [1, 2], [[1], [2]]),
+    "continuous": ((2,), np.float64, -0.1, 0.3, None, [-0.1, 0.3], [-0.1, 0.3]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_actions_are_translated_one_at_a_time_and_in_batches(name):
+    *spec, action, expected = CASES[name]
+    codec = adaptors.action_codec(*spec)
+    action = np.asarray(action, codec.spec.dtype)
+    codec.spec.validate(action)
+    inner = codec.decode(action)
+    assert (inner.shape, inner.dtype) == (spec[0], spec[1])
+    np.testing.assert_allclose(inner, expected, rtol=1e-6)
+    assert np.all(inner >= codec.minimum) and np.all(inner <= codec.maximum)
+    batch = codec.decode(np.stack([action] * 3))
+    np.testing.assert_array_equal(batch, [inner] * 3)
+    np.testing.assert_allclose(codec.decode(action, jnp), inner, rtol=1e-6)
+
+
+def test_masks_follow_the_actions():
+    shapes = {name: adaptors.action_codec(*case[:5]).mask_shape() for name, case in CASES.items()}
+    assert shapes["discrete"] == (4,) and shapes["joint"] == (6,)
+    assert shapes["parts"] == (2, 4) and shapes["one part of many agents"] == (1, 3)
+
+
+def test_a_value_that_the_mask_does_not_cover_is_no_action():
+    spec = adaptors.action_codec((3,), np.int32, 0, 9, (3, 9)).spec
+    assert isinstance(spec, specs.BoundedArray) and spec.maximum.tolist() == [8, 8, 8]
+
+
+def test_a_mask_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"a mask \(5,\) does not fit the action"):
+        adaptors.action_codec((), np.int32, 0, 3, (5,))
