@@ -80,6 +80,12 @@ def estimate(
     return Estimate(value, (float(found.low), float(found.high)))
 
 
+def summarize(tasks: Sequence[Sequence[float]]) -> dict[str, Estimate]:
+    """Returns the statistics over tasks and runs, `[N, R]`, by name."""
+    statistics = {"mean": mean, "median": median, "interquartile mean": interquartile_mean}
+    return {name: estimate(tasks, statistic) for name, statistic in statistics.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """What is known of the runs of one task: enough where only their summary is.

@@ -98,20 +98,12 @@ def normalized(game: str, score: float) -> float:
     return (score - random) / (human - random)
 
 
-class Summary(NamedTuple):
-    """Human-normalised scores over games, with intervals."""
-
-    median: aggregates.Estimate
-    interquartile_mean: aggregates.Estimate
-    mean: aggregates.Estimate
-
-
-def summarize(scores: Mapping[str, Sequence[float]]) -> Summary:
-    """Returns what an agent reaches over several games.
+def summarize(scores: Mapping[str, Sequence[float]]) -> dict[str, aggregates.Estimate]:
+    """Returns what an agent reaches over several games: human-normalised statistics by name.
 
     Args:
       scores: of each game, by run, in points of the game; as many runs of each.
     """
-    tasks = [[normalized(game, score) for score in runs] for game, runs in scores.items()]
-    statistics = (aggregates.median, aggregates.interquartile_mean, aggregates.mean)
-    return Summary(*(aggregates.estimate(tasks, statistic) for statistic in statistics))
+    return aggregates.summarize(
+        [[normalized(game, score) for score in runs] for game, runs in scores.items()]
+    )

@@ -4,7 +4,7 @@
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -12,6 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.axes
 import matplotlib.figure
+import matplotlib.pyplot as plt
 import matplotlib.ticker
 import numpy as np
 
@@ -89,6 +90,29 @@ def draw_band(axis: matplotlib.axes.Axes, drawn: Band, **style: Any) -> None:
     )
 
 
+def colors(names: Iterable[Any]) -> dict[Any, str]:
+    """Returns a colour for each name."""
+    return {name: COLORS[n % len(COLORS)] for n, name in enumerate(names)}
+
+
+def grid(
+    count: int, columns: int, size: tuple[float, float]
+) -> tuple[matplotlib.figure.Figure, Sequence[matplotlib.axes.Axes]]:
+    """Returns a figure and so many axes of it, each of a size in inches."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(size[0] * columns, size[1] * rows),
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis in axes.flat[count:]:
+        axis.remove()
+    return figure, list(axes.flat[:count])
+
+
 def tidy(axis: matplotlib.axes.Axes) -> None:
     """Gives an axis the look that all pictures share."""
     axis.grid(color="#e4e6ea")
@@ -102,7 +126,7 @@ def engineering() -> matplotlib.ticker.Formatter:
 
 
 def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:
-    """Writes a picture.
+    """Writes a picture, and forgets it.
 
     Raises:
       errors.UserError: there is no such folder, or no such format.
@@ -111,3 +135,5 @@ def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
         raise errors.UserError(f"cannot write '{path}': {error}") from error
+    finally:
+        plt.close(figure)

@@ -13,11 +13,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from results import aggregates
+from results import aggregates, training_process
 
 from podracers import errors
 
-PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.json"
+PATH = training_process.ROOT / "docs" / "results.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +141,8 @@ class Row:
 
     def arguments(self, seed: int) -> list[str]:
         """Returns the arguments of `scripts/train.py`, without the run directory."""
-        flags = ["--gin_file", self.gin_file, "--runner", self.runner.lower()]
-        bindings = [f"SEED = {seed}", *self.gin_bindings]
-        return flags + [flag for binding in bindings for flag in ("--gin_bindings", binding)]
+        named = ["--gin_file", self.gin_file, "--runner", self.runner.lower()]
+        return named + training_process.flags([], [f"SEED = {seed}", *self.gin_bindings])
 
     def command(self, seed: int) -> str:
         """Returns the command that trains one seed."""

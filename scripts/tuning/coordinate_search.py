@@ -1,5 +1,6 @@
-"""How `scripts/tune.py` searches: a climb along one parameter after the other, and a duel."""
+"""How `scripts/tune.py` searches: along one parameter after the other, and then a duel."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
@@ -8,11 +9,14 @@ from tuning import candidates, trial
 # By how much a candidate has to be faster for the search to go on from it: less is noise, or not
 # worth another batch size.
 _BETTER = 1.03
-_HOPELESS = 0.8  # of the best rate: a candidate that seems slower is not measured well
+_HOPELESS = 0.8  # of the best rate: a candidate that is slower is not measured well
 
 
-class Search:
-    """Climbs from a start to the fastest candidate that it finds in time.
+class CoordinateSearch:
+    """Goes from a start to the fastest candidate that it finds in time.
+
+    Along one parameter it goes on while candidates get faster, upwards and else downwards; then
+    comes the next parameter, and the first one again until none is left that makes it faster.
 
     Args:
       measure: measures a candidate; the second argument is a rate below which a turn is enough.
@@ -22,7 +26,7 @@ class Search:
     Attributes:
       measured: every candidate that was measured, in this order.
       best: the fastest; None while none could be measured.
-      complete: nothing was left out for want of time.
+      complete: whether nothing was left out for want of time.
     """
 
     def __init__(
@@ -43,46 +47,40 @@ class Search:
           origin: where to start; it was measured already, with `add`.
           machine: where the search runs.
         """
-        while self.complete:
+        before = math.nan
+        while self.complete and before != self.best:
             before = self.best
             for choice in self._choices:
-                self._climb(choice, self.best or origin, machine)
-            if self.best == before:
-                return
+                directions = choice.directions(self.best or origin, machine)
+                any(self._improves(direction) for direction in directions)
 
     def add(self, candidate: candidates.Candidate, outcome: trial.Outcome) -> bool:
         """Notes what was measured; returns whether it is the best by far enough."""
         self.measured[candidate] = outcome
-        if outcome.problem:
-            return False
-        if self.best and outcome.rate <= _BETTER * self.measured[self.best].rate:
-            return False
-        self.best = candidate
-        return True
+        is_best = not outcome.problem and outcome.rate > _BETTER * self._best_rate()
+        self.best = candidate if is_best else self.best
+        return is_best
 
-    def _floor(self) -> float:
-        return _HOPELESS * self.measured[self.best].rate if self.best else 0.0
+    def _best_rate(self) -> float:
+        return self.measured[self.best].rate if self.best else 0.0
 
-    def _climb(
-        self,
-        choice: candidates.Choice,
-        origin: candidates.Candidate,
-        machine: candidates.Machine,
-    ) -> None:
-        for direction in choice.directions(origin, machine):
-            improved = False
-            for candidate in direction:
-                known = self.measured.get(candidate)
-                if known is None and not self._in_time():
-                    self.complete = False
-                    return
-                outcome = known or self._measure(candidate, self._floor())
-                if known is None and self.add(candidate, outcome):
-                    improved = True
-                elif not outcome.refused:  # what does not divide says nothing of what comes next
-                    break
-            if improved:
-                return
+    def _improves(self, direction: Sequence[candidates.Candidate]) -> bool:
+        """Goes in a direction while it gets faster; returns whether it did."""
+        improved = False
+        for candidate in direction:
+            if candidate in self.measured:
+                is_best = False
+            elif not self._in_time():
+                self.complete = False
+                return True  # so that no other direction is tried
+            else:
+                outcome = self._measure(candidate, _HOPELESS * self._best_rate())
+                is_best = self.add(candidate, outcome)
+            improved = improved or is_best
+            # What does not divide says nothing of what comes next.
+            if not is_best and not self.measured[candidate].refused:
+                break
+        return improved
 
 
 def duel(

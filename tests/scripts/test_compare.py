@@ -1,15 +1,11 @@
 """Tests of comparing runners: the runs, the numbers, the picture, and how all of it ends."""
 
-import importlib
 import json
 import os
 import pathlib
 import signal
-import sys
 import time
-import types
 
-import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -169,18 +165,12 @@ def test_a_child_that_fails_ends_all_with_its_line_and_its_code(folder, config):
     assert "became NaN or infinite" in last
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    """The script, and what lies beside it."""
-    before = matplotlib.get_backend()
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = ("compare", "results.comparison", "results.plotting")
-    found = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
-    yield types.SimpleNamespace(**found)
-    matplotlib.use(before)
+@pytest.fixture(scope="module")
+def modules(tools):
+    return tools("results.comparison", "results.plotting")
 
 
-def test_mistakes_are_found_before_anything_is_trained(tmp_path, config, modules, monkeypatch):
+def test_mistakes_are_found_before_anything_is_trained(tmp_path, config, call):
     (tmp_path / "file").write_text("not a folder")
     cases = {
         ("anakim",): "there is no runner 'anakim'; did you mean 'anakin'?",
@@ -199,10 +189,8 @@ def test_mistakes_are_found_before_anything_is_trained(tmp_path, config, modules
     }
     output = ("--output_dir", tmp_path / "new")
     for rest, phrase in cases.items():
-        words = ["compare.py", *output, *_arguments(config, *rest)]
-        monkeypatch.setattr(sys, "argv", list(map(str, words)))
         with pytest.raises(errors.UserError) as caught:
-            modules.compare.main()
+            call("compare", *output, *_arguments(config, *rest))
         assert phrase in str(caught.value)
         assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["file"]

@@ -1,13 +1,10 @@
 """Tests of the search for fast settings: candidates, the climb, the duel, the file, the end."""
 
-import importlib
 import itertools
 import math
 import pathlib
 import signal
-import sys
 import time
-import types
 
 import pytest
 
@@ -19,29 +16,25 @@ from tests import processes
 NUM_DEVICES = (1, 2, 3, 4, 8)
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    """The script, and what lies beside it."""
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = {"candidates": "candidates", "trial": "trial"}
-    names |= {"search": "coordinate_search", "report": "outcome"}
-    found = {name: importlib.import_module(f"tuning.{file}") for name, file in names.items()}
-    return types.SimpleNamespace(tune=importlib.import_module("tune"), **found)
+@pytest.fixture(scope="module")
+def modules(tools):
+    return tools(
+        "tune", "tuning.candidates", "tuning.coordinate_search", "tuning.findings", "tuning.trial"
+    )
 
 
 @pytest.fixture
-def tune(modules, monkeypatch):
+def tune(call):
     """Calls the script in this process; the candidates have processes of their own."""
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["tune.py", *map(str, arguments)])
+    def tune(*words):
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            return modules.tune.main()
+            return call("tune", *words)
         finally:
             signal.signal(signal.SIGTERM, handler)
 
-    return call
+    return tune
 
 
 @pytest.fixture
@@ -116,7 +109,9 @@ def _climb(modules, rates, start=8, values=None, limit=99):
     """Returns the search, and which numbers of environments it asked for."""
     measure = Table(modules, rates)
     choice = modules.candidates.Choice("num_envs", values)
-    search = modules.search.Search(measure, [choice], lambda: len(measure.asked) < limit)
+    search = modules.coordinate_search.CoordinateSearch(
+        measure, [choice], lambda: len(measure.asked) < limit
+    )
     origin = modules.candidates.Candidate((("num_envs", start),))
     search.add(origin, measure(origin))
     search.run(origin, modules.candidates.Machine(num_devices=1, num_cores=2))
@@ -165,7 +160,7 @@ def _found(modules, rounds, **options):
         start: modules.trial.Outcome(rates=[10.0], host_memory=10**9),
         best: modules.trial.Outcome(rates=[20.0], host_memory=2 * 10**9),
     }
-    return modules.report.Found(start, best, measured, rounds, **options)
+    return modules.findings.Found(start, measured, best, rounds, **options)
 
 
 def test_the_best_has_to_win_each_time(modules):
@@ -190,9 +185,9 @@ def test_takes_three_turns_or_two_where_time_is_short(modules):
         calls.append(name)
         return float(len(calls))
 
-    assert len(list(modules.search.duel(rate, "a", "b", lambda: False))) == 2
+    assert len(list(modules.coordinate_search.duel(rate, "a", "b", lambda: False))) == 2
     assert calls == ["a", "b"] * 2
-    assert len(list(modules.search.duel(rate, "a", "b", lambda: True))) == 3
+    assert len(list(modules.coordinate_search.duel(rate, "a", "b", lambda: True))) == 3
 
 
 def test_sizes_are_read_as_people_write_them(modules):
@@ -265,7 +260,8 @@ def test_an_interrupt_keeps_the_best_so_far_and_leaves_nobody_behind(tmp_path, c
     while (line := process.stdout.readline()) and not line.startswith("num_envs 256: "):
         pass
     children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (running := children.read_text().split()) and process.poll() is None:
+    # One of them is multiprocessing's own, the other the next candidate.
+    while len(running := children.read_text().split()) < 2 and process.poll() is None:
         pass
     process.send_signal(signal.SIGINT)
     result = processes.finish(process)

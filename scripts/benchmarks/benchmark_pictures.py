@@ -5,28 +5,18 @@ from collections.abc import Sequence
 
 import matplotlib.axes
 import matplotlib.figure
-import matplotlib.pyplot as plt
 from benchmarks import panels, records
 from results import plotting
 
-_COLUMNS = 3
 _WIDE = 30.0  # times the least: from there on, a linear axis shows nothing of it
 
 
 def draw(drawn: Sequence[panels.Panel], title: str) -> matplotlib.figure.Figure:
     """Returns a picture with one part for each panel."""
-    columns = min(_COLUMNS, len(drawn))
-    rows = -(-len(drawn) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(4.6 * columns, 3.3 * rows), squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[len(drawn) :]:
-        axis.remove()
-    for axis, panel in zip(axes.flat, drawn):
-        if len(panel.columns) > 1 and all(isinstance(each, int) for each in panel.columns):
-            _lines(axis, panel)
-        else:
-            _bars(axis, panel)
+    figure, axes = plotting.grid(len(drawn), 3, (4.6, 3.3))
+    for axis, panel in zip(axes, drawn):
+        is_line = len(panel.columns) > 1 and all(isinstance(each, int) for each in panel.columns)
+        (_lines if is_line else _bars)(axis, panel)
         axis.set_title(panel.measure, fontsize=9)
         plotting.tidy(axis)
     figure.suptitle(title, fontsize=11)
@@ -34,24 +24,18 @@ def draw(drawn: Sequence[panels.Panel], title: str) -> matplotlib.figure.Figure:
 
 
 def _lines(axis: matplotlib.axes.Axes, panel: panels.Panel) -> None:
-    for index, line in enumerate(panel.lines):
-        rows = [panel.cells.get((line, column)) for column in panel.columns]
-        points = [(x, row) for x, row in zip(panel.columns, rows) if row]
+    for line, color in plotting.colors(panel.lines).items():
+        points = [(x, row) for x in panel.columns if (row := panel.cells.get((line, x)))]
         axis.errorbar(
-            [x for x, _ in points],
-            [row.median for _, row in points],
+            *([x for x, _ in points], [row.median for _, row in points]),
             yerr=_spreads([row for _, row in points]),
-            color=plotting.COLORS[index % len(plotting.COLORS)],
-            marker="o",
-            markersize=4,
-            linewidth=1.8,
-            capsize=2,
+            **{"color": color, "marker": "o", "markersize": 4, "linewidth": 1.8, "capsize": 2},
             label=f"{panel.keys[0]} {line}",
         )
     axis.set_xscale("log", base=2)
-    axis.set_xticks(panel.columns, [str(column) for column in panel.columns])
+    axis.set_xticks(panel.columns, map(str, panel.columns))
     axis.set_xlabel(panel.keys[1])
-    axis.yaxis.set_major_formatter(_number)
+    axis.yaxis.set_major_formatter(lambda value, _: records.short(value))
     axis.set_ylim(bottom=0)
     axis.legend(fontsize=8, frameon=False)
 
@@ -59,34 +43,24 @@ def _lines(axis: matplotlib.axes.Axes, panel: panels.Panel) -> None:
 def _bars(axis: matplotlib.axes.Axes, panel: panels.Panel) -> None:
     count = len(panel.columns)
     height = 0.8 / count
-    for index, column in enumerate(panel.columns):
+    for index, (column, color) in enumerate(plotting.colors(panel.columns).items()):
         places = [(y, panel.cells.get((line, column))) for y, line in enumerate(panel.lines)]
-        present = [(y, row) for y, row in places if row]
+        places = [(y + (index - (count - 1) / 2) * height, row) for y, row in places if row]
         axis.barh(
-            [y + (index - (count - 1) / 2) * height for y, _ in present],
-            [row.median for _, row in present],
-            height,
-            xerr=_spreads([row for _, row in present]),
-            color=plotting.COLORS[index % len(plotting.COLORS)],
-            ecolor="#444444",
-            capsize=2,
-            label=str(column),
+            *([y for y, _ in places], [row.median for _, row in places], height),
+            xerr=_spreads([row for _, row in places]),
+            **{"color": color, "ecolor": "#444444", "capsize": 2, "label": str(column)},
         )
     medians = [row.median for row in panel.cells.values()]
     if min(medians) > 0.0 and max(medians) > _WIDE * min(medians):
         axis.set_xscale("log")
         axis.set_xlabel("logarithmic", fontsize=8)
-    axis.set_yticks(range(len(panel.lines)), [str(line) for line in panel.lines], fontsize=8)
+    axis.set_yticks(range(len(panel.lines)), map(str, panel.lines), fontsize=8)
     axis.invert_yaxis()
-    axis.xaxis.set_major_formatter(_number)
+    axis.xaxis.set_major_formatter(lambda value, _: records.short(value))
     axis.tick_params(axis="x", labelsize=8)
     if count > 1:
         axis.legend(fontsize=8, frameon=False)
-
-
-def _number(value: float, position: int) -> str:
-    del position
-    return records.short(value)
 
 
 def _spreads(rows: Sequence[records.Row]) -> list[list[float]]:
