@@ -51,7 +51,6 @@ def main() -> int:
     for path, text in pages.items():
         markdown.write(path, text)
     tables.draw(rows, arguments.picture)
-    page.draw(speeds, folder)
     print("\n".join(map(str, [*pages, arguments.picture])))
     return 0
 

@@ -60,7 +60,7 @@ def main() -> int:
     if out.is_dir() or not os.access(out.parent, os.W_OK):  # found before minutes are spent
         raise errors.UserError(f"--out: cannot write '{out}'")
     search.run()
-    search.write(arguments.out, shlex.join(["python", "scripts/tune.py", *sys.argv[1:]]))
+    search.write(out, shlex.join(["python", "scripts/tune.py", *sys.argv[1:]]))
     return 0
 
 

@@ -1,20 +1,18 @@
-"""The page of benchmarks: files of results as tables and pictures."""
+"""The page of benchmarks: files of results as tables."""
 
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from benchmarks import benchmark_pictures, panels, records
-from results import plotting
+from benchmarks import panels, records
 
 from podracers import errors
 
 _HEAD = """# Benchmarks
 
-Made by `python scripts/report.py` from the files in `{folder}`: edit neither this page nor its
-pictures. An *agent step* is one decision in one environment. Figures are medians, with the least
-and the most of all repeats in brackets; one without brackets was measured once. Rates are warm,
-with compilation apart. `python scripts/benchmark.py --compare OLD.json NEW.json` says what became
-slower between two files.
+Made by `python scripts/report.py` from the files in `{folder}`: do not edit it. An *agent step* is
+one decision in one environment. Figures are medians, with the least and the most of all repeats in
+brackets; one without brackets was measured once. Rates are warm, with compilation apart. `python
+scripts/benchmark.py --compare OLD.json NEW.json` says what became slower between two files.
 """
 _GPU = """## On a GPU
 
@@ -51,41 +49,23 @@ def read_all(folder: pathlib.Path) -> dict[str, records.Record]:
     return found
 
 
-def _sections(stem: str, record: records.Record) -> Iterator[tuple[str, str, list]]:
-    """Yields what is shown together, with the name of its picture: one benchmark, or one group."""
-    together: dict[str, list[records.Result]] = {}
-    for name, result in record.results.items():
-        together.setdefault(result.group or name, []).append(result)
-    for name, own in together.items():
-        yield name, f"{stem}.png" if stem == name else f"{stem}-{name}.png", own
-
-
 def text(found: Mapping[str, records.Record], name: str) -> str:
     """Returns the page of files of results, which are in the folder `name` beside it."""
     parts = [_HEAD.format(folder=f"docs/{name}")]
     for stem, record in found.items():
         parts += [f"## {stem}\n", _provenance(record, f"{name}/{stem}.json")]
-        sections = list(_sections(stem, record))
-        for heading, picture, own in sections:
+        together: dict[str, list[records.Result]] = {}  # one benchmark, or one group
+        for benchmark, result in record.results.items():
+            together.setdefault(result.group or benchmark, []).append(result)
+        for heading, own in together.items():
             notes = dict.fromkeys(note for result in own for note in result.notes)
-            parts += [f"### {heading}\n"] * (len(sections) > 1 or heading != stem)
-            parts += [f"{own[0].about}\n", *panels.tables(_panels(own))]
-            parts += ["\n".join(f"- {note}" for note in notes) + "\n"] * bool(notes)
-            parts.append(f"![The same as a picture.]({name}/{picture})\n")
+            rows = (row for result in own for row in result.rows)
+            parts += [f"### {heading}\n"] * ([*together] != [stem])
+            parts += [f"{own[0].about}\n", *panels.tables(rows)]
+            parts += ["".join(f"- {note}\n" for note in notes)] * bool(notes)
     if not any(record.provenance["platform"] in _GPUS for record in found.values()):
         parts.append(_GPU.format(folder=f"docs/{name}"))
     return "\n".join(parts)
-
-
-def draw(found: Mapping[str, records.Record], folder: pathlib.Path) -> None:
-    """Writes the pictures of the page."""
-    for stem, record in found.items():
-        for name, picture, own in _sections(stem, record):
-            plotting.save(benchmark_pictures.draw(_panels(own), name), folder / picture)
-
-
-def _panels(results: list[records.Result]) -> list[panels.Panel]:
-    return panels.make(row for result in results for row in result.rows)
 
 
 def _provenance(record: records.Record, file: str) -> str:

@@ -1,74 +1,46 @@
-"""Rows of figures as panels: one for each measure, with lines, columns and a cell for each row."""
+"""Rows of figures as tables in Markdown."""
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from benchmarks import records
 from results import markdown
 
-Value = str | int
 _NO_UNITS = ("ratio", "share")
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """All figures of one measure.
+def tables(rows: Iterable[records.Row]) -> list[str]:
+    """Returns a table for each measure; measures whose rows only one key tells apart share one.
 
-    Attributes:
-      measure: with its unit, where it has one.
-      keys: what tells the rows apart, such as `("runner", "devices")`.
-      lines: the values of the first key, in the order in which they came.
-      columns: those of the others, joined where they are several; `("",)` where there is none.
-      cells: the rows, by line and column.
+    The values of the first key, such as `runner` of `{"runner": "anakin", "devices": 4}`, are the
+    lines of a table, and those of the others its columns. Figures are medians, with the least and
+    the most in brackets.
     """
-
-    measure: str
-    keys: tuple[str, ...]
-    lines: tuple[Value, ...]
-    columns: tuple[Value, ...]
-    cells: Mapping[tuple[Value, Value], records.Row]
-
-    def cell(self, line: Value, column: Value) -> str:
-        """Returns a figure in words; empty where there is none."""
-        row = self.cells.get((line, column))
-        return row.spread if row else ""
-
-
-def make(rows: Iterable[records.Row]) -> list[Panel]:
-    """Returns the panels of rows, in the order in which their measures came."""
-    grouped: dict[tuple, list[records.Row]] = {}
+    by_measure: dict[tuple, list[records.Row]] = {}
     for row in rows:
         title = row.measure if row.unit in _NO_UNITS else f"{row.measure}, {row.unit}"
-        grouped.setdefault((title, tuple(row.case)), []).append(row)
-    panels = []
-    for (measure, keys), own in grouped.items():
-        cells = {_place(row): row for row in own}
-        lines, columns = (tuple(dict.fromkeys(place[axis] for place in cells)) for axis in (0, 1))
-        panels.append(Panel(measure, keys, lines, columns, cells))
-    return panels
+        by_measure.setdefault((title, tuple(row.case)), []).append(row)
+    # Of each table: its first heading, and its rows by line and column.
+    written: list[tuple[str, dict[tuple[str, str], records.Row]]] = []
+    shared: dict[str, dict[tuple[str, str], records.Row]] = {}
+    for (title, keys), own in by_measure.items():
+        if len(keys) > 1:
+            heading = f"{title}: {keys[0]}, by {' and '.join(keys[1:])}"
+            written.append((heading, {_place(row): row for row in own}))
+        else:
+            cells = {(_place(row)[0], title): row for row in own}
+            shared.setdefault(keys[0] if keys else "", {}).update(cells)
+    return [_table(heading, cells) for heading, cells in [*written, *shared.items()]]
 
 
-def _place(row: records.Row) -> tuple[Value, Value]:
+def _place(row: records.Row) -> tuple[str, str]:
     first, *others = [*row.case.values()] or [""]
-    return first, others[0] if len(others) == 1 else ", ".join(map(str, others))
+    return str(first), ", ".join(map(str, others))
 
 
-def tables(panels: Iterable[Panel]) -> list[str]:
-    """Returns Markdown: a table for each measure; those with one key share one."""
-    written, shared = [], {}
-    for panel in panels:
-        if len(panel.keys) <= 1:
-            shared.setdefault(panel.keys, []).append(panel)
-            continue
-        header = [f"{panel.measure}: {panel.keys[0]}, by {' and '.join(panel.keys[1:])}"]
-        header += map(str, panel.columns)
-        lines = [
-            [str(n), *(panel.cell(n, column) for column in panel.columns)] for n in panel.lines
-        ]
-        written.append(markdown.table(header, lines))
-    for keys, own in shared.items():
-        names = dict.fromkeys(line for panel in own for line in panel.lines)
-        lines = [[str(name), *(panel.cell(name, "") for panel in own)] for name in names]
-        header = [*(keys or ("",)), *(panel.measure for panel in own)]
-        written.append(markdown.table(header, lines))
-    return written
+def _table(heading: str, cells: dict[tuple[str, str], records.Row]) -> str:
+    lines, columns = (dict.fromkeys(place[axis] for place in cells) for axis in (0, 1))
+    figures = {place: row.spread for place, row in cells.items()}
+    return markdown.table(
+        [heading, *columns],
+        [[line, *(figures.get((line, column), "") for column in columns)] for line in lines],
+    )

@@ -22,12 +22,12 @@ _REPLAY = {
     "muzero": "catch_muzero",
 }
 GROUPS = {
-    "sebulba": ("sebulba_impala", "sebulba_ppo", "sebulba_environments"),
+    "sebulba": ("sebulba_impala", "sebulba_environments"),
     "replay": tuple(_REPLAY),
     "agents": tuple(f"agent_{name}" for name in agent_speed.EXPERIMENTS),
     "gpu": (
         *("catch", "cartpole_batches", "snake_batches"),
-        *("sebulba_environments", "sebulba_impala", "sebulba_ppo"),
+        *("sebulba_environments", "sebulba_impala"),
     ),
 }
 _Benchmark = Callable[[Any], records.Result]  # takes the options of the command line
@@ -66,7 +66,6 @@ BENCHMARKS: dict[str, _Benchmark] = {
         o.repeats, o.processes, o.gin_bindings
     ),
     "sebulba_impala": _sebulba(sebulba_speed.benchmark_learning, sebulba_speed.IMPALA),
-    "sebulba_ppo": _sebulba(sebulba_speed.benchmark_learning, sebulba_speed.PPO),
     "sebulba_environments": _sebulba(
         sebulba_speed.benchmark_environments, sebulba_speed.ENVIRONMENTS
     ),

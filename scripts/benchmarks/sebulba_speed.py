@@ -20,6 +20,7 @@ from podracers.training import experiment
 
 Measured = dict[str, list[float]]
 
+_EXPERIMENT = "gin/experiments/pong_impala.gin"
 _TRANSFER = records.Kind("to the device for each agent step", "bytes", records.LOWER, 1)
 
 
@@ -28,7 +29,6 @@ class Setting:
     """What is measured.
 
     Attributes:
-      algorithm: "ppo" or "impala"; the experiment is `pong_<algorithm>.gin`.
       updates: how many a turn takes.
       lead_in: how many come before it and are not counted: while it was others' turn, an actor
         had the time to fill the queue with a rollout, and to collect another one.
@@ -36,7 +36,6 @@ class Setting:
       bindings: of gin, over the experiment's own.
     """
 
-    algorithm: str
     updates: int
     lead_in: int = 2
     env_steps: int = 250
@@ -44,13 +43,11 @@ class Setting:
 
     def build(self) -> experiment.Parts:
         """Returns the parts of the experiment."""
-        file = f"gin/experiments/pong_{self.algorithm}.gin"
-        return experiment.load([file], list(self.bindings)).build()
+        return experiment.load([_EXPERIMENT], self.bindings).build()
 
 
-PPO = Setting("ppo", updates=1, lead_in=1)  # where learning takes so long, it is never waited for
-IMPALA = Setting("impala", updates=6)
-ENVIRONMENTS = Setting("impala", updates=30, env_steps=600)
+IMPALA = Setting(updates=6)
+ENVIRONMENTS = Setting(updates=30, env_steps=600)
 
 
 class _Glance(nn.Module):
@@ -132,13 +129,9 @@ def _small_network(setting: Setting) -> measure.Stepper:
 def _make_baseline(setting: Setting) -> single_file_sebulba.SingleFileSebulba:
     parts = setting.build()
     agent, runner, task = parts.agent, parts.runner, parts.environment
-    settings = single_file_sebulba.Settings(
-        setting.algorithm, runner.num_envs, runner.rollout_length
-    )
-    if setting.algorithm == "ppo":
-        settings = settings._replace(epochs=agent.epochs, num_minibatches=agent.num_minibatches)
-    elif agent.num_minibatches != 1:
-        raise errors.UserError("the baseline of IMPALA learns from all streams at once")
+    if agent.num_minibatches != 1:
+        raise errors.UserError("the baseline learns from all streams at once")
+    settings = single_file_sebulba.Settings(runner.num_envs, runner.rollout_length)
     options = {**task.options, "max_episode_steps": task.max_episode_steps}
     return single_file_sebulba.SingleFileSebulba(task.task_id, options, settings)
 
@@ -163,7 +156,7 @@ def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
         "baseline": baseline.bytes_to_device_per_step,
     }
     return records.Result(
-        f"{setting.algorithm.upper()} on EnvPool's Pong: the simulators alone, actors that learn "
+        "IMPALA on EnvPool's Pong: the simulators alone, actors that learn "
         "nothing, Sebulba, and our own straightforward version of the published design, at equal "
         "work.",
         (

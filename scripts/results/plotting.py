@@ -95,24 +95,6 @@ def colors(names: Iterable[Any]) -> dict[Any, str]:
     return {name: COLORS[n % len(COLORS)] for n, name in enumerate(names)}
 
 
-def grid(
-    count: int, columns: int, size: tuple[float, float]
-) -> tuple[matplotlib.figure.Figure, Sequence[matplotlib.axes.Axes]]:
-    """Returns a figure and so many axes of it, each of a size in inches."""
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    figure, axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(size[0] * columns, size[1] * rows),
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis in axes.flat[count:]:
-        axis.remove()
-    return figure, list(axes.flat[:count])
-
-
 def tidy(axis: matplotlib.axes.Axes) -> None:
     """Gives an axis the look that all pictures share."""
     axis.grid(color="#e4e6ea")

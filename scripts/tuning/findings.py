@@ -1,52 +1,64 @@
-"""What `scripts/tune.py` found: in words, as a table, and as a .gin file."""
+"""What `scripts/tune.py` has found: in words, as a table, and as a .gin file."""
 
 import dataclasses
 import datetime
 import math
+import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
 
 import rich.markup
 import rich.table
-from tuning import candidates, coordinate_search, trial
+from tuning import candidates, trial
 
 from podracers import footprint
 
-_WIDTH = 98  # of comments
+# By how much a candidate has to be faster for the search to go on from it: less is noise, or not
+# worth another batch size.
+_BETTER = 1.03
 _STEADY = 0.1  # a machine whose speed changes by more in the meantime is no place to search
+_WIDTH = 98  # of comments
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
+@dataclasses.dataclass
+class Findings:
     """A search, at its end or so far.
 
     Attributes:
       start: the experiment's own values.
-      measured: what each candidate reached.
-      best: the fastest candidate.
-      rounds: of the duel: rates of the start and of the best.
+      measured: what each candidate reached, in the order in which they were measured.
+      best: the fastest candidate; None while none could be measured.
+      rounds: rates of the start and of the best, measured turn by turn; NaN where that failed.
       last: the rate of the start at the end; NaN if it was not measured again.
       interrupted: whether the user did not wait for the end.
       complete: whether nothing was left out for want of time.
-      facts: of the machine.
     """
 
     start: candidates.Candidate
-    measured: Mapping[candidates.Candidate, trial.Outcome]
+    measured: dict[candidates.Candidate, trial.Outcome] = dataclasses.field(default_factory=dict)
     best: candidates.Candidate | None = None
-    rounds: Sequence[tuple[float, float]] = ()
+    rounds: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     last: float = math.nan
     interrupted: bool = False
     complete: bool = True
-    facts: trial.Facts | None = None
+
+    @property
+    def best_rate(self) -> float:
+        """The rate of the best; 0 while there is none."""
+        return self.measured[self.best].rate if self.best else 0.0
+
+    def add(self, candidate: candidates.Candidate, outcome: trial.Outcome) -> bool:
+        """Notes what was measured; returns whether it is the best by far enough."""
+        self.measured[candidate] = outcome
+        is_best = not outcome.problem and outcome.rate > _BETTER * self.best_rate
+        self.best = candidate if is_best else self.best
+        return is_best
 
     @property
     def chosen(self) -> candidates.Candidate:
-        """What to write: the best, unless the start was measured beside it and held its own."""
+        """What to write: the best, if it was faster than the start each time, or was not tried."""
         unmeasured = bool(self.measured[self.start].problem)
-        if self.interrupted or unmeasured or coordinate_search.beats(self.rounds):
-            return self.best
-        return self.start
+        won = len(self.rounds) > 1 and all(best > start for start, best in self.rounds)
+        return self.best if self.interrupted or unmeasured or won else self.start
 
     def verdict(self) -> list[str]:
         """Returns lines that say what was found, and how sure that is."""
@@ -58,10 +70,13 @@ class Found:
             if abs(change - 1) > _STEADY:
                 line += "; the machine had other work, so search again when it has none"
             lines.append(line)
-        if whole := [pair for pair in self.rounds if not math.isnan(sum(pair))]:
+        ratios = [best / start for start, best in self.rounds if not math.isnan(start + best)]
+        if ratios:
+            middle, least, most = statistics.median(ratios), min(ratios), max(ratios)
             lines.append(
-                f"{self.best.describe(self.start)}: {coordinate_search.ratio(whole)} times the "
-                f"speed of the start, median (least to most) of {len(whole)} rounds, turn by turn"
+                f"{self.best.describe(self.start)}: {middle:.2f} ({least:.2f} to {most:.2f}) times "
+                f"the speed of the start, median (least to most) of {len(ratios)} rounds, turn by "
+                "turn"
             )
         return [*lines, self._conclusion()]
 
@@ -74,7 +89,7 @@ class Found:
             return f"stopped early: the fastest so far was {name}"
         if self.measured[self.start].problem:
             return f"the start could not be measured; the fastest was {name}"
-        if any(math.isnan(theirs) for _, theirs in self.rounds):
+        if any(math.isnan(best) for _, best in self.rounds):
             return f"{name} could not be measured again: these are the start's own values"
         if self.chosen == self.start:
             return "nothing beat the start by more than the spread: these are its own values"
@@ -91,35 +106,38 @@ class Found:
             table.add_row(*cells, style="bold" if each == self.best else "")
         return table
 
-    def gin(self, runner: str, command: str) -> str:
+    def gin(self, runner: str, command: str, facts: trial.Facts) -> str:
         """Returns the file to add after the experiment's own.
 
         Args:
           runner: the name of the runner's class, with its module.
           command: what made it.
+          facts: of the machine.
         """
         module, _, name = runner.rpartition(".")
         package, _, short = module.rpartition(".")
-        made, cores = self.facts.provenance, self.facts.machine.num_cores
+        made = facts.provenance
         changing = [name for name in candidates.LEARNT if self.start.get(name) is not None]
         lines = [
-            f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {made['device']}, {cores} host cores, "
-            f"jax {made['versions'].get('jax')}, commit {made['commit']}",
+            f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {made['device']}, "
+            f"{facts.machine.num_cores} host cores, jax {made['versions'].get('jax')}, commit "
+            f"{made['commit']}",
             "For this experiment on this machine; add it after the experiment's own file.",
-        ]
-        if changing:
-            lines.append(
+            *(
                 f"{' and '.join(changing)}: with another value the agent learns otherwise from as "
                 "many agent steps, and periods that count updates last otherwise."
-            )
-        lines += ["", "what was changed: agent steps/s, warm, median (least to most); memory"]
-        for each, outcome in self.measured.items():
-            lines.append(f"  {each.describe(self.start)}: {outcome.problem or measured(outcome)}")
-        lines += ["", *self.verdict()]
-        comments = [f"Made by: {command}", *(part for line in lines for part in _wrapped(line))]
+                for _ in changing[:1]
+            ),
+            "",
+            "what was changed: agent steps/s, warm, median (least to most); memory",
+            *(f"  {each.describe(self.start)}: {told(out)}" for each, out in self.measured.items()),
+            "",
+            *self.verdict(),
+        ]
+        wrapped = [part for line in lines for part in textwrap.wrap(line, _WIDTH) or [""]]
         return "\n".join(
             [
-                *(f"# {line}".rstrip() for line in comments),
+                *(f"# {line}".rstrip() for line in [f"Made by: {command}", *wrapped]),
                 "\nfrom __gin__ import dynamic_registration\n",
                 f"from {package} import {short}\n" if package else f"import {short}\n",
                 *self.chosen.bindings(f"{short}.{name}"),
@@ -128,14 +146,9 @@ class Found:
         )
 
 
-def _wrapped(line: str) -> list[str]:
-    indent = "    " if line.startswith(" ") else ""
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=indent) or [""]
-
-
-def measured(outcome: trial.Outcome) -> str:
-    """Returns rates and memory in words."""
-    return f"{rates(outcome)} agent steps/s, {memory(outcome)}"
+def told(outcome: trial.Outcome) -> str:
+    """Returns rates and memory in words, or what went wrong."""
+    return outcome.problem or f"{rates(outcome)} agent steps/s, {memory(outcome)}"
 
 
 def rates(outcome: trial.Outcome) -> str:

@@ -7,7 +7,7 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -82,7 +82,6 @@ def run(
     *,
     turns: int = TURNS,
     floor: float = 0.0,
-    watch: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Measures in a child process.
 
@@ -93,13 +92,11 @@ def run(
       cache: a folder for compiled programs, where the environment names no other.
       turns: how many measurements.
       floor: agent steps per second; a candidate that is slower gets one turn.
-      watch: called several times a second.
     """
     start = time.monotonic()
     outcome = Outcome()
 
     def look() -> None:
-        watch()
         outcome.host_memory = max(outcome.host_memory, child.memory())
         on_host = outcome.facts is not None and outcome.facts.platform == "cpu"
         taken = outcome.host_memory if on_host else outcome.device_memory or 0

@@ -1,8 +1,7 @@
-"""One search of `scripts/tune.py`: measures candidates until the time is up, and keeps the best."""
+"""One search of `scripts/tune.py`: measures candidates until the time is up."""
 
 import argparse
-import dataclasses
-import datetime
+import math
 import os
 import pathlib
 import tempfile
@@ -11,7 +10,6 @@ from collections.abc import Sequence
 
 import rich.console
 import rich.markup
-import rich.progress
 from tuning import candidates, coordinate_search, findings, trial
 
 from podracers import errors
@@ -27,9 +25,6 @@ class Tuner:
       runner: the name of the runner's class, with its module.
       choices: the parameters to search.
       console: where to say what is measured.
-
-    Attributes:
-      found: what was measured so far.
     """
 
     def __init__(
@@ -45,19 +40,9 @@ class Tuner:
         self._memory = arguments.memory or _MACHINE_SHARE * host
         # Of its own, so that each candidate compiles once: what is cached takes less memory.
         self._cache = tempfile.TemporaryDirectory(prefix="tune-")
-        self._budget = 60.0 * arguments.minutes
-        self._began = time.monotonic()
-        self._search = coordinate_search.CoordinateSearch(self._measure, choices, self._in_time)
-        self.found = findings.Found(candidates.Candidate(()), self._search.measured)
-        self._progress = rich.progress.Progress(
-            *("{task.description}", rich.progress.BarColumn(), "{task.fields[left]}"),
-            console=console,
-            # Drawn when a child is looked at: no thread that competes with it.
-            auto_refresh=False,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=self._budget, left="")
+        self._budget, self._began = 60.0 * arguments.minutes, time.monotonic()
+        self._facts: trial.Facts | None = None
+        self.found = findings.Findings(candidates.Candidate(()))
 
     def run(self) -> None:
         """Measures the start, searches, and lets the best and the start take turns.
@@ -68,107 +53,95 @@ class Tuner:
           errors.UserError: the experiment itself is mistaken, or the time is too short.
           errors.RunFailure: no candidate could be measured.
         """
-        with self._progress:
-            try:
-                self._run()
-            except KeyboardInterrupt:
-                if self._search.best is None:
-                    raise
-                self._note(interrupted=True)
+        try:
+            self._run()
+        except KeyboardInterrupt:
+            if self.found.best is None:
+                raise
+            self.found.interrupted = True
 
     def _run(self) -> None:
-        outcome = self._trial("the start", None)
-        machine = self._settle(outcome)
-        start = self.found.start
-        self._search.add(start, outcome)
-        self._note()
+        outcome = self._begin()
+        found = self.found
+        self._say(f"the start: {findings.told(outcome)}")
+        found.add(found.start, outcome)
         if not self._in_time():
             raise errors.UserError(
                 f"--minutes {self._arguments.minutes:g} is too short: the start took "
                 f"{outcome.seconds:.0f} s, so use at least {self._needed() / 60:.1f}"
             )
-        self._search.run(start, machine)
-        best = self._search.best
-        self._note()
-        if best is None:
-            count = len(self._search.measured)
+        machine = self._facts.machine
+        coordinate_search.search(found, self._choices, machine, self._measure, self._in_time)
+        if found.best is None:
             raise errors.RunFailure(
-                f"none of {count} candidates could be measured; the start: {outcome.problem}"
+                f"none of {len(found.measured)} candidates could be measured; the start: "
+                f"{outcome.problem}"
             )
-        if best == start:
-            self._note(last=self._again(start))
+        if found.best == found.start:
+            found.last = self._again("the start", found.start)
         elif not outcome.problem:
-            for pair in coordinate_search.duel(self._again, start, best, self._any_time):
-                self._note(last=pair[0], rounds=(*self.found.rounds, pair))
+            for turn in range(3):  # or two, if the time is up
+                if turn < 2 or time.monotonic() - self._began < self._budget:
+                    found.last = self._again("the start", found.start)
+                    found.rounds.append((found.last, self._again("the best", found.best)))
 
     def list_candidates(self) -> None:
         """Prints where the search starts and what it tries first; compiles and runs nothing."""
-        outcome = self._trial("the start", None, turns=0, say=False)
-        machine = self._settle(outcome)
-        start = self.found.start
+        outcome, start = self._begin(turns=0), self.found.start
         values = ", ".join(f"{name} {value}" for name, value in start.values)
         self._say(f"start: {values}" + (f" ({outcome.problem})" if outcome.refused else ""))
         for choice in self._choices:
-            directions = choice.directions(start, machine)
+            directions = choice.directions(start, self._facts.machine)
             self._say(f"{choice.name}:" + ("" if any(directions) else " nothing to try here"))
             for each in (each for direction in directions for each in direction):
                 self._say(f"  {each.describe(start)}")
 
-    def write(self, out: str, command: str) -> None:
+    def write(self, out: pathlib.Path, command: str) -> None:
         """Writes the .gin file that `command` makes, and prints what was found."""
-        path = pathlib.Path(out)
-        temporary = path.with_name(f".{path.name}.partial")
+        temporary = out.with_name(f".{out.name}.partial")
         try:
-            temporary.write_text(self.found.gin(self._runner, command))
-            os.replace(temporary, path)
+            temporary.write_text(self.found.gin(self._runner, command, self._facts))
+            os.replace(temporary, out)
         except OSError as error:
-            raise errors.RunFailure(f"cannot write '{path}': {error.strerror}") from error
+            raise errors.RunFailure(f"cannot write '{out}': {error.strerror}") from error
         self._console.print(self.found.table())
         for line in self.found.verdict():
             self._say(line)
-        self._say(f"{path}: add it after the experiment, --gin_file {path}")
+        self._say(f"{out}: add it after the experiment, --gin_file {out}")
 
-    def _note(self, **found) -> None:
-        best, complete = self._search.best, self._search.complete
-        self.found = dataclasses.replace(self.found, best=best, complete=complete, **found)
-
-    def _settle(self, outcome: trial.Outcome) -> candidates.Machine:
+    def _begin(self, turns: int = trial.TURNS) -> trial.Outcome:
         """Learns from the first process what the machine is, and where the search starts."""
+        outcome = self._trial("the start", [], turns=turns)
         if outcome.facts is None:
             kind = errors.UserError if outcome.refused else errors.RunFailure
             raise kind(outcome.problem)
-        start = candidates.start(self._choices, outcome.facts.values)
-        self._note(start=start, facts=outcome.facts)
-        return outcome.facts.machine
+        self._facts = outcome.facts
+        self.found.start = candidates.start(self._choices, outcome.facts.values)
+        return outcome
 
-    def _measure(self, candidate: candidates.Candidate, floor: float) -> trial.Outcome:
-        return self._trial(candidate.describe(self.found.start), candidate, floor=floor)
+    def _measure(self, candidate: candidates.Candidate, floor: float = 0.0) -> trial.Outcome:
+        name = candidate.describe(self.found.start)
+        outcome = self._trial(name, candidate.bindings(self._runner), floor=floor)
+        self._say(f"{name}: {findings.told(outcome)}")
+        return outcome
 
-    def _again(self, candidate: candidates.Candidate) -> float:
+    def _again(self, name: str, candidate: candidates.Candidate) -> float:
         """Measures a candidate once more, and keeps the most memory that it ever took."""
-        name = "the start" if candidate == self.found.start else "the best"
-        outcome = self._trial(f"{name}, again", candidate)
-        known = self._search.measured[candidate]
+        outcome = self._trial(f"{name}, again", candidate.bindings(self._runner))
+        self._say(f"{name}, again: {findings.told(outcome)}")
+        known = self.found.measured[candidate]
         known.host_memory = max(known.host_memory, outcome.host_memory)
         return outcome.rate
 
-    def _trial(
-        self, name: str, candidate: candidates.Candidate | None, say: bool = True, **options
-    ) -> trial.Outcome:
+    def _trial(self, name: str, bindings: Sequence[str], **options) -> trial.Outcome:
         asked = self._arguments
-        bindings = candidate.bindings(self._runner) if candidate else []
-        outcome = trial.run(
-            (asked.gin_file, [*asked.gin_bindings, *bindings], asked.seconds),
-            *(self._budget / 3, self._memory, self._cache.name),
-            watch=lambda: self._draw(name),
-            **options,
-        )
-        if say:
-            self._say(f"{name}: {outcome.problem or findings.measured(outcome)}")
-        return outcome
-
-    def _any_time(self) -> bool:
-        return time.monotonic() - self._began < self._budget
+        training = (asked.gin_file, [*asked.gin_bindings, *bindings], asked.seconds)
+        left = max(self._budget - time.monotonic() + self._began, 0.0) / 60
+        status = f"{rich.markup.escape(name)}: {math.ceil(left)} minutes left"
+        # Seldom redrawn: that takes time from what is measured.
+        with self._console.status(status, refresh_per_second=1):
+            limits = (self._budget / 3, self._memory)
+            return trial.run(training, *limits, self._cache.name, **options)
 
     def _in_time(self) -> bool:
         """Returns whether there is time for another candidate."""
@@ -176,22 +149,11 @@ class Tuner:
 
     def _needed(self) -> float:
         """Returns when a search would end, in seconds, that measured one more candidate."""
-        measured = self._search.measured
-        again = [measured[self.found.start], measured[self._search.best or self.found.start]]
+        measured = self.found.measured
+        again = [measured[self.found.start], measured[self.found.best or self.found.start]]
         # What was compiled once is read from the cache.
         turns = 2 * sum(outcome.seconds - outcome.compiling for outcome in again)
         return time.monotonic() - self._began + next(reversed(measured.values())).seconds + turns
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False)
-
-    def _draw(self, name: str) -> None:
-        seconds = time.monotonic() - self._began
-        left = datetime.timedelta(seconds=max(round(self._budget - seconds), 0))
-        self._progress.update(
-            self._task,
-            completed=min(seconds, self._budget),
-            description=rich.markup.escape(name),
-            left=f"{left} left",
-            refresh=True,
-        )

@@ -163,15 +163,7 @@ def test_the_pages_are_written_drawn_and_checked(modules, rows, tmp_path, call, 
     assert "16.0" in page.read_text()
     with Image.open(picture) as image:
         assert image.width > 500
-    drawn = sorted(path.name for path in folder.glob("*.png"))
-    parts = ["breakdown", "overhead"]
-    assert drawn == [
-        *(f"breakdown_overhead-{part}.png" for part in parts),
-        "replay.png",
-        "search.png",
-    ]
     text = folder.with_suffix(".md").read_text()
-    assert all(f"(benchmarks/{name})" in text for name in drawn)
     assert "Not measured: there is no file of results of a GPU" in text
 
 

@@ -106,52 +106,52 @@ class Table:
 
 
 def _climb(modules, rates, start=8, values=None, limit=99):
-    """Returns the search, and which numbers of environments it asked for."""
+    """Returns what was found, and which numbers of environments were asked for."""
     measure = Table(modules, rates)
     choice = modules.candidates.Choice("num_envs", values)
-    search = modules.coordinate_search.CoordinateSearch(
-        measure, [choice], lambda: len(measure.asked) < limit
+    found = modules.findings.Findings(modules.candidates.Candidate((("num_envs", start),)))
+    found.add(found.start, measure(found.start))
+    modules.coordinate_search.search(
+        *(found, [choice], modules.candidates.Machine(num_devices=1, num_cores=2)),
+        *(measure, lambda: len(measure.asked) < limit),
     )
-    origin = modules.candidates.Candidate((("num_envs", start),))
-    search.add(origin, measure(origin))
-    search.run(origin, modules.candidates.Machine(num_devices=1, num_cores=2))
-    return search, measure.asked
+    return found, measure.asked
 
 
 def test_climbs_while_it_gets_faster_and_asks_nothing_twice(modules):
     rising = {8: 10.0, 16: 20.0, 32: 30.0, 64: 30.5, 128: 99.0}
-    search, asked = _climb(modules, rising)
+    found, asked = _climb(modules, rising)
     assert asked == [8, 16, 32, 64]  # half of what it came from was asked before it
-    assert search.best.get("num_envs") == 32
-    assert search.complete
-    search, asked = _climb(modules, {8: 10.0, 16: 9.0, 4: 20.0, 2: 15.0})
+    assert found.best.get("num_envs") == 32
+    assert found.complete
+    found, asked = _climb(modules, {8: 10.0, 16: 9.0, 4: 20.0, 2: 15.0})
     assert asked == [8, 16, 4, 2]
-    assert search.best.get("num_envs") == 4
+    assert found.best.get("num_envs") == 4
 
 
 def test_what_does_not_divide_is_skipped_and_what_does_not_fit_ends_a_direction(modules):
-    search, asked = _climb(modules, {8: 10.0, 16: "does not divide", 32: 20.0, 128: 99.0})
+    found, asked = _climb(modules, {8: 10.0, 16: "does not divide", 32: 20.0, 128: 99.0})
     assert asked == [8, 16, 32, 64]
-    assert search.best.get("num_envs") == 32
+    assert found.best.get("num_envs") == 32
 
 
 def test_a_start_that_cannot_be_measured_is_left_behind(modules):
-    search, _ = _climb(modules, {4: 5.0})
-    assert search.best.get("num_envs") == 4
+    found, _ = _climb(modules, {4: 5.0})
+    assert found.best.get("num_envs") == 4
     assert _climb(modules, {})[0].best is None
 
 
 def test_values_of_the_user_are_all_tried(modules):
-    search, asked = _climb(modules, {8: 10.0, 1: 5.0, 64: 20.0, 3: 1.0}, values=(1, 64, 5, 3))
+    found, asked = _climb(modules, {8: 10.0, 1: 5.0, 64: 20.0, 3: 1.0}, values=(1, 64, 5, 3))
     assert asked == [8, 1, 64, 5, 3]
-    assert search.best.get("num_envs") == 64
+    assert found.best.get("num_envs") == 64
 
 
 def test_stops_when_the_time_is_up(modules):
-    search, asked = _climb(modules, {2**n: 10.0 * n for n in range(3, 12)}, limit=3)
+    found, asked = _climb(modules, {2**n: 10.0 * n for n in range(3, 12)}, limit=3)
     assert asked == [8, 16, 32]
-    assert search.best.get("num_envs") == 32
-    assert not search.complete
+    assert found.best.get("num_envs") == 32
+    assert not found.complete
 
 
 def _found(modules, rounds, **options):
@@ -160,7 +160,7 @@ def _found(modules, rounds, **options):
         start: modules.trial.Outcome(rates=[10.0], host_memory=10**9),
         best: modules.trial.Outcome(rates=[20.0], host_memory=2 * 10**9),
     }
-    return modules.findings.Found(start, measured, best, rounds, **options)
+    return modules.findings.Findings(start, measured, best, rounds, **options)
 
 
 def test_the_best_has_to_win_each_time(modules):
@@ -176,18 +176,6 @@ def test_the_best_has_to_win_each_time(modules):
     assert _found(modules, [lost], interrupted=True).chosen.get("num_envs") == 16
     assert "other work" not in won.verdict()[0]
     assert "other work" in _found(modules, ours, last=8.0).verdict()[0]
-
-
-def test_takes_three_turns_or_two_where_time_is_short(modules):
-    calls = []
-
-    def rate(name):
-        calls.append(name)
-        return float(len(calls))
-
-    assert len(list(modules.coordinate_search.duel(rate, "a", "b", lambda: False))) == 2
-    assert calls == ["a", "b"] * 2
-    assert len(list(modules.coordinate_search.duel(rate, "a", "b", lambda: True))) == 3
 
 
 def test_sizes_are_read_as_people_write_them(modules):
