@@ -46,6 +46,13 @@ def read_log(path: str | pathlib.Path) -> list[dict[str, Any]]:
     return loggers.read_rows(directory.metrics) if directory.metrics.exists() else []
 
 
+def members(rows: Iterable[Mapping[str, Any]], metric: str) -> list[int]:
+    """Returns the seeds of a population that a metric was logged of; none if there was but one."""
+    prefix = f"{metric}/seed_"
+    names = {name for row in rows for name in row if name.startswith(prefix)}
+    return sorted(int(name.removeprefix(prefix)) for name in names)
+
+
 def series(
     rows: Sequence[Mapping[str, Any]], metric: str, x: str = "step"
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -57,8 +64,7 @@ def series(
       x: what to measure along: `step` (agent steps) or `wall_time` (seconds).
     """
     rows = [row for row in rows if row.get(metric) is not None and row.get(x) is not None]
-    names = sorted(name for name in rows[0] if name.startswith(f"{metric}/seed_")) if rows else []
-    names = names or [metric]
+    names = [f"{metric}/seed_{seed}" for seed in members(rows, metric)] or [metric]
     values = [[np.nan if row.get(name) is None else row[name] for row in rows] for name in names]
     return np.array([row[x] for row in rows], float), np.array(values, float)
 

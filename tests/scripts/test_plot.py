@@ -18,7 +18,7 @@ SEBULBA = "gin/runners/sebulba.gin"
 
 @pytest.fixture(scope="module", name="modules")
 def _modules(tools):
-    return tools("plot", "results.groups")
+    return tools("results.curves", "results.groups")
 
 
 @pytest.fixture(name="make")
@@ -50,7 +50,7 @@ def _make(tmp_path):
 def _drawn(modules, *paths):
     """Returns the labels of the curves of each panel by its title, and what was said."""
     runs = [modules.groups.read(path) for path in paths]
-    panels, said = modules.plot.panels(runs, "episode/return")
+    panels, said = modules.curves.panels(runs, "episode/return")
     return {panel.title: [curve.label for curve in panel.curves] for panel in panels}, said
 
 
@@ -158,7 +158,7 @@ def test_the_same_seed_twice_is_one_seed_and_the_newest_is_drawn(make, modules):
     new = make("new", [CATCH], "SEED = 3", value=200.0)
     both = make("both", [CATCH], "SEED = 2", "Anakin.population = 2", seeds=(2, 3), value=300.0)
     runs = [modules.groups.read(path) for path in (new, old)]
-    (panel,), said = modules.plot.panels(runs, "episode/return")
+    (panel,), said = modules.curves.panels(runs, "episode/return")
     (curve,) = panel.curves
     assert curve.label == "1 seed"
     np.testing.assert_array_equal(curve.seeds[0][1], [210.0, 220.0])
