@@ -55,13 +55,10 @@ class Planned:
                 f"the run in '{path}' has another configuration; name another --output_dir, or "
                 "remove it"
             )
-        log = path.with_name(f"{path.name}.log")
-        try:
-            return training_process.train(
-                self.arguments, self.directory, self.total_steps, log, stop
-            )
-        except (errors.UserError, errors.RunFailure) as error:
-            raise type(error)(f"{self.label}, seed {self.seed}: {error}") from error
+        name, log = f"{self.label}, seed {self.seed}", path.with_name(f"{path.name}.log")
+        return training_process.train(
+            name, self.arguments, self.directory, self.total_steps, log, stop
+        )
 
 
 def _settings(text: str) -> list[str]:

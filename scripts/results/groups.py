@@ -17,21 +17,12 @@ _ROLES = ("agent", "environment", "runner")  # what the root chooses
 _CHOICES = tuple(f"{_ROOT}.{role}" for role in _ROLES)
 # What changes neither what is learnt nor from what (docs/architecture.md, "Determinism"). A member
 # of a population is the run of its seed.
-UNLEARNT = frozenset(
-    f"{_ROOT}.{name}"
-    for name in (
-        "seed",
-        "log_period",
-        "evaluation_period",
-        "evaluation_episodes",
-        "greedy_evaluation_episodes",
-        "evaluation_max_steps",
-        "checkpoint_period",
-        "keep_latest",
-        "keep_best",
-        "profile_update",
-    )
-) | {f"runner.{name}" for name in ("population", "reset_batch", "num_threads", "timeout")}
+_UNLEARNT = {
+    _ROOT: "seed log_period evaluation_period evaluation_episodes greedy_evaluation_episodes "
+    "evaluation_max_steps checkpoint_period keep_latest keep_best profile_update",
+    "runner": "population reset_batch num_threads timeout",
+}
+UNLEARNT = {f"{part}.{name}" for part, names in _UNLEARNT.items() for name in names.split()}
 # By which parameter an adaptor is told which environment it is.
 _NAMES = ("name", "task_id", "env_id")
 

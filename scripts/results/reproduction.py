@@ -56,14 +56,10 @@ def train(row: results.Row, count: int, output: pathlib.Path) -> bool:
     with signals.StopRequest() as stop:
         for seed in range(count):
             print(f"[{seed + 1}/{count}] {row.command(seed)}", flush=True)
-            directory, log = _directory(output, seed), output / f"seed-{seed}.log"
-            try:
-                if not training_process.train(
-                    row.arguments(seed), directory, steps[seed], log, stop
-                ):
-                    return False
-            except (errors.UserError, errors.RunFailure) as error:
-                raise type(error)(f"{row.name}, seed {seed}: {error}") from error
+            name, log = f"{row.name}, seed {seed}", output / f"seed-{seed}.log"
+            where = (_directory(output, seed), steps[seed], log)
+            if not training_process.train(name, row.arguments(seed), *where, stop):
+                return False
     return True
 
 

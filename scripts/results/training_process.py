@@ -75,6 +75,7 @@ def started(
 
 
 def train(
+    name: str,
     arguments: Sequence[str],
     directory: run_directory.RunDirectory,
     total_steps: int,
@@ -84,6 +85,7 @@ def train(
     """Runs `scripts/train.py` to its end, and shows how far it is.
 
     Args:
+      name: of the run, for error messages.
       arguments: of the script, unless there is a run to resume.
       directory: where the run writes; its log is what is shown.
       total_steps: agent steps of the whole run.
@@ -112,19 +114,20 @@ def train(
         finally:
             display.close()
         if process.poll() is None:
-            _ask_to_leave(process)
+            _ask_to_leave(process, name)
     if process.returncode:
-        raise failure(process.returncode, log)
+        error = failure(process.returncode, log)
+        raise type(error)(f"{name}: {error}")
     return directory.summary.exists()
 
 
-def _ask_to_leave(process: subprocess.Popen) -> None:
+def _ask_to_leave(process: subprocess.Popen, name: str) -> None:
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(_PATIENCE)
     except subprocess.TimeoutExpired as error:
         raise errors.RunFailure(
-            f"the run did not end within {_PATIENCE:.0f} s of being asked to, and was killed"
+            f"{name}: did not end within {_PATIENCE:.0f} s of being asked to, and was killed"
         ) from error
 
 
