@@ -164,8 +164,8 @@ def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], argu
                 made = make(*arguments) if made is None else made
                 value = getattr(made, name)
                 parent.send(value() if callable(value) else value)
-            except errors.UserError as error:
-                parent.send(errors.UserError(config_errors.first_line(error)))
+            except (errors.UserError, errors.RunFailure) as error:
+                parent.send(type(error)(config_errors.first_line(error)))
             except Exception as error:
                 traceback.print_exc()
                 parent.send(errors.RunFailure(_reason(error)))
