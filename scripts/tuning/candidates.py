@@ -66,26 +66,11 @@ class Machine:
 _Values = tuple[Sequence[Any], Sequence[Any]]
 
 
-def _doubled(now: int, most: int, least: int = 1) -> _Values:
-    above = [now << n for n in range(1, most.bit_length()) if now << n <= most]
-    halves = [n for n in range(1, now.bit_length()) if now % (1 << n) == 0 and now >> n >= least]
-    return above, [now >> n for n in halves]
-
-
-def _num_envs(candidate: Candidate, machine: Machine) -> _Values:
-    del machine
-    now = candidate.get("num_envs")
-    return _doubled(now, now * 64)
-
-
-def _rollout_length(candidate: Candidate, machine: Machine) -> _Values:
-    del machine
-    now = candidate.get("rollout_length")
-    return _doubled(now, now * 4, -(-now // 4))
-
-
-def _batches(candidate: Candidate, machine: Machine) -> _Values:
-    return _doubled(candidate.get("batches_per_actor") or machine.num_batches or 1, 8)
+def _doubled(now: int, most: int, parts: int | None = None) -> _Values:
+    """Returns doubles up to `most`, and whole halves, down to one of so many parts."""
+    doubles = [now << n for n in range(1, most.bit_length()) if now << n <= most]
+    shares = [1 << n for n in range(1, now.bit_length()) if (1 << n) <= (parts or now)]
+    return doubles, [now // share for share in shares if now % share == 0]
 
 
 def _simulator_threads(candidate: Candidate, machine: Machine) -> _Values:
@@ -174,15 +159,24 @@ class Parameter:
 
 
 _KNOWN = {
-    "num_envs": Parameter(("num_envs",), _num_envs),
+    "num_envs": Parameter(
+        ("num_envs",), lambda c, m: _doubled(c.get("num_envs"), 64 * c.get("num_envs"))
+    ),
     "devices": Parameter(_SPLIT, _acting_devices, _with_acting),
     "actor_threads": Parameter(
         _SPLIT, lambda *at: _doubled(_num_threads(*at), 8), move=_with_threads
     ),
-    "batches_per_actor": Parameter(("batches_per_actor",), _batches, optional=True),
+    "batches_per_actor": Parameter(
+        ("batches_per_actor",),
+        lambda c, m: _doubled(c.get("batches_per_actor") or m.num_batches or 1, 8),
+        optional=True,
+    ),
     "num_threads": Parameter(("num_threads",), _simulator_threads, optional=True),
     "reset_batch": Parameter(("reset_batch",), _resets, optional=True),
-    "rollout_length": Parameter(("rollout_length",), _rollout_length),
+    "rollout_length": Parameter(
+        ("rollout_length",),
+        lambda c, m: _doubled(c.get("rollout_length"), 4 * c.get("rollout_length"), 4),
+    ),
 }
 PARAMETERS = tuple(_KNOWN)
 FIELDS = tuple(dict.fromkeys(field for each in _KNOWN.values() for field in each.fields))

@@ -1,6 +1,8 @@
 """Scripts as functions of this process: importing JAX takes longer than what most of them do."""
 
+import contextlib
 import importlib
+import io
 import subprocess
 import sys
 import types
@@ -27,31 +29,34 @@ def tools():
     matplotlib.use(backend)
 
 
-@pytest.fixture
-def call(tools, monkeypatch):
+@pytest.fixture(scope="module")
+def call(tools):
     """Calls the `main` of a script with these words, and returns its exit code."""
 
     def call(script, *words):
-        monkeypatch.setattr(sys, "argv", [f"{script}.py", *map(str, words)])
-        return vars(tools(script))[script].main() or 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [f"{script}.py", *map(str, words)])
+            return vars(tools(script))[script].main() or 0
 
     return call
 
 
-@pytest.fixture
-def run(call, capsys):
+@pytest.fixture(scope="module")
+def run(call):
     """Runs a script like `processes.run`, in this process."""
 
-    def run(script, *words):
-        report = ""
+    def run(script, *words, environment=None):
+        out, err = io.StringIO(), io.StringIO()
         # Not `command_line.run`, which gives the process that it ends in a moment to do so.
-        try:
-            code = call(script, *words)
-        except Exception as error:
-            code, _, report = command_line.ending(error)
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess(
-            [script], code, out, err + (f"{report}\n" * bool(report))
-        )
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                with pytest.MonkeyPatch.context() as patch:
+                    for name, value in (environment or {}).items():
+                        patch.setenv(name, value)
+                    code = call(script, *words)
+            except Exception as error:
+                code, _, report = command_line.ending(error)
+                print(report, file=err)
+        return subprocess.CompletedProcess([script], code, out.getvalue(), err.getvalue())
 
     return run

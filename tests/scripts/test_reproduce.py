@@ -24,12 +24,12 @@ def _ledger(folder, gin_file, **more):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory, run):
     """A row that was trained and recorded with two seeds: the file, the runs, what was said."""
     folder = tmp_path_factory.mktemp("reproduce")
     ledger = _ledger(folder, processes.config_file(folder, EXTRA))
     words = ("tiny", "--results", ledger, "--out", folder / "first", "--seeds", 2)
-    result = processes.run("reproduce", *words, "--record", environment=CACHED)
+    result = run("reproduce", *words, "--record", environment=CACHED)
     assert result.returncode == 0, result.stderr
     return ledger, folder / "first", result
 
@@ -56,11 +56,11 @@ def test_a_row_is_trained_by_its_command_and_recorded(recorded):
     assert {"date", "hardware", "jax", "random_policy"} <= measured.keys()
 
 
-def test_a_repetition_is_identical_and_changes_nothing(recorded, tmp_path):
+def test_a_repetition_is_identical_and_changes_nothing(recorded, run, tmp_path):
     ledger, folder, _ = recorded
     before = ledger.read_text()
     words = ("tiny", "--results", ledger, "--out", tmp_path / "again", "--seeds", 1)
-    result = processes.run("reproduce", *words, environment=CACHED)
+    result = run("reproduce", *words, environment=CACHED)
     assert result.returncode == 0, result.stderr
     assert "identical: 1 seed(s) with the very same returns" in result.stdout
     assert _summary(tmp_path / "again", 0)["evaluation"] == _summary(folder, 0)["evaluation"]
@@ -223,11 +223,11 @@ def test_a_folder_of_another_row_is_refused(recorded, main, tmp_path):
         main("tiny", "--results", other, "--out", recorded[1], "--seeds", 2)
 
 
-def test_a_run_that_fails_ends_all_with_its_line_and_its_code(tmp_path):
+def test_a_run_that_fails_ends_all_with_its_line_and_its_code(run, tmp_path):
     config = processes.config_file(tmp_path, EXTRA)
     ledger = _ledger(tmp_path, config, gin_bindings=["PPO.num_minibatches = 7"])
     words = ("tiny", "--results", ledger, "--out", tmp_path / "new", "--seeds", 1)
-    result = processes.run("reproduce", *words, environment=CACHED)
+    result = run("reproduce", *words, environment=CACHED)
     assert result.returncode == 2, result.stderr
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: tiny-anakin, seed 0: ")
