@@ -19,25 +19,16 @@ _BETTER = (HIGHER, LOWER, None)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-      measure: what was measured, such as "speed".
-      unit: of the figures.
-      better: "higher" or "lower"; None for what is neither, and not compared.
-      case: of what it was measured, such as `{"runner": "anakin", "devices": 4}`.
-      median: of all repeats.
-      min: the least of them; None where it was measured once.
-      max: the most of them.
-    """
-
-    measure: str
-    unit: str
-    better: str | None
+    measure: str  # what was measured, such as "speed"
+    unit: str  # of the figures
+    better: str | None  # "higher" or "lower"; None for what is neither, and not compared
+    # Of what it was measured, such as `{"runner": "anakin", "devices": 4}`.
     case: Mapping[str, str | int]
-    median: float
-    min: float | None = None
-    max: float | None = None
+    median: float  # of all repeats
+    min: float | None = None  # the least of them; None where it was measured once
+    max: float | None = None  # the most of them
 
     def __post_init__(self):
         numbers = [each for each in (self.median, self.min, self.max) if each is not None]
@@ -97,34 +88,22 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one benchmark found.
+    """What one benchmark found."""
 
-    Attributes:
-      about: a sentence: what it measures.
-      rows: its figures.
-      notes: what else is to be known of them, such as how the work was laid out.
-      group: benchmarks of one group are shown together.
-    """
-
-    about: str
-    rows: tuple[Row, ...]
+    about: str  # a sentence: what it measures
+    rows: tuple[Row, ...]  # its figures
+    # What else is to be known of them, such as how the work was laid out.
     notes: tuple[str, ...] = ()
-    group: str | None = None
+    group: str | None = None  # benchmarks of one group are shown together
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A file of results.
+    """A file of results."""
 
-    Attributes:
-      command: what was run.
-      results: by the name of the benchmark.
-      provenance: device, versions, commit (see `run_directory.provenance`).
-    """
-
-    command: str
-    results: Mapping[str, Result]
-    provenance: Mapping[str, Any]
+    command: str  # what was run
+    results: Mapping[str, Result]  # by the name of the benchmark
+    provenance: Mapping[str, Any]  # device, versions, commit (see `run_directory.provenance`)
 
     def text(self) -> str:
         """Returns it as JSON, without what is not known."""

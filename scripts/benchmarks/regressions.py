@@ -14,13 +14,7 @@ _HARDWARE = ("device", "platform", "host_cores", "cpu", "processes")
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """How one figure differs between two files.
-
-    Attributes:
-      benchmark: its name.
-      old: the figure.
-      new: the figure.
-    """
+    """How one figure differs between two files."""
 
     benchmark: str
     old: records.Row

@@ -26,20 +26,14 @@ _TRANSFER = records.Kind("to the device for each agent step", "bytes", records.L
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-      updates: how many a turn takes.
-      lead_in: how many come before it and are not counted: while it was others' turn, an actor
-        had the time to fill the queue with a rollout, and to collect another one.
-      env_steps: steps of each environment that a turn of the simulators alone takes.
-      bindings: of gin, over the experiment's own.
-    """
-
-    updates: int
+    updates: int  # how many a turn takes
+    # How many come before it and are not counted: while it was others' turn, an actor had the time
+    # to fill the queue with a rollout, and to collect another one.
     lead_in: int = 2
-    env_steps: int = 250
-    bindings: Sequence[str] = ()
+    env_steps: int = 250  # steps of each environment that a turn of the simulators alone takes
+    bindings: Sequence[str] = ()  # of gin, over the experiment's own
 
     def build(self) -> experiment.Parts:
         """Returns the parts of the experiment."""

@@ -88,17 +88,11 @@ def summarize(tasks: Sequence[Sequence[float]]) -> dict[str, Estimate]:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What is known of the runs of one task: enough where only their summary is.
+    """What is known of the runs of one task: enough where only their summary is."""
 
-    Attributes:
-      mean: over runs.
-      standard_error: of the mean; NaN with one run.
-      runs: how many.
-    """
-
-    mean: float
-    standard_error: float
-    runs: int
+    mean: float  # over runs
+    standard_error: float  # of the mean; NaN with one run
+    runs: int  # how many
 
     def student_interval(self) -> tuple[float, float] | None:
         """Returns the interval of Student's t for the mean; None with one run."""

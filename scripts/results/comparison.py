@@ -32,23 +32,14 @@ _AXES = {  # what the log calls it: what the picture does
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-    """One finished run.
+    """One finished run."""
 
-    Attributes:
-      label: which of the runners that are compared.
-      seed: of the run.
-      command: that trains it.
-      directory: of the run.
-      rows: its log.
-      summary: its `summary.json`.
-    """
-
-    label: str
+    label: str  # which of the runners that are compared
     seed: int
-    command: str
+    command: str  # that trains it
     directory: run_directory.RunDirectory
-    rows: Sequence[dict[str, Any]]
-    summary: dict[str, Any]
+    rows: Sequence[dict[str, Any]]  # its log
+    summary: dict[str, Any]  # its `summary.json`
 
 
 @dataclasses.dataclass(frozen=True)

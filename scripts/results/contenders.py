@@ -15,23 +15,14 @@ from podracers.training import config, config_errors, experiment, run_directory,
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """One run that is to be there.
-
-    Attributes:
-      label: of the runner.
-      seed: of the run.
-      arguments: of `scripts/train.py`, without the run directory.
-      directory: of the run.
-      total_steps: agent steps.
-      config: the whole configuration.
-    """
+    """One run that is to be there."""
 
     label: str
     seed: int
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # of `scripts/train.py`, without the run directory
     directory: run_directory.RunDirectory
-    total_steps: int
-    config: str
+    total_steps: int  # agent steps
+    config: str  # the whole configuration
 
     @property
     def command(self) -> str:

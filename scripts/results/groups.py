@@ -32,18 +32,14 @@ class Run:
     """One run directory.
 
     Parameters are called `ppo.PPO.gamma`, and those of either runner `runner.num_envs`.
-
-    Attributes:
-      directory: of the run.
-      given: the parameters in its configuration, macros included where they stand for a value.
-      used: those of `operative_config.gin`, defaults included; empty where there is none yet.
-      macros: values by the names of macros.
     """
 
     directory: run_directory.RunDirectory
+    # The parameters in its configuration, macros included where they stand for a value.
     given: dict[str, Any]
+    # Those of `operative_config.gin`, defaults included; empty where there is none yet.
     used: dict[str, Any]
-    macros: dict[str, Any]
+    macros: dict[str, Any]  # values by the names of macros
 
     @property
     def seed(self) -> int:

@@ -43,23 +43,16 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What candidates depend on besides one another.
+    """What candidates depend on besides one another."""
 
-    Attributes:
-      num_devices: of the process.
-      num_cores: of the host.
-      is_host: whether the environment is stepped by threads of its own, on the host.
-      actors: the index of the device of each actor thread, where the experiment does not say.
-      learners: the index of each learner device, where the experiment does not say.
-      num_batches: of each actor, where the experiment does not say.
-    """
-
-    num_devices: int
-    num_cores: int
-    is_host: bool = False
+    num_devices: int  # of the process
+    num_cores: int  # of the host
+    is_host: bool = False  # whether the environment is stepped by threads of its own, on the host
+    # The index of the device of each actor thread, where the experiment does not say.
     actors: tuple[int, ...] = ()
+    # The index of each learner device, where the experiment does not say.
     learners: tuple[int, ...] = ()
-    num_batches: int | None = None
+    num_batches: int | None = None  # of each actor, where the experiment does not say
 
 
 # Values above and below the current one, the nearest first.
@@ -142,20 +135,15 @@ def _changed(candidate: Candidate, split: Any, machine: Machine) -> Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A coordinate of the search.
+    """A coordinate of the search."""
 
-    Attributes:
-      fields: of the runner that it sets.
-      values: the values above and below that of a candidate.
-      move: returns the candidate with another value, None where there is none; None for one field
-        that holds the value itself.
-      optional: whether the value may be None.
-    """
-
-    fields: tuple[str, ...]
+    fields: tuple[str, ...]  # of the runner that it sets
+    # The values above and below that of a candidate.
     values: Callable[[Candidate, Machine], _Values]
+    # Returns the candidate with another value, None where there is none; None for one field that
+    # holds the value itself.
     move: Callable[[Candidate, int, Machine], Candidate | None] | None = None
-    optional: bool = False
+    optional: bool = False  # whether the value may be None
 
 
 _KNOWN = {
@@ -184,14 +172,10 @@ FIELDS = tuple(dict.fromkeys(field for each in _KNOWN.values() for field in each
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A parameter that is searched.
+    """A parameter that is searched."""
 
-    Attributes:
-      name: one of `PARAMETERS`.
-      values: those to try; None for those that follow from the candidate.
-    """
-
-    name: str
+    name: str  # one of `PARAMETERS`
+    # Those to try; None for those that follow from the candidate.
     values: tuple[Any, ...] | None = None
 
     @classmethod

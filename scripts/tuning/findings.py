@@ -21,25 +21,18 @@ _WIDTH = 98  # of comments
 
 @dataclasses.dataclass
 class Findings:
-    """A search, at its end or so far.
+    """A search, at its end or so far."""
 
-    Attributes:
-      start: the experiment's own values.
-      measured: what each candidate reached, in the order in which they were measured.
-      best: the fastest candidate; None while none could be measured.
-      rounds: rates of the start and of the best, measured turn by turn; NaN where that failed.
-      last: the rate of the start at the end; NaN if it was not measured again.
-      interrupted: whether the user did not wait for the end.
-      complete: whether nothing was left out for want of time.
-    """
-
-    start: candidates.Candidate
+    start: candidates.Candidate  # the experiment's own values
+    # What each candidate reached, in the order in which they were measured.
     measured: dict[candidates.Candidate, trial.Outcome] = dataclasses.field(default_factory=dict)
+    # The fastest candidate; None while none could be measured.
     best: candidates.Candidate | None = None
+    # Rates of the start and of the best, measured turn by turn; NaN where that failed.
     rounds: list[tuple[float, float]] = dataclasses.field(default_factory=list)
-    last: float = math.nan
-    interrupted: bool = False
-    complete: bool = True
+    last: float = math.nan  # the rate of the start at the end; NaN if it was not measured again
+    interrupted: bool = False  # whether the user did not wait for the end
+    complete: bool = True  # whether nothing was left out for want of time
 
     @property
     def best_rate(self) -> float:

@@ -24,44 +24,28 @@ _CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the process of a candidate knows before it compiles anything.
+    """What the process of a candidate knows before it compiles anything."""
 
-    Attributes:
-      machine: where it runs.
-      values: of the runner's fields, by name.
-      platform: "cpu", "gpu" or "tpu".
-      provenance: see `run_directory.provenance`.
-    """
-
-    machine: candidates.Machine
-    values: Mapping[str, Any]
-    platform: str
-    provenance: Mapping[str, Any]
+    machine: candidates.Machine  # where it runs
+    values: Mapping[str, Any]  # of the runner's fields, by name
+    platform: str  # "cpu", "gpu" or "tpu"
+    provenance: Mapping[str, Any]  # see `run_directory.provenance`
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a candidate.
+    """What became of a candidate."""
 
-    Attributes:
-      rates: agent steps per second of each turn, compilation apart.
-      host_memory: the most bytes that the process and its children had resident.
-      device_memory: the most bytes in use on the fullest device; None where that is the host's.
-      facts: of the process; None if it did not come so far.
-      problem: why it was not measured, in one line; empty where it was.
-      refused: whether the settings are at fault, and nothing was compiled yet.
-      seconds: what it took, start of the process and compilation included.
-      compiling: seconds of that which a compiled program saves.
-    """
-
+    # Agent steps per second of each turn, compilation apart.
     rates: list[float] = dataclasses.field(default_factory=list)
-    host_memory: int = 0
+    host_memory: int = 0  # the most bytes that the process and its children had resident
+    # The most bytes in use on the fullest device; None where that is the host's.
     device_memory: int | None = None
-    facts: Facts | None = None
-    problem: str = ""
-    refused: bool = False
-    seconds: float = 0.0
-    compiling: float = 0.0
+    facts: Facts | None = None  # of the process; None if it did not come so far
+    problem: str = ""  # why it was not measured, in one line; empty where it was
+    refused: bool = False  # whether the settings are at fault, and nothing was compiled yet
+    seconds: float = 0.0  # what it took, start of the process and compilation included
+    compiling: float = 0.0  # seconds of that which a compiled program saves
 
     @property
     def rate(self) -> float:
