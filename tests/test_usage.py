@@ -54,9 +54,10 @@ def _swept(tmp_path_factory):
 def test_the_sweep_leaves_runs_that_plot_as_two_curves(swept, monkeypatch):
     before = matplotlib.get_backend()
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    groups, plot = (importlib.import_module(name) for name in ("results.groups", "plot"))
+    names = ("results.groups", "results.curves")
+    groups, curves = (importlib.import_module(name) for name in names)
     paths = sorted((swept / "runs" / "sweep").iterdir())
-    (panel,), said = plot.panels([groups.read(path) for path in paths], "episode/return")
+    (panel,), said = curves.panels([groups.read(path) for path in paths], "episode/return")
     matplotlib.use(before)
     assert panel.title == "PPO on Catch, Anakin"
     labels = ["learning_rate = 0.0003 (1 seed)", "learning_rate = 0.001 (1 seed)"]

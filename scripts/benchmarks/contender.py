@@ -8,10 +8,11 @@ import multiprocessing
 import os
 import pathlib
 import re
-import resource
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 from podracers import errors
 
@@ -20,30 +21,25 @@ FAKE = (
     "cost, not how well real ones scale."
 )
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with a JAX backend may hang
+_LOOK = 0.25  # seconds between two looks at a contender that is watched
 
 
 def fake_devices(count: int) -> dict[str, str]:
-    """Returns what a process's environment says so that it has so many CPU devices."""
+    """Returns the environment variables of a process that has so many CPU devices."""
     flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={count}"
     # Without threads to spare, those of one collective take the threads that another waits for.
     return {"XLA_FLAGS": flags, "PJRT_NPROC": str(max(2 * count, 4))}
 
 
 class Contender:
-    """Calls `make(*arguments)` in a child process, and then what that returned, once for each turn.
-
-    What `make` returns takes a measurement when called; it may have `close()`, and `facts`: numbers
-    by name that are no turn's.
+    """Calls `make(*arguments)` in a child process when it is first asked something.
 
     Args:
       name: for error messages.
-      make: a function of a module.
-      arguments: of it; they are pickled.
+      make: a function of a module; what it returns takes a measurement when called.
+      arguments: of `make`; they are pickled.
       environment: variables of the process, over those of this one.
-
-    Attributes:
-      memory: the most bytes that were resident, known once it is closed.
-      facts: known once it is closed.
+      log: a file that takes what the process prints; None for the output of this one.
     """
 
     def __init__(
@@ -52,41 +48,61 @@ class Contender:
         make: Callable[..., Callable[[], float]],
         *arguments: Any,
         environment: Mapping[str, str] | None = None,
+        log: pathlib.Path | None = None,
     ):
         self.name = name
         self._here, there = _SPAWN.Pipe()
         # Not a daemon: it may have processes of its own.
-        self._process = _SPAWN.Process(target=_serve, args=(there, make, arguments), name=name)
-        with _environment(environment or {}):
+        self._process = _SPAWN.Process(target=_serve, args=(there, log, make, arguments))
+        with _undisturbed(), mock.patch.dict(os.environ, environment or {}):
             self._process.start()
         there.close()
-        self.memory = 0
-        self.facts: dict[str, float] = {}
 
     def __call__(self) -> float:
         """Takes a measurement."""
-        return self._ask("turn")
-
-    def close(self) -> None:
-        """Ends the process."""
-        if self._process.is_alive():
-            self.memory, self.facts = self._ask("close")
-        self._process.join()
-
-    def kill(self) -> None:
-        """Ends the process, whatever it is at."""
-        self._process.kill()
-        self._process.join()
-
-    def _ask(self, word: str) -> Any:
         try:
-            self._here.send(word)
+            return self.ask("__call__")
+        except (errors.UserError, errors.RunFailure) as error:
+            raise type(error)(f"'{self.name}' failed: {error}") from error
+
+    def ask(self, name: str, watch: Callable[[], None] | None = None) -> Any:
+        """Returns an attribute of what was made; of a method, what it returns.
+
+        Args:
+          name: of the attribute.
+          watch: called several times a second; what it raises ends the waiting.
+
+        Raises:
+          errors.UserError, errors.RunFailure: what the process raised, in one line.
+        """
+        try:
+            self._here.send(name)
+            while not self._here.poll(_LOOK if watch else None):
+                watch()
             answer = self._here.recv()
         except (EOFError, OSError) as error:
-            raise errors.RunFailure(f"the process of '{self.name}' died") from error
-        if isinstance(answer, str):
-            raise errors.RunFailure(f"'{self.name}' failed: {answer}")
+            self._process.join(1.0)
+            raise errors.RunFailure(_last_words(self._process.exitcode)) from error
+        if isinstance(answer, errors.UserError | errors.RunFailure):
+            raise answer
         return answer
+
+    def memory(self) -> int:
+        """Returns the peaks of resident bytes of the process and its own processes, added up."""
+        total = 0
+        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has just ended
+                if int(stat.read_text().rpartition(") ")[2].split()[3]) == self._process.pid:
+                    total += _peak(stat.with_name("status"))
+        return total
+
+    def kill(self) -> None:
+        """Ends the process, whatever it is at, and the processes that it started."""
+        if self._process.is_alive():
+            with contextlib.suppress(ProcessLookupError):  # it leads no session yet
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+        self._process.join()
 
 
 @contextlib.contextmanager
@@ -115,40 +131,56 @@ def together(
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def _undisturbed() -> Iterator[None]:
+    """Holds Ctrl-C and SIGTERM back; processes that are started here never hear of a Ctrl-C."""
+    heard = []
+    before = {
+        number: signal.signal(number, lambda number, _: heard.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits it
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in heard[:1]:
+            signal.raise_signal(number)
 
 
-def _serve(parent, make, arguments) -> None:
-    try:
-        turn = None
-        while parent.recv() == "turn":
-            # Made in its first turn, not beside the others, who are timed from their making on.
-            if turn is None:
-                turn = make(*arguments)
-            parent.send(turn())
-        getattr(turn, "close", lambda: None)()
-        parent.send((_peak_memory(), getattr(turn, "facts", {})))
-    except EOFError:
-        return  # the parent is gone
-    except Exception as error:
-        traceback.print_exc()
-        parent.send(f"{type(error).__name__}: {error}")
+def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], arguments: Any) -> None:
+    os.setsid()  # so that whatever it starts can be ended with it
+    if log:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    made = None
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
+        while name := parent.recv():
+            try:
+                # Made when it is first asked, not while the others are timed.
+                made = make(*arguments) if made is None else made
+                value = getattr(made, name)
+                parent.send(value() if callable(value) else value)
+            except (errors.UserError, errors.RunFailure) as error:
+                parent.send(type(error)(errors.first_line(error)))
+            except Exception as error:
+                traceback.print_exc()
+                parent.send(errors.RunFailure(_reason(error)))
 
 
-def _peak_memory() -> int:
-    """Returns the most bytes that this process had resident."""
-    status = pathlib.Path("/proc/self/status")
-    if status.exists():
-        # `getrusage` also counts what the parent had when it made this process.
-        return int(re.search(r"VmHWM:\s*(\d+) kB", status.read_text())[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _reason(error: Exception) -> str:
+    message = f"{type(error).__name__}: {errors.first_line(error)}"
+    return f"out of memory: {message}" if "RESOURCE_EXHAUSTED" in str(error) else message
+
+
+def _last_words(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"its process was killed by {signal.Signals(-code).name}"
+    return "its process died"
+
+
+def _peak(status: pathlib.Path) -> int:
+    found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
+    return int(found[1]) * 1024 if found else 0

@@ -1,12 +1,15 @@
 """What all benchmarks share: turns, rates, and the kinds of figures that several of them have."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from benchmarks import records
+
+from podracers.training import experiment
 
 Turn = Callable[[], float]  # takes one measurement, returns a rate or a time
 
@@ -14,17 +17,13 @@ SPEED = records.Kind("speed", "agent steps/s", records.HIGHER, 0)
 RATIO = records.Kind("ratio, turn by turn", "ratio", records.HIGHER, 3)
 FIRST_DISPATCH = records.Kind("first dispatch, compiling included", "s", records.LOWER, 2)
 PEAK_MEMORY = records.Kind("peak memory", "bytes", records.LOWER, 0)
+LEAD_IN = 2  # updates: under Sebulba a rollout or two lie ready
 
 
 def take_turns(turns: dict[str, Turn], repeats: int) -> dict[str, list[float]]:
     """Measures each in turn, `repeats` times; the first round warms up and is not counted."""
-    measured = {name: [] for name in turns}
-    for repeat in range(repeats + 1):
-        for name, turn in turns.items():
-            value = turn()
-            if repeat:
-                measured[name].append(value)
-    return measured
+    rounds = [{name: turn() for name, turn in turns.items()} for _ in range(repeats + 1)]
+    return {name: [each[name] for each in rounds[1:]] for name in turns}
 
 
 class Stepper:
@@ -32,28 +31,78 @@ class Stepper:
 
     Args:
       runner: with `init(seed)`, `step(state, num_updates)` and `steps_per_update`.
-      updates: how many updates a measurement takes, in one dispatch.
-      lead_in: how many updates come before each of them and are not counted: actors that went on
-        while it was others' turn have something in store.
+      updates: of a measurement; None for as many as take about `seconds` once the agent learns.
+      lead_in: updates before each measurement that are not counted: actors that went on while it
+        was others' turn have something in store.
+      seconds: of a measurement, where `updates` is None.
     """
 
-    def __init__(self, runner: Any, updates: int, lead_in: int = 0):
+    def __init__(
+        self, runner: Any, updates: int | None = None, lead_in: int = 0, seconds: float = 1.0
+    ):
         self._runner, self._updates, self._lead_in = runner, updates, lead_in
         start = time.perf_counter()
         self.state = runner.init(0)
-        self()
+        self._step(updates or 1)
         self.first_dispatch = time.perf_counter() - start  # seconds, compilation included
+        if updates is None:
+            self.compiling = max(self.first_dispatch - self._step(1), 0.0)  # seconds
+            while not _is_learning(self._report):
+                self._step(1)
+            self._updates = max(math.ceil(seconds * LEAD_IN / self._step(LEAD_IN)), 1)
 
     def __call__(self) -> float:
         """Returns agent steps per second."""
         if self._lead_in:
-            self.state, _ = self._runner.step(self.state, self._lead_in)
-            jax.block_until_ready(self.state)
-        start = time.perf_counter()
-        self.state, report = self._runner.step(self.state, self._updates)
-        jax.block_until_ready((self.state, report))
+            self._step(self._lead_in)
         steps = self._updates * self._runner.steps_per_update
-        return steps * getattr(self._runner, "population", 1) / (time.perf_counter() - start)
+        return steps * getattr(self._runner, "population", 1) / self._step(self._updates)
+
+    def _step(self, updates: int) -> float:
+        """Returns the seconds of some updates."""
+        start = time.perf_counter()
+        self.state, self._report = self._runner.step(self.state, updates)
+        jax.block_until_ready((self.state, self._report))
+        return time.perf_counter() - start
+
+
+def _is_learning(report: Any) -> bool:
+    """Returns whether losses were measured; before that, an agent fills its replay memory."""
+    losses = [mean.count for name, mean in report.means.items() if name.startswith("loss/")]
+    return not losses or any(np.any(np.asarray(count) > 0) for count in losses)
+
+
+class Training:
+    """An experiment's runner as a contender.
+
+    Args:
+      gin_files: of the experiment.
+      bindings: over those of the files.
+      seconds: of a turn, about.
+    """
+
+    def __init__(self, gin_files: Sequence[str], bindings: Sequence[str], seconds: float = 1.0):
+        self._settings = experiment.load(gin_files, bindings)
+        self.parts = self._settings.build()
+        self._seconds = seconds
+        self._stepper: Stepper | None = None
+
+    def check(self) -> None:
+        """Refuses parts that do not fit; see `experiment.check`."""
+        experiment.check(self.parts, self._settings.seed)
+
+    def __call__(self) -> float:
+        """Returns agent steps per second."""
+        self._stepper = self._stepper or Stepper(self.parts.runner, None, LEAD_IN, self._seconds)
+        return self._stepper()
+
+    def state(self) -> Any:
+        """Returns the runner's state after the last turn."""
+        return self._stepper.state
+
+    def compiling(self) -> float:
+        """Returns the seconds that the first update took longer than the second one."""
+        return self._stepper.compiling
 
 
 def ratios(above: list[float], below: list[float]) -> np.ndarray:
@@ -63,13 +112,13 @@ def ratios(above: list[float], below: list[float]) -> np.ndarray:
 
 def seconds(function: Callable, *arguments) -> Turn:
     """Returns a turn that times a jitted function, in seconds."""
-    jax.block_until_ready(function(*arguments))
 
     def turn() -> float:
         start = time.perf_counter()
         jax.block_until_ready(function(*arguments))
         return time.perf_counter() - start
 
+    turn()
     return turn
 
 

@@ -1,86 +1,46 @@
-"""Rows of figures as panels: one for each measure, with lines, columns and a cell for each row."""
+"""Rows of figures as tables in Markdown."""
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from benchmarks import records
+from results import markdown
 
-Value = str | int
 _NO_UNITS = ("ratio", "share")
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """All figures of one measure.
+def tables(rows: Iterable[records.Row]) -> list[str]:
+    """Returns a table for each measure; measures whose rows only one key tells apart share one.
 
-    Attributes:
-      measure: with its unit, where it has one.
-      keys: what tells the rows apart, such as `("runner", "devices")`.
-      lines: the values of the first key, in the order in which they came.
-      columns: those of the others, joined where they are several; `("",)` where there is none.
-      cells: the rows, by line and column.
+    The values of the first key, such as `runner` of `{"runner": "anakin", "devices": 4}`, are the
+    lines of a table, and those of the others its columns. Figures are medians, with the least and
+    the most in brackets.
     """
-
-    measure: str
-    keys: tuple[str, ...]
-    lines: tuple[Value, ...]
-    columns: tuple[Value, ...]
-    cells: Mapping[tuple[Value, Value], records.Row]
-
-
-def make(rows: Iterable[records.Row]) -> list[Panel]:
-    """Returns the panels of rows, in the order in which their measures came."""
-    grouped: dict[tuple, list[records.Row]] = {}
+    by_measure: dict[tuple, list[records.Row]] = {}
     for row in rows:
         title = row.measure if row.unit in _NO_UNITS else f"{row.measure}, {row.unit}"
-        grouped.setdefault((title, tuple(row.case)), []).append(row)
-    return [_panel(measure, keys, own) for (measure, keys), own in grouped.items()]
-
-
-def _panel(measure: str, keys: tuple[str, ...], rows: list[records.Row]) -> Panel:
-    cells = {_place(row): row for row in rows}
-    lines = tuple(dict.fromkeys(line for line, _ in cells))
-    columns = tuple(dict.fromkeys(column for _, column in cells))
-    return Panel(measure, keys, lines, columns, cells)
-
-
-def _place(row: records.Row) -> tuple[Value, Value]:
-    first, *others = [*row.case.values()] or [""]
-    if len(others) == 1:
-        return first, others[0]
-    return first, ", ".join(map(str, others))
-
-
-def tables(panels: Iterable[Panel]) -> list[str]:
-    """Returns Markdown: a table for each measure; those with one key and the same lines share one.
-
-    Figures are medians, with the least and the most in brackets.
-    """
-    written, shared = [], {}
-    for panel in panels:
-        if len(panel.keys) <= 1:
-            shared.setdefault(panel.keys, []).append(panel)
+        by_measure.setdefault((title, tuple(row.case)), []).append(row)
+    # Of each table: its first heading, and its rows by line and column.
+    written: list[tuple[str, dict[tuple[str, str], records.Row]]] = []
+    shared: dict[str, dict[tuple[str, str], records.Row]] = {}
+    for (title, keys), own in by_measure.items():
+        if len(keys) > 1:
+            heading = f"{title}: {keys[0]}, by {' and '.join(keys[1:])}"
+            written.append((heading, {_place(row): row for row in own}))
         else:
-            header = [f"{panel.measure}: {panel.keys[0]}, by {' and '.join(panel.keys[1:])}"]
-            header += map(str, panel.columns)
-            lines = [
-                [str(line), *(_cell(panel, line, column) for column in panel.columns)]
-                for line in panel.lines
-            ]
-            written.append(_table(header, lines))
-    for keys, own in shared.items():
-        names = dict.fromkeys(line for panel in own for line in panel.lines)
-        lines = [[str(name), *(_cell(panel, name, "") for panel in own)] for name in names]
-        header = [*(keys or ("",)), *(panel.measure for panel in own)]
-        written.append(_table(header, lines))
-    return written
+            cells = {(_place(row)[0], title): row for row in own}
+            shared.setdefault(keys[0] if keys else "", {}).update(cells)
+    return [_table(heading, cells) for heading, cells in [*written, *shared.items()]]
 
 
-def _cell(panel: Panel, line: Value, column: Value) -> str:
-    row = panel.cells.get((line, column))
-    return row.spread if row else ""
+def _place(row: records.Row) -> tuple[str, str]:
+    first, *others = [*row.case.values()] or [""]
+    return str(first), ", ".join(map(str, others))
 
 
-def _table(header: list[str], lines: list[list[str]]) -> str:
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def _table(heading: str, cells: dict[tuple[str, str], records.Row]) -> str:
+    lines, columns = (dict.fromkeys(place[axis] for place in cells) for axis in (0, 1))
+    figures = {place: row.spread for place, row in cells.items()}
+    return markdown.table(
+        [heading, *columns],
+        [[line, *(figures.get((line, column), "") for column in columns)] for line in lines],
+    )

@@ -1,13 +1,9 @@
 """Anakin's speed: against PPO in one file, part by part, by batch size, and by ways to reset."""
 
+import contextlib
 import functools
-import json
-import os
-import pathlib
-import subprocess
-import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +16,16 @@ from environments import cartpole, catch, gymnax, jumanji
 from podracers import anakin, evaluation, types, unroll
 from podracers.training import experiment
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-
 _WHOLE = records.Kind("time of an update", "ms", records.LOWER, 3)
 _PART = records.Kind("time of an update", "ms", None, 3)  # what one part saves, another may cost
 _SHARE = records.Kind("share of an update", "share", None, 3)
 _OVERHEAD = records.Kind("overhead, turn by turn", "share", None, 4)  # noise about zero
 _EMPTY = records.Kind("a dispatch of no update", "ms", records.LOWER, 3)
 _EMPTY_SHARE = records.Kind("its share of a dispatch of ten updates", "share", records.LOWER, 5)
+_PPO_ENVIRONMENTS = {
+    "cartpole": cartpole.CartPole,
+    "breakout": functools.partial(gymnax.Gymnax, "Breakout-MinAtar"),
+}
 _ABOUT_BATCHES = {
     "catch": "Anakin PPO on Catch against the batch of environments, in the setting of the "
     "Podracer paper's notebook: 32 steps, one gradient step, two layers of 128.",
@@ -36,13 +34,6 @@ _ABOUT_BATCHES = {
     "snake": "Anakin PPO on Jumanji's Snake against the batch of environments, else as shipped in "
     "gin/experiments/snake_ppo.gin.",
 }
-
-
-def _breakout():
-    return gymnax.Gymnax("Breakout-MinAtar")
-
-
-_PPO_ENVIRONMENTS = {"cartpole": cartpole.CartPole, "breakout": _breakout}
 
 
 def _ppo_anakin(environment, **settings) -> anakin.Anakin:
@@ -55,24 +46,21 @@ def _ppo_anakin(environment, **settings) -> anakin.Anakin:
 def benchmark_ppo(name: str, repeats: int) -> records.Result:
     """Compares Anakin PPO with a PPO in one file: 64 x 128 steps, 4 x 4, two tanh layers of 64."""
     environment = _PPO_ENVIRONMENTS[name]()
-    programs = {
-        "Anakin": measure.Stepper(_ppo_anakin(environment), updates=20),
-        "a PPO in one file": measure.Stepper(
-            single_file_ppo.SingleFilePPO(environment), updates=20
-        ),
+    runners = {
+        "Anakin": _ppo_anakin(environment),
+        "a PPO in one file": single_file_ppo.SingleFilePPO(environment),
     }
+    programs = {key: measure.Stepper(runner, updates=20) for key, runner in runners.items()}
     rates = measure.take_turns(programs, repeats)
     ratios = measure.ratios(*rates.values())
+    first = {key: stepper.first_dispatch for key, stepper in programs.items()}
     return records.Result(
         f"Anakin PPO and a PPO in one file on {name}: 64 environments x 128 steps, 4 epochs x 4 "
         "minibatches, two tanh layers of 64.",
         (
             *(measure.SPEED.row(values, program=key) for key, values in rates.items()),
             measure.RATIO.row(ratios, program=" / ".join(programs)),
-            *(
-                measure.FIRST_DISPATCH.row(stepper.first_dispatch, program=key)
-                for key, stepper in programs.items()
-            ),
+            *(measure.FIRST_DISPATCH.row(value, program=key) for key, value in first.items()),
         ),
     )
 
@@ -86,21 +74,20 @@ def benchmark_breakdown(repeats: int) -> records.Result:
     environment = cartpole.CartPole()
     runner = _ppo_anakin(environment, num_devices=1)
     agent, state = runner.agent, runner.init(0)
-    program = functools.partial(
-        jax.shard_map,
-        mesh=runner.mesh,
-        in_specs=jax.sharding.PartitionSpec(),
-        out_specs=jax.sharding.PartitionSpec(),
-        check_vma=False,
-    )
     key = jax.random.key(0)
     batched = unroll.BatchedEnvironment(environment, runner.reset_batch)
-    length = runner.rollout_length
+    length, everywhere = runner.rollout_length, jax.sharding.PartitionSpec()
 
+    def program(function):
+        specs = {"in_specs": everywhere, "out_specs": everywhere}
+        return jax.jit(jax.shard_map(function, mesh=runner.mesh, check_vma=False, **specs))
+
+    @program
     def act(learner, streams):
         params = agent.actor_params(learner)
         return unroll.unroll(agent, batched, params, streams, key, length)
 
+    @program
     def step_only(streams):
         action = jnp.zeros((runner.num_envs,), jnp.int32)
 
@@ -110,12 +97,11 @@ def benchmark_breakdown(repeats: int) -> records.Result:
 
         return jax.lax.scan(body, streams.environment, None, length=length)
 
-    act = jax.jit(program(act))
-    _, rollout = act(state.learner, state.streams)
-
+    @program
     def learn(learner, rollout):
         return agent.update(types.AgentState(learner, ()), rollout, key)
 
+    @program
     def shuffle(rollout):
         items = (rollout.timestep.observation[:-1], rollout.extras, rollout.timestep.reward[1:])
         items = (items, rollout.timestep.step_type[:-1], rollout.timestep.discount[1:])
@@ -124,25 +110,25 @@ def benchmark_breakdown(repeats: int) -> records.Result:
             for epoch in range(agent.epochs)
         ]
 
+    _, rollout = act(state.learner, state.streams)
     stepper = measure.Stepper(runner, updates=20)
     turns = {
-        "environment": measure.seconds(jax.jit(program(step_only)), state.streams),
+        "environment": measure.seconds(step_only, state.streams),
         "environment and acting": measure.seconds(act, state.learner, state.streams),
-        "learning": measure.seconds(jax.jit(program(learn)), state.learner, rollout),
-        "shuffling": measure.seconds(jax.jit(program(shuffle)), rollout),
+        "learning": measure.seconds(learn, state.learner, rollout),
+        "shuffling": measure.seconds(shuffle, rollout),
         "whole": lambda: runner.steps_per_update / stepper(),
     }
     times = measure.take_turns(turns, repeats)
-    milliseconds = {name: 1e3 * float(np.median(values)) for name, values in times.items()}
-    whole = milliseconds["whole"]
+    stepping, both, learning, shuffling, whole = (
+        1e3 * float(np.median(values)) for values in times.values()
+    )
     parts = {
-        "environment": milliseconds["environment"],
-        "acting": milliseconds["environment and acting"] - milliseconds["environment"],
-        "shuffling (within learning)": milliseconds["shuffling"],
-        "gradients and the rest of learning": milliseconds["learning"] - milliseconds["shuffling"],
-        "beyond the sum of the parts": whole
-        - milliseconds["environment and acting"]
-        - milliseconds["learning"],
+        "environment": stepping,
+        "acting": both - stepping,
+        "shuffling (within learning)": shuffling,
+        "gradients and the rest of learning": learning - shuffling,
+        "beyond the sum of the parts": whole - both - learning,
     }
     rows = [_PART.row(value, part=name) for name, value in parts.items()]
     rows += [_SHARE.row(value / whole, part=name) for name, value in parts.items()]
@@ -195,40 +181,55 @@ def benchmark_overhead(repeats: int) -> records.Result:
     )
 
 
-def _podracer_catch(num_envs: int) -> anakin.Anakin:
-    """The setting of the Podracer paper's notebook: Catch and a small network."""
-    environment = catch.Catch()
-    network = functools.partial(
-        networks.actor_critic, encoder=encoders.MLP((128, 128), "relu"), separate_critic=False
-    )
-    agent = ppo.PPO(spec=environment.spec, network=network, epochs=1, num_minibatches=1)
-    return anakin.Anakin(agent=agent, environment=environment, num_envs=num_envs, rollout_length=32)
+def _of_batch(name: str, num_envs: int) -> measure.Stepper:
+    """Returns a contender with so many environments; on Catch, that of the paper's notebook."""
+    if name == "catch":
+        environment = catch.Catch()
+        network = functools.partial(
+            networks.actor_critic, encoder=encoders.MLP((128, 128), "relu"), separate_critic=False
+        )
+        agent = ppo.PPO(spec=environment.spec, network=network, epochs=1, num_minibatches=1)
+        runner = anakin.Anakin(
+            agent=agent, environment=environment, num_envs=num_envs, rollout_length=32
+        )
+    else:
+        file = f"gin/experiments/{name}_ppo.gin"
+        runner = experiment.load([file], [f"NUM_ENVS = {num_envs}"]).build().runner
+    return measure.Stepper(runner, updates=max(1, 2048 // num_envs))
 
 
-def _of_experiment(name: str, num_envs: int) -> anakin.Anakin:
-    file = str(_ROOT / "gin" / "experiments" / f"{name}.gin")
-    return experiment.load([file], [f"NUM_ENVS = {num_envs}"]).build().runner
+def benchmark_batches(
+    name: str, repeats: int, batches: Sequence[int], devices: Sequence[int] = ()
+) -> records.Result:
+    """Measures Anakin PPO against the batch of environments.
 
-
-_BATCH_RUNNERS = {
-    "catch": _podracer_catch,
-    "cartpole": functools.partial(_of_experiment, "cartpole_ppo"),
-    "snake": functools.partial(_of_experiment, "snake_ppo"),
-}
-
-
-def benchmark_batches(name: str, repeats: int, batches: Iterable[int]) -> records.Result:
-    """Measures Anakin PPO against the batch of environments, on all devices of this process."""
-    devices = jax.device_count()
+    Args:
+      name: "catch", "cartpole" or "snake".
+      repeats: turns of each batch.
+      batches: numbers of environments.
+      devices: numbers of fake devices, each in a process of its own; none for all that there are.
+    """
     rows = []
-    for num_envs in batches:
-        runner = _BATCH_RUNNERS[name](num_envs)
-        stepper = measure.Stepper(runner, updates=max(1, 2048 // num_envs))
-        rates = measure.take_turns({"anakin": stepper}, repeats)["anakin"]
-        case = {"devices": devices, "environments": num_envs}
-        rows.append(measure.SPEED.row(rates, **case))
-        rows.append(measure.FIRST_DISPATCH.row(stepper.first_dispatch, **case))
-    return records.Result(_ABOUT_BATCHES[name], tuple(rows))
+    for count in devices or (None,):
+        for num_envs in batches:
+            case = {"devices": count or jax.device_count(), "environments": num_envs}
+            with _contender(name, num_envs, count) as each:
+                rates = measure.take_turns({"anakin": each}, repeats)["anakin"]
+                first = each.ask("first_dispatch") if count else each.first_dispatch
+            rows.append(measure.SPEED.row(rates, **case))
+            rows.append(measure.FIRST_DISPATCH.row(first, **case))
+    notes = (contender.FAKE,) if devices else ()
+    return records.Result(_ABOUT_BATCHES[name], tuple(rows), notes)
+
+
+@contextlib.contextmanager
+def _contender(name: str, num_envs: int, devices: int | None):
+    if devices is None:
+        yield _of_batch(name, num_envs)
+        return
+    environments = {name: contender.fake_devices(devices)}
+    with contender.together({name: _of_batch}, (name, num_envs), environments) as contenders:
+        yield contenders[name]
 
 
 def benchmark_resets(repeats: int) -> records.Result:
@@ -266,34 +267,3 @@ def _reset_times(environment, repeats: int) -> dict[str, list[float]]:
         label = "every lane" if reset_batch is None else f"{reset_batch} at a time"
         turns[label] = measure.seconds(jax.jit(functools.partial(act, batched=batched)), streams)
     return measure.take_turns(turns, repeats)
-
-
-def _on_devices(count: int, arguments: list[str]) -> records.Record:
-    """Runs this script in a process of its own with `count` fake CPU devices."""
-    done = subprocess.run(
-        [sys.executable, str(_ROOT / "scripts" / "benchmark.py"), *arguments, "--quiet"],
-        env=os.environ | contender.fake_devices(count),
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return records.parse(json.loads(done.stdout))
-
-
-def benchmark_batches_on_devices(
-    name: str, benchmark: str, repeats: int, batches: Iterable[int], devices: Iterable[int]
-) -> records.Result:
-    """Measures as `benchmark_batches` on several numbers of fake devices, in a process each.
-
-    Args:
-      name: as of `benchmark_batches`.
-      benchmark: what scripts/benchmark.py calls it.
-      repeats: turns of each batch.
-      batches: numbers of environments.
-      devices: numbers of devices.
-    """
-    arguments = [benchmark, "--repeats", str(repeats), "--batches", *map(str, batches)]
-    rows = [
-        row for count in devices for row in _on_devices(count, arguments).results[benchmark].rows
-    ]
-    return records.Result(_ABOUT_BATCHES[name], tuple(rows), (contender.FAKE,))

@@ -1,7 +1,7 @@
 """What a benchmark found, as rows that say what they measure, in which unit, and what is better.
 
-A file of results is a `Record` as JSON: `benchmark.py` writes it, `benchmark_page.py` shows it and
-`benchmark_check.py` compares two.
+A file of results is a `Record` as JSON: `scripts/benchmark.py` writes it and compares two of them,
+and `scripts/report.py` shows it.
 """
 
 import dataclasses
@@ -19,45 +19,41 @@ _BETTER = (HIGHER, LOWER, None)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-      measure: what was measured, such as "speed".
-      unit: of the figures.
-      better: "higher" or "lower"; None for what is neither, and not compared.
-      case: of what it was measured, such as `{"runner": "anakin", "devices": 4}`.
-      median: of all repeats.
-      min: the least of them; None where it was measured once.
-      max: the most of them.
-    """
-
-    measure: str
-    unit: str
-    better: str | None
+    measure: str  # what was measured, such as "speed"
+    unit: str  # of the figures
+    better: str | None  # "higher" or "lower"; None for what is neither, and not compared
+    # Of what it was measured, such as `{"runner": "anakin", "devices": 4}`.
     case: Mapping[str, str | int]
-    median: float
-    min: float | None = None
-    max: float | None = None
+    median: float  # of all repeats
+    min: float | None = None  # the least of them; None where it was measured once
+    max: float | None = None  # the most of them
+
+    def __post_init__(self):
+        numbers = [each for each in (self.median, self.min, self.max) if each is not None]
+        if not all(isinstance(each, int | float) for each in numbers):
+            raise ValueError(f"of {self.measure}, not all figures are numbers")
+        if self.better not in _BETTER:
+            raise ValueError(f"better is {self.better!r}, not one of {_BETTER}")
+        if (self.min is None) != (self.max is None):
+            raise ValueError(f"of {self.measure}, min or max is missing")
 
     @property
     def key(self) -> tuple:
-        """Returns what makes this row the same one in another file."""
+        """What makes this row the same one in another file."""
         return (self.measure, self.unit, self.better, tuple(sorted(self.case.items())))
-
-    def text(self) -> str:
-        """Returns it in one line."""
-        return f"{self.label}: {self.spread} {self.unit}"
 
     @property
     def label(self) -> str:
-        """Says what was measured, and of what."""
+        """What was measured, and of what."""
         case = ", ".join(f"{name} {value}" for name, value in self.case.items())
         return f"{self.measure} ({case})" if case else self.measure
 
     @property
     def spread(self) -> str:
-        """Returns the median, with the least and the most where there is more than one figure."""
-        if self.min is None or self.max is None:
+        """The median, with the least and the most where there is more than one figure."""
+        if self.min is None:
             return short(self.median)
         return f"{short(self.median)} ({short(self.min)} to {short(self.max)})"
 
@@ -73,14 +69,7 @@ def short(number: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of figure: of which all rows have the measure, the unit and what is better.
-
-    Attributes:
-      measure: as of `Row`.
-      unit: as of `Row`.
-      better: as of `Row`.
-      digits: behind the decimal point.
-    """
+    """A kind of figure: what all of its rows share, as of `Row`, and their decimal places."""
 
     measure: str
     unit: str
@@ -89,10 +78,7 @@ class Kind:
 
     def row(self, values: Iterable[float] | float, **case: str | int) -> Row:
         """Sums up one figure, or several of the same thing."""
-        try:
-            values = [float(value) for value in values]
-        except TypeError:
-            values = [float(values)]
+        values = [float(each) for each in (values if isinstance(values, Iterable) else [values])]
         numbers = {"median": statistics.median(values)}
         if len(values) > 1:
             numbers |= {"min": min(values), "max": max(values)}
@@ -102,34 +88,22 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one benchmark found.
+    """What one benchmark found."""
 
-    Attributes:
-      about: a sentence: what it measures.
-      rows: its figures.
-      notes: what else is to be known of them, such as how the work was laid out.
-      group: benchmarks of one group are shown together.
-    """
-
-    about: str
-    rows: tuple[Row, ...]
+    about: str  # a sentence: what it measures
+    rows: tuple[Row, ...]  # its figures
+    # What else is to be known of them, such as how the work was laid out.
     notes: tuple[str, ...] = ()
-    group: str | None = None
+    group: str | None = None  # benchmarks of one group are shown together
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A file of results.
+    """A file of results."""
 
-    Attributes:
-      command: what was run.
-      results: by the name of the benchmark.
-      provenance: device, versions, commit (see `run_directory.provenance`).
-    """
-
-    command: str
-    results: Mapping[str, Result]
-    provenance: Mapping[str, Any]
+    command: str  # what was run
+    results: Mapping[str, Result]  # by the name of the benchmark
+    provenance: Mapping[str, Any]  # device, versions, commit (see `run_directory.provenance`)
 
     def text(self) -> str:
         """Returns it as JSON, without what is not known."""
@@ -139,16 +113,11 @@ class Record:
 
 def _plain(value: Any) -> dict[str, Any]:
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    keep = {"better"}  # where None is an answer
-    return {name: item for name, item in fields.items() if name in keep or item not in (None, ())}
+    # None is an answer to what is better.
+    return {n: item for n, item in fields.items() if n == "better" or item not in (None, ())}
 
 
-def parse(content: Mapping[str, Any]) -> Record:
-    """Returns the record that a decoded JSON object holds.
-
-    Raises:
-      KeyError, TypeError, ValueError: it holds none.
-    """
+def _parse(content: Mapping[str, Any]) -> Record:
     rest = dict(content)
     command, results = rest.pop("command"), rest.pop("results")
     for name in ("device", "platform", "host_cores", "versions", "commit"):
@@ -158,14 +127,6 @@ def parse(content: Mapping[str, Any]) -> Record:
 
 def _result(content: Mapping[str, Any]) -> Result:
     rows = tuple(Row(**row) for row in content["rows"])
-    for row in rows:
-        numbers = [each for each in (row.median, row.min, row.max) if each is not None]
-        if not all(isinstance(each, int | float) for each in numbers):
-            raise ValueError(f"of {row.measure}, not all figures are numbers")
-        if row.better not in _BETTER:
-            raise ValueError(f"better is {row.better!r}, not one of {_BETTER}")
-        if (row.min is None) != (row.max is None):
-            raise ValueError(f"of {row.measure}, min or max is missing")
     return Result(**{**content, "rows": rows, "notes": tuple(content.get("notes", ()))})
 
 
@@ -176,7 +137,7 @@ def read(path: str | pathlib.Path) -> Record:
       errors.UserError: there is no such file, or it holds something else.
     """
     try:
-        return parse(json.loads(pathlib.Path(path).read_text()))
+        return _parse(json.loads(pathlib.Path(path).read_text()))
     except OSError as error:
         raise errors.UserError(f"cannot read '{path}': {error.strerror}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -36,13 +36,13 @@ def _turn(simulations: int, batch: int) -> measure.Turn:
 
 def benchmark_search(repeats: int) -> records.Result:
     """Measures Gumbel MuZero on Catch: latent 64, dense layers of 128."""
-    cases = [(simulations, batch) for simulations in _SIMULATIONS for batch in _BATCHES]
-    turns = {str(case): _turn(*case) for case in cases}
+    turns = {(count, batch): _turn(count, batch) for count in _SIMULATIONS for batch in _BATCHES}
     rates = measure.take_turns(turns, repeats)
     return records.Result(
         "How many decisions a second Gumbel MuZero's search takes on Catch: latent 64, dense "
         "layers of 128.",
         tuple(
-            _DECISIONS.row(rates[str(case)], simulations=case[0], batch=case[1]) for case in cases
+            _DECISIONS.row(own, simulations=count, batch=batch)
+            for (count, batch), own in rates.items()
         ),
     )

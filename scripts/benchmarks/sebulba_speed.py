@@ -20,37 +20,28 @@ from podracers.training import experiment
 
 Measured = dict[str, list[float]]
 
+_EXPERIMENT = "gin/experiments/pong_impala.gin"
 _TRANSFER = records.Kind("to the device for each agent step", "bytes", records.LOWER, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-      algorithm: "ppo" or "impala"; the experiment is `pong_<algorithm>.gin`.
-      updates: how many a turn takes.
-      lead_in: how many come before it and are not counted: while it was others' turn, an actor
-        had the time to fill the queue with a rollout, and to collect another one.
-      env_steps: steps of each environment that a turn of the simulators alone takes.
-      bindings: of gin, over the experiment's own.
-    """
-
-    algorithm: str
-    updates: int
+    updates: int  # how many a turn takes
+    # How many come before it and are not counted: while it was others' turn, an actor had the time
+    # to fill the queue with a rollout, and to collect another one.
     lead_in: int = 2
-    env_steps: int = 250
-    bindings: Sequence[str] = ()
+    env_steps: int = 250  # steps of each environment that a turn of the simulators alone takes
+    bindings: Sequence[str] = ()  # of gin, over the experiment's own
 
     def build(self) -> experiment.Parts:
         """Returns the parts of the experiment."""
-        file = f"gin/experiments/pong_{self.algorithm}.gin"
-        return experiment.load([file], list(self.bindings)).build()
+        return experiment.load([_EXPERIMENT], self.bindings).build()
 
 
-PPO = Setting("ppo", updates=1, lead_in=1)  # where learning takes so long, it is never waited for
-IMPALA = Setting("impala", updates=6)
-ENVIRONMENTS = Setting("impala", updates=30, env_steps=600)
+IMPALA = Setting(updates=6)
+ENVIRONMENTS = Setting(updates=30, env_steps=600)
 
 
 class _Glance(nn.Module):
@@ -85,10 +76,8 @@ class _RawPools:
         runner, self._steps = parts.runner, setting.env_steps
         batches = len(runner.placement.actors) * runner._num_batches
         rows = np.split(np.arange(runner.num_envs, dtype=np.int32), batches)
-        self._hosts = [
-            parts.environment.make(jax.random.key(0), row, runner._threads_per_batch)
-            for row in rows
-        ]
+        threads = runner._threads_per_batch
+        hosts = [parts.environment.make(jax.random.key(0), row, threads) for row in rows]
         rng = np.random.default_rng(0)
         actions = parts.environment.spec.action
         shape = (64, runner.num_envs // batches)
@@ -96,7 +85,7 @@ class _RawPools:
         self._agent_steps = self._steps * runner.num_envs
         # EnvPool itself, without the adaptor, and at its best: its public `recv` also makes arrays
         # of what nobody reads.
-        self._pools = [host._pool for host in self._hosts]
+        self._pools = [host._pool for host in hosts]
         for pool in self._pools:
             pool.async_reset()
 
@@ -110,54 +99,39 @@ class _RawPools:
                 pool._recv()
                 pool.send(self._actions[step % len(self._actions)])
 
-    def close(self) -> None:
-        """Ends the simulators."""
-        for host in self._hosts:
-            host.close()
+
+def _stepper(setting: Setting, runner: Any) -> measure.Stepper:
+    return measure.Stepper(runner, setting.updates, setting.lead_in)
 
 
-class _Runner(measure.Stepper):
-    """A runner, as a contender."""
-
-    def __init__(self, runner: Any, setting: Setting):
-        super().__init__(runner, setting.updates, setting.lead_in)
-        self.close = runner.close
+def _sebulba(setting: Setting) -> measure.Stepper:
+    return _stepper(setting, setting.build().runner)
 
 
-def _sebulba(setting: Setting) -> _Runner:
-    return _Runner(setting.build().runner, setting)
-
-
-def _actors(setting: Setting) -> _Runner:
+def _actors(setting: Setting) -> measure.Stepper:
     parts = setting.build()
-    agent = _NotLearning(parts.agent)
-    return _Runner(dataclasses.replace(parts.runner, agent=agent), setting)
+    return _stepper(setting, dataclasses.replace(parts.runner, agent=_NotLearning(parts.agent)))
 
 
-def _small_network(setting: Setting) -> _Runner:
+def _small_network(setting: Setting) -> measure.Stepper:
     parts = setting.build()
     network = functools.partial(networks.actor_critic, encoder=_Glance(), separate_critic=False)
     agent = dataclasses.replace(parts.agent, network=network)
-    return _Runner(dataclasses.replace(parts.runner, agent=agent), setting)
+    return _stepper(setting, dataclasses.replace(parts.runner, agent=agent))
 
 
 def _make_baseline(setting: Setting) -> single_file_sebulba.SingleFileSebulba:
     parts = setting.build()
     agent, runner, task = parts.agent, parts.runner, parts.environment
-    settings = single_file_sebulba.Settings(
-        setting.algorithm, runner.num_envs, runner.rollout_length
-    )
-    if setting.algorithm == "ppo":
-        work = (agent.epochs, agent.num_minibatches)
-        settings = settings._replace(epochs=work[0], num_minibatches=work[1])
-    elif agent.num_minibatches != 1:
-        raise errors.UserError("the baseline of IMPALA learns from all streams at once")
+    if agent.num_minibatches != 1:
+        raise errors.UserError("the baseline learns from all streams at once")
+    settings = single_file_sebulba.Settings(runner.num_envs, runner.rollout_length)
     options = {**task.options, "max_episode_steps": task.max_episode_steps}
     return single_file_sebulba.SingleFileSebulba(task.task_id, options, settings)
 
 
-def _baseline(setting: Setting) -> _Runner:
-    return _Runner(_make_baseline(setting), setting)
+def _baseline(setting: Setting) -> measure.Stepper:
+    return _stepper(setting, _make_baseline(setting))
 
 
 def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
@@ -171,9 +145,12 @@ def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
     # Built here too, where a mistake in a binding is met once, and before anything is started.
     runner, baseline = setting.build().runner, _make_baseline(setting)
     rates, memory = _measure(makers, setting, repeats)
-    spec = runner.environment.spec
+    transfer = {
+        "Sebulba": bytes_per_step(runner.environment.spec),
+        "baseline": baseline.bytes_to_device_per_step,
+    }
     return records.Result(
-        f"{setting.algorithm.upper()} on EnvPool's Pong: the simulators alone, actors that learn "
+        "IMPALA on EnvPool's Pong: the simulators alone, actors that learn "
         "nothing, Sebulba, and our own straightforward version of the published design, at equal "
         "work.",
         (
@@ -181,10 +158,8 @@ def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
             _ratio(rates, "Sebulba", "baseline"),
             _ratio(rates, "Sebulba", "EnvPool alone"),
             _ratio(rates, "actors alone", "EnvPool alone"),
-            _TRANSFER.row(_bytes_per_step(spec), program="Sebulba"),
-            _TRANSFER.row(baseline.bytes_to_device_per_step, program="baseline"),
-            measure.PEAK_MEMORY.row(memory["Sebulba"], program="Sebulba"),
-            measure.PEAK_MEMORY.row(memory["baseline"], program="baseline"),
+            *(_TRANSFER.row(number, program=name) for name, number in transfer.items()),
+            *(measure.PEAK_MEMORY.row(memory[name], program=name) for name in transfer),
         ),
         tuple(runner.describe()),
     )
@@ -207,14 +182,12 @@ def benchmark_environments(setting: Setting, repeats: int) -> records.Result:
 
 
 def _measure(
-    makers: dict[str, Callable[[Setting], Callable[[], float]]], setting: Setting, repeats: int
+    makers: dict[str, Callable[[Setting], measure.Turn]], setting: Setting, repeats: int
 ) -> tuple[Measured, dict[str, int]]:
     """Returns the rates of all contenders, and the most memory that each had, in bytes."""
     with contender.together(makers, (setting,)) as contenders:
         rates = measure.take_turns(contenders, repeats)
-        for each in contenders.values():
-            each.close()
-        return rates, {name: each.memory for name, each in contenders.items()}
+        return rates, {name: each.memory() for name, each in contenders.items()}
 
 
 def _ratio(rates: Measured, above: str, below: str) -> records.Row:
@@ -222,7 +195,7 @@ def _ratio(rates: Measured, above: str, below: str) -> records.Row:
     return measure.RATIO.row(ratios, program=f"{above} / {below}")
 
 
-def _bytes_per_step(spec: environment.EnvironmentSpec) -> float:
+def bytes_per_step(spec: environment.EnvironmentSpec) -> float:
     """Returns what crosses to the device for one agent step: one time step.
 
     That which ends a rollout crosses once, though the next rollout begins with it.

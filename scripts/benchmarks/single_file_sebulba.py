@@ -4,9 +4,8 @@ What Cleanba (Huang et al., "Cleanba: A Reproducible and Efficient Distributed R
 Learning Platform", https://arxiv.org/abs/2310.00036) does, on one device and written anew: an
 actor thread with one EnvPool that stacks the frames, whole stacks sent at every step, lists of
 arrays that are stacked at the end of a rollout, a queue to the learner, and parameters that are one
-update old. The network is Flax's, with XLA's own convolutions. The update's loops are Python's,
-unrolled into one program: in a scan XLA's convolutions are 15 to 25 times slower on a CPU. It is no
-part of the library; nothing imports it but `scripts/benchmarks`.
+update old. The algorithm is IMPALA, the network Flax's, with XLA's own convolutions. It is no part
+of the library; nothing imports it but `scripts/benchmarks`.
 
 Axis legend: `T` time, `B` streams.
 """
@@ -30,14 +29,9 @@ _WAIT = 600.0  # seconds; compilation included
 class Settings(NamedTuple):
     """Of the run; the numbers are Cleanba's for Atari."""
 
-    algorithm: str  # "ppo" or "impala"
-    num_envs: int = 32
-    rollout_length: int = 128
-    epochs: int = 4  # of PPO
-    num_minibatches: int = 4  # of PPO
+    num_envs: int
+    rollout_length: int
     gamma: float = 0.99
-    gae_lambda: float = 0.95
-    clip_epsilon: float = 0.1
     value_cost: float = 0.5
     entropy_cost: float = 0.01
 
@@ -79,7 +73,6 @@ class State(NamedTuple):
 
     params: Any
     optimizer_state: Any
-    key: jax.Array
 
 
 class SingleFileSebulba:
@@ -102,17 +95,10 @@ class SingleFileSebulba:
         spec = envpool.make_spec(task_id, **{**options, "stack_num": 4})
         self._network = _ActorCritic(int(spec.gymnasium_action_space.n))
         self._frames = spec.gymnasium_observation_space.shape
-        if settings.algorithm == "ppo":
-            self._optimizer = optax.chain(
-                optax.clip_by_global_norm(0.5), optax.adam(2.5e-4, eps=1e-5)
-            )
-            update = self._ppo
-        else:
-            self._optimizer = optax.chain(
-                optax.clip_by_global_norm(0.0625), optax.rmsprop(6e-4, decay=0.99, eps=1.6e-5)
-            )
-            update = self._impala
-        self._update = jax.jit(update)
+        self._optimizer = optax.chain(
+            optax.clip_by_global_norm(0.0625), optax.rmsprop(6e-4, decay=0.99, eps=1.6e-5)
+        )
+        self._update = jax.jit(self._learn)
         self._act = jax.jit(self._acts)
         self._stack = jax.jit(lambda rollout: jax.tree.map(jnp.stack, rollout, is_leaf=_is_list))
         self._rollouts, self._params = queue.Queue(1), queue.Queue(1)
@@ -132,12 +118,12 @@ class SingleFileSebulba:
 
     def init(self, seed: int) -> State:
         """Starts the actor, and returns the state before the first update."""
-        init_key, act_key, key = jax.random.split(jax.random.key(seed), 3)
+        init_key, act_key = jax.random.split(jax.random.key(seed))
         params = self._network.init(init_key, jnp.zeros((1, *self._frames), jnp.uint8))
         self._params.put(params)
         self._thread = threading.Thread(target=self._actor, args=(seed, act_key), daemon=True)
         self._thread.start()
-        return State(params, self._optimizer.init(params), key)
+        return State(params, self._optimizer.init(params))
 
     def step(self, state: State, num_updates: int):
         """Takes `num_updates` updates; returns the state and the last loss."""
@@ -194,40 +180,13 @@ class SingleFileSebulba:
         logits, value = self._network.apply(params, observation)
         return observation, jax.random.categorical(act_key, logits), logits, value, key
 
-    def _ppo(self, state: State, rollout: _Rollout):
-        s, key = self.settings, state.key
-        _, last_value = self._network.apply(state.params, rollout.observation[-1])
-        advantage = _gae(rollout, last_value, s.gamma, s.gae_lambda)
-        data = (
-            rollout._replace(observation=rollout.observation[:-1]),
-            advantage,
-            advantage + rollout.value,
-        )
-        data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
-        params, optimizer_state = state.params, state.optimizer_state
-        for _ in range(s.epochs):
-            key, shuffle_key = jax.random.split(key)
-            permutation = jax.random.permutation(shuffle_key, self.steps_per_update)
-            for rows in jnp.split(permutation, s.num_minibatches):
-                minibatch = jax.tree.map(lambda x, rows=rows: x[rows], data)
-                loss, gradient = jax.value_and_grad(self._ppo_loss)(params, *minibatch)
-                params, optimizer_state = self._descend(gradient, params, optimizer_state)
-        return State(params, optimizer_state, key), loss
+    def _learn(self, state: State, rollout: _Rollout):
+        loss, gradient = jax.value_and_grad(self._loss)(state.params, rollout)
+        updates, optimizer_state = self._optimizer.update(gradient, state.optimizer_state)
+        return State(optax.apply_updates(state.params, updates), optimizer_state), loss
 
-    def _ppo_loss(self, params, batch: _Rollout, advantage, target):
+    def _loss(self, params, rollout: _Rollout):
         s = self.settings
-        logits, value = self._network.apply(params, batch.observation)
-        ratio = jnp.exp(_log_prob(logits, batch.action) - _log_prob(batch.logits, batch.action))
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        clipped = jnp.clip(ratio, 1.0 - s.clip_epsilon, 1.0 + s.clip_epsilon)
-        policy_loss = -jnp.minimum(ratio * advantage, clipped * advantage)
-        return self._total(policy_loss, value, target, logits, ~batch.reset)
-
-    def _impala(self, state: State, rollout: _Rollout):
-        loss, gradient = jax.value_and_grad(self._impala_loss)(state.params, rollout)
-        return State(*self._descend(gradient, *state[:2]), state.key), loss
-
-    def _impala_loss(self, params, rollout: _Rollout):
         frames = rollout.observation.reshape(-1, *self._frames)
         logits, values = self._network.apply(params, frames)
         shape = rollout.observation.shape[:2]
@@ -238,24 +197,15 @@ class SingleFileSebulba:
             jax.lax.stop_gradient(values[:-1]),
             jax.lax.stop_gradient(values[1:]),
             rollout.reward.astype(jnp.float32),
-            self.settings.gamma * (1.0 - rollout.done),
+            s.gamma * (1.0 - rollout.done),
             jax.lax.stop_gradient(ratio),
         )
         target = jax.lax.stop_gradient(values[:-1]) + returns.errors
-        policy_loss = -log_prob * returns.pg_advantage
-        return self._total(policy_loss, values[:-1], target, logits, ~rollout.reset)
-
-    def _total(self, policy_loss, value, target, logits, weight):
         log_probs = jax.nn.log_softmax(logits)
         entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
-        value_loss = 0.5 * jnp.square(value - target)
-        total = policy_loss + self.settings.value_cost * value_loss
-        total = total - self.settings.entropy_cost * entropy
-        return jnp.sum(total * weight) / jnp.maximum(jnp.sum(weight), 1)
-
-    def _descend(self, gradient, params, optimizer_state):
-        updates, optimizer_state = self._optimizer.update(gradient, optimizer_state)
-        return optax.apply_updates(params, updates), optimizer_state
+        total = s.value_cost * 0.5 * jnp.square(values[:-1] - target) - s.entropy_cost * entropy
+        total -= log_prob * returns.pg_advantage
+        return jnp.sum(total * ~rollout.reset) / jnp.maximum(jnp.sum(~rollout.reset), 1)
 
 
 def _is_list(node: Any) -> bool:
@@ -264,17 +214,3 @@ def _is_list(node: Any) -> bool:
 
 def _log_prob(logits, action):
     return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], -1)[..., 0]
-
-
-def _gae(rollout: _Rollout, last_value, gamma: float, gae_lambda: float):
-    def accumulate(carry, step):
-        advantage, next_value = carry
-        value, reward, done = step
-        alive = 1.0 - done
-        error = reward + gamma * next_value * alive - value
-        advantage = error + gamma * gae_lambda * alive * advantage
-        return (advantage, value), advantage
-
-    start = (jnp.zeros_like(last_value), last_value)
-    steps = (rollout.value, rollout.reward.astype(jnp.float32), rollout.done)
-    return jax.lax.scan(accumulate, start, steps, reverse=True, unroll=16)[1]

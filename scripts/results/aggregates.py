@@ -80,19 +80,19 @@ def estimate(
     return Estimate(value, (float(found.low), float(found.high)))
 
 
+def summarize(tasks: Sequence[Sequence[float]]) -> dict[str, Estimate]:
+    """Returns the statistics over tasks and runs, `[N, R]`, by name."""
+    statistics = {"mean": mean, "median": median, "interquartile mean": interquartile_mean}
+    return {name: estimate(tasks, statistic) for name, statistic in statistics.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What is known of the runs of one task: enough where only their summary is.
+    """What is known of the runs of one task: enough where only their summary is."""
 
-    Attributes:
-      mean: over runs.
-      standard_error: of the mean; NaN with one run.
-      runs: how many.
-    """
-
-    mean: float
-    standard_error: float
-    runs: int
+    mean: float  # over runs
+    standard_error: float  # of the mean; NaN with one run
+    runs: int  # how many
 
     def student_interval(self) -> tuple[float, float] | None:
         """Returns the interval of Student's t for the mean; None with one run."""

@@ -17,21 +17,12 @@ _ROLES = ("agent", "environment", "runner")  # what the root chooses
 _CHOICES = tuple(f"{_ROOT}.{role}" for role in _ROLES)
 # What changes neither what is learnt nor from what (docs/architecture.md, "Determinism"). A member
 # of a population is the run of its seed.
-UNLEARNT = frozenset(
-    f"{_ROOT}.{name}"
-    for name in (
-        "seed",
-        "log_period",
-        "evaluation_period",
-        "evaluation_episodes",
-        "greedy_evaluation_episodes",
-        "evaluation_max_steps",
-        "checkpoint_period",
-        "keep_latest",
-        "keep_best",
-        "profile_update",
-    )
-) | {f"runner.{name}" for name in ("population", "reset_batch", "num_threads", "timeout")}
+_UNLEARNT = {
+    _ROOT: "seed log_period evaluation_period evaluation_episodes greedy_evaluation_episodes "
+    "evaluation_max_steps checkpoint_period keep_latest keep_best profile_update",
+    "runner": "population reset_batch num_threads timeout",
+}
+UNLEARNT = {f"{part}.{name}" for part, names in _UNLEARNT.items() for name in names.split()}
 # By which parameter an adaptor is told which environment it is.
 _NAMES = ("name", "task_id", "env_id")
 
@@ -41,18 +32,14 @@ class Run:
     """One run directory.
 
     Parameters are called `ppo.PPO.gamma`, and those of either runner `runner.num_envs`.
-
-    Attributes:
-      directory: of the run.
-      given: the parameters in its configuration, macros included where they stand for a value.
-      used: those of `operative_config.gin`, defaults included; empty where there is none yet.
-      macros: values by the names of macros.
     """
 
     directory: run_directory.RunDirectory
+    # The parameters in its configuration, macros included where they stand for a value.
     given: dict[str, Any]
+    # Those of `operative_config.gin`, defaults included; empty where there is none yet.
     used: dict[str, Any]
-    macros: dict[str, Any]
+    macros: dict[str, Any]  # values by the names of macros
 
     @property
     def seed(self) -> int:

@@ -4,7 +4,7 @@
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -12,6 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.axes
 import matplotlib.figure
+import matplotlib.pyplot as plt
 import matplotlib.ticker
 import numpy as np
 
@@ -45,6 +46,13 @@ def read_log(path: str | pathlib.Path) -> list[dict[str, Any]]:
     return loggers.read_rows(directory.metrics) if directory.metrics.exists() else []
 
 
+def members(rows: Iterable[Mapping[str, Any]], metric: str) -> list[int]:
+    """Returns the seeds of a population that a metric was logged of; none if there was but one."""
+    prefix = f"{metric}/seed_"
+    names = {name for row in rows for name in row if name.startswith(prefix)}
+    return sorted(int(name.removeprefix(prefix)) for name in names)
+
+
 def series(
     rows: Sequence[Mapping[str, Any]], metric: str, x: str = "step"
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -56,8 +64,7 @@ def series(
       x: what to measure along: `step` (agent steps) or `wall_time` (seconds).
     """
     rows = [row for row in rows if row.get(metric) is not None and row.get(x) is not None]
-    names = sorted(name for name in rows[0] if name.startswith(f"{metric}/seed_")) if rows else []
-    names = names or [metric]
+    names = [f"{metric}/seed_{seed}" for seed in members(rows, metric)] or [metric]
     values = [[np.nan if row.get(name) is None else row[name] for row in rows] for name in names]
     return np.array([row[x] for row in rows], float), np.array(values, float)
 
@@ -89,6 +96,11 @@ def draw_band(axis: matplotlib.axes.Axes, drawn: Band, **style: Any) -> None:
     )
 
 
+def colors(names: Iterable[Any]) -> dict[Any, str]:
+    """Returns a colour for each name."""
+    return {name: COLORS[n % len(COLORS)] for n, name in enumerate(names)}
+
+
 def tidy(axis: matplotlib.axes.Axes) -> None:
     """Gives an axis the look that all pictures share."""
     axis.grid(color="#e4e6ea")
@@ -102,7 +114,7 @@ def engineering() -> matplotlib.ticker.Formatter:
 
 
 def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:
-    """Writes a picture.
+    """Writes a picture, and forgets it.
 
     Raises:
       errors.UserError: there is no such folder, or no such format.
@@ -111,3 +123,5 @@ def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
         raise errors.UserError(f"cannot write '{path}': {error}") from error
+    finally:
+        plt.close(figure)

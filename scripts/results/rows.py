@@ -13,62 +13,43 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from results import aggregates
+from results import aggregates, training_process
 
 from podracers import errors
 
-PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.json"
+PATH = training_process.ROOT / "docs" / "results.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class SeedRun:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-      seed: of everything in it that is random.
-      final_return: mean of its final evaluation.
-      wall_time_s: with start-up, compilation and evaluations.
-      commit: of this repository, with `-dirty` where files differed.
-      greedy_return: that of greedy actions, where `final_return` is of sampled ones.
-    """
-
-    seed: int
-    final_return: float
-    wall_time_s: float | None = None
-    commit: str | None = None
+    seed: int  # of everything in it that is random
+    final_return: float  # mean of its final evaluation
+    wall_time_s: float | None = None  # with start-up, compilation and evaluations
+    commit: str | None = None  # of this repository, with `-dirty` where files differed
+    # That of greedy actions, where `final_return` is of sampled ones.
     greedy_return: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured of a row, at one time on one machine.
+    """What was measured of a row, at one time on one machine."""
 
-    Attributes:
-      date: ISO 8601, of the last run.
-      hardware: in words.
-      jax: its version.
-      agent_steps: of each seed.
-      episodes: of each seed's final evaluation.
-      random_policy: the return of a policy that is uniform over the legal actions; None where it
-        was not kept.
-      runs: one for each seed; empty where only a summary was kept.
-      mean, standard_error, num_seeds: that summary.
-      wall_times_s: of a seed, from the least to the most, where it is not known by seed.
-      note: what a reader has to know besides.
-    """
-
-    date: str
-    hardware: str
-    jax: str
-    agent_steps: int
-    episodes: int
+    date: str  # ISO 8601, of the last run
+    hardware: str  # in words
+    jax: str  # its version
+    agent_steps: int  # of each seed
+    episodes: int  # of each seed's final evaluation
+    # The return of a policy that is uniform over the legal actions; None where it was not kept.
     random_policy: float | None = None
-    runs: tuple[SeedRun, ...] = ()
-    mean: float | None = None
-    standard_error: float | None = None
-    num_seeds: int | None = None
+    runs: tuple[SeedRun, ...] = ()  # one for each seed; empty where only a summary was kept
+    mean: float | None = None  # that summary
+    standard_error: float | None = None  # that summary
+    num_seeds: int | None = None  # that summary
+    # Of a seed, from the least to the most, where it is not known by seed.
     wall_times_s: tuple[float, ...] = ()
-    note: str = ""
+    note: str = ""  # what a reader has to know besides
 
     @property
     def returns(self) -> list[float]:
@@ -102,26 +83,16 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An agent on an environment under a runner.
+    """An agent on an environment under a runner."""
 
-    Attributes:
-      experiment: a file of gin/experiments, by name, or any .gin file, by path.
-      runner: the name of its class, in lower case that of a file of gin/runners.
-      agent, environment: what a table calls them.
-      gin_bindings: of `scripts/train.py`, without the seed.
-      most: the highest return there is, where it is known.
-      atari_game: its name in `atari_scores.py`, where it is one.
-      measured: the numbers; None where there are none yet.
-    """
-
-    experiment: str
-    runner: str
-    agent: str
-    environment: str
-    measured: Measured | None = None
-    gin_bindings: tuple[str, ...] = ()
-    most: float | None = None
-    atari_game: str | None = None
+    experiment: str  # a file of gin/experiments, by name, or any .gin file, by path
+    runner: str  # the name of its class, in lower case that of a file of gin/runners
+    agent: str  # what a table calls them
+    environment: str  # what a table calls them
+    measured: Measured | None = None  # the numbers; None where there are none yet
+    gin_bindings: tuple[str, ...] = ()  # of `scripts/train.py`, without the seed
+    most: float | None = None  # the highest return there is, where it is known
+    atari_game: str | None = None  # its name in `atari_scores.py`, where it is one
 
     @property
     def short(self) -> str:
@@ -141,9 +112,8 @@ class Row:
 
     def arguments(self, seed: int) -> list[str]:
         """Returns the arguments of `scripts/train.py`, without the run directory."""
-        flags = ["--gin_file", self.gin_file, "--runner", self.runner.lower()]
-        bindings = [f"SEED = {seed}", *self.gin_bindings]
-        return flags + [flag for binding in bindings for flag in ("--gin_bindings", binding)]
+        named = ["--gin_file", self.gin_file, "--runner", self.runner.lower()]
+        return named + training_process.flags([], [f"SEED = {seed}", *self.gin_bindings])
 
     def command(self, seed: int) -> str:
         """Returns the command that trains one seed."""

@@ -1,79 +1,202 @@
-"""The tables of speed in docs/results.md, out of what scripts/benchmark.py has measured."""
+"""The tables and the picture of docs/results.md, out of docs/results.json."""
 
+import collections
 import pathlib
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks import records
+import matplotlib.pyplot as plt
+from results import aggregates, atari_scores, markdown, plotting
+from results import rows as results
 
-_FOLDER = pathlib.Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
-_RUNNERS = ("Anakin", "Sebulba")
-
-
-def table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Returns a table as Markdown."""
-    made = [headings, ["---"] * len(headings), *lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in made)
+Rows = Mapping[str, results.Row]
 
 
-def replay_table(record: records.Record) -> str:
-    """Returns the speed of agents that learn from replay, and what the replay takes of it."""
-    lines, notes = [], []
-    for result in record.results.values():
-        found = {(row.unit, row.case.get("runner")): row for row in result.rows}
-        alone, share = found["ms", None], found["share", None]
-        speeds = [found["agent steps/s", runner].spread for runner in _RUNNERS]
-        gradients = [found["gradient steps/s", runner].median for runner in _RUNNERS]
+def returns(rows: Rows) -> str:
+    """Returns what each row reached, as Markdown."""
+    headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
+    headings += ["95%, bootstrap", "95%, Student's t", "seeds: returns", "random policy"]
+    headings += ["agent steps", "wall time of a seed"]
+    lines = []
+    for row in rows.values():
+        title = [*_named(row), row.agent, row.environment]
+        known = row.measured
+        if known is None:
+            lines.append([*title, "not measured", *[""] * 6])
+            continue
+        by_seed = ", ".join(map(results.number, known.returns)) or "not kept"
         lines.append(
             [
-                f"`{alone.case['experiment']}`",
-                *(*speeds, *map(records.short, gradients)),
-                f"{records.short(alone.median)} ms, {share.median:.0%}",
+                *title,
+                _mean(row),
+                results.interval(known.bootstrap_interval()),
+                results.interval(known.sample.student_interval()),
+                f"{known.sample.runs}: {by_seed}",
+                results.number(known.random_policy),
+                _steps(known.agent_steps),
+                _wall_time(known),
             ]
         )
-        notes += [f"- {note}\n" for note in result.notes]
-    headings = ["experiment", "agent steps/s, Anakin", "Sebulba", "gradient steps/s, Anakin"]
-    made = table([*headings, "Sebulba", "replay"], lines)
-    return f"{made}\n{''.join(notes)}\n{_source(record, 'replay')}"
+    return markdown.table(headings, lines)
 
 
-def search_table(record: records.Record) -> str:
-    """Returns how many decisions a second a search takes, by simulations and by batch."""
-    (result,) = record.results.values()
-    medians = {
-        (row.case["simulations"], row.case["batch"]): records.short(row.median)
-        for row in result.rows
-    }
-    simulations, batches = (sorted({key[axis] for key in medians}) for axis in (0, 1))
-    lines = [
-        [f"{count} simulations", *(medians[count, batch] for batch in batches)]
-        for count in simulations
-    ]
-    made = table(["decisions/s", *(f"batch {batch}" for batch in batches)], lines)
-    return f"{result.about}\n\n{made}\n{_source(record, 'search')}"
+def readme(rows: Rows) -> str:
+    """Returns what each row that was measured reached, in few words, as Markdown."""
+    headings = ["experiment", "runner", "return, mean ± s.e.", "greedy", "random policy"]
+    lines = []
+    for row in rows.values():
+        if (known := row.measured) is None:
+            continue
+        seeds = f"{known.sample.runs} seed{'' if known.sample.runs == 1 else 's'}"
+        greedy = [run.greedy_return for run in known.runs]
+        is_greedy = not greedy or None in greedy  # the row's own evaluations do not sample
+        lines.append(
+            [
+                *_named(row),
+                f"{_mean(row)} ({seeds})",
+                "" if is_greedy else results.number(statistics.fmean(greedy)),
+                results.number(known.random_policy),
+                _steps(known.agent_steps),
+                _wall_time(known) or "not kept",
+            ]
+        )
+    return markdown.table([*headings, "agent steps", "wall time"], lines)
 
 
-def _source(record: records.Record, name: str) -> str:
-    made = record.provenance
-    commit = "an unknown commit" if made["commit"] is None else f"commit {made['commit'][:10]}"
-    return (
-        f"`python {record.command}`, {made['host_cores']} host cores, {made['device']}, {commit}; "
-        f"[raw data](benchmarks/{name}.json).\n"
+def _named(row: results.Row) -> list[str]:
+    """Returns what `scripts/reproduce.py` calls a row."""
+    return [f"`{row.experiment}`", f"`{row.runner.lower()}`"]
+
+
+def _mean(row: results.Row) -> str:
+    most = "" if row.most is None else f", of {row.most:g}"
+    sample = row.measured.sample
+    error = f"{sample.standard_error:.{'2g' if sample.standard_error < 100 else '0f'}}"
+    return f"{results.number(sample.mean)}{f' ± {error}' if sample.runs > 1 else ''}{most}"
+
+
+def _steps(number: int) -> str:
+    return f"{number / 1e6:.3g}M" if number >= 1e6 else f"{number / 1e3:.3g}k"
+
+
+def _wall_time(known: results.Measured) -> str:
+    times = sorted({round(seconds) for seconds in known.wall_times})
+    return " to ".join(str(time) for time in dict.fromkeys(times[:1] + times[-1:])) + " s" * bool(
+        times
     )
 
 
-_MAKERS: dict[str, Callable[[records.Record], str]] = {
-    "replay": replay_table,
-    "search": search_table,
+def commands(rows: Rows) -> str:
+    """Returns how each row came about, as Markdown."""
+    headings = ["experiment", "runner", "command of seed 0", "date", "commit", "hardware", "note"]
+    lines = []
+    for row in rows.values():
+        known = row.measured
+        told = ["", "", "", ""]
+        if known is not None:
+            commits = dict.fromkeys(_short(run.commit) for run in known.runs) or {"not kept": None}
+            told = [known.date, ", ".join(commits), known.hardware, known.note]
+        lines.append([*_named(row), f"`{row.command(0)}`", *told])
+    return markdown.table(headings, lines)
+
+
+def _short(commit: str | None) -> str:
+    if commit is None:
+        return "not kept"
+    name, _, changed = commit.partition("-")
+    return f"{name[:10]}{' and changes' if changed else ''}"
+
+
+def tasks(rows: Rows) -> str:
+    """Returns aggregates over the tasks whose highest return is known, as Markdown."""
+    groups = collections.defaultdict(list)
+    for row in rows.values():
+        if row.atari_game is None and _has_range(row):
+            groups[row.agent, row.runner].append(row)
+    lines = []
+    for named, chosen in groups.items():
+        if len(chosen) > 1:
+            # A statistic over tasks takes as many runs of each: the first that all of them have.
+            runs = min(len(row.measured.runs) for row in chosen)
+            found = aggregates.summarize([_normalized(row)[:runs] for row in chosen])
+            names = ", ".join(row.environment for row in chosen)
+            lines.append([*named, names, str(runs), *map(_estimate, found.values())])
+    headings = ["agent", "runner", "tasks", "seeds of each", "mean", "median", "IQM"]
+    return markdown.table(headings, lines)
+
+
+def _estimate(found: aggregates.Estimate) -> str:
+    bounds = "" if found.interval is None else f" ({results.interval(found.interval)})"
+    return f"{results.number(found.value)}{bounds}"
+
+
+def _has_range(row: results.Row) -> bool:
+    known = row.measured
+    return None not in (known, row.most) and known.random_policy is not None and bool(known.runs)
+
+
+def _normalized(row: results.Row) -> list[float]:
+    """Returns the returns of a row, where 0 is a random policy and 1 the highest there is."""
+    random = row.measured.random_policy
+    return [(value - random) / (row.most - random) for value in row.measured.returns]
+
+
+def atari(rows: Rows) -> str:
+    """Returns human-normalised scores by game, and what is reached over games, as Markdown."""
+    headings = ["game", "experiment", "runner", "seeds", "score", "random", "human"]
+    lines = []
+    games: dict[tuple[str, str], dict[str, list[float]]] = collections.defaultdict(dict)
+    for row in rows.values():
+        if row.atari_game is None or row.measured is None:
+            continue
+        score = row.measured.sample.mean
+        lines.append(
+            [
+                *(row.atari_game, *_named(row), str(row.measured.sample.runs)),
+                *map(results.number, (score, *atari_scores.REFERENCES[row.atari_game])),
+                f"{atari_scores.normalized(row.atari_game, score):.2f}",
+            ]
+        )
+        if row.measured.runs:
+            games[row.agent, row.runner][row.atari_game] = row.measured.returns
+    said = [_over_games(*named, played) for named, played in games.items()]
+    return "\n".join([markdown.table([*headings, "human-normalised"], lines), "".join(said)])
+
+
+def _over_games(agent: str, runner: str, games: Mapping[str, Sequence[float]]) -> str:
+    said = f"- {agent} under {runner}: {len(games)} of {len(atari_scores.REFERENCES)} games"
+    if len(games) < 2:
+        return f"{said}: no median and no IQM over games.\n"
+    runs = min(map(len, games.values()))
+    found = atari_scores.summarize({game: kept[:runs] for game, kept in games.items()})
+    values = ", ".join(f"{name} {_estimate(found[name])}" for name in _GAMES_ORDER)
+    return f"{said}, {runs} seed(s) of each: {values}.\n"
+
+
+_GAMES_ORDER = ("median", "interquartile mean", "mean")  # the field's, by how often they are quoted
+TABLES: dict[str, Callable[[Rows], str]] = {
+    "returns": returns,
+    "tasks": tasks,
+    "atari": atari,
+    "commands": commands,
 }
 
 
-def tables(folder: pathlib.Path = _FOLDER) -> dict[str, str]:
-    """Returns the tables by the name of their marker.
-
-    Raises:
-      errors.UserError: a file of results cannot be read.
-    """
-    return {
-        f"speed of {name}": make(records.read(folder / f"{name}.json"))
-        for name, make in _MAKERS.items()
-    }
+def draw(rows: Rows, path: pathlib.Path) -> None:
+    """Draws the normalised return of each row with a range: seeds, mean, bootstrap interval."""
+    shown = [row for row in rows.values() if _has_range(row)]
+    colors = plotting.colors(dict.fromkeys(row.runner for row in shown))
+    figure, axis = plt.subplots(figsize=(8, 1 + 0.24 * len(shown)), layout="constrained")
+    for place, row in enumerate(shown):
+        color, scores = colors[row.runner], _normalized(row)
+        found = aggregates.estimate([scores])
+        if found.interval is not None:
+            axis.plot(found.interval, (place, place), color=color, linewidth=5, alpha=0.3)
+        axis.plot(scores, [place] * len(scores), "o", color=color, markersize=3.5, alpha=0.6)
+        axis.plot(found.value, place, "|", color=color, markersize=12, markeredgewidth=2)
+    names = [f"{row.agent}, {row.environment}, {row.runner}" for row in shown]
+    axis.set_yticks(range(len(shown)), names, fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("return: 0 is a random policy, 1 the highest there is")
+    plotting.tidy(axis)
+    plotting.save(figure, path)

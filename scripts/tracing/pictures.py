@@ -12,6 +12,7 @@ from results import plotting
 from tracing import hlo, traces
 
 _BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _BROWN = plotting.COLORS
+_PALE = "#dfe2e7"
 _PARTS = {  # in the order in which they are stacked
     "environment": _GREEN,
     "environment/reset": "#8fd0b3",
@@ -20,7 +21,7 @@ _PARTS = {  # in the order in which they are stacked
     "learn/gradient": _ORANGE,
     "learn": "#f7b98a",
     hlo.OTHER: _BROWN,
-    traces.BETWEEN: "#dfe2e7",
+    traces.BETWEEN: _PALE,
     traces.HOST: plotting.GREY,
 }
 _ACTIVITIES = {
@@ -31,10 +32,16 @@ _ACTIVITIES = {
     "publishing": _RED,
     "compiling": "black",
     "Python": _BROWN,
-    "waiting": "#dfe2e7",
+    "waiting": _PALE,
 }
 _STEPS_MS = 0.04  # of the timeline: how much of it the part below shows
 _ROW = 0.8  # of the distance between two rows
+
+
+def _legend(of: Any, labels: Mapping[str, str], **options: Any) -> None:
+    """Adds a legend of labels and their colours."""
+    patches = [matplotlib.patches.Patch(color=color, label=n) for n, color in labels.items()]
+    of.legend(handles=patches, fontsize=8, frameon=False, **options)
 
 
 def draw_program(found: Mapping[str, Any], title: str) -> matplotlib.figure.Figure:
@@ -58,44 +65,25 @@ def draw_program(found: Mapping[str, Any], title: str) -> matplotlib.figure.Figu
     above.set(xlim=(0, timeline["milliseconds"]), ylim=(0, 1), xlabel="ms of one dispatch")
     above.set_ylabel("share of the moment")
     above.spines[["top", "right"]].set_visible(False)
-    above.legend(
-        handles=[
-            matplotlib.patches.Patch(color=color, label=f"{part}  {found['shares'][part]:.1%}")
-            for part, color in _PARTS.items()
-            if part in found["shares"]
-        ],
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        fontsize=8,
-        frameon=False,
-    )
-    _draw_operations(below, found["operations"])
+    known = {part: share for part in _PARTS if (share := found["shares"].get(part)) is not None}
+    labels = {f"{part}  {share:.1%}": _PARTS[part] for part, share in known.items()}
+    _legend(above, labels, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+    operations = found["operations"]
+    shares, colors = zip(*((each["share"], _PARTS[each["part"]]) for each in operations))
+    names = [f"{each['operation']}  ({each['instruction']})" for each in operations]
+    below.barh(range(len(names)), shares, height=_ROW, color=colors)
+    below.set_yticks(range(len(names)), names, fontsize=8)
+    below.invert_yaxis()
+    below.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=1))
+    below.set_xlabel("the ten operations that take most of the time: their share of it")
+    plotting.tidy(below)
     return figure
-
-
-def _draw_operations(axis: matplotlib.axes.Axes, operations: list[dict[str, Any]]) -> None:
-    rows = np.arange(len(operations))
-    axis.barh(
-        rows,
-        [each["share"] for each in operations],
-        height=_ROW,
-        color=[_PARTS[each["part"]] for each in operations],
-    )
-    axis.set_yticks(
-        rows,
-        [f"{each['operation']}  ({each['instruction']})" for each in operations],
-        fontsize=8,
-    )
-    axis.invert_yaxis()
-    axis.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=1))
-    axis.set_xlabel("the ten operations that take most of the time: their share of it")
-    plotting.tidy(axis)
 
 
 def draw_threads(found: Mapping[str, Mapping[str, Any]], title: str) -> matplotlib.figure.Figure:
     """Returns a picture of what `shares.of_threads` returned, by lag."""
     heights = [len(one["shares"]) for one in found.values()]
-    last = [*found][-1]
     longest = max(one["milliseconds"] for one in found.values())
     figure, axes = plt.subplots(
         len(found) + 1,
@@ -106,59 +94,41 @@ def draw_threads(found: Mapping[str, Mapping[str, Any]], title: str) -> matplotl
     )
     figure.suptitle(title, fontsize=11)
     for axis, (lag, one) in zip(axes, found.items()):
-        _draw_rows(axis, one, (0.0, longest))
+        _draw_rows(axis, one, one["shares"], (0.0, longest))
         for start in one["updates_ms"]:
             axis.axvline(start, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
         axis.set_title(f"lag {lag}: {len(one['updates_ms'])} updates", fontsize=9, loc="left")
-    seen = _draw_steps(axes[-1], found[last])
-    axes[-1].set_title(f"lag {last}: {seen:.0f} ms of the same, larger", fontsize=9, loc="left")
+    # Below, some steps of the first actor.
+    lag, one = [*found.items()][-1]
+    actor = next(name for name in one["shares"] if name != "learner")
+    steps = [span for span in one["spans"] if span[0] == actor and span[1] == "inference"]
+    middle, seen = steps[len(steps) // 2][2], _STEPS_MS * one["milliseconds"]
+    _draw_rows(axes[-1], one, [actor], (middle, middle + seen))
+    axes[-1].set_title(f"lag {lag}: {seen:.0f} ms of the same, larger", fontsize=9, loc="left")
     axes[-1].set_xlabel("ms")
     names = {name for one in found.values() for of in one["shares"].values() for name in of}
-    figure.legend(
-        handles=[
-            matplotlib.patches.Patch(color=color, label=name)
-            for name, color in _ACTIVITIES.items()
-            if name in names
-        ],
-        loc="outside lower center",
-        ncols=len(_ACTIVITIES),
-        fontsize=8,
-        frameon=False,
-    )
+    labels = {name: color for name, color in _ACTIVITIES.items() if name in names}
+    _legend(figure, labels, loc="outside lower center", ncols=len(_ACTIVITIES))
     return figure
 
 
-def _draw_steps(axis: matplotlib.axes.Axes, one: Mapping[str, Any]) -> float:
-    """Draws some steps of the first actor; returns how many milliseconds they took."""
-    actor = next(name for name in one["shares"] if name != "learner")
-    steps = [span for span in one["spans"] if span[0] == actor and span[1] == "inference"]
-    middle = steps[len(steps) // 2][2]
-    seen = _STEPS_MS * one["milliseconds"]
-    own = {**one, "shares": {actor: one["shares"][actor]}}
-    _draw_rows(axis, own, (middle, middle + seen))
-    return seen
-
-
 def _draw_rows(
-    axis: matplotlib.axes.Axes, one: Mapping[str, Any], limits: tuple[float, float]
+    axis: matplotlib.axes.Axes,
+    one: Mapping[str, Any],
+    threads: Any,
+    limits: tuple[float, float],
 ) -> None:
-    threads = [*one["shares"]]
     for row, thread in enumerate(threads):
         # What no span covers is Python's.
+        spans = [(thread, "Python", 0, one["milliseconds"])]
+        spans += [span for span in one["spans"] if span[0] == thread]
         axis.broken_barh(
-            [(0, one["milliseconds"])],
+            [(start, length) for _, _, start, length in spans],
             (row - _ROW / 2, _ROW),
-            color=_ACTIVITIES["Python"],
+            color=[_ACTIVITIES[activity] for _, activity, _, _ in spans],
             linewidth=0,
         )
-        own = [span for span in one["spans"] if span[0] == thread]
-        axis.broken_barh(
-            [(start, length) for _, _, start, length in own],
-            (row - _ROW / 2, _ROW),
-            color=[_ACTIVITIES[activity] for _, activity, _, _ in own],
-            linewidth=0,
-        )
-    axis.set_yticks(range(len(threads)), threads, fontsize=9)
+    axis.set_yticks(range(len(threads)), [*threads], fontsize=9)
     axis.set_xlim(limits)
     axis.invert_yaxis()
     axis.spines[["top", "right", "left"]].set_visible(False)

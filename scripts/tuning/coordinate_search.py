@@ -1,112 +1,50 @@
-"""How `scripts/tune.py` searches: a climb along one parameter after the other, and a duel."""
+"""How `scripts/tune.py` searches: along one parameter after the other."""
 
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from tuning import candidates, trial
+from tuning import candidates, findings, trial
 
-# By how much a candidate has to be faster for the search to go on from it: less is noise, or not
-# worth another batch size.
-_BETTER = 1.03
-_HOPELESS = 0.8  # of the best rate: a candidate that seems slower is not measured well
+_HOPELESS = 0.8  # of the best rate: a candidate that is slower is not measured well
 
 
-class Search:
-    """Climbs from a start to the fastest candidate that it finds in time.
+def search(
+    found: findings.Findings,
+    choices: Sequence[candidates.Choice],
+    machine: candidates.Machine,
+    measure: Callable[[candidates.Candidate, float], trial.Outcome],
+    in_time: Callable[[], bool],
+) -> None:
+    """Goes from the start to the fastest candidate that it finds in time.
+
+    Along one parameter it goes on while candidates get faster, upwards or else downwards; then
+    comes the next parameter, and the first one again until none of them makes it faster.
 
     Args:
-      measure: measures a candidate; the second argument is a rate below which a turn is enough.
+      found: with the start, measured; it takes what else is measured.
       choices: the parameters, in the order in which they are searched.
+      machine: where the search runs.
+      measure: measures a candidate; the second argument is a rate below which a turn is enough.
       in_time: false once there is no time for another candidate.
-
-    Attributes:
-      measured: every candidate that was measured, in this order.
-      best: the fastest; None while none could be measured.
-      complete: nothing was left out for want of time.
     """
 
-    def __init__(
-        self,
-        measure: Callable[[candidates.Candidate, float], trial.Outcome],
-        choices: Sequence[candidates.Choice],
-        in_time: Callable[[], bool],
-    ):
-        self._measure, self._choices, self._in_time = measure, choices, in_time
-        self.measured: dict[candidates.Candidate, trial.Outcome] = {}
-        self.best: candidates.Candidate | None = None
-        self.complete = True
+    def improves(direction: Sequence[candidates.Candidate]) -> bool:
+        improved = False
+        for candidate in direction:
+            is_best = False
+            if candidate not in found.measured:
+                found.complete = found.complete and in_time()
+                if not found.complete:
+                    return improved
+                is_best = found.add(candidate, measure(candidate, _HOPELESS * found.best_rate))
+            improved = improved or is_best
+            # What does not divide says nothing of what comes next.
+            if not is_best and not found.measured[candidate].refused:
+                return improved
+        return improved
 
-    def run(self, origin: candidates.Candidate, machine: candidates.Machine) -> None:
-        """Searches, until nothing is faster than the best or the time is up.
-
-        Args:
-          origin: where to start; it was measured already, with `add`.
-          machine: where the search runs.
-        """
-        while self.complete:
-            before = self.best
-            for choice in self._choices:
-                self._climb(choice, self.best or origin, machine)
-            if self.best == before:
-                return
-
-    def add(self, candidate: candidates.Candidate, outcome: trial.Outcome) -> bool:
-        """Notes what was measured; returns whether it is the best by far enough."""
-        self.measured[candidate] = outcome
-        if outcome.problem:
-            return False
-        if self.best and outcome.rate <= _BETTER * self.measured[self.best].rate:
-            return False
-        self.best = candidate
-        return True
-
-    def _floor(self) -> float:
-        return _HOPELESS * self.measured[self.best].rate if self.best else 0.0
-
-    def _climb(
-        self,
-        choice: candidates.Choice,
-        origin: candidates.Candidate,
-        machine: candidates.Machine,
-    ) -> None:
-        for direction in choice.directions(origin, machine):
-            improved = False
-            for candidate in direction:
-                known = self.measured.get(candidate)
-                if known is None and not self._in_time():
-                    self.complete = False
-                    return
-                outcome = known or self._measure(candidate, self._floor())
-                if known is None and self.add(candidate, outcome):
-                    improved = True
-                elif not outcome.refused:  # what does not divide says nothing of what comes next
-                    break
-            if improved:
-                return
-
-
-def duel(
-    measure: Callable[[candidates.Candidate], float],
-    origin: candidates.Candidate,
-    best: candidates.Candidate,
-    in_time: Callable[[], bool],
-) -> Iterator[tuple[float, float]]:
-    """Measures the start and the best, turn by turn: three times, or twice if the time is up.
-
-    Yields:
-      The rates of both, NaN where one could not be measured.
-    """
-    for turn in range(3):
-        if turn < 2 or in_time():
-            yield measure(origin), measure(best)
-
-
-def beats(rounds: Sequence[tuple[float, float]]) -> bool:
-    """Returns whether the best was faster each time: whether all of the spread is above 1."""
-    return len(rounds) > 1 and all(theirs > own for own, theirs in rounds)
-
-
-def ratio(rounds: Sequence[tuple[float, float]]) -> str:
-    """Returns the ratio of the best to the start: its median, the least and the most."""
-    ratios = [theirs / own for own, theirs in rounds]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    improved = True
+    while improved and found.complete:
+        improved = False
+        for choice in choices:
+            directions = choice.directions(found.best or found.start, machine)
+            improved |= any(improves(direction) for direction in directions)

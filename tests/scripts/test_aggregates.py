@@ -1,6 +1,5 @@
 """Tests of intervals and of tests of agreement: literals, and every resample that there is."""
 
-import importlib
 import itertools
 import math
 
@@ -8,13 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests import processes
 
-
-@pytest.fixture
-def aggregates(monkeypatch):
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    return importlib.import_module("results.aggregates")
+@pytest.fixture(scope="module")
+def aggregates(tools):
+    return tools("results.aggregates").aggregates
 
 
 SCORES = [[0.0, 1.0, 2.0, 3.0], [10.0, 10.0, 10.0, 14.0], [5.0, 5.0, 5.0, 5.0]]

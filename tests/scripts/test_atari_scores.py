@@ -1,18 +1,14 @@
 """Tests of human-normalised scores."""
 
-import importlib
-
 import envpool
 import pytest
 
 from podracers import errors
-from tests import processes
 
 
-@pytest.fixture
-def atari_scores(monkeypatch):
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    return importlib.import_module("results.atari_scores")
+@pytest.fixture(scope="module")
+def atari_scores(tools):
+    return tools("results.atari_scores").atari_scores
 
 
 def test_there_are_57_games_and_envpool_has_each(atari_scores):
@@ -42,8 +38,8 @@ def test_aggregates_over_games(atari_scores):
     found = atari_scores.summarize(
         {"Pong": [14.6, 14.6], "Boxing": [0.1, 24.1], "Freeway": [0.0, 0.0]}
     )
-    assert found.median.value == pytest.approx(1.0)
-    assert found.mean.value == pytest.approx(2 / 3)
+    assert found["median"].value == pytest.approx(1.0)
+    assert found["mean"].value == pytest.approx(2 / 3)
     # Of 0, 0, 0, 1, 1, 2 one is left out at either end.
-    assert found.interquartile_mean.value == pytest.approx(0.5)
-    assert found.mean.interval == pytest.approx((1 / 3, 1.0))
+    assert found["interquartile mean"].value == pytest.approx(0.5)
+    assert found["mean"].interval == pytest.approx((1 / 3, 1.0))

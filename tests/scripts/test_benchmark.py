@@ -1,13 +1,10 @@
 """Tests of the benchmarks: turns, processes, the baseline, and that each section runs."""
 
 import dataclasses
-import importlib
 import itertools
 import json
 import os
-import sys
 import time
-import types
 
 import jax
 import numpy as np
@@ -20,15 +17,9 @@ ATARI = {"img_height": 36, "img_width": 36, "frame_skip": 4}
 
 
 @pytest.fixture(scope="module")
-def scripts():
-    """Modules beside the scripts, as these import them."""
-    folder = str(processes.ROOT / "scripts")
-    sys.path.insert(0, folder)
-    names = {name: name for name in ("measure", "contender", "single_file_sebulba")}
-    names["sebulba"] = "sebulba_speed"
-    modules = {name: importlib.import_module(f"benchmarks.{file}") for name, file in names.items()}
-    yield types.SimpleNamespace(**modules)
-    sys.path.remove(folder)
+def scripts(tools):
+    names = ("measure", "contender", "sebulba_speed", "single_file_sebulba")
+    return tools(*(f"benchmarks.{name}" for name in names))
 
 
 def test_contenders_take_turns_and_the_first_round_only_warms_up(scripts):
@@ -71,15 +62,10 @@ def make_turn(ballast):
 class Told:
     """A contender that tells what its environment says, and a fact."""
 
-    def __init__(self):
-        self.facts = {"answer": 42.0}
+    answer = 42.0
 
     def __call__(self):
         return float(os.environ["PODRACERS_TOLD"])
-
-
-def make_told():
-    return Told()
 
 
 def make_failing():
@@ -91,21 +77,30 @@ def make_dying():
 
 
 def test_each_contender_has_a_process_and_memory_of_its_own(scripts):
-    light = scripts.contender.Contender("light", make_turn, 1)
-    heavy = scripts.contender.Contender("heavy", make_turn, 300_000_000)
-    assert len({light(), heavy(), float(os.getpid())}) == 3
-    assert light() == light()
-    light.close()
-    heavy.close()
-    assert 250e6 < heavy.memory - light.memory < 350e6
+    makers = {"light": make_turn, "heavy": make_turn}
+    with scripts.contender.together(makers, {"light": (1,), "heavy": (300_000_000,)}) as both:
+        light, heavy = both.values()
+        assert len({light(), heavy(), float(os.getpid())}) == 3
+        assert light() == light()
+        assert 250e6 < heavy.memory() - light.memory() < 350e6
 
 
 def test_a_contender_has_variables_and_facts_of_its_own(scripts):
-    told = scripts.contender.Contender("told", make_told, environment={"PODRACERS_TOLD": "7"})
+    told = scripts.contender.Contender("told", Told, environment={"PODRACERS_TOLD": "7"})
     assert "PODRACERS_TOLD" not in os.environ
     assert told() == 7.0
-    told.close()
-    assert told.facts == {"answer": 42.0}
+    assert told.ask("answer") == 42.0
+    told.kill()
+
+
+def test_a_contender_that_is_watched_can_be_given_up(scripts):
+    def watch():
+        raise errors.RunFailure("enough")
+
+    slow = scripts.contender.Contender("slow", time.sleep, 600)
+    with pytest.raises(errors.RunFailure, match="enough"):
+        slow.ask("__call__", watch)
+    slow.kill()
 
 
 def make_timed(began):
@@ -122,7 +117,7 @@ def test_a_contender_is_made_in_its_first_turn_and_not_beside_the_others(scripts
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [(make_failing, "ValueError: no such luck"), (make_dying, "died")]
+    ("make", "message"), [(make_failing, "ValueError: no such luck"), (make_dying, "process died")]
 )
 def test_a_contender_that_fails_says_so(scripts, make, message):
     failing = scripts.contender.Contender("unlucky", make)
@@ -131,9 +126,8 @@ def test_a_contender_that_fails_says_so(scripts, make, message):
     failing.kill()
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("ppo", marks=pytest.mark.slow), "impala"])
-def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch, algorithm):
-    settings = scripts.single_file_sebulba.Settings(algorithm, 4, 8, epochs=1, num_minibatches=2)
+def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch):
+    settings = scripts.single_file_sebulba.Settings(num_envs=4, rollout_length=8)
     options = {**ATARI, "max_episode_steps": 30}
     runner = scripts.single_file_sebulba.SingleFileSebulba("Pong-v5", options, settings)
     rollouts, update = [], runner._update
@@ -156,28 +150,27 @@ def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch, algor
 
 
 def test_bytes_to_the_device(scripts):
-    setting = scripts.sebulba.IMPALA
+    setting = scripts.sebulba_speed.IMPALA
     spec = setting.build().environment.spec
-    assert scripts.sebulba._bytes_per_step(spec) == 84 * 84 + 4 + 4 + 1
-    baseline = scripts.sebulba._make_baseline(setting)
+    assert scripts.sebulba_speed.bytes_per_step(spec) == 84 * 84 + 4 + 4 + 1
+    baseline = scripts.sebulba_speed._make_baseline(setting)
     assert baseline.bytes_to_device_per_step == 4 * 84 * 84 * 21 / 20 + 4 + 1 + 1
 
 
-@pytest.mark.slow
-def test_an_unknown_name_is_the_users_mistake():
-    result = processes.run("benchmark", "sebulbas")
+def test_an_unknown_name_is_the_users_mistake(run):
+    result = run("benchmark", "sebulbas")
     assert result.returncode == 2
     assert "'sebulba'" in result.stderr
 
 
 def test_a_wrong_binding_is_met_before_anything_is_started(scripts):
-    setting = dataclasses.replace(scripts.sebulba.IMPALA, bindings=("IMPALA.gama = 0.9",))
+    setting = dataclasses.replace(scripts.sebulba_speed.IMPALA, bindings=("IMPALA.gama = 0.9",))
     with pytest.raises(errors.UserError, match="gamma"):
-        scripts.sebulba.benchmark_learning(setting, 1)
+        scripts.sebulba_speed.benchmark_learning(setting, 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sebulba_impala", "sebulba_ppo", "sebulba_environments"])
+@pytest.mark.parametrize("name", ["sebulba_impala", "sebulba_environments"])
 def test_sections_of_sebulba_run(tmp_path, name):
     bindings = ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {ATARI}")
     arguments = [part for each in bindings for part in ("--gin_bindings", each)]

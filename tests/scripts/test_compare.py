@@ -1,15 +1,11 @@
 """Tests of comparing runners: the runs, the numbers, the picture, and how all of it ends."""
 
-import importlib
 import json
 import os
 import pathlib
 import signal
-import sys
 import time
-import types
 
-import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -41,7 +37,7 @@ def _arguments(config, *runners):
 
 
 @pytest.fixture(scope="module")
-def compared(folder, config):
+def compared(folder, config, run):
     """Arguments that have been compared once, and the folder."""
     output = folder / "compared"
     arguments = (
@@ -50,7 +46,7 @@ def compared(folder, config):
         *("--output_dir", output),
     )
     (folder / "short.gin").write_text("include 'gin/runners/anakin.gin'\n")
-    result = processes.run("compare", *arguments, environment=CACHED)
+    result = run("compare", *arguments, environment=CACHED)
     assert result.returncode == 0, result.stderr
     return arguments, output, result
 
@@ -81,14 +77,13 @@ def test_trains_each_runner_with_each_seed_and_says_what_they_reached(compared):
         assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 50
 
 
-def test_a_repeated_command_trains_nothing_twice_and_refuses_what_differs(compared):
+def test_a_repeated_command_trains_nothing_twice_and_refuses_what_differs(compared, run):
     arguments, output, _ = compared
     summaries = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/summary.json")}
     assert len(summaries) == 2
     # Fewer runners, read from another file that says the same: what is there serves.
-    again = processes.start("compare", *arguments, "--runners", "short=anakin")
-    other = processes.start("compare", *arguments, "--gin_bindings", "PPO.gamma = 0.5")
-    again, other = processes.finish(again), processes.finish(other)
+    again = run("compare", *arguments, "--runners", "short=anakin")
+    other = run("compare", *arguments, "--gin_bindings", "PPO.gamma = 0.5")
     assert again.returncode == 0, again.stderr
     assert "[1/1] short, seed 0: there already" in again.stdout
     assert summaries == {path: path.stat().st_mtime_ns for path in summaries}
@@ -148,20 +143,14 @@ def test_a_signal_ends_the_child_too_and_the_same_command_goes_on(compared, fold
     processes.assert_same_end(compared[1] / "runs" / "anakin-0", run_dir)
 
 
-@pytest.mark.slow
-def test_a_child_that_fails_ends_all_with_its_line_and_its_code(folder, config):
-    def start(name, binding):
-        return processes.start(
-            "compare",
-            *_arguments(config, "anakin"),
-            *("--gin_bindings", binding, "--output_dir", folder / name),
-            environment=CACHED,
-        )
+def test_a_child_that_fails_ends_all_with_its_line_and_its_code(folder, config, run):
+    def compare(name, binding):
+        output = ("--gin_bindings", binding, "--output_dir", folder / name)
+        return run("compare", *_arguments(config, "anakin"), *output, environment=CACHED)
 
-    mistake = start("mistake", "PPO.num_minibatches = 7")  # found out by tracing an update
-    failure = start("failure", "PPO.learning_rate = 1e30")
-    processes.assert_mistake(processes.finish(mistake), "error: anakin, seed 0: ", "7 minibatches")
-    failed = processes.finish(failure)
+    mistake = compare("mistake", "PPO.num_minibatches = 7")  # found out by tracing an update
+    processes.assert_mistake(mistake, "error: anakin, seed 0: ", "7 minibatches")
+    failed = compare("failure", "PPO.learning_rate = 1e30")
     assert failed.returncode == 1, failed.stderr
     assert "Traceback" not in failed.stderr
     last = failed.stderr.splitlines()[-1]
@@ -169,18 +158,12 @@ def test_a_child_that_fails_ends_all_with_its_line_and_its_code(folder, config):
     assert "became NaN or infinite" in last
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    """The script, and what lies beside it."""
-    before = matplotlib.get_backend()
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = ("compare", "results.comparison", "results.plotting")
-    found = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
-    yield types.SimpleNamespace(**found)
-    matplotlib.use(before)
+@pytest.fixture(scope="module")
+def modules(tools):
+    return tools("results.comparison", "results.plotting")
 
 
-def test_mistakes_are_found_before_anything_is_trained(tmp_path, config, modules, monkeypatch):
+def test_mistakes_are_found_before_anything_is_trained(tmp_path, config, call):
     (tmp_path / "file").write_text("not a folder")
     cases = {
         ("anakim",): "there is no runner 'anakim'; did you mean 'anakin'?",
@@ -199,10 +182,8 @@ def test_mistakes_are_found_before_anything_is_trained(tmp_path, config, modules
     }
     output = ("--output_dir", tmp_path / "new")
     for rest, phrase in cases.items():
-        words = ["compare.py", *output, *_arguments(config, *rest)]
-        monkeypatch.setattr(sys, "argv", list(map(str, words)))
         with pytest.raises(errors.UserError) as caught:
-            modules.compare.main()
+            call("compare", *output, *_arguments(config, *rest))
         assert phrase in str(caught.value)
         assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["file"]

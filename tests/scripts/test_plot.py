@@ -3,32 +3,22 @@
 import importlib
 import json
 import os
-import sys
-import types
 
-import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
 
 from podracers import errors
 from podracers.training import config, experiment, run_directory
-from tests import processes
 
 CATCH = "gin/experiments/catch_ppo.gin"
 CARTPOLE = "gin/experiments/cartpole_ppo.gin"
 SEBULBA = "gin/runners/sebulba.gin"
 
 
-@pytest.fixture(name="modules")
-def _modules(monkeypatch):
-    """The script, and what lies beside it."""
-    before = matplotlib.get_backend()
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = ("plot", "results.groups")
-    found = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
-    yield types.SimpleNamespace(**found)
-    matplotlib.use(before)
+@pytest.fixture(scope="module", name="modules")
+def _modules(tools):
+    return tools("results.curves", "results.groups")
 
 
 @pytest.fixture(name="make")
@@ -60,7 +50,7 @@ def _make(tmp_path):
 def _drawn(modules, *paths):
     """Returns the labels of the curves of each panel by its title, and what was said."""
     runs = [modules.groups.read(path) for path in paths]
-    panels, said = modules.plot.panels(runs, "episode/return")
+    panels, said = modules.curves.panels(runs, "episode/return")
     return {panel.title: [curve.label for curve in panel.curves] for panel in panels}, said
 
 
@@ -168,7 +158,7 @@ def test_the_same_seed_twice_is_one_seed_and_the_newest_is_drawn(make, modules):
     new = make("new", [CATCH], "SEED = 3", value=200.0)
     both = make("both", [CATCH], "SEED = 2", "Anakin.population = 2", seeds=(2, 3), value=300.0)
     runs = [modules.groups.read(path) for path in (new, old)]
-    (panel,), said = modules.plot.panels(runs, "episode/return")
+    (panel,), said = modules.curves.panels(runs, "episode/return")
     (curve,) = panel.curves
     assert curve.label == "1 seed"
     np.testing.assert_array_equal(curve.seeds[0][1], [210.0, 220.0])
@@ -179,15 +169,10 @@ def test_the_same_seed_twice_is_one_seed_and_the_newest_is_drawn(make, modules):
     assert len(said) == 1 and "seed 3" in said[0]
 
 
-def _main(modules, monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, words)])
-    modules.plot.main()
-
-
-def test_draws_several_directories_after_one_flag(make, modules, monkeypatch, tmp_path, capsys):
+def test_draws_several_directories_after_one_flag(make, call, tmp_path, capsys):
     paths = [make("a", [CATCH]), make("b", [CATCH, SEBULBA]), make("c", [CARTPOLE])]
     out = tmp_path / "x.png"
-    _main(modules, monkeypatch, "--run_dir", *paths[:2], "--run_dir", paths[2], "--out", out)
+    call("plot", "--run_dir", *paths[:2], "--run_dir", paths[2], "--out", out)
     assert capsys.readouterr().out == f"{out}: 3 curves\n"
     with Image.open(out) as image:
         pixels = np.asarray(image.convert("RGB"), np.int32)
@@ -195,7 +180,7 @@ def test_draws_several_directories_after_one_flag(make, modules, monkeypatch, tm
         assert np.any(np.abs(pixels - colour).max(axis=-1) < 3)
 
 
-def test_mistakes(make, modules, monkeypatch, tmp_path):
+def test_mistakes(make, call, tmp_path):
     out = tmp_path / "x.png"
     path = make("a", [CATCH])
     (tmp_path / "b").mkdir()
@@ -212,6 +197,6 @@ def test_mistakes(make, modules, monkeypatch, tmp_path):
     }
     for words, phrase in cases.items():
         with pytest.raises(errors.UserError) as caught:
-            _main(modules, monkeypatch, *words)
+            call("plot", *words)
         assert phrase in str(caught.value)
         assert "\n" not in str(caught.value)

@@ -2,22 +2,19 @@
 
 import contextlib
 import functools
-import importlib
 import itertools
 import json
 import math
 import re
-import types
 
 import jax
-import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
 
 from agents import dqn, ppo
 from environments import catch
-from podracers import anakin, errors, sebulba
+from podracers import anakin, sebulba
 from podracers.sebulba import actor as actor_lib
 from tests import processes
 
@@ -28,14 +25,9 @@ SEBULBA = (
 )
 
 
-@pytest.fixture
-def tracing(monkeypatch):
-    """The modules beside the script."""
-    before = matplotlib.get_backend()
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = ("hlo", "traces", "pages")
-    yield types.SimpleNamespace(**{n: importlib.import_module(f"tracing.{n}") for n in names})
-    matplotlib.use(before)
+@pytest.fixture(scope="module")
+def tracing(tools):
+    return tools(*(f"tracing.{name}" for name in ("hlo", "traces", "pages")))
 
 
 def _profile(folder, runner, extra, *arguments):
@@ -52,7 +44,9 @@ def _profile(folder, runner, extra, *arguments):
 def program(tmp_path_factory):
     folder = tmp_path_factory.mktemp("anakin")
     page = folder / "page.md"
-    page.write_text("before\n<!-- tiny_anakin -->\nstale\n<!-- end of tiny_anakin -->\nafter\n")
+    page.write_text(
+        "before\n<!-- begin: tiny_anakin -->\nstale\n<!-- end: tiny_anakin -->\nafter\n"
+    )
     printed, record = _profile(folder, "anakin", "", "--page", page, "--dispatches", 2)
     return printed, record, page.read_text()
 
@@ -90,9 +84,8 @@ def test_operations_are_named_with_their_part(program):
 
 def test_the_page_gets_what_is_printed(program):
     printed, record, page = program
-    assert (
-        page == f"before\n<!-- tiny_anakin -->\n\n{printed}\n<!-- end of tiny_anakin -->\nafter\n"
-    )
+    made = f"<!-- begin: tiny_anakin -->\n\n{printed}\n<!-- end: tiny_anakin -->"
+    assert page == f"before\n{made}\nafter\n"
     assert record["command"] in printed
 
 
@@ -271,16 +264,13 @@ def test_an_instant_is_divided_among_those_that_run_at_it(tracing):
 # Mistakes, and the published page.
 
 
-def test_mistakes_are_said_in_a_line(tracing, tmp_path):
-    config = processes.config_file(tmp_path)
-    command = ("profiles", "--gin_file", config, "--out", tmp_path / "out", "--lag", 1)
-    processes.assert_mistake(processes.run(*command), "--lag", "Anakin")
-    page = tmp_path / "page.md"
-    with pytest.raises(errors.UserError, match="cannot read"):
-        tracing.pages.split(page, "tiny")
-    page.write_text("<!-- tiny_anakin -->")
-    with pytest.raises(errors.UserError, match="no place for 'tiny'"):
-        tracing.pages.split(page, "tiny")
+def test_mistakes_are_said_in_a_line(run, tmp_path):
+    config, page = processes.config_file(tmp_path), tmp_path / "page.md"
+    command = ("profiles", "--gin_file", config, "--out", tmp_path / "out")
+    processes.assert_mistake(run(*command, "--lag", 1), "--lag", "Anakin")
+    processes.assert_mistake(run(*command, "--page", page), "cannot read")
+    page.write_text("<!-- begin: tiny_anakin -->")
+    processes.assert_mistake(run(*command, "--page", page), "0 places for 'tiny_anakin'")
 
 
 def test_the_published_page_shows_its_files(tracing):
@@ -290,5 +280,5 @@ def test_the_published_page_shows_its_files(tracing):
     assert sorted(re.findall(r"\]\(profiles/(\w+)\.png\)", text)) == names
     for name in names:
         record = json.loads((DOCS / "profiles" / f"{name}.json").read_text())
-        between = f"<!-- {name} -->\n\n{tracing.pages.text(record)}\n<!-- end of {name} -->"
+        between = f"<!-- begin: {name} -->\n\n{tracing.pages.text(record)}\n<!-- end: {name} -->"
         assert between in text, f"{name}: make it anew with its command"

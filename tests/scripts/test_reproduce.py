@@ -1,10 +1,8 @@
 """Tests of reproducing a result: a real one that takes seconds, and how all of it may end."""
 
-import importlib
+import functools
 import json
 import signal
-import sys
-import types
 
 import pytest
 
@@ -26,12 +24,12 @@ def _ledger(folder, gin_file, **more):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory, run):
     """A row that was trained and recorded with two seeds: the file, the runs, what was said."""
     folder = tmp_path_factory.mktemp("reproduce")
     ledger = _ledger(folder, processes.config_file(folder, EXTRA))
     words = ("tiny", "--results", ledger, "--out", folder / "first", "--seeds", 2)
-    result = processes.run("reproduce", *words, "--record", environment=CACHED)
+    result = run("reproduce", *words, "--record", environment=CACHED)
     assert result.returncode == 0, result.stderr
     return ledger, folder / "first", result
 
@@ -58,12 +56,11 @@ def test_a_row_is_trained_by_its_command_and_recorded(recorded):
     assert {"date", "hardware", "jax", "random_policy"} <= measured.keys()
 
 
-@pytest.mark.slow
-def test_a_repetition_is_identical_and_changes_nothing(recorded, tmp_path):
+def test_a_repetition_is_identical_and_changes_nothing(recorded, run, tmp_path):
     ledger, folder, _ = recorded
     before = ledger.read_text()
     words = ("tiny", "--results", ledger, "--out", tmp_path / "again", "--seeds", 1)
-    result = processes.run("reproduce", *words, environment=CACHED)
+    result = run("reproduce", *words, environment=CACHED)
     assert result.returncode == 0, result.stderr
     assert "identical: 1 seed(s) with the very same returns" in result.stdout
     assert _summary(tmp_path / "again", 0)["evaluation"] == _summary(folder, 0)["evaluation"]
@@ -88,25 +85,15 @@ def test_what_was_stopped_goes_on(recorded, tmp_path):
     processes.assert_same_end(folder / "seed-0", run_dir)
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    """The script, and what lies beside it."""
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = {"reproduce": "reproduce", "results": "results.rows"}
-    names["children"] = "results.training_process"
-    modules = {name: importlib.import_module(path) for name, path in names.items()}
-    return types.SimpleNamespace(**modules)
+@pytest.fixture(scope="module")
+def modules(tools):
+    return tools("results.reproduction", "results.rows", "results.training_process")
 
 
 @pytest.fixture
-def main(modules, monkeypatch):
+def main(call):
     """Calls the script's `main` with these words."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["reproduce.py", *map(str, words)])
-        return modules.reproduce.main()
-
-    return call
+    return functools.partial(call, "reproduce")
 
 
 def _changed(recorded, folder, returns):
@@ -140,7 +127,7 @@ def test_other_returns_are_judged_and_what_is_there_is_not_trained_again(
 def _measured(modules, **changes):
     known = {"date": "2026-01-31", "hardware": "a machine", "jax": "0", "agent_steps": 1000}
     known |= {"episodes": 8, "mean": 1.0, "standard_error": 0.1, "num_seeds": 3}
-    return modules.results.Measured(**{**known, **changes})
+    return modules.rows.Measured(**{**known, **changes})
 
 
 @pytest.mark.parametrize(
@@ -157,23 +144,23 @@ def _measured(modules, **changes):
 )
 def test_only_what_was_measured_alike_is_judged(modules, changes, said, differs):
     old, new = _measured(modules, **changes), _measured(modules)
-    verdict, found = modules.reproduce._verdict(old, new)
+    verdict, found = modules.reproduction.verdict(old, new)
     assert verdict.startswith(said)
     assert found == bool(differs)
 
 
 def test_sampled_returns_are_not_judged_by_greedy_ones(modules):
-    greedy = _measured(modules, runs=(modules.results.SeedRun(0, 1.0),))
-    sampled = _measured(modules, runs=(modules.results.SeedRun(0, 0.5, greedy_return=1.0),))
-    verdict, differs = modules.reproduce._verdict(greedy, sampled)
+    greedy = _measured(modules, runs=(modules.rows.SeedRun(0, 1.0),))
+    sampled = _measured(modules, runs=(modules.rows.SeedRun(0, 0.5, greedy_return=1.0),))
+    verdict, differs = modules.reproduction.verdict(greedy, sampled)
     assert verdict == "no verdict: other evaluations, of greedy actions then and sampled ones now"
     assert not differs
 
 
 def test_equal_returns_of_other_runs_are_not_identical(modules):
-    runs = (modules.results.SeedRun(0, 500.0),)
+    runs = (modules.rows.SeedRun(0, 500.0),)
     old = _measured(modules, runs=runs, agent_steps=500)
-    verdict, differs = modules.reproduce._verdict(old, _measured(modules, runs=runs))
+    verdict, differs = modules.reproduction.verdict(old, _measured(modules, runs=runs))
     assert verdict.startswith("no verdict: other agent steps")
     assert not differs
 
@@ -202,7 +189,7 @@ def test_mistakes_are_found_before_anything_is_trained(
     def refuse(*_):
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr(modules.children, "train", refuse)
+    monkeypatch.setattr(modules.training_process, "train", refuse)
     ledger, _, _ = recorded
     config = processes.config_file(tmp_path, EXTRA)
     (tmp_path / "used").mkdir()
@@ -236,11 +223,11 @@ def test_a_folder_of_another_row_is_refused(recorded, main, tmp_path):
         main("tiny", "--results", other, "--out", recorded[1], "--seeds", 2)
 
 
-def test_a_run_that_fails_ends_all_with_its_line_and_its_code(tmp_path):
+def test_a_run_that_fails_ends_all_with_its_line_and_its_code(run, tmp_path):
     config = processes.config_file(tmp_path, EXTRA)
     ledger = _ledger(tmp_path, config, gin_bindings=["PPO.num_minibatches = 7"])
     words = ("tiny", "--results", ledger, "--out", tmp_path / "new", "--seeds", 1)
-    result = processes.run("reproduce", *words, environment=CACHED)
+    result = run("reproduce", *words, environment=CACHED)
     assert result.returncode == 2, result.stderr
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: tiny-anakin, seed 0: ")

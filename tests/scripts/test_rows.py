@@ -1,6 +1,5 @@
 """Tests of the file of results: what it has to hold, and that every row still describes a run."""
 
-import importlib
 import json
 
 import pytest
@@ -11,10 +10,8 @@ from tests import processes
 
 
 @pytest.fixture(scope="module")
-def results():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(processes.ROOT / "scripts"))
-        yield importlib.import_module("results.rows")
+def results(tools):
+    return tools("results.rows").rows
 
 
 def _entry(experiment="a", **measured):

@@ -1,13 +1,10 @@
 """Tests of the search for fast settings: candidates, the climb, the duel, the file, the end."""
 
-import importlib
 import itertools
 import math
 import pathlib
 import signal
-import sys
 import time
-import types
 
 import pytest
 
@@ -19,29 +16,25 @@ from tests import processes
 NUM_DEVICES = (1, 2, 3, 4, 8)
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    """The script, and what lies beside it."""
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    names = {"candidates": "candidates", "trial": "trial"}
-    names |= {"search": "coordinate_search", "report": "outcome"}
-    found = {name: importlib.import_module(f"tuning.{file}") for name, file in names.items()}
-    return types.SimpleNamespace(tune=importlib.import_module("tune"), **found)
+@pytest.fixture(scope="module")
+def modules(tools):
+    return tools(
+        "tune", "tuning.candidates", "tuning.coordinate_search", "tuning.findings", "tuning.trial"
+    )
 
 
 @pytest.fixture
-def tune(modules, monkeypatch):
+def tune(call):
     """Calls the script in this process; the candidates have processes of their own."""
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["tune.py", *map(str, arguments)])
+    def tune(*words):
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            return modules.tune.main()
+            return call("tune", *words)
         finally:
             signal.signal(signal.SIGTERM, handler)
 
-    return call
+    return tune
 
 
 @pytest.fixture
@@ -113,50 +106,52 @@ class Table:
 
 
 def _climb(modules, rates, start=8, values=None, limit=99):
-    """Returns the search, and which numbers of environments it asked for."""
+    """Returns what was found, and which numbers of environments were asked for."""
     measure = Table(modules, rates)
     choice = modules.candidates.Choice("num_envs", values)
-    search = modules.search.Search(measure, [choice], lambda: len(measure.asked) < limit)
-    origin = modules.candidates.Candidate((("num_envs", start),))
-    search.add(origin, measure(origin))
-    search.run(origin, modules.candidates.Machine(num_devices=1, num_cores=2))
-    return search, measure.asked
+    found = modules.findings.Findings(modules.candidates.Candidate((("num_envs", start),)))
+    found.add(found.start, measure(found.start))
+    modules.coordinate_search.search(
+        *(found, [choice], modules.candidates.Machine(num_devices=1, num_cores=2)),
+        *(measure, lambda: len(measure.asked) < limit),
+    )
+    return found, measure.asked
 
 
 def test_climbs_while_it_gets_faster_and_asks_nothing_twice(modules):
     rising = {8: 10.0, 16: 20.0, 32: 30.0, 64: 30.5, 128: 99.0}
-    search, asked = _climb(modules, rising)
+    found, asked = _climb(modules, rising)
     assert asked == [8, 16, 32, 64]  # half of what it came from was asked before it
-    assert search.best.get("num_envs") == 32
-    assert search.complete
-    search, asked = _climb(modules, {8: 10.0, 16: 9.0, 4: 20.0, 2: 15.0})
+    assert found.best.get("num_envs") == 32
+    assert found.complete
+    found, asked = _climb(modules, {8: 10.0, 16: 9.0, 4: 20.0, 2: 15.0})
     assert asked == [8, 16, 4, 2]
-    assert search.best.get("num_envs") == 4
+    assert found.best.get("num_envs") == 4
 
 
 def test_what_does_not_divide_is_skipped_and_what_does_not_fit_ends_a_direction(modules):
-    search, asked = _climb(modules, {8: 10.0, 16: "does not divide", 32: 20.0, 128: 99.0})
+    found, asked = _climb(modules, {8: 10.0, 16: "does not divide", 32: 20.0, 128: 99.0})
     assert asked == [8, 16, 32, 64]
-    assert search.best.get("num_envs") == 32
+    assert found.best.get("num_envs") == 32
 
 
 def test_a_start_that_cannot_be_measured_is_left_behind(modules):
-    search, _ = _climb(modules, {4: 5.0})
-    assert search.best.get("num_envs") == 4
+    found, _ = _climb(modules, {4: 5.0})
+    assert found.best.get("num_envs") == 4
     assert _climb(modules, {})[0].best is None
 
 
 def test_values_of_the_user_are_all_tried(modules):
-    search, asked = _climb(modules, {8: 10.0, 1: 5.0, 64: 20.0, 3: 1.0}, values=(1, 64, 5, 3))
+    found, asked = _climb(modules, {8: 10.0, 1: 5.0, 64: 20.0, 3: 1.0}, values=(1, 64, 5, 3))
     assert asked == [8, 1, 64, 5, 3]
-    assert search.best.get("num_envs") == 64
+    assert found.best.get("num_envs") == 64
 
 
 def test_stops_when_the_time_is_up(modules):
-    search, asked = _climb(modules, {2**n: 10.0 * n for n in range(3, 12)}, limit=3)
+    found, asked = _climb(modules, {2**n: 10.0 * n for n in range(3, 12)}, limit=3)
     assert asked == [8, 16, 32]
-    assert search.best.get("num_envs") == 32
-    assert not search.complete
+    assert found.best.get("num_envs") == 32
+    assert not found.complete
 
 
 def _found(modules, rounds, **options):
@@ -165,7 +160,7 @@ def _found(modules, rounds, **options):
         start: modules.trial.Outcome(rates=[10.0], host_memory=10**9),
         best: modules.trial.Outcome(rates=[20.0], host_memory=2 * 10**9),
     }
-    return modules.report.Found(start, best, measured, rounds, **options)
+    return modules.findings.Findings(start, measured, best, rounds, **options)
 
 
 def test_the_best_has_to_win_each_time(modules):
@@ -181,18 +176,6 @@ def test_the_best_has_to_win_each_time(modules):
     assert _found(modules, [lost], interrupted=True).chosen.get("num_envs") == 16
     assert "other work" not in won.verdict()[0]
     assert "other work" in _found(modules, ours, last=8.0).verdict()[0]
-
-
-def test_takes_three_turns_or_two_where_time_is_short(modules):
-    calls = []
-
-    def rate(name):
-        calls.append(name)
-        return float(len(calls))
-
-    assert len(list(modules.search.duel(rate, "a", "b", lambda: False))) == 2
-    assert calls == ["a", "b"] * 2
-    assert len(list(modules.search.duel(rate, "a", "b", lambda: True))) == 3
 
 
 def test_sizes_are_read_as_people_write_them(modules):
@@ -267,7 +250,8 @@ def test_an_interrupt_keeps_the_best_so_far_and_leaves_nobody_behind(tmp_path, c
     while (line := process.stdout.readline()) and not line.startswith("num_envs 256: "):
         pass
     children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (running := children.read_text().split()) and process.poll() is None:
+    # One of them is multiprocessing's own, the other the next candidate.
+    while len(running := children.read_text().split()) < 2 and process.poll() is None:
         pass
     process.send_signal(signal.SIGINT)
     result = processes.finish(process)

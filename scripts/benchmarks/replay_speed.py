@@ -1,83 +1,56 @@
 """Agents that learn from replay: their speed under both runners, what replay costs, and its memory.
 
-Axis legend: `D` devices.
+Axis legend: `B` streams, `C` time steps of the ring.
 """
 
-import functools
-import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks import measure, records
+from benchmarks import agent_speed, measure, records
 
 from podracers import anakin, parallel, types
-from podracers.training import experiment
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_SEBULBA = "gin/runners/sebulba.gin"
 _GRADIENTS = records.Kind("gradient steps", "gradient steps/s", records.HIGHER, 1)
 _REPLAY = records.Kind("the replay alone, for one update of Anakin", "ms", records.LOWER, 3)
 _REPLAY_SHARE = records.Kind("its share of that update", "share", None, 4)
 _MEMORY = records.Kind("memory of the update", "bytes", records.LOWER, 0)
-_ALIASED = records.Kind("memory of the update", "bytes", None, 0)  # results written over arguments
-_LEAD_IN = 2  # updates: under Sebulba a rollout or two lie ready
 
 
-def _parts(name: str, bindings: tuple[str, ...], runner: str | None = None) -> experiment.Parts:
-    files = [str(_ROOT / "gin" / "experiments" / f"{name}.gin")]
-    files += [str(_ROOT / runner)] if runner else []
-    return experiment.load(files, list(bindings)).build()
-
-
-def fill(stepper: measure.Stepper) -> None:
-    """Steps until the agent learns from its replay."""
-    while int(stepper.state.learner.gradient_steps) == 0:
-        stepper()
-
-
-def benchmark_agent(
-    name: str, repeats: int, bindings: tuple[str, ...] = (), updates: int = 20
-) -> records.Result:
+def benchmark_agent(name: str, repeats: int, bindings: Sequence[str] = ()) -> records.Result:
     """Measures an experiment.
 
     Args:
-      name: of a file in gin/experiments, with Anakin as its runner.
+      name: of a file in gin/experiments.
       repeats: how many turns each runner takes.
       bindings: over those of the file.
-      updates: of each turn.
     """
-    parts = {
-        "Anakin": _parts(name, bindings),
-        "Sebulba": _parts(name, bindings, _SEBULBA),
+    trained = {
+        key: measure.Training(agent_speed.files(name, key), bindings) for key in agent_speed.RUNNERS
     }
-    agent = parts["Anakin"].agent
-    steppers = {key: measure.Stepper(part.runner, updates, _LEAD_IN) for key, part in parts.items()}
-    for stepper in steppers.values():
-        fill(stepper)
-    rates = measure.take_turns(steppers, repeats)
-    state, runner = steppers["Anakin"].state, parts["Anakin"].runner
+    rates = measure.take_turns(trained, repeats)
+    runner, state = trained["Anakin"].parts.runner, trained["Anakin"].state()
     replay = measure.take_turns({"replay": _replay_alone(runner, state)}, repeats)["replay"]
-    parts["Sebulba"].runner.close()
+    trained["Sebulba"].parts.runner.close()
     steps = runner.steps_per_update
-    each = float(agent._replay.mean_gradient_steps(steps))
+    each = float(runner.agent._replay.mean_gradient_steps(steps))
     share = float(np.median(replay) * np.median(rates["Anakin"])) / steps
-    case = {"experiment": name}
+    rows = [measure.SPEED.row(own, experiment=name, runner=key) for key, own in rates.items()]
+    for key, own in rates.items():
+        gradients = np.array(own) * each / steps
+        rows.append(_GRADIENTS.row(gradients, experiment=name, runner=key))
+    rows.append(_REPLAY.row(np.array(replay) * 1e3, experiment=name))
+    rows.append(_REPLAY_SHARE.row(share, experiment=name))
+    for part, size in memory(runner, state).items():
+        rows.append(_MEMORY.row(size, experiment=name, part=part))
     return records.Result(
         "Agents that learn from replay: their speed under both runners, how long an update's use "
         "of the replay takes by itself, and the memory of the compiled update on each device.",
+        tuple(rows),
         (
-            *(measure.SPEED.row(values, **case, runner=key) for key, values in rates.items()),
-            *(
-                _GRADIENTS.row(np.array(values) * each / steps, **case, runner=key)
-                for key, values in rates.items()
-            ),
-            _REPLAY.row(np.array(replay) * 1e3, **case),
-            _REPLAY_SHARE.row(share, **case),
-            *(_MEMORY.row(size, **case, part=part) for part, size in memory(runner, state).items()),
-        ),
-        (
-            f"gin/experiments/{name}.gin: a replay ratio of {agent.replay_ratio:g}, that is "
+            f"gin/experiments/{name}.gin: a replay ratio of {runner.agent.replay_ratio:g}, that is "
             f"{each:g} gradient steps in each update of {steps} agent steps.",
         ),
         group="replay",
@@ -101,16 +74,17 @@ def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.T
             memory = replay.update_priorities(memory, sample.item, sample.weight)
             return memory, used
 
-        memory, used = jax.lax.fori_loop(0, draws, body, (memory, jnp.zeros(())))
-        return memory, used
+        return jax.lax.fori_loop(0, draws, body, (memory, jnp.zeros(())))
 
-    layout = runner._layout
+    spec = jax.sharding.PartitionSpec
+    columns, layout = spec(None, "data"), runner._layout.memory
+    rollout_layout = types.Rollout(columns, columns, columns, spec("data"))
     program = jax.jit(
         jax.shard_map(
             use,
             mesh=runner.mesh,
-            in_specs=(layout.memory, types.Rollout(*_ROLLOUT), jax.sharding.PartitionSpec()),
-            out_specs=(layout.memory, jax.sharding.PartitionSpec()),
+            in_specs=(layout, rollout_layout, spec()),
+            out_specs=(layout, spec()),
             check_vma=False,
         ),
         donate_argnums=0,
@@ -122,11 +96,7 @@ def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.T
         held[0], used = program(held[0], rollout, key)
         return held[0], used
 
-    return measure.seconds(functools.partial(once, jax.random.key(0)))
-
-
-_COLUMNS = jax.sharding.PartitionSpec(None, "data")
-_ROLLOUT = (_COLUMNS, _COLUMNS, _COLUMNS, jax.sharding.PartitionSpec("data"))
+    return measure.seconds(once, jax.random.key(0))
 
 
 def _rollout(runner: anakin.Anakin, state: anakin.AnakinState) -> types.Rollout:
@@ -134,7 +104,7 @@ def _rollout(runner: anakin.Anakin, state: anakin.AnakinState) -> types.Rollout:
     ring = state.memory.ring  # [B, C, ...]
     steps = runner.steps_per_update // ring.timestep.reward.shape[0]
 
-    def zeros(tree, *leading):
+    def zeros(tree: Any, *leading: int) -> Any:
         return jax.tree.map(lambda x: np.zeros((*leading, x.shape[0], *x.shape[2:]), x.dtype), tree)
 
     return types.Rollout(

@@ -1,14 +1,10 @@
 """Tests of the comparison of two files of results: what is slower, by how much, and exit codes."""
 
 import copy
-import importlib
 import json
-import subprocess
-import sys
 
 import pytest
 
-from podracers import command_line
 from tests import processes
 
 SPEED = {"measure": "speed", "unit": "agent steps/s", "better": "higher"}
@@ -44,26 +40,6 @@ RECORD = {
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the script in this process, for importing JAX takes longer than what it does."""
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    script = importlib.import_module("benchmark_check")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["benchmark_check.py", *map(str, arguments)])
-        # Not `command_line.run`, which gives the process that it ends in a moment to do so.
-        report = ""
-        try:
-            code = script.main()
-        except Exception as error:
-            code, _, report = command_line.ending(error)
-        out, _ = capsys.readouterr()
-        return subprocess.CompletedProcess(sys.argv, code, out, f"{report}\n" if report else "")
-
-    return run
-
-
-@pytest.fixture
 def check(tmp_path, run):
     """Compares the record with itself once rows, and what else is named, are changed.
 
@@ -78,7 +54,8 @@ def check(tmp_path, run):
             rows[index] |= change
         for name, record in (("old", RECORD), ("new", new)):
             (tmp_path / f"{name}.json").write_text(json.dumps(record))
-        return run(tmp_path / "old.json", tmp_path / "new.json", *options)
+        files = (tmp_path / "old.json", tmp_path / "new.json")
+        return run("benchmark", "--compare", *files, *options)
 
     return check
 
@@ -148,16 +125,9 @@ def test_files_that_hold_something_else_are_named(check, run, tmp_path):
     processes.assert_mistake(check((0, {"median": "many"})), "new.json", "not all figures")
     file, absent = tmp_path / "old.json", tmp_path / "absent.json"
     file.write_text(json.dumps({"results": {}}))
-    processes.assert_mistake(run(file, file), "holds no results")
-    processes.assert_mistake(run(absent, file), "absent.json")
+    processes.assert_mistake(run("benchmark", "--compare", file, file), "holds no results")
+    processes.assert_mistake(run("benchmark", "--compare", absent, file), "absent.json")
 
 
 def test_a_tolerance_is_a_number(check):
     processes.assert_mistake(check(options=("--tolerance", "much")), "'much'")
-
-
-def test_the_script_runs(tmp_path):
-    file = tmp_path / "record.json"
-    file.write_text(json.dumps(RECORD))
-    result = processes.run("benchmark_check", file, file)
-    assert result.returncode == 0, result.stderr

@@ -1,0 +1,180 @@
+"""A published result, trained once more: its runs, what they reached, and how that compares."""
+
+import datetime
+import json
+import math
+import pathlib
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import rich.table
+from results import aggregates, training_process
+from results import rows as results
+
+from podracers import command_line, errors
+from podracers.training import experiment, run_directory, signals
+
+_SIGNIFICANT = 0.05
+_SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
+
+
+def stopped_early(row: results.Row) -> str:
+    """Returns a remark on a row that was recorded before its end, and is compared with nothing."""
+    try:
+        total = _total_steps(row, 0)
+    except errors.UserError as error:  # such as an extra that is not installed
+        return f"; does not load: {error}"
+    if row.measured is None or row.measured.agent_steps > total * (1 - _SAME_STEPS):
+        return ""
+    return f"; recorded at {row.measured.agent_steps:,} of {total:,} agent steps: no verdict"
+
+
+def _total_steps(row: results.Row, seed: int) -> int:
+    """Returns the agent steps of a run, and so finds out what is wrong before anything is trained.
+
+    Raises:
+      errors.UserError: the configuration does not parse, or insists on another seed.
+    """
+    files = [row.gin_file, command_line.runner_file(row.runner.lower())]
+    settings = experiment.load(files, [f"SEED = {seed}", *row.gin_bindings])
+    if settings.seed != seed:
+        raise errors.UserError(f"'{row.name}' insists on the seed {settings.seed}")
+    return settings.total_steps
+
+
+def train(row: results.Row, count: int, output: pathlib.Path) -> bool:
+    """Trains the first so many seeds, or what is missing of them; returns whether all are there.
+
+    Raises:
+      errors.UserError: the configuration is mistaken, or the folder holds something else.
+      errors.RunFailure: a run failed.
+    """
+    steps = [_total_steps(row, seed) for seed in range(count)]
+    _claim(output, row)
+    with signals.StopRequest() as stop:
+        for seed in range(count):
+            print(f"[{seed + 1}/{count}] {row.command(seed)}", flush=True)
+            name, log = f"{row.name}, seed {seed}", output / f"seed-{seed}.log"
+            where = (_directory(output, seed), steps[seed], log)
+            if not training_process.train(name, row.arguments(seed), *where, stop):
+                return False
+    return True
+
+
+def _claim(output: pathlib.Path, row: results.Row) -> None:
+    """Makes the folder of a reproduction; refuses one that holds anything else."""
+    wanted = {"name": row.name, "command": row.command(0)}
+    mark = output / "reproduction.json"
+    try:
+        if not mark.exists():
+            run_directory.RunDirectory(output).create()
+            mark.write_text(json.dumps(wanted, indent=1) + "\n")
+        elif json.loads(mark.read_text()) != wanted:
+            raise errors.UserError(f"'{output}' holds something else; name another --out")
+    except (OSError, json.JSONDecodeError) as error:
+        raise errors.UserError(f"cannot use '{output}': {error}") from error
+
+
+def _directory(output: pathlib.Path, seed: int) -> run_directory.RunDirectory:
+    return run_directory.RunDirectory(output / f"seed-{seed}")
+
+
+def measured(output: pathlib.Path, count: int, note: str) -> results.Measured:
+    """Returns what so many finished runs have reached."""
+    directories = [_directory(output, seed) for seed in range(count)]
+    summaries = [directory.read_summary() for directory in directories]
+    last = summaries[-1]
+    written = max(directory.summary.stat().st_mtime for directory in directories)
+    return results.Measured(
+        date=datetime.datetime.fromtimestamp(written, datetime.UTC).date().isoformat(),
+        hardware=_hardware(last),
+        jax=last["versions"]["jax"],
+        agent_steps=last["environment_steps"],
+        episodes=last["evaluation"]["episodes"],
+        random_policy=aggregates.sample([s["random_policy_return"] for s in summaries]).mean,
+        runs=tuple(
+            results.SeedRun(
+                seed=s["seed"],
+                final_return=s["evaluation"]["return"],
+                wall_time_s=s["wall_time_s"],
+                commit=s["commit"],
+                greedy_return=s["evaluation"].get("greedy_return"),
+            )
+            for s in summaries
+        ),
+        note=note,
+    )
+
+
+def processor() -> str:
+    """Returns what this machine's processor is called; empty where nobody says so."""
+    information = pathlib.Path("/proc/cpuinfo")  # Linux, where `platform` does not know the model
+    text = information.read_text() if information.exists() else ""
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
+
+
+def _hardware(summary: Mapping[str, Any]) -> str:
+    """Returns in words what a run was made on; this machine has made it."""
+    host = f"{summary['host_cores']} cores, {processor() or platform.machine()}"
+    if summary["platform"] == "cpu":
+        return f"{host}, no accelerator"
+    return f"{summary['device']}; {host}"
+
+
+def table(name: str, sides: Mapping[str, results.Measured]) -> rich.table.Table:
+    """Returns returns by seed, then what they say together, one measurement beside the other."""
+    made = rich.table.Table(title=name, title_justify="left", box=None, pad_edge=False)
+    made.add_column("", no_wrap=True)
+    for heading in sides:
+        made.add_column(heading, justify="right", no_wrap=True)
+    by_seed = [{run.seed: run.final_return for run in each.runs} for each in sides.values()]
+    for seed in sorted({seed for known in by_seed for seed in known}):
+        cells = [results.number(known[seed]) if seed in known else "-" for known in by_seed]
+        made.add_row(f"return of seed {seed}", *cells)
+    for label, cell in (
+        ("mean", lambda each: results.number(each.sample.mean)),
+        ("95%, bootstrap", lambda each: results.interval(each.bootstrap_interval())),
+        ("95%, Student's t", lambda each: results.interval(each.sample.student_interval())),
+        ("random policy", lambda each: results.number(each.random_policy)),
+        ("agent steps, each seed", lambda each: f"{each.agent_steps:,}"),
+    ):
+        made.add_row(label, *map(cell, sides.values()))
+    return made
+
+
+def verdict(old: results.Measured | None, new: results.Measured) -> tuple[str, bool]:
+    """Returns whether two measurements agree, in words, and whether they clearly do not."""
+    if old is None:
+        return "nothing to compare with: this was not measured before", False
+    if other := _otherwise_measured(old, new):
+        return f"no verdict: {other}", False
+    before = {run.seed: run.final_return for run in old.runs}
+    common = [run for run in new.runs if run.seed in before]
+    if common and all(run.final_return == before[run.seed] for run in common):
+        return f"identical: {len(common)} seed(s) with the very same returns", False
+    p = aggregates.p_of_equal_means(old.sample, new.sample)
+    difference = f"the means differ by {new.sample.mean - old.sample.mean:+.3g}"
+    if p is None:
+        return f"no verdict: {difference}, and of one seed nobody knows how much it varies", False
+    if math.isnan(p):
+        return f"no test: {difference}, and how much seeds vary was not kept", False
+    differs = p < _SIGNIFICANT
+    word = "differ" if differs else "agree"
+    return f"{word}: {difference}, p = {p:.2g} (Welch's t-test)", differs
+
+
+def _otherwise_measured(old: results.Measured, new: results.Measured) -> str:
+    """Returns what two measurements do not have in common, in words; empty where all is."""
+    if not math.isclose(old.agent_steps, new.agent_steps, rel_tol=_SAME_STEPS):
+        return f"other agent steps, {old.agent_steps:,} then and {new.agent_steps:,} now"
+    kinds = [_kind(measured.runs) for measured in (old, new)]
+    if kinds[0] != kinds[1]:
+        return f"other evaluations, of {kinds[0]} actions then and {kinds[1]} ones now"
+    return ""
+
+
+def _kind(runs: Sequence[results.SeedRun]) -> str:
+    return "sampled" if any(run.greedy_return is not None for run in runs) else "greedy"

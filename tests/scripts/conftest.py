@@ -1,0 +1,62 @@
+"""Scripts as functions of this process: importing JAX takes longer than what most of them do."""
+
+import contextlib
+import importlib
+import io
+import subprocess
+import sys
+import types
+
+import matplotlib
+import pytest
+
+from podracers import command_line
+from tests import processes
+
+
+@pytest.fixture(scope="module")
+def tools():
+    """Imports modules of the folder of scripts: `tools("plot", "results.groups").groups`."""
+    backend = matplotlib.get_backend()
+
+    def load(*names):
+        modules = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
+        return types.SimpleNamespace(**modules)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(processes.ROOT / "scripts"))
+        yield load
+    matplotlib.use(backend)
+
+
+@pytest.fixture(scope="module")
+def call(tools):
+    """Calls the `main` of a script with these words, and returns its exit code."""
+
+    def call(script, *words):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [f"{script}.py", *map(str, words)])
+            return vars(tools(script))[script].main() or 0
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def run(call):
+    """Runs a script like `processes.run`, in this process."""
+
+    def run(script, *words, environment=None):
+        out, err = io.StringIO(), io.StringIO()
+        # Not `command_line.run`, which gives the process that it ends in a moment to do so.
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                with pytest.MonkeyPatch.context() as patch:
+                    for name, value in (environment or {}).items():
+                        patch.setenv(name, value)
+                    code = call(script, *words)
+            except Exception as error:
+                code, _, report = command_line.ending(error)
+                print(report, file=err)
+        return subprocess.CompletedProcess([script], code, out.getvalue(), err.getvalue())
+
+    return run
