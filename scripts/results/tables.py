@@ -15,20 +15,22 @@ Rows = Mapping[str, results.Row]
 def returns(rows: Rows) -> str:
     """Returns what each row reached, as Markdown."""
     headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
-    headings += ["95%, bootstrap", "95%, Student's t", "seeds: returns", "random policy"]
+    headings += ["highest", "greedy", "95%, bootstrap", "95%, Student's t", "seeds: returns", "random policy"]
     headings += ["agent steps", "wall time of a seed"]
     lines = []
     for row in rows.values():
         title = [*_named(row), row.agent, row.environment]
         known = row.measured
         if known is None:
-            lines.append([*title, "not measured", *[""] * 6])
+            lines.append([*title, "not measured", *[""] * 8])
             continue
         by_seed = ", ".join(map(results.number, known.returns)) or "not kept"
         lines.append(
             [
                 *title,
                 _mean(row),
+                "" if row.most is None else f"{row.most:g}",
+                _greedy(known),
                 results.interval(known.bootstrap_interval()),
                 results.interval(known.sample.student_interval()),
                 f"{known.sample.runs}: {by_seed}",
@@ -41,26 +43,28 @@ def returns(rows: Rows) -> str:
 
 
 def readme(rows: Rows) -> str:
-    """Returns what each row that was measured reached, in few words, as Markdown."""
-    headings = ["experiment", "runner", "return, mean ± s.e.", "greedy", "random policy"]
-    lines = []
+    """Returns what each experiment reached under each runner, in few words, as Markdown."""
+    runners = ("Anakin", "Sebulba")
+    by_experiment = collections.defaultdict(dict)
     for row in rows.values():
-        if (known := row.measured) is None:
-            continue
-        seeds = f"{known.sample.runs} seed{'' if known.sample.runs == 1 else 's'}"
-        greedy = [run.greedy_return for run in known.runs]
-        is_greedy = not greedy or None in greedy  # the row's own evaluations do not sample
+        if row.measured is not None:
+            by_experiment[row.experiment][row.runner] = row
+    lines = []
+    for experiment, measured in by_experiment.items():
+        row = next(iter(measured.values()))
+        seeds = {each.measured.sample.runs for each in measured.values()}
         lines.append(
             [
-                *_named(row),
-                f"{_mean(row)} ({seeds})",
-                "" if is_greedy else results.number(statistics.fmean(greedy)),
-                results.number(known.random_policy),
-                _steps(known.agent_steps),
-                _wall_time(known) or "not kept",
+                f"`{experiment}`",
+                *(_mean(measured[runner]) if runner in measured else "" for runner in runners),
+                "" if row.most is None else f"{row.most:g}",
+                results.number(row.measured.random_policy),
+                " or ".join(map(str, sorted(seeds))),
+                _steps(row.measured.agent_steps),
             ]
         )
-    return markdown.table([*headings, "agent steps", "wall time"], lines)
+    headings = ["experiment", *runners, "highest", "random policy", "seeds", "agent steps"]
+    return markdown.table(headings, lines)
 
 
 def _named(row: results.Row) -> list[str]:
@@ -69,10 +73,15 @@ def _named(row: results.Row) -> list[str]:
 
 
 def _mean(row: results.Row) -> str:
-    most = "" if row.most is None else f", of {row.most:g}"
     sample = row.measured.sample
     error = f"{sample.standard_error:.{'2g' if sample.standard_error < 100 else '0f'}}"
-    return f"{results.number(sample.mean)}{f' ± {error}' if sample.runs > 1 else ''}{most}"
+    return f"{results.number(sample.mean)}{f' ± {error}' if sample.runs > 1 else ''}"
+
+
+def _greedy(known: results.Measured) -> str:
+    """Returns the mean return of greedy actions, where the row's own evaluations sample."""
+    returns = [run.greedy_return for run in known.runs]
+    return "" if not returns or None in returns else results.number(statistics.fmean(returns))
 
 
 def _steps(number: int) -> str:

@@ -44,10 +44,10 @@ def _lines(table):
 def test_returns_have_intervals_where_there_are_seeds(modules, rows):
     lines = _lines(modules.tables.returns(rows))
     assert lines["one"] == (
-        "| `one` | `anakin` | A | one | 2.00 ± 1, of 3 | 1.00 to 3.00 | -10.7 to 14.7 "
+        "| `one` | `anakin` | A | one | 2.00 ± 1 | 3 |  | 1.00 to 3.00 | -10.7 to 14.7 "
         "| 2: 1.00, 3.00 | -1.00 | 5M | 0 to 10 s |"
     )
-    assert "| 2.00, of 3 | none | none | 1: 2.00 |" in lines["alone"]
+    assert "| 2.00 | 3 |  | none | none | 1: 2.00 |" in lines["alone"]
     assert "not measured" in lines["none"]
 
 
@@ -74,21 +74,22 @@ def test_commands_say_where_numbers_come_from(modules, rows):
     assert "| 2026-01-31 | cccccccccc | a machine |" in line
 
 
-def test_the_readme_has_what_was_measured_in_few_words(modules, rows):
-    lines = _lines(modules.tables.readme(rows))
-    end = "-1.00 | 5M | 0 to 10 s |"
-    assert lines["one"] == f"| `one` | `anakin` | 2.00 ± 1, of 3 (2 seeds) |  | {end}"
-    one = next(iter(rows.values()))
+def test_the_readme_has_a_line_an_experiment(modules, rows):
+    sebulba = dataclasses.replace(rows["one-anakin"], runner="Sebulba")
+    lines = _lines(modules.tables.readme({**rows, "one-sebulba": sebulba}))
+    assert lines["one"] == "| `one` | 2.00 ± 1 | 2.00 ± 1 | 3 | -1.00 | 2 | 5M |"
+    assert lines["two"] == "| `two` | 3.00 ± 0 |  | 3 | -1.00 | 3 | 5M |"
+    assert lines["alone"] == "| `alone` | 2.00 |  | 3 | -1.00 | 1 | 5M |"
+    assert "none" not in lines
+
+
+def test_greedy_returns_stand_beside_sampled_ones(modules, rows):
+    one = rows["one-anakin"]
     runs = tuple(dataclasses.replace(run, greedy_return=0.5) for run in one.measured.runs)
     sampled = dataclasses.replace(one, measured=dataclasses.replace(one.measured, runs=runs))
-    lines = _lines(modules.tables.readme({**rows, one.name: sampled}))
-    assert lines["one"] == f"| `one` | `anakin` | 2.00 ± 1, of 3 (2 seeds) | 0.50 | {end}"
-
-
-def test_the_readme_counts_one_seed(modules, rows):
-    lines = _lines(modules.tables.readme(rows))
-    assert lines["alone"].startswith("| `alone` | `anakin` | 2.00, of 3 (1 seed) |")
-    assert "none" not in lines
+    lines = _lines(modules.tables.returns({**rows, "one-anakin": sampled}))
+    assert "| 2.00 ± 1 | 3 | 0.50 | 1.00 to 3.00 |" in lines["one"]
+    assert "| 3.00 ± 0 | 3 |  | 3.00 to 3.00 |" in lines["two"]
 
 
 def _record(modules, *results):
