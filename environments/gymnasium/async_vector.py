@@ -226,7 +226,7 @@ def _failures(pipe: connection.Connection, deadline: float) -> list[errors.RunFa
 
 
 def _shut_down(pipe: connection.Connection, how: int) -> None:
-    """Ends a direction of a pipe; unlike closing, this wakes whoever reads at either end."""
+    """Ends a direction of a pipe; unlike closing, this wakes the readers at both ends."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as end:
         end.shutdown(how)
 
