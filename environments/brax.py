@@ -34,10 +34,10 @@ class Brax:
     zeros in the place of what is not finite: one bad stream must not poison a batch.
 
     Attributes:
-      name: as in brax's registry, such as `ant`.
+      name: registered name, such as `ant`.
       options: keyword arguments of the environment's constructor; `backend` chooses the physics
         (`generalized`, `spring`, `positional` or `mjx`).
-      episode_length: the time limit in agent steps.
+      episode_length: time limit, in agent steps.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Brax:
         if self.name not in envs._envs:
             near = errors.nearest(self.name, envs._envs)
             raise errors.UserError(f"brax has no environment '{self.name}'{near}")
-        # Whoever asks first may be tracing, and the constructors make arrays.
+        # The first access may be under a trace, and the constructors make arrays.
         with jax.ensure_compile_time_eval():
             try:
                 return envs.get_environment(self.name, **self.options)
@@ -104,7 +104,7 @@ def _plain(observation: Any) -> types.PyTree:
 
 
 def _finite(tree: types.PyTree) -> tuple[types.PyTree, jax.Array]:
-    """Returns `tree` in float32 with zeros for what is not finite, and whether all of it was."""
+    """Returns `tree` in float32 with zeros for non-finite numbers, and whether all were finite."""
     leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
     tree = jax.tree.map(
         lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0.0).astype(jnp.float32), tree

@@ -46,9 +46,9 @@ class CartPole:
     learning control problems" (1983); https://gymnasium.farama.org/environments/classic_control/.
 
     Attributes:
-      max_episode_steps: the time limit, in steps; truncates.
-      velocities: whether they are seen. Without them the observation is `[2]`, position and angle,
-        and to balance takes memory.
+      max_episode_steps: time limit, in steps; reaching it is a truncation.
+      velocities: whether they are observed. Without them the observation is `[2]`, position and
+        angle, and balancing takes memory.
     """
 
     max_episode_steps: int = 500
@@ -97,7 +97,7 @@ class CartPole:
         return state, types.transition(observation, 1.0, terminated=fallen, truncated=truncated)
 
     def _observe(self, state: State) -> jax.Array:
-        """Returns what is seen of a state, `[4]` or `[2]`."""
+        """Returns the observation of a state, `[4]` or `[2]`."""
         numbers = state[:4] if self.velocities else (state.position, state.angle)
         return jnp.stack(numbers)
 

@@ -34,8 +34,8 @@ class Catch:
     Attention" (2014).
 
     Attributes:
-      rows: the height of the board, in cells.
-      columns: the width of the board, in cells.
+      rows: height of the board, in cells.
+      columns: width of the board, in cells.
     """
 
     rows: int = 10

@@ -37,10 +37,10 @@ class GridWorld:
     unluckiest one.
 
     Attributes:
-      rows: the height `H`, in cells.
-      columns: the width `W`, in cells.
-      wall_density: the probability that a cell is a wall, before the path is cleared.
-      max_episode_steps: the time limit, in steps; truncates.
+      rows: height `H`, in cells.
+      columns: width `W`, in cells.
+      wall_density: probability that a cell is a wall, before the path is cleared.
+      max_episode_steps: time limit, in steps; reaching it is a truncation.
     """
 
     rows: int = 8

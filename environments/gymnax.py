@@ -37,7 +37,7 @@ class Gymnax:
     a quarter of the bytes.
 
     Attributes:
-      name: a registered id, such as `Breakout-MinAtar`.
+      name: registered id, such as `Breakout-MinAtar`.
       options: environment parameters (`max_steps_in_episode`, ...) and arguments of the
         constructor, by name.
     """
@@ -89,7 +89,7 @@ class Gymnax:
     @functools.cached_property
     def _built(self) -> tuple[Any, Any]:
         """Returns gymnax's environment and its parameters."""
-        # Whoever asks first may be tracing, and the constructors make arrays.
+        # The first access may be under a trace, and the constructors make arrays.
         with jax.ensure_compile_time_eval():
             return _make(self.name, dict(self.options))
 

@@ -50,11 +50,11 @@ class Jumanji:
     ...) have no limit to truncate.
 
     Attributes:
-      name: a registered id, such as `Snake-v1`.
+      name: registered id, such as `Snake-v1`.
       options: keyword arguments of the environment's constructor; they override the registered
         ones.
-      time_limit_truncates: whether the time limit truncates; if not, it ends episodes however
-        Jumanji says.
+      time_limit_truncates: whether reaching the time limit is a truncation; if not, it is what
+        Jumanji calls it.
     """
 
     name: str = "Snake-v1"
@@ -116,7 +116,7 @@ class Jumanji:
     @functools.cached_property
     def _built(self) -> tuple[Any, int | None, str]:
         """Returns Jumanji's environment, the time limit if there is one, and the name for logs."""
-        # Whoever asks first may be tracing, and the constructors make arrays.
+        # The first access may be under a trace, and the constructors make arrays.
         with jax.ensure_compile_time_eval():
             inner, name = _make(self.name, dict(self.options))
             limit = getattr(inner, "time_limit", None)

@@ -40,7 +40,7 @@ class Pendulum:
     Source: https://gymnasium.farama.org/environments/classic_control/pendulum/.
 
     Attributes:
-      max_episode_steps: the time limit, in steps; truncates.
+      max_episode_steps: time limit, in steps; reaching it is a truncation.
     """
 
     max_episode_steps: int = 200

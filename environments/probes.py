@@ -15,7 +15,7 @@ Axis legend: `N` observations with a known value, `A` actions, `D` parts of a mu
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from podracers import environment, errors, types
 
 
 class State(NamedTuple):
-    """What a probe remembers; most use only one of the two."""
+    """The state of a probe; most use only one of the two."""
 
     cue: jax.Array  # int32, which of a few situations this episode is
     time: jax.Array  # int32, steps since the reset
@@ -222,37 +222,79 @@ class ContinuousReward(OneStep):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DelayedReward:
+class FixedLength:
+    """Episodes of a fixed number of steps, with two actions.
+
+    A subclass says what an action pays (`_reward`), what is seen (`observations`, `_observe`) and
+    what it is worth (`optimal_return`, `value`).
+
+    Attributes:
+      length: number of steps of an episode.
+    """
+
+    length: int = 4
+
+    _least_length: ClassVar = 1
+    _truncates: ClassVar = False  # whether episodes are truncated at their end
+
+    def __post_init__(self):
+        if self.length < self._least_length:
+            raise errors.UserError(
+                f"length must be {self._least_length} or more, got {self.length}"
+            )
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of this environment."""
+        return environment.EnvironmentSpec(
+            name=type(self).__name__,
+            observation=specs.BoundedArray(self.observations().shape[1:], np.float32, -1.0, 1.0),
+            action=specs.DiscreteArray(2),
+            max_episode_steps=self.length,
+        )
+
+    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+        """Starts the clock, and draws a cue where there is one."""
+        state = State(jnp.asarray(self._draw(key), jnp.int32), jnp.zeros((), jnp.int32))
+        return state, types.restart(self._observe(state))
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+        """Lets time pass, and pays."""
+        state = state._replace(time=state.time + 1)
+        reward = self._reward(state, action)
+        done = state.time >= self.length
+        end = {"truncated": done} if self._truncates else {"terminated": done}
+        return state, types.transition(self._observe(state), reward, **end)
+
+    def observations(self) -> np.ndarray:
+        """Observations with a known value; by default the only one there is, `[1, 1]`."""
+        return np.ones((1, 1), np.float32)
+
+    def _draw(self, key: jax.Array) -> jax.Array | int:
+        """Returns the cue of an episode."""
+        del key
+        return 0
+
+    def _observe(self, state: State) -> jax.Array:
+        """Returns what is seen in a state; by default the same everywhere."""
+        return jnp.ones((1,), jnp.float32)
+
+    def _reward(self, state: State, action: jax.Array) -> jax.Array | float:
+        """Returns what the action pays that led to `state`."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DelayedReward(FixedLength):
     """A reward of 1 after a few steps, whatever the actions: is the discount right?
 
     The observation is the time, one-hot. The policy does not matter, so the values are exact for
     every agent.
-
-    Attributes:
-      length: how many steps an episode takes.
     """
 
     length: int = 3
 
     optimal_return = 1.0
-
-    @property
-    def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
-        return _vector_spec("DelayedReward", self.length + 1, max_episode_steps=self.length)
-
-    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Starts the clock."""
-        del key
-        state = _start()
-        return state, types.restart(self._observe(state))
-
-    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Lets time pass, and pays at the end."""
-        del action
-        state = state._replace(time=state.time + 1)
-        done = state.time >= self.length
-        return state, types.transition(self._observe(state), reward=done, terminated=done)
 
     def observations(self) -> np.ndarray:
         """The observation at each time but the last, `[length, length + 1]`."""
@@ -266,46 +308,24 @@ class DelayedReward:
         """Returns the time, one-hot, float32 `[length + 1]`."""
         return (jnp.arange(self.length + 1) == state.time).astype(jnp.float32)
 
+    def _reward(self, state: State, action: jax.Array) -> jax.Array:
+        return state.time >= self.length
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Memory:
+class Memory(FixedLength):
     """A cue at the start is needed at the end: is recurrent state kept, replayed and reset?
 
     The observation is `[2]`: the cue (-1 or 1 at the start, 0 afterwards), and 1 when the answer is
     due. The last action is the answer: 0 for -1 and 1 for 1. A right one pays 1, a wrong one -1.
-    Without memory no policy has an expected return other than 0.
-
-    Attributes:
-      length: how many steps an episode takes; the answer is the action of the last one, so 2 is the
-        least that needs memory.
+    Without memory no policy has an expected return other than 0. Episodes of two steps are the
+    shortest that need memory.
     """
-
-    length: int = 4
 
     optimal_return = 1.0
     memoryless_return = 0.0
 
-    def __post_init__(self):
-        if self.length < 2:
-            raise errors.UserError(f"length must be 2 or more, got {self.length}")
-
-    @property
-    def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
-        return _vector_spec("Memory", 2, max_episode_steps=self.length)
-
-    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Draws the cue, and shows it once."""
-        state = _start(jax.random.bernoulli(key))
-        return state, types.restart(self._observe(state))
-
-    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Lets time pass; the last action is the answer."""
-        correct = action == state.cue
-        state = state._replace(time=state.time + 1)
-        done = state.time >= self.length
-        reward = jnp.where(done, jnp.where(correct, 1.0, -1.0), 0.0)
-        return state, types.transition(self._observe(state), reward, terminated=done)
+    _least_length: ClassVar = 2
 
     def observations(self) -> np.ndarray:
         """The two cues, `[2, 2]`: later observations do not tell the state."""
@@ -315,120 +335,73 @@ class Memory:
         """The value at the start, `[2]`: the reward is `length` steps away."""
         return np.full((2,), gamma ** (self.length - 1), np.float32)
 
+    def _draw(self, key: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(key)
+
     def _observe(self, state: State) -> jax.Array:
         """Returns the cue and the question, float32 `[2]`."""
         cue = jnp.where(state.time == 0, 2.0 * state.cue - 1.0, 0.0)
         return jnp.stack([cue, (state.time == self.length - 1).astype(jnp.float32)])
 
+    def _reward(self, state: State, action: jax.Array) -> jax.Array:
+        answer = jnp.where(action == state.cue, 1.0, -1.0)
+        return jnp.where(state.time >= self.length, answer, 0.0)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Bandit:
+class Bandit(FixedLength):
     """Two arms, one of which pays: does the network see what it did, and what that earned?
 
     Which arm pays is drawn anew each episode and never shown: the observation is always the same.
     The paying arm pays 1 and the other one -1. The first action is a guess; what it earned tells
     all the others. Without the previous action and reward among its inputs no policy has an
-    expected return other than 0, whatever it remembers of observations.
-
-    Attributes:
-      length: how many arms are pulled in an episode; 2 is the least that can be adapted to.
+    expected return other than 0, whatever it remembers of observations. Episodes of two steps are
+    the shortest that can be adapted to.
     """
-
-    length: int = 4
 
     return_without_inputs = 0.0
 
-    def __post_init__(self):
-        if self.length < 2:
-            raise errors.UserError(f"length must be 2 or more, got {self.length}")
+    _least_length: ClassVar = 2
 
     @property
     def optimal_return(self) -> float:
         """One for each step but the first, which earns 0 on average."""
         return self.length - 1.0
 
-    @property
-    def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
-        return _vector_spec("Bandit", 1, max_episode_steps=self.length)
-
-    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Draws the arm that pays."""
-        return _start(jax.random.bernoulli(key)), types.restart(jnp.ones((1,), jnp.float32))
-
-    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Pays for the arm that was pulled."""
-        state = state._replace(time=state.time + 1)
-        reward = jnp.where(action == state.cue, 1.0, -1.0)
-        done = state.time >= self.length
-        return state, types.transition(jnp.ones((1,), jnp.float32), reward, terminated=done)
-
-    def observations(self) -> np.ndarray:
-        """The only observation, `[1, 1]`; its value is known at the start of an episode."""
-        return np.ones((1, 1), np.float32)
-
     def value(self, gamma: float) -> np.ndarray:
         """The value at the start, `[1]`: all but the first reward, discounted."""
         return np.array([sum(gamma**time for time in range(1, self.length))], np.float32)
 
+    def _draw(self, key: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(key)
+
+    def _reward(self, state: State, action: jax.Array) -> jax.Array:
+        return jnp.where(action == state.cue, 1.0, -1.0)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Truncation:
+class Truncation(FixedLength):
     """A reward of 1 for ever, cut by a time limit: does the value bootstrap where it must?
 
     Nothing tells the time, and the task never terminates, so the value is the infinite sum
-    `1 / (1 - gamma)`. Whoever takes the cut for an ending learns much less than that.
-
-    Attributes:
-      length: the time limit, in steps.
+    `1 / (1 - gamma)`. An agent that takes the cut for an ending learns much less than that.
     """
 
     length: int = 5
+
+    _truncates: ClassVar = True
 
     @property
     def optimal_return(self) -> float:
         """One for each step up to the limit."""
         return float(self.length)
 
-    @property
-    def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
-        return _vector_spec("Truncation", 1, max_episode_steps=self.length)
-
-    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Starts the clock."""
-        del key
-        return _start(), types.restart(jnp.ones((1,), jnp.float32))
-
-    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Pays, and cuts the episode at the limit."""
-        del action
-        state = state._replace(time=state.time + 1)
-        cut = state.time >= self.length
-        return state, types.transition(jnp.ones((1,), jnp.float32), 1.0, truncated=cut)
-
-    def observations(self) -> np.ndarray:
-        """The only observation, `[1, 1]`."""
-        return np.ones((1, 1), np.float32)
-
     def value(self, gamma: float) -> np.ndarray:
         """The sum of all powers of `gamma`, `[1]`."""
         return np.full((1,), 1.0 / (1.0 - gamma), np.float32)
 
-
-def _start(cue: jax.Array | int = 0) -> State:
-    """Returns the state at a reset."""
-    return State(jnp.asarray(cue, jnp.int32), jnp.zeros((), jnp.int32))
-
-
-def _vector_spec(name: str, size: int, max_episode_steps: int) -> environment.EnvironmentSpec:
-    """Returns a spec with an observation `[size]` within +-1, and two actions."""
-    return environment.EnvironmentSpec(
-        name=name,
-        observation=specs.BoundedArray((size,), np.float32, -1.0, 1.0),
-        action=specs.DiscreteArray(2),
-        max_episode_steps=max_episode_steps,
-    )
+    def _reward(self, state: State, action: jax.Array) -> float:
+        return 1.0
 
 
 # Every probe, in the order in which to debug an agent with them.

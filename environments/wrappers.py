@@ -40,7 +40,7 @@ class Wrapper:
     """Passes everything on; a base for wrappers, whose states are those of the inner environment.
 
     Attributes:
-      environment: the inner environment; always an instance once the wrapper is built.
+      environment: inner environment; always an instance once the wrapper is built.
     """
 
     environment: environment.Environment | Callable[[], environment.Environment]
@@ -86,7 +86,7 @@ class TimeLimit(Wrapper):
     An episode that the inner environment ends at the very limit is left as it is.
 
     Attributes:
-      max_episode_steps: the time limit, in agent steps.
+      max_episode_steps: time limit, in agent steps.
     """
 
     max_episode_steps: int = 1000
@@ -130,7 +130,7 @@ class RewardScale(Wrapper):
     """Multiplies rewards; the returns that are logged are then scaled as well.
 
     Attributes:
-      scale: the factor.
+      scale: factor of the rewards.
     """
 
     scale: float = 1.0
@@ -180,8 +180,8 @@ class SelectObservation(Wrapper):
     """Keeps some parts of a dict observation, and the action mask where there is one.
 
     Attributes:
-      environment: its observation is a dict.
-      keys: which parts to keep.
+      environment: inner environment, whose observation is a dict.
+      keys: names of the parts to keep.
     """
 
     keys: Sequence[str] = ()

@@ -16,9 +16,7 @@ import jax
 import numpy as np
 
 from environments import adaptors
-from environments.envpool import families, scratch
-from environments.envpool import rendering as envpool_render
-from environments.envpool import spaces as envpool_spaces
+from environments.envpool import families, rendering, scratch, spaces
 from podracers import environment, types
 
 # What EnvPool raises where it cannot start something.
@@ -28,7 +26,7 @@ _STEP = ("reward", "done", "trunc", "elapsed_step")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EnvPool:
-    """A recipe for EnvPool tasks under the contract.
+    """A factory of EnvPool environments that keep the contract (`docs/architecture.md`).
 
     - Observations are an array, or nested dicts of them; 64-bit floats become 32-bit ones, and
       images lie `[height, width, channels]`.
@@ -40,11 +38,10 @@ class EnvPool:
       `families`), an end on that step counts as truncated.
 
     Attributes:
-      task_id: one of EnvPool's, such as `Pong-v5`, `Hopper-v4` or `Jumanji/Snake-v1`.
-      options: EnvPool's own options for the task.
-      max_episode_steps: the time limit in agent steps; None for the task's own.
-      observation_keys: which parts of a dict observation to keep, besides an action mask; None for
-        all.
+      task_id: EnvPool id, such as `Pong-v5`, `Hopper-v4` or `Jumanji/Snake-v1`.
+      options: keyword arguments of `envpool.make` for the task.
+      max_episode_steps: time limit, in agent steps; None for the task's own.
+      observation_keys: parts of a dict observation to keep, besides an action mask; None for all.
     """
 
     task_id: str
@@ -57,7 +54,7 @@ class EnvPool:
         """The shapes of one environment; no simulator is started."""
         return environment.EnvironmentSpec(
             self.task_id,
-            envpool_spaces.specs_of(self._observation),
+            spaces.specs_of(self._observation),
             self._actions.spec,
             self._task.limit,
         )
@@ -73,7 +70,7 @@ class EnvPool:
 
         Absent, as an attribute, where the observation does not show what there is to see.
         """
-        draw = envpool_render.drawer(self.task_id, self.spec.observation)
+        draw = rendering.drawer(self.task_id, self.spec.observation)
         if draw is None:
             raise AttributeError(f"{self.task_id} cannot be drawn from its observations")
         return lambda timestep: draw(timestep.observation)
@@ -97,8 +94,8 @@ class EnvPool:
         )
         folders = self._task.family.folders
         directory = scratch.Directory(folders) if folders else None
-        # No variable here holds it: what imports modules for the first time may be kept for ever,
-        # with all that its variables hold, and the simulators end with the last reference.
+        # No local variable holds the pool: the simulators end with its last reference, and a frame
+        # that imports modules for the first time may be kept alive, with all its variables.
         return EnvPoolEnvironment(
             self._pool(start, directory), self._task, self._actions, self._observation, directory
         )
@@ -119,11 +116,11 @@ class EnvPool:
 
     @functools.cached_property
     def _actions(self) -> adaptors.ActionCodec:
-        return envpool_spaces.actions(self.task_id, self._task.pool_spec)
+        return spaces.actions(self.task_id, self._task.pool_spec)
 
     @functools.cached_property
     def _observation(self) -> types.PyTree:
-        return envpool_spaces.observation(
+        return spaces.observation(
             self.task_id, self._task.pool_spec, self._actions, self.observation_keys
         )
 
@@ -153,7 +150,7 @@ class EnvPoolEnvironment:
         self._rows = np.arange(self._num_envs, dtype=np.int32)
         self._last = np.zeros(self._num_envs, bool)  # where the latest time step was LAST
         self._cut = np.zeros(self._num_envs, bool)  # of these, where EnvPool does not know it
-        keys = (*_STEP, *task.family.evidence, *envpool_spaces.keys_of(observation))
+        keys = (*_STEP, *task.family.evidence, *spaces.keys_of(observation))
         index = {name: i for i, name in enumerate(pool._state_keys)}
         self._index = {key: index[key] for key in keys if key in index}
 
@@ -198,7 +195,7 @@ class EnvPoolEnvironment:
 
     def _receive(self) -> dict[str, np.ndarray]:
         """Returns the arrays that are needed, by EnvPool's names; they are fresh."""
-        # The public `recv` also builds everything that nobody reads, Atari's memory for one.
+        # The public `recv` also builds arrays that are not needed, such as Atari's memory.
         arrays = self._pool._recv()
         return {key: arrays[i] for key, i in self._index.items()}
 
@@ -209,7 +206,7 @@ class EnvPoolEnvironment:
         self._last, self._cut = last, last & ~state["done"]
         step_type = np.where(last, types.LAST, types.MID)
         return types.TimeStep(
-            observation=envpool_spaces.read(self._observation, state),
+            observation=spaces.read(self._observation, state),
             # Some families report a reward of the reset.
             reward=np.where(first, 0.0, state["reward"]).astype(np.float32),
             discount=1.0 - terminated.astype(np.float32),

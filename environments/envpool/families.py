@@ -2,7 +2,7 @@
 
 Axis legend: `B` streams.
 
-Who ends an episode. EnvPool reports an episode's last step as truncated exactly if the simulator's
+What ends an episode. EnvPool reports an episode's last step as truncated exactly if the simulator's
 clock has run out by then, even where the task ended by its own rules on that very step; some
 families keep clocks that its options do not reach, and do not report them at all. Hence three
 kinds of `Clock`:
@@ -82,14 +82,14 @@ class Family:
     """One simulator behind EnvPool.
 
     Attributes:
-      name: what messages call it.
-      clock: who ends episodes at the time limit.
-      spare: for a `LATE` clock, how many steps later than the limit it is set.
-      evidence: EnvPool's names of arrays that are not 0 at the last step if the rules ended the
+      name: name of the simulator in messages.
+      clock: what ends episodes at the time limit.
+      spare: number of steps by which a `LATE` clock is set later than the limit.
+      evidence: names of EnvPool's arrays that are not 0 at the last step if the rules ended the
         episode there; a task may lack some.
-      options: other defaults than EnvPool's; those that a task does not know are left out.
-      folders: of the directory where it is started, into which it writes. Its processes would
-        race to make them.
+      options: defaults that differ from EnvPool's; those that a task does not know are left out.
+      folders: subdirectories of its working directory, into which it writes. They are made
+        beforehand, for its processes would race to make them.
     """
 
     name: str
@@ -108,7 +108,7 @@ FAMILIES = {
     ),
     "envpool.box2d": Family("Box2D"),
     "envpool.classic_control": Family("classic control"),
-    # Its episodes go on for a step after the limit that it is given.
+    # Its episodes go on for one step after the limit that it is given.
     "envpool.gfootball": Family("Google Research Football", spare=0),
     "envpool.highway": Family("Highway", Clock.FIXED, evidence=("info:crashed", "info:is_success")),
     "envpool.jumanji": Family("Jumanji", Clock.FIXED),
@@ -137,12 +137,12 @@ class Task:
     """One EnvPool task with its options and its time limit.
 
     Attributes:
-      task_id: one of EnvPool's.
-      family: the simulator behind it.
+      task_id: EnvPool id.
+      family: simulator behind it.
       options: EnvPool's keyword arguments, all but those of the pool: numbers, threads, seeds.
       limit: agent steps after which an episode is truncated, or None.
-      clock_limit: elapsed steps from which on an end is the clock's unless there is evidence of
-        the rules.
+      clock_limit: elapsed steps from which on an end counts as a truncation, unless there is
+        evidence that the rules ended the episode.
       pool_spec: EnvPool's specification.
     """
 

@@ -1,4 +1,4 @@
-"""Pictures of EnvPool's tasks from what agents see of them.
+"""Pictures of EnvPool's tasks, drawn from their observations.
 
 Axis legend: `H` height, `W` width, `C` channels.
 """
@@ -75,7 +75,7 @@ def _minimap(layers: np.ndarray) -> np.ndarray:
 
 
 def _board(layers: np.ndarray) -> np.ndarray:
-    """Paints every cell in the colours of its layers, and what is rare above what is common."""
+    """Paints every cell in the colours of its layers, the rarest on top."""
     image, side = rendering.board(*layers.shape[:2], _LEAST_SIDE)
     coloured = list(zip(np.moveaxis(layers, -1, 0), _PALETTE))
     for layer, colour in sorted(coloured, key=lambda pair: -np.count_nonzero(pair[0])):

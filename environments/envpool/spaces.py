@@ -22,8 +22,8 @@ class Leaf:
     """One array of an observation.
 
     Attributes:
-      key: EnvPool's name of it.
-      spec: what agents see.
+      key: EnvPool's name of the array.
+      spec: specification that agents see.
       channels_first: whether it is an image `[C, height, width]` that becomes `[height, width, C]`.
       is_mask: whether it is the action mask, in which some action is always legal.
     """
@@ -34,7 +34,7 @@ class Leaf:
     is_mask: bool = False
 
     def read(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns it as agents see it, `[B, ...]`."""
+        """Returns the array as `spec` describes it, `[B, ...]`."""
         array = state[self.key]
         if self.channels_first and self.spec.shape[-1] > 1:
             array = np.ascontiguousarray(np.moveaxis(array, 1, -1))

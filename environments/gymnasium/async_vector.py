@@ -165,9 +165,14 @@ class AsyncVector:
     def _died(self, worker: int) -> errors.RunFailure:
         try:
             code = self._processes[worker].wait(_CLOSING)
-        except (IndexError, subprocess.TimeoutExpired):  # another thread closes, or it is dying yet
+        except (
+            IndexError,
+            subprocess.TimeoutExpired,
+        ):  # another thread closes, or it is still ending
             code = None
-        how = f" by signal {-code}" if code is not None and code < 0 else f" with exit code {code}"
+        how = (
+            "" if code is None else f" by signal {-code}" if code < 0 else f" with exit code {code}"
+        )
         return errors.RunFailure(f"{self._name}: worker process {worker} ended{how}")
 
 
@@ -226,7 +231,7 @@ def _failures(pipe: connection.Connection, deadline: float) -> list[errors.RunFa
 
 
 def _shut_down(pipe: connection.Connection, how: int) -> None:
-    """Ends a direction of a pipe; unlike closing, this wakes whoever reads at either end."""
+    """Ends a direction of a pipe; unlike closing, this wakes the readers at both ends."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as end:
         end.shutdown(how)
 

@@ -21,8 +21,7 @@ import numpy as np
 from dm_env import specs
 from gymnasium.envs import registration
 
-from environments.gymnasium import async_vector, sync_vector
-from environments.gymnasium import spaces as gymnasium_spaces
+from environments.gymnasium import async_vector, spaces, sync_vector
 from podracers import environment, errors, types
 
 _PICTURES = "rgb_array"  # Gymnasium's name for `render` that returns them
@@ -73,8 +72,8 @@ class Gymnasium:
             limit = env.spec.max_episode_steps if env.spec is not None else None
             return environment.EnvironmentSpec(
                 name,
-                gymnasium_spaces.observation_spec(env.observation_space, name),
-                gymnasium_spaces.action_spec(env.action_space, name),
+                spaces.observation_spec(env.observation_space, name),
+                spaces.action_spec(env.action_space, name),
                 limit,
             )
 

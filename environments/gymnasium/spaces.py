@@ -34,7 +34,7 @@ def observation_spec(space: Any, name: str) -> Any:
     """Returns the specs of an observation space, a tree of them for a `Dict` or a `Tuple`.
 
     Args:
-      space: of Gymnasium.
+      space: a Gymnasium space.
       name: of the environment, for error messages.
 
     Raises:
@@ -70,7 +70,7 @@ class SpaceMismatch(errors.UserError):
     """An observation is no element of its space.
 
     Attributes:
-      row: which of the observations it is.
+      row: index of the observation in the batch.
     """
 
     def __init__(self, row: int, what: str, space: Any):
@@ -82,7 +82,7 @@ def stack(space: Any, observations: Sequence[Any]) -> Any:
     """Returns the observations of `B` environments as `observation_spec` describes, `[B, ...]`.
 
     Args:
-      space: of Gymnasium.
+      space: a Gymnasium space.
       observations: `B` of its elements.
 
     Raises:
@@ -158,8 +158,7 @@ def _cast(
     shifted = batch if start is None else batch - start
     with np.errstate(invalid="ignore"):  # NaN, for one: it is found below
         narrow = shifted.astype(dtype, copy=False)
-    # A wrapped counter, or a fraction that is cut, would be a number like any other: nobody would
-    # notice.
+    # A wrapped counter or a fraction that is cut would go unnoticed: both look like any number.
     if dtype != batch.dtype and dtype.kind != "f" and not np.array_equal(narrow, shifted):
         row = int(np.argmax([np.any(a != b) for a, b in zip(narrow, shifted)]))
         what = f"observation{path} has the dtype {np.asarray(batch).dtype}"
@@ -171,7 +170,7 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
     """Returns the spec of an action space: discrete, multi-discrete or continuous.
 
     Args:
-      space: of Gymnasium.
+      space: a Gymnasium space.
       name: of the environment, for error messages.
 
     Raises:
@@ -206,7 +205,7 @@ def decode(space: Any, action: np.ndarray) -> Any:
     """Returns an element of the action space.
 
     Args:
-      space: of Gymnasium, one that `action_spec` takes.
+      space: a Gymnasium space that `action_spec` takes.
       action: of one environment, as `action_spec` describes.
     """
     if isinstance(space, spaces.Discrete):

@@ -1,4 +1,4 @@
-"""What every recipe for host environments has to keep: `check_contract(factory)` checks it all.
+"""What every factory of host environments has to keep: `check_contract(factory)` checks it all.
 
 Axis legend: `T` time, `B` streams, `A` actions, `D` parts of a multi-discrete action.
 """
@@ -66,7 +66,7 @@ def check_contract(
 
 
 def check_factory(factory: environment.HostEnvironmentFactory) -> None:
-    """Asserts that the recipe is frozen, and that its spec is well-formed."""
+    """Asserts that the factory is frozen, and that its spec is well-formed."""
     assert environment.is_host(factory)
     assert isinstance(factory, environment.HostEnvironmentFactory)
     assert dataclasses.is_dataclass(factory) and type(factory).__dataclass_params__.frozen
@@ -193,7 +193,7 @@ def check_masks(spec: environment.EnvironmentSpec, recording: Recording) -> None
 
 
 def check_render(factory: environment.HostEnvironmentFactory, recording: Recording) -> None:
-    """Asserts that a time step can be drawn, if the recipe draws."""
+    """Asserts that a time step can be drawn, if the factory draws."""
     if not hasattr(factory, "render"):
         return
     image = factory.render(jax.tree.map(lambda leaf: leaf[-1, 0], recording.timestep))

@@ -173,7 +173,7 @@ class Unclosable(gymnasium.Wrapper):
 
 
 class OnlyTwo(Unclosable):
-    """Can be made once by `spec`, whose closing succeeds, and then twice more in a process."""
+    """Every fourth one of a process cannot be made; the first can be closed, the others cannot."""
 
     made: ClassVar = 0
 
