@@ -1,11 +1,18 @@
 """Tests of the Makefile: what its variables become."""
 
 import pathlib
+import re
 import subprocess
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def _printed(*arguments):
+    # Without the lines that make adds when it is run by another make, as `make test` does.
+    command = ["make", "--no-print-directory", "--dry-run", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -19,10 +26,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
     ],
 )
 def test_train(variables, flags):
-    # Without the lines that make adds when it is run by another make, as `make test` does.
-    command = ["make", "--no-print-directory", "--dry-run", *variables, "train"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = _printed(*variables, "train")
     last = printed.replace("\\\n", " ").splitlines()[-1].split()
     assert last == [".venv/bin/python", "scripts/train.py", *flags.split()]
     for word in last:
         assert not word.startswith("gin/") or (ROOT / word).exists()
+
+
+def test_all_tests_are_the_quick_ones_and_the_slow_ones():
+    marked = re.findall('-m "(.+)"', _printed("STAMP=setup.cfg", "test-all"))
+    assert marked == ["not slow and not learning", "slow and not learning"]

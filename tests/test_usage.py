@@ -44,7 +44,10 @@ def test_a_run_from_python_leaves_a_summary(tmp_path, monkeypatch):
 def _swept(tmp_path_factory):
     """A folder in which the sweep was run, of one seed each, and for an update."""
     folder = tmp_path_factory.mktemp("usage")
-    program = _program("sweep").replace("range(3)", "range(1)").replace("100_000", "2048")
+    small = '"TOTAL_STEPS = 2048", "PPO.epochs = 1", "PPO.num_minibatches = 1"'
+    program = _program("sweep").replace("range(3)", "range(1)")
+    program = program.replace('"TOTAL_STEPS = 100_000"', small)
+    assert small in program
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         exec(program, {})

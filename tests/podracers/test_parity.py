@@ -92,26 +92,32 @@ def test_without_lag_both_runners_learn_the_same(made):
     _assert_same(_trace(_sebulba(agent, environment)), expected)
 
 
+_TWO_TO_TWO = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor": 2}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor": 2},
-        pytest.param({"actor_devices": (0, 0), "learner_devices": (1,)}, marks=pytest.mark.slow),
-        pytest.param(
-            {"actor_devices": (3,), "learner_devices": (0, 1, 2, 3)}, marks=pytest.mark.slow
+        pytest.param("impala", _TWO_TO_TWO, id="2 to 2"),
+        *(
+            pytest.param("ppo_lstm", options, id=f"memory, {name}", marks=pytest.mark.slow)
+            for name, options in {
+                "2 to 2": _TWO_TO_TWO,
+                "2 to 1": {"actor_devices": (0, 0), "learner_devices": (1,)},
+                "1 to 4, shared": {"actor_devices": (3,), "learner_devices": (0, 1, 2, 3)},
+            }.items()
         ),
     ],
-    ids=["2 to 2", "2 to 1", "1 to 4, shared"],
 )
-def test_without_lag_any_split_of_devices_learns_the_same(options):
-    agent, environment = contract.AGENTS["ppo_lstm"]()
+def test_without_lag_any_split_of_devices_learns_the_same(name, options):
+    agent, environment = contract.AGENTS[name]()
     _assert_same(
         _trace(_sebulba(agent, environment, **options), 4),
         _trace(_anakin(agent, environment), 4),
     )
 
 
-@pytest.mark.parametrize("make", [_anakin, _sebulba])
+@pytest.mark.parametrize("make", [_anakin, pytest.param(_sebulba, marks=pytest.mark.slow)])
 def test_a_recurrent_network_learns_from_what_it_acted_on(make):
     """Previous actions and rewards, over rollouts too: else ratios would not be 1."""
     agent, environment = contract.AGENTS["ppo_lstm"]()
@@ -140,6 +146,7 @@ def test_with_a_lag_of_one_a_seed_repeats_and_the_lag_is_exactly_one(made):
         streams.assert_close(one.learner, without.learner, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_recorded_lag_is_the_true_one():
     agent, environment = contract.AGENTS["ppo"]()
     for lag in (0, 1):
