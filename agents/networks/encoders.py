@@ -110,16 +110,8 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden_sizes[-1]]`."""
-        activation = _activation(self.activation)
         features = _flatten(jax.tree.leaves(without_mask(observation)))
-        columns = bool(self.hidden_sizes) and layers.feature_major()
-        wide = columns and features.shape[1] > self.hidden_sizes[0]
-        features = features.T if columns and not wide else features
-        for index, size in enumerate(self.hidden_sizes):
-            from_rows = wide and index == 0
-            features = activation(layers.Dense(size)(features, columns, from_rows))
-        # A head transposes it once more: XLA drops both, and only its small output is transposed.
-        return features.T if columns else features
+        return layers.mlp(features, self.hidden_sizes, _activation(self.activation))
 
 
 class _Convolutions(nn.Module):
@@ -134,10 +126,9 @@ class _Convolutions(nn.Module):
     padding: str
 
     @nn.compact
-    def __call__(self, images, columns):
+    def __call__(self, images):
         for channels, kernel, stride in self.sizes:
-            layer = layers.Conv(channels, kernel, stride, self.padding)
-            images = jax.nn.relu(layer(images, columns))
+            images = jax.nn.relu(layers.Conv(channels, kernel, stride, self.padding)(images))
         return images
 
 
@@ -151,12 +142,12 @@ class _ResidualSections(nn.Module):
     channels: Sequence[int]
 
     @nn.compact
-    def __call__(self, images, columns):
+    def __call__(self, images):
         for channels in self.channels:
-            images = layers.max_pool(layers.Conv(channels)(images, columns), columns)
+            images = layers.max_pool(layers.Conv(channels)(images))
             for _ in range(2):
-                block = layers.Conv(channels)(jax.nn.relu(images), columns)
-                images = images + layers.Conv(channels)(jax.nn.relu(block), columns)
+                block = layers.Conv(channels)(jax.nn.relu(images))
+                images = images + layers.Conv(channels)(jax.nn.relu(block))
         return jax.nn.relu(images)
 
 
@@ -189,9 +180,7 @@ class CNN(nn.Module):
             (channels, self.kernel, stride) for channels, stride in zip(self.channels, strides)
         ]
         features = _join(_features(_Convolutions(sizes, "SAME"), image), vector)
-        for size in self.hidden_sizes:
-            features = jax.nn.relu(layers.Dense(size)(features))
-        return features
+        return layers.mlp(features, self.hidden_sizes, jax.nn.relu)
 
 
 class NatureCNN(nn.Module):
@@ -213,7 +202,7 @@ class NatureCNN(nn.Module):
         if min(image.shape[1:3]) < 36:
             raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
         trunk = _Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), "VALID")
-        features = jax.nn.relu(layers.Dense(self.hidden)(_features(trunk, image)))
+        features = layers.mlp(_features(trunk, image), (self.hidden,), jax.nn.relu)
         return _join(features, vector)
 
 
@@ -236,5 +225,5 @@ class ImpalaResNet(nn.Module):
         """Returns features `[N, hidden]`, and the vector of the observation after them."""
         image, vector = _image_or_error(observation, "ImpalaResNet")
         features = _features(_ResidualSections(self.channels), image, recompute=True)
-        features = jax.nn.relu(layers.Dense(self.hidden)(features))
+        features = layers.mlp(features, (self.hidden,), jax.nn.relu)
         return _join(features, vector)

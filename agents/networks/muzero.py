@@ -47,9 +47,7 @@ class _Hidden(nn.Module):
 
     @nn.compact
     def __call__(self, features):
-        for size in self.sizes:
-            features = jax.nn.relu(layers.Dense(size)(features))
-        return features
+        return layers.mlp(features, self.sizes, jax.nn.relu)
 
 
 class Representation(nn.Module):

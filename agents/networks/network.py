@@ -174,14 +174,6 @@ class Torso(nn.Module):
         return self.core(state, features.reshape(length, batch, -1), first)
 
 
-def linear(layer: layers.Dense, features: jax.Array) -> jax.Array:
-    """Applies a head's layer to `[..., F]`, in the form that the backend runs fastest."""
-    if not layers.feature_major():
-        return layer(features)
-    columns = layer(features.reshape(-1, features.shape[-1]).T, columns=True)
-    return columns.T.reshape(*features.shape[:-1], -1)
-
-
 class ActorCriticOutput(NamedTuple):
     """What an actor-critic network puts out."""
 
@@ -210,12 +202,12 @@ class ActorCriticModule(nn.Module):
         pairs = [torso(s, observation, first) for torso, s in zip(self.torsos, states)]
         features = [pair[0] for pair in pairs]
         seen = self.head.num_outputs - self.head.num_free
-        policy = linear(layers.Dense(seen, scale=0.01, name="policy"), features[0])
+        policy = layers.Dense(seen, scale=0.01, name="policy")(features[0])
         if self.head.num_free:
             free = self.param("free", nn.initializers.zeros, (self.head.num_free,))
             free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
             policy = jnp.concatenate([policy, free], axis=-1)
-        value = linear(layers.Dense(1, scale=1.0, name="value"), features[-1])[..., 0]
+        value = layers.Dense(1, scale=1.0, name="value")(features[-1])[..., 0]
         return ActorCriticOutput(policy, value), tuple(pair[1] for pair in pairs)
 
 
@@ -279,10 +271,8 @@ class QModule(nn.Module):
 
     def _head(self, name: str, size: int, scale: float, features: jax.Array) -> jax.Array:
         """Returns `[T, B, size]`, with layers of its own before the linear one."""
-        for index, hidden in enumerate(self.head_hidden_sizes):
-            layer = layers.Dense(hidden, name=f"{name}_hidden_{index}")
-            features = jax.nn.relu(linear(layer, features))
-        return linear(layers.Dense(size, scale=scale, name=name), features)
+        hidden = layers.mlp(features, self.head_hidden_sizes, jax.nn.relu, f"{name}_hidden")
+        return layers.Dense(size, scale=scale, name=name)(hidden)
 
 
 def q_network(

@@ -47,7 +47,7 @@ class PolicyModule(nn.Module):
     def __call__(self, features):
         """Returns `[N, num_outputs]`."""
         hidden = encoders.MLP(self.hidden_sizes, self.activation)(features)
-        return networks.linear(layers.Dense(self.num_outputs, scale=0.01), hidden)
+        return layers.Dense(self.num_outputs, scale=0.01)(hidden)
 
 
 class CriticModule(nn.Module):
@@ -76,10 +76,7 @@ class CriticModule(nn.Module):
 
     def __call__(self, features, action):
         """Returns values `[2, N, num_values]` of actions `[N, D]` (None for values of all)."""
-        values = [
-            networks.linear(head, body((features, action)))
-            for body, head in zip(self.bodies, self.heads)
-        ]
+        values = [head(body((features, action))) for body, head in zip(self.bodies, self.heads)]
         return jnp.stack(values)
 
     def everything(self, observation, action):
