@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from agents import optimization, options, preprocessing, replay, returns
-from agents.networks import encoders, sac_policies
+from agents.networks import encoders
 from agents.networks import sac as sac_networks
 from podracers import environment, types
 
@@ -49,7 +49,7 @@ class SAC:
 
     Attributes:
       spec: environment specification.
-      network: `network(spec, kind)` returns a `SACNetwork`; `kind` is that of the actions.
+      network: `network(spec, head)` returns a `SACNetwork`; `head` is an `SACHead`.
       gamma: discount.
       initial_temperature: initial alpha, the weight of the entropy, in units of the scaled reward.
       target_entropy: entropy that alpha is learnt for. Continuous actions: nats for each component,
@@ -121,8 +121,8 @@ class SAC:
         _ = self._network
 
     @functools.cached_property
-    def _kind(self) -> sac_policies.Policy:
-        return sac_policies.from_spec(self.spec)
+    def _kind(self) -> sac_networks.SACHead:
+        return sac_networks.head_from_spec(self.spec)
 
     @functools.cached_property
     def _network(self) -> sac_networks.SACNetwork:
@@ -276,7 +276,7 @@ class SAC:
 
     def _expect(
         self, policy, critic, features, critic_features, policy_input: _PolicyInput
-    ) -> sac_policies.Expectation:
+    ) -> sac_networks.Expectation:
         """Returns what the policy can expect by the critics; each sees features of its own."""
         outputs = self._network.outputs(policy, features)
         critics = functools.partial(self._network.values, critic, critic_features)

@@ -1,7 +1,7 @@
-"""What a network remembers from step to step: recurrent cores and stacks of frames.
+"""The memory of networks: recurrent cores and frame stacks.
 
-A core sees whole sequences, `[T, B, ...]`, and starts afresh wherever `first` is true. One step is
-a sequence of length one, so unrolling and stepping cannot disagree.
+A core sees whole sequences, `[T, B, ...]`, and is reset wherever `first` is true. One step is a
+sequence of length one, so unrolling and stepping cannot disagree.
 
 Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames.
 """
@@ -56,13 +56,13 @@ class LSTM(nn.Module):
     products with the inputs are taken for all steps at once, outside the scan.
 
     Attributes:
-      size: `H`.
+      size: number of units, `H`.
     """
 
     size: int = 256
 
     def __post_init__(self):
-        """Refuses sizes that cannot be."""
+        """Refuses impossible sizes."""
         errors.require_count(self, "size")
         super().__post_init__()
 
@@ -96,13 +96,13 @@ class GRU(nn.Module):
     https://arxiv.org/abs/1406.1078, with the reset gate after the product.
 
     Attributes:
-      size: `H`.
+      size: number of units, `H`.
     """
 
     size: int = 256
 
     def __post_init__(self):
-        """Refuses sizes that cannot be."""
+        """Refuses impossible sizes."""
         errors.require_count(self, "size")
         super().__post_init__()
 
@@ -149,7 +149,7 @@ def initial_frames(observation: types.PyTree, num_frames: int) -> types.PyTree:
 
     Args:
       observation: `[B, ...]`; only shapes and dtypes count.
-      num_frames: `K`.
+      num_frames: number of frames in a stack, `K`.
     """
 
     def zeros(leaf: jax.Array) -> jax.Array:
@@ -167,22 +167,22 @@ def frames_before(
 ) -> types.PyTree:
     """Returns the state of the frame stack before each of `N` time steps, drawn in any order.
 
-    It is the state that `stack_frames` has after the time step before; of the steps that begin an
-    episode, whose stacks need none, it is copies of their own frame. Nothing but these frames is
-    gathered.
+    It is the state that `stack_frames` returns after the previous time step. Before the first step
+    of an episode, where the state is not used, it is copies of that step's frame. Only these
+    frames are gathered.
 
     Args:
-      state: `[B, K - 1, ...]`, the frames before the first time step, oldest first.
+      state: frames before the first time step, `[B, K - 1, ...]`, oldest first.
       observation: `[T, B, ...]`.
       first: `[T, B]` bool.
-      time: `[N]` int32, of the time steps that were drawn.
-      stream: `[N]` int32, of the same.
+      time: time of each drawn step, `[N]` int32.
+      stream: stream of each drawn step, `[N]` int32.
 
     Returns:
       `[N, K - 1, ...]`, oldest first.
     """
     past = jax.tree.leaves(state)[0].shape[1]
-    # When the episode of each step began; -past, the oldest frame there is, if before the first.
+    # The time at which each step's episode began; -past, the oldest frame, if before time 0.
     start = jnp.where(first, jnp.arange(first.shape[0])[:, None], -past)
     start = jax.lax.cummax(start, axis=0)[time, stream]
     lags = jnp.arange(past, 0, -1)  # oldest first
@@ -200,15 +200,15 @@ def stack_frames(
 ) -> tuple[types.PyTree, types.PyTree]:
     """Rebuilds the stacks of the last `K` frames, without a scan and without a gather.
 
-    Before an episode's first frame stand copies of that frame. Frames are stacked on the last axis,
-    oldest first: `[H, W, C]` becomes `[H, W, K * C]`, `[H, W]` becomes `[H, W, K]`, and `[F]`
-    becomes `[K * F]`.
+    At the start of an episode the stack is filled with copies of the first frame. Frames are
+    stacked on the last axis, oldest first: `[H, W, C]` becomes `[H, W, K * C]`, `[H, W]` becomes
+    `[H, W, K]`, and `[F]` becomes `[K * F]`.
 
     Args:
-      state: `[B, K - 1, ...]`, the frames before, oldest first.
+      state: previous frames, `[B, K - 1, ...]`, oldest first.
       observation: `[T, B, ...]`.
       first: `[T, B]` bool.
-      num_frames: `K`.
+      num_frames: number of frames in a stack, `K`.
 
     Returns:
       The stacks `[T, B, ...]`, and the state after them.
@@ -221,7 +221,7 @@ def stack_frames(
             before = jnp.concatenate([state[None, :, oldest], frames[0][:-1]])
             frames.insert(0, jnp.where(begins, leaf, before))
         state = jnp.stack([frame[-1] for frame in frames[1:]], axis=1)  # [B, K - 1, ...]
-        if leaf.ndim in (2, 4):  # a scalar or a grey image: give it a channel
+        if leaf.ndim in (2, 4):  # a scalar or a grey image: add a channel axis
             frames = [frame[..., None] for frame in frames]
         return jnp.concatenate(frames, axis=-1), state
 

@@ -1,8 +1,8 @@
 """Encoders: from an observation to a vector of features.
 
 An encoder is a Flax module that maps an observation (an array or a nested dict, one leading axis)
-to features. Every leaf but those of reserved keys takes part: one leaf may be the image, which a
-convolutional encoder sees as such; all others are flattened and concatenated.
+to features. It uses every leaf except those of reserved keys: convolutional encoders take one leaf
+as the image; all others are flattened and concatenated.
 
 Axis legend: `N` rows, `F` features, `H` `W` `C` height, width and channels.
 """
@@ -32,7 +32,7 @@ def _activation(name: str):
 
 
 def without_mask(observation: types.PyTree) -> types.PyTree:
-    """Returns the observation without its action mask, and without the environment's state."""
+    """Returns the observation without its action mask and without the environment's state."""
     if not isinstance(observation, dict):
         return observation
     return {k: v for k, v in observation.items() if k not in environment.RESERVED}
@@ -86,7 +86,7 @@ def _image_or_error(observation: types.PyTree, encoder: str):
 
 
 def _features(trunk: nn.Module, image: jax.Array, recompute: bool = False) -> jax.Array:
-    """Returns what convolutions make of the images, `[N, F]`; see `layers.on_images`."""
+    """Returns the trunk's outputs, flattened to `[N, F]`; see `layers.on_images`."""
     return layers.on_images(trunk, image, recompute).reshape(image.shape[0], -1)
 
 
@@ -100,8 +100,8 @@ class MLP(nn.Module):
     Images are flattened.
 
     Attributes:
-      hidden_sizes: the size of each layer; the last is that of the features.
-      activation: "tanh", "relu", "elu", "gelu" or "silu".
+      hidden_sizes: size of each layer; the last is that of the features.
+      activation: activation function, "tanh", "relu", "elu", "gelu" or "silu".
     """
 
     hidden_sizes: Sequence[int] = (64, 64)
@@ -110,23 +110,15 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden_sizes[-1]]`."""
-        activation = _activation(self.activation)
         features = _flatten(jax.tree.leaves(without_mask(observation)))
-        columns = bool(self.hidden_sizes) and layers.feature_major()
-        wide = columns and features.shape[1] > self.hidden_sizes[0]
-        features = features.T if columns and not wide else features
-        for index, size in enumerate(self.hidden_sizes):
-            from_rows = wide and index == 0
-            features = activation(layers.Dense(size)(features, columns, from_rows))
-        # A head transposes it once more: XLA drops both, and only its small output is transposed.
-        return features.T if columns else features
+        return layers.mlp(features, self.hidden_sizes, _activation(self.activation))
 
 
 class _Convolutions(nn.Module):
-    """Convolutions, with a rectifier after each of them.
+    """Convolutions with a ReLU after each of them.
 
     Attributes:
-      sizes: `(channels, kernel, stride)` of each.
+      sizes: `(channels, kernel, stride)` of each convolution.
       padding: "SAME" or "VALID".
     """
 
@@ -134,10 +126,9 @@ class _Convolutions(nn.Module):
     padding: str
 
     @nn.compact
-    def __call__(self, images, columns):
+    def __call__(self, images):
         for channels, kernel, stride in self.sizes:
-            layer = layers.Conv(channels, kernel, stride, self.padding)
-            images = jax.nn.relu(layer(images, columns))
+            images = jax.nn.relu(layers.Conv(channels, kernel, stride, self.padding)(images))
         return images
 
 
@@ -145,29 +136,29 @@ class _ResidualSections(nn.Module):
     """Sections of a convolution, a pooling and two residual blocks.
 
     Attributes:
-      channels: of each section.
+      channels: number of channels of each section.
     """
 
     channels: Sequence[int]
 
     @nn.compact
-    def __call__(self, images, columns):
+    def __call__(self, images):
         for channels in self.channels:
-            images = layers.max_pool(layers.Conv(channels)(images, columns), columns)
+            images = layers.max_pool(layers.Conv(channels)(images))
             for _ in range(2):
-                block = layers.Conv(channels)(jax.nn.relu(images), columns)
-                images = images + layers.Conv(channels)(jax.nn.relu(block), columns)
+                block = layers.Conv(channels)(jax.nn.relu(images))
+                images = images + layers.Conv(channels)(jax.nn.relu(block))
         return jax.nn.relu(images)
 
 
 class CNN(nn.Module):
-    """A small convolutional network for grids; then dense layers, all with rectifiers.
+    """A small convolutional network for grids, then dense layers, with a ReLU after each.
 
     Attributes:
-      channels: of each convolution.
-      kernel: the side of every kernel.
-      hidden_sizes: of the dense layers.
-      strides: of each convolution; by default all 1.
+      channels: number of channels of each convolution.
+      kernel: side of every kernel.
+      hidden_sizes: sizes of the dense layers.
+      strides: stride of each convolution; by default all 1.
     """
 
     channels: Sequence[int] = (32, 32)
@@ -189,9 +180,7 @@ class CNN(nn.Module):
             (channels, self.kernel, stride) for channels, stride in zip(self.channels, strides)
         ]
         features = _join(_features(_Convolutions(sizes, "SAME"), image), vector)
-        for size in self.hidden_sizes:
-            features = jax.nn.relu(layers.Dense(size)(features))
-        return features
+        return layers.mlp(features, self.hidden_sizes, jax.nn.relu)
 
 
 class NatureCNN(nn.Module):
@@ -201,19 +190,19 @@ class NatureCNN(nn.Module):
     https://doi.org/10.1038/nature14236.
 
     Attributes:
-      hidden: the size of the dense layer.
+      hidden: size of the dense layer.
     """
 
     hidden: int = 512
 
     @nn.compact
     def __call__(self, observation):
-        """Returns features `[N, hidden]`, and the vector of the observation after them."""
+        """Returns features `[N, hidden]`, and after them the vector of the observation."""
         image, vector = _image_or_error(observation, "NatureCNN")
         if min(image.shape[1:3]) < 36:
             raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
         trunk = _Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), "VALID")
-        features = jax.nn.relu(layers.Dense(self.hidden)(_features(trunk, image)))
+        features = layers.mlp(_features(trunk, image), (self.hidden,), jax.nn.relu)
         return _join(features, vector)
 
 
@@ -224,8 +213,8 @@ class ImpalaResNet(nn.Module):
     Architectures", https://arxiv.org/abs/1802.01561.
 
     Attributes:
-      channels: of each section: a convolution, a pooling and two residual blocks.
-      hidden: the size of the dense layer.
+      channels: number of channels of each section (convolution, pooling, two residual blocks).
+      hidden: size of the dense layer.
     """
 
     channels: Sequence[int] = (16, 32, 32)
@@ -233,8 +222,8 @@ class ImpalaResNet(nn.Module):
 
     @nn.compact
     def __call__(self, observation):
-        """Returns features `[N, hidden]`, and the vector of the observation after them."""
+        """Returns features `[N, hidden]`, and after them the vector of the observation."""
         image, vector = _image_or_error(observation, "ImpalaResNet")
         features = _features(_ResidualSections(self.channels), image, recompute=True)
-        features = jax.nn.relu(layers.Dense(self.hidden)(features))
+        features = layers.mlp(features, (self.hidden,), jax.nn.relu)
         return _join(features, vector)

@@ -1,17 +1,17 @@
-"""Action heads: what the flat output of a policy network means, and the arithmetic on it.
+"""Action heads: distributions over actions, parametrised by the flat output of a policy network.
 
-A head is static: it is built once from an action specification, and its methods are pure. What
-`sample` and `mode` return is `raw`: the value that agents remember and on which they recompute
-log-probabilities. `to_action` turns it into what the environment takes. For a squashed Gaussian
-`raw` is the sample before the squash, so no log-probability ever needs an inverse hyperbolic
-tangent, which is where such policies usually lose their precision.
+A head is static: it is built once from an action specification, and its methods are pure. `sample`
+and `mode` return `raw`, the value that agents store and of which they recompute log-probabilities;
+`to_action` turns it into the environment's action. For a squashed Gaussian `raw` is the sample
+before the squash, so no log-probability needs an inverse hyperbolic tangent and its loss of
+precision.
 
-The formulas are written out here rather than taken from distrax, which the tests use as their
-reference: importing it costs 0.6 s at start-up, and its squashed normal, given an action, has to
-invert the squash (the log-probability of tanh(12) is NaN there).
+The formulas are written out rather than taken from distrax, which the tests use as their reference:
+importing it costs 0.6 s at start-up, and its squashed normal has to invert the squash of an action
+(the log-probability of tanh(12) is NaN there).
 
-Axis legend: `...` any leading axes, `B` streams, `D` parts or components of an action, `A` the most
-values that a part has.
+Axis legend: `...` any leading axes, `B` streams, `D` parts or components of an action, `A` the
+largest number of values of a part.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from dm_env import specs
 
 from podracers import errors
 
-# An illegal logit: its probability is exactly zero, and no gradient through it is NaN. Where
-# nothing at all is legal (some environments say so of a final state) the policy is uniform.
+# The logit of an illegal value: its probability is exactly zero, and no gradient through it is NaN.
+# Where nothing is legal (in final states of some environments) the policy is uniform.
 _ILLEGAL = -1e9
 _MIN_STD = 1e-3
 _MAX_STD = 1e2
@@ -36,13 +36,13 @@ _QUADRATURE_NODES = 32
 
 @runtime_checkable
 class ActionHead(Protocol):
-    """What the flat output `[..., num_outputs]` of a policy network means."""
+    """A distribution over actions, given the flat output `[..., num_outputs]` of a network."""
 
-    num_outputs: int  # the size of the flat output
-    num_free: int  # how many of them, the last ones, are free parameters and see no observation
+    num_outputs: int  # size of the flat output
+    num_free: int  # number of outputs, the last ones, that are parameters without an observation
 
     def sample(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array) -> jax.Array:
-        """Samples `raw`; `outputs` `[B, num_outputs]`, `key` `[B]` typed keys, one a row."""
+        """Samples `raw`; `outputs` `[B, num_outputs]`, `key` `[B]` typed keys."""
 
     def mode(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
         """Returns the greedy `raw`."""
@@ -79,7 +79,7 @@ class Categorical:
     """One integer; masks are `[..., A]` bool.
 
     Attributes:
-      num_values: `A`.
+      num_values: number of values, `A`.
     """
 
     num_values: int
@@ -96,7 +96,7 @@ class Categorical:
         return jax.vmap(jax.random.categorical)(key, logits).astype(jnp.int32)
 
     def mode(self, outputs, mask):
-        """Returns the likeliest legal value `[...]`, the lowest one among equals."""
+        """Returns the most probable legal value `[...]`, the lowest one among equals."""
         return jnp.argmax(_log_softmax(outputs, mask), axis=-1).astype(jnp.int32)
 
     def log_prob(self, outputs, mask, raw):
@@ -127,7 +127,7 @@ class MultiDiscrete:
     """`D` independent integers with different numbers of values; masks are `[..., D, A]` bool.
 
     Attributes:
-      num_values: how many values each part has, `D` of them; `A` is the largest.
+      num_values: number of values of each of the `D` parts; `A` is the largest.
     """
 
     num_values: tuple[int, ...]
@@ -144,8 +144,8 @@ class MultiDiscrete:
         outputs = outputs.reshape(*outputs.shape[:-1], parts, most)
         if mask is not None:
             outputs = jnp.where(mask, outputs, _ILLEGAL)
-        # Further down than the illegal: where a part's mask is empty, it stays uniform over values
-        # that exist.
+        # Values that do not exist are lower than illegal ones: where a part's mask is empty, the
+        # policy is uniform over those that exist.
         return jax.nn.log_softmax(jnp.where(legal, outputs, 2.0 * _ILLEGAL), axis=-1)
 
     def sample(self, outputs, mask, key):
@@ -154,7 +154,7 @@ class MultiDiscrete:
         return jax.vmap(jax.random.categorical)(key, logits).astype(jnp.int32)
 
     def mode(self, outputs, mask):
-        """Returns the likeliest legal value of each part, `[..., D]`."""
+        """Returns the most probable legal value of each part, `[..., D]`."""
         return jnp.argmax(self._log_softmax(outputs, mask), axis=-1).astype(jnp.int32)
 
     def log_prob(self, outputs, mask, raw):
@@ -178,25 +178,23 @@ class MultiDiscrete:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussian:
-    """Independent normals, clipped to the bounds on their way to the environment.
+    """Independent normals; the environment's action is clipped to the bounds.
 
     The flat output holds `D` means and `D` log standard deviations. The density is that of the
     unclipped sample, as is usual in PPO; masks are ignored.
 
     Attributes:
-      minimum: `D` lower bounds.
-      maximum: `D` upper bounds.
-      shape: the shape of the action; `D` is its size.
+      minimum: lower bounds, `D` of them.
+      maximum: upper bounds, `D` of them.
+      shape: shape of the action; `D` is its size.
       state_dependent_std: whether the log standard deviations come from the network rather than
         from free parameters.
-      initial_std: the standard deviation where the network puts out zero.
     """
 
     minimum: tuple[float, ...]
     maximum: tuple[float, ...]
     shape: tuple[int, ...]
     state_dependent_std: bool = False
-    initial_std: float = 1.0
 
     @property
     def num_outputs(self) -> int:
@@ -205,12 +203,11 @@ class Gaussian:
 
     @property
     def num_free(self) -> int:
-        """`D` where the standard deviation depends on no observation."""
+        """`D` if the standard deviation does not depend on the observation, else 0."""
         return 0 if self.state_dependent_std else len(self.minimum)
 
     def _mean_and_log_std(self, outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         mean, log_std = jnp.split(outputs, 2, axis=-1)
-        log_std = log_std + math.log(self.initial_std)
         return mean, jnp.clip(log_std, math.log(_MIN_STD), math.log(_MAX_STD))
 
     def sample(self, outputs, mask, key):
@@ -299,19 +296,17 @@ def from_spec(
     action_spec: specs.Array,
     kind: str | None = None,
     state_dependent_std: bool = False,
-    initial_std: float = 1.0,
 ) -> ActionHead:
     """Returns the head for an action specification.
 
     Args:
-      action_spec: as the docstring of `podracers.environment` says.
+      action_spec: action specification, see `podracers.environment`.
       kind: "categorical", "multi_discrete", "gaussian" or "tanh_gaussian"; by default the first of
         them that fits the specification.
-      state_dependent_std: of a continuous head, see `Gaussian`.
-      initial_std: of a continuous head, see `Gaussian`.
+      state_dependent_std: see `Gaussian`; other heads ignore it.
 
     Raises:
-      UserError: there is no such kind, or it does not fit the specification.
+      UserError: there is no such kind of head, or it does not fit the specification.
     """
     if kind is not None and kind not in _KINDS:
         raise errors.UserError(f"no action head '{kind}'{errors.nearest(kind, _KINDS)}")
@@ -334,7 +329,6 @@ def from_spec(
         maximum=tuple(maximum.tolist()),
         shape=tuple(action_spec.shape),
         state_dependent_std=state_dependent_std,
-        initial_std=initial_std,
     )
 
 

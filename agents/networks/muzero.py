@@ -1,9 +1,9 @@
 """MuZero's learnt model: representation, dynamics, prediction.
 
-What the model imagines is a latent vector, scaled to [0, 1]; Schrittwieser et al., "Mastering
-Atari, Go, chess and shogi by planning with a learned model", 2020, https://arxiv.org/abs/1911.08265,
-appendix G. The representation is any encoder and may see a stack of frames; dynamics and prediction
-are dense layers.
+The latent state is a vector scaled to [0, 1]; Schrittwieser et al., "Mastering Atari, Go, chess and
+shogi by planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix G. The
+representation is any encoder and may see a stack of frames; dynamics and prediction are dense
+layers.
 
 Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms.
 """
@@ -23,41 +23,39 @@ _EPSILON = 1e-5  # a latent whose entries are all equal must not be divided by z
 
 
 class Prediction(NamedTuple):
-    """What is predicted of a state, imagined or real."""
+    """The predicted policy and value of a latent state."""
 
     policy: jax.Array  # [..., A] logits
     value: jax.Array  # [..., Z] logits
 
 
 def scale_latent(latent: jax.Array) -> jax.Array:
-    """Returns the latent `[..., F]` moved and scaled so that its entries span [0, 1]."""
+    """Returns the latent `[..., F]`, shifted and scaled so that its entries span [0, 1]."""
     least = jnp.min(latent, axis=-1, keepdims=True)
     most = jnp.max(latent, axis=-1, keepdims=True)
     return (latent - least) / (most - least + _EPSILON)
 
 
 class _Hidden(nn.Module):
-    """Dense layers with a rectifier after each of them.
+    """Dense layers with a ReLU after each of them.
 
     Attributes:
-      sizes: of each layer.
+      sizes: size of each layer.
     """
 
     sizes: Sequence[int]
 
     @nn.compact
     def __call__(self, features):
-        for size in self.sizes:
-            features = jax.nn.relu(layers.Dense(size)(features))
-        return features
+        return layers.mlp(features, self.sizes, jax.nn.relu)
 
 
 class Representation(nn.Module):
     """From observations to latents.
 
     Attributes:
-      torso: the encoder, and no core but `cores.FeedForward`.
-      latent_size: `F`.
+      torso: encoder, with no core but `cores.FeedForward`.
+      latent_size: size of the latent, `F`.
     """
 
     torso: networks.Torso
@@ -75,12 +73,12 @@ class Representation(nn.Module):
 
 
 class Dynamics(nn.Module):
-    """From a latent and an action to the latent after it, and the reward on the way.
+    """From a latent and an action to the next latent and the reward.
 
     Attributes:
-      num_actions: `A`.
-      num_atoms: `Z`.
-      hidden_sizes: of the layers between.
+      num_actions: number of actions, `A`.
+      num_atoms: number of atoms of the reward, `Z`.
+      hidden_sizes: sizes of the hidden layers.
     """
 
     num_actions: int
@@ -101,9 +99,9 @@ class Predictor(nn.Module):
     """From a latent, or from features of an observation, to a policy and a value.
 
     Attributes:
-      num_actions: `A`.
-      num_atoms: `Z`.
-      hidden_sizes: of the layers before the heads.
+      num_actions: number of actions, `A`.
+      num_atoms: number of atoms of the value, `Z`.
+      hidden_sizes: sizes of the hidden layers.
     """
 
     num_actions: int
@@ -112,7 +110,7 @@ class Predictor(nn.Module):
 
     @nn.compact
     def __call__(self, latent):
-        """Returns the `Prediction` `[..., ]`."""
+        """Returns the `Prediction` `[...]`."""
         hidden = _Hidden(self.hidden_sizes)(latent)
         policy = layers.Dense(self.num_actions, scale=0.01, name="policy")(hidden)
         value = layers.Dense(self.num_atoms, scale=0.01, name="value")(hidden)
@@ -143,7 +141,7 @@ class Model(NamedTuple):
         return self.predictor.apply({"params": params["predictor"]}, latent)
 
     def imagine(self, params, latent: jax.Array, action: jax.Array):
-        """Returns the latents after actions `[...]`, and logits `[..., Z]` of the rewards."""
+        """Returns the latents after actions `[...]` and the logits `[..., Z]` of the rewards."""
         return self.dynamics.apply({"params": params["dynamics"]}, latent, action)
 
 
@@ -161,17 +159,16 @@ def model(
     """Returns the three networks.
 
     Args:
-      spec: of the environment.
-      num_actions: `A`.
-      num_atoms: `Z`.
-      encoder: a module of `agents.networks.encoders`; by default two rectified layers of 128.
-      core: a module of `agents.networks.cores`; by default none. MuZero refuses one with memory.
-      frame_stack: how many frames the encoder sees; 1 for no stack.
-      latent_size: of the vector that the model imagines.
-      hidden_sizes: of dynamics and of prediction.
+      spec: environment specification.
+      num_actions: number of actions, `A`.
+      num_atoms: number of atoms of rewards and values, `Z`.
+      encoder: module of `agents.networks.encoders`; by default two ReLU layers of 128.
+      core: module of `agents.networks.cores`; by default none. MuZero refuses one with memory.
+      frame_stack: number of frames that the encoder sees; 1 for no stack.
+      latent_size: size of the latent.
+      hidden_sizes: sizes of the hidden layers of dynamics and of prediction.
     """
-    encoder = encoder if encoder is not None else encoders.MLP((128, 128), "relu")
-    torso = networks.Torso(encoder, core if core is not None else cores.FeedForward())
+    torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
     representation = networks.Composed(spec, Representation(torso, latent_size), frame_stack)
     return Model(
         representation,
@@ -184,8 +181,8 @@ class PolicyValue(nn.Module):
     """AlphaZero's network: a policy and a value of observations.
 
     Attributes:
-      torso: the encoder, and no core but `cores.FeedForward`.
-      predictor: the layers after it.
+      torso: encoder, with no core but `cores.FeedForward`.
+      predictor: layers after it.
     """
 
     torso: networks.Torso
@@ -211,17 +208,16 @@ def policy_value(
     core: nn.Module | None = None,
     hidden_sizes: Sequence[int] = (128,),
 ) -> networks.Composed:
-    """Returns a network that puts out a `Prediction`.
+    """Returns a network whose output is a `Prediction`.
 
     Args:
-      spec: of the environment.
-      num_actions: `A`.
-      num_atoms: `Z`.
-      encoder: a module of `agents.networks.encoders`; by default two rectified layers of 128.
-      core: a module of `agents.networks.cores`; by default none. AlphaZero refuses one with memory.
-      hidden_sizes: of the layers before the heads.
+      spec: environment specification.
+      num_actions: number of actions, `A`.
+      num_atoms: number of atoms of rewards and values, `Z`.
+      encoder: module of `agents.networks.encoders`; by default two ReLU layers of 128.
+      core: module of `agents.networks.cores`; by default none. AlphaZero refuses one with memory.
+      hidden_sizes: sizes of the hidden layers after the encoder.
     """
-    encoder = encoder if encoder is not None else encoders.MLP((128, 128), "relu")
-    torso = networks.Torso(encoder, core if core is not None else cores.FeedForward())
+    torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
     predictor = Predictor(num_actions, num_atoms, tuple(hidden_sizes))
     return networks.Composed(spec, PolicyValue(torso, predictor))

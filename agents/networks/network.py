@@ -1,7 +1,7 @@
-"""Networks: encoders, cores and heads put together behind one protocol.
+"""Networks: encoders, cores and heads composed behind one protocol.
 
-A network sees time steps and hides how it remembers: recurrent state and stacks of frames are its
-`core`, which it resets itself wherever a time step is FIRST.
+A network sees time steps. Its memory, recurrent states and stacks of frames, is its `core`, which
+it resets itself wherever a time step is FIRST.
 
 Axis legend: `T` time, `B` streams, `F` features.
 """
@@ -24,14 +24,14 @@ class Network(Protocol):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a learnt core carries a state from step to step, without bound.
+        """Whether a recurrent state is carried from step to step.
 
-        Where it is false, time steps may be drawn in any order: `core_before` gives each its core.
+        If not, time steps may be drawn in any order: `core_before` gives each its core.
         """
 
     @property
     def memory_length(self) -> int | None:
-        """How many time steps before it an output depends on; None of a recurrent network."""
+        """Number of earlier time steps that an output depends on; None of a recurrent network."""
 
     def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
         """Returns parameters; of `timestep` `[B, ...]` only shapes and dtypes count."""
@@ -53,27 +53,27 @@ class Network(Protocol):
         Args:
           core: `[B, ...]` before the first time step.
           timestep: `[T, B, ...]`.
-          time: `[N]` int32, of the time steps that were drawn.
-          stream: `[N]` int32, of the same.
+          time: time of each of them, `[N]` int32.
+          stream: stream of each of them, `[N]` int32.
         """
 
 
 class Core(NamedTuple):
-    """What a network with any memory carries from step to step."""
+    """The memory of a network that has any."""
 
-    frames: types.PyTree  # [B, K - 1, ...] the frames before; () without a stack
-    states: tuple  # one recurrent state `[B, ...]` for each torso
+    frames: types.PyTree  # [B, K - 1, ...] previous frames; () without a stack
+    states: tuple  # recurrent state of each torso, [B, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Composed:
-    """A network of a stack of frames, one or more torsos (encoder and core), and heads.
+    """A network of a frame stack, one or more torsos (encoder and core), and heads.
 
     Attributes:
-      spec: of the environment.
-      module: a Flax module, `module(states, observation, first) -> (output, states)`, all
+      spec: environment specification.
+      module: Flax module, `module(states, observation, first) -> (output, states)`, all
         `[T, B, ...]`, with `initial_states(batch_size)`.
-      frame_stack: how many frames the encoders see; 1 for no stack.
+      frame_stack: number of frames that the encoders see; 1 for no stack.
     """
 
     spec: environment.EnvironmentSpec
@@ -87,12 +87,12 @@ class Composed:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a torso has a recurrent core; a stack of frames is none."""
+        """Whether a torso has a recurrent core; a frame stack is not recurrent."""
         return bool(jax.tree.leaves(jax.eval_shape(lambda: self.module.initial_states(1))))
 
     @property
     def memory_length(self) -> int | None:
-        """One less than the stack of frames, or None with a recurrent core."""
+        """`frame_stack - 1`, or None with a recurrent core."""
         return None if self.is_recurrent else self.frame_stack - 1
 
     def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
@@ -139,7 +139,7 @@ class Composed:
         return cores.initial_frames(batch, self.frame_stack)
 
     def _inputs(self, core: Any, timestep: types.TimeStep) -> tuple[types.PyTree, tuple, Any]:
-        """Returns the observation as the encoders see it, the states, and the new frames."""
+        """Returns the observation with stacked frames, the states, and the new frames."""
         observation = encoders.without_mask(timestep.observation)
         if core == ():
             return observation, self.module.initial_states(timestep.step_type.shape[1]), ()
@@ -155,8 +155,8 @@ class Torso(nn.Module):
     """An encoder and a core.
 
     Attributes:
-      encoder: `[N, ...]` observations to `[N, F]`.
-      core: `[T, B, F]` to `[T, B, F']`.
+      encoder: module of `agents.networks.encoders`, from `[N, ...]` to `[N, F]`.
+      core: module of `agents.networks.cores`, from `[T, B, F]` to `[T, B, F']`.
     """
 
     encoder: nn.Module
@@ -174,27 +174,19 @@ class Torso(nn.Module):
         return self.core(state, features.reshape(length, batch, -1), first)
 
 
-def linear(layer: layers.Dense, features: jax.Array) -> jax.Array:
-    """Applies a head's layer to `[..., F]`, in the form that the backend runs fastest."""
-    if not layers.feature_major():
-        return layer(features)
-    columns = layer(features.reshape(-1, features.shape[-1]).T, columns=True)
-    return columns.T.reshape(*features.shape[:-1], -1)
-
-
 class ActorCriticOutput(NamedTuple):
-    """What an actor-critic network puts out."""
+    """The outputs of an actor-critic network."""
 
-    policy: jax.Array  # [..., num_outputs] what the action head reads
+    policy: jax.Array  # [..., num_outputs] outputs for the action head
     value: jax.Array  # [...]
 
 
 class ActorCriticModule(nn.Module):
-    """A policy and a value on one torso, or on one each.
+    """A policy and a value on a shared torso, or on one each.
 
     Attributes:
-      head: of the policy.
-      torsos: one, which both share, or two: the policy's, then the value's.
+      head: action head of the policy.
+      torsos: the shared torso, or two: the policy's, then the value's.
     """
 
     head: heads.ActionHead
@@ -210,12 +202,12 @@ class ActorCriticModule(nn.Module):
         pairs = [torso(s, observation, first) for torso, s in zip(self.torsos, states)]
         features = [pair[0] for pair in pairs]
         seen = self.head.num_outputs - self.head.num_free
-        policy = linear(layers.Dense(seen, scale=0.01, name="policy"), features[0])
+        policy = layers.Dense(seen, scale=0.01, name="policy")(features[0])
         if self.head.num_free:
             free = self.param("free", nn.initializers.zeros, (self.head.num_free,))
             free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
             policy = jnp.concatenate([policy, free], axis=-1)
-        value = linear(layers.Dense(1, scale=1.0, name="value"), features[-1])[..., 0]
+        value = layers.Dense(1, scale=1.0, name="value")(features[-1])[..., 0]
         return ActorCriticOutput(policy, value), tuple(pair[1] for pair in pairs)
 
 
@@ -228,20 +220,17 @@ def actor_critic(
     frame_stack: int = 1,
     separate_critic: bool = True,
 ) -> Composed:
-    """Returns a network that puts out a policy and a value.
+    """Returns a network whose output is an `ActorCriticOutput`.
 
     Args:
-      spec: of the environment.
-      head: the action head that reads the policy's outputs.
-      encoder: a module of `agents.networks.encoders`; by default two tanh layers of 64.
-      core: a module of `agents.networks.cores`; by default none.
-      frame_stack: how many frames the encoder sees; 1 for no stack.
+      spec: environment specification.
+      head: action head of the policy.
+      encoder: module of `agents.networks.encoders`; by default two tanh layers of 64.
+      core: module of `agents.networks.cores`; by default none.
+      frame_stack: number of frames that the encoder sees; 1 for no stack.
       separate_critic: whether the critic has an encoder (and a core) of its own.
     """
-    torso = Torso(
-        encoder if encoder is not None else encoders.MLP(),
-        core if core is not None else cores.FeedForward(),
-    )
+    torso = Torso(encoder or encoders.MLP(), core or cores.FeedForward())
     torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
     return Composed(spec, ActorCriticModule(head, torsos), frame_stack)
 
@@ -250,12 +239,12 @@ class QModule(nn.Module):
     """The values of actions.
 
     Attributes:
-      num_actions: `A`.
-      torso: the encoder and the core.
-      dueling: whether values are the sum of a state's value and of advantages with mean 0; Wang et
+      num_actions: number of actions, `A`.
+      torso: encoder and core.
+      dueling: whether values are the sum of a state value and of advantages with mean 0; Wang et
         al., "Dueling Network Architectures", https://arxiv.org/abs/1511.06581.
-      head_hidden_sizes: sizes of the rectified layers that each head (the actions' and, with
-        `dueling`, the state's) has of its own before its linear one; `(512,)` in that paper.
+      head_hidden_sizes: sizes of the ReLU layers that each head (the actions' and, with `dueling`,
+        the state's) has before its linear layer; `(512,)` in that paper.
     """
 
     num_actions: int
@@ -278,11 +267,9 @@ class QModule(nn.Module):
         return values, (state,)
 
     def _head(self, name: str, size: int, scale: float, features: jax.Array) -> jax.Array:
-        """Returns `[T, B, size]`, with layers of its own before the linear one."""
-        for index, hidden in enumerate(self.head_hidden_sizes):
-            layer = layers.Dense(hidden, name=f"{name}_hidden_{index}")
-            features = jax.nn.relu(linear(layer, features))
-        return linear(layers.Dense(size, scale=scale, name=name), features)
+        """Returns the outputs `[T, B, size]` of one head."""
+        hidden = layers.mlp(features, self.head_hidden_sizes, jax.nn.relu, f"{name}_hidden")
+        return layers.Dense(size, scale=scale, name=name)(hidden)
 
 
 def q_network(
@@ -295,19 +282,18 @@ def q_network(
     dueling: bool = False,
     head_hidden_sizes: Sequence[int] = (),
 ) -> Composed:
-    """Returns a network that puts out the value of each action, `[..., A]`.
+    """Returns a network whose output is the value of each action, `[..., A]`.
 
     Args:
-      spec: of the environment.
-      num_actions: `A`.
-      encoder: a module of `agents.networks.encoders`; by default two rectified layers of 64.
-      core: a module of `agents.networks.cores`; by default none.
-      frame_stack: how many frames the encoder sees; 1 for no stack.
+      spec: environment specification.
+      num_actions: number of actions, `A`.
+      encoder: module of `agents.networks.encoders`; by default two ReLU layers of 64.
+      core: module of `agents.networks.cores`; by default none.
+      frame_stack: number of frames that the encoder sees; 1 for no stack.
       dueling: see `QModule`.
       head_hidden_sizes: see `QModule`.
     """
-    encoder = encoder if encoder is not None else encoders.MLP(activation="relu")
-    torso = Torso(encoder, core if core is not None else cores.FeedForward())
+    torso = Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
     module = QModule(num_actions, torso, dueling, tuple(head_hidden_sizes))
     return Composed(spec, module, frame_stack)
 
@@ -315,17 +301,17 @@ def q_network(
 def unroll_after(
     network: Network, params: types.PyTree, core: Any, timestep: types.TimeStep, burn_in: int
 ) -> Any:
-    """Returns the outputs of all time steps but the first ones, which only warm up the core.
+    """Returns the outputs of all time steps after a burn-in, which only updates the core.
 
-    No gradient passes through the burn-in. Where the core is a stack of frames, the encoder does
-    not run on them.
+    No gradient passes through the burn-in. Where the core is a frame stack, the encoder does not
+    run on it.
 
     Args:
-      network: what to unroll.
-      params: of the network.
-      core: `[B, ...]` before the first time step.
-      timestep: `[T, B, ...]`.
-      burn_in: how many time steps to leave out.
+      network: network to unroll.
+      params: its parameters.
+      core: its core `[B, ...]` before the first time step.
+      timestep: time steps `[T, B, ...]`.
+      burn_in: number of time steps of the burn-in.
 
     Returns:
       `[T - burn_in, B, ...]`.

@@ -13,7 +13,7 @@ import pytest
 from dm_env import specs
 
 from agents import optimization, preprocessing, replay, sac
-from agents.networks import encoders, sac_policies
+from agents.networks import encoders
 from agents.networks import sac as sac_networks
 from podracers import agent as agent_lib
 from podracers import environment, errors, types
@@ -272,7 +272,7 @@ def test_each_part_learns_from_its_own_loss_alone(actions, part):
 @jax.jit
 def _entropy(outputs, keys):
     """Returns the estimate of the entropy of the first row, and its gradient."""
-    kind = sac_policies.from_spec(_spec("continuous"))
+    kind = sac_networks.head_from_spec(_spec("continuous"))
 
     def entropy(outputs):
         zero = jnp.zeros((2, 1, 1))
@@ -296,7 +296,7 @@ def test_entropy_and_its_gradient_near_the_bounds(mean):
 
 
 def test_continuous_actions_keep_their_bounds_and_their_units():
-    kind = sac_policies.from_spec(_spec("continuous"))
+    kind = sac_networks.head_from_spec(_spec("continuous"))
     keys = jax.random.split(jax.random.key(0), 1000)
     outputs = jnp.tile(jnp.array([0.5, -9.0, 3.0, 3.0]), (1000, 1))
     for action in (kind.act(outputs, None, keys, mode=False), kind.random(None, keys)):
@@ -310,7 +310,7 @@ def test_continuous_actions_keep_their_bounds_and_their_units():
 
 
 def test_discrete_actions_are_legal():
-    kind = sac_policies.from_spec(_spec("discrete"))
+    kind = sac_networks.head_from_spec(_spec("discrete"))
     keys = jax.random.split(jax.random.key(0), 300)
     mask = jnp.tile(jnp.array([True, False, True]), (300, 1))
     outputs = jnp.tile(jnp.array([0.0, 9.0, 1.0]), (300, 1))
@@ -321,7 +321,7 @@ def test_discrete_actions_are_legal():
 
 
 def test_the_target_entropy_follows_the_mask():
-    kind = sac_policies.Discrete(4)
+    kind = sac_networks.Discrete(4)
     mask = jnp.array([[1, 1, 1, 1], [1, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]], bool)
     expected = 0.5 * np.log([4.0, 2.0, 1.0, 4.0])  # where nothing is legal, all four are
     np.testing.assert_allclose(kind.target_entropy(0.5, mask), expected, rtol=1e-6)

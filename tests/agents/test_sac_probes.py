@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from agents import sac
-from agents.networks import encoders, sac_policies
+from agents.networks import encoders
 from agents.networks import sac as sac_networks
 from environments import probes
 from podracers import errors, types
@@ -41,7 +41,7 @@ class _Valuing(sac.SAC):
 def _make(spec, encoder, core, total_steps):
     del encoder, core
     target_entropy = (
-        0.05 if isinstance(sac_policies.from_spec(spec), sac_policies.Discrete) else -4.0
+        0.05 if isinstance(sac_networks.head_from_spec(spec), sac_networks.Discrete) else -4.0
     )
     return _Valuing(
         spec,

@@ -57,7 +57,7 @@ def test_vectors_join_after_the_convolutions():
     ],
 )
 def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
-    """On CPU images are columns, taken a few at a time: 7 of them in 3 chunks, which is no factor.
+    """On CPU images are taken a few at a time: 7 of them in 3 chunks, which is no factor.
 
     The expected form is XLA's own convolution of all images at once.
     """
@@ -66,8 +66,8 @@ def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
     monkeypatch.setattr(layers, "_MIN_IMAGES", 3)
     monkeypatch.setattr(layers, "_PIXELS", 1)
 
-    def features_and_gradient(columns):
-        monkeypatch.setattr(layers, "feature_major", lambda: columns)
+    def features_and_gradient(for_cpu):
+        monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
         params = jax.jit(encoder.init)(jax.random.key(1), frames[:1])
 
         def loss(params):

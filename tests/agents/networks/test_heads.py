@@ -18,7 +18,7 @@ NUM_ROWS = 20_000
 HEADS = {
     "categorical": heads.from_spec(DISCRETE),
     "multi_discrete": heads.from_spec(MULTI),
-    "gaussian": heads.from_spec(BOX, initial_std=0.5),
+    "gaussian": heads.from_spec(BOX),
     "tanh_gaussian": heads.from_spec(BOX, "tanh_gaussian"),
 }
 MASKS = {
@@ -125,7 +125,7 @@ def test_gaussian_equals_distrax():
     outputs, other = _outputs(head), _outputs(head, seed=1)
 
     def reference(outputs):
-        return distrax.MultivariateNormalDiag(outputs[:, :2], 0.5 * jnp.exp(outputs[:, 2:]))
+        return distrax.MultivariateNormalDiag(outputs[:, :2], jnp.exp(outputs[:, 2:]))
 
     raw = jax.random.normal(jax.random.key(5), (2, 2))
     expected = reference(outputs)
@@ -142,7 +142,7 @@ def test_continuous_samples_have_their_moments_and_stay_within_bounds(name):
     head = HEADS[name]
     outputs = jnp.broadcast_to(_outputs(head, rows=1), (NUM_ROWS, 4))
     raw = jax.jit(head.sample)(outputs, None, jax.random.split(jax.random.key(1), NUM_ROWS))
-    std = np.exp(outputs[0, 2:]) * (0.5 if name == "gaussian" else 1.0)
+    std = np.exp(outputs[0, 2:])
     np.testing.assert_allclose(raw.mean(0), outputs[0, :2], atol=0.03)
     np.testing.assert_allclose(raw.std(0), std, rtol=0.03)
     action = np.asarray(head.to_action(10.0 * raw))

@@ -1,5 +1,7 @@
 """Each layer has a form for CPU and one for accelerators: both are the same function."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,27 +9,27 @@ import pytest
 from dm_env import specs
 
 from agents import networks
-from agents.networks import encoders, heads, layers
+from agents.networks import cpu_kernels, encoders, heads, layers
 from podracers import environment, types
 
 
-@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("in_trunk", [False, True])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding"),
     [(3, 1, "SAME"), (4, 2, "VALID"), (3, 2, "SAME"), (8, 4, "VALID"), (6, 3, "SAME")],
 )
-def test_both_forms_of_a_convolution_agree(monkeypatch, kernel, stride, padding, columns):
-    """The form for CPU, whether it is handed rows or columns, is XLA's own convolution."""
+def test_both_forms_of_a_convolution_agree(monkeypatch, kernel, stride, padding, in_trunk):
+    """The form for CPU, by itself or as a trunk, is XLA's own convolution."""
     images = jax.random.normal(jax.random.key(0), (2, 13, 11, 3))
     layer = layers.Conv(5, kernel, stride, padding)
 
-    def value_and_gradient(feature_major, columns):
-        monkeypatch.setattr(layers, "feature_major", lambda: feature_major)
-        order = (3, 1, 2, 0) if columns else (0, 1, 2, 3)  # its own inverse
-        params = layer.init(jax.random.key(1), images.transpose(order), columns)
+    def value_and_gradient(for_cpu, in_trunk):
+        monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
+        params = layer.init(jax.random.key(1), images)
 
         def loss(params, images):
-            output = layer.apply(params, images.transpose(order), columns).transpose(order)
+            bound = layer.bind(params)
+            output = layers.on_images(bound, images) if in_trunk else bound(images)
             return jnp.sum(jnp.sin(output)), output
 
         gradient, output = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, images)
@@ -35,14 +37,14 @@ def test_both_forms_of_a_convolution_agree(monkeypatch, kernel, stride, padding,
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
-        value_and_gradient(True, columns),
+        value_and_gradient(True, in_trunk),
         value_and_gradient(False, False),
     )
 
 
-@pytest.mark.parametrize("feature_major", [False, True])
-def test_bytes_count_as_255ths(monkeypatch, feature_major):
-    monkeypatch.setattr(layers, "feature_major", lambda: feature_major)
+@pytest.mark.parametrize("for_cpu", [False, True])
+def test_bytes_count_as_255ths(monkeypatch, for_cpu):
+    monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
     layer = layers.Conv(5, 4, 2)
     params = layer.init(jax.random.key(1), images)
@@ -58,22 +60,19 @@ def test_bytes_count_as_255ths(monkeypatch, feature_major):
 def test_both_forms_of_pooling_agree(monkeypatch, shape):
     images = jax.random.normal(jax.random.key(0), shape)
 
-    def value_and_gradient(feature_major):
-        monkeypatch.setattr(layers, "feature_major", lambda: feature_major)
+    def value_and_gradient(for_cpu, max_pool=layers.max_pool):
+        monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
 
         def loss(x):
-            pooled = layers.max_pool(x)
+            pooled = max_pool(x)
             return jnp.sum(jnp.square(pooled)), pooled
 
         return jax.jit(jax.grad(loss, has_aux=True))(images)
 
-    jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True), value_and_gradient(False))
-    monkeypatch.setattr(layers, "feature_major", lambda: False)
-    order = (3, 1, 2, 0)
-    np.testing.assert_array_equal(
-        layers.max_pool(images.transpose(order), columns=True).transpose(order),
-        layers.max_pool(images),
-    )
+    in_trunk = functools.partial(layers.on_images, layers.max_pool)
+    expected = value_and_gradient(False)
+    jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True), expected)
+    jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True, in_trunk), expected)
 
 
 @pytest.mark.parametrize("width", [5, 40])  # narrower, and wider, than the first layer
@@ -88,8 +87,8 @@ def test_both_forms_of_a_dense_network_agree(monkeypatch, width):
     observation = jax.random.normal(jax.random.key(0), (9, width))
     timestep = types.TimeStep(observation, zeros, zeros, zeros.astype(jnp.int8))
 
-    def value_and_gradient(columns):
-        monkeypatch.setattr(layers, "feature_major", lambda: columns)
+    def value_and_gradient(for_cpu):
+        monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
         params = jax.jit(network.init)(jax.random.key(1), timestep)
 
         def loss(params, observation):
@@ -119,7 +118,7 @@ def test_inputs_wider_than_outputs_enter_as_rows():
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        value_and_gradients(layers.row_product),
+        value_and_gradients(cpu_kernels.dense_of_rows),
         value_and_gradients(lambda kernel, inputs: (inputs @ kernel).T),
     )
 
@@ -134,7 +133,7 @@ def test_the_product_has_second_derivatives_and_maps():
 
         return jnp.sum(jax.grad(loss)(kernel) ** 2)
 
-    second = jax.grad(lambda k: penalty(layers.column_product, k))
+    second = jax.grad(lambda k: penalty(cpu_kernels.dense, k))
     expected = jax.grad(lambda k: penalty(lambda w, x: w.T @ x, k))
     np.testing.assert_allclose(second(kernel), expected(kernel), rtol=1e-4, atol=1e-5)
     stacked = jnp.stack([kernel, 2.0 * kernel])
