@@ -15,8 +15,8 @@ Rows = Mapping[str, results.Row]
 def returns(rows: Rows) -> str:
     """Returns what each row reached, as Markdown."""
     headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
-    headings += ["highest", "greedy", "95%, bootstrap", "95%, Student's t", "seeds: returns", "random policy"]
-    headings += ["agent steps", "wall time of a seed"]
+    headings += ["highest", "greedy", "95%, bootstrap", "95%, Student's t", "seeds: returns"]
+    headings += ["random policy", "agent steps", "wall time of a seed"]
     lines = []
     for row in rows.values():
         title = [*_named(row), row.agent, row.environment]
