@@ -21,7 +21,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import mctx
-import optax
 
 from agents import (
     categorical,
@@ -51,7 +50,7 @@ class _Node(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AlphaZero:
-    """The agent; `replay.Replay` says how many gradient steps follow each rollout.
+    """AlphaZero; `replay.Replay` says how many gradient steps follow each rollout.
 
     A sequence of replay is `n + 1` transitions long, and one state of it is learnt from: the first.
 
@@ -59,8 +58,8 @@ class AlphaZero:
       spec: environment specification, of a `wrappers.Searchable`.
       network: `network(spec, num_actions, num_atoms)` returns a network that puts out a
         `muzero_networks.Prediction`.
-      search: `search()` returns how to search.
-      support: largest atom of values and rewards, squashed; see `categorical.Support`.
+      search: `search()` returns a `tree_search.Search`.
+      support: largest atom of values, in squashed units; see `categorical.Support`.
       support_atoms: number of atoms.
       n_steps: steps of the returns that values are learnt from.
       gamma: discount.
@@ -100,12 +99,12 @@ class AlphaZero:
     value_cost: float = options.positive(0.25)
     fresh_values: bool = False
     temperature: float = options.positive(1.0)
-    final_temperature: float = 0.25
-    temperature_steps: float | None = options.positive(None)
+    final_temperature: float = options.non_negative(0.25)
+    temperature_steps: float | None = options.optional_positive(None)
     learning_rate: float = options.positive(1e-3)
-    anneal_steps: float | None = options.positive(None)
+    anneal_steps: float | None = options.optional_positive(None)
     adam_epsilon: float = options.positive(1e-8)
-    max_grad_norm: float | None = options.positive(None)
+    max_grad_norm: float | None = options.optional_positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
@@ -115,11 +114,11 @@ class AlphaZero:
     target_period: int = options.count(1)
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
-    reward_scale: float = 1.0
-    reward_clip: float | None = None
+    reward_scale: float = options.number(1.0)
+    reward_clip: float | None = options.optional_positive(None)
 
     def __post_init__(self):
-        """Refuses impossible options."""
+        """Checks the options."""
         if self.spec.model is None:
             raise errors.UserError(
                 f"AlphaZero searches with the environment itself, and {self.spec.name} does not "
@@ -130,7 +129,8 @@ class AlphaZero:
         options.require_discrete(self)
         # Made now: gin's bindings may be others by the time that they are first used.
         _ = self._search, self._support
-        planning.check(self, self._support, self._network.memory_length)
+        options.require_feedforward(self, self._network)
+        planning.check_support(self, self._support)
         if self._network.memory_length:
             raise errors.UserError("AlphaZero sees no stacks of frames: expected frame_stack = 1")
 
@@ -154,9 +154,8 @@ class AlphaZero:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        adam = optax.scale_by_adam(eps=self.adam_epsilon)
         schedule = self.learning_rate, self.anneal_steps
-        return optimization.Optimizer(adam, *schedule, self.max_grad_norm)
+        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:

@@ -1,8 +1,11 @@
-"""Numbers as distributions over a fixed support: what MuZero makes of values and rewards.
+"""Values and rewards as categorical distributions over a fixed support (two-hot), as in MuZero.
 
 A scalar is first squashed, so that one support serves returns of any size, and then split between
 the two atoms that it lies between. Schrittwieser et al., "Mastering Atari, Go, chess and shogi by
 planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix F.
+
+The formulas are not rlax's because of float32. There, for numbers from 0.1 to 1, the inverse of the
+squashing is off by a relative 1e-3 (here 3e-7), and probabilities by 1e-5.
 
 Axis legend: `Z` atoms.
 """
@@ -15,7 +18,7 @@ import jax.numpy as jnp
 
 from podracers import errors
 
-_SLOPE = 1e-3  # of the linear part, which makes the inverse Lipschitz
+_SLOPE = 1e-3  # slope of the linear part, which makes the inverse Lipschitz
 
 
 def signed_hyperbolic(x: jax.Array) -> jax.Array:
@@ -40,10 +43,10 @@ def signed_parabolic(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Support:
-    """Evenly spaced atoms from `-bound` to `bound`, of squashed numbers.
+    """Evenly spaced atoms from `-bound` to `bound`, in squashed units.
 
     Attributes:
-      bound: the largest atom. 30 stands for 905, and 300 for 58,706: see `largest`.
+      bound: largest atom. 30 stands for 905, and 300 for 58,706: see `largest`.
       num_atoms: `Z`, odd, so that zero is an atom.
     """
 
@@ -51,7 +54,7 @@ class Support:
     num_atoms: int = 61
 
     def __post_init__(self):
-        """Refuses a support that holds nothing."""
+        """Checks the options."""
         if not self.bound > 0.0 or self.num_atoms < 3 or self.num_atoms % 2 == 0:
             raise errors.UserError(
                 f"a support needs a positive bound and an odd number of atoms, 3 or more; got "
@@ -60,26 +63,26 @@ class Support:
 
     @property
     def largest(self) -> float:
-        """The largest number that the support can tell, not squashed."""
+        """The largest number that the support represents, not squashed."""
         root = (1.0 + 2.0 * _SLOPE) ** 2 + 4.0 * _SLOPE * self.bound
         root = 2.0 * self.bound / (1.0 + 2.0 * _SLOPE + math.sqrt(root))
         return root * (root + 2.0)
 
     def encode(self, x: jax.Array) -> jax.Array:
-        """Returns probabilities `[..., Z]` of `x` `[...]`; the rest counts as `largest`."""
-        place = (signed_hyperbolic(x) + self.bound) / self._spacing  # in atoms from the first
+        """Returns the two-hot probabilities `[..., Z]` of `x` `[...]`, clipped to the support."""
+        place = (signed_hyperbolic(x) + self.bound) / self._spacing  # index of the atom, a fraction
         place = jnp.clip(place, 0.0, self.num_atoms - 1.0)
-        # A hat over each atom, as wide as its two neighbours are apart: no scatter.
+        # Each atom has a triangle that reaches to its two neighbours: no gather and no scatter.
         distance = jnp.abs(place[..., None] - jnp.arange(self.num_atoms))
         return jnp.maximum(1.0 - distance, 0.0)
 
     def decode(self, logits: jax.Array) -> jax.Array:
-        """Returns the number `[...]` that the mean of `logits` `[..., Z]` stands for."""
+        """Returns the number `[...]` whose squashed value is the mean under `logits` `[..., Z]`."""
         atoms = jnp.linspace(-self.bound, self.bound, self.num_atoms)
         return signed_parabolic(jnp.sum(jax.nn.softmax(logits, axis=-1) * atoms, axis=-1))
 
     def beyond(self, x: jax.Array) -> jax.Array:
-        """Returns a bool `[...]`: whether the support cannot hold `x`."""
+        """Returns a bool `[...]`: whether `x` lies outside of the support."""
         return jnp.abs(signed_hyperbolic(x)) > self.bound
 
     def cross_entropy(self, logits: jax.Array, x: jax.Array) -> jax.Array:

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+import rlax
 
 from agents import exploration, networks, optimization, options, preprocessing, replay, returns
-from agents.networks import encoders
-from podracers import environment, errors, types
+from podracers import environment, types
 
 
 class ActorParams(NamedTuple):
-    """What acting needs."""
+    """The part of the learner that acting needs."""
 
     params: types.PyTree
     normalizer: types.PyTree
@@ -30,14 +30,14 @@ class ActorParams(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What acting remembers of each step."""
+    """The data of each step that acting reports."""
 
-    value: jax.Array  # [T, B] of the best action
+    value: jax.Array  # [T, B] of the best legal action
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DQN:
-    """The agent; `replay.Replay` says how many gradient steps follow each rollout.
+    """Deep Q-network; `replay.Replay` says how many gradient steps follow each rollout.
 
     Attributes:
       spec: environment specification.
@@ -74,9 +74,9 @@ class DQN:
     epsilon_steps: int = options.count(10_000)
     evaluation_epsilon: float = options.fraction(0.0)
     learning_rate: float = options.positive(1e-3)
-    anneal_steps: float | None = options.positive(None)
+    anneal_steps: float | None = options.optional_positive(None)
     adam_epsilon: float = options.positive(1e-8)
-    max_grad_norm: float | None = options.positive(None)
+    max_grad_norm: float | None = options.optional_positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
@@ -86,15 +86,14 @@ class DQN:
     target_period: int = options.count(1)
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
-    reward_scale: float = 1.0
-    reward_clip: float | None = None
+    reward_scale: float = options.number(1.0)
+    reward_clip: float | None = options.optional_positive(None)
 
     def __post_init__(self):
-        """Refuses impossible options."""
+        """Checks the options."""
         options.check(self)
         options.require_discrete(self)
-        if self._network.memory_length is None:
-            raise errors.UserError("DQN learns no recurrent network from replay: use R2D2")
+        options.require_feedforward(self, self._network)
 
     @functools.cached_property
     def _network(self) -> networks.Network:
@@ -108,9 +107,8 @@ class DQN:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        adam = optax.scale_by_adam(eps=self.adam_epsilon)
         schedule = self.learning_rate, self.anneal_steps
-        return optimization.Optimizer(adam, *schedule, self.max_grad_norm)
+        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:
@@ -145,12 +143,12 @@ class DQN:
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best action, or at times a random one."""
-        mask = encoders.action_mask(timestep.observation)
         timestep = self._preprocess.apply(params.normalizer, timestep)
         q_values, actor_state = self._network.step(params.params, actor_state, timestep)
         epsilon = self.evaluation_epsilon if evaluation else params.epsilon
-        action = exploration.epsilon_greedy(q_values, mask, epsilon, key)
-        return action, actor_state, Extras(exploration.legal_max(q_values, mask))
+        action = exploration.epsilon_greedy(q_values, timestep.observation, epsilon, key)
+        best = jnp.max(exploration.legal_q_values(q_values, timestep.observation), axis=-1)
+        return action, actor_state, Extras(best)
 
     def update(self, state, rollout, key):
         """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
@@ -177,23 +175,25 @@ class DQN:
         return types.AgentState(learner, memory), metrics
 
     def _loss(self, params, sample, target):
-        """Returns the TD errors `[1, N]` of the actions that were taken, as a loss."""
+        """Returns the Huber loss of the TD errors `[N]` of single transitions."""
         timestep, action, _, _ = sample.rollout
-        mask = encoders.action_mask(timestep.observation)
-        burn_in = self._network.memory_length
+        burn_in = self._network.memory_length  # time steps before them, for the stack of frames
         args = (self._network.initial_core(sample.weight.shape[0]), timestep, burn_in)
         q_values = networks.unroll_after(self._network, params, *args)  # [2, N, A]
         q_target = networks.unroll_after(self._network, target, *args)
-        timestep, action, mask = jax.tree.map(lambda x: x[burn_in:], (timestep, action, mask))
-        best = exploration.legal_argmax(q_values if self.double else q_target, mask)
-        values = jnp.take_along_axis(q_target, best[..., None], axis=-1)[..., 0]
-        td_target = jax.lax.stop_gradient(returns.n_step(timestep, values, self.gamma, 1))
-        taken = jnp.take_along_axis(q_values[:-1], action[..., None], axis=-1)[..., 0]
-        loss = optax.huber_loss(taken, td_target, delta=self.huber)
-        weight = returns.weights(timestep)
+        timestep, action = jax.tree.map(lambda x: x[burn_in:], (timestep, action))
+        selector = q_values if self.double else q_target
+        selector = exploration.legal_q_values(selector, timestep.observation)
+        reward, discount = timestep.reward[1], self.gamma * timestep.discount[1]
+        td_error = jax.vmap(rlax.double_q_learning)(
+            q_values[0], action[0], reward, discount, q_target[1], selector[1]
+        )
+        loss = rlax.huber_loss(td_error, self.huber)
+        taken = rlax.batched_index(q_values[0], action[0])
+        weight = returns.weights(timestep)[0]  # [N] 0 where the action was ignored
         metrics = {
             "loss/total": types.Mean.of(sample.weight * loss, weight),
             "value/mean": types.Mean.of(taken, weight),
-            "value/target": types.Mean.of(td_target, weight),
+            "value/target": types.Mean.of(taken + td_error, weight),
         }
-        return optimization.LossOutput(metrics, jnp.abs(taken - td_target)[0] * weight[0])
+        return optimization.LossOutput(metrics, jnp.abs(td_error) * weight)

@@ -1,4 +1,4 @@
-"""How agents that learn values explore.
+"""Exploration by random actions, and action masks of Q-values.
 
 Axis legend: `B` streams, `A` actions.
 """
@@ -7,14 +7,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agents.networks import encoders
+from podracers import types
 
-def legal_max(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Returns the value of the best legal action, `[...]`, of `q_values` `[..., A]`."""
-    return jnp.max(_legal(q_values, mask), axis=-1)
+
+def legal_q_values(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
+    """Returns `q_values` `[..., A]` with -1e9 in place of those of illegal actions.
+
+    Args:
+      q_values: `[..., A]`.
+      observation: `[..., *]`; its action mask, if it has one, says what is legal.
+    """
+    return _legal(q_values, encoders.action_mask(observation))
 
 
 def legal_argmax(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Returns the best legal action, int32 `[...]`; the lowest one among equals."""
+    """Returns the best legal action, int32 `[...]`; the lowest one among equals.
+
+    Args:
+      q_values: `[..., A]`.
+      mask: bool `[..., A]`, or None where every action is legal.
+    """
     return jnp.argmax(_legal(q_values, mask), axis=-1).astype(jnp.int32)
 
 
@@ -27,13 +40,13 @@ def _legal(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
 
 
 def epsilon_greedy(
-    q_values: jax.Array, mask: jax.Array | None, epsilon: jax.Array, key: jax.Array
+    q_values: jax.Array, observation: types.PyTree, epsilon: jax.Array, key: jax.Array
 ) -> jax.Array:
     """Returns the best legal action, or with probability `epsilon` any legal one, int32 `[B]`.
 
     Args:
       q_values: `[B, A]`.
-      mask: bool `[B, A]`, or None where every action is legal.
+      observation: `[B, *]`; its action mask, if it has one, says what is legal.
       epsilon: `[B]` or a scalar, in `[0, 1]`.
       key: `[B]` typed keys.
     """
@@ -44,7 +57,8 @@ def epsilon_greedy(
         return jax.random.uniform(choose_key), noise
 
     uniform, noise = jax.vmap(draw)(key)
-    # The largest of equally distributed numbers is anyone's with equal probability.
+    mask = encoders.action_mask(observation)
+    # Each legal action has the largest noise with equal probability.
     return jnp.where(uniform < epsilon, legal_argmax(noise, mask), legal_argmax(q_values, mask))
 
 
@@ -57,8 +71,8 @@ def ladder(env_id: jax.Array, num_envs: int, base: float = 0.4, exponent: float 
     Args:
       env_id: int32 `[B]`, global indices.
       num_envs: `N`, streams in all.
-      base: of the stream that explores most.
-      exponent: how much less the last one explores.
+      base: epsilon of the stream that explores most.
+      exponent: the last stream has `base ** (1 + exponent)`.
     """
     # A table, not a formula: every compiler reads the same numbers out of it.
     portion = np.arange(num_envs) / max(num_envs - 1, 1)

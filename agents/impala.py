@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import rlax
 
 from agents import (
     losses,
@@ -42,7 +43,7 @@ _Minibatch = tuple[tuple[types.TimeStep, policy.Extras], Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IMPALA:
-    """The agent.
+    """Importance-weighted actor-learner with V-trace targets.
 
     Attributes:
       spec: specification of the environment.
@@ -66,7 +67,7 @@ class IMPALA:
         as training does.
       previous_action_and_reward: whether the network sees the previous action and reward beside the
         observation, see `agents.inputs`; None for networks that are recurrent.
-      optimizer: "rmsprop" or "adam".
+      optimizer: name of the optimizer, "rmsprop" or "adam".
       optimizer_epsilon: constant that is added to what the optimizer divides by.
       rmsprop_decay: decay of the running mean of squared gradients, which begins at 0.
       rmsprop_epsilon_in_sqrt: whether the epsilon is added to the mean of squares, as TensorFlow
@@ -80,15 +81,15 @@ class IMPALA:
     network: Callable[..., networks.Network] = networks.actor_critic
     head: str | None = None
     learning_rate: float = options.positive(6e-4)
-    anneal_steps: float | None = options.positive(None)
-    max_grad_norm: float | None = options.positive(0.5)
+    anneal_steps: float | None = options.optional_positive(None)
+    max_grad_norm: float | None = options.optional_positive(0.5)
     gamma: float = options.fraction(0.99)
     num_minibatches: int = options.count(1)
-    value_cost: float = 0.5
-    entropy_cost: float = 0.01
+    value_cost: float = options.number(0.5)
+    entropy_cost: float = options.number(0.01)
     normalize_observations: bool = False
-    reward_scale: float = 1.0
-    reward_clip: float | None = None
+    reward_scale: float = options.number(1.0)
+    reward_clip: float | None = options.optional_positive(None)
     greedy_evaluation: bool = False
     previous_action_and_reward: bool | None = None
     optimizer: str = "rmsprop"
@@ -100,7 +101,7 @@ class IMPALA:
     clip_pg_rho: float = options.positive(1.0)
 
     def __post_init__(self):
-        """Refuses impossible options."""
+        """Checks the options."""
         if self.optimizer not in _OPTIMIZERS:
             near = errors.nearest(str(self.optimizer), _OPTIMIZERS)
             raise errors.UserError(f"IMPALA.optimizer: no optimizer {self.optimizer!r}{near}")
@@ -174,7 +175,6 @@ class IMPALA:
             ),
         )
         metrics = jax.tree.map(jnp.sum, output.metrics)
-        metrics["learning_rate"] = types.Mean.of(learning_rate)
         normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
         learner = policy.Learner(train_state, normalizer, learner.update + 1)
         return types.AgentState(learner, state.memory), metrics
@@ -197,8 +197,8 @@ class IMPALA:
             self.clip_pg_rho,
         )
         values = output.value[:-1]
-        policy_loss = losses.policy_gradient(log_prob, vtrace.advantage)
-        value_loss = losses.value(values, vtrace.target)
+        policy_loss = -log_prob * vtrace.advantage
+        value_loss = rlax.l2_loss(values, vtrace.target)
         entropy = head.entropy(outputs, mask)
         total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=returns.weights(timestep))

@@ -1,4 +1,4 @@
-"""What a network sees beside the observation: the previous action and the reward that it earned.
+"""Network inputs beside the observation: the previous action and the reward that followed it.
 
 IMPALA's and R2D2's recurrent agents see both (Espeholt et al. 2018,
 https://arxiv.org/abs/1802.01561; Kapturowski et al. 2019,
@@ -22,7 +22,7 @@ from podracers import environment, types
 
 
 class ActorState(NamedTuple):
-    """What a stream remembers from step to step, and from rollout to rollout."""
+    """The actor state of a stream, carried from step to step and from rollout to rollout."""
 
     core: Any  # [B, ...] of the network
     action: Any  # [B, ...] the previous one; () where the network does not see it
@@ -51,7 +51,7 @@ def extended(
     Args:
       timestep: `[..., B]`, with rewards as they are learnt from.
       action: `[..., B, ...]`, the one before each time step, as the environment took it.
-      action_spec: of the environment.
+      action_spec: action specification of the environment.
     """
     first = timestep.first()
     action = jnp.where(first[..., None], 0.0, _features(action, action_spec))
@@ -64,7 +64,7 @@ def extended_rollout(rollout: types.Rollout, action_spec: specs.Array) -> types.
 
     Args:
       rollout: `[T, B, ...]`, acted with an `actor_state` whose `action` is the previous one.
-      action_spec: of the environment.
+      action_spec: action specification of the environment.
     """
     action = jnp.concatenate([rollout.actor_state.action[None], rollout.action])
     return extended(rollout.timestep, action, action_spec)

@@ -6,31 +6,19 @@ Axis legend: `...` any axes, the same for every argument: `[T, B]` or a shuffled
 import chex
 import jax
 import jax.numpy as jnp
-
-
-def policy_gradient(log_prob: jax.Array, advantage: jax.Array) -> jax.Array:
-    """Returns the policy gradient's loss `[...]`.
-
-    Sutton et al., "Policy Gradient Methods for Reinforcement Learning with Function Approximation",
-    1999.
-
-    Args:
-      log_prob: of the actions, under the policy that learns.
-      advantage: a constant: no gradient passes through it.
-    """
-    chex.assert_equal_shape([log_prob, advantage])
-    return -log_prob * jax.lax.stop_gradient(advantage)
+import rlax
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
     """Returns PPO's clipped policy loss `[...]`.
 
     Schulman et al., "Proximal Policy Optimization Algorithms", https://arxiv.org/abs/1707.06347.
+    `rlax.clipped_surrogate_pg_loss` averages over time, which leaves no room for weights.
 
     Args:
       log_ratio: `log pi(a|s) - log mu(a|s)`, of the policy that learns and of that which acted.
       advantage: a constant: no gradient passes through it.
-      epsilon: how far from 1 the ratio may go.
+      epsilon: distance from 1 at which the ratio is clipped.
     """
     chex.assert_equal_shape([log_ratio, advantage])
     advantage = jax.lax.stop_gradient(advantage)
@@ -39,27 +27,22 @@ def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, epsilon: float
     return -jnp.minimum(ratio * advantage, clipped * advantage)
 
 
-def value(prediction: jax.Array, target: jax.Array) -> jax.Array:
-    """Returns half the squared error `[...]`; no gradient passes through the target."""
-    chex.assert_equal_shape([prediction, target])
-    return 0.5 * jnp.square(prediction - jax.lax.stop_gradient(target))
-
-
 def clipped_value(
     prediction: jax.Array, target: jax.Array, behaviour: jax.Array, epsilon: float
 ) -> jax.Array:
     """Returns the worse of the value losses with and without clipping, `[...]`.
 
     Args:
-      prediction: the value that learns.
+      prediction: value by the parameters that learn.
       target: a constant, the return.
       behaviour: a constant, the value at the time of acting.
-      epsilon: how far from `behaviour` a value may go before its gradient stops.
+      epsilon: distance from `behaviour` at which a value is clipped.
     """
     chex.assert_equal_shape([prediction, target, behaviour])
     behaviour = jax.lax.stop_gradient(behaviour)
     clipped = behaviour + jnp.clip(prediction - behaviour, -epsilon, epsilon)
-    return jnp.maximum(value(prediction, target), value(clipped, target))
+    target = jax.lax.stop_gradient(target)
+    return jnp.maximum(rlax.l2_loss(prediction, target), rlax.l2_loss(clipped, target))
 
 
 def kl_estimate(log_ratio: jax.Array) -> jax.Array:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import mctx
-import optax
 
 from agents import (
     categorical,
@@ -39,7 +38,7 @@ def scale_gradient(x: jax.Array, scale: float) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MuZero:
-    """The agent; `replay.Replay` says how many gradient steps follow each rollout.
+    """MuZero; `replay.Replay` says how many gradient steps follow each rollout.
 
     A sequence of replay is `K + n + 1` transitions long, and one state of it is learnt from: the
     first, which the model is unrolled from. So `replay_ratio` is what the paper calls samples per
@@ -48,8 +47,8 @@ class MuZero:
     Attributes:
       spec: environment specification.
       network: `network(spec, num_actions, num_atoms)` returns a `muzero_networks.Model`.
-      search: `search()` returns how to search.
-      support: largest atom of values and rewards, squashed; see `categorical.Support`.
+      search: `search()` returns a `tree_search.Search`.
+      support: largest atom of values and rewards, in squashed units; see `categorical.Support`.
       support_atoms: number of atoms.
       unroll_steps: `K`, steps that the model is learnt to look ahead.
       n_steps: steps of the returns that values are learnt from.
@@ -91,12 +90,12 @@ class MuZero:
     value_cost: float = options.positive(0.25)
     fresh_values: bool = False
     temperature: float = options.positive(1.0)
-    final_temperature: float = 0.25
-    temperature_steps: float | None = options.positive(None)
+    final_temperature: float = options.non_negative(0.25)
+    temperature_steps: float | None = options.optional_positive(None)
     learning_rate: float = options.positive(1e-3)
-    anneal_steps: float | None = options.positive(None)
+    anneal_steps: float | None = options.optional_positive(None)
     adam_epsilon: float = options.positive(1e-8)
-    max_grad_norm: float | None = options.positive(None)
+    max_grad_norm: float | None = options.optional_positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
@@ -106,16 +105,17 @@ class MuZero:
     target_period: int = options.count(1)
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
-    reward_scale: float = 1.0
-    reward_clip: float | None = None
+    reward_scale: float = options.number(1.0)
+    reward_clip: float | None = options.optional_positive(None)
 
     def __post_init__(self):
-        """Refuses impossible options."""
+        """Checks the options."""
         options.check(self)
         options.require_discrete(self)
         # Made now: gin's bindings may be others by the time that they are first used.
         _ = self._search, self._support
-        planning.check(self, self._support, self._network.representation.memory_length)
+        options.require_feedforward(self, self._network.representation)
+        planning.check_support(self, self._support)
 
     @functools.cached_property
     def _network(self) -> muzero_networks.Model:
@@ -141,9 +141,8 @@ class MuZero:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        adam = optax.scale_by_adam(eps=self.adam_epsilon)
         schedule = self.learning_rate, self.anneal_steps
-        return optimization.Optimizer(adam, *schedule, self.max_grad_norm)
+        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:

@@ -18,14 +18,14 @@ from podracers import parallel, types
 
 
 class TrainState(NamedTuple):
-    """What a gradient step changes; equal on all devices."""
+    """Parameters and optimizer state; equal on all devices."""
 
     params: types.PyTree
     optimizer_state: optax.OptState
 
 
 class LossOutput(NamedTuple):
-    """What a loss function returns.
+    """The result of a loss function.
 
     Each metric is a mean over this device's part of the minibatch, and "loss/total" among them is
     the mean to minimise.
@@ -89,7 +89,7 @@ class Optimizer:
 
         Returns:
           The new state, and the output of `loss_fn` with "gradient_norm" (of the global gradient,
-          before clipping) among its metrics.
+          before clipping) and "learning_rate" among its metrics.
         """
 
         def share(params: types.PyTree) -> tuple[jax.Array, LossOutput]:
@@ -99,12 +99,33 @@ class Optimizer:
         params, optimizer_state, norm, output = parallel.gradient_step(
             share, train_state.params, train_state.optimizer_state, self.chain, learning_rate
         )
-        metrics = output.metrics | {"gradient_norm": types.Mean.of(norm)}
+        metrics = output.metrics | {
+            "gradient_norm": types.Mean.of(norm),
+            "learning_rate": types.Mean.of(learning_rate),
+        }
         return TrainState(params, optimizer_state), output._replace(metrics=metrics)
 
 
+def adam(
+    learning_rate: float,
+    anneal_steps: float | None = None,
+    epsilon: float = 1e-8,
+    max_grad_norm: float | None = None,
+) -> Optimizer:
+    """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980); see `Optimizer`.
+
+    Args:
+      learning_rate: initial learning rate.
+      anneal_steps: agent steps in which it falls linearly to 0; None for a constant one.
+      epsilon: constant that is added to the root of the second moment.
+      max_grad_norm: norm to which the gradient is scaled down; None for no clipping.
+    """
+    transformation = optax.scale_by_adam(eps=epsilon)
+    return Optimizer(transformation, learning_rate, anneal_steps, max_grad_norm)
+
+
 class ReplayLearner(NamedTuple):
-    """What an agent that learns from replay learns; equal on all devices."""
+    """The learner of an agent with replay; equal on all devices."""
 
     train_state: TrainState
     target: types.PyTree  # older parameters, that targets are computed with; () where none
@@ -125,7 +146,7 @@ class ReplayLearner(NamedTuple):
         """Returns the learner before the first rollout.
 
         Args:
-          train_state: of fresh parameters.
+          train_state: fresh parameters and the state of their optimizer.
           target: those of the parameters that there are older copies of.
           normalizer: statistics of no observations.
         """

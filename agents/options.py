@@ -8,7 +8,7 @@ and `check`, called from `__post_init__`, raises an error that names the option.
 """
 
 import dataclasses
-import math
+import numbers
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,14 +25,31 @@ def count(default: int) -> Any:
     return _field(default, errors.require_count)
 
 
+def number(default: float) -> Any:
+    """Returns a dataclass field for a finite number."""
+    return _number_field(default, _is_finite, "a finite number")
+
+
 def fraction(default: float) -> Any:
     """Returns a dataclass field for a number in `[0, 1]`."""
-    return _field(default, _require_fraction)
+    return _number_field(default, lambda x: 0.0 <= x <= 1.0, "a number in [0, 1]")
 
 
-def positive(default: float | None) -> Any:
-    """Returns a dataclass field for a positive number; None is allowed."""
-    return _field(default, _require_positive)
+def positive(default: float) -> Any:
+    """Returns a dataclass field for a finite positive number."""
+    return _number_field(default, lambda x: x > 0.0 and _is_finite(x), "a positive number")
+
+
+def non_negative(default: float) -> Any:
+    """Returns a dataclass field for a finite number that is not negative."""
+    return _number_field(default, lambda x: x >= 0.0 and _is_finite(x), "0 or more")
+
+
+def optional_positive(default: float | None) -> Any:
+    """Returns a dataclass field for a finite positive number or None."""
+    return _number_field(
+        default, lambda x: x > 0.0 and _is_finite(x), "a positive number or None", optional=True
+    )
 
 
 def check(agent: Any) -> None:
@@ -49,6 +66,16 @@ def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
         raise errors.UserError(f"{option}: expected {expected}, got {getattr(agent, name)!r}")
 
 
+def require_feedforward(agent: Any, network: Any) -> None:
+    """Raises a `UserError` if a network that an agent unrolls from any time step is recurrent."""
+    if network.memory_length is None:
+        name = type(agent).__name__
+        raise errors.UserError(
+            f"{name} learns no recurrent network: expected one without a core (where memory is "
+            f"needed, use R2D2)"
+        )
+
+
 def require_discrete(agent: Any) -> None:
     """Raises a `UserError` unless the environment of an agent takes one discrete action."""
     spec = agent.spec
@@ -63,11 +90,18 @@ def _field(default: Any, require: Callable[[Any, str], None]) -> Any:
     return dataclasses.field(default=default, metadata={_CHECK: require})
 
 
-def _require_fraction(agent: Any, name: str) -> None:
-    expect(agent, name, 0.0 <= getattr(agent, name) <= 1.0, "a number in [0, 1]")
+def _number_field(
+    default: Any, holds: Callable[[Any], bool], expected: str, optional: bool = False
+) -> Any:
+    def require(agent: Any, name: str) -> None:
+        value = getattr(agent, name)
+        if value is None and optional:
+            return
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        expect(agent, name, is_number and holds(value), expected)
+
+    return _field(default, require)
 
 
-def _require_positive(agent: Any, name: str) -> None:
-    value = getattr(agent, name)
-    is_positive = value is None or 0.0 < value <= sys.float_info.max or value == math.inf
-    expect(agent, name, is_positive, "a positive number")
+def _is_finite(x: Any) -> bool:
+    return abs(x) <= sys.float_info.max  # an int may be larger, and NaN is not

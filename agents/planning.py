@@ -7,8 +7,8 @@ the end of an episode:
 - past a termination, and at it for the value, values and rewards are zero, whatever the action;
 - past a truncation, and at it for the value, nothing is known, and nothing is learnt.
 
-A sequence that begins at LAST teaches nothing: what was done there was ignored, and the observation
-of an ending may look like one that is worth something.
+A sequence that begins at LAST has weight 0: the action there was ignored, and the final observation
+may look like one that has a value.
 
 Axis legend: `T` time, `L` transitions of a sequence, `K` unrolled steps, `B` streams, `N` drawn
 sequences, `A` actions, `Z` atoms.
@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import mctx
 import optax
 
-from agents import categorical, optimization, options, returns
+from agents import categorical, optimization, returns
 from podracers import errors, types
 
 
 class ActorParams(NamedTuple):
-    """What acting needs."""
+    """The part of the learner that acting needs."""
 
     params: types.PyTree
     normalizer: Any
@@ -34,14 +34,14 @@ class ActorParams(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What acting remembers of each step."""
+    """The results of the search at each step, stored for learning."""
 
     policy: jax.Array  # [T, B, A] probabilities that the search found
     value: jax.Array  # [T, B] of that policy
 
 
 class Unrolled(NamedTuple):
-    """What is predicted from the first observation of a sequence and its actions."""
+    """Predictions from the first observation of a sequence and its actions."""
 
     policy: jax.Array  # [K + 1, N, A] logits
     value: jax.Array  # [K + 1, N, Z] logits
@@ -49,7 +49,7 @@ class Unrolled(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What should have been predicted, with weights that are 0 or 1."""
+    """Targets of `Unrolled`, with weights that are 0 or 1."""
 
     policy: jax.Array  # [K + 1, N, A]
     value: jax.Array  # [K + 1, N]
@@ -69,7 +69,7 @@ def targets(
       extras: `[K + n + 1, N]` of the same time steps.
       gamma: the discount of the agent.
       unroll_steps: `K`.
-      n_steps: of the returns, which bootstrap from the values in `extras`.
+      n_steps: steps of the returns, which bootstrap from the values in `extras`.
     """
     last = timestep.last()[: unroll_steps + 1]
     value = returns.n_step(timestep, extras.value, gamma, n_steps)[: unroll_steps + 1]
@@ -90,21 +90,13 @@ def targets(
     )
 
 
-def check(agent: Any, support: categorical.Support, memory_length: int | None) -> None:
-    """Raises a `UserError` for options of an agent that searches which do not fit together.
+def check_support(agent: Any, support: categorical.Support) -> None:
+    """Raises a `UserError` if the returns of clipped rewards do not fit into the support.
 
     Args:
-      agent: with the fields of `muzero.MuZero`.
-      support: of its values and rewards.
-      memory_length: of its network; None if that is recurrent.
+      agent: an agent with the fields of `muzero.MuZero`.
+      support: support of its values and rewards.
     """
-    name = type(agent).__name__
-    options.expect(agent, "final_temperature", agent.final_temperature >= 0.0, "0 or more")
-    if memory_length is None:
-        raise errors.UserError(
-            f"{name} searches without memory: give its network no recurrent core "
-            f"(use R2D2 where memory is needed)"
-        )
     if agent.reward_clip is None:
         return
     steps = agent.spec.max_episode_steps
@@ -115,9 +107,9 @@ def check(agent: Any, support: categorical.Support, memory_length: int | None) -
     most = agent.reward_clip * horizon
     if most > support.largest:
         raise errors.UserError(
-            f"{name}.support = {support.bound} holds returns up to {support.largest:.4g}, and "
-            f"rewards up to {agent.reward_clip} add up to {most:.4g}: expected a support of at "
-            f"least {float(categorical.signed_hyperbolic(most)):.3g}"
+            f"{type(agent).__name__}.support = {support.bound} holds returns up to "
+            f"{support.largest:.4g}, and rewards up to {agent.reward_clip} add up to {most:.4g}: "
+            f"expected a support of at least {float(categorical.signed_hyperbolic(most)):.3g}"
         )
 
 
@@ -147,8 +139,8 @@ def initial_priorities(
       timestep: `[L + K, B]`, preprocessed; see `replay.Replay.prioritize_new`.
       extras: `[L + K - 1, B]`.
       gamma: the discount of the agent.
-      n_steps: of the returns.
-      begin: the first time step that is learnt from.
+      n_steps: steps of the returns.
+      begin: first time step that is learnt from.
       count: `K`, new sequences.
     """
     timestep = jax.tree.map(lambda x: x[:-1], timestep)
@@ -168,10 +160,10 @@ def loss(
     """Returns the loss of sequences.
 
     Args:
-      predicted: what the gradient passes to.
-      target: of the same steps.
+      predicted: predictions, through which the gradient passes.
+      target: targets of the same steps.
       weight: `[N]`, the importance of each sequence.
-      support: of values and rewards.
+      support: support of values and rewards.
       value_cost: weight of the value loss.
     """
     unroll_steps = len(predicted.reward)

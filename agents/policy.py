@@ -17,7 +17,7 @@ from podracers import environment, parallel, types
 
 
 class Learner(NamedTuple):
-    """What is learnt; identical on every device."""
+    """The learner of an actor-critic; equal on all devices."""
 
     train_state: optimization.TrainState
     normalizer: Any  # statistics of the observations; () where they are not normalised
@@ -30,14 +30,14 @@ class Learner(NamedTuple):
 
 
 class ActorParams(NamedTuple):
-    """What acting needs of the learner."""
+    """The part of the learner that acting needs."""
 
     params: types.PyTree
     normalizer: Any
 
 
 class Extras(NamedTuple):
-    """What acting remembers of each step."""
+    """The data of each step that acting stores for learning."""
 
     raw: jax.Array  # the action before it was squashed or clipped
     log_prob: jax.Array  # [T, B] of `raw`, under the policy that acted
@@ -105,7 +105,7 @@ class Policy:
         """Samples an action for each stream, or takes the most probable one.
 
         Args:
-          params: of the network.
+          params: parameters of the network.
           actor_state: `[B, ...]`.
           timestep: `[B, ...]`.
           key: `[B]` typed keys.
@@ -135,6 +135,9 @@ class Policy:
 
 
 def agent_steps(learner: Learner, rollout: types.Rollout) -> jax.Array:
-    """Returns the agent steps over all streams before a rollout, float32, if all were as long."""
+    """Returns the agent steps over all streams before a rollout, float32.
+
+    All rollouts have the same length, so their number is enough to know.
+    """
     local_steps = rollout.extras.log_prob.size
     return learner.update.astype(jnp.float32) * (local_steps * parallel.axis_size())

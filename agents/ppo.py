@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+import rlax
 
 from agents import (
     losses,
@@ -30,7 +30,7 @@ from podracers import environment, parallel, types
 
 
 class _Batch(NamedTuple):
-    """One rollout, or one minibatch, as the loss sees it; all `[T, B, ...]`."""
+    """The data of the loss: a rollout, or a minibatch of it; all `[T, B, ...]`."""
 
     timestep: types.TimeStep
     extras: policy.Extras
@@ -45,7 +45,7 @@ _Minibatch = tuple[_Batch, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PPO:
-    """The agent.
+    """Proximal policy optimisation with generalised advantages.
 
     Attributes:
       spec: specification of the environment.
@@ -81,26 +81,26 @@ class PPO:
     network: Callable[..., networks.Network] = networks.actor_critic
     head: str | None = None
     learning_rate: float = options.positive(2.5e-4)
-    anneal_steps: float | None = options.positive(None)
-    max_grad_norm: float | None = options.positive(0.5)
+    anneal_steps: float | None = options.optional_positive(None)
+    max_grad_norm: float | None = options.optional_positive(0.5)
     gamma: float = options.fraction(0.99)
     num_minibatches: int = options.count(4)
-    value_cost: float = 0.5
-    entropy_cost: float = 0.01
+    value_cost: float = options.number(0.5)
+    entropy_cost: float = options.number(0.01)
     normalize_observations: bool = False
-    reward_scale: float = 1.0
-    reward_clip: float | None = None
+    reward_scale: float = options.number(1.0)
+    reward_clip: float | None = options.optional_positive(None)
     greedy_evaluation: bool = False
     previous_action_and_reward: bool | None = None
-    adam_epsilon: float = 1e-5
+    adam_epsilon: float = options.positive(1e-5)
     gae_lambda: float = options.fraction(0.95)
     epochs: int = options.count(4)
     clip_epsilon: float = options.positive(0.2)
-    value_clip_epsilon: float | None = None
+    value_clip_epsilon: float | None = options.optional_positive(None)
     normalize_advantages: bool = True
 
     def __post_init__(self):
-        """Refuses impossible options."""
+        """Checks the options."""
         options.check(self)
         # Built now: gin's bindings may be others by the time that the network is first used.
         _ = self._policy.network
@@ -117,10 +117,8 @@ class PPO:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        adam = optax.scale_by_adam(eps=self.adam_epsilon)
-        return optimization.Optimizer(
-            adam, self.learning_rate, self.anneal_steps, self.max_grad_norm
-        )
+        schedule = self.learning_rate, self.anneal_steps
+        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
 
     def init_learner(self, key: jax.Array) -> policy.Learner:
         """Returns fresh parameters."""
@@ -167,7 +165,6 @@ class PPO:
         epoch_keys = jax.random.split(key, self.epochs)
         train_state, output = jax.lax.scan(epoch, learner.train_state, epoch_keys)
         metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
-        metrics["learning_rate"] = types.Mean.of(learning_rate)
         normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
         learner = policy.Learner(train_state, normalizer, learner.update + 1)
         return types.AgentState(learner, state.memory), metrics
@@ -243,7 +240,7 @@ class PPO:
         log_ratio = log_prob - batch.extras.log_prob
         entropy = head.entropy(output.policy, mask)
         if self.value_clip_epsilon is None:
-            value_loss = losses.value(output.value, batch.target)
+            value_loss = rlax.l2_loss(output.value, batch.target)
         else:
             value_loss = losses.clipped_value(
                 output.value, batch.target, batch.extras.value, self.value_clip_epsilon

@@ -21,7 +21,7 @@ _EPSILON = 1e-8  # added to the variance
 
 @dataclasses.dataclass(frozen=True)
 class Preprocess:
-    """What an agent does to observations and rewards before anything else sees them.
+    """Normalisation of observations, scaling and clipping of rewards.
 
     Attributes:
       normalize_observations: whether observations are scaled to mean 0 and variance 1 over all
@@ -152,9 +152,9 @@ def normalize(
     """Returns the observation with mean 0 and variance 1, clipped.
 
     Args:
-      statistics: where they are empty, the observation is only clipped.
+      statistics: running statistics; before the first observation, observations are only clipped.
       observation: any leading axes.
-      clip: the largest absolute value.
+      clip: largest absolute value of the result.
     """
 
     def scale(mean, squares, leaf):

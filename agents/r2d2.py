@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+import rlax
 
 from agents import (
     categorical,
@@ -31,21 +31,21 @@ from agents import (
     replay,
     returns,
 )
-from agents.networks import cores, encoders
+from agents.networks import cores
 from podracers import environment, errors, types
 
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)
 
 
 class ActorParams(NamedTuple):
-    """What acting needs."""
+    """The part of the learner that acting needs."""
 
     params: types.PyTree
     normalizer: types.PyTree
 
 
 class ActorState(NamedTuple):
-    """What a stream remembers."""
+    """The actor state of a stream."""
 
     core: Any  # [B, ...]
     action: jax.Array  # [B] int32, the previous one
@@ -53,7 +53,7 @@ class ActorState(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What acting remembers of each step, for initial priorities."""
+    """The data of each step that acting stores, for initial priorities."""
 
     value: jax.Array  # [T, B] of the best action, as a return
     taken: jax.Array  # [T, B] of the action that was taken, rescaled
@@ -61,7 +61,7 @@ class Extras(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class R2D2:
-    """The agent; `replay.Replay` says how many gradient steps follow each rollout.
+    """Recurrent replay DQN; `replay.Replay` says how many gradient steps follow each rollout.
 
     Attributes:
       spec: environment specification.
@@ -103,9 +103,9 @@ class R2D2:
     epsilon_exponent: float = options.positive(7.0)
     evaluation_epsilon: float = options.fraction(1e-3)
     learning_rate: float = options.positive(1e-3)
-    anneal_steps: float | None = options.positive(None)
+    anneal_steps: float | None = options.optional_positive(None)
     adam_epsilon: float = options.positive(1e-8)
-    max_grad_norm: float | None = options.positive(None)
+    max_grad_norm: float | None = options.optional_positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
@@ -115,11 +115,11 @@ class R2D2:
     target_period: int = options.count(1)
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
-    reward_scale: float = 1.0
-    reward_clip: float | None = None
+    reward_scale: float = options.number(1.0)
+    reward_clip: float | None = options.optional_positive(None)
 
     def __post_init__(self):
-        """Refuses impossible options."""
+        """Checks the options."""
         options.check(self)
         options.require_discrete(self)
         if self._network.memory_length is not None:
@@ -127,7 +127,7 @@ class R2D2:
                 "R2D2 learns recurrent networks, and this one has no core: set "
                 "q_network.core = @cores.LSTM(), or use DQN"
             )
-        # One step less than the sequence has: first priorities do not know the last one's value.
+        # Initial priorities need a step after the burn-in whose successor has a value from acting.
         most = self.sequence_length - 2
         holds = isinstance(self.burn_in, int) and 0 <= self.burn_in <= most
         expected = f"an int from 0 to sequence_length - 2 = {most}"
@@ -150,9 +150,8 @@ class R2D2:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        adam = optax.scale_by_adam(eps=self.adam_epsilon)
         schedule = self.learning_rate, self.anneal_steps
-        return optimization.Optimizer(adam, *schedule, self.max_grad_norm)
+        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:
@@ -200,13 +199,15 @@ class R2D2:
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best action, or at times a random one."""
-        mask = encoders.action_mask(timestep.observation)
         timestep = self._preprocess.apply(params.normalizer, timestep)
         timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
         q_values, core = self._network.step(params.params, actor_state.core, timestep)
-        action = exploration.epsilon_greedy(q_values, mask, actor_state.epsilon, key)
-        value = categorical.signed_parabolic(exploration.legal_max(q_values, mask))
-        extras = Extras(value, _of(q_values, action))
+        q_values = exploration.legal_q_values(q_values, timestep.observation)
+        action = exploration.epsilon_greedy(
+            q_values, timestep.observation, actor_state.epsilon, key
+        )
+        value = categorical.signed_parabolic(jnp.max(q_values, axis=-1))
+        extras = Extras(value, rlax.batched_index(q_values, action))
         return action, actor_state._replace(core=core, action=action), extras
 
     def update(self, state, rollout, key):
@@ -242,13 +243,13 @@ class R2D2:
         timestep, action = jax.tree.map(
             lambda x: x[self.burn_in :], (sample.rollout.timestep, sample.rollout.action)
         )
-        best = exploration.legal_argmax(q_values, encoders.action_mask(timestep.observation))
-        values = categorical.signed_parabolic(_of(q_target, best))
+        best = jnp.argmax(exploration.legal_q_values(q_values, timestep.observation), axis=-1)
+        values = categorical.signed_parabolic(rlax.batched_index(q_target, best))
         td_target = jax.lax.stop_gradient(self._td_target(timestep, values))
-        taken = _of(q_values[:-1], action)
+        taken = rlax.batched_index(q_values[:-1], action)
         weight = returns.weights(timestep)
         metrics = {
-            "loss/total": types.Mean.of(sample.weight * 0.5 * (td_target - taken) ** 2, weight),
+            "loss/total": types.Mean.of(sample.weight * rlax.l2_loss(taken, td_target), weight),
             "value/mean": types.Mean.of(categorical.signed_parabolic(taken), weight),
             "value/target": types.Mean.of(categorical.signed_parabolic(td_target), weight),
         }
@@ -287,8 +288,3 @@ class R2D2:
 def _replay_item(rollout: types.Rollout) -> types.Rollout:
     """Returns what replay stores of a rollout: all but the epsilon of its streams."""
     return rollout._replace(actor_state=rollout.actor_state._replace(epsilon=()))
-
-
-def _of(q_values: jax.Array, action: jax.Array) -> jax.Array:
-    """Returns the values of actions `[...]`, of `q_values` `[..., A]`."""
-    return jnp.take_along_axis(q_values, action[..., None], axis=-1)[..., 0]

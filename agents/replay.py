@@ -39,27 +39,27 @@ _scope = functools.partial(jax.named_call, name="replay")  # the name in profile
 
 
 class Memory(NamedTuple):
-    """What one device remembers."""
+    """The replay of one device."""
 
     ring: types.Rollout  # [B, C, ...]; actor states are [B, C / T, ...]
-    head: jax.Array  # [B] int32, all equal: when the newest time step was; from 0, for ever
+    head: jax.Array  # [B] int32, all equal: time of the newest time step; grows for ever
     priorities: Any  # a `SumTree` with a row for each shard; () where draws are uniform
     highest: jax.Array  # [B] float32, all equal: the highest priority so far
 
 
 class Item(NamedTuple):
-    """Which sequences; all of one shape."""
+    """Places of sequences; both fields have one shape."""
 
     shard: jax.Array  # int32, of this device
     index: jax.Array  # int32, of the sequence in its shard
 
 
 class Sample(NamedTuple):
-    """Sequences that were drawn."""
+    """A batch of sequences."""
 
     rollout: types.Rollout  # [L, N, ...], time steps [L + 1, N, ...], as a runner shows them
     item: Item  # [N], for `update_priorities`
-    weight: jax.Array  # [N] float32, of the losses: what the priorities distort; at most 1
+    weight: jax.Array  # [N] float32 importance weights of the losses; at most 1
     key: jax.Array  # [N] typed keys, the same on any number of devices
 
     def with_timestep(self, timestep: types.TimeStep) -> "Sample":
@@ -73,7 +73,7 @@ Step = Callable[[Any, Memory, jax.Array], tuple[Any, Memory, dict[str, types.Mea
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """How to store, to draw and how often: pure functions of a `Memory`, under the mapped axis.
+    """A replay buffer: pure functions of a `Memory`, under the mapped axis.
 
     After each rollout, once there are `min_size` transitions, so many batches are drawn that each
     state is learnt from `replay_ratio` times on average: that is the number of learnt states in all
@@ -85,10 +85,10 @@ class Replay:
       capacity: transitions over all streams of all devices; rounded down to whole rollouts.
       sequence_length: `L`, transitions.
       batch_size: sequences of one draw, over all devices.
-      priority_exponent: 0 for uniform draws; 1 for draws in proportion to the priorities.
-      importance_exponent: 1 for weights that undo the priorities in full; 0 for none.
-      min_size: transitions over all streams before anything is drawn.
-      replay_ratio: how often a state is learnt from, on average.
+      priority_exponent: exponent of the priorities; 0 for uniform draws.
+      importance_exponent: exponent of the importance weights; 1 undoes the priorities in full.
+      min_size: transitions over all streams before the first draw.
+      replay_ratio: number of times that a state is learnt from, on average.
       learnt_states: states of each sequence that are learnt from, which `replay_ratio` counts.
     """
 
@@ -115,22 +115,17 @@ class Replay:
         chunks = self.capacity // (streams * parallel.axis_size() * steps)
         self._check(chunks, steps, streams)
 
-        def over_time(x):
-            return jnp.zeros((streams, chunks * steps, *x.shape[2:]), x.dtype)
+        def zeros(x, length, axes):  # `axes`: how many of the leading ones are replaced
+            return jnp.zeros((streams, length, *x.shape[axes:]), x.dtype)
 
-        def over_chunks(x):
-            return jnp.zeros((streams, chunks, *x.shape[1:]), x.dtype)
-
-        ring = types.Rollout(
-            timestep=jax.tree.map(over_time, rollout.timestep),
-            action=jax.tree.map(over_time, rollout.action),
-            extras=jax.tree.map(over_time, rollout.extras),
-            actor_state=jax.tree.map(over_chunks, rollout.actor_state),
-        )
+        steps_only = rollout._replace(actor_state=())
+        ring = jax.tree.map(lambda x: zeros(x, chunks * steps, axes=2), steps_only)
+        state = jax.tree.map(lambda x: zeros(x, chunks, axes=1), rollout.actor_state)
+        ring = ring._replace(actor_state=state)
         priorities: Any = ()
         if self.priority_exponent:
             shards = self._shards(streams)
-            starts = chunks * steps // _period(ring)
+            starts = chunks * steps // _period(ring)  # of each stream
             priorities = sum_tree.init(shards, starts * (streams // shards))
         return Memory(
             ring, jnp.zeros(streams, jnp.int32), priorities, jnp.ones(streams, jnp.float32)
@@ -171,11 +166,11 @@ class Replay:
     def add(self, memory: Memory, rollout: types.Rollout) -> Memory:
         """Stores a rollout `[T, B, ...]`, in place where `memory` is donated.
 
-        What is new can be drawn from now on, with the highest priority so far (see `new_items`).
+        New sequences (`new_items`) can be drawn from now on, with the highest priority so far.
         """
         ring, steps = memory.ring, _steps(rollout)
-        slot = memory.head[0] % _capacity(ring)
-        final = (slot + steps) % _capacity(ring)
+        slot = memory.head[0] % _capacity(ring)  # of the first time step; T slots follow it
+        final = (slot + steps) % _capacity(ring)  # of the last one, at slot 0 after a full round
         timestep = _write(ring.timestep, jax.tree.map(lambda x: x[:-1], rollout.timestep), slot)
         # The last time step opens the next rollout too, which overwrites it with its equal.
         timestep = _write(timestep, jax.tree.map(lambda x: x[-1:], rollout.timestep), final)
@@ -190,6 +185,7 @@ class Replay:
         if not self.priority_exponent:
             return memory
         period = _period(ring)
+        # Sequences that began at the slots just written are gone: their priorities become 0.
         times = memory.head[0] - period * jnp.arange(steps // period)
         overwritten = self._items(memory, times)
         memory = self._set(memory, overwritten, jnp.zeros(overwritten.index.shape))
@@ -200,7 +196,7 @@ class Replay:
         """Returns the sequences that the latest rollout completed.
 
         Args:
-          memory: with that rollout.
+          memory: the replay, with that rollout.
           steps: `T`, of that rollout.
 
         Returns:
@@ -215,7 +211,7 @@ class Replay:
         """Returns the transitions of the sequences of `new_items`, one piece for each stream.
 
         Args:
-          memory: with the latest rollout.
+          memory: the replay, with the latest rollout.
           steps: `T`, of that rollout.
 
         Returns:
@@ -234,7 +230,7 @@ class Replay:
         Where the mean is no whole number, they are spread evenly over rollouts, in integers.
 
         Args:
-          memory: with that rollout.
+          memory: the replay, with that rollout.
           rollout: `[T, B, ...]`, of this device.
           update: int32, how many rollouts came before it.
         """
@@ -262,14 +258,14 @@ class Replay:
     ) -> tuple[Any, Memory, dict[str, types.Mean]]:
         """Takes a traced number of gradient steps.
 
-        The loop carries the priorities, and reads the ring where it lies: XLA would copy a ring
-        that is carried (`docs/replay.md`).
+        The loop carries all of the memory but the ring, which it reads where it lies: XLA would
+        copy a ring that is carried (`docs/replay.md`).
 
         Args:
           step: takes one of them.
           num_steps: int32, equal on all devices.
-          carry: what `step` changes beside the priorities.
-          memory: of this device.
+          carry: state of the loop, beside the priorities.
+          memory: the replay of this device.
           key: one typed key, equal on all devices.
 
         Returns:
@@ -278,25 +274,23 @@ class Replay:
         """
 
         @functools.partial(jax.jit, inline=True)  # traced once, for its shapes and for the loop
-        def step_at(carry, priorities, index):
-            now = memory._replace(**priorities)
+        def step_at(carry, rest, index):
+            now = rest._replace(ring=memory.ring)
             carry, now, metrics = step(carry, now, jax.random.fold_in(key, index))
-            return carry, _priorities(now), metrics
+            return carry, now._replace(ring=()), metrics
 
-        priorities = _priorities(memory)
-        shapes = jax.eval_shape(step_at, carry, priorities, jnp.int32(0))[2]
+        rest = memory._replace(ring=())
+        shapes = jax.eval_shape(step_at, carry, rest, jnp.int32(0))[2]
         metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
         def body(index, state):
-            carry, priorities, metrics = state
-            carry, priorities, means = step_at(carry, priorities, index)
+            carry, rest, metrics = state
+            carry, rest, means = step_at(carry, rest, index)
             metrics = {name: mean.merge(means[name]) for name, mean in metrics.items()}
-            return carry, priorities, metrics
+            return carry, rest, metrics
 
-        carry, priorities, metrics = jax.lax.fori_loop(
-            0, num_steps, body, (carry, priorities, metrics)
-        )
-        memory = memory._replace(**priorities)
+        carry, rest, metrics = jax.lax.fori_loop(0, num_steps, body, (carry, rest, metrics))
+        memory = rest._replace(ring=memory.ring)
         metrics |= {
             "replay/gradient_steps": types.Mean.of(num_steps),
             "replay/size": types.Mean.of(self._transitions(memory)),
@@ -321,24 +315,26 @@ class Replay:
         """Draws sequences, with replacement; only where `ready`.
 
         Args:
-          memory: of this device.
+          memory: the replay of this device.
           key: one typed key, equal on all devices.
         """
         shards, local = self._deal(memory)
-        each = self.batch_size // parallel.axis_size() // shards
-        number = parallel.axis_index() * shards + jnp.arange(shards)
+        each = self.batch_size // parallel.axis_size() // shards  # sequences of a shard
+        number = parallel.axis_index() * shards + jnp.arange(shards)  # [S] over all devices
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, number)
         keys = jax.vmap(lambda k: jax.random.split(k, (2, each)), out_axes=1)(keys)
-        draw_keys, sample_keys = keys.reshape(2, -1)  # [N] each
-        shard = jnp.repeat(jnp.arange(shards), each)
+        draw_keys, sample_keys = keys.reshape(2, -1)  # [N] each, shard after shard
+        shard = jnp.repeat(jnp.arange(shards), each)  # [N]
         if self.priority_exponent:
             index, probability = sum_tree.draw(memory.priorities, shard, draw_keys)
             weight = self._weight(memory, probability * local)
         else:
             index = jax.vmap(lambda k: self._uniform(memory, local, k))(draw_keys)
             weight = jnp.ones(index.shape)
-        start = index // local * _period(memory.ring)
-        rollout = _cut(memory.ring, start, shard * local + index % local, self.sequence_length)
+        # An item's index in its shard is `start * local + stream`; see `_items`.
+        start = index // local * _period(memory.ring)  # slot of its first time step
+        stream = shard * local + index % local  # of this device
+        rollout = _cut(memory.ring, start, stream, self.sequence_length)
         return Sample(rollout, Item(shard, index), weight, sample_keys)
 
     @_scope
@@ -348,9 +344,9 @@ class Replay:
         """Gives sequences new priorities; does nothing where draws are uniform.
 
         Args:
-          memory: of this device.
-          item: of `Sample` or `new_items`.
-          priority: of the same shape, not negative; usually a size of temporal-difference errors.
+          memory: the replay of this device.
+          item: items of a `Sample` or of `new_items`.
+          priority: float32 of the same shape, not negative; usually absolute TD errors.
           exists: bool, of the same shape; false for what must never be drawn.
         """
         if not self.priority_exponent:
@@ -371,7 +367,7 @@ class Replay:
         """Gives the sequences that a rollout completed their initial priorities.
 
         Args:
-          memory: with that rollout.
+          memory: the replay, with that rollout.
           rollout: `[T, B, ...]`, the latest one.
           priority_fn: returns priorities `[K, B]`, given transitions `[L + K - 1, B, ...]` as they
             were stored: sequence `k` is the `L` transitions from `k` on.
@@ -391,9 +387,9 @@ class Replay:
     def _starts(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
         """Returns the time of the oldest start there is, and how many there are."""
         period = _period(memory.ring)
-        oldest = jnp.maximum(memory.head[0] - _capacity(memory.ring) + 1, 0)
-        oldest = -(-oldest // period)
-        newest = (memory.head[0] - self.sequence_length) // period
+        oldest = jnp.maximum(memory.head[0] - _capacity(memory.ring) + 1, 0)  # time step there is
+        oldest = -(-oldest // period)  # rounded up to a start, counted in periods
+        newest = (memory.head[0] - self.sequence_length) // period  # it ends at the head
         return oldest * period, jnp.maximum(newest - oldest + 1, 0)
 
     def _new_starts(self, memory: Memory, steps: int) -> jax.Array:
@@ -405,9 +401,9 @@ class Replay:
     def _items(self, memory: Memory, times: jax.Array) -> Item:
         """Returns the items `[K, B]` that begin at times `[K]`."""
         shards, local = self._deal(memory)
-        stream = jnp.arange(shards * local)
-        slot = times % _capacity(memory.ring) // _period(memory.ring)
-        index = slot[:, None] * local + stream % local
+        stream = jnp.arange(shards * local)  # [B]; shard `s` has the streams from `s * local` on
+        start = times % _capacity(memory.ring) // _period(memory.ring)  # [K] in the ring
+        index = start[:, None] * local + stream % local  # [K, B] within the shard
         return Item(jnp.broadcast_to(stream // local, index.shape), index)
 
     def _uniform(self, memory: Memory, local: int, key: jax.Array) -> jax.Array:
@@ -417,13 +413,14 @@ class Replay:
         period = _period(memory.ring)
         time = oldest + period * jax.random.randint(start_key, (), 0, count)
         stream = jax.random.randint(stream_key, (), 0, local)
-        return time % _capacity(memory.ring) // period * local + stream
+        start = time % _capacity(memory.ring) // period  # in the ring
+        return start * local + stream
 
     def _weight(self, memory: Memory, probability: jax.Array) -> jax.Array:
         """Returns importance weights `[N]`, of which the largest of the global batch is 1.
 
         Args:
-          memory: of this device.
+          memory: the replay of this device.
           probability: `[N]`, relative to that of a uniform draw of the stream.
         """
         count = self._starts(memory)[1].astype(jnp.float32)
@@ -433,11 +430,6 @@ class Replay:
     def _set(self, memory: Memory, item: Item, value: jax.Array) -> Memory:
         shard, index, value = (x.reshape(-1) for x in (item.shard, item.index, value))
         return memory._replace(priorities=sum_tree.write(memory.priorities, shard, index, value))
-
-
-def _priorities(memory: Memory) -> dict[str, Any]:
-    """Returns the part of the memory that draws change."""
-    return {"priorities": memory.priorities, "highest": memory.highest}
 
 
 def _steps(rollout: types.Rollout) -> int:
@@ -460,7 +452,7 @@ def _write(ring: types.PyTree, values: types.PyTree, slot: jax.Array) -> types.P
     """Writes `[T, B, ...]` into the ring."""
 
     def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
-        value = jnp.swapaxes(value, 0, 1).astype(buffer.dtype)
+        value = jnp.swapaxes(value, 0, 1).astype(buffer.dtype)  # [B, T, ...]
         return jax.lax.dynamic_update_slice_in_dim(buffer, value, slot, axis=1)
 
     return jax.tree.map(write, ring, values)
@@ -469,11 +461,8 @@ def _write(ring: types.PyTree, values: types.PyTree, slot: jax.Array) -> types.P
 def _cut(ring: types.Rollout, start: jax.Array, stream: jax.Array, length: int) -> types.Rollout:
     """Returns sequences `[L, N, ...]` of streams `[N]` from slots `[N]` on."""
     slot = (start + jnp.arange(length + 1)[:, None]) % _capacity(ring)  # [L + 1, N]
-
-    def over_time(x: jax.Array) -> jax.Array:
-        return x[stream, slot]
-
+    timestep = jax.tree.map(lambda x: x[stream, slot], ring.timestep)
     before = jax.tree.map(lambda x: x[stream, slot[:-1]], (ring.action, ring.extras))
-    chunk = start % _capacity(ring) // _period(ring)
+    chunk = start % _capacity(ring) // _period(ring)  # the rollout that begins there
     state = jax.tree.map(lambda x: x[stream, chunk], ring.actor_state)
-    return types.Rollout(jax.tree.map(over_time, ring.timestep), *before, state)
+    return types.Rollout(timestep, *before, state)

@@ -1,21 +1,26 @@
 """Returns and advantages from the values of a rollout, right at terminations and truncations.
 
 A rollout runs through the ends of episodes: LAST, whose action is ignored, is followed by FIRST.
-Two rules make any return right there, and no agent has rules of its own:
+Two rules make any return right there, for every agent:
 
-- the transition out of a LAST time step teaches nothing: its loss weight is zero (`weights`);
+- the transition out of a LAST time step has a loss weight of zero (`weights`);
 - no trace passes a LAST time step (`traces`): the return of the transition into it bootstraps from
   the value of the true final observation if the episode was truncated, and from nothing (its
   discount is 0) if it terminated.
 
+The recursions are rlax's, https://github.com/google-deepmind/rlax, which takes one stream and a
+trace parameter for each transition. What stands at transitions out of LAST is without meaning.
+
 Axis legend: `T` transitions, `B` streams. `_tm1` is where the action was chosen, `_t` on arrival.
 """
 
+import functools
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import rlax
 
 from podracers import types
 
@@ -39,25 +44,6 @@ def traces(timestep: types.TimeStep, lambda_: jax.Array | float) -> jax.Array:
     return lambda_ * (timestep.step_type[1:] != types.LAST).astype(jnp.float32)
 
 
-def lambda_returns(
-    timestep: types.TimeStep,
-    values: jax.Array,
-    gamma: jax.Array | float,
-    lambda_: jax.Array | float,
-) -> jax.Array:
-    """Returns the lambda-returns `[T, B]` (Sutton and Barto, "Reinforcement Learning", ch. 12).
-
-    Gradients pass through; stop them at the call where the returns are targets.
-
-    Args:
-      timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
-      values: `[T + 1, B]`, of the same time steps.
-      gamma: the discount of the agent, in `[0, 1]`.
-      lambda_: 0 for one-step returns, 1 for Monte Carlo returns that bootstrap at the end.
-    """
-    return gae(timestep, values, gamma, lambda_) + values[:-1]
-
-
 def gae(
     timestep: types.TimeStep,
     values: jax.Array,
@@ -67,7 +53,7 @@ def gae(
     """Returns generalised advantage estimates `[T, B]`.
 
     Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
-    https://arxiv.org/abs/1506.02438. What stands at transitions out of LAST is without meaning.
+    https://arxiv.org/abs/1506.02438. Added to `values[:-1]` they are the lambda-returns.
 
     Args:
       timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
@@ -75,21 +61,10 @@ def gae(
       gamma: the discount of the agent, in `[0, 1]`.
       lambda_: 0 for one-step advantages, 1 for Monte Carlo advantages that bootstrap at the end.
     """
-    chex.assert_rank(values, 2)
-    chex.assert_equal_shape([values, timestep.reward, timestep.discount, timestep.step_type])
+    _check_shapes(timestep, values)
+    estimate = jax.vmap(rlax.truncated_generalized_advantage_estimation, 1, 1)
     discount_t = gamma * timestep.discount[1:]
-    error_t = timestep.reward[1:] + discount_t * values[1:] - values[:-1]
-    decay_t = discount_t * traces(timestep, lambda_)
-
-    def accumulate(advantage: jax.Array, inputs: tuple[jax.Array, jax.Array]):
-        error, decay = inputs
-        advantage = error + decay * advantage
-        return advantage, advantage
-
-    _, advantages = jax.lax.scan(
-        accumulate, jnp.zeros_like(error_t[0]), (error_t, decay_t), reverse=True
-    )
-    return advantages
+    return estimate(timestep.reward[1:], discount_t, traces(timestep, lambda_), values)
 
 
 def n_step(
@@ -97,8 +72,8 @@ def n_step(
 ) -> jax.Array:
     """Returns the n-step returns `[T, B]`; fewer steps where an episode or the rollout ends.
 
-    After a truncation, and at the end, they bootstrap from the value of that time step.
-    Gradients pass through; what stands at transitions out of LAST is without meaning.
+    After a truncation, and at the end, they bootstrap from the value of that time step. Gradients
+    pass through.
 
     Args:
       timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
@@ -106,21 +81,17 @@ def n_step(
       gamma: the discount of the agent, in `[0, 1]`.
       n: at least 1; `T` and more are Monte Carlo returns that bootstrap at the end.
     """
-    chex.assert_rank(values, 2)
-    chex.assert_equal_shape([values, timestep.reward, timestep.discount, timestep.step_type])
-    discount_t = gamma * timestep.discount[1:]
-    last_t = timestep.step_type[1:] == types.LAST
-    following = values[1:]
-    for steps_left in range(n, 0, -1):
-        target = timestep.reward[1:] + discount_t * following
-        if steps_left > 1:
-            target_t = jnp.concatenate([target[1:], values[-1:]])
-            following = jnp.where(last_t, values[1:], target_t)
-    return target
+    _check_shapes(timestep, values)
+
+    def of_one_stream(r_t, discount_t, v_t, trace_t):
+        return rlax.n_step_bootstrapped_returns(r_t, discount_t, v_t, n, trace_t)
+
+    discount_t, trace_t = gamma * timestep.discount[1:], traces(timestep, 1.0)
+    return jax.vmap(of_one_stream, 1, 1)(timestep.reward[1:], discount_t, values[1:], trace_t)
 
 
 class VTrace(NamedTuple):
-    """What V-trace makes of a rollout, `[T, B]` each."""
+    """The targets and advantages of V-trace, `[T, B]` each."""
 
     target: jax.Array  # of the values
     advantage: jax.Array  # of the policy gradient, importance weights included
@@ -134,7 +105,6 @@ def vtrace(
     lambda_: jax.Array | float = 1.0,
     clip_rho: float = 1.0,
     clip_pg_rho: float = 1.0,
-    clip_c: float = 1.0,
 ) -> VTrace:
     """Returns V-trace's targets and advantages.
 
@@ -142,12 +112,8 @@ def vtrace(
     Architectures", https://arxiv.org/abs/1802.01561. The targets are its equation 1, with `lambda_`
     in the traces as in its remark 2. The advantage is that of its section 4.2, `rho_s * (r_s +
     gamma * v_{s+1} - V(x_s))`, whatever `lambda_` is, as in the authors' own code and in SEED RL
-    (https://arxiv.org/abs/1910.06591). rlax mixes `v_{s+1}` with `V(x_{s+1})` by `lambda_` there,
-    which on-policy is generalised advantage estimation; the two agree where `lambda_` is 1. After a
-    transition into LAST, `v_{s+1}` is the value of the final observation.
-
-    Gradients pass through; stop them at the call. What stands at transitions out of LAST is without
-    meaning.
+    (https://arxiv.org/abs/1910.06591). After a transition into LAST, `v_{s+1}` is the value of the
+    final observation. Gradients pass through; stop them at the call.
 
     Args:
       timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
@@ -158,27 +124,27 @@ def vtrace(
       lambda_: 0 for one-step targets, 1 for V-trace as it was published.
       clip_rho: the largest importance weight of an error; it decides whose values are learnt.
       clip_pg_rho: the largest importance weight of an advantage.
-      clip_c: the largest importance weight of a trace; it decides how fast they are learnt.
     """
+    _check_shapes(timestep, values)
+    chex.assert_equal_shape([values[1:], log_ratio])
+    v_tm1, v_t, r_t = values[:-1], values[1:], timestep.reward[1:]
+    discount_t = gamma * timestep.discount[1:]
+    ratio = jnp.exp(log_ratio)
+    # rlax would stop gradients by adding and subtracting the values, which rounds the errors.
+    errors = jax.vmap(
+        functools.partial(rlax.vtrace, clip_rho_threshold=clip_rho, stop_target_gradients=False),
+        in_axes=1,
+        out_axes=1,
+    )(v_tm1, v_t, r_t, discount_t, ratio, traces(timestep, lambda_))
+    target = v_tm1 + errors
+    # Not `rlax.vtrace_td_error_and_advantage`: it mixes v_{s+1} with V(x_{s+1}) by `lambda_`, which
+    # is the published advantage only where `lambda_` is 1.
+    target_t = jnp.concatenate([target[1:], v_t[-1:]])
+    target_t = jnp.where(timestep.last()[1:], v_t, target_t)
+    advantage = jnp.minimum(ratio, clip_pg_rho) * (r_t + discount_t * target_t - v_tm1)
+    return VTrace(target, advantage)
+
+
+def _check_shapes(timestep: types.TimeStep, values: jax.Array) -> None:
     chex.assert_rank(values, 2)
     chex.assert_equal_shape([values, timestep.reward, timestep.discount, timestep.step_type])
-    chex.assert_equal_shape([values[1:], log_ratio])
-    ratio = jnp.exp(log_ratio)
-    discount_t = gamma * timestep.discount[1:]
-    error_t = timestep.reward[1:] + discount_t * values[1:] - values[:-1]
-    error_t = jnp.minimum(ratio, clip_rho) * error_t
-    decay_t = discount_t * traces(timestep, lambda_) * jnp.minimum(ratio, clip_c)
-
-    def accumulate(correction: jax.Array, inputs: tuple[jax.Array, jax.Array]):
-        error, decay = inputs
-        return error + decay * correction, correction
-
-    # A correction is the target less the value; the scan puts out that of the arrival.
-    first, correction_t = jax.lax.scan(
-        accumulate, jnp.zeros_like(error_t[0]), (error_t, decay_t), reverse=True
-    )
-    target = values[:-1] + jnp.concatenate([first[None], correction_t[:-1]])
-    following = values[1:] + traces(timestep, 1.0) * correction_t
-    action_value = timestep.reward[1:] + discount_t * following
-    advantage = jnp.minimum(ratio, clip_pg_rho) * (action_value - values[:-1])
-    return VTrace(target, advantage)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from agents import optimization, options, preprocessing, replay, returns
 from agents.networks import encoders
@@ -27,7 +26,7 @@ from podracers import environment, types
 
 
 class ActorParams(NamedTuple):
-    """What acting needs."""
+    """The part of the learner that acting needs."""
 
     policy: types.PyTree
     encoder: types.PyTree
@@ -45,7 +44,7 @@ class _PolicyInput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SAC:
-    """The agent; `replay.Replay` says how many gradient steps follow each rollout.
+    """Soft actor-critic; `replay.Replay` says how many gradient steps follow each rollout.
 
     Attributes:
       spec: environment specification.
@@ -85,9 +84,9 @@ class SAC:
     random_steps: int = 0
     greedy_evaluation: bool | None = None
     learning_rate: float = options.positive(3e-4)
-    anneal_steps: float | None = options.positive(None)
+    anneal_steps: float | None = options.optional_positive(None)
     adam_epsilon: float = options.positive(1e-8)
-    max_grad_norm: float | None = options.positive(None)
+    max_grad_norm: float | None = options.optional_positive(None)
     batch_size: int = options.count(256)
     replay_capacity: int = options.count(1_000_000)
     min_replay: int = options.count(1_000)
@@ -97,11 +96,11 @@ class SAC:
     target_period: int = options.count(1)
     target_rate: float = options.fraction(0.005)
     normalize_observations: bool = False
-    reward_scale: float = 1.0
-    reward_clip: float | None = None
+    reward_scale: float = options.number(1.0)
+    reward_clip: float | None = options.optional_positive(None)
 
     def __post_init__(self):
-        """Refuses impossible options."""
+        """Checks the options."""
         options.check(self)
         if self.greedy_evaluation is None:
             object.__setattr__(self, "greedy_evaluation", self._kind.default_greedy_evaluation)
@@ -142,9 +141,8 @@ class SAC:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        adam = optax.scale_by_adam(eps=self.adam_epsilon)
         schedule = self.learning_rate, self.anneal_steps
-        return optimization.Optimizer(adam, *schedule, self.max_grad_norm)
+        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:
@@ -269,10 +267,8 @@ class SAC:
         features = self._network.encode(params.critic, input_t.observation)
         target_features = self._network.encode(target, input_t.observation)
         expected = self._expect(params.policy, target, features, target_features, input_t)
-        soft = expected.value + jnp.exp(params.log_temperature) * expected.entropy
-        # The first time step is where no transition arrives, so its value is never read.
-        values = jnp.stack([jnp.zeros_like(soft), soft])
-        return returns.n_step(timestep, values, self.gamma, 1)[0]
+        soft_value = expected.value + jnp.exp(params.log_temperature) * expected.entropy
+        return timestep.reward[1] + self.gamma * timestep.discount[1] * soft_value
 
     def _expect(
         self, policy, critic, features, critic_features, policy_input: _PolicyInput

@@ -48,7 +48,7 @@ def write(tree: SumTree, row: jax.Array, item: jax.Array, value: jax.Array) -> S
     """Sets priorities.
 
     Args:
-      tree: before.
+      tree: the trees before.
       row: `[N]` int32.
       item: `[N]` int32; where one appears twice, either of its values is kept.
       value: `[N]` float32, not negative.
@@ -65,7 +65,7 @@ def draw(tree: SumTree, row: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.
     """Draws items in proportion to their priorities, with replacement.
 
     Args:
-      tree: in each row that is drawn from, a priority is positive.
+      tree: trees with a positive priority in each row that is drawn from.
       row: `[N]` int32.
       key: `[N]` typed keys.
 

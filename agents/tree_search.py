@@ -27,7 +27,7 @@ _MOST_SIMULATIONS = 100_000
 
 
 class Plan(NamedTuple):
-    """What a search finds."""
+    """The result of a search."""
 
     action: jax.Array  # int32 [B]
     policy: jax.Array  # [B, A] probabilities, better than the prior ones; illegal ones are zero
@@ -36,17 +36,17 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """How to search.
+    """Options of the search, and the search.
 
     Attributes:
       kind: "gumbel" (Danihelka et al., "Policy improvement by planning with Gumbel", 2022,
         https://openreview.net/forum?id=bERaNdoegnO), which improves on the prior with as few as two
         simulations, or "puct", that of MuZero (https://arxiv.org/abs/1911.08265).
       num_simulations: model steps of each decision.
-      max_depth: how deep a tree may grow; all streams wait for the deepest.
-      max_num_considered_actions: of "gumbel": how many actions the root tries.
-      dirichlet_alpha: of "puct": of the noise at the root.
-      dirichlet_fraction: of "puct": how much of the root's prior is noise.
+      max_depth: largest depth of a tree; all streams wait for the deepest.
+      max_num_considered_actions: actions that the root of "gumbel" tries.
+      dirichlet_alpha: parameter of the Dirichlet noise at the root of "puct".
+      dirichlet_fraction: share of that noise in the prior of the root.
     """
 
     kind: str = "gumbel"
@@ -57,7 +57,7 @@ class Search:
     dirichlet_fraction: float = options.fraction(0.25)
 
     def __post_init__(self):
-        """Refuses impossible options."""
+        """Checks the options."""
         options.check(self)
         # mctx lists them in Python, for each number of actions.
         few = self.num_simulations <= _MOST_SIMULATIONS
@@ -79,10 +79,10 @@ class Search:
         """Searches for each stream.
 
         Args:
-          model: where an action leads.
+          model: model of the environment.
           root: `[B, ...]` prior logits, values and embeddings.
           legal: bool `[B, A]`, or None where every action is legal.
-          temperature: how random actions are; 0 for the best action there is, without any noise.
+          temperature: temperature of the actions; 0 for the best action, without any noise.
           key: `[B]` typed keys.
         """
         legal = jnp.ones(root.prior_logits.shape, bool) if legal is None else legal

@@ -15,18 +15,22 @@ NUM_ENVS, LENGTH = 4, 5
 ENVIRONMENT = streams.RandomEpisodes()
 
 
-class Adder(dqn.DQN):
-    """DQN whose loss has a gradient of -1: each gradient step of Adam adds the learning rate."""
+@pytest.fixture(autouse=True)
+def _counting_loss(monkeypatch):
+    """A loss with a gradient of -1: each gradient step of Adam adds the learning rate."""
 
     def init_learner(self, key):
         params = {"w": jnp.zeros(())}
         return optimization.ReplayLearner.create(self._optimizer.init(params), params, ())
 
-    def _loss(self, params, sample, target):
+    def loss(self, params, sample, target):
         reward = sample.rollout.timestep.reward[1:]
         loss = jnp.broadcast_to(-params["w"], reward.shape)
         metrics = {"loss/total": types.Mean.of(loss), "reward": types.Mean.of(reward)}
         return optimization.LossOutput(metrics, jnp.ones(sample.weight.shape))
+
+    monkeypatch.setattr(dqn.DQN, "init_learner", init_learner)
+    monkeypatch.setattr(dqn.DQN, "_loss", loss)
 
 
 def _rollout(rewards):
@@ -43,7 +47,7 @@ def _rollout(rewards):
 
 def _agent(**options):
     options = {"batch_size": 4, "replay_capacity": 200, "min_replay": 1} | options
-    return Adder(ENVIRONMENT.spec, learning_rate=0.5, **options)
+    return dqn.DQN(ENVIRONMENT.spec, learning_rate=0.5, **options)
 
 
 def _run(agent, updates, reward=0.0):
@@ -127,12 +131,12 @@ def test_the_learning_rate_falls_to_zero():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"batch_size": 0}, "Adder.batch_size: expected a positive int, got 0"),
-        ({"target_period": 10**30}, "Adder.target_period: expected at most 2147483647, got 10"),
-        ({"max_grad_norm": 10**400}, "Adder.max_grad_norm: expected a positive number, got 10"),
-        ({"gamma": 1.5}, r"Adder.gamma: expected a number in \[0, 1\], got 1.5"),
-        ({"replay_ratio": 0.0}, "Adder.replay_ratio: expected a positive number, got 0.0"),
-        ({"target_rate": -1.0}, "Adder.target_rate: expected a number in"),
+        ({"batch_size": 0}, "DQN.batch_size: expected a positive int, got 0"),
+        ({"target_period": 10**30}, "DQN.target_period: expected at most 2147483647, got 10"),
+        ({"max_grad_norm": 10**400}, "DQN.max_grad_norm: expected a positive number, got 10"),
+        ({"gamma": 1.5}, r"DQN.gamma: expected a number in \[0, 1\], got 1.5"),
+        ({"replay_ratio": 0.0}, "DQN.replay_ratio: expected a positive number, got 0.0"),
+        ({"target_rate": -1.0}, "DQN.target_rate: expected a number in"),
         ({"replay_capacity": 3}, "replay_capacity = 3 transitions is too small"),
         ({"batch_size": 400}, "replay_capacity = 200 transitions is smaller than one batch"),
         ({"min_replay": 197}, "min_replay = 197: expected at most 196, which the replay holds"),

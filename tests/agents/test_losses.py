@@ -16,27 +16,17 @@ def test_clipped_surrogate_stops_where_the_ratio_went_too_far():
     np.testing.assert_allclose(gradient, [-2.0, 0.0, -1.0, 3.0, 0.0], rtol=1e-6)
 
 
-def test_policy_gradient():
-    log_prob, advantage = jnp.array([-1.0, -2.0]), jnp.array([3.0, -4.0])
-    np.testing.assert_allclose(losses.policy_gradient(log_prob, advantage), [3.0, -8.0])
-    gradient = jax.grad(lambda x: losses.policy_gradient(x, advantage).sum())(log_prob)
-    np.testing.assert_allclose(gradient, [-3.0, 4.0])
-
-
 def test_no_gradient_passes_through_advantages_and_targets():
     x = jnp.array([0.5, -0.5])
     constant = [
         jax.grad(lambda a: losses.clipped_surrogate(x, a, 0.2).sum())(x),
-        jax.grad(lambda a: losses.policy_gradient(x, a).sum())(x),
-        jax.grad(lambda a: losses.value(x, a).sum())(x + 1.0),
         jax.grad(lambda a: losses.clipped_value(x, a, a, 0.2).sum())(x + 1.0),
     ]
-    np.testing.assert_array_equal(constant, jnp.zeros((4, 2)))
+    np.testing.assert_array_equal(constant, jnp.zeros((2, 2)))
 
 
-def test_value_losses():
+def test_clipped_value():
     prediction, target = jnp.array([1.0, 1.0, 2.0]), jnp.array([0.0, 3.0, 2.0])
-    np.testing.assert_allclose(losses.value(prediction, target), [0.5, 2.0, 0.0])
     # Clipped to within 0.5 of 0, predictions are 0.5; the larger of both losses counts.
     clipped = losses.clipped_value(prediction, target, jnp.zeros(3), 0.5)
     np.testing.assert_allclose(clipped, [0.5, 3.125, 1.125])

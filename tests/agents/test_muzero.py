@@ -176,7 +176,7 @@ def test_the_temperature_falls_with_agent_steps():
         ),
         (
             {"network": functools.partial(muzero_networks.model, core=cores.LSTM(8))},
-            "MuZero searches without memory",
+            "MuZero learns no recurrent network",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """SAC learns what is known of the probe environments, with discrete actions and continuous ones."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -23,18 +24,24 @@ class _Extras(NamedTuple):
     value: Any  # [B]
 
 
-class _Valuing(sac.SAC):
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Valuing:
     """SAC whose extras tell the value of a time step; acting itself needs no critics."""
 
+    agent: sac.SAC
+
+    def __getattr__(self, name):
+        return getattr(self.agent, name)
+
     def actor_params(self, learner):
-        return _ActorParams(super().actor_params(learner), learner.params.critic)
+        return _ActorParams(self.agent.actor_params(learner), learner.params.critic)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
-        action, state, _ = super().act(params.acting, actor_state, timestep, key, evaluation)
-        seen = self._kind.to_critics(action)
+        action, state, _ = self.agent.act(params.acting, actor_state, timestep, key, evaluation)
+        seen = self.agent._kind.to_critics(action)
         features = encoders.without_mask(timestep.observation)
-        values = self._network.values(params.critic, features, seen)
-        value = jnp.min(self._kind.taken(values, action), axis=0)
+        values = self.agent._network.values(params.critic, features, seen)
+        value = jnp.min(self.agent._kind.taken(values, action), axis=0)
         return action, state, _Extras(value)
 
 
@@ -43,7 +50,7 @@ def _make(spec, encoder, core, total_steps):
     target_entropy = (
         0.05 if isinstance(sac_networks.head_from_spec(spec), sac_networks.Discrete) else -4.0
     )
-    return _Valuing(
+    agent = sac.SAC(
         spec,
         network=functools.partial(
             sac_networks.sac_network, hidden_sizes=(32, 32), activation="tanh"
@@ -59,6 +66,7 @@ def _make(spec, encoder, core, total_steps):
         initial_temperature=0.1,
         target_entropy=target_entropy,
     )
+    return _Valuing(agent)
 
 
 CURRICULUM = probe_learning.Curriculum(_make, 200)
