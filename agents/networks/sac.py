@@ -52,7 +52,7 @@ class SACHead(Protocol):
     default_greedy_evaluation: bool
 
     def act(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, mode: bool):
-        """Returns an action of each row for the environment; the likeliest if `mode`."""
+        """Returns an action of each row for the environment; the most probable if `mode`."""
 
     def random(self, mask: jax.Array | None, key: jax.Array) -> jax.Array:
         """Returns a uniformly random (legal) action for each of the keys `[N]`."""
@@ -190,7 +190,7 @@ class Discrete:
         return heads.Categorical(self.num_actions)
 
     def act(self, outputs, mask, key, mode):
-        """Returns int32 `[N]`; the likeliest action if `mode`."""
+        """Returns int32 `[N]`; the most probable action if `mode`."""
         return self._head.mode(outputs, mask) if mode else self._head.sample(outputs, mask, key)
 
     def random(self, mask, key):
