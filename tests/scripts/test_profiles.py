@@ -264,6 +264,7 @@ def test_an_instant_is_divided_among_those_that_run_at_it(tracing):
 # Mistakes, and the published page.
 
 
+@pytest.mark.usefixtures("with_metadata")  # which the script sets, too
 def test_mistakes_are_said_in_a_line(run, tmp_path):
     config, page = processes.config_file(tmp_path), tmp_path / "page.md"
     command = ("profiles", "--gin_file", config, "--out", tmp_path / "out")
