@@ -58,8 +58,8 @@ def _slow_update(given):
     def log_policy(logits):
         return jnp.sum(jax.nn.log_softmax(logits[:-1]) * chosen, axis=-1)
 
-    seen = jax.jit(functools.partial(experience.outputs, agent))
-    logits, values = seen(learner.params, rollout)
+    outputs = jax.jit(lambda params: experience.outputs(agent, params, rollout))
+    logits, values = outputs(learner.params)
     values = np.asarray(values, np.float64)
     ratio = np.exp(np.asarray(log_policy(logits) - rollout.extras.log_prob, np.float64))
     kept = ~rollout.timestep.last()[:-1]

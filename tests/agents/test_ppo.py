@@ -41,8 +41,8 @@ def _slow_advantages(rollout, values):
 def _slow_update(given):
     """Returns the parameters after one step of clipped Adam, and the loss before it."""
     agent, learner, rollout = given
-    seen = jax.jit(functools.partial(experience.outputs, agent))
-    _, values = seen(learner.params, rollout)
+    outputs = jax.jit(lambda params: experience.outputs(agent, params, rollout))
+    _, values = outputs(learner.params)
     values = np.asarray(values, np.float64)
     advantage = _slow_advantages(rollout, values)
     target = advantage + values[:-1]

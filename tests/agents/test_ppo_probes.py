@@ -9,8 +9,8 @@ from tests.agents import probe_learning
 CURRICULUM = probe_learning.Curriculum(probe_learning.actor_critic(ppo.PPO, learning_rate=0.02), 80)
 
 
-# Memory, and another kind of action; the rest is for the slow tests.
-QUICK = (probes.Memory, probes.ContinuousReward)
+# Another kind of action; the rest is for the slow tests.
+QUICK = (probes.ContinuousReward,)
 
 
 @pytest.fixture(scope="module", name="learnt")

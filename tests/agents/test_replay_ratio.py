@@ -32,10 +32,9 @@ def _alphazero():
     "name",
     [
         "r2d2",
-        "sac",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("dqn", "sac_discrete", "muzero", "alphazero")
+            for name in ("dqn", "sac", "sac_discrete", "muzero", "alphazero")
         ),
     ],
 )

@@ -265,6 +265,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, config, binding, phr
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_run_without_a_directory_says_what_it_is_and_what_its_files_overrule(tmp_path, config):
     later = tmp_path / "later.gin"
     later.write_text("SEED = 5\nTOTAL_STEPS = 128\nNUM_ENVS = 4\n")
