@@ -33,8 +33,6 @@ SMALL = (
 
 # What packages are imported as, where that is not their name.
 MODULES = {"gin-config": "gin", "orbax-checkpoint": "orbax", "pillow": "PIL", "dm-env": "dm_env"}
-# Returns and losses are to stand on it; until then tests and a baseline use it.
-NOT_YET = {"rlax"}
 
 
 def test_library_code_imports_every_package_that_it_requires():
@@ -46,7 +44,7 @@ def test_library_code_imports_every_package_that_it_requires():
     imported = set(re.findall(r"^\s*(?:import|from) (\w+)", source, re.MULTILINE))
     unused = {name for name in required if MODULES.get(name, name) not in imported}
     assert len(required) > 10
-    assert unused <= NOT_YET
+    assert not unused
 
 
 @pytest.fixture(name="elsewhere")
