@@ -1,6 +1,5 @@
 """Tests of training as a user starts, stops, kills and resumes it: real processes."""
 
-import importlib
 import json
 import os
 import pathlib
@@ -15,7 +14,7 @@ import time
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
-from podracers.training import experiment
+from podracers.training import experiment, train
 from tests import processes
 
 USER_ENVIRONMENT = '''
@@ -288,9 +287,7 @@ def test_a_run_without_a_directory_says_what_it_is_and_what_its_files_overrule(t
     assert resumed.stdout.count(" sets ") == 1
 
 
-def test_the_directory_of_a_population_says_all_of_its_seeds(config, monkeypatch):
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    train = importlib.import_module("train")
+def test_the_directory_of_a_population_says_all_of_its_seeds(config):
     settings = experiment.load([str(config)], ["Anakin.population = 8"])
     path = train._default(str(config), settings, settings.build())
     assert re.fullmatch(r"runs/tiny-anakin-seeds3-10-\d{8}-\d{6}", path)
