@@ -131,7 +131,8 @@ def test_a_contender_that_fails_says_so(scripts, make, message):
     failing.kill()
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("ppo", marks=pytest.mark.slow), "impala"])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
 def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch, algorithm):
     settings = scripts.single_file_sebulba.Settings(algorithm, 4, 8, epochs=1, num_minibatches=2)
     options = {**ATARI, "max_episode_steps": 30}
