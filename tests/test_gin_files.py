@@ -54,7 +54,6 @@ COMPILED = {
     "cartpole_dqn",
     "memory_r2d2",
     "pendulum_sac",
-    "catch_muzero",
 }
 SLOW = ("brax", "breakout", "atari_classic", "sac_mujoco", "sac_pixels")
 # What a file leaves for the user to choose.

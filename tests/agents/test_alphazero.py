@@ -72,6 +72,7 @@ def test_two_devices_learn_what_one_does(made):
     assert learner.gradient_steps > 0
 
 
+@pytest.mark.slow
 def test_it_learns_on_the_host_too(made):
     agent, candidate, (rollouts, _, _) = made
     others, learner, _ = _learn("sebulba", agent, candidate, 1)

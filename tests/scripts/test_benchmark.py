@@ -126,6 +126,7 @@ def test_a_contender_that_fails_says_so(scripts, make, message):
     failing.kill()
 
 
+@pytest.mark.slow
 def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch):
     settings = scripts.single_file_sebulba.Settings(num_envs=4, rollout_length=8)
     options = {**ATARI, "max_episode_steps": 30}

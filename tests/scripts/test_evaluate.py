@@ -98,6 +98,7 @@ def test_evaluates_the_best_checkpoint(run_dir):
     assert result.stdout.startswith(f"step {int(best):,}: ")
 
 
+@pytest.mark.slow
 def test_evaluates_and_draws_a_game_that_is_played_on_the_host(tmp_path):
     config = processes.config_file(tmp_path, _HOST)
     options = {"environment": _FROM_HERE}

@@ -169,6 +169,7 @@ def test_a_run_that_is_killed_ends_as_if_left_alone(reference, folder, config, k
     _kill_and_resume(reference, folder / f"killed-{kills}", config, kills)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(reference, folder):
     path = folder / "damaged"
     shutil.copytree(reference, path)
@@ -232,6 +233,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(disk)], check=False)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_run_and_loses_nothing(reference, small_disk, config):
     path = small_disk / "run"
     full = processes.run("train", "--gin_file", config, "--run_dir", path)

@@ -144,6 +144,7 @@ def _assert_traceback(ended, *order):
 # Failures.
 
 
+@pytest.mark.slow
 def test_an_environment_that_raises(config, tmp_path):
     path = tmp_path / "run"
     fault = ("Faulty.what = 'raise'", "Faulty.step = 61", "Faulty.stream = 5")  # of update 7
@@ -356,9 +357,14 @@ def test_a_second_interrupt_does_not_wait(config, tmp_path):
     assert _checkpoints(path)[-1] in (256, 384)
 
 
-def test_a_run_that_is_killed_takes_its_workers_along_and_resumes(config, tmp_path):
+@pytest.mark.parametrize(
+    ("bindings", "num_workers"), [((), 0), pytest.param(WORKERS, 2, marks=pytest.mark.slow)]
+)
+def test_a_run_that_is_killed_takes_its_workers_along_and_resumes(
+    config, tmp_path, bindings, num_workers
+):
     path = tmp_path / "run"
-    process = _start("--gin_file", config, "--run_dir", path, bindings=WORKERS)
+    process = _start("--gin_file", config, "--run_dir", path, bindings=bindings)
     workers = []
 
     def learns():
@@ -367,7 +373,7 @@ def test_a_run_that_is_killed_takes_its_workers_along_and_resumes(config, tmp_pa
 
     killed = processes.interrupt(process, signal.SIGKILL, learns)
     assert killed.returncode == -signal.SIGKILL
-    assert len(workers) == 2
+    assert len(workers) == num_workers
     _finish(process)
     saved = _checkpoints(path)
     resumed = _resume(path)
