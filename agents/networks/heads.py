@@ -7,8 +7,8 @@ before the squash, so no log-probability needs an inverse hyperbolic tangent and
 precision.
 
 The formulas are written out rather than taken from distrax, which the tests use as their reference:
-importing it costs 0.6 s at start-up, and its squashed normal has to invert the squash of an action
-(the log-probability of tanh(12) is NaN there).
+its squashed normal has to invert the squash of an action (the log-probability of tanh(12) is NaN
+there).
 
 Axis legend: `...` any leading axes, `B` streams, `D` parts or components of an action, `A` the
 largest number of values of a part.
@@ -52,11 +52,6 @@ class ActionHead(Protocol):
 
     def entropy(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
         """Returns the entropy `[...]` in nats."""
-
-    def kl(
-        self, outputs_p: jax.Array, outputs_q: jax.Array, mask: jax.Array | None = None
-    ) -> jax.Array:
-        """Returns the divergence `KL(p || q)` `[...]` in nats."""
 
     def to_action(self, raw: jax.Array) -> jax.Array:
         """Returns the action as the environment takes it."""
@@ -112,11 +107,6 @@ class Categorical:
         log_p = _log_softmax(outputs, mask)
         return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
 
-    def kl(self, outputs_p, outputs_q, mask=None):
-        """Returns `[...]`; both policies see the same mask."""
-        log_p, log_q = _log_softmax(outputs_p, mask), _log_softmax(outputs_q, mask)
-        return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
-
     def to_action(self, raw):
         """Returns `raw`."""
         return raw
@@ -165,11 +155,6 @@ class MultiDiscrete:
         """Returns `[...]`, summed over the parts."""
         log_p = self._log_softmax(outputs, mask)
         return -jnp.sum(jnp.exp(log_p) * log_p, axis=(-2, -1))
-
-    def kl(self, outputs_p, outputs_q, mask=None):
-        """Returns `[...]`, summed over the parts."""
-        log_p, log_q = self._log_softmax(outputs_p, mask), self._log_softmax(outputs_q, mask)
-        return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=(-2, -1))
 
     def to_action(self, raw):
         """Returns `raw`."""
@@ -234,15 +219,6 @@ class Gaussian:
         del mask
         _, log_std = self._mean_and_log_std(outputs)
         return jnp.sum(0.5 + _HALF_LOG_TAU + log_std, axis=-1)
-
-    def kl(self, outputs_p, outputs_q, mask=None):
-        """Returns `[...]`, summed over the components."""
-        del mask
-        mean_p, log_std_p = self._mean_and_log_std(outputs_p)
-        mean_q, log_std_q = self._mean_and_log_std(outputs_q)
-        ratio = jnp.exp(2.0 * (log_std_p - log_std_q))
-        distance = jnp.square((mean_p - mean_q) * jnp.exp(-log_std_q))
-        return jnp.sum(0.5 * (ratio + distance - 1.0) + log_std_q - log_std_p, axis=-1)
 
     def to_action(self, raw):
         """Returns float32 `[..., *shape]` within the bounds."""
