@@ -55,6 +55,7 @@ def compared(folder, config):
     return arguments, output, result
 
 
+@pytest.mark.slow
 def test_trains_each_runner_with_each_seed_and_says_what_they_reached(compared):
     _, output, result = compared
     headlines = [line for line in result.stdout.splitlines() if line.startswith("[")]
@@ -81,6 +82,7 @@ def test_trains_each_runner_with_each_seed_and_says_what_they_reached(compared):
         assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 50
 
 
+@pytest.mark.slow
 def test_a_repeated_command_trains_nothing_twice_and_refuses_what_differs(compared):
     arguments, output, _ = compared
     summaries = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/summary.json")}
