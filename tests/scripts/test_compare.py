@@ -22,7 +22,7 @@ experiment.Experiment.checkpoint_period = 0
 experiment.Experiment.log_period = 5  # updates
 experiment.Experiment.evaluation_period = 50  # updates
 """
-STEPS = 100 * 64
+STEPS = 300 * 64
 CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "true"}  # what is timed here matters to nobody
 
 
