@@ -18,7 +18,7 @@ experiment.Experiment.checkpoint_period = 0
 experiment.Experiment.log_period = 5  # updates
 experiment.Experiment.evaluation_period = 50  # updates
 """
-STEPS = 100 * 64
+STEPS = 300 * 64
 CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "true"}  # what is timed here matters to nobody
 
 
@@ -51,6 +51,7 @@ def compared(folder, config, run):
     return arguments, output, result
 
 
+@pytest.mark.slow
 def test_trains_each_runner_with_each_seed_and_says_what_they_reached(compared):
     _, output, result = compared
     headlines = [line for line in result.stdout.splitlines() if line.startswith("[")]
@@ -77,6 +78,7 @@ def test_trains_each_runner_with_each_seed_and_says_what_they_reached(compared):
         assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 50
 
 
+@pytest.mark.slow
 def test_a_repeated_command_trains_nothing_twice_and_refuses_what_differs(compared, run):
     arguments, output, _ = compared
     summaries = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/summary.json")}

@@ -151,9 +151,10 @@ def test_a_signal_before_training_began_is_no_failure(folder, config):
 def _kill_and_resume(reference, path, config, kills):
     chance = random.Random(kills)
     arguments = ("--gin_file", config)
-    for _ in range(kills):
+    for kill in range(kills):
         process = processes.start("train", "--run_dir", path, *arguments)
-        target = processes.num_lines(path) + chance.randrange(2, 9)
+        # The first time after the first checkpoint, of update 8.
+        target = processes.num_lines(path) + chance.randrange(1, 5) + (8 if kill == 0 else 0)
         killed = processes.interrupt(
             process, signal.SIGKILL, lambda target=target: processes.num_lines(path) >= target
         )

@@ -172,12 +172,14 @@ def test_one_that_never_comes_is_named_by_all_others():
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_without_process_0_the_others_end():
     _, other = _run("begin(3.0) if process else os._exit(0)", num_devices=1)
     _assert_failed(other, "within 3 s nothing was heard of process 0 at 127.0.0.1:", "refused")
 
 
-@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
 def test_one_that_is_lost_while_jax_starts_ends_the_others_at_once(lost):
     """The others are in a call of JAX's that waits for all, and lasts for minutes."""
     began = time.monotonic()
@@ -196,6 +198,7 @@ begin()
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_one_that_is_lost_before_all_have_come_ends_process_0_at_once():
     first, *_ = _run(
         """
@@ -234,7 +237,8 @@ elif process == 2:
     _assert_failed(first, "within 10 s nothing was heard of process 1, 2")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("localhost", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_nothing_listens_but_at_the_address_of_the_coordinator(host):
     first, _ = _run(
         f"""

@@ -170,6 +170,7 @@ def test_greedy_returns_are_logged_beside_sampled_ones(population):
     assert last["greedy_return"] == pytest.approx(np.mean(by_seed))
 
 
+@pytest.mark.slow
 def test_an_agent_without_the_option_is_evaluated_as_it_is(settings, tmp_path):
     def foreign(spec):
         return contract.Recorder(settings.agent(spec=spec))
@@ -182,6 +183,7 @@ def test_an_agent_without_the_option_is_evaluated_as_it_is(settings, tmp_path):
     assert not [name for name in (*names, *summary["evaluation"]) if "greedy" in name]
 
 
+@pytest.mark.slow
 def test_a_member_of_a_population_is_the_run_of_its_seed(settings, population, tmp_path):
     directory, _ = population
 
@@ -226,6 +228,7 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, popul
     )
 
 
+@pytest.mark.slow
 def test_resuming_what_never_saved_starts_from_the_beginning(settings, population, tmp_path):
     directory = run_directory.RunDirectory(tmp_path)
     directory.write(directory.config, population[0].config.read_text())
@@ -283,7 +286,11 @@ def _remove_log(path):
 def short(tmp_path_factory):
     """Six updates of either runner."""
     folder = tmp_path_factory.mktemp("short")
-    extra = "TOTAL_STEPS = 384\nexperiment.Experiment.evaluation_period = 4  # updates\n"
+    extra = """
+TOTAL_STEPS = 384
+experiment.Experiment.evaluation_period = 4  # updates
+experiment.Experiment.checkpoint_period = 2  # updates
+"""
     files = {"anakin": [str(processes.config_file(folder, extra))]}
     files["sebulba"] = [*files["anakin"], str(processes.ROOT / "gin/runners/sebulba.gin")]
     with config.using(config.snapshot()):  # tests that change a copy of `settings` need its own
