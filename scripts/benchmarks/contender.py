@@ -54,8 +54,12 @@ class Contender:
         self._here, there = _SPAWN.Pipe()
         # Not a daemon: it may have processes of its own.
         self._process = _SPAWN.Process(target=_serve, args=(there, log, make, arguments))
-        with _undisturbed(), mock.patch.dict(os.environ, environment or {}):
-            self._process.start()
+        try:
+            with _undisturbed(), mock.patch.dict(os.environ, environment or {}):
+                self._process.start()
+        except BaseException:  # such as a Ctrl-C that was held back
+            self.kill()
+            raise
         there.close()
 
     def __call__(self) -> float:
@@ -102,7 +106,7 @@ class Contender:
             with contextlib.suppress(ProcessLookupError):  # it leads no session yet
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
-        self._process.join()
+            self._process.join()
 
 
 @contextlib.contextmanager
