@@ -71,7 +71,8 @@ def _wait_for(num_lines: int, run_dir: pathlib.Path, started) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("runner", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
 def test_two_processes_learn_what_one_learns(runner, reference, tmp_path):
     """The same curve and the same parameters; process 1 need not see the run directory."""
     config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"

@@ -300,15 +300,16 @@ _MAKING, _COLLECTING = ("make", 0, "actor"), ("recv", 61, "actor")
 _EVALUATING = ("recv", 5, "evaluation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "where", "step", "who"),
     [
         (signal.SIGINT, *_COLLECTING),
-        pytest.param(signal.SIGTERM, *_EVALUATING, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, *_MAKING, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, *_MAKING, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, *_COLLECTING, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, *_EVALUATING, marks=pytest.mark.slow),
+        (signal.SIGTERM, *_EVALUATING),
+        (signal.SIGTERM, *_MAKING),
+        (signal.SIGINT, *_MAKING),
+        (signal.SIGTERM, *_COLLECTING),
+        (signal.SIGINT, *_EVALUATING),
     ],
 )
 def test_a_signal_ends_a_run_in_order(config, tmp_path, number, where, step, who):
