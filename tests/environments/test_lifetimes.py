@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from environments import catch, delayed_chains, lifetimes, tabular_grids
-from podracers import batch, environment, errors, tasks, types
+from podracers import environment, errors, tasks, types
+from tests.environments import q_learning
 
 MIXTURE = lifetimes.Mixture(
     (tabular_grids.TabularGrids(("small", "sparse")), delayed_chains.DelayedChains(("short",)))
@@ -18,18 +19,18 @@ NUM_STREAMS, NUM_ENVS, PERIOD = 40, 3, 10
 def _stream():
     """Time steps `[81, 40]` of random lifetimes, and the states after them."""
     candidate = lifetimes.Lifetimes(MIXTURE, NUM_ENVS, PERIOD, max_periods=4)
-    batched = batch.BatchedEnvironment(candidate, reset_batch=4)
 
     def step(carry, key):
         state, timestep = carry
         mask = timestep.observation[environment.ACTION_MASK]
-        action = jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf))
-        state, following = batched.step(state, action)
-        return (state, following), following
+        act_key, reset_key = jax.random.split(key)
+        action = jax.random.categorical(act_key, jnp.where(mask, 0.0, -jnp.inf))
+        carry = q_learning.advance(candidate, state, timestep, action, reset_key)
+        return carry, carry[1]
 
     @jax.jit
     def run(key):
-        start = batched.init(jax.random.split(key, NUM_STREAMS))
+        start = q_learning.begin(candidate, key, NUM_STREAMS)
         (state, _), later = jax.lax.scan(step, start, jax.random.split(key, 80))
         return state, jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), start[1], later)
 
