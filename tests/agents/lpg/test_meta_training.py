@@ -68,7 +68,7 @@ def test_a_rule_is_learnt_and_lives_end(history):
     np.testing.assert_array_equal(steps[~born], age[~born])
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
+@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_the_number_of_devices_changes_nothing(history, num_devices):
     _, expected, _ = history
     runner = _runner(num_devices)
@@ -221,16 +221,15 @@ def test_the_bandit_prefers_what_earns_more():
 
 
 def test_the_norm_of_a_step_is_clipped():
-    agent = lifetimes.agent(max_grad_norm=1e-9, adam_epsilon=1.0, learning_rate=1.0)
-    runner = anakin.Anakin(
-        agent, lifetimes.candidate(), NUM_LIFETIMES, lifetimes.PERIOD, num_devices=1
-    )
-    before = runner.init(0)
-    params = jax.device_get(before.learner.train_state.params)
-    after, report = runner.step(before, 1)
-    assert report.means["gradient_norm"].result() > 1e-4
-    for x, y in zip(_numbers(params), _numbers(after.learner.train_state.params)):
-        np.testing.assert_allclose(x, y, atol=1e-8)
+    agent = lifetimes.agent(max_grad_norm=1e-3, adam_epsilon=1.0)
+    params = agent.rule.init(jax.random.key(0))
+    state = agent._optimizer.init(params)
+    gradient = jax.tree.map(lambda x: 1e3 * jnp.ones_like(x), params)
+    updates, _ = agent._optimizer.chain.update(gradient, state.optimizer_state)
+    norm = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(updates)))
+    np.testing.assert_allclose(
+        norm, 1e-3, rtol=0.01
+    )  # of Adam, epsilon is nearly all it divides by
 
 
 @pytest.mark.parametrize(
