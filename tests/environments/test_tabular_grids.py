@@ -177,25 +177,22 @@ class _ExploringStarts(lifetimes.FixedTask):
 # Steps of each stream, and the share of the optimum that the greedy policy reaches. It is
 # stationary, and the optimum knows how much time is left.
 @pytest.mark.parametrize(
-    ("level", "num_steps", "gamma", "share"),
+    ("level", "num_steps", "share"),
     [
-        ("small", 3_000, 0.99, 0.95),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("dense", 40_000, 0.99, 0.95),
-                ("sparse", 20_000, 0.99, 0.95),
-                ("long", 60_000, 0.995, 0.95),
-                ("longer", 100_000, 0.995, 0.9),
-                ("long_dense", 60_000, 0.995, 0.95),
-            ]
-        ),
+        ("small", 4_000, 0.95),
+        pytest.param("dense", 40_000, 0.95, marks=pytest.mark.slow),
+        pytest.param("sparse", 20_000, 0.95, marks=pytest.mark.slow),
+        pytest.param("long", 40_000, 0.95, marks=pytest.mark.slow),
+        pytest.param("longer", 60_000, 0.93, marks=pytest.mark.slow),
+        pytest.param("long_dense", 40_000, 0.95, marks=pytest.mark.slow),
     ],
 )
-def test_q_learning_reaches_the_optimum(level, num_steps, gamma, share):
+def test_q_learning_reaches_the_optimum(level, num_steps, share):
     family = tabular_grids.TabularGrids((level,), num_actions=(9,))
     task = lifetimes.FixedTask(family)
-    reached = q_learning.learn(task, num_steps, gamma, _ExploringStarts(family))
+    starts = None if level == "small" else _ExploringStarts(family)
+    # A discount that tells near objects from far ones; their rewards decide nothing else.
+    reached = q_learning.learn(task, num_steps, gamma=0.95, starts=starts)
     assert share * task.optimal_return < reached < 1.05 * task.optimal_return
 
 
