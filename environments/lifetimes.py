@@ -9,6 +9,7 @@ Axis legend: `E` environments of one agent, `F` rows, `A` actions.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,11 +54,11 @@ class FixedTask:
         """The shapes of the family."""
         return self.tasks.spec
 
-    @property
+    @functools.cached_property
     def params(self) -> Any:
         """The parameters of the task, in NumPy."""
         with jax.ensure_compile_time_eval():
-            return jax.device_get(self.tasks.sample(jax.random.key(self.seed)))
+            return jax.device_get(jax.jit(self.tasks.sample)(jax.random.key(self.seed)))
 
     @property
     def optimal_return(self) -> float:
