@@ -50,12 +50,8 @@ class _Module(nn.Module):
     def __call__(self, states, observation, first):
         """Returns `Output` `[T, B, ...]` and the states after it."""
         features, state = self.torso(states[0], observation, first)
-        logits = networks.linear(
-            layers.Dense(self.num_actions, scale=0.01, name="policy"), features
-        )
-        prediction = networks.linear(
-            layers.Dense(self.prediction_size, scale=0.01, name="prediction"), features
-        )
+        logits = layers.Dense(self.num_actions, scale=0.01, name="policy")(features)
+        prediction = layers.Dense(self.prediction_size, scale=0.01, name="prediction")(features)
         return Output(logits, prediction), (state,)
 
 
