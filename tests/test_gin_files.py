@@ -38,6 +38,7 @@ SMALL_AGENTS = {
         "Search.num_simulations = 2",
     ),
     "AlphaZero": ("AlphaZero.batch_size = 8", "Search.num_simulations = 2"),
+    "LPG": ("LPG.chunk_length = 2", "LPG.updates = 1"),
     "R2D2": ("R2D2.replay_capacity = 4_000", "R2D2.min_replay = 8", "R2D2.batch_size = 8"),
     "SAC": (
         "SAC.batch_size = 8",
@@ -69,10 +70,16 @@ BESIDE = {
     f"gin/agents/{path.name}": ("gin/environments/pong.gin",)
     for path in (ROOT / "gin/agents").glob("*_atari.gin")
 }
+BESIDE["gin/agents/lpg.gin"] = ("gin/environments/lifetimes.gin",)
 BESIDE["gin/agents/alphazero.gin"] = ("gin/environments/catch_searchable.gin",)
 
 
+_SLOW_PARTS = {("agents", "lpg"), ("environments", "lifetimes")}  # to compile
+
+
 def _is_slow(path):
+    if (path.parent.name, path.stem) in _SLOW_PARTS:
+        return True
     return path.stem.startswith(SLOW) or (path.parent.name, path.stem[-6:]) == ("agents", "_atari")
 
 

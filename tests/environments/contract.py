@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from environments import cartpole, catch, gridworld, pendulum, probes, wrappers
+from environments import (
+    cartpole,
+    catch,
+    delayed_chains,
+    gridworld,
+    lifetimes,
+    pendulum,
+    probes,
+    tabular_grids,
+    wrappers,
+)
 from podracers import environment, types
 from podracers.training import check
 
@@ -23,6 +33,16 @@ ENVIRONMENTS: dict[str, Callable[[], environment.Environment]] = {
     "gridworld": gridworld.GridWorld,
     "cartpole": cartpole.CartPole,
     "pendulum": lambda: pendulum.Pendulum(max_episode_steps=40),
+    "tabular_grid": lambda: lifetimes.FixedTask(tabular_grids.TabularGrids(("small",))),
+    "delayed_chain": lambda: lifetimes.FixedTask(delayed_chains.DelayedChains(("distractor",))),
+    "lifetimes": lambda: lifetimes.Lifetimes(
+        lifetimes.Mixture(
+            (tabular_grids.TabularGrids(("small",)), delayed_chains.DelayedChains(("short",)))
+        ),
+        num_envs=2,
+        period=10,
+        max_periods=4,
+    ),
     "multi_discrete_masked": lambda: probes.MultiDiscreteReward(masked=True),
     "time_limit": lambda: wrappers.TimeLimit(cartpole.CartPole, max_episode_steps=10),
     "flat_observation": lambda: wrappers.FlattenObservation(probes.MaskedAction),

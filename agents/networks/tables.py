@@ -1,0 +1,56 @@
+"""Tables: features of observations that are numbers of rows.
+
+Axis legend: `N` observations, `F` rows of each, `D` features.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from agents.networks import encoders
+from podracers import errors
+
+
+def sum_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns the sum of rows of a table, `[..., D]`.
+
+    Rows are gathered, and the gradient scatters: the product of one-hot rows with a table would
+    multiply by zero nearly everywhere.
+
+    Args:
+      table: `[S, D]`.
+      rows: `[..., F]` integers from 0; those of `S` and more stand for no row.
+    """
+    gathered = jnp.take(table, rows, axis=0, mode="fill", fill_value=0.0)
+    return jnp.sum(gathered, axis=-2)
+
+
+class Table(nn.Module):
+    """A row of learnt features for each number in the observation, summed.
+
+    Attributes:
+      num_rows: `S`, numbers that there are.
+      features: `D`.
+    """
+
+    num_rows: int
+    features: int = 64
+
+    def __post_init__(self):
+        """Refuses sizes that cannot be."""
+        for name in ("num_rows", "features"):
+            errors.require_count(self, name)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns features `[N, D]`."""
+        leaves = jax.tree.leaves(encoders.without_mask(observation))
+        if not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves):
+            raise errors.UserError(
+                f"Table needs observations that are integers, got {[str(x.dtype) for x in leaves]}"
+            )
+        rows = jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+        initializer = nn.initializers.normal(1.0)
+        table = self.param("table", initializer, (self.num_rows, self.features))
+        return sum_rows(table, rows)
