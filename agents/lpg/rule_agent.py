@@ -105,7 +105,7 @@ class RuleAgent:
     network: Callable[..., networks.Network] = policy_and_prediction
     learning_rate: float = options.positive(5e-4)
     adam_epsilon: float = 1e-8
-    max_grad_norm: float | None = options.positive(0.5)
+    max_grad_norm: float | None = options.optional_positive(0.5)
     prediction_cost: float = 0.5
     normalize_observations: bool = False
     reward_scale: float = 1.0
