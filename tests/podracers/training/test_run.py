@@ -246,7 +246,9 @@ class Harm:
 
     def __bool__(self):
         if self._harm and processes.num_lines(self._path) >= self._lines:
+            deadline = time.monotonic() + 60.0  # seconds
             while not any(path.name.isdigit() for path in (self._path / "checkpoints").iterdir()):
+                assert time.monotonic() < deadline, "the run has not saved"
                 time.sleep(0.01)
             harm, self._harm = self._harm, None
             harm(self._path)
