@@ -15,6 +15,7 @@ EXPERIMENTS = {
     "sac": "pendulum_sac",
     "muzero": "catch_muzero",
     "alphazero": "catch_alphazero",
+    "lpg": "lpg_small",
 }
 RUNNERS = {"Anakin": (), "Sebulba": ("gin/runners/sebulba.gin",)}
 _COMPILING = records.Kind("compiling", "s", records.LOWER, 2)

@@ -13,7 +13,7 @@ CASES = {
     "numbered by a float": ((), np.float64, 0.0, 2.0, None, 1, 1.0),
     "one part": ((1,), np.int64, 1, 3, (3,), 0, [1]),
     "one part of many agents": ((1,), np.int32, 0, 2, (1, 3), [1], [1]),
-    "parts": ((2,), np.int32, [0, 1], [1, 4], (2, 4), [1, 3], [1, 4]),
+    "parts": ((3,), np.int32, [0, 1, 0], [1, 3, 3], (3, 4), [1, 2, 3], [1, 3, 3]),
     "joint": ((2,), np.int32, [0, 1], [1, 3], (2, 3), 5, [1, 3]),
     "parts without a mask": ((2, 1), np.int32, 0, [[1], [2]], None, [1, 2], [[1], [2]]),
     "continuous": ((2,), np.float64, -0.1, 0.3, None, [-0.1, 0.3], [-0.1, 0.3]),
@@ -38,7 +38,7 @@ def test_actions_are_translated_one_at_a_time_and_in_batches(name):
 def test_masks_follow_the_actions():
     shapes = {name: adaptors.action_codec(*case[:5]).mask_shape() for name, case in CASES.items()}
     assert shapes["discrete"] == (4,) and shapes["joint"] == (6,)
-    assert shapes["parts"] == (2, 4) and shapes["one part of many agents"] == (1, 3)
+    assert shapes["parts"] == (3, 4) and shapes["one part of many agents"] == (1, 3)
 
 
 def test_a_value_that_the_mask_does_not_cover_is_no_action():

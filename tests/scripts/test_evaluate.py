@@ -1,6 +1,5 @@
 """Tests of evaluating a run from its folder."""
 
-import importlib
 import itertools
 import json
 import re
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image
 
 from podracers import errors
+from podracers.training import evaluate
 from tests import processes
 
 # So many that other episodes have another mean return.
@@ -156,8 +156,6 @@ def test_draws_a_game_of_gymnasiums_that_renders_itself(tmp_path):
 
 
 def test_mistakes(run_dir, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(processes.ROOT / "scripts"))
-    evaluate = importlib.import_module("evaluate")
     empty = tmp_path / "empty"
     empty.mkdir()
     shutil.copy(run_dir / "config.gin", empty)
