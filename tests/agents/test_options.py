@@ -6,7 +6,7 @@ import math
 import pytest
 
 from agents import alphazero, dqn, impala, muzero, ppo, r2d2, sac
-from environments import catch, searchable
+from environments import catch, wrappers
 from podracers import errors
 
 _GAME = catch.Catch()
@@ -17,7 +17,7 @@ _AGENTS = {
     "R2D2": functools.partial(r2d2.R2D2, _GAME.spec),
     "SAC": functools.partial(sac.SAC, _GAME.spec),
     "MuZero": functools.partial(muzero.MuZero, _GAME.spec),
-    "AlphaZero": functools.partial(alphazero.AlphaZero, searchable.Searchable(_GAME).spec),
+    "AlphaZero": functools.partial(alphazero.AlphaZero, wrappers.Searchable(_GAME).spec),
 }
 
 
