@@ -34,11 +34,13 @@ def _learnt():
     return CURRICULUM.learn_together()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", probe_learning.ALIKE, ids=lambda probe: probe.__name__)
 def test_values_of_probes_that_are_alike(learnt, probe):
     learnt.assert_values(probe)
 
 
+@pytest.mark.slow
 def test_memory_cannot_be_learnt(learnt):
     """No feed-forward network can; R2D2 does: see `test_r2d2_probes.py`."""
     assert abs(learnt.mean_return(probes.Memory)) < 0.4

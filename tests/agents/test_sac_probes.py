@@ -29,6 +29,7 @@ class _Valuing:
     """SAC whose extras tell the value of a time step; acting itself needs no critics."""
 
     agent: sac.SAC
+    greedy_evaluation: bool = False
 
     def __getattr__(self, name):
         return getattr(self.agent, name)
@@ -37,7 +38,8 @@ class _Valuing:
         return _ActorParams(self.agent.actor_params(learner), learner.params.critic)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
-        action, state, _ = self.agent.act(params.acting, actor_state, timestep, key, evaluation)
+        agent = dataclasses.replace(self.agent, greedy_evaluation=self.greedy_evaluation)
+        action, state, _ = agent.act(params.acting, actor_state, timestep, key, evaluation)
         seen = self.agent._kind.to_critics(action)
         features = encoders.without_mask(timestep.observation)
         values = self.agent._network.values(params.critic, features, seen)

@@ -73,6 +73,7 @@ def _optimal(ball_row, ball_column, paddle_column):
     return (1.0 if caught else -1.0) * GAMMA ** (steps - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gumbel", pytest.param("puct", marks=pytest.mark.slow)])
 def test_with_the_true_model_of_catch_value_and_action_are_optimal(kind):
     keys = _keys()[: len(SITUATIONS)]

@@ -61,6 +61,7 @@ def _population():
     return _runner(population=len(SEEDS))
 
 
+@pytest.mark.slow
 def test_members_of_a_population_equal_runs_of_their_own(single, population):
     state, report = population.step(population.init(SEEDS[0]), 6)
     assert state.key.shape == (len(SEEDS),)

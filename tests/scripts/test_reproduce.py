@@ -38,6 +38,7 @@ def _summary(folder, seed):
     return json.loads((folder / f"seed-{seed}" / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_row_is_trained_by_its_command_and_recorded(recorded):
     ledger, folder, result = recorded
     assert "[2/2] python scripts/train.py --gin_file" in result.stdout
@@ -56,6 +57,7 @@ def test_a_row_is_trained_by_its_command_and_recorded(recorded):
     assert {"date", "hardware", "jax", "random_policy"} <= measured.keys()
 
 
+@pytest.mark.slow
 def test_a_repetition_is_identical_and_changes_nothing(recorded, run, tmp_path):
     ledger, folder, _ = recorded
     before = ledger.read_text()
@@ -108,6 +110,7 @@ def _changed(recorded, folder, returns):
     return ("tiny", "--results", folder / "other.json", "--out", output, "--seeds", 2)
 
 
+@pytest.mark.slow
 def test_other_returns_are_judged_and_what_is_there_is_not_trained_again(
     recorded, main, tmp_path, capsys
 ):
@@ -165,6 +168,7 @@ def test_equal_returns_of_other_runs_are_not_identical(modules):
     assert not differs
 
 
+@pytest.mark.slow
 def test_the_list_says_which_rows_were_stopped_early(recorded, main, tmp_path, capsys):
     rows = json.loads(recorded[0].read_text())
     rows[0]["measured"]["agent_steps"] = 1280
@@ -174,6 +178,7 @@ def test_the_list_says_which_rows_were_stopped_early(recorded, main, tmp_path, c
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_list_says_how_long_each_row_takes(recorded, main, capsys):
     assert main("--list", "--results", recorded[0]) == 0
     heading, line = capsys.readouterr().out.splitlines()
@@ -217,12 +222,14 @@ def test_mistakes_are_found_before_anything_is_trained(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_row_is_refused(recorded, main, tmp_path):
     other = _ledger(tmp_path, processes.config_file(tmp_path, EXTRA))
     with pytest.raises(errors.UserError, match="holds something else; name another --out"):
         main("tiny", "--results", other, "--out", recorded[1], "--seeds", 2)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_all_with_its_line_and_its_code(run, tmp_path):
     config = processes.config_file(tmp_path, EXTRA)
     ledger = _ledger(tmp_path, config, gin_bindings=["PPO.num_minibatches = 7"])

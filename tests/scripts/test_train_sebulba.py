@@ -104,7 +104,7 @@ def _session(leader):
 
 
 def _workers(process):
-    return [command for command in _session(process.pid) if "_workers.work(" in command]
+    return [command for command in _session(process.pid) if "async_vector.work(" in command]
 
 
 def _signal(process, number, when):

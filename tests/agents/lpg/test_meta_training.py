@@ -93,6 +93,7 @@ def test_a_saved_state_goes_on_bit_for_bit(history):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_sebulba_learns_the_same_rule():
     state, _ = (runner := _runner()).step(runner.init(0), 3)
     host = sebulba.Sebulba(

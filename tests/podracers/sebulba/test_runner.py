@@ -199,6 +199,7 @@ def test_an_environment_that_hangs_in_closing_does_not_hold_the_run(made):
     _assert_closed(factory)
 
 
+@pytest.mark.slow
 def test_a_slow_actor_is_no_hang_and_nor_are_those_that_wait_for_it(made):
     runner, factory = made
     state, _ = runner.step(runner.init(0), 1)
