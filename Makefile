@@ -2,7 +2,7 @@
 #   make train                        train PPO on Snake with Anakin
 #   make EXPERIMENT=cartpole_ppo RUNNER=sebulba train   another of gin/experiments
 #   make test                         the test suite (without the slow and the learning tests)
-#   make test-all                     with the slow ones, as continuous integration does
+#   make test-all                     with the slow ones
 #   make check                        what can be said in seconds
 #   make PYTHON=python3.12 install    choose the interpreter of a new .venv
 #   make EXTRAS=cuda install          choose the accelerator: cuda, tpu, or nothing for the CPU
