@@ -14,6 +14,7 @@ import ctypes
 import faulthandler
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -31,8 +32,10 @@ class _Guardian:
     """The process that watches this one, and the thread that tells it so."""
 
     def __init__(self):
+        # An editable installation may be found by an import hook, which `-S` leaves out.
+        path = [*sys.path, str(pathlib.Path(__file__).resolve().parents[2])]
         program = (
-            f"import sys; sys.path[:] = {sys.path!r}\n"
+            f"import sys; sys.path[:] = {path!r}\n"
             f"from podracers.supervision import guardian; guardian.watch({os.getpid()})"
         )
         self.process = subprocess.Popen(

@@ -171,3 +171,22 @@ watchdog.expect_end()
     assert ended.returncode == 1
     assert "alive" in ended.stdout
     assert "no thread of Python has run" in ended.stderr
+
+
+def test_the_guardian_starts_where_only_an_import_hook_finds_the_project(tmp_path):
+    program = """
+import subprocess
+from podracers.supervision import watchdog
+guardian = watchdog._Guardian()
+try:
+    guardian.process.wait(2.0)
+    raise SystemExit("the guardian has ended")
+except subprocess.TimeoutExpired:
+    pass
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
