@@ -1,5 +1,5 @@
-# For the CPU, or with --build-arg ACCELERATOR=cuda for NVIDIA GPUs: the wheels bring CUDA along, the
-# host its driver and the NVIDIA container toolkit.
+# For the CPU, or with --build-arg ACCELERATOR=cuda13 (or cuda12) for NVIDIA GPUs: the wheels bring
+# CUDA along, the host its driver and the NVIDIA container toolkit.
 #   docker build --tag podracers .
 #   docker run --init --rm --volume "$PWD/runs:/podracers/runs" podracers
 FROM python:3.11-slim-bookworm
@@ -9,8 +9,8 @@ ARG ACCELERATOR=cpu
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
 RUN case "$ACCELERATOR" in \
-      cpu | cuda) ;; \
-      *) echo "ACCELERATOR: expected cpu or cuda, got '$ACCELERATOR'" >&2; exit 2 ;; \
+      cpu | cuda12 | cuda13) ;; \
+      *) echo "ACCELERATOR: expected cpu, cuda12 or cuda13, got '$ACCELERATOR'" >&2; exit 2 ;; \
     esac
 
 # hadolint ignore=DL3008

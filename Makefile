@@ -5,12 +5,20 @@
 #   make test-all                     with the slow ones
 #   make check                        what can be said in seconds
 #   make PYTHON=python3.12 install    choose the interpreter of a new .venv
-#   make EXTRAS=cuda install          choose the accelerator: cuda, tpu, or nothing for the CPU
+#   make EXTRAS=cuda13 install        choose the accelerator: cuda13, cuda12, tpu; nothing for the CPU
 
 PYTHON ?= python3
 WORKERS ?= 2
 # By default, the accelerator that the machine shows.
-EXTRAS ?= $(if $(wildcard /proc/driver/nvidia/version),cuda,$(if $(wildcard /dev/accel0),tpu))
+ifeq ($(origin EXTRAS),undefined)
+EXTRAS := $(shell $(PYTHON) -I podracers/accelerators.py 2>/dev/null)
+endif
+KNOWN_EXTRAS := cuda12 cuda13 tpu gymnax brax notebooks test
+COMMA := ,
+# pip would only warn, and the CPU be all that JAX finds.
+ifneq ($(filter-out $(KNOWN_EXTRAS),$(subst $(COMMA), ,$(EXTRAS))),)
+$(error EXTRAS: expected some of '$(KNOWN_EXTRAS)', or nothing, got '$(EXTRAS)')
+endif
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +39,7 @@ IN_PARALLEL := -n $(WORKERS) --dist worksteal
 
 # Measured on two cores of an AMD EPYC; tests compare the README with this.
 TRAIN_TIME := about 3 minutes, installing included
-TEST_TIME := about 9 minutes
+TEST_TIME := about 7 minutes
 CHECK_TIME := about 10 seconds
 # Of experiments that were chosen, only docs/results.md knows.
 SAID_TRAIN_TIME := $(if $(filter filefile,$(origin EXPERIMENT)$(origin RUNNER)),$(TRAIN_TIME) (on two cores),\

@@ -36,7 +36,7 @@ from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from podracers import environment, errors, types
 
-_ILLEGAL = -1e9  # added to the logit of what the environment forbids
+_ILLEGAL = -1e9  # logit of what the environment forbids
 
 
 class _Node(NamedTuple):
@@ -146,11 +146,7 @@ class AlphaZero:
     def _search(self) -> tree_search.Search:
         return self.search()
 
-    @functools.cached_property
-    def _preprocess(self) -> preprocessing.Preprocess:
-        return preprocessing.Preprocess(
-            self.normalize_observations, self.reward_scale, self.reward_clip
-        )
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:

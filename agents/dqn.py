@@ -99,11 +99,7 @@ class DQN:
     def _network(self) -> networks.Network:
         return self.network(self.spec, self.spec.action.num_values)
 
-    @functools.cached_property
-    def _preprocess(self) -> preprocessing.Preprocess:
-        return preprocessing.Preprocess(
-            self.normalize_observations, self.reward_scale, self.reward_clip
-        )
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:

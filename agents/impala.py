@@ -113,11 +113,7 @@ class IMPALA:
     def _policy(self) -> policy.Policy:
         return policy.Policy(self.spec, self.network, self.head, self.previous_action_and_reward)
 
-    @functools.cached_property
-    def _preprocess(self) -> preprocessing.Preprocess:
-        return preprocessing.Preprocess(
-            self.normalize_observations, self.reward_scale, self.reward_clip
-        )
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:

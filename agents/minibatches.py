@@ -9,9 +9,12 @@ on any number of devices.
 Axis legend: `T` time, `B` streams of this device, `M` minibatches.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+from agents import networks
 from podracers import errors, parallel, types
 
 
@@ -91,3 +94,49 @@ def over_streams(
         )
     permutation = _permutations(key, batch // num_minibatches, (num_minibatches,))  # [B / M, M]
     return _take(tree, permutation[None], axis=1), _take(rows, permutation, axis=0)
+
+
+def deal(
+    network: networks.Network, batch: Any, core: Any, key: jax.Array, num_minibatches: int
+) -> types.PyTree:
+    """Deals a rollout out to minibatches as its network allows; `M` leads.
+
+    Args:
+      network: network that learns from them.
+      batch: a named tuple, leaves `[T, B, ...]`, with the time steps as `timestep`.
+      core: `[B, ...]` of the network before it.
+      key: one typed key, equal on all devices.
+      num_minibatches: `M`, which divides `B` where the network is recurrent, else `T`.
+
+    Returns:
+      Items for `select`. Of recurrent networks, whole streams with their cores; of others,
+      `[M, T / M, B]` int32, the numbers `time * B + stream` of transitions.
+    """
+    if network.is_recurrent:
+        return over_streams(batch, core, key, num_minibatches)
+    shape = batch.timestep.step_type.shape
+    numbers = jnp.arange(shape[0] * shape[1]).reshape(shape)
+    return over_time(numbers, key, num_minibatches)
+
+
+def select(
+    network: networks.Network, batch: Any, core: Any, item: types.PyTree
+) -> tuple[Any, types.PyTree]:
+    """Returns one minibatch, and the cores before the first time step of it.
+
+    Transitions are gathered only here, with the few frames before each of them, so the stacks of
+    frames of a whole rollout are never in memory.
+
+    Args:
+      network: as in `deal`.
+      batch: as in `deal`.
+      core: as in `deal`.
+      item: one of those that `deal` returned.
+    """
+    if network.is_recurrent:
+        return item
+    if network.memory_length:
+        item = item.reshape(1, -1)  # streams of one time step, each with a core of its own
+    time, stream = jnp.divmod(item, batch.timestep.step_type.shape[1])
+    core = network.core_before(core, batch.timestep, time.ravel(), stream.ravel())
+    return jax.tree.map(lambda x: x[time, stream], batch), core

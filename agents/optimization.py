@@ -124,6 +124,28 @@ def adam(
     return Optimizer(transformation, learning_rate, anneal_steps, max_grad_norm)
 
 
+def radam(
+    learning_rate: float,
+    anneal_steps: float | None = None,
+    epsilon: float = 1e-8,
+    max_grad_norm: float | None = None,
+) -> Optimizer:
+    """Returns rectified Adam (Liu et al., 2019, https://arxiv.org/abs/1908.03265); see `adam`."""
+    transformation = optax.scale_by_radam(eps=epsilon)
+    return Optimizer(transformation, learning_rate, anneal_steps, max_grad_norm)
+
+
+def count_steps(agent_steps: jax.Array, rollout: types.Rollout) -> jax.Array:
+    """Returns the agent steps over all streams after a rollout; runs under the mapped axis.
+
+    Args:
+      agent_steps: those before it, int32; it stops at the largest there is.
+      rollout: this device's, `[T, B]`.
+    """
+    added = rollout.timestep.reward[1:].size * parallel.axis_size()
+    return jnp.minimum(agent_steps, jnp.iinfo(jnp.int32).max - added) + added
+
+
 class ReplayLearner(NamedTuple):
     """The learner of an agent with replay; equal on all devices."""
 
@@ -164,12 +186,10 @@ class ReplayLearner(NamedTuple):
         self, rollout: types.Rollout, preprocess: preprocessing.Preprocess
     ) -> "ReplayLearner":
         """Counts the steps `[T, B]` of this device's rollout, and adds to the statistics of it."""
-        added = rollout.timestep.reward[1:].size * parallel.axis_size()
-        most = jnp.iinfo(jnp.int32).max - added
         return self._replace(
             normalizer=preprocess.update_statistics(self.normalizer, rollout.timestep),
             update=self.update + 1,
-            agent_steps=jnp.minimum(self.agent_steps, most) + added,
+            agent_steps=count_steps(self.agent_steps, rollout),
         )
 
     def next_target(self, params: types.PyTree, period: int, rate: float) -> types.PyTree:

@@ -72,7 +72,7 @@ def require_feedforward(agent: Any, network: Any) -> None:
         name = type(agent).__name__
         raise errors.UserError(
             f"{name} learns no recurrent network: expected one without a core (where memory is "
-            f"needed, use R2D2)"
+            f"needed, use R2D2 or PQN)"
         )
 
 

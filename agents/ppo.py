@@ -109,11 +109,7 @@ class PPO:
     def _policy(self) -> policy.Policy:
         return policy.Policy(self.spec, self.network, self.head, self.previous_action_and_reward)
 
-    @functools.cached_property
-    def _preprocess(self) -> preprocessing.Preprocess:
-        return preprocessing.Preprocess(
-            self.normalize_observations, self.reward_scale, self.reward_clip
-        )
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
@@ -146,7 +142,7 @@ class PPO:
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
-        learner = state.learner
+        learner, network = state.learner, self._policy.network
         # Statistics are those of acting, so the first ratios are 1.
         timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
@@ -155,11 +151,11 @@ class PPO:
         learning_rate = self._optimizer.learning_rate_at(policy.agent_steps(learner, rollout))
 
         def minibatch_step(train_state, item):
-            minibatch = self._minibatch(batch, core, item)
+            minibatch = minibatches.select(network, batch, core, item)
             return self._optimizer.gradient_step(self._loss, train_state, minibatch, learning_rate)
 
         def epoch(train_state, epoch_key):
-            items = self._shuffle(batch, core, epoch_key)
+            items = minibatches.deal(network, batch, core, epoch_key, self.num_minibatches)
             return jax.lax.scan(minibatch_step, train_state, items)
 
         epoch_keys = jax.random.split(key, self.epochs)
@@ -194,42 +190,8 @@ class PPO:
         if network.is_recurrent:
             return network.unroll(params, core, timestep)[0].value
         # Only the last value is missing from those of acting.
-        stream = jnp.arange(timestep.reward.shape[1])
-        end = jnp.full_like(stream, timestep.reward.shape[0] - 1)
-        core = network.core_before(core, timestep, end, stream)
-        output, _ = network.step(params, core, jax.tree.map(lambda x: x[-1], timestep))
+        output = networks.last_output(network, params, core, timestep)
         return jnp.concatenate([extras.value, output.value[None]])
-
-    def _shuffle(self, batch: _Batch, core: Any, key: jax.Array) -> types.PyTree:
-        """Deals a rollout out to minibatches, each an item for `_minibatch`; `M` leads.
-
-        Returns:
-          For recurrent networks, whole streams with their cores. For others, `[M, T / M, B]` int32,
-          the numbers `time * B + stream` of transitions.
-        """
-        if self._policy.network.is_recurrent:
-            return minibatches.over_streams(batch, core, key, self.num_minibatches)
-        length, streams = batch.weight.shape
-        numbers = jnp.arange(length * streams).reshape(length, streams)
-        return minibatches.over_time(numbers, key, self.num_minibatches)
-
-    def _minibatch(self, batch: _Batch, core: Any, item: types.PyTree) -> _Minibatch:
-        """Returns one minibatch of those that `_shuffle` dealt.
-
-        Args:
-          batch: the whole rollout.
-          core: `[B, ...]` before it.
-          item: one of `_shuffle`'s. Transitions are gathered only here, with the few frames before
-            each of them, so the stacks of frames of a whole rollout are never in memory.
-        """
-        network = self._policy.network
-        if network.is_recurrent:
-            return item
-        if network.memory_length:
-            item = item.reshape(1, -1)  # streams of one time step, each with a core of its own
-        time, stream = jnp.divmod(item, batch.weight.shape[1])
-        core = network.core_before(core, batch.timestep, time.ravel(), stream.ravel())
-        return jax.tree.map(lambda x: x[time, stream], batch), core
 
     def _loss(self, params: types.PyTree, minibatch: _Minibatch) -> optimization.LossOutput:
         batch, core = minibatch

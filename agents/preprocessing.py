@@ -34,6 +34,11 @@ class Preprocess:
     reward_scale: float = 1.0
     reward_clip: float | None = None
 
+    @classmethod
+    def of(cls, agent: Any) -> "Preprocess":
+        """Returns what the options of these names say of an agent."""
+        return cls(agent.normalize_observations, agent.reward_scale, agent.reward_clip)
+
     def init(self, observation_spec: types.PyTree) -> Any:
         """Returns the first statistics; `()` where observations are not normalised.
 

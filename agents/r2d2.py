@@ -142,11 +142,7 @@ class R2D2:
         """The environment's spec, with observations as the network sees them."""
         return inputs.extended_spec(self.spec)
 
-    @functools.cached_property
-    def _preprocess(self) -> preprocessing.Preprocess:
-        return preprocessing.Preprocess(
-            self.normalize_observations, self.reward_scale, self.reward_clip
-        )
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:

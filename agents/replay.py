@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import sum_tree
+from agents import ring_buffer, sum_tree
 from podracers import errors, parallel, types
 
 _SHARDS = 8
@@ -41,7 +41,7 @@ _scope = functools.partial(jax.named_call, name="replay")  # the name in profile
 class Memory(NamedTuple):
     """The replay of one device."""
 
-    ring: types.Rollout  # [B, C, ...]; actor states are [B, C / T, ...]
+    ring: types.Rollout  # of `ring_buffer.Rows` `[B, C, ...]`; actor states are [B, C / T, ...]
     head: jax.Array  # [B] int32, all equal: time of the newest time step; grows for ever
     priorities: Any  # a `SumTree` with a row for each shard; () where draws are uniform
     highest: jax.Array  # [B] float32, all equal: the highest priority so far
@@ -115,17 +115,11 @@ class Replay:
         chunks = self.capacity // (streams * parallel.axis_size() * steps)
         self._check(chunks, steps, streams)
 
-        def zeros(x, length, axes):  # `axes`: how many of the leading ones are replaced
-            return jnp.zeros((streams, length, *x.shape[axes:]), x.dtype)
-
-        steps_only = rollout._replace(actor_state=())
-        ring = jax.tree.map(lambda x: zeros(x, chunks * steps, axes=2), steps_only)
-        state = jax.tree.map(lambda x: zeros(x, chunks, axes=1), rollout.actor_state)
-        ring = ring._replace(actor_state=state)
+        ring = ring_buffer.zeros(rollout, chunks)
         priorities: Any = ()
         if self.priority_exponent:
             shards = self._shards(streams)
-            starts = chunks * steps // _period(ring)  # of each stream
+            starts = chunks * steps // ring_buffer.period(ring)  # of each stream
             priorities = sum_tree.init(shards, starts * (streams // shards))
         return Memory(
             ring, jnp.zeros(streams, jnp.int32), priorities, jnp.ones(streams, jnp.float32)
@@ -168,23 +162,13 @@ class Replay:
 
         New sequences (`new_items`) can be drawn from now on, with the highest priority so far.
         """
-        ring, steps = memory.ring, _steps(rollout)
-        slot = memory.head[0] % _capacity(ring)  # of the first time step; T slots follow it
-        final = (slot + steps) % _capacity(ring)  # of the last one, at slot 0 after a full round
-        timestep = _write(ring.timestep, jax.tree.map(lambda x: x[:-1], rollout.timestep), slot)
-        # The last time step opens the next rollout too, which overwrites it with its equal.
-        timestep = _write(timestep, jax.tree.map(lambda x: x[-1:], rollout.timestep), final)
-        state = jax.tree.map(lambda x: x[None], rollout.actor_state)
-        ring = types.Rollout(
-            timestep=timestep,
-            action=_write(ring.action, rollout.action, slot),
-            extras=_write(ring.extras, rollout.extras, slot),
-            actor_state=_write(ring.actor_state, state, slot // steps),
-        )
+        steps = _steps(rollout)
+        slot = memory.head[0] % ring_buffer.capacity(memory.ring)  # of the first time step
+        ring = ring_buffer.write(memory.ring, rollout, slot)
         memory = memory._replace(ring=ring, head=memory.head + steps)
         if not self.priority_exponent:
             return memory
-        period = _period(ring)
+        period = ring_buffer.period(ring)
         # Sequences that began at the slots just written are gone: their priorities become 0.
         times = memory.head[0] - period * jnp.arange(steps // period)
         overwritten = self._items(memory, times)
@@ -218,9 +202,11 @@ class Replay:
           `[L + K - 1, B, ...]`; what was before the run began is without meaning.
         """
         starts = self._new_starts(memory, steps)
-        stream = jnp.arange(memory.ring.timestep.reward.shape[0])
+        stream = jnp.arange(ring_buffer.num_streams(memory.ring))
         length = self.sequence_length + starts.shape[0] - 1
-        return _cut(memory.ring, jnp.broadcast_to(starts[0], stream.shape), stream, length)
+        return ring_buffer.cut(
+            memory.ring, jnp.broadcast_to(starts[0], stream.shape), stream, length
+        )
 
     def num_gradient_steps(
         self, memory: Memory, rollout: types.Rollout, update: jax.Array
@@ -299,7 +285,7 @@ class Replay:
 
     def _transitions(self, memory: Memory) -> jax.Array:
         """Returns how many transitions of all streams are there, float32."""
-        streams = memory.ring.timestep.reward.shape[0] * parallel.axis_size()
+        streams = ring_buffer.num_streams(memory.ring) * parallel.axis_size()
         return self.size(memory).astype(jnp.float32) * streams
 
     def ready(self, memory: Memory) -> jax.Array:
@@ -308,7 +294,7 @@ class Replay:
 
     def size(self, memory: Memory) -> jax.Array:
         """Returns how many transitions of each stream are there, int32."""
-        return jnp.minimum(memory.head[0], _capacity(memory.ring) - 1)
+        return jnp.minimum(memory.head[0], ring_buffer.capacity(memory.ring) - 1)
 
     @_scope
     def sample(self, memory: Memory, key: jax.Array) -> Sample:
@@ -332,9 +318,9 @@ class Replay:
             index = jax.vmap(lambda k: self._uniform(memory, local, k))(draw_keys)
             weight = jnp.ones(index.shape)
         # An item's index in its shard is `start * local + stream`; see `_items`.
-        start = index // local * _period(memory.ring)  # slot of its first time step
+        start = index // local * ring_buffer.period(memory.ring)  # slot of its first time step
         stream = shard * local + index % local  # of this device
-        rollout = _cut(memory.ring, start, stream, self.sequence_length)
+        rollout = ring_buffer.cut(memory.ring, start, stream, self.sequence_length)
         return Sample(rollout, Item(shard, index), weight, sample_keys)
 
     @_scope
@@ -380,21 +366,22 @@ class Replay:
 
     def _deal(self, memory: Memory) -> tuple[int, int]:
         """Returns the number of shards of this device, and of streams in each."""
-        streams = memory.ring.timestep.reward.shape[0]
+        streams = ring_buffer.num_streams(memory.ring)
         shards = self._shards(streams)
         return shards, streams // shards
 
     def _starts(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
         """Returns the time of the oldest start there is, and how many there are."""
-        period = _period(memory.ring)
-        oldest = jnp.maximum(memory.head[0] - _capacity(memory.ring) + 1, 0)  # time step there is
+        period = ring_buffer.period(memory.ring)
+        capacity = ring_buffer.capacity(memory.ring)
+        oldest = jnp.maximum(memory.head[0] - capacity + 1, 0)  # time step there is
         oldest = -(-oldest // period)  # rounded up to a start, counted in periods
         newest = (memory.head[0] - self.sequence_length) // period  # it ends at the head
         return oldest * period, jnp.maximum(newest - oldest + 1, 0)
 
     def _new_starts(self, memory: Memory, steps: int) -> jax.Array:
         """Returns the times `[K]` at which the sequences begin that are new."""
-        period = _period(memory.ring)
+        period = ring_buffer.period(memory.ring)
         newest = (memory.head[0] - self.sequence_length) // period * period
         return newest - period * jnp.arange(steps // period - 1, -1, -1)
 
@@ -402,7 +389,8 @@ class Replay:
         """Returns the items `[K, B]` that begin at times `[K]`."""
         shards, local = self._deal(memory)
         stream = jnp.arange(shards * local)  # [B]; shard `s` has the streams from `s * local` on
-        start = times % _capacity(memory.ring) // _period(memory.ring)  # [K] in the ring
+        slot = times % ring_buffer.capacity(memory.ring)  # [K]
+        start = slot // ring_buffer.period(memory.ring)  # [K] in the ring
         index = start[:, None] * local + stream % local  # [K, B] within the shard
         return Item(jnp.broadcast_to(stream // local, index.shape), index)
 
@@ -410,10 +398,10 @@ class Replay:
         """Draws an index, of any start and stream of a shard."""
         stream_key, start_key = jax.random.split(key)
         oldest, count = self._starts(memory)
-        period = _period(memory.ring)
+        period = ring_buffer.period(memory.ring)
         time = oldest + period * jax.random.randint(start_key, (), 0, count)
         stream = jax.random.randint(stream_key, (), 0, local)
-        start = time % _capacity(memory.ring) // period  # in the ring
+        start = time % ring_buffer.capacity(memory.ring) // period  # in the ring
         return start * local + stream
 
     def _weight(self, memory: Memory, probability: jax.Array) -> jax.Array:
@@ -435,34 +423,3 @@ class Replay:
 def _steps(rollout: types.Rollout) -> int:
     """Returns `T`."""
     return rollout.timestep.reward.shape[0] - 1
-
-
-def _capacity(ring: types.Rollout) -> int:
-    """Returns `C`."""
-    return ring.timestep.reward.shape[1]
-
-
-def _period(ring: types.Rollout) -> int:
-    """Returns how many steps lie between the starts of sequences: `T` where cores are kept."""
-    states = jax.tree.leaves(ring.actor_state)
-    return _capacity(ring) // states[0].shape[1] if states else 1
-
-
-def _write(ring: types.PyTree, values: types.PyTree, slot: jax.Array) -> types.PyTree:
-    """Writes `[T, B, ...]` into the ring."""
-
-    def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
-        value = jnp.swapaxes(value, 0, 1).astype(buffer.dtype)  # [B, T, ...]
-        return jax.lax.dynamic_update_slice_in_dim(buffer, value, slot, axis=1)
-
-    return jax.tree.map(write, ring, values)
-
-
-def _cut(ring: types.Rollout, start: jax.Array, stream: jax.Array, length: int) -> types.Rollout:
-    """Returns sequences `[L, N, ...]` of streams `[N]` from slots `[N]` on."""
-    slot = (start + jnp.arange(length + 1)[:, None]) % _capacity(ring)  # [L + 1, N]
-    timestep = jax.tree.map(lambda x: x[stream, slot], ring.timestep)
-    before = jax.tree.map(lambda x: x[stream, slot[:-1]], (ring.action, ring.extras))
-    chunk = start % _capacity(ring) // _period(ring)  # the rollout that begins there
-    state = jax.tree.map(lambda x: x[stream, chunk], ring.actor_state)
-    return types.Rollout(timestep, *before, state)

@@ -67,6 +67,30 @@ def gae(
     return estimate(timestep.reward[1:], discount_t, traces(timestep, lambda_), values)
 
 
+def lambda_returns(
+    timestep: types.TimeStep,
+    values: jax.Array,
+    gamma: jax.Array | float,
+    lambda_: jax.Array | float,
+) -> jax.Array:
+    """Returns the lambda-returns `[T, B]`.
+
+    Of the values of greedy actions they are the targets of Peng's Q(lambda), whose traces no
+    random action cuts: Peng and Williams, "Incremental Multi-Step Q-Learning", 1996,
+    https://doi.org/10.1007/BF00114731. Gradients pass through.
+
+    Args:
+      timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
+      values: `[T + 1, B]`, of the same time steps, to bootstrap from.
+      gamma: the discount of the agent, in `[0, 1]`.
+      lambda_: 0 for one-step returns, 1 for Monte Carlo returns that bootstrap at the end.
+    """
+    _check_shapes(timestep, values)
+    discount_t, trace_t = gamma * timestep.discount[1:], traces(timestep, lambda_)
+    recursion = jax.vmap(rlax.lambda_returns, 1, 1)
+    return recursion(timestep.reward[1:], discount_t, values[1:], trace_t)
+
+
 def n_step(
     timestep: types.TimeStep, values: jax.Array, gamma: jax.Array | float, n: int
 ) -> jax.Array:

@@ -133,11 +133,7 @@ class SAC:
             return self._kind.default_target_entropy
         return self.target_entropy
 
-    @functools.cached_property
-    def _preprocess(self) -> preprocessing.Preprocess:
-        return preprocessing.Preprocess(
-            self.normalize_observations, self.reward_scale, self.reward_clip
-        )
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:

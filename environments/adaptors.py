@@ -76,11 +76,11 @@ def action_codec(
     the mask covers the joint choice.
 
     Args:
-      shape: of the inner action.
-      dtype: of the inner action.
+      shape: shape of the inner action.
+      dtype: dtype of the inner action.
       minimum: lower bounds, which broadcast to `shape`.
       maximum: upper bounds, likewise.
-      mask_shape: of the action mask, or None where there is none.
+      mask_shape: shape of the action mask, or None where there is none.
 
     Raises:
       ValueError: the mask does not fit the action.
@@ -115,7 +115,7 @@ def optional_import(module: str, user: str) -> python_types.ModuleType:
 
     Args:
       module: dotted name; its first part names both the package and the extra.
-      user: what needs it, for the message.
+      user: name of the adaptor that needs it, for the message.
 
     Raises:
       errors.UserError: the package is not installed.

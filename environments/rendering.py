@@ -36,7 +36,7 @@ def capsule(image: np.ndarray, start: Point, end: Point, radius: float, colour: 
       start: one end of its axis.
       end: the other end; the same point gives a disc.
       radius: half of its thickness, in pixels.
-      colour: what it is painted with.
+      colour: the colour to paint it with.
     """
     x, y = _pixel_centres(image)
     (x0, y0), (x1, y1) = start, end
@@ -59,7 +59,7 @@ def box(image: np.ndarray, centre: Point, size: Point, colour: Colour, corner: f
       image: `[height, width, 3]`, painted in place.
       centre: its middle.
       size: its width and height.
-      colour: what it is painted with.
+      colour: the colour to paint it with.
       corner: the radius of its corners, in pixels.
     """
     x, y = _pixel_centres(image)
@@ -74,8 +74,8 @@ def board(rows: int, columns: int, least_side: int = 240) -> tuple[np.ndarray, i
     """Returns an image of empty cells, and the side of a cell in pixels.
 
     Args:
-      rows: how many cells high the board is.
-      columns: how many cells wide.
+      rows: height of the board, in cells.
+      columns: width of the board, in cells.
       least_side: the shorter side of the image has at least so many pixels.
     """
     side = -(-least_side // min(rows, columns))

@@ -72,7 +72,8 @@ class Anakin:
         Raises:
           errors.UserError: there are too few devices, or the streams do not divide over them.
         """
-        available = jax.device_count()
+        devices = parallel.devices()
+        available = len(devices)
         count = available if self.num_devices is None else self.num_devices
         if not 1 <= count <= available:
             raise errors.UserError(
@@ -90,7 +91,7 @@ class Anakin:
                 f"Anakin.num_envs = {self.num_envs} does not divide over {count} devices: "
                 f"use {' or '.join(near)}, or set Anakin.num_devices"
             )
-        return parallel.make_mesh(jax.devices()[:count])
+        return parallel.make_mesh(devices[:count])
 
     @property
     def steps_per_update(self) -> int:
@@ -124,7 +125,8 @@ class Anakin:
         state = jax.eval_shape(lambda: self.init(0))
         num_steps = self.population * self.num_envs * (self.rollout_length + 1)
         observation = self.environment.spec.observation
-        memory = parallel.memory_usage(state, observation, num_steps, devices)
+        trace = functools.partial(self.trace, 0)
+        memory = parallel.memory_usage(state, observation, num_steps, devices, trace)
         return [
             f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments x "
             f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}",

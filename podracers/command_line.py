@@ -9,11 +9,11 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from podracers import errors
+from podracers import accelerators, errors
 from podracers.hosts import processes
 from podracers.supervision import closing, pipeline, watchdog
 from podracers.training import config_names
@@ -23,7 +23,14 @@ _RUNNERS = "gin/runners"
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line, as with any other mistake."""
+    """Says what is wrong with a command line in one line, as with any other mistake.
+
+    Args:
+      options: those of `argparse.ArgumentParser`; the description is printed as it is.
+    """
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
         """Raises `errors.UserError`."""
@@ -41,6 +48,17 @@ class Parser(argparse.ArgumentParser):
             help="anakin or sebulba, or a .gin file; default: the experiment's own, or else anakin "
             "for environments in JAX and sebulba for those on the host",
         )
+
+
+def count(text: str) -> int:
+    """Returns a number of things from the command line, as the `type` of an option.
+
+    Raises:
+      argparse.ArgumentTypeError: it is no whole number, or less than 1.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
+    return int(text)
 
 
 def gin_files(arguments: argparse.Namespace) -> list[str]:
@@ -83,6 +101,33 @@ def use_compilation_cache() -> None:
     for name, value in wanted.items():
         if not os.environ.get(name.upper()):
             jax.config.update(name, value)
+
+
+def require_accelerator(root: pathlib.Path | None = None) -> None:
+    """Refuses to run on the CPU of a machine that shows an accelerator, unless told so.
+
+    `JAX_PLATFORMS=cpu` tells. Starts JAX's backend.
+
+    Args:
+      root: see `accelerators.find`.
+
+    Raises:
+      errors.UserError: JAX does not see the accelerator, or not a platform that it was told to use.
+    """
+    told = jax.config.jax_platforms or ""
+    if told.startswith("cpu"):
+        return
+    try:
+        platform = jax.default_backend()
+    except RuntimeError as error:
+        raise errors.UserError(f"JAX_PLATFORMS={told}: {errors.first_line(error)}") from error
+    accelerator = accelerators.find(root)
+    if platform == "cpu" and accelerator:
+        raise errors.UserError(
+            f"this machine has {accelerator.name} ({accelerator.place}), and JAX sees the CPU "
+            f"alone: is the extra there (make EXTRAS={accelerator.extra} install), and nobody else "
+            "using the device? JAX_PLATFORMS=cpu does without"
+        )
 
 
 class Ending(NamedTuple):

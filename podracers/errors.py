@@ -24,7 +24,7 @@ def require_count(part: Any, name: str, least: int = 1) -> None:
 
     Args:
       part: an agent, a runner or another part, whose attribute it is.
-      name: of the attribute.
+      name: the attribute's name.
       least: the lowest value that is allowed.
     """
     value = getattr(part, name)
@@ -52,9 +52,9 @@ def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
     """Returns a phrase that names the known names nearest to `name`, for the end of a message.
 
     Args:
-      name: what the user wrote.
+      name: the name that the user wrote.
       known: every valid name.
-      most: how many to name at the most.
+      most: the most names in the phrase.
 
     Returns:
       `"; did you mean 'a' or 'b'?"`, or `"; known: a, b, c"` where none is near and few are known,

@@ -1,8 +1,9 @@
-"""Judges a rule of learning: what agents that it teaches reach, and how soon.
+"""Evaluates a learnt update rule: what agents that it teaches reach, and how soon.
 
 Axis legend: `L` lifetimes, `S` segments of a lifetime, `E` environments of each.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -45,13 +46,32 @@ def live(
     """Lets agents live, from birth to the end of the longest lifetime.
 
     Args:
-      agent: of which `act(..., evaluation=True)` learns as it acts.
-      lifetimes: of one length, as `environments.lifetimes.Lifetimes`, whose state has `params`.
-      params: of `agent.actor_params`.
+      agent: an agent whose `act(..., evaluation=True)` learns as it acts.
+      lifetimes: an `environments.lifetimes.Lifetimes` of one length, whose state has `params`.
+      params: the result of `agent.actor_params`.
       key: the same one gives the same tasks.
       num_lifetimes: `L`.
-      num_segments: `S`, into which a lifetime is cut.
+      num_segments: `S`, the parts that a lifetime is cut into.
     """
+    earned, ended, task, drawn = jax.device_get(
+        _run(agent, lifetimes, num_lifetimes, num_segments, params, key)
+    )
+    with np.errstate(invalid="ignore"):
+        returns = np.where(ended > 0, earned / ended, np.nan)
+    return Lives(returns.T, task, drawn)
+
+
+# Compiled once for all parameters that an agent is judged with.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _run(
+    agent: agent_lib.Agent,
+    lifetimes: environment.Environment,
+    num_lifetimes: int,
+    num_segments: int,
+    params: types.PyTree,
+    key: jax.Array,
+) -> tuple[Any, ...]:
+    """Returns sums of returns and numbers of episodes `[S, L]`, kinds and parameters of tasks."""
     length = lifetimes.spec.max_episode_steps // num_segments
     env_id = jnp.arange(num_lifetimes, dtype=jnp.int32)
     reset_keys, act_keys = jax.vmap(evaluation.episode_keys, (None, 0))(key, env_id)
@@ -72,19 +92,12 @@ def live(
         earned = jnp.sum(episodes.ended_return.reshape(num_lifetimes, -1), axis=1)
         return carry._replace(episodes=episodes.flush()[0]), (earned, ended)
 
-    @jax.jit
-    def run() -> tuple[Any, ...]:
-        state, timestep = jax.vmap(lifetimes.reset)(reset_keys)
-        episodes = metrics.EpisodeStatistics.init(timestep.observation[tasks.REWARD].size)
-        actor_state = agent.init_actor(env_id, num_lifetimes, True)
-        start = _Carry(state, timestep, actor_state, episodes)
-        _, totals = jax.lax.scan(segment, start, jnp.arange(num_segments))
-        return *totals, timestep.observation[tasks.TASK], state.params
-
-    earned, ended, task, drawn = jax.device_get(run())
-    with np.errstate(invalid="ignore"):
-        returns = np.where(ended > 0, earned / ended, np.nan)
-    return Lives(returns.T, task, drawn)
+    state, timestep = jax.vmap(lifetimes.reset)(reset_keys)
+    episodes = metrics.EpisodeStatistics.init(timestep.observation[tasks.REWARD].size)
+    actor_state = agent.init_actor(env_id, num_lifetimes, True)
+    start = _Carry(state, timestep, actor_state, episodes)
+    _, totals = jax.lax.scan(segment, start, jnp.arange(num_segments))
+    return *totals, timestep.observation[tasks.TASK], state.params
 
 
 def _environments(timestep: types.TimeStep) -> types.TimeStep:

@@ -1,13 +1,14 @@
-"""The mesh, its one axis, the only place where gradients cross devices, and devices' memory usage.
+"""The devices, their mesh of one axis, the only place where gradients cross devices, memory usage.
 
 Losses are means over the GLOBAL batch, so the number of devices never changes an update: every
 device computes its share (a local sum over a global count), and shares are added, not averaged.
 """
 
 import collections
+import contextlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,12 +21,57 @@ from podracers import errors, types
 
 AXIS = "data"
 _SMALL = 2**16  # elements: copying larger leaves together could cost more than it saves
+_LESS = "num_envs, rollout_length, the batch size or the network's size"
+_REMEDY = f"lower {_LESS}"
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
+# The devices that programs are compiled for where they are not the backend's, or their platform
+# alone. It is part of the key of what `jax.jit` has traced.
+_target = jax.make_user_context(None)
 
-def make_mesh(devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-    """Returns a one-axis mesh over `devices`, by default every device of every process."""
-    return jax.sharding.Mesh(np.array(devices if devices is not None else jax.devices()), (AXIS,))
+
+@contextlib.contextmanager
+def compiling_for(target: Sequence[jax.Device] | str) -> Iterator[None]:
+    """Has programs traced for other devices than the backend's; nothing runs on those.
+
+    A runner keeps its mesh: make a new one within.
+
+    Args:
+      target: devices, such as those of `jax.experimental.topologies`, to compile for; or only their
+        platform, such as "tpu", which is what `jax.export` needs.
+    """
+    with _target(target if isinstance(target, str) else tuple(target)):
+        yield
+
+
+def devices(process: int | None = None) -> list[jax.Device]:
+    """Returns the devices that programs are compiled for.
+
+    Args:
+      process: index of the process that has them; None for those of all processes.
+    """
+    if isinstance(_target.value, tuple):
+        return list(_target.value)
+    return jax.devices() if process is None else jax.local_devices(process_index=process)
+
+
+def platform() -> str:
+    """Returns the platform of the program that is being traced: "cpu", "gpu" or "tpu".
+
+    Whatever chooses its form by platform asks here: `jax.default_backend()` is wrong on another
+    mesh, and where programs are compiled for another machine.
+    """
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    if device is not None:  # within `shard_map`
+        return device.platform
+    if isinstance(_target.value, str):
+        return _target.value
+    return _target.value[0].platform if _target.value else jax.default_backend()
+
+
+def make_mesh(of: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """Returns a one-axis mesh over devices, by default every device of every process."""
+    return jax.sharding.Mesh(np.array(devices() if of is None else of), (AXIS,))
 
 
 def axis_index() -> jax.Array:
@@ -141,12 +187,17 @@ def gradient_step(
 
 
 def memory_usage(
-    state: Any, observation: types.PyTree, num_steps: int, devices: Sequence[jax.Device]
+    state: Any,
+    observation: types.PyTree,
+    num_steps: int,
+    devices: Sequence[jax.Device],
+    trace: Callable[[], jax.stages.Traced] | None = None,
 ) -> list[str]:
-    """Returns a line on the memory usage of an agent's memory; no line where it is next to none.
+    """Returns a line on the memory usage of an agent's memory, and one on that of an update.
 
-    What is checked is less than a run's memory usage: the network's activations are not counted,
-    for one.
+    The former is left out where it is next to none. The latter counts what is temporary, which XLA
+    alone knows, so the update is compiled for it, and the run does not compile it again; on CPU,
+    whose memory the host shares, it is left out.
 
     Args:
       state: a runner's, over all devices; its shapes are enough. Its `learner` lies on each of
@@ -154,15 +205,17 @@ def memory_usage(
       observation: the specification of one observation.
       num_steps: time steps of a rollout, over all streams of all devices.
       devices: those that hold the state.
+      trace: returns one update, traced as the run will; None to count the state alone.
 
     Raises:
-      errors.UserError: the agent's memory, or the state and the observations of one rollout, are
-        more than a device has room for.
+      errors.UserError: the agent's memory, the state and the observations of one rollout, or an
+        update with all that is temporary, are more than a device has room for.
     """
     limit, lines = _memory_limit(devices), []
-    if (each := num_bytes(state.memory) / len(devices)) >= 1e4:
-        line = f"replay and other memory of the agent: {_on_each(each, devices)}"
-        if limit is not None and each > limit:
+    memory = num_bytes(state.memory) / len(devices)
+    if memory >= 1e4:
+        line = f"replay and other memory of the agent: {_on_each(memory, devices)}"
+        if limit is not None and memory > limit:
             raise errors.UserError(
                 f"{line}, which has room for {readable_bytes(limit)}: lower the agent's "
                 "replay_capacity, or spread it over more devices"
@@ -173,10 +226,42 @@ def memory_usage(
     if limit is not None and each > limit:
         raise errors.UserError(
             f"the state and the observations of a rollout take {_on_each(each, devices)}, which "
-            f"has room for {readable_bytes(limit)}: lower num_envs, rollout_length or the "
-            "network's size"
+            f"has room for {readable_bytes(limit)}: {_REMEDY}"
         )
+    if trace is not None and devices[0].platform != "cpu":
+        lines.append(_update_usage(trace(), memory, limit, devices))
     return lines
+
+
+def _update_usage(
+    traced: jax.stages.Traced, memory: float, limit: float | None, devices: Sequence[jax.Device]
+) -> str:
+    """Returns a line on what an update takes; `memory` of it is the agent's, on each device."""
+    try:
+        analysis = traced.lower().compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
+        remedy = f"lower the agent's replay_capacity, {_LESS}" if memory >= 1e4 else _REMEDY
+        raise errors.UserError(
+            f"an update does not fit on each of {_named(devices)}: {reason.rstrip('.')}; {remedy}"
+        ) from error
+    results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    total = analysis.argument_size_in_bytes + results + analysis.temp_size_in_bytes
+    line = (
+        f"an update takes {_on_each(total, devices)}, "
+        f"{readable_bytes(analysis.temp_size_in_bytes)} of it for a while"
+    )
+    if limit is None:
+        return line
+    if total > limit:
+        portion = 1.0 - (total - limit) / memory if memory else 0.0
+        remedy = _REMEDY
+        if portion > 0.0:
+            remedy = f"{portion:.0%} of the agent's replay_capacity would fit"
+        raise errors.UserError(f"{line}, which has room for {readable_bytes(limit)}: {remedy}")
+    return f"{line}, of {readable_bytes(limit)}"
 
 
 def num_bytes(tree: types.PyTree) -> int:
@@ -200,9 +285,11 @@ def num_host_cores() -> int:
 
 
 def _on_each(count: float, devices: Sequence[jax.Device]) -> str:
-    plural = "s" * (len(devices) > 1)
-    kind = devices[0].device_kind
-    return f"{readable_bytes(count)} on each of {len(devices)} {kind} device{plural}"
+    return f"{readable_bytes(count)} on each of {_named(devices)}"
+
+
+def _named(devices: Sequence[jax.Device]) -> str:
+    return f"{len(devices)} {devices[0].device_kind} device{'s' * (len(devices) > 1)}"
 
 
 def _memory_limit(devices: Sequence[jax.Device]) -> float | None:
@@ -214,5 +301,8 @@ def _memory_limit(devices: Sequence[jax.Device]) -> float | None:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / len(local)
         except (ValueError, OSError):
             return None
-    statistics = local[0].memory_stats() or {}
+    try:
+        statistics = local[0].memory_stats() or {}
+    except jax.errors.JaxRuntimeError:  # of a device that is only compiled for
+        return None
     return statistics.get("bytes_limit")

@@ -26,7 +26,7 @@ LAST = 2
 
 
 class TimeStep(NamedTuple):
-    """What an environment shows of a moment; leaves are `[...]`, `[B, ...]` or `[T, B, ...]`."""
+    """One time step of an environment; leaves are `[...]`, `[B, ...]` or `[T, B, ...]`."""
 
     observation: PyTree
     reward: jax.Array  # float32, received on arriving here, never clipped; 0 at FIRST

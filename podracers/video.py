@@ -24,7 +24,7 @@ def require(environment: _Environment) -> None:
 
 def save(
     environment: _Environment,
-    moments: Sequence[Any],
+    states: Sequence[Any],
     path: str | pathlib.Path,
     frames_per_second: float = 12.0,
 ) -> None:
@@ -32,7 +32,7 @@ def save(
 
     Args:
       environment: one that has `render`.
-      moments: states, or time steps of a host environment; on the host.
+      states: the arguments of `render`, on the host: states, or time steps of a host environment.
       path: the GIF's path.
       frames_per_second: the animation's speed.
 
@@ -40,7 +40,7 @@ def save(
       errors.UserError: the environment cannot be rendered, or the file not written.
     """
     require(environment)
-    write([environment.render(moment) for moment in moments], path, frames_per_second)
+    write([environment.render(state) for state in states], path, frames_per_second)
 
 
 def write(

@@ -13,33 +13,39 @@ Exit code 2: the files do not compare.
 
 import argparse
 import math
+import pathlib
 import shlex
 import sys
 
 from benchmarks import records, registry, regressions
-from results import reproduction
+from results import markdown, reproduction
+from tracing import ahead_of_time
 
 from podracers import command_line, errors
 from podracers.training import run_directory
 
 
 def _parse() -> argparse.Namespace:
-    parser = command_line.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.Parser(description=__doc__)
     names, add = [*registry.BENCHMARKS, *registry.GROUPS], parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; by default all")
-    add("--repeats", type=_positive, default=7)
+    add("--repeats", type=command_line.count, default=7)
     add("--json", metavar="FILE")
-    several = {"type": _positive, "nargs": "+", "metavar": "N"}
+    several = {"type": command_line.count, "nargs": "+", "metavar": "N"}
     about = "catch, cartpole_batches, snake_batches"
     add("--batches", **several, default=[64, 256, 1024, 4096], help=f"{about}: environments")
-    devices = f"{about}, scaling: on these numbers of fake devices"
+    devices = f"{about}, scaling: on these numbers of fake devices; tpu: for 1, 4 or 8 chips"
     add("--devices", **several, default=[], help=devices)
     processes = "scaling_processes: in so many processes"
     add("--processes", **several, default=[1, 2, 4], help=processes)
     bindings = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
-    add("--gin_bindings", **bindings, help="agents, replay, scaling, sebulba: over the experiment")
+    add(
+        "--gin_bindings",
+        **bindings,
+        help="agents, replay, scaling, sebulba, tpu: over the experiment",
+    )
+    where = "tpu: where the TPU compiler is (see scripts/profiles.py --help); skipped without one"
+    add("--libtpu", type=pathlib.Path, metavar="DIR", help=where)
     add("--compare", nargs=2, metavar=("OLD.json", "NEW.json"), help="measure nothing")
     add("--tolerance", type=_share, default=0.1, help="--compare: a share of the old median")
     spread = "--compare: count as slower only what is beyond the spread of repeats, where known"
@@ -50,14 +56,9 @@ def _parse() -> argparse.Namespace:
         if name not in names:
             raise errors.UserError(f"there is no benchmark '{name}'{errors.nearest(name, names)}")
     chosen = [registry.GROUPS.get(name, (name,)) for name in options.names or registry.BENCHMARKS]
+    options.chosen = bool(options.names)
     options.names = list(dict.fromkeys(name for names in chosen for name in names))
     return options
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
-    return int(text)
 
 
 def _share(text: str) -> float:
@@ -82,13 +83,20 @@ def main() -> int:
     provenance = run_directory.provenance() | ({"cpu": cpu} if cpu else {})
     results = {}
     for name in options.names:
-        results[name] = registry.BENCHMARKS[name](options)
+        try:
+            results[name] = registry.BENCHMARKS[name](options)
+        except ahead_of_time.NoCompilerError as error:
+            if options.chosen:
+                raise
+            print(f"{name}: skipped: {error}")
+            continue
         print(f"{name}: {results[name].about}")
         for row in results[name].rows:
             print(f"  {row.label}: {row.spread} {row.unit}", flush=True)
         # After each, for what was measured is not to be lost with what fails later.
         if options.json:
-            records.write(options.json, records.Record(command, results, provenance))
+            record = records.Record(command, results, provenance)
+            markdown.write(pathlib.Path(options.json), record.text())
     return 0
 
 

@@ -17,12 +17,13 @@ of them should read follows its label and a colon, and is read last:
 
 import argparse
 import pathlib
+import re
+from collections.abc import Callable
 
 import rich.console
-from results import comparison, contenders
+from results import comparison, training_process
 
 from podracers import command_line, errors
-from podracers.training import signals
 
 
 def main() -> int:
@@ -32,23 +33,14 @@ def main() -> int:
         arguments.output_dir or f"comparisons/{pathlib.Path(arguments.gin_file[0]).stem}"
     )
     taken: dict[str, None] = {}
-    plans = contenders.plan(arguments, output, taken.setdefault)
+    runs = _plan(arguments, output, taken.setdefault)
     console = rich.console.Console(highlight=False, soft_wrap=True)
     for line in taken:
         console.print(line, markup=False)
-    try:
-        (output / "runs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise errors.UserError(f"cannot make '{output}': {error.strerror}") from error
-    with signals.StopRequest() as stop:
-        for number, plan in enumerate(plans, 1):
-            console.print(f"[{number}/{len(plans)}] {plan.headline}", markup=False)
-            if not plan.train(stop):
-                console.print("stopped: the same command goes on where this one was")
-                return 0
-    results = [
-        comparison.read(plan.label, plan.seed, plan.command, plan.directory) for plan in plans
-    ]
+    if not training_process.train_all(runs, lambda line: console.print(line, markup=False)):
+        console.print("stopped: the same command goes on where this one was")
+        return 0
+    results = [comparison.read(run.label, run.seed, run.command, run.directory) for run in runs]
     summary = results[0].summary
     names = ", ".join(pathlib.Path(path).stem for path in arguments.gin_file)
     seeds = f"{arguments.seeds} seed{'s' if arguments.seeds > 1 else ''}"
@@ -63,9 +55,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = command_line.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.Parser(description=__doc__)
     parser.add_argument("--gin_file", action="append", required=True, metavar="PATH")
     parser.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
     parser.add_argument("--runners", nargs="+", required=True, metavar="[LABEL=]NAME")
@@ -73,13 +63,77 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--runner_bindings", action="append", default=[], metavar="'LABEL:NAME = VALUE'"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ... (default: 3)")
+    parser.add_argument(
+        "--seeds", type=command_line.count, default=3, help="how many: 0, 1, ... (default: 3)"
+    )
     parser.add_argument("--total_steps", type=int, help="agent steps of each run")
     parser.add_argument("--output_dir", metavar="DIR", help="default: comparisons/<experiment>")
-    arguments = parser.parse_args()
-    if arguments.seeds < 1:
-        raise errors.UserError(f"--seeds: expected at least 1, got {arguments.seeds}")
-    return arguments
+    return parser.parse_args()
+
+
+def _plan(
+    arguments: argparse.Namespace, output: pathlib.Path, say: Callable[[str], None]
+) -> list[training_process.Run]:
+    """Reads the configuration of all runs: what is wrong with the last is said before the first.
+
+    Args:
+      arguments: those of the command line.
+      output: the folder of the comparison.
+      say: takes a line for each value that one file takes from another one before it.
+
+    Raises:
+      errors.UserError: one does not parse, or settles itself what the script is to settle.
+    """
+    files, bindings = _of_runners(arguments)
+    steps, runs = arguments.total_steps, []
+    settled = [] if steps is None else [f"TOTAL_STEPS = {steps}"]
+    for seed in range(arguments.seeds):  # runners take turns: a machine that drifts, drifts for all
+        for label in files:
+            run = training_process.plan(
+                label,
+                seed,
+                [*arguments.gin_file, *files[label]],
+                [*settled, *arguments.gin_bindings, *bindings[label]],
+                output / "runs" / f"{label}-{seed}",
+                say,
+            )
+            if steps not in (None, run.total_steps):
+                raise errors.UserError(
+                    f"{label}: --total_steps is {steps}, but the configuration insists on "
+                    f"{run.total_steps}"
+                )
+            runs.append(run)
+    return runs
+
+
+def _of_runners(arguments: argparse.Namespace) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Returns what each runner alone reads, by label: files, and bindings."""
+    files: dict[str, list[str]] = {}
+    for entry in arguments.runners:
+        label, _, name = entry.rpartition("=")
+        path = command_line.runner_file(name)
+        label = label or pathlib.Path(path).stem
+        if not re.fullmatch(r"[\w.-]+", label):
+            raise errors.UserError(f"--runners {entry}: a label is letters, digits, '.', '_', '-'")
+        if label in files:
+            raise errors.UserError(
+                f"--runners: '{label}' is there twice; give each a label, such as other={name}"
+            )
+        files[label] = [path]
+    bindings = {label: [] for label in files}
+    for option, entries, lists in (
+        ("--runner_gin", arguments.runner_gin, files),
+        ("--runner_bindings", arguments.runner_bindings, bindings),
+    ):
+        for entry in entries:
+            label, colon, value = entry.partition(":")
+            if not colon:
+                raise errors.UserError(f"{option} '{entry}': expected a label, a colon and a value")
+            if label.strip() not in files:
+                hint = errors.nearest(label, files)
+                raise errors.UserError(f"{option}: '{label}' is none of --runners{hint}")
+            lists[label.strip()].append(value.strip())
+    return files, bindings
 
 
 if __name__ == "__main__":

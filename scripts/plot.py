@@ -8,7 +8,6 @@ for all of its curves, and the legend what differs. Of several runs of one confi
 seed, the newest is drawn.
 """
 
-import argparse
 import math
 import sys
 
@@ -20,9 +19,7 @@ from podracers import command_line
 
 def main() -> None:
     """Parses the command line and writes the picture."""
-    parser = command_line.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.Parser(description=__doc__)
     parser.add_argument("--run_dir", action="extend", nargs="+", required=True, metavar="DIR")
     parser.add_argument("--metric", default="episode/return")
     parser.add_argument("--out", required=True, metavar="FILE.png")

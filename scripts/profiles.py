@@ -3,6 +3,12 @@
 A few updates are traced by the JAX profiler. Under Anakin, the time of the one program is divided
 among acting, environments and learning; under Sebulba, that of each thread among its activities.
 Both are printed, drawn as DIR/NAME.png, and written as DIR/NAME.json.
+
+With --compile_for v5e:2x2 nothing runs, and no TPU is needed: programs are compiled for one chip
+of such a TPU, or for --num_devices, and what the compiler says of their memory and cycles is
+printed and written as DIR/NAME.json. The compiler is the package libtpu, in the version that
+jax[tpu] asks for, best in a folder of its own: pip install --no-deps --target DIR libtpu==VERSION,
+and --libtpu DIR.
 """
 
 import argparse
@@ -14,7 +20,7 @@ import sys
 
 import jax
 from results import markdown, plotting
-from tracing import pages, pictures, profiling
+from tracing import ahead_of_time, pages, pictures, profiling
 
 from podracers import anakin, command_line, errors
 from podracers.training import experiment, run_directory
@@ -36,7 +42,11 @@ def main() -> None:
     is_anakin = isinstance(runner, anakin.Anakin)
     if is_anakin and options.lag:
         raise errors.UserError("--lag is of Sebulba, and this experiment runs under Anakin")
-    experiment.check(parts, seed)
+    if options.compile_for:
+        ahead_of_time.find_compiler(options.libtpu)
+        devices = ahead_of_time.devices(options.compile_for, options.num_devices)
+    else:
+        experiment.check(parts, seed)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -47,9 +57,13 @@ def main() -> None:
         "agent_steps": runner.steps_per_update,
         **run_directory.provenance(),
     }
-    if is_anakin:
-        how = (options.warm_up, options.updates or 2, options.dispatches)
-        record |= profiling.profile_program(runner, seed, *how)
+    figure = None
+    if options.compile_for:
+        record |= {"topology": options.compile_for, "num_devices": options.num_devices}
+        found = ahead_of_time.estimate(runner, seed, devices)
+        record["estimate"] = ahead_of_time.plain(found)
+    elif is_anakin:
+        record |= profiling.profile_program(runner, seed, options.warm_up, options.updates or 2)
         figure = pictures.draw_program(record["program"], name)
     else:
         how = (options.warm_up, options.updates or 4, options.lag or [runner.lag])
@@ -58,16 +72,15 @@ def main() -> None:
     text = pages.text(record)
     print(text, end="")
     markdown.write(options.out / f"{name}.json", json.dumps(record) + "\n")
-    plotting.save(figure, options.out / f"{name}.png")
+    if figure:
+        plotting.save(figure, options.out / f"{name}.png")
     if options.page:
         page = markdown.fill(markdown.read(options.page), {name: f"\n{text}\n"})
         markdown.write(options.page, page)
 
 
 def _parse() -> argparse.Namespace:
-    parser = command_line.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.Parser(description=__doc__)
     parser.add_experiment(required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR")
     parser.add_argument("--name", help="of the files; default: <experiment>_<runner>")
@@ -78,16 +91,17 @@ def _parse() -> argparse.Namespace:
         help="put the tables there, between <!-- begin: NAME --> and <!-- end: NAME -->",
     )
     parser.add_argument(
-        "--warm_up", type=int, default=20, metavar="N", help="updates before anything is measured"
+        "--warm_up",
+        type=command_line.count,
+        default=20,
+        metavar="N",
+        help="updates before anything is measured",
     )
     parser.add_argument(
         "--updates",
-        type=int,
+        type=command_line.count,
         metavar="N",
         help="of each dispatch under Anakin (default: 2), in all under Sebulba (default: 4)",
-    )
-    parser.add_argument(
-        "--dispatches", type=int, default=3, metavar="N", help="that Anakin's trace is made of"
     )
     parser.add_argument(
         "--lag",
@@ -96,11 +110,23 @@ def _parse() -> argparse.Namespace:
         metavar="L",
         help="of Sebulba, one after the other (default: the experiment's)",
     )
-    options = parser.parse_args()
-    for name in ("warm_up", "updates", "dispatches"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise errors.UserError(f"--{name}: expected at least 1, got {value}")
-    return options
+    parser.add_argument(
+        "--compile_for", metavar="TOPOLOGY", help="estimate for such TPUs, for example v5e:2x2"
+    )
+    parser.add_argument(
+        "--num_devices",
+        type=command_line.count,
+        default=1,
+        metavar="N",
+        help="of the topology (default: 1)",
+    )
+    parser.add_argument(
+        "--libtpu",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="where the TPU compiler is; default: an installed one",
+    )
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

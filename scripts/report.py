@@ -1,17 +1,17 @@
-"""Makes the pages of results and of benchmarks, out of docs/results.json and docs/benchmarks.
+"""Makes the pages of results and benchmarks, out of docs/results.json, docs/benchmarks, docs/rules.
 
 The tables and the picture of docs/results.md, and README.md's table, show what was recorded with
-scripts/reproduce.py; docs/benchmarks.md, and the tables of speed in docs/results.md, what
-scripts/benchmark.py --json has left in docs/benchmarks. Prose of the former stays as it is: only
-what stands between `<!-- begin: NAME -->` and `<!-- end: NAME -->` is made anew; of the latter
-everything is. With --check nothing is written, and exit code 1 says that something would be.
+scripts/reproduce.py; docs/benchmarks.md shows what scripts/benchmark.py --json has left in
+docs/benchmarks; the tables of docs/meta_learning.md what scripts/evaluate_rule.py --json has left
+in docs/rules. Prose stays as it is: only what stands between `<!-- begin: NAME -->` and
+`<!-- end: NAME -->` is made anew; of docs/benchmarks.md everything is. With --check nothing is
+written, and exit code 1 says that something would be.
 """
 
-import argparse
 import pathlib
 
 from benchmarks import page
-from results import markdown, speed_tables, tables
+from results import markdown, rules, tables
 from results import rows as results
 
 from podracers import command_line, errors
@@ -21,9 +21,7 @@ _DOCS = results.PATH.parent
 
 def main() -> int:
     """Parses the command line, and writes."""
-    parser = command_line.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.Parser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; compare")
     for name, default in (
         ("results", results.PATH),
@@ -31,17 +29,24 @@ def main() -> int:
         ("readme", _DOCS.parent / "README.md"),
         ("picture", _DOCS / "results" / "returns.png"),
         ("benchmarks", _DOCS / "benchmarks"),
+        ("rules", _DOCS / "rules"),
+        ("rules_document", _DOCS / "meta_learning.md"),
     ):
         parser.add_argument(f"--{name}", type=pathlib.Path, default=default, metavar="PATH")
     arguments = parser.parse_args()
     rows, speeds = results.read(arguments.results), page.read_all(arguments.benchmarks)
-    made = {name: make(rows) for name, make in tables.TABLES.items()} | speed_tables.tables(speeds)
+    made = {name: make(rows) for name, make in tables.TABLES.items()}
     document, readme = markdown.read(arguments.document), markdown.read(arguments.readme)
+    judged = {path.stem: rules.read(path) for path in sorted(arguments.rules.glob("*.json"))}
+    of_rules = markdown.read(arguments.rules_document)
     folder = arguments.benchmarks
     pages = {
         arguments.document: markdown.fill(document, made),
         arguments.readme: markdown.fill(readme, {"readme": tables.readme(rows)}),
         folder.with_suffix(".md"): page.text(speeds, folder.name),
+        arguments.rules_document: markdown.fill(
+            of_rules, {name: rules.table(found) for name, found in judged.items()}
+        ),
     }
     if arguments.check:
         stale = [not path.exists() or path.read_text() != text for path, text in pages.items()]

@@ -68,25 +68,22 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = command_line.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.Parser(description=__doc__)
     parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="see --list")
     parser.add_argument(
         "--runner", metavar="NAME", help="anakin or sebulba; default: the first that --list names"
     )
     parser.add_argument("--list", action="store_true", help="all results, with expected minutes")
-    parser.add_argument("--seeds", type=int, help="how many: 0, 1, ... (default: as recorded)")
+    parser.add_argument(
+        "--seeds", type=command_line.count, help="how many: 0, 1, ... (default: as recorded)"
+    )
     parser.add_argument(
         "--out", metavar="DIR", help="default: runs/reproduce-<experiment>-<runner>-<date>-<time>"
     )
     parser.add_argument("--record", action="store_true", help="keep the new numbers")
     parser.add_argument("--note", default="", help="what readers of the new numbers have to know")
     parser.add_argument("--results", default=str(results.PATH), metavar="PATH")
-    arguments = parser.parse_args()
-    if arguments.seeds is not None and arguments.seeds < 1:
-        raise errors.UserError(f"--seeds: expected at least 1, got {arguments.seeds}")
-    return arguments
+    return parser.parse_args()
 
 
 def _listing(rows: Mapping[str, results.Row]) -> str:

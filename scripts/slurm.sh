@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains under Slurm, on one node or on many; submitted from the root of the repository:
-#   sbatch [--nodes=2 --ntasks-per-node=4 --gpus-per-task=1 ...] scripts/slurm.sh \
+#   sbatch [--nodes=2 --gpus=8 --cpus-per-task=32 ...] scripts/slurm.sh \
 #       --gin_file gin/experiments/snake_ppo.gin --gin_file gin/hardware/gpu.gin
 # What stands below is a default: options of sbatch win. The arguments are those of train.py; the run
 # directory is runs/slurm-<job> unless --run_dir names another, and lies on a disk that all nodes see.
@@ -10,6 +10,8 @@
 #SBATCH --job-name=podracers
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
+#SBATCH --gpus=1
+#SBATCH --cpus-per-task=8
 #SBATCH --signal=B:TERM@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -88,6 +90,12 @@ main() {
 
   mkdir -p runs/slurm
   export PYTHONUNBUFFERED=1
+  # With the platform named, JAX fails where it cannot have the GPUs, and does not take the CPU.
+  local platforms=cuda,cpu
+  if [[ ${SLURM_GPUS:-0} == 0 && -z ${SLURM_JOB_GPUS:-}${SLURM_GPUS_ON_NODE:-} ]]; then
+    platforms=cpu
+  fi
+  export JAX_PLATFORMS="${JAX_PLATFORMS:-$platforms}"
   # Since Slurm 22.05 srun does not take this over from sbatch.
   [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
   echo "start ${SLURM_RESTART_COUNT:-0} on ${SLURM_JOB_NODELIST:-$(hostname)}: logs in runs/slurm"

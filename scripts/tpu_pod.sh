@@ -146,7 +146,9 @@ true" || return
   train="$(quote .venv/bin/python scripts/train.py --distributed --run_dir "$run_dir" \
     --resume_if_begun ${arguments[@]+"${arguments[@]}"})"
   # The signal of `stop` must reach train.py alone, and not the simulators that it started.
-  wrapper="PYTHONUNBUFFERED=1 \"\$@\" & echo \$! > ~/$mark.pid
+  # With the platform named, JAX fails where it cannot have the TPU, and does not take the CPU.
+  wrapper="export JAX_PLATFORMS=\"\${JAX_PLATFORMS:-tpu,cpu}\"
+PYTHONUNBUFFERED=1 \"\$@\" & echo \$! > ~/$mark.pid
 wait \$!
 code=\$?
 echo \$code > ~/$mark.exit.new

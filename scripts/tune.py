@@ -65,9 +65,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = command_line.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.Parser(description=__doc__)
     parser.add_experiment(required=True)
     parser.add_argument("--out", default="tuned.gin", metavar="PATH", help="default: tuned.gin")
     parser.add_argument("--minutes", type=float, default=5.0, help="about how long (default: 5)")

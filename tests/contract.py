@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import dqn, impala, muzero, networks, ppo, r2d2, sac, tree_search
+from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, tree_search
 from agents.networks import cores, encoders
 from agents.networks import muzero as muzero_networks
 from agents.networks import sac as sac_networks
@@ -61,6 +61,22 @@ def _dqn():
         replay_ratio=1.1,
         target_period=3,
         epsilon_steps=400,
+    )
+    return agent, candidate
+
+
+def _pqn(**memory):
+    candidate = streams.RandomEpisodes(masked=True)
+    network = functools.partial(
+        networks.q_network, encoder=encoders.MLP((8,), layer_norm=True), **memory
+    )
+    agent = pqn.PQN(
+        candidate.spec,
+        network,
+        learning_rate=0.01,
+        num_minibatches=2,
+        epsilon_steps=400,
+        normalize_observations=True,
     )
     return agent, candidate
 
@@ -155,6 +171,8 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
         "continuous", False, tiny_network(cores.LSTM(8)), num_minibatches=2
     ),
     "dqn": _dqn,
+    "pqn": lambda: _pqn(frame_stack=3),
+    "pqn_gru": lambda: _pqn(core=cores.GRU(8, layer_norm=True)),
     "r2d2": _r2d2,
     "sac": lambda: _sac("continuous", False, frame_stack=1, normalize_observations=True),
     "sac_discrete": lambda: _sac("discrete", True, frame_stack=3, priority_exponent=0.6),

@@ -36,8 +36,10 @@ class Subject(NamedTuple):
 
 # These pairs repeat kinds of action and memory that another agent has under the same runner.
 SLOW = {
-    *itertools.product(("ppo_gru_frames", "impala_lstm", "sac_discrete"), ("anakin",)),
-    *itertools.product(("ppo_lstm", "impala", "sac", "muzero"), ("sebulba",)),
+    *itertools.product(
+        ("ppo_gru_frames", "impala_lstm", "sac_discrete", "pqn", "ppo_lstm"), ("anakin",)
+    ),
+    *itertools.product(("ppo_gru_frames", "impala", "sac", "muzero", "pqn_gru"), ("sebulba",)),
 }
 
 
@@ -189,7 +191,9 @@ def test_one_version_of_the_parameters_acts_a_rollout_s5(subject):
         np.testing.assert_array_equal(rollout.extras.version, max(update - subject.case.lag, 0))
 
 
-@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+# Quickly, test_parity holds Sebulba on one device to Anakin on four.
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", [1, 2])
 def test_any_number_of_devices_gives_the_same(subject, num_devices):
     if num_devices == 1 and not subject.case.saves_streams:
         pytest.skip("test_parity holds Sebulba to Anakin, for every agent")
@@ -270,6 +274,7 @@ def test_evaluation_depends_on_its_key_alone(subject):
     assert np.all(evaluator.run(params, jax.random.key(1)).returns != episodes.returns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", contract.RUNNERS)
 def test_no_runner_copies_what_the_agent_remembers(name):
     """The ring is written where it lies: the compiled update has no room for a second one."""

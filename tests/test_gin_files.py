@@ -1,5 +1,6 @@
 """Every .gin file of the project builds, and what it describes takes one update."""
 
+import dataclasses
 import fractions
 import importlib.util
 import os
@@ -39,6 +40,8 @@ SMALL_AGENTS = {
     ),
     "AlphaZero": ("AlphaZero.batch_size = 8", "Search.num_simulations = 2"),
     "LPG": ("LPG.chunk_length = 2", "LPG.updates = 1"),
+    "PQN": ("PQN.epochs = 1", "PQN.num_minibatches = 1"),
+    "RuleAgent": ("RuleAgent.batch_size = 8", "RuleAgent.min_replay = 8"),
     "R2D2": ("R2D2.replay_capacity = 4_000", "R2D2.min_replay = 8", "R2D2.batch_size = 8"),
     "SAC": (
         "SAC.batch_size = 8",
@@ -53,6 +56,7 @@ COMPILED = {
     "pong_ppo_cpu",
     "catch_impala",
     "cartpole_dqn",
+    "memory_pqn",
     "memory_r2d2",
     "pendulum_sac",
 }
@@ -74,11 +78,17 @@ BESIDE["gin/agents/lpg.gin"] = ("gin/environments/lifetimes.gin",)
 BESIDE["gin/agents/alphazero.gin"] = ("gin/environments/catch_searchable.gin",)
 
 
-_SLOW_PARTS = {("agents", "lpg"), ("environments", "lifetimes")}  # to compile
+# Parts that `test_experiments` traces, where an experiment that is not slow includes them.
+INCLUDED = {
+    name
+    for path in (ROOT / "gin/experiments").glob("*.gin")
+    if not path.stem.startswith(SLOW)
+    for name in re.findall(r"^include '(.*)'", path.read_text(), re.M)
+}
 
 
 def _is_slow(path):
-    if (path.parent.name, path.stem) in _SLOW_PARTS:
+    if str(path.relative_to(ROOT)) in INCLUDED:
         return True
     return path.stem.startswith(SLOW) or (path.parent.name, path.stem[-6:]) == ("agents", "_atari")
 
@@ -86,7 +96,8 @@ def _is_slow(path):
 def _files(*folders):
     """Returns the files as parameters of a test; physics takes a minute to compile.
 
-    More of Atari's repeat what `pong`, `atari` and the experiments show.
+    More of Atari's repeat what `pong`, `atari` and the experiments show. An agent or environment
+    by itself repeats what the experiments that include it show.
     """
     paths = [path for folder in folders for path in sorted((ROOT / "gin" / folder).rglob("*.gin"))]
     return [
@@ -187,7 +198,12 @@ def _check_under_both(path):
         experiment.check(loaded.build(), loaded.seed)
 
 
-@pytest.mark.parametrize("path", _files("hardware"))
+SAME = {"gpu_8": "v5e_8", "v5p": "v4_8", "v6e_8": "v5e_8"}  # presets that are another's
+
+
+@pytest.mark.parametrize(
+    "path", [each for each in _files("hardware") if pathlib.Path(each.values[0]).stem not in SAME]
+)
 def test_hardware(path):
     count = MORE_DEVICES.get(pathlib.Path(path).stem)
     if count is None:
@@ -206,6 +222,25 @@ def test_hardware(path):
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(("name", "other"), SAME.items())
+def test_hardware_of_another_name(name, other):
+    for runner in ("anakin", "sebulba"):
+        own, same = (
+            experiment.load([BASE, f"gin/runners/{runner}.gin", f"gin/hardware/{each}.gin"], SHORT)
+            .build()
+            .runner
+            for each in (name, other)
+        )
+        values = [
+            {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
+            for each in (own, same)
+        ]
+        for each in values:
+            del each["agent"], each["environment"]
+        assert values[0] == values[1]
+        assert own.num_envs in (512, 1024)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Tests of the Makefile: what its variables become."""
 
+import configparser
 import pathlib
 import re
 import subprocess
@@ -36,3 +37,16 @@ def test_train(variables, flags):
 def test_all_tests_are_the_quick_ones_and_the_slow_ones():
     marked = re.findall('-m "(.+)"', _printed("STAMP=setup.cfg", "test-all"))
     assert marked == ["not slow and not learning", "slow and not learning"]
+
+
+def test_an_extra_that_does_not_exist_is_refused():
+    # pip would warn alone, and JAX see the CPU alone.
+    command = ["make", "--dry-run", "EXTRAS=cuda", "install"]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "got 'cuda'" in refused.stderr
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    known = re.search("KNOWN_EXTRAS := (.*)", (ROOT / "Makefile").read_text())[1].split()
+    assert sorted(known) == sorted(config["options.extras_require"])
+    assert '-e ".[cuda12,brax]"' in _printed("STAMP=no-file", "EXTRAS=cuda12,brax", "no-file")

@@ -19,6 +19,7 @@ SHOWS = {
     "anakin": (4, 2),  # curves of two games, speed, a population; an episode of each game
     "sebulba": (4, 2),  # a curve, where the time goes twice, lags; an episode of each game
     "compare": (2, 1),  # curves, throughput; an episode
+    "meta_learning": (3, 0),  # curves, what predictions mean twice
 }
 
 

@@ -40,26 +40,38 @@ def test_a_run_from_python_leaves_a_summary(tmp_path, monkeypatch):
     assert summary["environment_steps"] == 2048
 
 
-@pytest.fixture(scope="module", name="swept")
-def _swept(tmp_path_factory):
-    """A folder in which the sweep was run, of one seed each, and for an update."""
-    folder = tmp_path_factory.mktemp("usage")
+def _sweep(folder, rates="(3e-4, 1e-3)"):
+    """Runs the sweep of one seed each, and for an update."""
     small = '"TOTAL_STEPS = 2048", "PPO.epochs = 1", "PPO.num_minibatches = 1"'
-    program = _program("sweep").replace("range(3)", "range(1)")
-    program = program.replace('"TOTAL_STEPS = 100_000"', small)
-    assert small in program
+    program = _program("sweep")
+    for old, new in {
+        "(3e-4, 1e-3)": rates,
+        "range(3)": "range(1)",
+        '"TOTAL_STEPS = 100_000"': small,
+    }.items():
+        assert old in program
+        program = program.replace(old, new)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         exec(program, {})
+
+
+@pytest.fixture(scope="module", name="swept")
+def _swept(tmp_path_factory):
+    """A folder in which one run of the sweep was made."""
+    folder = tmp_path_factory.mktemp("usage")
+    _sweep(folder, "(1e-3,)")
     return folder
 
 
-def test_the_sweep_leaves_runs_that_plot_as_two_curves(swept, monkeypatch):
+@pytest.mark.slow
+def test_the_sweep_leaves_runs_that_plot_as_two_curves(tmp_path, monkeypatch):
+    _sweep(tmp_path)
     before = matplotlib.get_backend()
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     names = ("results.groups", "results.curves")
     groups, curves = (importlib.import_module(name) for name in names)
-    paths = sorted((swept / "runs" / "sweep").iterdir())
+    paths = sorted((tmp_path / "runs" / "sweep").iterdir())
     (panel,), said = curves.panels([groups.read(path) for path in paths], "episode/return")
     matplotlib.use(before)
     assert panel.title == "PPO on Catch, Anakin"

@@ -15,18 +15,17 @@ Axis legend: `B` lifetimes of one device, `E` environments of each, `T` transiti
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from agents import optimization, options, returns
+from agents.lpg import acting, tabular
 from agents.lpg import bandit as bandit_lib
 from agents.lpg import rule as rule_lib
-from agents.lpg import tabular
 from podracers import environment, errors, tasks, types
 
 
@@ -50,15 +49,6 @@ class ActorParams(NamedTuple):
 
     rule: types.PyTree
     arm_logits: jax.Array  # [tasks, H]
-
-
-class Lifetime(NamedTuple):
-    """The actor state: an agent, and the transitions that it has not learnt from."""
-
-    agent: tabular.Agent  # [B, ...]
-    chunk: tabular.Chunk  # [B, T, E]; it lacks the time step that closes it
-    arm: jax.Array  # [B] int32
-    time: jax.Array  # [B] int32, steps since birth
 
 
 class Extras(NamedTuple):
@@ -173,8 +163,7 @@ class LPG:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        adam = optax.scale_by_adam(eps=self.adam_epsilon)
-        return optimization.Optimizer(adam, self.learning_rate, None, self.max_grad_norm)
+        return optimization.adam(self.learning_rate, None, self.adam_epsilon, self.max_grad_norm)
 
     def init_learner(self, key: jax.Array) -> Learner:
         """Returns a fresh rule, and a bandit that has tried nothing."""
@@ -196,24 +185,12 @@ class LPG:
             steps=jnp.zeros((count,)),
         )
 
-    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Lifetime:
+    def init_actor(
+        self, env_id: jax.Array, num_envs: int, evaluation: bool = False
+    ) -> acting.Lifetime:
         """Returns agents that have learnt nothing."""
-        shown = {k: v for k, v in self.spec.zero_observation().items() if k in _SHOWN}
-        zeros = np.zeros(shown[tasks.REWARD].shape, np.int32)
-        chunk = tabular.Chunk(
-            types.TimeStep(shown, np.float32(0), np.float32(0), np.int8(0)), zeros
-        )
-
-        def repeated(x: Any, *leading: int) -> jax.Array:
-            return jnp.zeros((env_id.shape[0], *leading, *np.shape(x)), x.dtype)
-
-        number = jnp.zeros(env_id.shape, jnp.int32)
-        return Lifetime(
-            agent=jax.tree.map(repeated, tabular.newborn(self.spec, self.prediction_size)),
-            chunk=jax.tree.map(lambda x: repeated(x, self.chunk_length), chunk),
-            arm=number,
-            time=number,
-        )
+        newborn = tabular.newborn(self.spec, self.prediction_size)
+        return acting.init(self.spec, newborn, self.chunk_length, env_id.shape[0])
 
     def actor_params(self, learner: Learner) -> ActorParams:
         """Returns the rule and what arms are drawn by."""
@@ -222,36 +199,22 @@ class LPG:
     def act(
         self,
         params: ActorParams,
-        actor_state: Lifetime,
+        actor_state: acting.Lifetime,
         timestep: types.TimeStep,
         key: jax.Array,
         evaluation: bool = False,
-    ) -> tuple[jax.Array, Lifetime, Extras]:
+    ) -> tuple[jax.Array, acting.Lifetime, Extras]:
         """Learns where a chunk is full, then samples an action for each environment.
 
         In evaluations an agent learns from all chunks. Otherwise the last one of a rollout only
         judges what it has learnt.
         """
-        arm_key, act_key = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
-        state = jax.lax.cond(  # rare, and a selection of all agents is not free
-            jnp.any(timestep.first()),
-            lambda: self._reborn(actor_state, timestep, params, arm_key),
-            lambda: actor_state,
-        )
-        phase = state.time[0] % self.chunk_length  # lifetimes begin with rollouts, so it is of all
-        is_due = (phase == 0) & (state.time > 0)
-        if not evaluation:
-            is_due &= state.time % self.rollout_length != 0
-        agent = jax.lax.cond(
-            jnp.any(is_due),
-            lambda: _select(is_due, self._taught(params, state, timestep), state.agent),
-            lambda: state.agent,
-        )
-        log_policy = jax.vmap(tabular.outputs)(agent, timestep.observation).log_policy
-        action = jax.vmap(jax.random.categorical)(act_key, log_policy).astype(jnp.int32)  # [B, E]
-        moment = tabular.Chunk(_kept(timestep), action)
-        chunk = jax.tree.map(lambda xs, x: xs.at[:, phase].set(x), state.chunk, moment)
-        state = state._replace(agent=agent, chunk=chunk, time=state.time + 1)
+
+        def learn(agent: tabular.Agent, chunk: tabular.Chunk, arm: jax.Array) -> tabular.Agent:
+            return self._learn(params.rule, agent, chunk, arm)[0]
+
+        judged = None if evaluation else self.rollout_length
+        action, state = acting.act(learn, params.arm_logits, actor_state, timestep, key, judged)
         return action, state, Extras(state.arm)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
@@ -259,7 +222,7 @@ class LPG:
         learner, memory = state
         timestep, arm = rollout.timestep, rollout.extras.arm[0]
         is_born = timestep.first()[0]
-        agent, memory = _select(
+        agent, memory = acting.select(
             is_born,
             jax.tree.map(jnp.zeros_like, (rollout.actor_state.agent, memory)),
             (rollout.actor_state.agent, memory),
@@ -284,32 +247,6 @@ class LPG:
     @property
     def _num_tasks(self) -> int:
         return int(self.spec.observation[tasks.TASK].maximum) + 1
-
-    def _reborn(
-        self, state: Lifetime, timestep: types.TimeStep, params: ActorParams, key: jax.Array
-    ) -> Lifetime:
-        """Replaces agents where lifetimes begin, and draws their hyper-parameters."""
-        logits = params.arm_logits[timestep.observation[tasks.TASK]]
-        arm = jax.vmap(jax.random.categorical)(key, logits).astype(jnp.int32)
-        newborn = jax.tree.map(jnp.zeros_like, state)._replace(arm=arm)
-        newborn = newborn._replace(chunk=state.chunk)
-        return _select(timestep.first(), newborn, state)
-
-    def _taught(
-        self, params: ActorParams, state: Lifetime, timestep: types.TimeStep
-    ) -> tabular.Agent:
-        """Returns the agents after an update with full chunks, which `timestep` closes."""
-        closed = jax.tree.map(
-            lambda xs, x: jnp.concatenate([xs, x[:, None]], axis=1),
-            state.chunk.timestep,
-            _kept(timestep),
-        )
-        chunk = tabular.Chunk(tabular.merged(closed), state.chunk.action)
-
-        def learn(agent: tabular.Agent, chunk: tabular.Chunk, arm: jax.Array) -> tabular.Agent:
-            return self._learn(params.rule, agent, chunk, arm)[0]
-
-        return jax.vmap(learn)(state.agent, chunk, state.arm)
 
     def _learn(
         self, rule_params: types.PyTree, agent: tabular.Agent, chunk: tabular.Chunk, arm: jax.Array
@@ -422,28 +359,3 @@ class LPG:
                 jnp.sum(counts * earned), jnp.sum(counts * episodes)
             )
         return metrics
-
-
-_SHOWN = (
-    tasks.ROWS,
-    tasks.REWARD,
-    tasks.DISCOUNT,
-    tasks.STEP_TYPE,
-    tasks.TASK,
-    environment.ACTION_MASK,
-)
-
-
-def _kept(timestep: types.TimeStep) -> types.TimeStep:
-    """Returns time steps of lifetimes without what their agents do not learn from."""
-    shown = {name: timestep.observation[name] for name in _SHOWN}
-    return timestep._replace(observation=shown)
-
-
-def _select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) -> types.PyTree:
-    """Returns rows of `on_true` where `condition` `[B]` holds, else of `on_false`."""
-
-    def select(x: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - 1)), x, y)
-
-    return jax.tree.map(select, on_true, on_false)

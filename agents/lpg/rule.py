@@ -8,6 +8,7 @@ Axis legend: `T` transitions, `N` streams, `m` the size of predictions.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
@@ -15,6 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from agents.learnt_rules import interface
 from agents.networks import cores
 from podracers import errors, types
 
@@ -119,6 +121,63 @@ class Rule:
         chex.assert_equal_shape_prefix(window, 2)
         return self._network.apply({"params": params}, window)
 
+    # What follows is `interface.Rule`, for agents that a frozen rule teaches.
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """The published weights of the parts of the loss."""
+        return {"policy": 1.0, "prediction": 0.5}
+
+    def output_spec(self, num_actions: int) -> interface.OutputSpec:
+        """Returns logits: a policy and a prediction."""
+        sizes = {interface.POLICY: num_actions, "prediction": self.prediction_size}
+        return interface.OutputSpec(of_state=sizes, of_action={})
+
+    def init_state(self, agent_params: types.PyTree) -> tuple[()]:
+        """Returns `()`: the rule knows nothing of a lifetime but the rollout."""
+        del agent_params
+        return ()
+
+    def teach(
+        self,
+        params: types.PyTree,
+        state: tuple[()],
+        experience: interface.Experience,
+        agent_params: types.PyTree,
+        unroll: Callable[[types.PyTree], interface.Outputs],
+    ) -> tuple[Targets, tuple[()]]:
+        """Returns the targets of a rollout, which is one window."""
+        del agent_params, unroll
+        timestep, said = experience.timestep, experience.outputs
+        prediction = jax.nn.softmax(said["prediction"])
+        log_policy = jax.nn.log_softmax(said[interface.POLICY][:-1])
+        window = Window(
+            reward=timestep.reward[1:],
+            discount=timestep.discount[1:],
+            last=timestep.last()[1:],
+            action_prob=jnp.exp(_of_action(log_policy, experience.action)),
+            prediction=prediction[:-1],
+            next_prediction=prediction[1:],
+        )
+        return self.targets(params, window), state
+
+    def losses(
+        self,
+        targets: Targets,
+        outputs: interface.Outputs,
+        action: jax.Array,
+        timestep: types.TimeStep,
+    ) -> dict[str, jax.Array]:
+        """Returns the parts of `agent_loss`, `[T, N]` each."""
+        del timestep
+        log_policy, log_prediction = (
+            jax.nn.log_softmax(outputs[name][:-1]) for name in (interface.POLICY, "prediction")
+        )
+        return {
+            "policy": policy_loss(_of_action(log_policy, action), targets),
+            "prediction": prediction_loss(log_prediction, targets),
+        }
+
 
 def agent_loss(
     log_prob: jax.Array,
@@ -137,8 +196,23 @@ def agent_loss(
       targets: constants.
       prediction_cost: weight of the divergence of the prediction from its target.
     """
+    return policy_loss(log_prob, targets) + prediction_cost * prediction_loss(
+        log_prediction, targets
+    )
+
+
+def policy_loss(log_prob: jax.Array, targets: Targets) -> jax.Array:
+    """Returns `[T, N]`: probabilities `[T, N]` of actions rise with the policy targets."""
     chex.assert_equal_shape([log_prob, targets.policy])
+    return -log_prob * targets.policy
+
+
+def prediction_loss(log_prediction: jax.Array, targets: Targets) -> jax.Array:
+    """Returns the divergence `[T, N]` of predictions `[T, N, m]` from their targets."""
     chex.assert_equal_shape([log_prediction, targets.log_prediction])
-    prediction = jnp.exp(log_prediction)
-    divergence = jnp.sum(prediction * (log_prediction - targets.log_prediction), axis=-1)
-    return prediction_cost * divergence - log_prob * targets.policy
+    return jnp.sum(jnp.exp(log_prediction) * (log_prediction - targets.log_prediction), axis=-1)
+
+
+def _of_action(log_policy: jax.Array, action: jax.Array) -> jax.Array:
+    """Returns `[T, N]` of `log_policy` `[T, N, A]`."""
+    return jnp.take_along_axis(log_policy, action[..., None], axis=-1)[..., 0]

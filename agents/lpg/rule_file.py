@@ -24,12 +24,14 @@ def save(path: str | pathlib.Path, rule: rule_lib.Rule, params: types.PyTree) ->
         np.savez(file, **arrays, **{_OPTIONS: json.dumps(dataclasses.asdict(rule))})
 
 
-def load(path: str | pathlib.Path) -> tuple[rule_lib.Rule, types.PyTree]:
-    """Returns a rule and its parameters, in NumPy.
+def load(path: str | pathlib.Path | None = None) -> tuple[rule_lib.Rule, types.PyTree]:
+    """Returns a rule and its parameters, in NumPy; without a path, None for random ones.
 
     Raises:
       errors.UserError: there is no such file, or it is no rule, or of another rule.
     """
+    if path is None:
+        return rule_lib.Rule(), None
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}

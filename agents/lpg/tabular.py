@@ -59,11 +59,15 @@ def newborn(spec: environment.EnvironmentSpec, prediction_size: int) -> Agent:
 
 def outputs(agent: Agent, observation: dict[str, jax.Array]) -> Outputs:
     """Returns what an agent says of observations; the mask is respected."""
-    rows = observation[tasks.ROWS]
+    prediction = tables.sum_rows(agent.prediction, observation[tasks.ROWS])
+    return Outputs(log_policy(agent.policy, observation), jax.nn.log_softmax(prediction))
+
+
+def log_policy(logits: jax.Array, observation: dict[str, jax.Array]) -> jax.Array:
+    """Returns the logarithms of a policy's probabilities, `[..., A]`, from its table `[S, A]`."""
     legal = observation[environment.ACTION_MASK]
-    logits = jnp.where(legal, tables.sum_rows(agent.policy, rows), _ILLEGAL)
-    prediction = tables.sum_rows(agent.prediction, rows)
-    return Outputs(jax.nn.log_softmax(logits), jax.nn.log_softmax(prediction))
+    found = jnp.where(legal, tables.sum_rows(logits, observation[tasks.ROWS]), _ILLEGAL)
+    return jax.nn.log_softmax(found)
 
 
 def entropy(log_probs: jax.Array) -> jax.Array:
@@ -81,6 +85,7 @@ def mean(values: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.sum(values * weight) / jnp.maximum(jnp.sum(weight), 1.0)
 
 
+@jax.named_scope("agent_update")
 def learn(
     rule: rule_lib.Rule,
     rule_params: types.PyTree,
@@ -116,7 +121,8 @@ def learn(
         prediction=prediction[:-1],
         next_prediction=prediction[1:],
     )
-    targets = rule.targets(rule_params, window if exact else jax.lax.stop_gradient(window))
+    with jax.named_scope("rule"):
+        targets = rule.targets(rule_params, window if exact else jax.lax.stop_gradient(window))
     weight = returns.weights(timestep)
     observation = jax.tree.map(lambda x: x[:-1], timestep.observation)
 

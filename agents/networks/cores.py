@@ -6,6 +6,7 @@ sequence of length one, so unrolling and stepping cannot disagree.
 Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import flax.linen as nn
@@ -57,9 +58,13 @@ class LSTM(nn.Module):
 
     Attributes:
       size: number of units, `H`.
+      layer_norm: whether the products with the inputs and with the hidden state, and the cell that
+        the output gate sees, are normalised; equations 20 to 22 of Ba, Kiros and Hinton, "Layer
+        Normalization", https://arxiv.org/abs/1607.06450.
     """
 
     size: int = 256
+    layer_norm: bool = False
 
     def __post_init__(self):
         """Refuses impossible sizes."""
@@ -76,13 +81,16 @@ class LSTM(nn.Module):
         """Returns the hidden states `[T, B, H]` and the last state."""
         inputs = nn.Dense(4 * self.size, name="input")(features)  # [T, B, 4H]
         kernel = self.param("recurrent", _orthogonal_blocks(4), (self.size, 4 * self.size))
+        inputs = _norm(self, "input_norm", 4 * self.size)(inputs)
+        norm_gates = _norm(self, "recurrent_norm", 4 * self.size)
+        norm_cell = _norm(self, "cell_norm", self.size)
 
         def step(state, x):
             inputs, first = x
             cell, hidden = _reset(state, first)
-            i, f, g, o = jnp.split(inputs + hidden @ kernel, 4, axis=-1)
+            i, f, g, o = jnp.split(inputs + norm_gates(hidden @ kernel), 4, axis=-1)
             cell = jax.nn.sigmoid(f + 1.0) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(norm_cell(cell))
             return (cell, hidden), hidden
 
         state, hidden = jax.lax.scan(step, state, (inputs, first))
@@ -97,9 +105,13 @@ class GRU(nn.Module):
 
     Attributes:
       size: number of units, `H`.
+      layer_norm: whether the products with the inputs and with the state are normalised, those of
+        the gates apart from those of the candidate, as in the supplement of Ba, Kiros and Hinton,
+        "Layer Normalization", https://arxiv.org/abs/1607.06450.
     """
 
     size: int = 256
+    layer_norm: bool = False
 
     def __post_init__(self):
         """Refuses impossible sizes."""
@@ -116,19 +128,36 @@ class GRU(nn.Module):
         inputs = nn.Dense(3 * self.size, name="input")(features)  # [T, B, 3H]
         kernel = self.param("recurrent", _orthogonal_blocks(3), (self.size, 3 * self.size))
         bias = self.param("candidate_bias", nn.initializers.zeros, (self.size,))
+        split = 2 * self.size  # the gates stand before the candidate
+        input_gates = _norm(self, "input_gates_norm", split)(inputs[..., :split])
+        input_n = _norm(self, "input_candidate_norm", self.size)(inputs[..., split:])
+        norm_gates = _norm(self, "recurrent_gates_norm", split)
+        norm_candidate = _norm(self, "recurrent_candidate_norm", self.size)
 
         def step(state, x):
-            inputs, first = x
+            input_gates, input_n, first = x
             state = _reset(state, first)
-            input_r, input_z, input_n = jnp.split(inputs, 3, axis=-1)
-            state_r, state_z, state_n = jnp.split(state @ kernel, 3, axis=-1)
-            r, z = jax.nn.sigmoid(input_r + state_r), jax.nn.sigmoid(input_z + state_z)
-            candidate = jnp.tanh(input_n + r * (state_n + bias))
+            products = state @ kernel
+            gates = jax.nn.sigmoid(input_gates + norm_gates(products[..., :split]))
+            r, z = jnp.split(gates, 2, axis=-1)
+            candidate = jnp.tanh(input_n + r * (norm_candidate(products[..., split:]) + bias))
             state = (1.0 - z) * candidate + z * state
             return state, state
 
-        state, hidden = jax.lax.scan(step, state, (inputs, first))
+        state, hidden = jax.lax.scan(step, state, (input_gates, input_n, first))
         return hidden, state
+
+
+def _norm(core: nn.Module, name: str, size: int) -> Callable[[jax.Array], jax.Array]:
+    """Returns layer normalisation of `[..., size]` as a core's `layer_norm` says, or the identity.
+
+    Its parameters are made here, since a core's scan may make none.
+    """
+    if not core.layer_norm:
+        return lambda x: x
+    scale = core.param(f"{name}_scale", nn.initializers.ones, (size,))
+    bias = core.param(f"{name}_bias", nn.initializers.zeros, (size,))
+    return lambda x: jax.nn.standardize(x, epsilon=1e-6) * scale + bias
 
 
 def _orthogonal_blocks(num_blocks: int) -> nn.initializers.Initializer:

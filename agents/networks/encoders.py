@@ -94,6 +94,10 @@ def _join(features: jax.Array, vector: jax.Array | None) -> jax.Array:
     return features if vector is None else jnp.concatenate([features, vector], axis=-1)
 
 
+def _dense(features: jax.Array, size: int, layer_norm: bool) -> jax.Array:
+    return layers.mlp(features, (size,), jax.nn.relu, layer_norm=layer_norm)
+
+
 class MLP(nn.Module):
     """Dense layers, with the activation after each of them.
 
@@ -102,16 +106,19 @@ class MLP(nn.Module):
     Attributes:
       hidden_sizes: size of each layer; the last is that of the features.
       activation: activation function, "tanh", "relu", "elu", "gelu" or "silu".
+      layer_norm: whether each layer is normalised before its activation, see `layers.activate`.
     """
 
     hidden_sizes: Sequence[int] = (64, 64)
     activation: str = "tanh"
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden_sizes[-1]]`."""
         features = _flatten(jax.tree.leaves(without_mask(observation)))
-        return layers.mlp(features, self.hidden_sizes, _activation(self.activation))
+        activation = _activation(self.activation)
+        return layers.mlp(features, self.hidden_sizes, activation, layer_norm=self.layer_norm)
 
 
 class _Convolutions(nn.Module):
@@ -120,15 +127,18 @@ class _Convolutions(nn.Module):
     Attributes:
       sizes: `(channels, kernel, stride)` of each convolution.
       padding: "SAME" or "VALID".
+      layer_norm: whether the channels of each place are normalised before each ReLU.
     """
 
     sizes: Sequence[tuple[int, int, int]]
     padding: str
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, images):
         for channels, kernel, stride in self.sizes:
-            images = jax.nn.relu(layers.Conv(channels, kernel, stride, self.padding)(images))
+            images = layers.Conv(channels, kernel, stride, self.padding)(images)
+            images = layers.activate(images, jax.nn.relu, self.layer_norm)
         return images
 
 
@@ -137,18 +147,23 @@ class _ResidualSections(nn.Module):
 
     Attributes:
       channels: number of channels of each section.
+      layer_norm: whether the channels of each place are normalised before each ReLU.
     """
 
     channels: Sequence[int]
+    layer_norm: bool
 
     @nn.compact
     def __call__(self, images):
         for channels in self.channels:
             images = layers.max_pool(layers.Conv(channels)(images))
             for _ in range(2):
-                block = layers.Conv(channels)(jax.nn.relu(images))
-                images = images + layers.Conv(channels)(jax.nn.relu(block))
-        return jax.nn.relu(images)
+                block = layers.Conv(channels)(self._relu(images))
+                images = images + layers.Conv(channels)(self._relu(block))
+        return self._relu(images)
+
+    def _relu(self, images: jax.Array) -> jax.Array:
+        return layers.activate(images, jax.nn.relu, self.layer_norm)
 
 
 class CNN(nn.Module):
@@ -159,12 +174,16 @@ class CNN(nn.Module):
       kernel: side of every kernel.
       hidden_sizes: sizes of the dense layers.
       strides: stride of each convolution; by default all 1.
+      padding: "SAME" or "VALID".
+      layer_norm: whether each layer is normalised before its ReLU, see `layers.activate`.
     """
 
     channels: Sequence[int] = (32, 32)
     kernel: int = 3
     hidden_sizes: Sequence[int] = (128,)
     strides: Sequence[int] | None = None
+    padding: str = "SAME"
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, observation):
@@ -176,11 +195,14 @@ class CNN(nn.Module):
                 f"CNN needs one stride for each of channels {tuple(self.channels)}, "
                 f"got strides {tuple(strides)}"
             )
+        if self.padding not in ("SAME", "VALID"):
+            raise errors.UserError(f"CNN.padding: expected 'SAME' or 'VALID', got {self.padding!r}")
         sizes = [
             (channels, self.kernel, stride) for channels, stride in zip(self.channels, strides)
         ]
-        features = _join(_features(_Convolutions(sizes, "SAME"), image), vector)
-        return layers.mlp(features, self.hidden_sizes, jax.nn.relu)
+        trunk = _Convolutions(sizes, self.padding, self.layer_norm)
+        features = _join(_features(trunk, image), vector)
+        return layers.mlp(features, self.hidden_sizes, jax.nn.relu, layer_norm=self.layer_norm)
 
 
 class NatureCNN(nn.Module):
@@ -191,9 +213,11 @@ class NatureCNN(nn.Module):
 
     Attributes:
       hidden: size of the dense layer.
+      layer_norm: whether each layer is normalised before its ReLU, see `layers.activate`.
     """
 
     hidden: int = 512
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, observation):
@@ -201,9 +225,8 @@ class NatureCNN(nn.Module):
         image, vector = _image_or_error(observation, "NatureCNN")
         if min(image.shape[1:3]) < 36:
             raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
-        trunk = _Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), "VALID")
-        features = layers.mlp(_features(trunk, image), (self.hidden,), jax.nn.relu)
-        return _join(features, vector)
+        trunk = _Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), "VALID", self.layer_norm)
+        return _join(_dense(_features(trunk, image), self.hidden, self.layer_norm), vector)
 
 
 class ImpalaResNet(nn.Module):
@@ -215,15 +238,17 @@ class ImpalaResNet(nn.Module):
     Attributes:
       channels: number of channels of each section (convolution, pooling, two residual blocks).
       hidden: size of the dense layer.
+      layer_norm: whether the inputs of each ReLU are normalised, see `layers.activate`.
     """
 
     channels: Sequence[int] = (16, 32, 32)
     hidden: int = 256
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden]`, and after them the vector of the observation."""
         image, vector = _image_or_error(observation, "ImpalaResNet")
-        features = _features(_ResidualSections(self.channels), image, recompute=True)
-        features = layers.mlp(features, (self.hidden,), jax.nn.relu)
-        return _join(features, vector)
+        trunk = _ResidualSections(self.channels, self.layer_norm)
+        features = _features(trunk, image, recompute=True)
+        return _join(_dense(features, self.hidden, self.layer_norm), vector)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from agents.networks import cpu_kernels
-from podracers import errors
+from podracers import errors, parallel
 
 # How many images a CPU takes through convolutions at a time: 16 (as many numbers as a register
 # holds) of 84 x 84, and up to 64 of smaller ones. Grids of 10 x 10 with 32 channels are learnt from
@@ -33,7 +33,7 @@ _channels_first = contextvars.ContextVar("channels_first", default=False)
 
 def use_cpu_kernels() -> bool:
     """Returns whether layers take the form for CPU; asked when a network is traced."""
-    return jax.default_backend() == "cpu"
+    return parallel.platform() == "cpu"
 
 
 class Dense(nn.Module):
@@ -75,6 +75,7 @@ def mlp(
     sizes: Sequence[int],
     activation: Callable[[jax.Array], jax.Array],
     name: str | None = None,
+    layer_norm: bool = False,
 ) -> jax.Array:
     """Applies dense layers, with the activation after each of them; call it in a compact method.
 
@@ -83,6 +84,7 @@ def mlp(
       sizes: number of outputs of each layer; the inputs are returned if there are none.
       activation: elementwise function.
       name: prefix of the layers' names, `{name}_0` and so on; by default Flax chooses them.
+      layer_norm: whether each layer's outputs are normalised before the activation.
 
     Returns:
       `[..., sizes[-1]]`.
@@ -90,7 +92,7 @@ def mlp(
     layers = [Dense(size, name=name and f"{name}_{i}") for i, size in enumerate(sizes)]
     if not use_cpu_kernels() or not layers:
         for layer in layers:
-            inputs = activation(layer(inputs))
+            inputs = activate(layer(inputs), activation, layer_norm)
         return inputs
     rows = inputs.reshape(-1, inputs.shape[-1])
     kernel, bias = layers[0].weights(rows.shape[-1])
@@ -98,11 +100,38 @@ def mlp(
         columns = cpu_kernels.dense_of_rows(kernel, rows)
     else:
         columns = cpu_kernels.dense(kernel, rows.T)
-    columns = activation(columns + bias[:, None])
+    columns = activate(columns + bias[:, None], activation, layer_norm, axis=0)
     for layer in layers[1:]:
         kernel, bias = layer.weights(columns.shape[0])
-        columns = activation(cpu_kernels.dense(kernel, columns) + bias[:, None])
+        columns = cpu_kernels.dense(kernel, columns) + bias[:, None]
+        columns = activate(columns, activation, layer_norm, axis=0)
     return columns.T.reshape(*inputs.shape[:-1], sizes[-1])
+
+
+def activate(
+    values: jax.Array,
+    activation: Callable[[jax.Array], jax.Array],
+    layer_norm: bool,
+    axis: int | None = None,
+) -> jax.Array:
+    """Applies an activation, after layer normalisation if asked for; call it in a compact method.
+
+    Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450: the
+    features of a row, or of a place in an image, have mean 0 and variance 1, and then a scale and
+    a bias that are learnt.
+
+    Args:
+      values: of a layer, features on one axis.
+      activation: elementwise function.
+      layer_norm: whether values are normalised.
+      axis: that of the features; by default where a trunk of `on_images` has the channels, or
+        the last.
+    """
+    if layer_norm:
+        if axis is None:
+            axis = 0 if _channels_first.get() else -1
+        values = nn.LayerNorm(reduction_axes=axis, feature_axes=axis)(values)
+    return activation(values)
 
 
 class Conv(nn.Module):
@@ -185,8 +214,8 @@ def on_images(trunk: nn.Module, images: jax.Array, recompute: bool = False) -> j
     cache. The derivative is that of all images at once.
 
     Args:
-      trunk: a module, `trunk(images)`, of `Conv`, `max_pool` and elementwise functions alone; the
-        axes of images inside it depend on the backend.
+      trunk: a module, `trunk(images)`, of `Conv`, `max_pool`, `activate` and elementwise functions
+        alone; the axes of images inside it depend on the backend.
       images: `[N, H, W, C]`; floats, or bytes as 255ths.
       recompute: whether, on CPU, the derivative computes the activations inside the trunk again
         rather than keep them for all images: deep trunks would keep megabytes for each image.

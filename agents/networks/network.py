@@ -323,6 +323,21 @@ def unroll_after(
     return network.unroll(params, core, timestep)[0]
 
 
+def last_output(network: Network, params: types.PyTree, core: Any, timestep: types.TimeStep) -> Any:
+    """Returns the output `[B, ...]` of the last time step alone, of a network without recurrence.
+
+    Args:
+      network: network that is not recurrent.
+      params: its parameters.
+      core: its core `[B, ...]` before the first time step.
+      timestep: time steps `[T, B, ...]`.
+    """
+    length, batch = timestep.step_type.shape
+    stream = jnp.arange(batch)
+    core = network.core_before(core, timestep, jnp.full_like(stream, length - 1), stream)
+    return network.step(params, core, jax.tree.map(lambda x: x[-1], timestep))[0]
+
+
 def zero_timestep(spec: environment.EnvironmentSpec) -> types.TimeStep:
     """Returns a FIRST time step `[1, ...]` of zeros, to initialise networks with."""
     zero = jax.tree.map(lambda x: x[None], spec.zero_observation())

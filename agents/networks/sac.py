@@ -238,16 +238,19 @@ class PolicyModule(nn.Module):
       num_outputs: number of outputs.
       hidden_sizes: sizes of the dense layers before the last.
       activation: activation of these layers, see `encoders.MLP`.
+      layer_norm: whether these layers are normalised, see `encoders.MLP`.
     """
 
     num_outputs: int
     hidden_sizes: Sequence[int]
     activation: str
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, features):
         """Returns `[N, num_outputs]`."""
-        hidden = encoders.MLP(self.hidden_sizes, self.activation)(features)
+        body = encoders.MLP(self.hidden_sizes, self.activation, self.layer_norm)
+        hidden = body(features)
         return layers.Dense(self.num_outputs, scale=0.01)(hidden)
 
 
@@ -258,17 +261,20 @@ class CriticModule(nn.Module):
       num_values: number of outputs of each critic.
       hidden_sizes: sizes of the dense layers before the last.
       activation: activation of these layers, see `encoders.MLP`.
+      layer_norm: whether these layers are normalised, see `encoders.MLP`.
       encoder: module of `agents.networks.encoders`; None if the observation itself is the features.
     """
 
     num_values: int
     hidden_sizes: Sequence[int]
     activation: str
+    layer_norm: bool = False
     encoder: nn.Module | None = None
 
     def setup(self):
         """Makes two of everything but the encoder."""
-        self.bodies = [encoders.MLP(self.hidden_sizes, self.activation) for _ in range(2)]
+        settings = (self.hidden_sizes, self.activation, self.layer_norm)
+        self.bodies = [encoders.MLP(*settings) for _ in range(2)]
         self.heads = [layers.Dense(self.num_values, scale=1.0) for _ in range(2)]
 
     def encode(self, observation):
@@ -371,6 +377,7 @@ def sac_network(
     *,
     hidden_sizes: Sequence[int] = (256, 256),
     activation: str = "relu",
+    layer_norm: bool = False,
     encoder: nn.Module | None = None,
     frame_stack: int = 1,
 ) -> SACNetwork:
@@ -381,13 +388,14 @@ def sac_network(
       head: head for its actions.
       hidden_sizes: sizes of the dense layers of the policy and of each critic.
       activation: activation of these layers, see `encoders.MLP`.
+      layer_norm: whether these layers are normalised, see `encoders.MLP`.
       encoder: module of `agents.networks.encoders` that all share, for images; None for none.
       frame_stack: number of frames that are seen; 1 for no stack.
     """
     return SACNetwork(
         spec,
         head,
-        PolicyModule(head.num_outputs, hidden_sizes, activation),
-        CriticModule(head.num_values, hidden_sizes, activation, encoder),
+        PolicyModule(head.num_outputs, hidden_sizes, activation, layer_norm),
+        CriticModule(head.num_values, hidden_sizes, activation, layer_norm, encoder),
         networks.Composed(spec, _Frames(), frame_stack),
     )

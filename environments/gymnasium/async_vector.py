@@ -45,10 +45,10 @@ class AsyncVector:
     """`B` environments, split over processes; has the methods of `sync_vector.SyncVector`.
 
     Args:
-      factory: how each environment is made.
+      factory: maker of each environment.
       seeds: `B`, one for each.
       numbers: `B`, of the streams, for error messages.
-      num_workers: how many processes; at most `B` are started.
+      num_workers: number of processes; at most `B` are started.
 
     Raises:
       errors.UserError: an environment cannot be made for a reason that the user can mend.
@@ -165,14 +165,11 @@ class AsyncVector:
     def _died(self, worker: int) -> errors.RunFailure:
         try:
             code = self._processes[worker].wait(_CLOSING)
-        except (
-            IndexError,
-            subprocess.TimeoutExpired,
-        ):  # another thread closes, or it is still ending
+        except (IndexError, subprocess.TimeoutExpired):  # another thread closes; it is still ending
             code = None
-        how = (
-            "" if code is None else f" by signal {-code}" if code < 0 else f" with exit code {code}"
-        )
+        how = ""
+        if code is not None:
+            how = f" by signal {-code}" if code < 0 else f" with exit code {code}"
         return errors.RunFailure(f"{self._name}: worker process {worker} ended{how}")
 
 
@@ -180,7 +177,7 @@ def work(descriptor: int, parent: int) -> None:
     """Serves one parent until it hangs up or ends: the main function of a worker.
 
     Args:
-      descriptor: of this end of the pipe.
+      descriptor: file descriptor of this end of the pipe.
       parent: its process id.
     """
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -66,7 +66,7 @@ class Gymnasium:
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of one environment, which is made for a step."""
+        """The shapes of one environment, which is made to look at its spaces, and closed."""
         name = self._factory.spec.id
         with self._temporary_env() as env:
             limit = env.spec.max_episode_steps if env.spec is not None else None

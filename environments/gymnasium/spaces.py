@@ -35,7 +35,7 @@ def observation_spec(space: Any, name: str) -> Any:
 
     Args:
       space: a Gymnasium space.
-      name: of the environment, for error messages.
+      name: the environment's name, for error messages.
 
     Raises:
       errors.UserError: there is a part that is no array of a fixed shape.
@@ -171,7 +171,7 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
 
     Args:
       space: a Gymnasium space.
-      name: of the environment, for error messages.
+      name: the environment's name, for error messages.
 
     Raises:
       errors.UserError: it is none of these, or a continuous action has no bounds.
@@ -206,7 +206,7 @@ def decode(space: Any, action: np.ndarray) -> Any:
 
     Args:
       space: a Gymnasium space that `action_spec` takes.
-      action: of one environment, as `action_spec` describes.
+      action: one environment's action, as `action_spec` describes.
     """
     if isinstance(space, spaces.Discrete):
         return np.int64(action) + space.start

@@ -56,9 +56,9 @@ class SyncVector:
     """`B` environments of this process, with next-step reset.
 
     Args:
-      factory: how each environment is made.
+      factory: maker of each environment.
       seeds: one for each; later episodes continue the random stream of the first one.
-      numbers: of the streams, for error messages.
+      numbers: numbers of the streams, for error messages.
     """
 
     def __init__(self, factory: EnvFactory, seeds: Sequence[int], numbers: Sequence[int]):
@@ -131,7 +131,7 @@ def close_all(name: str, labels: Sequence[str], envs: Sequence[Any]) -> None:
     """Closes all environments, though some of them raise.
 
     Args:
-      name: of the environment, for error messages.
+      name: the environment's name, for error messages.
       labels: what messages call each of them.
       envs: those to close.
 

@@ -313,7 +313,7 @@ def _call(host: str, port: int, timeout: float) -> _Connection:
 
 def _connection(end: socket.socket) -> _Connection:
     end.settimeout(None)
-    # Whoever sends the beginning of a message only would keep the others waiting.
+    # A peer that sends only the beginning of a message would block the thread.
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _READ_TIMEOUT)
     return _Connection(end.detach())
 
@@ -323,7 +323,7 @@ def _send(connection: _Connection, *message: Any) -> None:
 
 
 def _receive(connection: _Connection) -> list:
-    """Returns a message. It is no pickle: whoever reaches the port could run code with one.
+    """Returns a message. It is no pickle: anyone who reaches the port could run code with one.
 
     Raises:
       EOFError, OSError: the connection is closed.

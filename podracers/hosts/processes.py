@@ -133,7 +133,7 @@ def initialize(group: Group, timeout: float) -> None:
             "--peer_timeout: expected seconds, more than 0 and at most "
             f"{_MESSAGE_TIMEOUT:.0f}, got {timeout}"
         )
-    # It would take SIGTERM away from whoever handles it (see `signals`).
+    # It would replace the handler of SIGTERM (see `signals`).
     jax.config.update("jax_enable_preemption_service", False)
     # Where a cluster says who they are, its name for process 0 may stand for several interfaces.
     bind = group.coordinator and group.host_and_port[0]

@@ -251,6 +251,35 @@ class ActorPrograms:
             step_type=leaf((), np.int8),
         )
 
+    def trace(
+        self, device: jax.Device, params: types.PyTree, rows: int, num_batches: int
+    ) -> DevicePrograms:
+        """Traces the programs of an actor as its thread will call them; nothing runs.
+
+        Args:
+          device: the device that acts.
+          params: shapes of what acting needs.
+          rows: streams of the actor.
+          num_batches: batches that its streams are cut into.
+
+        Returns:
+          A `jax.stages.Traced` in place of each program.
+        """
+        env_id = jax.ShapeDtypeStruct((rows,), np.int32)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        actor_state = jax.eval_shape(self._init_actor, env_id)
+        begin = (params, key, np.int32(0), env_id, actor_state)
+        carry = jax.eval_shape(self._begin, *begin)
+        timestep = self._timestep(rows // num_batches)
+        arguments = DevicePrograms(
+            init_actor=(env_id,),
+            begin=begin,
+            act=(params, carry, timestep, np.int32(0), np.int32(0)),
+            finish=(carry, timestep, np.int32(0)),
+        )
+        programs = zip(self.on(device), arguments)
+        return DevicePrograms(*(program.trace(*each) for program, each in programs))
+
     def on(self, device: jax.Device) -> DevicePrograms:
         """Returns the programs of a device; they are traced once for all devices."""
         if device not in self._programs:

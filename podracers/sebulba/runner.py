@@ -119,10 +119,10 @@ class Sebulba:
                 f"Sebulba.num_envs = {self.num_envs} does not divide over {count} processes"
             )
         return placement_lib.plan(
-            [jax.local_devices(process_index=process) for process in range(count)],
+            [parallel.devices(process) for process in range(count)],
             jax.process_index(),
             self.num_envs // count,
-            self._num_batches,
+            self.num_batches,
             self.actor_devices,
             self.learner_devices,
         )
@@ -131,15 +131,16 @@ class Sebulba:
         """Returns lines that say which devices and threads do what."""
         count = len(self.placement.actors)
         processes = jax.process_count()
-        rows = self.num_envs // (processes * count * self._num_batches)
+        rows = self._rows_per_actor // self.num_batches
         each = f" on each of {processes} processes" if processes > 1 else ""
         state = jax.eval_shape(lambda: self.init(0))
         num_steps = self.num_envs * (self.rollout_length + 1)
         observation = self.environment.spec.observation
-        memory = parallel.memory_usage(state, observation, num_steps, self.placement.mesh)
+        trace = functools.partial(self.trace, 0)
+        memory = parallel.memory_usage(state, observation, num_steps, self.placement.mesh, trace)
         return [
             f"Sebulba{each}, {self.placement.describe()}",
-            f"{count} x {self._num_batches} batches of {rows} environments on "
+            f"{count} x {self.num_batches} batches of {rows} environments on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
             f"{self.steps_per_update} agent steps an update, lag {self.lag}",
             *memory,
@@ -148,6 +149,13 @@ class Sebulba:
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update, as the run will."""
         return self._learner.trace(jax.eval_shape(lambda: self.init(seed)))
+
+    def trace_acting(self, seed: int) -> actor.DevicePrograms:
+        """Traces the programs of an actor's device, each a `jax.stages.Traced`; nothing runs."""
+        state = jax.eval_shape(lambda: self.init(seed))
+        params = jax.eval_shape(self.agent.actor_params, state.learner)
+        device = self.placement.actors[0]
+        return self._programs.trace(device, params, self._rows_per_actor, self.num_batches)
 
     def init(self, seed: int) -> learner_lib.SebulbaState:
         """Returns the state before the first update."""
@@ -254,16 +262,21 @@ class Sebulba:
         return learner_lib.Learner(self.agent, self._programs, self.placement, self.num_envs)
 
     @property
-    def _num_batches(self) -> int:
-        """How many batches each actor has."""
-        by_backend = 1 if jax.local_devices()[0].platform == "cpu" else 2
+    def num_batches(self) -> int:
+        """How many batches each actor's streams are cut into."""
+        by_backend = 1 if parallel.platform() == "cpu" else 2
         return self.batches_per_actor or by_backend
+
+    @property
+    def _rows_per_actor(self) -> int:
+        """How many streams each actor has."""
+        return self.num_envs // (jax.process_count() * len(self.placement.actors))
 
     @property
     def _threads_per_batch(self) -> int:
         """How many of the host's threads step one batch: together no more than there are."""
         available = self.num_threads or parallel.num_host_cores()
-        return max(available // (len(self.placement.actors) * self._num_batches), 1)
+        return max(available // (len(self.placement.actors) * self.num_batches), 1)
 
     def _start(self, state: learner_lib.SebulbaState) -> None:
         """Starts actors that collect for this state."""
@@ -294,9 +307,8 @@ class Sebulba:
 
     def _actor(self, session: _Session, index: int, key: jax.Array) -> actor.Actor:
         place = self.placement
-        actors = jax.process_count() * len(place.actors)
         number = jax.process_index() * len(place.actors) + index  # among those of all processes
-        rows = self.num_envs // actors
+        rows = self._rows_per_actor
         env_id = np.arange(number * rows, (number + 1) * rows, dtype=np.int32)
         feeds = index * place.learners_per_actor // place.actors_per_learner
         stream_key = keys.streams(key, session.update)
@@ -305,7 +317,7 @@ class Sebulba:
             programs=self._programs.on(place.actors[index]),
             length=self.rollout_length,
             make=lambda part: self._factory.make(stream_key, part, self._threads_per_batch),
-            num_batches=self._num_batches,
+            num_batches=self.num_batches,
             # The first step of a JAX environment is compiled.
             starting=pipeline.STARTING if is_host else pipeline.COMPILING,
             env_id=env_id,
@@ -316,7 +328,7 @@ class Sebulba:
             lag=self.lag,
             versions=session.versions,
             queue=session.queues[index],
-            pace=timing.Pace(self._num_batches),
+            pace=timing.Pace(self.num_batches),
         )
 
 

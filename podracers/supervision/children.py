@@ -1,4 +1,4 @@
-"""Processes that would outlive whoever started them, where /proc tells of them (Linux)."""
+"""Processes that would outlive their parent, found through /proc (Linux)."""
 
 import contextlib
 import os

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import environment, errors, types
+from podracers import environment, errors, parallel, types
 
 _MEMBERS = ("spec", "reset", "step")
 _NUM_STREAMS = 8
@@ -29,8 +29,8 @@ def check_environment(candidate: Any, num_steps: int = 1000, seed: int = 0) -> N
 
     Args:
       candidate: an `Environment`, or a class that makes one without arguments.
-      num_steps: how many steps each stream takes; the time limit is checked if it is within that.
-      seed: of the resets and the actions.
+      num_steps: steps that each stream takes; the time limit is checked if it is within that.
+      seed: seed of the resets and the actions.
 
     Raises:
       errors.UserError: one line that names the environment and every fault that was found.
@@ -52,7 +52,7 @@ def random_action(action: specs.Array, observation: types.PyTree, key: jax.Array
 
     Args:
       action: the action's spec.
-      observation: where `action_mask` is looked up; may be of any form.
+      observation: an observation of any form, whose `action_mask` counts if there is one.
       key: a typed key.
     """
     if np.issubdtype(action.dtype, np.floating):
@@ -325,7 +325,7 @@ def _rollout_faults(
     """Returns which rules the numbers of a random policy's episodes break."""
     keys = jax.random.split(jax.random.key(seed), _NUM_STREAMS)
     # Run twice, for a moment: compiling is what takes the time.
-    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    options = {"xla_backend_optimization_level": 0} if parallel.platform() == "cpu" else None
     rollout = jax.jit(
         jax.vmap(lambda key: _rollout(candidate, spec, num_steps, key)), compiler_options=options
     )
@@ -354,7 +354,7 @@ def _rollout(
         state=state,
         timestep=timestep,
         length=jnp.zeros((), jnp.int32),
-        faults=_moment_faults(spec, timestep, jnp.zeros((), jnp.int32)),
+        faults=_timestep_faults(spec, timestep, jnp.zeros((), jnp.int32)),
         digest=_digest(timestep),
     )
 
@@ -366,7 +366,7 @@ def _rollout(
         ended = carry.timestep.last()
         state, timestep = jax.tree.map(lambda a, b: jnp.where(ended, a, b), fresh, stepped)
         length = jnp.where(ended, 0, carry.length + 1)
-        now = _moment_faults(spec, timestep, length)
+        now = _timestep_faults(spec, timestep, length)
         faults = {text: carry.faults[text] | happened for text, happened in now.items()}
         digest = 0.999 * carry.digest + _digest(timestep)
         return _Scan(state, timestep, length, faults, digest), None
@@ -375,14 +375,14 @@ def _rollout(
     return carry.faults, carry.digest
 
 
-def _moment_faults(
+def _timestep_faults(
     spec: environment.EnvironmentSpec, timestep: types.TimeStep, length: jax.Array
 ) -> dict[str, jax.Array]:
     """Returns each rule's text, and whether this time step breaks it.
 
     Args:
-      spec: what was promised.
-      timestep: of one stream.
+      spec: the environment's specification.
+      timestep: one stream's time step.
       length: steps since the reset; 0 means that `timestep` came from `reset`.
     """
     fresh = length == 0

@@ -55,9 +55,9 @@ class Checkpointer:
     One process uses it; where there are several, see `GroupCheckpointer`.
 
     Args:
-      directory: where checkpoints live; made if need be.
-      keep_latest: how many of the newest to keep.
-      keep_best: how many of those with the highest scores to keep besides.
+      directory: folder of the checkpoints; made if need be.
+      keep_latest: number of the newest to keep.
+      keep_best: number of those with the highest scores to keep besides.
       read_only: never write, and leave alone what another process is writing: for evaluation.
     """
 
@@ -131,7 +131,7 @@ class Checkpointer:
         A step that was saved already is left as it is, but for its score if there is a new one.
 
         Args:
-          step: what the checkpoint is named after; grows from one checkpoint to the next.
+          step: the checkpoint's name; grows from one checkpoint to the next.
           state: arrays, typed keys and Python numbers.
           params: the parameters that `score` belongs to.
           metadata: the run's `update` (of which `step` is a multiple), `seed`, `population` and

@@ -42,16 +42,16 @@ def parse(
         nothing uses, a macro or a parameter without a value, a value of the wrong type.
     """
     gin.clear_config()
-    said, layers = [], []
+    parsed, layers = [], []
     with _without_logging():
         for path in gin_files:
-            said.append(_parse_file(path))
+            parsed.append(_parse_file(path))
             layers.append(_take())
         for binding in gin_bindings:
             _parse_binding(binding)
     given = _take()
     _put(*layers, given)
-    config_check.check(root, gin.config._CONFIG, given, said)
+    config_check.check(root, gin.config._CONFIG, given, parsed)
     return _overrides(gin_files, layers, given)
 
 
@@ -152,7 +152,7 @@ def _put(*layers: Bindings) -> None:
             gin.config._CONFIG.setdefault(key, {}).update(parameters)
 
 
-def _parse_file(path: str) -> config_check.Said:
+def _parse_file(path: str) -> config_check.ParsedFile:
     """Parses a file, and returns what it and its includes say."""
     config_names.require_file(path)
     read = _Reader()
@@ -171,7 +171,7 @@ class _Reader:
     """Opens files for gin: text in UTF-8, and no file from within itself.
 
     Attributes:
-      texts: of the files that were read, includes among them.
+      texts: contents of the files that were read, includes among them.
     """
 
     def __init__(self):
@@ -239,7 +239,7 @@ def _register(binding: str) -> None:
                 lines += [f"import {module}", f"registered = @{name}"]
     kept = _take()
     gin.parse_config("\n".join(lines))
-    _take()  # what was only said to have names registered
+    _take()  # what was only there to have names registered
     _put(kept)
 
 

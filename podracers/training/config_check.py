@@ -1,8 +1,8 @@
 """Finds what gin lets pass: bindings that nothing uses, missing values, values of a wrong type.
 
-gin's operative configuration knows what was used, but only once an update was traced; here it is
-said before anything is built. Of types gin knows nothing. In doubt a value fits: what JAX, Flax or
-the part itself refuses is said by them.
+gin's operative configuration knows what was used, but only once an update was traced; this module
+checks before anything is built. Of types gin knows nothing. In doubt a value fits: JAX, Flax or the
+part itself then refuse it.
 """
 
 import collections.abc
@@ -26,10 +26,12 @@ Key = tuple[str, str]  # of gin's: scope and selector
 # `{(scope, selector): {parameter: value}}`; a macro is `{(name, "gin.macro"): {"value": value}}`.
 Bindings = dict[Key, dict[str, Any]]
 # What a file and its includes say: the names behind `@` and `%`, and the parts that they bind.
-Said = tuple[set[str], set[str]]
+ParsedFile = tuple[set[str], set[str]]
 
 
-def check(root: Callable[..., Any], bound: Bindings, given: Bindings, said: Sequence[Said]) -> None:
+def check(
+    root: Callable[..., Any], bound: Bindings, given: Bindings, parsed: Sequence[ParsedFile]
+) -> None:
     """Refuses a configuration that cannot be meant, and drops what it has no use for.
 
     A later file may choose another runner, agent or environment: what earlier files said of the one
@@ -40,13 +42,13 @@ def check(root: Callable[..., Any], bound: Bindings, given: Bindings, said: Sequ
       root: the class whose parameters choose everything else.
       bound: gin's own bindings, of files and the command line.
       given: those of the command line.
-      said: what each file of the command line says, in order, used in the end or not.
+      parsed: the names in each file of the command line, in order, used in the end or not.
 
     Raises:
       errors.UserError: see `config.parse`.
     """
     _check_root(root, bound)
-    _check_use(root, bound, given, said)
+    _check_use(root, bound, given, parsed)
     _check_circles(bound)
     for (_, selector), values in bound.items():
         if selector != MACRO:
@@ -72,7 +74,7 @@ def _check_root(root: Callable[..., Any], bound: Bindings) -> None:
 
 
 def _check_use(
-    root: Callable[..., Any], bound: Bindings, given: Bindings, said: Sequence[Said]
+    root: Callable[..., Any], bound: Bindings, given: Bindings, parsed: Sequence[ParsedFile]
 ) -> None:
     """Refuses bindings that nothing uses and macros without a value; drops what was superseded."""
     used = {key for key in bound if key[1] == f"{root.__module__}.{root.__qualname__}"}
@@ -84,7 +86,7 @@ def _check_use(
             used.add(key)
             waiting.extend(gin.config.iterate_references(bound[key]))
     for key in [key for key in bound if key not in used]:
-        if key in given or not _is_superseded(key, used, said):
+        if key in given or not _is_superseded(key, used, parsed):
             parameter = next(reversed(given.get(key, bound[key])))  # of the last to say so
             raise errors.UserError(_unused(key, parameter, references))
         del bound[key]
@@ -103,16 +105,16 @@ def _leads_to(reference: gin.config.ConfigurableReference, key: Key) -> bool:
     return path == key[0] or (selector != MACRO and f"{path}/".startswith(f"{key[0]}/".lstrip("/")))
 
 
-def _is_superseded(key: Key, used: set[Key], said: Sequence[Said]) -> bool:
+def _is_superseded(key: Key, used: set[Key], parsed: Sequence[ParsedFile]) -> bool:
     """Returns whether an unused binding belongs to what another choice has replaced."""
     scope, selector = key
     if selector == MACRO:
-        return any(scope in references for references, _ in said)
+        return any(scope in references for references, _ in parsed)
     if not _is_runner(selector):
-        return any(_is_among(selector, references) for references, _ in said)
+        return any(_is_among(selector, references) for references, _ in parsed)
     runs = [other for _, other in used if _is_runner(other)]
     is_chosen_later = False
-    for references, subjects in reversed(said):
+    for references, subjects in reversed(parsed):
         is_chosen_later |= any(_is_among(other, references) for other in runs)
         is_beside = any(_is_among(other, subjects) for other in runs)
         if _is_among(selector, subjects) and not (is_chosen_later or is_beside):

@@ -46,8 +46,8 @@ def read(text: str, source: str) -> dict[str, Any]:
     """Returns values by name, such as `ppo.PPO.gamma`, or `NUM_ENVS` of a macro; the last one wins.
 
     Args:
-      text: of a .gin file; what it includes is not read.
-      source: what an error message calls it.
+      text: a .gin file's text; what it includes is not read.
+      source: its name in error messages.
 
     Raises:
       errors.UserError: it is no .gin file.
@@ -85,7 +85,7 @@ def hyperparameters(text: str) -> dict[str, bool | float | str]:
     """Returns parameters by class, such as `PPO.gamma`, for tables of runs; None is left out.
 
     Args:
-      text: of an operative configuration. What is neither a number nor a string is written as one.
+      text: an operative configuration. What is neither a number nor a string becomes a string.
     """
     values = parameters(read(text, "the operative configuration"))
     short = {name: ".".join(name.split(".")[-2:]) for name in values}

@@ -17,11 +17,11 @@ from podracers.training import experiment, run_directory, trained
 
 def main() -> int:
     """Parses the command line, evaluates, and prints the return."""
-    parser = command_line.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.Parser(description=__doc__)
     parser.add_argument("--run_dir", required=True)
-    parser.add_argument("--episodes", type=int, help="default: as many as in training")
+    parser.add_argument(
+        "--episodes", type=command_line.count, help="default: as many as in training"
+    )
     parser.add_argument("--video", metavar="FILE.gif", help="also record one episode")
     parser.add_argument("--seed", type=int, help="of the episodes (default: the seed of the run)")
     parser.add_argument(
@@ -61,8 +61,6 @@ def _settings(
             raise errors.UserError(f"--seed: expected 0 <= seed < 2**31, got {seed}")
         settings = dataclasses.replace(settings, seed=seed)
     if (count := arguments.episodes) is not None:
-        if count < 1:
-            raise errors.UserError(f"--episodes: expected at least 1, got {count}")
         # Where there are no greedy episodes, there still are none.
         greedy = settings.greedy_evaluation_episodes and count
         settings = dataclasses.replace(

@@ -64,24 +64,25 @@ class Experiment:
 
     Attributes:
       agent: a class, called with `spec=`.
-      environment: a class, called without arguments: a JAX environment, or a recipe for host
+      environment: a class, called without arguments: a JAX environment, or a factory of host
         environments (`environment.HostEnvironmentFactory`).
       runner: a class, called with `agent=` and `environment=`; or two, for environments in JAX and
         for those on the host.
-      seed: of everything that is random.
+      seed: seed of everything that is random.
       total_steps: agent steps over all environments; rounded up to whole updates.
       log_period: updates between two log lines; one dispatch of the runner.
       evaluation_period: updates between evaluations; 0 for one at the end only.
-      evaluation_episodes: how many first episodes each evaluation averages; None for 512 of a JAX
-        environment, which plays them side by side, or 64 of one on the host.
-      greedy_evaluation_episodes: how many episodes of the same evaluation are played once more,
+      evaluation_episodes: number of first episodes that each evaluation averages; None for 512 of a
+        JAX environment, which plays them all at once, or 64 of one on the host.
+      greedy_evaluation_episodes: number of episodes of the same evaluation that are played again,
         greedily, where the agent's evaluations sample (`greedy_evaluation`); None for all of them,
         0 for none, as where episodes are costly.
-      evaluation_max_steps: where an evaluated episode is cut; None for the environment's limit.
+      evaluation_max_steps: agent steps after which an evaluated episode is cut; None for the
+        environment's limit.
       checkpoint_period: updates between checkpoints, besides those at every evaluation and at the
         end; 0 for those alone.
-      keep_latest: how many of the newest checkpoints to keep.
-      keep_best: how many of those with the best evaluations to keep besides.
+      keep_latest: number of the newest checkpoints to keep.
+      keep_best: number of those with the best evaluations to keep besides.
       profile_update: the log period that this update is in is traced for the JAX profiler, into
         `profile` in the run directory; not the first period, which compiles. None for no trace.
     """
@@ -218,8 +219,8 @@ def check(parts: Parts, seed: int) -> None:
     What is traced here is not traced again when the run compiles it.
 
     Args:
-      parts: of an experiment.
-      seed: of the experiment.
+      parts: an experiment's parts.
+      seed: the experiment's seed.
 
     Raises:
       errors.UserError: the parts do not fit the devices or one another, or the environment breaks

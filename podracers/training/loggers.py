@@ -130,7 +130,7 @@ class TensorBoardLogger:
     """TensorBoard scalars, written without TensorFlow.
 
     Args:
-      directory: where event files go; each start of a run adds one.
+      directory: folder of the event files; each start of a run adds one.
       resume_step: on resumption, the last step to keep: TensorBoard hides what came after it.
     """
 
@@ -204,7 +204,7 @@ class TerminalLogger:
 
     Args:
       total_steps: agent steps at the end of the run.
-      file: where to write; stderr by default.
+      file: the stream to write to; stderr by default.
     """
 
     def __init__(self, total_steps: int, file: TextIO | None = None):

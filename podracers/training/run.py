@@ -34,9 +34,9 @@ class Run:
     evaluates and speaks.
 
     Args:
-      experiment: what to run.
-      parts: what it builds.
-      directory: where; it exists.
+      experiment: the settings of the run.
+      parts: the parts that it builds.
+      directory: the run directory; it exists.
       stop: true once the run is to end early.
       resume: continue from the newest whole checkpoint in it.
       say: takes lines for the person who watches.

@@ -25,7 +25,7 @@ class RunLock:
     this process starts nor to its copies by `fork`, which may outlive it.
 
     Args:
-      directory: of the run.
+      directory: the run directory.
     """
 
     def __init__(self, directory: pathlib.Path):

@@ -19,9 +19,7 @@ from podracers.training import config, experiment, run, run_directory, signals
 
 def main() -> int:
     """Parses the command line, trains, and prints what was reached."""
-    parser = command_line.Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.Parser(description=__doc__)
     parser.add_experiment()
     parser.add_argument(
         "--run_dir", help="default: runs/<experiment>-<runner>-seed<seed>-<date>-<time>"
@@ -38,6 +36,7 @@ def main() -> int:
     group = processes.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
     if arguments.distributed or group.coordinator or processes.is_cluster():
         processes.initialize(group, arguments.peer_timeout)
+    command_line.require_accelerator()
     with signals.StopRequest() as stop:
         return _train(arguments, stop)
 

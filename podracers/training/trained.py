@@ -9,7 +9,7 @@ from podracers import errors, types
 from podracers.training import checkpoint, experiment, run_directory
 
 
-class Policy(NamedTuple):
+class TrainedPolicy(NamedTuple):
     """What acts: `parts.agent.act(params, ...)`.
 
     A population's parameters have a leading axis, one entry for each member.
@@ -21,11 +21,11 @@ class Policy(NamedTuple):
     params: types.PyTree  # on the first device
 
 
-def load(path: str | pathlib.Path, best: bool = False) -> Policy:
+def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
     """Returns what a run has learnt; nothing is written, and the run may go on meanwhile.
 
     Args:
-      path: of the run directory.
+      path: the run directory's path.
       best: the best evaluated checkpoint, not the newest.
 
     Raises:
@@ -35,7 +35,7 @@ def load(path: str | pathlib.Path, best: bool = False) -> Policy:
     directory.require()
     settings = experiment.load([str(directory.config)], [])
     parts = settings.build()
-    return Policy(settings, parts, *params(directory, parts, best))
+    return TrainedPolicy(settings, parts, *params(directory, parts, best))
 
 
 def params(
@@ -44,8 +44,8 @@ def params(
     """Returns the step and the acting parameters of a checkpoint (see `load`).
 
     Args:
-      directory: of the run.
-      parts: what its configuration builds, also where that is Python and no `config.gin`.
+      directory: the run directory.
+      parts: the parts of its configuration, also where that is Python and no `config.gin`.
       best: the best evaluated checkpoint, not the newest.
     """
 

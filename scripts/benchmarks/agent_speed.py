@@ -11,6 +11,7 @@ EXPERIMENTS = {
     "ppo": "cartpole_ppo",
     "impala": "cartpole_impala",
     "dqn": "cartpole_dqn",
+    "pqn": "cartpole_pqn",
     "r2d2": "catch_r2d2",
     "sac": "pendulum_sac",
     "muzero": "catch_muzero",

@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ FAKE = (
     "cost, not how well real ones scale."
 )
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with a JAX backend may hang
-_LOOK = 0.25  # seconds between two looks at a contender that is watched
+_POLL_PERIOD = 0.25  # seconds between two looks at a contender that is watched
 
 
 def fake_devices(count: int) -> dict[str, str]:
@@ -37,7 +38,7 @@ class Contender:
     Args:
       name: for error messages.
       make: a function of a module; what it returns takes a measurement when called.
-      arguments: of `make`; they are pickled.
+      arguments: those of `make`; they are pickled.
       environment: variables of the process, over those of this one.
       log: a file that takes what the process prints; None for the output of this one.
     """
@@ -73,7 +74,7 @@ class Contender:
         """Returns an attribute of what was made; of a method, what it returns.
 
         Args:
-          name: of the attribute.
+          name: the attribute's name.
           watch: called several times a second; what it raises ends the waiting.
 
         Raises:
@@ -81,7 +82,7 @@ class Contender:
         """
         try:
             self._here.send(name)
-            while not self._here.poll(_LOOK if watch else None):
+            while not self._here.poll(_POLL_PERIOD if watch else None):
                 watch()
             answer = self._here.recv()
         except (EOFError, OSError) as error:
@@ -119,8 +120,8 @@ def together(
 
     Args:
       makers: by name of the contender.
-      arguments: of all of them, or by name.
-      environments: of their processes, by name.
+      arguments: those of all of them, or by name.
+      environments: variables of their processes, by name.
     """
     contenders = {}
     try:
@@ -155,6 +156,7 @@ def _undisturbed() -> Iterator[None]:
 
 def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], arguments: Any) -> None:
     os.setsid()  # so that whatever it starts can be ended with it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if log:
         with log.open("ab") as file:
             os.dup2(file.fileno(), 1)
@@ -172,6 +174,12 @@ def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], argu
             except Exception as error:
                 traceback.print_exc()
                 parent.send(errors.RunFailure(_reason(error)))
+
+
+def _end_with_parent() -> None:
+    """Ends this process and those that it started once its parent has been killed."""
+    multiprocessing.parent_process().join()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _reason(error: Exception) -> str:

@@ -31,10 +31,11 @@ class Stepper:
 
     Args:
       runner: with `init(seed)`, `step(state, num_updates)` and `steps_per_update`.
-      updates: of a measurement; None for as many as take about `seconds` once the agent learns.
+      updates: number of updates of a measurement; None for as many as take about `seconds` once the
+        agent learns.
       lead_in: updates before each measurement that are not counted: actors that went on while it
         was others' turn have something in store.
-      seconds: of a measurement, where `updates` is None.
+      seconds: length of a measurement, where `updates` is None.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Training:
     """An experiment's runner as a contender.
 
     Args:
-      gin_files: of the experiment.
-      bindings: over those of the files.
-      seconds: of a turn, about.
+      gin_files: those of the experiment.
+      bindings: those over the files.
+      seconds: length of a turn, about.
     """
 
     def __init__(self, gin_files: Sequence[str], bindings: Sequence[str], seconds: float = 1.0):

@@ -1,9 +1,10 @@
 """The page of benchmarks: files of results as tables."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from benchmarks import panels, records
+from benchmarks import records
+from results import markdown
 
 from podracers import errors
 
@@ -17,22 +18,14 @@ scripts/benchmark.py --compare OLD.json NEW.json` says what became slower betwee
 _GPU = """## On a GPU
 
 Not measured: there is no file of results of a GPU. Anakin against the batch, until more of it
-brings no more; Sebulba on Pong against EnvPool alone:
+brings no more, and Sebulba on Pong against EnvPool alone:
 
 ```sh
-python scripts/benchmark.py catch cartpole_batches snake_batches \\
-    --batches 256 1024 4096 16384 65536 --json {folder}/gpu_anakin.json
-python scripts/benchmark.py sebulba --json {folder}/gpu_sebulba.json
-```
-
-(`python scripts/benchmark.py gpu` is both at once.) The time in which Pong is solved: `wall_time`
-in the first line of `metrics.jsonl` where `episode/return` is 20 or more, after
-
-```sh
-python scripts/train.py --gin_file gin/experiments/pong_ppo.gin
+python scripts/benchmark.py gpu --batches 256 1024 4096 16384 65536 --json {folder}/gpu.json
 ```
 """
 _GPUS = {"gpu", "cuda", "rocm"}
+_NO_UNITS = ("ratio", "share")
 
 
 def read_all(folder: pathlib.Path) -> dict[str, records.Record]:
@@ -61,7 +54,7 @@ def text(found: Mapping[str, records.Record], name: str) -> str:
             notes = dict.fromkeys(note for result in own for note in result.notes)
             rows = (row for result in own for row in result.rows)
             parts += [f"### {heading}\n"] * ([*together] != [stem])
-            parts += [f"{own[0].about}\n", *panels.tables(rows)]
+            parts += [f"{own[0].about}\n", *_tables(rows)]
             parts += ["".join(f"- {note}\n" for note in notes)] * bool(notes)
     if not any(record.provenance["platform"] in _GPUS for record in found.values()):
         parts.append(_GPU.format(folder=f"docs/{name}"))
@@ -79,4 +72,42 @@ def _provenance(record: records.Record, file: str) -> str:
             f"- Commit: {made['commit'] or 'unknown'}",
             f"- Versions: {versions}\n",
         ]
+    )
+
+
+def _tables(rows: Iterable[records.Row]) -> list[str]:
+    """Returns a table for each measure; measures whose rows only one key tells apart share one.
+
+    The values of the first key, such as `runner` of `{"runner": "anakin", "devices": 4}`, are the
+    lines of a table, and those of the others its columns. Figures are medians, with the least and
+    the most in brackets.
+    """
+    by_measure: dict[tuple, list[records.Row]] = {}
+    for row in rows:
+        title = row.measure if row.unit in _NO_UNITS else f"{row.measure}, {row.unit}"
+        by_measure.setdefault((title, tuple(row.case)), []).append(row)
+    # Of each table: its first heading, and its rows by line and column.
+    written: list[tuple[str, dict[tuple[str, str], records.Row]]] = []
+    shared: dict[str, dict[tuple[str, str], records.Row]] = {}
+    for (title, keys), own in by_measure.items():
+        if len(keys) > 1:
+            heading = f"{title}: {keys[0]}, by {' and '.join(keys[1:])}"
+            written.append((heading, {_place(row): row for row in own}))
+        else:
+            cells = {(_place(row)[0], title): row for row in own}
+            shared.setdefault(keys[0] if keys else "", {}).update(cells)
+    return [_table(heading, cells) for heading, cells in [*written, *shared.items()]]
+
+
+def _place(row: records.Row) -> tuple[str, str]:
+    first, *others = [*row.case.values()] or [""]
+    return str(first), ", ".join(map(str, others))
+
+
+def _table(heading: str, cells: dict[tuple[str, str], records.Row]) -> str:
+    lines, columns = (dict.fromkeys(place[axis] for place in cells) for axis in (0, 1))
+    figures = {place: row.spread for place, row in cells.items()}
+    return markdown.table(
+        [heading, *columns],
+        [[line, *(figures.get((line, column), "") for column in columns)] for line in lines],
     )

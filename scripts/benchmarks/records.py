@@ -144,15 +144,3 @@ def read(path: str | pathlib.Path) -> Record:
         raise errors.UserError(
             f"'{path}' holds no results of scripts/benchmark.py: {type(error).__name__}: {error}"
         ) from error
-
-
-def write(path: str | pathlib.Path, record: Record) -> None:
-    """Writes a file of results.
-
-    Raises:
-      errors.UserError: it cannot be written.
-    """
-    try:
-        pathlib.Path(path).write_text(record.text())
-    except OSError as error:
-        raise errors.UserError(f"cannot write '{path}': {error.strerror}") from error

@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks import (
     agent_speed,
+    lpg_speed,
     ppo_speed,
     records,
     replay_speed,
@@ -13,18 +14,15 @@ from benchmarks import (
     search_speed,
     sebulba_speed,
     startup,
+    tpu_estimates,
 )
 
-_REPLAY = {
-    "dqn": "cartpole_dqn",
-    "r2d2": "catch_r2d2",
-    "sac": "pendulum_sac",
-    "muzero": "catch_muzero",
-}
+_REPLAY = ("dqn", "r2d2", "sac", "muzero")
 GROUPS = {
     "sebulba": ("sebulba_impala", "sebulba_environments"),
-    "replay": tuple(_REPLAY),
+    "replay": _REPLAY,
     "agents": tuple(f"agent_{name}" for name in agent_speed.EXPERIMENTS),
+    "tpu": tuple(f"tpu_{name}" for name in tpu_estimates.EXPERIMENTS),
     "gpu": (
         *("catch", "cartpole_batches", "snake_batches"),
         *("sebulba_environments", "sebulba_impala"),
@@ -45,9 +43,16 @@ def _agent(benchmark: Callable, name: str) -> _Benchmark:
     return lambda o: benchmark(name, o.repeats, o.gin_bindings)
 
 
+def _tpu(name: str) -> _Benchmark:
+    return lambda o: tpu_estimates.benchmark_agent(
+        name, o.devices or (1,), o.gin_bindings, o.libtpu
+    )
+
+
 BENCHMARKS: dict[str, _Benchmark] = {
     "cartpole": lambda o: ppo_speed.benchmark_ppo("cartpole", o.repeats),
     "breakout": lambda o: ppo_speed.benchmark_ppo("breakout", o.repeats),
+    "minatar": lambda o: ppo_speed.benchmark_minatar(o.repeats),
     "breakdown": lambda o: ppo_speed.benchmark_breakdown(o.repeats),
     "overhead": lambda o: ppo_speed.benchmark_overhead(o.repeats),
     "catch": _batches("catch"),
@@ -69,6 +74,11 @@ BENCHMARKS: dict[str, _Benchmark] = {
     "sebulba_environments": _sebulba(
         sebulba_speed.benchmark_environments, sebulba_speed.ENVIRONMENTS
     ),
+    "lpg": lambda o: lpg_speed.benchmark_lpg(o.repeats, o.gin_bindings),
     "search": lambda o: search_speed.benchmark_search(o.repeats),
-    **{key: _agent(replay_speed.benchmark_agent, name) for key, name in _REPLAY.items()},
+    **{
+        name: _agent(replay_speed.benchmark_agent, agent_speed.EXPERIMENTS[name])
+        for name in _REPLAY
+    },
+    **{f"tpu_{name}": _tpu(name) for name in tpu_estimates.EXPERIMENTS},
 }

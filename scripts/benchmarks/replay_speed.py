@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from benchmarks import agent_speed, measure, records
 
+from agents import ring_buffer
 from podracers import anakin, parallel, types
 
 _GRADIENTS = records.Kind("gradient steps", "gradient steps/s", records.HIGHER, 1)
@@ -23,8 +24,8 @@ def benchmark_agent(name: str, repeats: int, bindings: Sequence[str] = ()) -> re
     """Measures an experiment.
 
     Args:
-      name: of a file in gin/experiments.
-      repeats: how many turns each runner takes.
+      name: name of a file in gin/experiments.
+      repeats: number of turns of each runner.
       bindings: over those of the file.
     """
     trained = {
@@ -102,10 +103,13 @@ def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.T
 def _rollout(runner: anakin.Anakin, state: anakin.AnakinState) -> types.Rollout:
     """Returns a rollout of all streams as replay stores it, zeros of its shapes."""
     ring = state.memory.ring  # [B, C, ...]
-    steps = runner.steps_per_update // ring.timestep.reward.shape[0]
+    streams = ring_buffer.num_streams(ring)
+    steps = runner.steps_per_update // streams
 
     def zeros(tree: Any, *leading: int) -> Any:
-        return jax.tree.map(lambda x: np.zeros((*leading, x.shape[0], *x.shape[2:]), x.dtype), tree)
+        return ring_buffer.map_rows(
+            lambda rows: np.zeros((*leading, streams, *rows.shape), rows.data.dtype), tree
+        )
 
     return types.Rollout(
         timestep=zeros(ring.timestep, steps + 1),

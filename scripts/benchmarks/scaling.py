@@ -21,8 +21,8 @@ _EXPERIMENT = "catch_ppo"
 _WORK = ("NUM_ENVS = 192",)
 _SPEEDUP = records.Kind("speed, turn by turn, over that of the first", "ratio", records.HIGHER, 3)
 _PROCESS_STEPS = 1_000_000  # agent steps of each run
-_PATIENCE = 600.0  # seconds
-_LOOK = 0.1  # seconds between two looks at the processes
+_RUN_TIMEOUT = 600.0  # seconds
+_POLL_PERIOD = 0.1  # seconds
 
 
 def _rows(rates: dict[int, list[float]], runner: str, what: str) -> list[records.Row]:
@@ -106,7 +106,7 @@ def distributed_speed(count: int, bindings: Sequence[str]) -> float:
 
 def _wait(processes: dict[pathlib.Path, subprocess.Popen]) -> None:
     """Waits until all have ended; if one fails, the others would wait for it for ever."""
-    limit = time.monotonic() + _PATIENCE
+    limit = time.monotonic() + _RUN_TIMEOUT
     running = True
     while running:
         running = any(process.poll() is None for process in processes.values())
@@ -114,8 +114,8 @@ def _wait(processes: dict[pathlib.Path, subprocess.Popen]) -> None:
             if process.poll():
                 raise training_process.failure(process.returncode, log)
         if time.monotonic() > limit:
-            raise errors.RunFailure(f"the processes did not end within {_PATIENCE:.0f} s")
-        time.sleep(_LOOK)
+            raise errors.RunFailure(f"the processes did not end within {_RUN_TIMEOUT:.0f} s")
+        time.sleep(_POLL_PERIOD)
 
 
 def _free_port() -> int:

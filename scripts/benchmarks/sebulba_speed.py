@@ -74,7 +74,7 @@ class _RawPools:
     def __init__(self, setting: Setting):
         parts = setting.build()
         runner, self._steps = parts.runner, setting.env_steps
-        batches = len(runner.placement.actors) * runner._num_batches
+        batches = len(runner.placement.actors) * runner.num_batches
         rows = np.split(np.arange(runner.num_envs, dtype=np.int32), batches)
         threads = runner._threads_per_batch
         hosts = [parts.environment.make(jax.random.key(0), row, threads) for row in rows]

@@ -14,15 +14,15 @@ from podracers import errors
 STARTUP = records.Kind("start-up", "s", records.LOWER, 2)
 COLD = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 _CACHED = records.Kind("files added to the compilation cache", "files", None, 0)
-_LOOK = 0.01  # seconds between two looks at the log
-_PATIENCE = 600.0  # seconds
+_POLL_PERIOD = 0.01  # seconds
+_UPDATE_TIMEOUT = 600.0  # seconds
 
 
 def first_update(arguments: Sequence[str], environment: Mapping[str, str] = COLD) -> float:
     """Returns the seconds from the start of a training process to its first line of metrics.
 
     Args:
-      arguments: of `scripts/train.py`, without a run directory.
+      arguments: those of `scripts/train.py`, without a run directory.
       environment: variables over those of this process.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -36,9 +36,9 @@ def first_update(arguments: Sequence[str], environment: Mapping[str, str] = COLD
             while not (metrics.exists() and b"\n" in metrics.read_bytes()):
                 if process.poll() is not None:
                     raise training_process.failure(process.returncode, log)
-                if time.perf_counter() - began > _PATIENCE:
-                    raise errors.RunFailure(f"no update ended within {_PATIENCE:.0f} s")
-                time.sleep(_LOOK)
+                if time.perf_counter() - began > _UPDATE_TIMEOUT:
+                    raise errors.RunFailure(f"no update ended within {_UPDATE_TIMEOUT:.0f} s")
+                time.sleep(_POLL_PERIOD)
             return time.perf_counter() - began
 
 

@@ -56,7 +56,7 @@ def estimate(
     Args:
       tasks: scores, `[N, R]`; normalised, where there are several tasks.
       statistic: takes the scores of each task, `[..., R]`, and `axis`.
-      seed: of the resampling.
+      seed: seed of the resampling.
 
     Raises:
       ValueError: there is no score, or tasks have different numbers of runs.

@@ -63,7 +63,7 @@ def summarize(scores: Mapping[str, Sequence[float]]) -> dict[str, aggregates.Est
     """Returns what an agent reaches over several games: human-normalised statistics by name.
 
     Args:
-      scores: of each game, by run, in points of the game; as many runs of each.
+      scores: points by game and by run; as many runs of each game.
     """
     return aggregates.summarize(
         [[normalized(game, score) for score in runs] for game, runs in scores.items()]

@@ -61,7 +61,7 @@ def series(
     Args:
       rows: the lines of one run's log.
       metric: its name; a population's members are rows of the result.
-      x: what to measure along: `step` (agent steps) or `wall_time` (seconds).
+      x: name of the axis: `step` (agent steps) or `wall_time` (seconds).
     """
     rows = [row for row in rows if row.get(metric) is not None and row.get(x) is not None]
     names = [f"{metric}/seed_{seed}" for seed in members(rows, metric)] or [metric]
@@ -76,7 +76,7 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band | None:
     point is a mean over all seeds. Seeds without a point are left out; None where no seed has one.
 
     Args:
-      curves: of each seed, `x` and values, both `[K]`; `K` may differ.
+      curves: `x` and values of each seed, both `[K]`; `K` may differ.
     """
     curves = [(x[~np.isnan(y)], y[~np.isnan(y)]) for x, y in curves]
     curves = [(x, y) for x, y in curves if x.size]

@@ -1,7 +1,7 @@
 """A published result, trained once more: its runs, what they reached, and how that compares."""
 
 import datetime
-import json
+import functools
 import math
 import pathlib
 import platform
@@ -14,7 +14,7 @@ from results import aggregates, training_process
 from results import rows as results
 
 from podracers import command_line, errors
-from podracers.training import experiment, run_directory, signals
+from podracers.training import run_directory
 
 _SIGNIFICANT = 0.05
 _SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
@@ -23,7 +23,7 @@ _SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
 def stopped_early(row: results.Row) -> str:
     """Returns a remark on a row that was recorded before its end, and is compared with nothing."""
     try:
-        total = _total_steps(row, 0)
+        total = _plan(row, 0, pathlib.Path()).total_steps
     except errors.UserError as error:  # such as an extra that is not installed
         return f"; does not load: {error}"
     if row.measured is None or row.measured.agent_steps > total * (1 - _SAME_STEPS):
@@ -31,17 +31,10 @@ def stopped_early(row: results.Row) -> str:
     return f"; recorded at {row.measured.agent_steps:,} of {total:,} agent steps: no verdict"
 
 
-def _total_steps(row: results.Row, seed: int) -> int:
-    """Returns the agent steps of a run, and so finds out what is wrong before anything is trained.
-
-    Raises:
-      errors.UserError: the configuration does not parse, or insists on another seed.
-    """
+def _plan(row: results.Row, seed: int, output: pathlib.Path) -> training_process.Run:
     files = [row.gin_file, command_line.runner_file(row.runner.lower())]
-    settings = experiment.load(files, [f"SEED = {seed}", *row.gin_bindings])
-    if settings.seed != seed:
-        raise errors.UserError(f"'{row.name}' insists on the seed {settings.seed}")
-    return settings.total_steps
+    path = output / f"seed-{seed}"
+    return training_process.plan(row.name, seed, files, row.gin_bindings, path)
 
 
 def train(row: results.Row, count: int, output: pathlib.Path) -> bool:
@@ -51,39 +44,13 @@ def train(row: results.Row, count: int, output: pathlib.Path) -> bool:
       errors.UserError: the configuration is mistaken, or the folder holds something else.
       errors.RunFailure: a run failed.
     """
-    steps = [_total_steps(row, seed) for seed in range(count)]
-    _claim(output, row)
-    with signals.StopRequest() as stop:
-        for seed in range(count):
-            print(f"[{seed + 1}/{count}] {row.command(seed)}", flush=True)
-            name, log = f"{row.name}, seed {seed}", output / f"seed-{seed}.log"
-            where = (_directory(output, seed), steps[seed], log)
-            if not training_process.train(name, row.arguments(seed), *where, stop):
-                return False
-    return True
-
-
-def _claim(output: pathlib.Path, row: results.Row) -> None:
-    """Makes the folder of a reproduction; refuses one that holds anything else."""
-    wanted = {"name": row.name, "command": row.command(0)}
-    mark = output / "reproduction.json"
-    try:
-        if not mark.exists():
-            run_directory.RunDirectory(output).create()
-            mark.write_text(json.dumps(wanted, indent=1) + "\n")
-        elif json.loads(mark.read_text()) != wanted:
-            raise errors.UserError(f"'{output}' holds something else; name another --out")
-    except (OSError, json.JSONDecodeError) as error:
-        raise errors.UserError(f"cannot use '{output}': {error}") from error
-
-
-def _directory(output: pathlib.Path, seed: int) -> run_directory.RunDirectory:
-    return run_directory.RunDirectory(output / f"seed-{seed}")
+    runs = [_plan(row, seed, output) for seed in range(count)]
+    return training_process.train_all(runs, functools.partial(print, flush=True))
 
 
 def measured(output: pathlib.Path, count: int, note: str) -> results.Measured:
     """Returns what so many finished runs have reached."""
-    directories = [_directory(output, seed) for seed in range(count)]
+    directories = [run_directory.RunDirectory(output / f"seed-{n}") for n in range(count)]
     summaries = [directory.read_summary() for directory in directories]
     last = summaries[-1]
     written = max(directory.summary.stat().st_mtime for directory in directories)

@@ -7,25 +7,27 @@ process alone, which passes it on once.
 """
 
 import contextlib
+import dataclasses
 import math
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from podracers import errors
-from podracers.training import loggers, run_directory, signals
+from podracers.training import config, experiment, loggers, run_directory, signals
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_LOOK = 0.1  # seconds between two looks at a child
+_POLL_PERIOD = 0.1  # seconds
 _ENVIRONMENT = {
     "JAX_ENABLE_COMPILATION_CACHE": "false",
     "PYTHONUNBUFFERED": "1",  # lines in the order in which they came
 }
-_PATIENCE = 300.0  # seconds that a child gets for its checkpoint, once it was asked to leave
+_LEAVE_TIMEOUT = 300.0  # seconds for a child to save its checkpoint, once it is asked to leave
 # Becomes the script named after it, once the kernel has promised (prctl, PR_SET_PDEATHSIG; Linux
 # only) to ask it to leave should its parent be killed. Code of one's own between fork and exec
 # (`preexec_fn`) would do it, too, but is not safe beside other threads.
@@ -52,7 +54,7 @@ def started(
     """Starts `scripts/train.py`; however the context is left, the process is gone.
 
     Args:
-      arguments: of the script.
+      arguments: those of the script.
       log: takes what the child prints.
       environment: variables over those of this process.
     """
@@ -74,60 +76,133 @@ def started(
             process.wait()
 
 
-def train(
-    name: str,
-    arguments: Sequence[str],
-    directory: run_directory.RunDirectory,
-    total_steps: int,
-    log: pathlib.Path,
-    stop: signals.StopRequest,
-) -> bool:
-    """Runs `scripts/train.py` to its end, and shows how far it is.
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A training run that is to be there; `plan` makes it."""
+
+    label: str  # what is trained
+    seed: int
+    arguments: tuple[str, ...]  # of `scripts/train.py`, without the run directory
+    directory: run_directory.RunDirectory
+    total_steps: int  # agent steps
+    config: str  # the whole configuration
+
+    @property
+    def command(self) -> str:
+        """The command that trains it."""
+        run_dir = ("--run_dir", self.directory.path.as_posix())
+        return shlex.join(["python", "scripts/train.py", *self.arguments, *run_dir])
+
+    def train(self, stop: signals.StopRequest) -> bool:
+        """Trains, or goes on with what was begun earlier, and shows how far it is.
+
+        What the child prints goes to a log beside the run directory.
+
+        Args:
+          stop: true once this process is asked to leave: then the child is asked, too.
+
+        Returns:
+          Whether the run was finished; False where it was stopped.
+
+        Raises:
+          errors.UserError: the directory has another run, or the child ended with a user's mistake,
+            in its own words.
+          errors.RunFailure: it ended with a failure.
+        """
+        path, begun = self.directory.path, self.directory.config.exists()
+        if begun and _settings(self.directory.read_config()) != _settings(self.config):
+            raise errors.UserError(
+                f"the run in '{path}' has another configuration; name another folder, or remove it"
+            )
+        if self.directory.summary.exists() or stop:
+            return self.directory.summary.exists()
+        name, log = f"{self.label}, seed {self.seed}", path.with_name(f"{path.name}.log")
+        arguments = ["--resume"] if begun else self.arguments
+        with started([*arguments, "--run_dir", str(path)], log) as process:
+            display = loggers.TerminalLogger(self.total_steps)
+            rows = _follow(self.directory.metrics)
+            try:
+                while process.poll() is None and not stop:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL_PERIOD)
+                    for row in next(rows):
+                        display.write(row.pop("step"), row)
+            finally:
+                display.close()
+            if process.poll() is None:
+                _ask_to_leave(process, name)
+        if process.returncode:
+            error = failure(process.returncode, log)
+            raise type(error)(f"{name}: {error}")
+        return self.directory.summary.exists()
+
+
+def plan(
+    label: str,
+    seed: int,
+    gin_files: Sequence[str],
+    bindings: Sequence[str],
+    path: pathlib.Path,
+    say: Callable[[str], None] = lambda line: None,
+) -> Run:
+    """Reads the configuration of a run, and so finds out what is wrong before anything is trained.
 
     Args:
-      name: of the run, for error messages.
-      arguments: of the script, unless there is a run to resume.
-      directory: where the run writes; its log is what is shown.
-      total_steps: agent steps of the whole run.
-      log: takes what the child prints.
-      stop: true once this process is asked to leave: then the child is asked, too.
-
-    Returns:
-      Whether the run was finished; False where it was stopped.
+      label: name of what is trained, in messages.
+      seed: the run's seed, bound before `bindings`.
+      gin_files: paths of .gin files.
+      bindings: those over the files.
+      path: the run directory.
+      say: takes a line for each value that one file takes from another one before it.
 
     Raises:
-      errors.UserError: the child ended with a user's mistake, in its own words.
-      errors.RunFailure: it ended with a failure.
+      errors.UserError: the configuration does not parse, or insists on another seed.
     """
-    if directory.summary.exists() or stop:
-        return directory.summary.exists()
-    arguments = ["--resume"] if directory.config.exists() else arguments
-    with started([*arguments, "--run_dir", str(directory.path)], log) as process:
-        display = loggers.TerminalLogger(total_steps)
-        rows = _follow(directory.metrics)
-        try:
-            while process.poll() is None and not stop:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_LOOK)
-                for row in next(rows):
-                    display.write(row.pop("step"), row)
-        finally:
-            display.close()
-        if process.poll() is None:
-            _ask_to_leave(process, name)
-    if process.returncode:
-        error = failure(process.returncode, log)
-        raise type(error)(f"{name}: {error}")
-    return directory.summary.exists()
+    bindings = [f"SEED = {seed}", *bindings]
+    try:
+        settings = experiment.load(gin_files, bindings, say)
+    except errors.UserError as error:
+        raise errors.UserError(f"{label}: {errors.first_line(error)}") from error
+    if settings.seed != seed:
+        raise errors.UserError(
+            f"{label}: expected the seed {seed}, but the configuration insists on {settings.seed}"
+        )
+    directory, arguments = run_directory.RunDirectory(path), tuple(flags(gin_files, bindings))
+    return Run(label, seed, arguments, directory, settings.total_steps, config.text())
+
+
+def train_all(runs: Sequence[Run], say: Callable[[str], None]) -> bool:
+    """Trains runs one after the other, or what is missing; returns whether all are finished."""
+    folder = runs[0].directory.path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.UserError(f"cannot make '{folder}': {error.strerror}") from error
+    with signals.StopRequest() as stop:
+        for number, run in enumerate(runs, 1):
+            state = "resuming" if run.directory.config.exists() else "training"
+            state = "there already" if run.directory.summary.exists() else state
+            say(
+                f"[{number}/{len(runs)}] {run.label}, seed {run.seed}: {state} "
+                f"({run.directory.path})"
+            )
+            if not run.train(stop):
+                return False
+    return True
+
+
+def _settings(text: str) -> list[str]:
+    """Returns the lines of a configuration that set something."""
+    return [line for line in text.splitlines() if line and not re.match(r"#|from |import ", line)]
 
 
 def _ask_to_leave(process: subprocess.Popen, name: str) -> None:
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(_PATIENCE)
+        process.wait(_LEAVE_TIMEOUT)
     except subprocess.TimeoutExpired as error:
         raise errors.RunFailure(
-            f"{name}: did not end within {_PATIENCE:.0f} s of being asked to, and was killed"
+            f"{name}: did not end within {_LEAVE_TIMEOUT:.0f} s of being asked to, and was killed"
         ) from error
 
 

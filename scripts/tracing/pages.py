@@ -15,8 +15,56 @@ def text(record: Mapping[str, Any]) -> str:
     """Returns a profile in Markdown: its command, its tables, and what it was measured on."""
     made = f"`{record['command']}`, on {record['device']} ({record['host_cores']} host cores)"
     load = f"the machine's load was {record['load']:.1f} at the start"
-    parts = _program(record) if "program" in record else _threads(record["threads"])
+    if "estimate" in record:
+        made = f"`{record['command']}`"
+        load = f"compiled for {record['num_devices']} of {record['topology']}"
+        parts = _estimate(record)
+    else:
+        parts = _program(record) if "program" in record else _threads(record["threads"])
     return "\n".join([f"{made}; {load}.\n", *parts])
+
+
+def _estimate(record: Mapping[str, Any]) -> Iterator[str]:
+    found = record["estimate"]
+    rate = f", {found['rate']:,.0f} agent steps/s" if found["rate"] else ""
+    yield (
+        f"An update of {record['agent_steps']} agent steps takes the busiest device "
+        f"{found['update']:,.0f} cycles, and a step of its streams {found['step']:,.0f}{rate}.\n"
+    )
+    programs = found["programs"].items()
+    yield markdown.table(
+        ["program", "arguments", "temporaries", "cycles", "of which"],
+        [
+            [
+                *(name, f"{each['arguments']:,} bytes", f"{each['temporaries']:,} bytes"),
+                *(f"{each['cycles']:,.0f}", each["failure"] or _shares(each)),
+            ]
+            for name, each in programs
+        ],
+    )
+    yield markdown.table(
+        ["largest copies of", "share", "cycles", "passes", "result", "instruction", "line"],
+        [
+            [
+                *(name, f"{copy['cycles'] / each['cycles']:.1%}", f"{copy['cycles']:,.0f}"),
+                *(f"{copy['passes']:g}", copy["shape"], f"`{copy['instruction']}`"),
+                copy["source"],
+            ]
+            for name, each in programs
+            for copy in each["copies"]
+        ],
+    )
+    for name, each in programs:
+        for loop in each["loops"]:
+            yield (
+                f"{name}: a loop of `{loop['operation']}` ({loop['part']}) depends on data; one "
+                f"pass, of {loop['cycles']:,.0f} cycles, is counted wherever it begins.\n"
+            )
+
+
+def _shares(program: Mapping[str, Any]) -> str:
+    parts = sorted(program["parts"].items(), key=lambda item: -item[1])
+    return ", ".join(f"{part} {cycles / program['cycles']:.0%}" for part, cycles in parts)
 
 
 def _program(record: Mapping[str, Any]) -> Iterator[str]:

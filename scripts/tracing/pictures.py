@@ -17,7 +17,11 @@ _PARTS = {  # in the order in which they are stacked
     "environment": _GREEN,
     "environment/reset": "#8fd0b3",
     "act": _BLUE,
+    "act/agent_update": "#7fb2e5",
+    "act/agent_update/rule": "#bcd8f3",
     "learn/replay": _PURPLE,
+    "learn/gradient/agent_update/rule": "#f9cfa9",
+    "learn/gradient/agent_update": "#f4a261",
     "learn/gradient": _ORANGE,
     "learn": "#f7b98a",
     hlo.OTHER: _BROWN,
@@ -63,7 +67,7 @@ def draw_program(found: Mapping[str, Any], title: str) -> matplotlib.figure.Figu
         linewidth=0,
     )
     above.set(xlim=(0, timeline["milliseconds"]), ylim=(0, 1), xlabel="ms of one dispatch")
-    above.set_ylabel("share of the moment")
+    above.set_ylabel("share of the time")
     above.spines[["top", "right"]].set_visible(False)
     known = {part: share for part in _PARTS if (share := found["shares"].get(part)) is not None}
     labels = {f"{part}  {share:.1%}": _PARTS[part] for part, share in known.items()}

@@ -14,20 +14,18 @@ from tracing import hlo, shares, traces
 from podracers import runner
 
 _REPEATS = 7  # of a dispatch that is not traced
+_DISPATCHES = 3  # that are traced
 _SHOWN = 3  # updates of Sebulba's timeline
 
 
-def profile_program(
-    of: runner.Runner, seed: int, warm_up: int, updates: int, dispatches: int
-) -> dict[str, Any]:
+def profile_program(of: runner.Runner, seed: int, warm_up: int, updates: int) -> dict[str, Any]:
     """Returns whose the time of Anakin's program is.
 
     Args:
       of: the runner.
-      seed: of the run.
+      seed: the run's seed.
       warm_up: updates before anything is measured.
-      updates: of each dispatch.
-      dispatches: how many are traced.
+      updates: number of updates of each dispatch.
     """
     state, _ = _dispatch(of, of.init(seed), warm_up)
     untraced, traced = [], []
@@ -36,7 +34,7 @@ def profile_program(
         untraced.append(milliseconds / updates)
     with tempfile.TemporaryDirectory() as folder:
         with _traced(folder):
-            for _ in range(dispatches):
+            for _ in range(_DISPATCHES):
                 state, milliseconds = _dispatch(of, state, updates)
                 traced.append(milliseconds / updates)
         program = hlo.Program(of.trace(seed).lower().compile().as_text())

@@ -42,7 +42,7 @@ def of_programs(trace: traces.Trace, program: hlo.Program, updates: int) -> dict
     Args:
       trace: with its instructions, and the dispatches that ran it.
       program: the same.
-      updates: in each dispatch.
+      updates: number of updates in each dispatch.
 
     Raises:
       errors.RunFailure: the trace has no instruction of the program.
@@ -104,7 +104,7 @@ def _operations(instructions, occupation, program, whole: float, updates: int):
 
 
 def _timeline(occupation, start: float, end: float, run: tuple[float, float]) -> dict[str, Any]:
-    """Returns the parts' shares of each moment of one dispatch."""
+    """Returns the parts' shares of each bin of one dispatch."""
     edges = np.linspace(start, end, _BINS + 1)
     width = edges[1] - edges[0]
     parts = {k: np.clip(v / width, 0, 1) for k, v in occupation.within(edges).items()}
@@ -121,7 +121,7 @@ def of_threads(trace: traces.Trace, shown: int) -> dict[str, Any]:
 
     Args:
       trace: with the activities of its threads, and a dispatch for each update.
-      shown: how many updates to keep the timeline of.
+      shown: number of updates to keep the timeline of.
 
     Raises:
       errors.RunFailure: the trace shows no activity of a thread.

@@ -46,8 +46,8 @@ def read(folder: pathlib.Path, program: hlo.Program | None = None) -> Trace:
     """Reads the one trace that is in a folder.
 
     Args:
-      folder: what `jax.profiler.trace` was given.
-      program: whose instructions to look for; None for none.
+      folder: the one that `jax.profiler.trace` was given.
+      program: the program whose instructions are looked for; None for none.
     """
     (path,) = folder.glob("plugins/profile/*/*.xplane.pb")
     rows: list[tuple[int, float, float]] = []
@@ -80,7 +80,7 @@ class Occupation:
     parts add up to the time in which any instruction ran.
 
     Args:
-      instructions: of one device.
+      instructions: one device's instructions.
       part: `[N]` int, of each instruction.
       parts: the names of the parts.
     """

@@ -22,7 +22,7 @@ def search(
     Args:
       found: with the start, measured; it takes what else is measured.
       choices: the parameters, in the order in which they are searched.
-      machine: where the search runs.
+      machine: the machine that the search runs on.
       measure: measures a candidate; the second argument is a rate below which a turn is enough.
       in_time: false once there is no time for another candidate.
     """

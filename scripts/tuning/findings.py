@@ -1,4 +1,4 @@
-"""What `scripts/tune.py` has found: in words, as a table, and as a .gin file."""
+"""What `scripts/tune.py` has found: in words, and as a .gin file."""
 
 import dataclasses
 import datetime
@@ -6,8 +6,6 @@ import math
 import statistics
 import textwrap
 
-import rich.markup
-import rich.table
 from tuning import candidates, trial
 
 from podracers import parallel
@@ -88,24 +86,13 @@ class Findings:
             return "nothing beat the start by more than the spread: these are its own values"
         return f"the fastest is {name}"
 
-    def table(self) -> rich.table.Table:
-        """Returns what was measured as a table, the best of it in bold."""
-        table = rich.table.Table(title="What was measured", title_justify="left")
-        for column in ("changed", "agent steps/s", "memory"):
-            table.add_column(column, overflow="fold")
-        for each, outcome in self.measured.items():
-            row = [outcome.problem] if outcome.problem else [rates(outcome), memory(outcome)]
-            cells = map(rich.markup.escape, [each.describe(self.start), *row])
-            table.add_row(*cells, style="bold" if each == self.best else "")
-        return table
-
     def gin(self, runner: str, command: str, facts: trial.Facts) -> str:
         """Returns the file to add after the experiment's own.
 
         Args:
           runner: the name of the runner's class, with its module.
-          command: what made it.
-          facts: of the machine.
+          command: the command that made it.
+          facts: those of the machine.
         """
         module, _, name = runner.rpartition(".")
         package, _, short = module.rpartition(".")
@@ -141,17 +128,11 @@ class Findings:
 
 def told(outcome: trial.Outcome) -> str:
     """Returns rates and memory in words, or what went wrong."""
-    return outcome.problem or f"{rates(outcome)} agent steps/s, {memory(outcome)}"
-
-
-def rates(outcome: trial.Outcome) -> str:
-    """Returns the rates as people read them."""
-    if len(outcome.rates) == 1:
-        return f"{outcome.rate:,.0f}"
-    return f"{outcome.rate:,.0f} ({min(outcome.rates):,.0f} to {max(outcome.rates):,.0f})"
-
-
-def memory(outcome: trial.Outcome) -> str:
-    """Returns the memory as people read it."""
+    if outcome.problem:
+        return outcome.problem
+    spread = f" ({min(outcome.rates):,.0f} to {max(outcome.rates):,.0f})"
     where = "" if outcome.device_memory is None else " on the device"
-    return parallel.readable_bytes(outcome.memory) + where
+    return (
+        f"{outcome.rate:,.0f}{spread if len(outcome.rates) > 1 else ''} agent steps/s, "
+        f"{parallel.readable_bytes(outcome.memory)}{where}"
+    )

@@ -43,7 +43,7 @@ class Outcome:
     device_memory: int | None = None
     facts: Facts | None = None  # of the process; None if it did not come so far
     problem: str = ""  # why it was not measured, in one line; empty where it was
-    refused: bool = False  # whether the settings are at fault, and nothing was compiled yet
+    refused: bool = False  # whether the settings are at fault, such as those that do not divide
     seconds: float = 0.0  # what it took, start of the process and compilation included
     compiling: float = 0.0  # seconds of that which a compiled program saves
 
@@ -74,7 +74,7 @@ def run(
       limit: seconds, after which the child is ended.
       memory: bytes; a child that takes more is ended.
       cache: a folder for compiled programs, where the environment names no other.
-      turns: how many measurements.
+      turns: number of measurements.
       floor: agent steps per second; a candidate that is slower gets one turn.
     """
     start = time.monotonic()
@@ -95,10 +95,8 @@ def run(
         variables = {_CACHE: os.environ.get(_CACHE, cache)}
         child = contender.Contender("candidate", Trial, *training, environment=variables, log=log)
         try:
-            outcome.refused = True
             outcome.facts = child.ask("facts", look)
             child.ask("check", look)
-            outcome.refused = False
             for _ in range(turns):
                 outcome.rates.append(child.ask("__call__", look))
                 outcome.compiling = child.ask("compiling", look)
@@ -107,7 +105,7 @@ def run(
                 if outcome.rates[-1] < floor:
                     break
         except (errors.UserError, errors.RunFailure) as error:
-            outcome.problem = str(error)
+            outcome.problem, outcome.refused = str(error), isinstance(error, errors.UserError)
         finally:
             child.kill()
     outcome.seconds = time.monotonic() - start
@@ -142,7 +140,7 @@ class Trial:
             is_host=environment_lib.is_host(parts.environment),
             actors=actors,
             learners=learners,
-            num_batches=getattr(runner, "_num_batches", None),
+            num_batches=getattr(runner, "num_batches", None),
         )
         fields = [name for name in candidates.FIELDS if hasattr(runner, name)]
         values = {name: getattr(runner, name) for name in fields}

@@ -21,10 +21,10 @@ class Tuner:
     """Measures candidates, each in a process of its own.
 
     Args:
-      arguments: of the command line.
+      arguments: those of the command line.
       runner: the name of the runner's class, with its module.
       choices: the parameters to search.
-      console: where to say what is measured.
+      console: prints what is measured.
     """
 
     def __init__(
@@ -104,7 +104,6 @@ class Tuner:
             os.replace(temporary, out)
         except OSError as error:
             raise errors.RunFailure(f"cannot write '{out}': {error.strerror}") from error
-        self._console.print(self.found.table())
         for line in self.found.verdict():
             self._say(line)
         self._say(f"{out}: add it after the experiment, --gin_file {out}")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import impala, policy, ppo
+from agents import impala, ppo
 from agents.networks import cores
 from podracers import parallel, types, unroll
 from tests import contract, streams
@@ -51,12 +51,12 @@ ALGORITHMS = {
 class Experience(NamedTuple):
     """An agent whose policy is far from uniform, and its second rollout; in NumPy."""
 
-    agent: ppo.PPO | impala.IMPALA
-    learner: policy.Learner
+    agent: Any
+    learner: Any
     rollout: types.Rollout
 
 
-def perturbed(learner: policy.Learner, scale: float, seed: int) -> policy.Learner:
+def perturbed(learner: Any, scale: float, seed: int) -> Any:
     """Returns a learner whose parameters are moved by normal noise."""
     leaves, tree = jax.tree.flatten(learner.params)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
@@ -67,9 +67,13 @@ def perturbed(learner: policy.Learner, scale: float, seed: int) -> policy.Learne
 
 @functools.cache
 def collect(algorithm: str, network: str) -> Experience:
+    """Returns what an actor-critic did with parameters that are those of its learner."""
+    return acted(ALGORITHMS[algorithm](**NETWORKS[network]), ENVIRONMENT)
+
+
+def acted(agent: Any, environment: streams.RandomEpisodes) -> Experience:
     """Returns what an agent did with parameters that are those of its learner."""
-    agent = ALGORITHMS[algorithm](**NETWORKS[network])
-    batched = unroll.BatchedEnvironment(ENVIRONMENT)
+    batched = unroll.BatchedEnvironment(environment)
 
     def run():
         learner = agent.init_learner(jax.random.key(0))
@@ -94,7 +98,7 @@ def collect(algorithm: str, network: str) -> Experience:
 
 
 @functools.cache
-def _compiled(agent: ppo.PPO | impala.IMPALA, num_devices: int):
+def _compiled(agent: Any, num_devices: int):
     def update(learner, rollout):
         state, means = agent.update(types.AgentState(learner, ()), rollout, jax.random.key(4))
         return state.learner, parallel.global_sum(means)
@@ -111,14 +115,14 @@ def _compiled(agent: ppo.PPO | impala.IMPALA, num_devices: int):
     return jax.jit(mapped)
 
 
-def update(experience: Experience, num_devices: int = 1) -> tuple[policy.Learner, dict[str, float]]:
+def update(experience: Experience, num_devices: int = 1) -> tuple[Any, dict[str, float]]:
     """Returns the learner after one update, and the means of its metrics."""
     agent, learner, rollout = experience
     learner, means = _compiled(agent, num_devices)(learner, rollout)
     return learner, {name: float(mean.result()) for name, mean in means.items()}
 
 
-def outputs(agent: ppo.PPO | impala.IMPALA, params: Any, rollout: types.Rollout):
+def outputs(agent: Any, params: Any, rollout: types.Rollout):
     """Returns logits and values `[T + 1, B, ...]`, from one step of the network after another."""
     (core, action), logits, values = rollout.actor_state, [], []
     for time in range(LENGTH + 1):

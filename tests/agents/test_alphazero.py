@@ -89,6 +89,7 @@ def test_states_are_not_replayed(made):
     assert set(observation) == {"features", "action_mask"}
 
 
+@pytest.mark.slow
 def test_without_learning_it_plays_catch_by_searching():
     agent, candidate = _make(catch.Catch(rows=4), num_simulations=32, max_depth=4)
     params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))

@@ -88,7 +88,11 @@ def _slow_update(given):
     }
 
 
-@pytest.fixture(scope="module", params=["feed_forward", "lstm"], name="slow")
+@pytest.fixture(
+    scope="module",
+    params=["feed_forward", pytest.param("lstm", marks=pytest.mark.slow)],
+    name="slow",
+)
 def _slow(request):
     given = _off_policy(request.param)
     return given, *_slow_update(given)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from agents import alphazero, dqn, impala, muzero, ppo, r2d2, sac
+from agents import alphazero, dqn, impala, muzero, ppo, pqn, r2d2, sac
 from environments import catch, wrappers
 from podracers import errors
 
@@ -14,6 +14,7 @@ _AGENTS = {
     "PPO": functools.partial(ppo.PPO, _GAME.spec),
     "IMPALA": functools.partial(impala.IMPALA, _GAME.spec),
     "DQN": functools.partial(dqn.DQN, _GAME.spec),
+    "PQN": functools.partial(pqn.PQN, _GAME.spec),
     "R2D2": functools.partial(r2d2.R2D2, _GAME.spec),
     "SAC": functools.partial(sac.SAC, _GAME.spec),
     "MuZero": functools.partial(muzero.MuZero, _GAME.spec),
@@ -44,6 +45,9 @@ _AGENTS = {
         ("DQN", "replay_ratio", math.inf),
         ("DQN", "replay_ratio", None),
         ("DQN", "target_rate", math.nan),
+        ("PQN", "epochs", 0),
+        ("PQN", "epsilon", 1.5),
+        ("PQN", "q_lambda", None),
         ("R2D2", "epsilon_exponent", None),
         ("SAC", "reward_scale", None),
         ("MuZero", "final_temperature", None),

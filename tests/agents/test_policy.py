@@ -38,7 +38,7 @@ def test_the_protocol_and_the_data_are_what_the_tests_need(algorithm):
 @pytest.mark.parametrize(
     "network",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "frames" else ())
+        pytest.param(name, marks=pytest.mark.slow if name.startswith("frames") else ())
         for name in experience.NETWORKS
     ],
 )

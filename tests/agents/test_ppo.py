@@ -3,7 +3,6 @@
 Axis legend: `T` time, `B` streams.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import policy, ppo
+from agents import minibatches, policy, ppo
 from agents.networks import cores
 from podracers import parallel
 from tests import streams
@@ -69,7 +68,11 @@ def _slow_update(given):
     }
 
 
-@pytest.fixture(scope="module", params=["feed_forward", "lstm", "frames"], name="slow")
+@pytest.fixture(
+    scope="module",
+    params=["feed_forward", pytest.param("lstm", marks=pytest.mark.slow), "frames"],
+    name="slow",
+)
 def _slow(request):
     given = experience.collect("ppo", request.param)
     return given, *_slow_update(given)
@@ -89,7 +92,7 @@ def test_an_update_equals_a_slow_one(slow, num_devices):
 def _minibatches(num_devices):
     """Returns the tags `[M, N]` of the transitions of each minibatch, and their stacks."""
     agent, _, rollout = experience.collect("ppo", "frames")
-    agent = dataclasses.replace(agent, num_minibatches=2)
+    network = agent._policy.network
     length, batch = LENGTH, BATCH // num_devices
 
     def run(key, timestep, core, tag):
@@ -97,10 +100,10 @@ def _minibatches(num_devices):
         current = jax.tree.map(lambda x: x[:-1], timestep)
         extras = policy.Extras(zeros, zeros, tag)
         whole = ppo._Batch(current, extras, zeros, zeros, zeros)
-        items = agent._shuffle(whole, core, key)
+        items = minibatches.deal(network, whole, core, key, 2)
 
         def look(item):
-            part, before = agent._minibatch(whole, core, item)
+            part, before = minibatches.select(network, whole, core, item)
             first = part.timestep.first()
             stacks, _ = cores.stack_frames(
                 before.frames, part.timestep.observation, first, NUM_FRAMES

@@ -53,16 +53,18 @@ def _loop(timestep, values, lambda_):
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 0.95, 1.0])
-def test_advantages_equal_a_slow_loop(lambda_):
+def test_advantages_and_returns_equal_a_slow_loop(lambda_):
     timestep, values = _rollout()
     assert (timestep.step_type[1:-1] == types.LAST).any(axis=0).all()
     expected = _loop(timestep, values, lambda_)
     with jax.numpy_rank_promotion("raise"):
         advantage = jax.jit(returns.gae)(timestep, values, GAMMA, lambda_)
+        lambda_returns = jax.jit(returns.lambda_returns)(timestep, values, GAMMA, lambda_)
         weights = jax.jit(returns.weights)(timestep)
     kept = np.asarray(weights) > 0.0
     np.testing.assert_array_equal(kept, timestep.step_type[:-1] != types.LAST)
     np.testing.assert_allclose(advantage[kept], (expected - values[:-1])[kept], atol=2e-6)
+    np.testing.assert_allclose(lambda_returns[kept], expected[kept], atol=2e-6)
 
 
 def test_one_step_advantages_are_temporal_differences():
@@ -100,19 +102,6 @@ def test_n_step_returns_equal_a_slow_loop(n):
         actual = jax.jit(returns.n_step, static_argnums=3)(timestep, values, GAMMA, n)
     kept = np.asarray(returns.weights(timestep)) > 0.0
     np.testing.assert_allclose(actual[kept], _slow_n_step(timestep, values, n)[kept], atol=2e-6)
-
-
-@pytest.mark.parametrize("n", [1, 3, 10])
-def test_n_step_returns_equal_rlax_without_truncations(n):
-    """Where an episode terminates a discount of zero cuts, and rlax needs no more."""
-    timestep, values = _rollout(seed=8)
-    last = timestep.step_type == types.LAST
-    timestep = timestep._replace(discount=np.where(last, 0.0, 1.0).astype(np.float32))
-    actual = returns.n_step(timestep, values, GAMMA, n)
-    expected = jax.vmap(lambda *args: rlax.n_step_bootstrapped_returns(*args, n), 1, 1)(
-        timestep.reward[1:], GAMMA * timestep.discount[1:], values[1:]
-    )
-    np.testing.assert_allclose(actual[~last[:-1]], expected[~last[:-1]], atol=2e-6)
 
 
 def test_n_step_returns_meet_the_others_at_both_ends():

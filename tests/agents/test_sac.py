@@ -373,6 +373,15 @@ def test_evaluations_of_continuous_actions_are_greedy_and_of_discrete_ones_sampl
         np.testing.assert_array_equal(evaluated, sampled)
 
 
+def test_layers_of_the_policy_and_of_both_critics_may_be_normalised():
+    network = functools.partial(sac_networks.sac_network, hidden_sizes=(4,), layer_norm=True)
+    agent = sac.SAC(_spec("continuous"), network=network)
+    params = jax.eval_shape(agent.init_learner, jax.random.key(0)).params
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]
+    normalised = [path for path in paths if "LayerNorm" in path and "scale" in path]
+    assert [path.split("[")[0] for path in normalised] == [".policy", ".critic", ".critic"]
+
+
 def test_images_are_encoded_once_for_all():
     """Bytes stay bytes, and what acting needs of the critics is their encoder."""
     spec = environment.EnvironmentSpec(

@@ -49,7 +49,8 @@ def my_agent(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_agent", raising=False)
     import my_agent  # noqa: PLC0415  (written by this fixture)
 
-    return my_agent
+    yield my_agent
+    del sys.modules["my_agent"]
 
 
 def _report(main, code=1):

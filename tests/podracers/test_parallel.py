@@ -196,8 +196,88 @@ def test_memory_usage_counts_the_learner_on_each_device_and_shares_of_the_rest()
             parallel.memory_usage(state, observation, num_steps, devices)
 
 
+class _Chip(NamedTuple):
+    """A device with memory of its own."""
+
+    limit: int | None
+    platform: str = "tpu"
+    process_index: int = 0
+    device_kind: str = "TPU v5 lite"
+
+    def memory_stats(self):
+        return None if self.limit is None else {"bytes_limit": self.limit}
+
+
+def _update_usage(limit, trace):
+    state = _State(memory=jax.ShapeDtypeStruct((1000, 1000), np.float32))
+    return parallel.memory_usage(state, (), 0, [_Chip(limit)], trace)
+
+
+def test_an_update_is_counted_with_what_is_temporary():
+    def trace():  # 4 MB that are updated in place, of which 4 MB are made that are gone afterwards
+        ring = jax.ShapeDtypeStruct((1000, 1000), np.float32)
+        return jax.jit(lambda x: jnp.sin(x @ x) @ x, donate_argnums=0).trace(ring)
+
+    usage = functools.partial(_update_usage, trace=trace)
+    ring, update = usage(13_000_000)
+    assert ring.endswith("4 MB on each of 1 TPU v5 lite device, of 13 MB")
+    analysis = trace().lower().compile().memory_analysis()
+    temporary = parallel.readable_bytes(analysis.temp_size_in_bytes)
+    total = parallel.readable_bytes(4_000_000 + analysis.temp_size_in_bytes)
+    assert analysis.temp_size_in_bytes > 3_900_000
+    each = "on each of 1 TPU v5 lite device"
+    assert update == f"an update takes {total} {each}, {temporary} of it for a while, of 13 MB"
+    assert usage(None)[1] == update.removesuffix(", of 13 MB")
+    with pytest.raises(errors.UserError, match=r"room for 10 MB: \d\d% of the agent's repl"):
+        usage(10_000_000)
+    with pytest.raises(errors.UserError, match="lower num_envs, rollout_length, the batch size"):
+        parallel.memory_usage(_State(), (), 0, [_Chip(4_000_000)], trace)
+
+
+def test_an_update_that_cannot_be_compiled_for_lack_of_memory_is_refused():
+    class Full:
+        def lower(self):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory.\nDetails")
+
+    class Broken:
+        def lower(self):
+            raise jax.errors.JaxRuntimeError("INTERNAL: what is that?")
+
+    with pytest.raises(errors.UserError, match="of memory; lower the agent's replay_capacity, num"):
+        _update_usage(12_000_000, Full)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        _update_usage(12_000_000, Broken)
+
+
 @pytest.mark.parametrize(
     "count, text", [(12, "12 bytes"), (999, "999 bytes"), (1000, "1 kB"), (2.5e9, "2.5 GB")]
 )
 def test_numbers_are_readable(count, text):
     assert parallel.readable_bytes(count) == text
+
+
+def test_programs_for_other_devices_are_traced_for_their_platform():
+    traced = []
+
+    @jax.jit
+    def program(x):
+        traced.append(parallel.platform())
+        return x
+
+    program(1.0)
+    with parallel.compiling_for("tpu"):
+        program.trace(1.0)  # not what was traced before
+        # The mesh that a program is mapped over is nearer.
+        mesh = parallel.make_mesh(jax.devices()[:2])
+        mapped = jax.shard_map(program, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+        jax.jit(mapped).trace(1.0)
+    program(1.0)
+    assert traced == ["cpu", "tpu", "cpu"]
+
+
+def test_the_devices_to_compile_for_take_the_place_of_the_backends():
+    assert parallel.devices() == parallel.devices(0) == jax.devices()
+    with parallel.compiling_for(jax.devices()[1:3]):
+        assert parallel.devices() == parallel.devices(0) == jax.devices()[1:3]
+        assert parallel.make_mesh().devices.tolist() == jax.devices()[1:3]
+        assert parallel.platform() == "cpu"

@@ -1,7 +1,8 @@
 """Anakin and Sebulba on one environment, with equal keys, are one algorithm.
 
-With lag 0 both collect the same rollouts and reach the same parameters; with lag 1 Sebulba repeats
-itself, and its lag is exactly 1.
+So are any numbers of devices: Anakin has four here, and Sebulba has one. With lag 0 both collect
+the same rollouts and reach the same parameters; with lag 1 Sebulba repeats itself, and its lag is
+exactly 1.
 """
 
 import dataclasses
@@ -47,12 +48,12 @@ def _sebulba(agent, environment, **options) -> sebulba.Sebulba:
 
 def _anakin(agent, environment) -> runner.Runner:
     """Returns the runner whose program `tests/test_agents.py` compiles too."""
-    return contract.RUNNERS["anakin"].make(contract.Recorder(agent), environment, 1)
+    return contract.RUNNERS["anakin"].make(contract.Recorder(agent), environment, 4)
 
 
 # Discrete soft actor-critic is the continuous one but for what `tests/agents` knows. Each algorithm
 # once; more of them are for the slow tests.
-QUICK = ("ppo_lstm", "impala", "dqn", "r2d2", "sac", "muzero")
+QUICK = ("ppo_lstm", "impala", "dqn", "pqn_gru", "r2d2", "sac", "muzero")
 AGENTS = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
     for name in contract.AGENTS

@@ -30,13 +30,13 @@ def tools():
 
 
 @pytest.fixture(scope="module")
-def call(tools):
-    """Calls the `main` of a script with these words, and returns its exit code."""
+def call(tools):  # which make scripts importable
+    """Calls the `main` of a module with these words, and returns its exit code."""
 
     def call(script, *words):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [f"{script}.py", *map(str, words)])
-            return vars(tools(script))[script].main() or 0
+            return importlib.import_module(script).main() or 0
 
     return call
 

@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import os
+import subprocess
+import sys
 import time
 
 import jax
@@ -124,6 +126,21 @@ def test_a_contender_that_fails_says_so(scripts, make, message):
     with pytest.raises(errors.RunFailure, match=f"unlucky.*{message}"):
         failing()
     failing.kill()
+
+
+def test_a_contender_ends_with_a_parent_that_is_killed():
+    program = """
+import sys
+sys.path.insert(0, "scripts")
+from benchmarks import contender
+contender.Contender("slow", exec, "print(1, flush=True); import time; time.sleep(600)")()
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=processes.ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout.readline() == "1\n"
+    parent.kill()
+    assert parent.communicate(timeout=30)[0] == ""  # the contender has it open, too
 
 
 @pytest.mark.slow

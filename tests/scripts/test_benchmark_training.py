@@ -42,10 +42,8 @@ def test_a_record_is_read_as_it_was_written(benchmarks, tmp_path):
     provenance |= {"versions": {"jax": "0.10.2"}, "commit": None}
     results = {"a": records.Result("About.", rows, ("note",), "group")}
     record = records.Record("command", results, provenance)
-    records.write(tmp_path / "a.json", record)
+    (tmp_path / "a.json").write_text(record.text())
     assert records.read(tmp_path / "a.json") == record
-    with pytest.raises(errors.UserError, match="cannot write"):
-        records.write(tmp_path / "absent" / "a.json", record)
 
 
 def test_a_run_that_fails_is_not_waited_for(benchmarks):

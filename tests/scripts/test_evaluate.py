@@ -4,14 +4,11 @@ import itertools
 import json
 import re
 import shutil
-import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from podracers import errors
-from podracers.training import evaluate
 from tests import processes
 
 # So many that other episodes have another mean return.
@@ -43,6 +40,10 @@ experiment.Experiment.evaluation_period = 0
 """
 # So that a script can import a game of the tests' own.
 _FROM_HERE = {"PYTHONPATH": str(processes.ROOT)}
+
+
+# In this process, for the fixture `run`.
+_HERE = ("podracers.training.evaluate", "--run_dir")
 
 
 def _evaluate(run_dir, *arguments, **options):
@@ -82,17 +83,17 @@ def _lines(summary):
     ]
 
 
-def test_says_what_the_summary_of_the_run_says(run_dir):
+def test_says_what_the_summary_of_the_run_says(run_dir, run):
     summary = json.loads((run_dir / "summary.json").read_text())
-    result = _evaluate(run_dir)
+    result = run(*_HERE, run_dir)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == _lines(summary)
-    other = _evaluate(run_dir, "--seed", 5).stdout.splitlines()
+    other = run(*_HERE, run_dir, "--seed", 5).stdout.splitlines()
     assert len(other) == 2 and other != _lines(summary)
 
 
-def test_evaluates_the_best_checkpoint(run_dir):
-    result = _evaluate(run_dir, "--best", "--episodes", 4)
+def test_evaluates_the_best_checkpoint(run_dir, run):
+    result = run(*_HERE, run_dir, "--best", "--episodes", 4)
     assert result.returncode == 0, result.stderr
     best = re.search(r'"best_checkpoint": (\d+)', (run_dir / "summary.json").read_text())[1]
     assert result.stdout.startswith(f"step {int(best):,}: ")
@@ -155,23 +156,19 @@ def test_draws_a_game_of_gymnasiums_that_renders_itself(tmp_path):
     processes.assert_mistake(result, "no_such_package is not installed")
 
 
-def test_mistakes(run_dir, tmp_path, monkeypatch):
+def test_mistakes(run_dir, run, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     shutil.copy(run_dir / "config.gin", empty)
     cases = {
         (empty,): "has no checkpoint yet",
         (tmp_path / "nothing",): "there is no run in",
-        (run_dir, "--episodes", 0): "--episodes: expected at least 1, got 0",
+        (run_dir, "--episodes", 0): "--episodes: expected a whole number of at least 1, got '0'",
         (run_dir, "--seed", -1): "--seed: expected 0 <= seed < 2**31, got -1",
-        (run_dir, "--episodes", "many"): "invalid int value: 'many'",
+        (run_dir, "--episodes", "many"): "got 'many'",
     }
     for arguments, phrase in cases.items():
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", "--run_dir", *map(str, arguments)])
-        with pytest.raises(errors.UserError) as caught:
-            evaluate.main()
-        assert phrase in str(caught.value)
-        assert "\n" not in str(caught.value)
+        processes.assert_mistake(run(*_HERE, *arguments), phrase)
     assert [path.name for path in empty.iterdir()] == ["config.gin"]
     nowhere = ("--episodes", 4, "--video", tmp_path / "no" / "x.gif")
-    processes.assert_mistake(_evaluate(run_dir, *nowhere), "No such file or directory")
+    processes.assert_mistake(run(*_HERE, run_dir, *nowhere), "No such file or directory")

@@ -84,7 +84,7 @@ FAKE_MAKEFILE = """install:
 \tmkdir -p .venv/bin && ln -sf $(shell command -v python3) .venv/bin/python
 """
 FAKE_TRAIN = """
-import json, pathlib, signal, sys, time
+import json, os, pathlib, signal, sys, time
 
 run_dir = pathlib.Path(sys.argv[sys.argv.index("--run_dir") + 1])
 run_dir.mkdir(parents=True, exist_ok=True)
@@ -98,6 +98,7 @@ def stop(*_):
 
 
 signal.signal(signal.SIGTERM, stop)
+(run_dir / "platforms").write_text(os.environ.get("JAX_PLATFORMS", ""))
 with open(run_dir / "starts", "a") as starts:
     starts.write(json.dumps(sys.argv[1:]) + "\\n")
 if "fails" in sys.argv:
@@ -137,7 +138,8 @@ printf '%s\\n' "$*" > "$FAKE_CLOUD/scontrol.words"
 
 
 # What somebody has set for launches of their own is not meant here.
-_ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("POD_", "SLURM_"))}
+_OWN = ("POD_", "SLURM_", "JAX_PLATFORMS")
+_ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(_OWN)}
 
 
 def _program(folder, name, text):
@@ -356,6 +358,7 @@ def test_workers_run_the_same_commit_and_words_until_they_are_stopped(cloud):
     _wait(lambda: all(note.exists() and note.read_text() for note in starts))
     expected = ["--distributed", "--run_dir", "runs/pod-1", "--resume_if_begun", *words]
     assert [json.loads(note.read_text()) for note in starts] == [expected] * 2
+    assert [(run / "platforms").read_text() for run in _runs(folder)] == ["tpu,cpu"] * 2
     again = _pod(cloud, "run", "--", *words)
     assert again.returncode == 1
     assert "running already" in again.stderr
@@ -372,6 +375,7 @@ def test_workers_run_the_same_commit_and_words_until_they_are_stopped(cloud):
     assert not (folder / "state").exists()
 
 
+@pytest.mark.slow
 def test_train_goes_on_after_a_preemption_with_what_was_fetched(cloud):
     folder, _ = cloud
     launcher = _pod(cloud, "train", "--spot", "--", "--gin_file", "a.gin", start=_start)
@@ -579,3 +583,20 @@ def test_a_job_that_ends_by_itself_is_not_requeued(slurm):
     failed = _run("bash", SLURM, "fails", "1", env=environment)
     assert failed.returncode == 1
     assert not (folder / "scontrol.words").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "platforms"),
+    [
+        ({"SLURM_GPUS": "8", "SLURM_JOB_GPUS": "0,1,2,3"}, "cuda,cpu"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "cuda,cpu"),
+        ({"SLURM_GPUS": "0"}, "cpu"),
+        ({}, "cpu"),
+        ({"SLURM_GPUS": "8", "JAX_PLATFORMS": "rocm,cpu"}, "rocm,cpu"),
+    ],
+)
+def test_slurm_names_the_platform(slurm, variables, platforms):
+    folder, environment = slurm
+    _run("bash", SLURM, "fails", "1", env={**environment, **variables})
+    run_dir = folder / "repository" / "runs" / "slurm-77"
+    assert (run_dir / "platforms").read_text() == platforms

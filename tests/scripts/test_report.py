@@ -14,8 +14,7 @@ DOCS = processes.ROOT / "docs"
 
 @pytest.fixture(scope="module")
 def modules(tools):
-    names = ("rows", "tables", "speed_tables", "markdown")
-    return tools("benchmarks.records", *(f"results.{name}" for name in names))
+    return tools(*(f"results.{name}" for name in ("rows", "tables", "markdown")))
 
 
 def _row(results, name, returns, **options):
@@ -92,41 +91,6 @@ def test_greedy_returns_stand_beside_sampled_ones(modules, rows):
     assert "| 3.00 ± 0 | 3 |  | 3.00 to 3.00 |" in lines["two"]
 
 
-def _record(modules, *results):
-    provenance = {"host_cores": 2, "device": "1 x cpu", "commit": "c" * 40}
-    named = {str(index): result for index, result in enumerate(results)}
-    return modules.records.Record("benchmark.py x", named, provenance)
-
-
-def test_speed_says_what_replay_takes_and_what_a_search_does(modules):
-    records = modules.records
-    kinds = {"agent steps/s": [9e3, 1e4, 2e4], "gradient steps/s": [70.0, 80.0, 90.0]}
-    made = [
-        records.Kind("a", unit, "higher", 1).row(values, experiment="e", runner=runner)
-        for unit, values in kinds.items()
-        for runner in ("Anakin", "Sebulba")
-    ]
-    made += [
-        records.Kind("b", unit, None, 4).row(value, experiment="e")
-        for unit, value in (("ms", 1.5), ("share", 0.21))
-    ]
-    kind = records.Kind("speed", "decisions/s", "higher", 0)
-    cases = [{"simulations": count, "batch": batch} for count in (4, 16) for batch in (8, 32)]
-    decided = [kind.row(case["simulations"] * case["batch"], **case) for case in cases]
-    found = {
-        "replay": _record(modules, records.Result("About.", tuple(made), ("A ratio of 4.",))),
-        "search": _record(modules, records.Result("About.", tuple(decided))),
-    }
-    text = modules.speed_tables.tables(found)
-    speed = "10k (9k to 20k)"
-    replay = f"| `e` | {speed} | {speed} | 80 | 80 | 1.5 ms, 21% |\n\n- A ratio of 4.\n"
-    assert replay in text["speed of replay"]
-    made_by = "`python benchmark.py x`, 2 host cores, 1 x cpu, commit cccccccccc;"
-    assert made_by in text["speed of replay"]
-    assert "| decisions/s | batch 8 | batch 32 |" in text["speed of search"]
-    assert "| 16 simulations | 128 | 512 |" in text["speed of search"]
-
-
 def test_prose_stays_and_a_missing_marker_is_a_mistake(modules):
     text = "before\n<!-- begin: a -->\nold\n<!-- end: a -->\nafter\n"
     filled = modules.markdown.fill(text, {"a": r"| \1 |" + "\n"})
@@ -144,20 +108,23 @@ def test_the_pages_are_written_drawn_and_checked(modules, rows, tmp_path, call, 
     names = ("r.json", "r.md", "README.md", "r.png", "benchmarks")
     ledger, page, readme, picture, folder = (tmp_path / name for name in names)
     modules.rows.write(rows, ledger)
-    marks = [*modules.tables.TABLES, "speed of replay", "speed of search"]
-    page.write_text("prose\n" + "".join(map(_mark, marks)))
+    page.write_text("prose\n" + "".join(map(_mark, modules.tables.TABLES)))
     readme.write_text(_mark("readme"))
     folder.mkdir()
-    for name in ("replay", "search", "breakdown_overhead"):
-        shutil.copy(DOCS / "benchmarks" / f"{name}.json", folder)
+    shutil.copy(DOCS / "benchmarks" / "breakdown_overhead.json", folder)
     words = ["--results", ledger, "--document", page, "--readme", readme, "--picture", picture]
-    words += ["--benchmarks", folder]
+    judged, of_rules = tmp_path / "rules", tmp_path / "rules.md"
+    judged.mkdir()
+    shutil.copy(DOCS / "rules" / "small.json", judged)
+    of_rules.write_text("prose\n" + _mark("small"))
+    words += ["--benchmarks", folder, "--rules", judged, "--rules_document", of_rules]
     assert call("report", *words, "--check") == 1
     assert not picture.exists()
     assert readme.read_text() == _mark("readme")
     assert call("report", *words) == 0
     assert call("report", *words, "--check") == 0
     assert "| `alone` |" in readme.read_text()
+    assert "| `short_chain` of " in of_rules.read_text()
     readme.write_text(readme.read_text().replace("2.00", "3.00"))
     assert call("report", *words, "--check") == 1
     assert page.read_text().startswith("prose\n")

@@ -1,5 +1,6 @@
 """Tests of reproducing a result: a real one that takes seconds, and how all of it may end."""
 
+import dataclasses
 import functools
 import json
 import signal
@@ -41,7 +42,7 @@ def _summary(folder, seed):
 @pytest.mark.slow
 def test_a_row_is_trained_by_its_command_and_recorded(recorded):
     ledger, folder, result = recorded
-    assert "[2/2] python scripts/train.py --gin_file" in result.stdout
+    assert f"[2/2] tiny-anakin, seed 1: training ({folder / 'seed-1'})" in result.stdout
     assert "nothing to compare with" in result.stdout
     row = json.loads(ledger.read_text())[0]
     assert (row["agent"], row["environment"], row["runner"]) == ("PPO", "Catch", "Anakin")
@@ -188,17 +189,14 @@ def test_the_list_says_how_long_each_row_takes(recorded, main, capsys):
     assert line.endswith("PPO, Catch")
 
 
-def test_mistakes_are_found_before_anything_is_trained(
-    recorded, main, modules, tmp_path, monkeypatch
-):
+def test_mistakes_are_found_before_anything_is_trained(main, modules, tmp_path, monkeypatch):
     def refuse(*_):
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr(modules.training_process, "train", refuse)
-    ledger, _, _ = recorded
+    monkeypatch.setattr(modules.training_process.Run, "train", refuse)
     config = processes.config_file(tmp_path, EXTRA)
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "file").write_text("")
+    measured = dataclasses.asdict(_measured(modules, num_seeds=2))
+    ledger = _ledger(tmp_path, config, measured=measured)
     (tmp_path / "bound").mkdir()
     (tmp_path / "wrong").mkdir()
     bound = _ledger(tmp_path / "bound", config, gin_bindings=["SEED = 5"])
@@ -207,10 +205,13 @@ def test_mistakes_are_found_before_anything_is_trained(
         (): "which result? name an experiment; --list says",
         ("tny",): "there is no result of 'tny'; did you mean 'tiny'?",
         ("tiny", "--runner", "sebulba"): "no result of 'tiny' under 'sebulba'; known: anakin",
-        ("tiny", "--seeds", 0): "--seeds: expected at least 1, got 0",
+        ("tiny", "--seeds", 0): "--seeds: expected a whole number of at least 1, got '0'",
         ("tiny", "--seeds", 1, "--record"): "--record: 1 seed(s) would take the place of 2",
-        ("tiny", "--out", tmp_path / "used"): "is there already",
-        ("tiny", "--results", bound): "'tiny-anakin' insists on the seed 5",
+        (
+            "tiny",
+            "--results",
+            bound,
+        ): "tiny-anakin: expected the seed 0, but",
         ("tiny", "--results", wrong): "did you mean 'gamma'?",
         ("tiny", "--results", tmp_path / "no.json"): "cannot read",
     }
@@ -224,8 +225,9 @@ def test_mistakes_are_found_before_anything_is_trained(
 
 @pytest.mark.slow
 def test_a_folder_of_another_row_is_refused(recorded, main, tmp_path):
-    other = _ledger(tmp_path, processes.config_file(tmp_path, EXTRA))
-    with pytest.raises(errors.UserError, match="holds something else; name another --out"):
+    config = processes.config_file(tmp_path, EXTRA)
+    other = _ledger(tmp_path, config, gin_bindings=["PPO.gamma = 0.5"])
+    with pytest.raises(errors.UserError, match="has another configuration; name another folder"):
         main("tiny", "--results", other, "--out", recorded[1], "--seeds", 2)
 
 

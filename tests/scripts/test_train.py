@@ -94,6 +94,7 @@ def test_tensorboard_reads_what_the_log_says(reference):
     assert points == [(line["step"], line["loss/total"]) for line in processes.log(reference)]
 
 
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing_and_repeats_the_first_bit_for_bit(
     reference, folder, config
 ):
@@ -165,7 +166,8 @@ def _kill_and_resume(reference, path, config, kills):
     processes.assert_same_end(reference, path)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 6])
 def test_a_run_that_is_killed_ends_as_if_left_alone(reference, folder, config, kills):
     _kill_and_resume(reference, folder / f"killed-{kills}", config, kills)
 
@@ -183,12 +185,15 @@ def test_a_damaged_checkpoint_is_passed_over(reference, folder):
     processes.assert_same_end(reference, path)
 
 
-def test_a_foreign_checkpoint_is_refused(reference, folder):
+# In this process, for the fixture `run`.
+_HERE = "podracers.training.train"
+
+
+def test_a_foreign_checkpoint_is_refused(reference, folder, run):
     path = folder / "foreign"
     shutil.copytree(reference, path)
-    result = processes.run(
-        "train", "--run_dir", path, "--resume", "--gin_bindings", "catch.Catch.columns = 7"
-    )
+    other = ("--gin_bindings", "catch.Catch.columns = 7")
+    result = run(_HERE, "--run_dir", path, "--resume", *other)
     processes.assert_mistake(result, "does not fit")
     assert "columns = 7" not in (path / "config.gin").read_text()
 
@@ -257,11 +262,9 @@ def test_a_full_disk_ends_a_run_and_loses_nothing(reference, small_disk, config)
         ("Anakin.num_envs = 6", ["does not divide over 4 devices", "use 4 or 8"]),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, config, binding, phrases):
+def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, config, run, binding, phrases):
     path = tmp_path / "run"
-    result = processes.run(
-        "train", "--gin_file", config, "--run_dir", path, "--gin_bindings", binding
-    )
+    result = run(_HERE, "--gin_file", config, "--run_dir", path, "--gin_bindings", binding)
     processes.assert_mistake(result, *phrases)
     assert result.stdout == ""
     assert os.listdir(tmp_path) == []
@@ -336,14 +339,13 @@ def test_a_second_run_in_one_directory_is_told_who_is_there(folder, config):
     assert "resuming from step" in resumed.stdout
 
 
-def test_mistakes_about_run_directories(reference, folder, config):
+def test_mistakes_about_run_directories(reference, folder, config, run):
     (folder / "file").write_text("not a folder")
     cases = {
         ("--gin_file", config, "--run_dir", reference): "continue it with --resume",
         ("--gin_file", config, "--run_dir", folder / "file" / "run"): "Not a directory",
         ("--run_dir", folder / "referense", "--resume"): f"did you mean '{reference}'",
     }
-    started = [processes.start("train", *arguments) for arguments in cases]
-    for process, phrase in zip(started, cases.values()):
-        processes.assert_mistake(processes.finish(process), phrase)
+    for arguments, phrase in cases.items():
+        processes.assert_mistake(run(_HERE, *arguments), phrase)
     assert not pathlib.Path(folder / "referense").exists()

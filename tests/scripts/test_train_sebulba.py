@@ -256,7 +256,8 @@ def test_worker_processes_that_hang_or_die(config, tmp_path):
         _assert_traceback(_finish(process), phrases[fault])
 
 
-@pytest.mark.parametrize("vectorization", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_environments_that_cannot_be_closed_fail_a_run_in_one_line_and_spoil_nothing(
     config, tmp_path, vectorization
 ):

@@ -226,6 +226,7 @@ def test_a_search_leaves_a_file_that_an_experiment_reads(tmp_path, config, tune,
     assert f"anakin.Anakin.num_envs = {runner.num_envs}\n" in text
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_one_line_says_so(tmp_path, config, tune):
     options = ("--parameters", "num_envs=16", "--memory", "1MB", "--out", tmp_path / "tuned.gin")
     with pytest.raises(errors.RunFailure) as caught:

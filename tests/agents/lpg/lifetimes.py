@@ -1,5 +1,7 @@
 """Lives to test with: small tasks, and chunks of random transitions."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,7 +69,12 @@ def batch(agent: lpg.LPG, seed: int, num_states: int = 6) -> meta_training._Batc
     )
 
 
-def rule_params(agent: lpg.LPG, seed: int = 0):
+@functools.cache
+def fresh_rule():
+    """Returns the fresh parameters of the rule of `agent()`."""
+    return jax.jit(agent().rule.init)(jax.random.key(0))
+
+
+def rule_params():
     """Returns parameters of a rule that teaches something: its heads are not small."""
-    params = agent.rule.init(jax.random.key(seed))
-    return jax.tree.map(lambda x: 2.0 * x + 0.1, params)
+    return jax.tree.map(lambda x: 2.0 * x + 0.1, fresh_rule())

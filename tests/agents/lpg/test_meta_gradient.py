@@ -42,21 +42,29 @@ def _assert_is_gradient(gradient, function, params, step=3e-3):
 
 def _case(**options):
     agent = lifetimes.agent(**options)
-    return agent, lifetimes.batch(agent, seed=1), lifetimes.rule_params(agent)
+    return agent, lifetimes.rule_params(), lifetimes.batch(agent, seed=1)
 
 
-def test_it_equals_finite_differences_of_recorded_actions():
-    agent, batch, params = _case(agent_learning_rates=(20.0,))
-
-    def loss(params):
-        return _total(agent, params, batch)
-
-    _assert_is_gradient(jax.jit(jax.grad(loss))(params), loss, params)
+def _gradient(agent, params, batch):
+    """Returns the meta-gradient, not compiled: each program would serve one test only."""
+    return jax.grad(lambda params: _total(agent, params, batch))(params)
 
 
-def test_with_stopped_inputs_it_is_that_of_constant_inputs():
-    agent, batch, params = _case(exact_meta_gradient=False, agent_learning_rates=(20.0,))
-    gradient = jax.jit(jax.grad(lambda p: _total(agent, p, batch)))(params)
+@pytest.fixture(scope="module", name="exact")
+def _exact():
+    """The exact meta-gradient of agents that learn fast."""
+    return _gradient(*_case(agent_learning_rates=(20.0,)))
+
+
+def test_it_equals_finite_differences_of_recorded_actions(exact):
+    agent, params, batch = _case(agent_learning_rates=(20.0,))
+    _assert_is_gradient(exact, lambda params: _total(agent, params, batch), params)
+
+
+@pytest.mark.slow
+def test_with_stopped_inputs_it_is_that_of_constant_inputs(exact):
+    agent, params, batch = _case(exact_meta_gradient=False, agent_learning_rates=(20.0,))
+    gradient = _gradient(agent, params, batch)
 
     # The windows that the rule saw, and the same loss as a function of the rule alone.
     seen = []
@@ -111,21 +119,15 @@ def test_with_stopped_inputs_it_is_that_of_constant_inputs():
         return total(params, Replaying(**options))
 
     _assert_is_gradient(gradient, constant_inputs, params)
-    exact = lifetimes.agent(agent_learning_rates=(20.0,))
-    other = jax.jit(jax.grad(lambda p: _total(exact, p, batch)))(params)
     difference = jax.tree.map(
-        lambda x, y: jnp.linalg.norm(x - y) / jnp.linalg.norm(x), other, gradient
+        lambda x, y: jnp.linalg.norm(x - y) / jnp.linalg.norm(x), exact, gradient
     )
     assert max(jax.tree.leaves(difference)) > 0.02
 
 
-def test_recomputing_changes_nothing():
-    agent, batch, params = _case()
-    gradient = jax.grad(lambda p: _total(agent, p, batch))(params)
-    again = jax.grad(lambda p: _total(lifetimes.agent(recompute=True), p, batch))(params)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6), gradient, again
-    )
+def test_recomputing_changes_nothing(exact):
+    again = _gradient(*_case(recompute=True, agent_learning_rates=(20.0,)))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6), exact, again)
 
 
 def _zeroed(params, *heads):
@@ -133,9 +135,9 @@ def _zeroed(params, *heads):
 
 
 def test_with_zeroed_heads_only_that_of_the_policy_has_a_gradient():
-    agent, batch, params = _case(**NO_COSTS)
+    agent, params, batch = _case(**NO_COSTS)
     params = _zeroed(params, "policy", "prediction")
-    gradient = jax.grad(lambda p: _total(agent, p, batch))(params)
+    gradient = _gradient(agent, params, batch)
     for name, part in gradient.items():
         norms = [float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(part)]
         # Predictions reach the policy through its head alone.
@@ -146,11 +148,13 @@ def test_with_zeroed_heads_only_that_of_the_policy_has_a_gradient():
     # Neither regulariser of targets has a slope there: zero, and a uniform distribution.
     costs = {"policy_target_cost": 1.0, "prediction_target_cost": 1.0}
     penal = lifetimes.agent(**(NO_COSTS | costs))
-    same = jax.grad(lambda p: _total(penal, p, batch))(params)
+    same = _gradient(penal, params, batch)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), same, gradient)
 
 
-@pytest.mark.parametrize("bias", [0.0, 0.3, -0.5])
+@pytest.mark.parametrize(
+    "bias", [0.3, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.0, -0.5))]
+)
 def test_a_two_armed_bandit_by_hand(bias):
     """One state, two actions, one update by a policy target that is `bias` at every transition."""
     agent = lifetimes.agent(updates=1, chunk_length=6, agent_learning_rates=(3.0,), **NO_COSTS)
@@ -164,9 +168,9 @@ def test_a_two_armed_bandit_by_hand(bias):
     chunk = tabular.Chunk(timestep, (batch.chunk.action > 0).astype(jnp.int32))
     newborn = jax.tree.map(jnp.zeros_like, batch.agent)
     batch = meta_training._Batch(newborn, chunk, batch.arm, batch.advantage)
-    params = _zeroed(lifetimes.rule_params(agent), "policy", "prediction")
+    params = _zeroed(lifetimes.rule_params(), "policy", "prediction")
     params["policy"]["bias"] = jnp.array([bias])
-    gradient = jax.grad(lambda p: _total(agent, p, batch))(params)["policy"]["bias"]
+    gradient = _gradient(agent, params, batch)["policy"]["bias"]
 
     first = np.mean(np.asarray(chunk.action[0]) == 0)  # how often action 0 was learnt from
     slope = 3.0 * (2.0 * first - 1.0)  # of the difference of the logits by the bias
@@ -178,7 +182,7 @@ def test_a_two_armed_bandit_by_hand(bias):
 
 
 def test_an_update_is_gradient_descent_on_logits():
-    agent, batch, params = _case(updates=1, chunk_length=6)
+    agent, params, batch = _case(updates=1, chunk_length=6)
     chunk = jax.tree.map(lambda x: x[0], batch.chunk)
     after, update = tabular.learn(agent.rule, params, batch.agent, chunk, 2.0, 0.5)
     policy, prediction = (np.array(x) for x in batch.agent)

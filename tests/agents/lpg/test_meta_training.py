@@ -37,10 +37,14 @@ def _numbers(tree):
     return jax.device_get(leaves)
 
 
+@pytest.fixture(scope="module", name="runner")
+def _two_devices():
+    return _runner(2)
+
+
 @pytest.fixture(scope="module", name="history")
-def _history():
-    """The states before and after six updates on one device, and their report."""
-    runner = _runner()
+def _history(runner):
+    """The states before and after six updates on two devices, and their report."""
     states, state = [], runner.init(0)
     for _ in range(6):
         states.append(_numbers(state))
@@ -52,11 +56,11 @@ def test_it_is_an_agent():
     assert isinstance(lifetimes.agent(), agent_lib.Agent)
 
 
-def test_a_rule_is_learnt_and_lives_end(history):
+def test_a_rule_is_learnt_and_lives_end(runner, history):
     _, state, report = history
     assert documented.undocumented(report.means) == set()
     assert all(np.isfinite(mean.total) for mean in report.means.values())
-    fresh = _runner().init(0).learner.train_state.params
+    fresh = runner.init(0).learner.train_state.params
     for x, y in zip(_numbers(fresh), _numbers(state.learner.train_state.params)):
         assert np.any(x != y)
     # Lifetimes of one to three rollouts, six rollouts: each has ended twice at least.
@@ -68,7 +72,8 @@ def test_a_rule_is_learnt_and_lives_end(history):
     np.testing.assert_array_equal(steps[~born], age[~born])
 
 
-@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", [1, 4])
 def test_the_number_of_devices_changes_nothing(history, num_devices):
     _, expected, _ = history
     runner = _runner(num_devices)
@@ -79,9 +84,8 @@ def test_the_number_of_devices_changes_nothing(history, num_devices):
         np.testing.assert_array_equal(x, y)
 
 
-def test_a_saved_state_goes_on_bit_for_bit(history):
+def test_a_saved_state_goes_on_bit_for_bit(runner, history):
     states, expected, _ = history
-    runner = _runner()
     template = runner.init(1)
     leaves = [
         jax.random.wrap_key_data(y) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else y
@@ -118,9 +122,9 @@ def _lived(evaluation=False, rollouts=2):
     """Acts for some rollouts; returns actor states before and after each step, and time steps."""
     agent, candidate = lifetimes.agent(), lifetimes.candidate(min_periods=3)
     learner = agent.init_learner(jax.random.key(0))
-    rule = lifetimes.rule_params(agent)
+    rule = lifetimes.rule_params()
     params = agent.actor_params(learner._replace(train_state=agent._optimizer.init(rule)))
-    state, timestep = jax.vmap(candidate.reset)(jax.random.split(jax.random.key(1), 2))
+    state, timestep = jax.jit(jax.vmap(candidate.reset))(jax.random.split(jax.random.key(1), 2))
     actor_state = agent.init_actor(jnp.arange(2), 2)
     act = jax.jit(functools.partial(agent.act, evaluation=evaluation))
     step, history = jax.jit(jax.vmap(candidate.step)), []
@@ -130,26 +134,39 @@ def _lived(evaluation=False, rollouts=2):
         action, actor_state, extras = act(params, actor_state, timestep, key)
         history.append((timestep, action, before, actor_state, extras))
         state, timestep = step(state, action)
-    return agent, params, history
+    return agent, functools.partial(act, params), history
 
 
-def test_agents_learn_after_each_chunk_but_the_last():
-    agent, _, history = _lived()
-    changed = [
-        bool(jnp.any(after.agent.policy != before.agent.policy))
-        for _, _, before, after, _ in history
-    ]
+@pytest.fixture(scope="module", name="lived")
+def _two_rollouts():
+    """The agent, `act` without its parameters, and what came of two rollouts."""
+    return _lived()
+
+
+def _updates(history):
+    """Returns the steps that changed an agent."""
+    changed = [bool(jnp.any(x[3].agent.policy != x[2].agent.policy)) for x in history]
+    return set(np.flatnonzero(changed).tolist())
+
+
+def test_agents_learn_after_each_chunk_but_the_last(lived):
+    agent, _, history = lived
     length = agent.chunk_length
-    due = {length, 2 * length, 4 * length, 5 * length}
-    assert {t for t, c in enumerate(changed) if c} == due
-    _, _, evaluated = _lived(evaluation=True, rollouts=1)
-    changed = [bool(jnp.any(a.agent.policy != b.agent.policy)) for _, _, b, a, _ in evaluated]
-    assert {t for t, c in enumerate(changed) if c} == {length, 2 * length, 3 * length}
+    assert _updates(history) == {length, 2 * length, 4 * length, 5 * length}
 
 
-def test_the_meta_gradient_sees_the_agents_that_acted():
-    agent, params, history = _lived()
+@pytest.mark.slow
+def test_in_evaluations_agents_learn_after_each_chunk():
+    agent, _, history = _lived(evaluation=True, rollouts=1)
+    length = agent.chunk_length
+    assert _updates(history) == {length, 2 * length, 3 * length}
+
+
+def test_the_meta_gradient_sees_the_agents_that_acted(lived):
+    agent, act, history = lived
     length = agent.rollout_length
+    chunks_of, learn = jax.jit(agent._chunks), jax.jit(agent._learn)
+    rule = act.args[0].rule
     for begin in (0, length):
         part = history[begin : begin + length + 1]
         stack = lambda *xs: jnp.stack(xs)  # noqa: E731
@@ -159,23 +176,23 @@ def test_the_meta_gradient_sees_the_agents_that_acted():
             extras=jax.tree.map(stack, *(x[4] for x in part[:-1])),
             actor_state=part[0][2],
         )
-        chunks = agent._chunks(rollout)
+        chunks = chunks_of(rollout)
         for lifetime in range(2):
             current = jax.tree.map(lambda x, n=lifetime: x[n], rollout.actor_state.agent)
             for update in range(agent.updates):
                 chunk = jax.tree.map(lambda x, n=lifetime, k=update: x[n, k], chunks)
                 arm = rollout.extras.arm[0, lifetime]
-                current, _ = agent._learn(params.rule, current, chunk, arm)
+                current, _ = learn(rule, current, chunk, arm)
             acted = part[-2][3].agent
             np.testing.assert_allclose(current.policy, acted.policy[lifetime], atol=1e-5)
             np.testing.assert_allclose(current.prediction, acted.prediction[lifetime], atol=1e-5)
 
 
-def test_agents_are_reborn_where_lifetimes_begin():
-    agent, params, history = _lived(rollouts=1)
-    timestep, _, _, actor_state, _ = history[-1]
+def test_agents_are_reborn_where_lifetimes_begin(lived):
+    _, act, history = lived
+    timestep, _, _, actor_state, _ = history[lifetimes.PERIOD]
     born = timestep._replace(step_type=jnp.array([types.FIRST, types.MID], jnp.int8))
-    _, state, _ = agent.act(params, actor_state, born, jax.random.split(jax.random.key(0), 2))
+    _, state, _ = act(actor_state, born, jax.random.split(jax.random.key(0), 2))
     assert not state.agent.policy[0].any() and state.agent.policy[1].any()
     assert state.time.tolist() == [1, lifetimes.PERIOD + 2]
 
@@ -223,14 +240,13 @@ def test_the_bandit_prefers_what_earns_more():
 
 def test_the_norm_of_a_step_is_clipped():
     agent = lifetimes.agent(max_grad_norm=1e-3, adam_epsilon=1.0)
-    params = agent.rule.init(jax.random.key(0))
+    params = lifetimes.fresh_rule()
     state = agent._optimizer.init(params)
     gradient = jax.tree.map(lambda x: 1e3 * jnp.ones_like(x), params)
-    updates, _ = agent._optimizer.chain.update(gradient, state.optimizer_state)
-    norm = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(updates)))
-    np.testing.assert_allclose(
-        norm, 1e-3, rtol=0.01
-    )  # of Adam, epsilon is nearly all it divides by
+    updates, _ = jax.jit(agent._optimizer.chain.update)(gradient, state.optimizer_state)
+    norm = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(updates)))
+    # Of what Adam divides by, epsilon is nearly all.
+    np.testing.assert_allclose(norm, 1e-3, rtol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -254,9 +270,9 @@ def test_rollouts_of_another_length_are_refused():
         runner.trace(0)
 
 
-def test_merged_time_steps_are_those_of_environments():
-    candidate = lifetimes.candidate()
-    _, timestep = candidate.reset(jax.random.key(0))
+def test_merged_time_steps_are_those_of_environments(lived):
+    _, _, history = lived
+    timestep = jax.tree.map(lambda x: x[0], history[0][0])
     merged = tabular.merged(timestep)
     assert merged.reward.shape == merged.step_type.shape == (3,)
     assert set(merged.observation) == {tasks.ROWS, "action_mask"}

@@ -61,15 +61,26 @@ def _until(observation, time):
     return {"leaf": observation["leaf"][:time]}
 
 
-@pytest.mark.parametrize("core", [cores.LSTM(4), cores.GRU(4)])
+@pytest.mark.parametrize(
+    "core",
+    [kind(4, layer_norm) for kind in (cores.LSTM, cores.GRU) for layer_norm in (False, True)],
+)
 def test_recurrent_cores_equal_their_equations(core):
     features = jax.random.normal(jax.random.key(0), (5, 2, 3))
     first = jnp.array([[0, 1], [0, 0], [1, 0], [0, 0], [0, 1]], bool)
     state = jax.tree.map(lambda x: x + 0.5, core.initial_state(2))
     variables = core.init(jax.random.key(1), state, features, first)
-    outputs, last = core.apply(variables, state, features, first)
-    params = jax.tree.map(np.asarray, variables["params"])
+    params = _moved(variables["params"])
+    outputs, last = core.apply({"params": params}, state, features, first)
     sigmoid = lambda x: 1.0 / (1.0 + np.exp(-x))  # noqa: E731
+
+    def norm(x, name):
+        """Returns rows with mean 0 and variance 1, scaled and moved, if there is such a norm."""
+        if not core.layer_norm:
+            return x
+        scaled = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        return scaled * params[f"{name}_norm_scale"] + params[f"{name}_norm_bias"]
+
     x = np.asarray(features) @ params["input"]["kernel"] + params["input"]["bias"]
     cell, hidden = np.full((2, 4), 0.5), np.full((2, 4), 0.5)
     for t in range(5):
@@ -77,15 +88,25 @@ def test_recurrent_cores_equal_their_equations(core):
         cell, hidden = keep * cell, keep * hidden
         recurrent = hidden @ params["recurrent"]
         if isinstance(core, cores.LSTM):
-            i, f, g, o = np.split(x[t] + recurrent, 4, axis=-1)
+            gates = norm(x[t], "input") + norm(recurrent, "recurrent")
+            i, f, g, o = np.split(gates, 4, axis=-1)
             cell = sigmoid(f + 1.0) * cell + sigmoid(i) * np.tanh(g)
-            hidden = sigmoid(o) * np.tanh(cell)
+            hidden = sigmoid(o) * np.tanh(norm(cell, "cell"))
         else:
-            (r, z, n), (hr, hz, hn) = np.split(x[t], 3, -1), np.split(recurrent, 3, -1)
-            candidate = np.tanh(n + sigmoid(r + hr) * (hn + params["candidate_bias"]))
-            hidden = (1.0 - sigmoid(z + hz)) * candidate + sigmoid(z + hz) * hidden
+            gates = norm(x[t, :, :8], "input_gates") + norm(recurrent[:, :8], "recurrent_gates")
+            r, z = np.split(sigmoid(gates), 2, axis=-1)
+            n = norm(x[t, :, 8:], "input_candidate")
+            hn = norm(recurrent[:, 8:], "recurrent_candidate")
+            candidate = np.tanh(n + r * (hn + params["candidate_bias"]))
+            hidden = (1.0 - z) * candidate + z * hidden
         np.testing.assert_allclose(outputs[t], hidden, atol=1e-5)
     np.testing.assert_allclose(jax.tree.leaves(last)[-1], hidden, atol=1e-5)
+
+
+def _moved(params):
+    """Returns parameters in NumPy, away from the ones and zeros that they begin with."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: np.asarray(x) + 0.3 * rng.normal(size=x.shape), params)
 
 
 @pytest.mark.parametrize("core", [cores.LSTM, cores.GRU])

@@ -48,12 +48,46 @@ def test_vectors_join_after_the_convolutions():
         np.testing.assert_array_equal(features[:, 8], [3.0, 4.0])
 
 
+def moved(params):
+    """Returns parameters away from the ones and zeros that layer normalisation begins with."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), params)
+
+
+@pytest.mark.parametrize("for_cpu", [False, True])
+@pytest.mark.parametrize(
+    ("encoder", "last"),
+    [
+        (encoders.MLP((6, 5), "relu", layer_norm=True), "LayerNorm_1"),
+        (encoders.CNN((3,), hidden_sizes=(5,), layer_norm=True), "LayerNorm_0"),
+    ],
+)
+def test_layers_are_normalised_before_the_activation(monkeypatch, encoder, last, for_cpu):
+    monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
+    images = jax.random.normal(jax.random.key(0), (4, 5, 5, 2))
+    params = encoder.init(jax.random.key(1), images)["params"]
+    # With a bias far above it, the ReLU cuts nothing off.
+    params = params | {last: {"scale": jnp.ones(5), "bias": jnp.full(5, 10.0)}}
+    features = encoder.apply({"params": params}, images) - 10.0
+    np.testing.assert_allclose(jnp.mean(features, axis=-1), 0.0, atol=1e-5)
+    np.testing.assert_allclose(jnp.var(features, axis=-1), 1.0, atol=1e-3)
+
+    def larger(path, x):
+        return x if "LayerNorm" in jax.tree_util.keystr(path) else 7.0 * x
+
+    params = jax.tree_util.tree_map_with_path(larger, params)
+    np.testing.assert_allclose(
+        encoder.apply({"params": params}, images) - 10.0, features, atol=1e-3
+    )
+
+
 @pytest.mark.parametrize(
     ("encoder", "dtype"),
     [
         (encoders.NatureCNN(8), np.uint8),
-        (encoders.ImpalaResNet((2, 3), 8), np.float32),
+        (encoders.ImpalaResNet((2, 3), 8, layer_norm=True), np.float32),
         (encoders.CNN((4, 2)), np.uint8),
+        (encoders.CNN((8, 6), padding="VALID", layer_norm=True), np.uint8),
     ],
 )
 def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
@@ -68,7 +102,7 @@ def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
 
     def features_and_gradient(for_cpu):
         monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
-        params = jax.jit(encoder.init)(jax.random.key(1), frames[:1])
+        params = moved(jax.jit(encoder.init)(jax.random.key(1), frames[:1]))
 
         def loss(params):
             features = encoder.apply(params, frames)
@@ -94,6 +128,8 @@ def test_a_stride_for_each_convolution():
     encoder = encoders.CNN((2, 3), hidden_sizes=(), strides=(1, 2))
     features, _ = jax.jit(encoder.init_with_output)(jax.random.key(0), image)
     assert features.shape == (1, 3 * 3 * 3)
+    with pytest.raises(errors.UserError, match=r"CNN.padding: expected 'SAME' or 'VALID', got 'Va"):
+        encoders.CNN((2, 3), padding="Valid").init(jax.random.key(0), image)
     with pytest.raises(errors.UserError, match="one stride for each"):
         encoders.CNN((2, 3), strides=(1,)).init(jax.random.key(0), image)
 

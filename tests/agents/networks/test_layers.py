@@ -10,7 +10,7 @@ from dm_env import specs
 
 from agents import networks
 from agents.networks import cpu_kernels, encoders, heads, layers
-from podracers import environment, types
+from podracers import environment, parallel, types
 
 
 @pytest.mark.parametrize("in_trunk", [False, True])
@@ -140,3 +140,16 @@ def test_the_product_has_second_derivatives_and_maps():
     np.testing.assert_allclose(
         jax.vmap(second)(stacked), jax.vmap(expected)(stacked), rtol=1e-4, atol=1e-5
     )
+
+
+def test_what_is_exported_for_a_tpu_has_the_form_for_accelerators():
+    images = np.zeros((2, 8, 8, 3), np.float32)
+    layer = layers.Conv(5, 4, 2)
+    apply = jax.jit(layer.apply)  # traced for this machine first, as a policy that acts
+    params = layer.init(jax.random.key(1), images)
+    apply(params, images)
+    with parallel.compiling_for("tpu"):
+        exported = jax.export.export(apply, platforms=["tpu"])(params, images)
+    assert "stablehlo.convolution" in exported.mlir_module()
+    on_cpu = jax.export.export(apply)(params, images)
+    assert "stablehlo.convolution" not in on_cpu.mlir_module()

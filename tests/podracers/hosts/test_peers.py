@@ -56,6 +56,7 @@ def _assert_leave(*processes):
         assert (each.returncode, out, err) == (0, "left\n", "")
 
 
+@pytest.mark.slow
 def test_a_group_that_was_suspended_as_a_whole_goes_on(start):
     group = start(0), start(1)
     _assert_ready(*group)

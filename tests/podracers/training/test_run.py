@@ -115,6 +115,7 @@ def _own_configuration():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_configuration")
 def test_tensorboard_has_the_configuration_once(tmp_path):
     file = processes.config_file(tmp_path)
@@ -211,6 +212,7 @@ def test_the_operative_configuration_gives_the_same_experiment(population):
                 assert values[0] == values[1], field.name
 
 
+@pytest.mark.slow
 def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, population, tmp_path):
     directory = run_directory.RunDirectory(tmp_path)
     directory.write(directory.config, population[0].config.read_text())

@@ -1,0 +1,234 @@
+"""Parallelised Q-learning: Q(lambda) from fresh rollouts, without replay or target parameters.
+
+Gallici et al., "Simplifying Deep Temporal Difference Learning", 2024,
+https://arxiv.org/abs/2407.04811, whose own code is https://github.com/mttga/purejaxql. What takes
+the place of replay and of target parameters are many streams and layer normalisation, so the
+network should have it (`layer_norm` of encoders and cores); the default network does. Networks may
+be recurrent: they see the previous action and reward beside the observation, and learn from whole
+streams, from the core that acting had where the rollout began.
+
+Axis legend: `T` time, `B` streams of one device, `M` minibatches, `A` actions.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import rlax
+
+from agents import (
+    exploration,
+    inputs,
+    minibatches,
+    networks,
+    optimization,
+    options,
+    preprocessing,
+    returns,
+)
+from agents.networks import encoders
+from podracers import environment, types
+
+_NORMALIZED = functools.partial(
+    networks.q_network, encoder=encoders.MLP((128, 128), "relu", layer_norm=True)
+)
+
+
+class Learner(NamedTuple):
+    """The learner; equal on all devices."""
+
+    train_state: optimization.TrainState
+    normalizer: Any  # statistics of the observations; () where they are not normalised
+    agent_steps: jax.Array  # int32, over all streams; it stops at the largest there is
+
+    @property
+    def params(self) -> types.PyTree:
+        """The parameters of the network."""
+        return self.train_state.params
+
+
+class ActorParams(NamedTuple):
+    """The part of the learner that acting needs."""
+
+    params: types.PyTree
+    normalizer: Any
+    epsilon: jax.Array  # float32, probability of a random action
+
+
+class Extras(NamedTuple):
+    """The data of each step that acting stores for learning."""
+
+    value: jax.Array  # [T, B] of the best legal action, by the parameters that acted
+
+
+class _Batch(NamedTuple):
+    """The data of the loss: a rollout, or a minibatch of it; all `[T, B, ...]`."""
+
+    timestep: types.TimeStep
+    action: jax.Array
+    target: jax.Array
+    weight: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PQN:
+    """Parallelised Q-network.
+
+    Attributes:
+      spec: environment specification.
+      network: `network(spec, num_actions)` returns a network that puts out `[..., A]`.
+      q_lambda: trace parameter of the targets; 0 for one-step Q-learning.
+      gamma: discount.
+      epochs: passes over each rollout.
+      num_minibatches: gradient steps of each pass.
+      epsilon: final probability of a random action.
+      epsilon_steps: agent steps, over all streams, in which it falls linearly from 1 to that.
+      evaluation_epsilon: probability of a random action in evaluation.
+      learning_rate: learning rate of rectified Adam.
+      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
+      adam_epsilon: epsilon of rectified Adam.
+      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
+      normalize_observations: whether observations are normalised by running statistics.
+      reward_scale: factor of the rewards that are learnt from, and that recurrent networks see.
+      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
+    """
+
+    spec: environment.EnvironmentSpec
+    network: Callable[..., networks.Network] = _NORMALIZED
+    q_lambda: float = options.fraction(0.65)
+    gamma: float = options.fraction(0.99)
+    epochs: int = options.count(2)
+    num_minibatches: int = options.count(4)
+    epsilon: float = options.fraction(0.05)
+    epsilon_steps: int = options.count(10_000)
+    evaluation_epsilon: float = options.fraction(0.0)
+    learning_rate: float = options.positive(5e-4)
+    anneal_steps: float | None = options.optional_positive(None)
+    adam_epsilon: float = options.positive(1e-8)
+    max_grad_norm: float | None = options.optional_positive(10.0)
+    normalize_observations: bool = False
+    reward_scale: float = options.number(1.0)
+    reward_clip: float | None = options.optional_positive(None)
+
+    def __post_init__(self):
+        """Checks the options."""
+        options.check(self)
+        options.require_discrete(self)
+        # Built now: gin's bindings may be others by the time that the network is first used.
+        _ = self._network
+
+    @functools.cached_property
+    def _network(self) -> networks.Network:
+        return self.network(self._network_spec, self.spec.action.num_values)
+
+    @functools.cached_property
+    def _network_spec(self) -> environment.EnvironmentSpec:
+        """The environment's spec, with observations as the network sees them."""
+        return inputs.extended_spec(self.spec) if self._is_recurrent else self.spec
+
+    @functools.cached_property
+    def _is_recurrent(self) -> bool:
+        return self.network(self.spec, self.spec.action.num_values).is_recurrent
+
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        schedule = self.learning_rate, self.anneal_steps
+        return optimization.radam(*schedule, self.adam_epsilon, self.max_grad_norm)
+
+    def init_learner(self, key):
+        """Returns fresh parameters."""
+        params = self._network.init(key, networks.zero_timestep(self._network_spec))
+        normalizer = self._preprocess.init(self.spec.observation)
+        return Learner(self._optimizer.init(params), normalizer, jnp.zeros((), jnp.int32))
+
+    def init_memory(self, rollout):
+        """Returns `()`: each rollout is forgotten after it."""
+        return ()
+
+    def init_actor(self, env_id, num_envs, evaluation=False):
+        """Returns the cores of `B` streams, with the previous action where networks see it."""
+        count = env_id.shape[0]
+        action = inputs.zero_action(self.spec.action, count) if self._is_recurrent else ()
+        return inputs.ActorState(self._network.initial_core(count), action)
+
+    def actor_params(self, learner):
+        """Returns the parameters, the statistics of the observations, and epsilon."""
+        epsilon = optax.linear_schedule(1.0, self.epsilon, self.epsilon_steps)
+        return ActorParams(learner.params, learner.normalizer, epsilon(learner.agent_steps))
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        """Takes the best action, or at times a random one."""
+        timestep = self._preprocess.apply(params.normalizer, timestep)
+        if self._is_recurrent:
+            timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
+        q_values, core = self._network.step(params.params, actor_state.core, timestep)
+        epsilon = self.evaluation_epsilon if evaluation else params.epsilon
+        action = exploration.epsilon_greedy(q_values, timestep.observation, epsilon, key)
+        actor_state = inputs.ActorState(core, action if self._is_recurrent else ())
+        return action, actor_state, Extras(_best(q_values, timestep))
+
+    def update(self, state, rollout, key):
+        """Takes `epochs * num_minibatches` gradient steps on one rollout."""
+        learner, core = state.learner, rollout.actor_state.core
+        timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
+        if self._is_recurrent:
+            seen = rollout._replace(timestep=timestep)
+            timestep = inputs.extended_rollout(seen, self.spec.action)
+        values = self._values(learner.params, core, timestep, rollout.extras)
+        target = returns.lambda_returns(timestep, values, self.gamma, self.q_lambda)
+        current = jax.tree.map(lambda x: x[:-1], timestep)
+        batch = _Batch(current, rollout.action, target, returns.weights(timestep))
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+
+        def minibatch_step(train_state, item):
+            minibatch = minibatches.select(self._network, batch, core, item)
+            return self._optimizer.gradient_step(self._loss, train_state, minibatch, learning_rate)
+
+        def epoch(train_state, epoch_key):
+            items = minibatches.deal(self._network, batch, core, epoch_key, self.num_minibatches)
+            return jax.lax.scan(minibatch_step, train_state, items)
+
+        epoch_keys = jax.random.split(key, self.epochs)
+        train_state, output = jax.lax.scan(epoch, learner.train_state, epoch_keys)
+        metrics = jax.tree.map(jnp.sum, output.metrics)
+        normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        agent_steps = optimization.count_steps(learner.agent_steps, rollout)
+        return types.AgentState(Learner(train_state, normalizer, agent_steps), ()), metrics
+
+    def _values(self, params, core, timestep, extras):
+        """Returns the values `[T + 1, B]` of the best legal action of every time step.
+
+        They stay as they are while a rollout is learnt from; the authors' recurrent variant
+        computes them anew for each minibatch.
+        """
+        if self._is_recurrent:
+            return _best(self._network.unroll(params, core, timestep)[0], timestep)
+        # Only the last value is missing from those of acting.
+        last = networks.last_output(self._network, params, core, timestep)
+        value = _best(last, jax.tree.map(lambda x: x[-1], timestep))
+        return jnp.concatenate([extras.value, value[None]])
+
+    def _loss(self, params, minibatch):
+        """Returns the squared error of the values of the actions that were taken."""
+        batch, core = minibatch
+        q_values, _ = self._network.unroll(params, core, batch.timestep)
+        taken = rlax.batched_index(q_values, batch.action)
+        mean = functools.partial(types.Mean.of, weights=batch.weight)
+        return optimization.LossOutput(
+            {
+                "loss/total": mean(rlax.l2_loss(taken, batch.target)),
+                "value/mean": mean(taken),
+                "value/target": mean(batch.target),
+            }
+        )
+
+
+def _best(q_values: jax.Array, timestep: types.TimeStep) -> jax.Array:
+    """Returns the values `[...]` of the best legal actions, from those `[..., A]` of all."""
+    return jnp.max(exploration.legal_q_values(q_values, timestep.observation), axis=-1)

@@ -1,0 +1,168 @@
+"""A ring: the latest time steps of streams, written in place, from which sequences are cut.
+
+A ring is a `types.Rollout` of `Rows`. XLA chooses the order of an array's axes in a TPU's memory,
+and for `[B, C, 84, 84, 1]` it chooses one to write time steps and another to gather them: every
+update would copy the whole ring. Flat rows are written and gathered in one order, and they are what
+lies in the memory of a CPU anyway. `docs/replay.md` has the figures.
+
+Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `B`
+streams, `N` sequences, `F` numbers of one element (such as an observation), `R` of a padded row.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from podracers import errors, types
+
+_LANES = 128  # numbers that a TPU keeps side by side; XLA pads the last axis to whole lanes
+_MOST_PADDING = 8  # padding that is worth a row of its own: at most one part in so many
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The elements of one leaf of what is stored, `[B, C]` of them.
+
+    Attributes:
+      data: `[B, C, R]`, where an element fills whole lanes or nearly so, as frames do; else
+        `[B, C * F]`, elements end to end: padding would make many times as much of a short vector.
+      shape: shape of one element (static).
+    """
+
+    data: jax.Array
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def zeros(cls, num_streams: int, capacity: int, shape: tuple[int, ...], dtype) -> "Rows":
+        """Returns `[B, C]` elements of zeros."""
+        size = math.prod(shape)
+        padding = -size % _LANES
+        # End to end, places are counted in numbers, which an int32 has to hold.
+        if size and (padding * _MOST_PADDING <= size or capacity * size > errors.INT32_MAX):
+            axes = (num_streams, capacity, size + padding)
+        else:
+            axes = (num_streams, capacity * size)
+        return cls(jnp.zeros(axes, dtype), tuple(shape))
+
+    @property
+    def size(self) -> int:
+        """`F`."""
+        return math.prod(self.shape)
+
+    @property
+    def capacity(self) -> int:
+        """`C`; 0 of elements without numbers."""
+        return self.data.shape[1] // (1 if self._is_padded else max(self.size, 1))
+
+    @property
+    def _is_padded(self) -> bool:
+        return self.data.ndim == 3
+
+    def write(self, values: jax.Array, slot: jax.Array) -> "Rows":
+        """Returns the rows with `values` `[T, B, ...]` in slots `slot` to `slot + T - 1`."""
+        values = jnp.swapaxes(values, 0, 1).astype(self.data.dtype)  # [B, T, ...]
+        streams, length = values.shape[:2]
+        if self._is_padded:
+            values = values.reshape(streams, length, self.size)
+            padding = self.data.shape[-1] - self.size
+            values = jnp.pad(values, ((0, 0), (0, 0), (0, padding)))
+        else:
+            values = values.reshape(streams, length * self.size)
+            slot = slot * self.size
+        data = jax.lax.dynamic_update_slice_in_dim(self.data, values, slot, axis=1)
+        return dataclasses.replace(self, data=data)
+
+    def read(self, stream: jax.Array, slot: jax.Array) -> jax.Array:
+        """Returns the elements at places `stream` and `slot`, of one shape: it, then theirs."""
+        if self._is_padded:
+            elements = self.data[stream, slot][..., : self.size]
+        else:
+            place = jnp.stack([stream, slot * self.size], axis=-1)
+            dimensions = jax.lax.GatherDimensionNumbers(
+                offset_dims=(slot.ndim,), collapsed_slice_dims=(0,), start_index_map=(0, 1)
+            )
+            elements = jax.lax.gather(
+                self.data, place, dimensions, (1, self.size), mode="promise_in_bounds"
+            )
+        return elements.reshape(*slot.shape, *self.shape)
+
+
+def zeros(rollout: types.Rollout, chunks: int) -> types.Rollout:
+    """Returns an empty ring.
+
+    Args:
+      rollout: a template `[T, B, ...]` of what is to be stored; only shapes and dtypes count.
+      chunks: `C / T`, how many rollouts the ring holds.
+    """
+    length, streams = rollout.timestep.reward.shape
+    length -= 1
+
+    def steps(x: jax.Array) -> Rows:
+        return Rows.zeros(streams, chunks * length, x.shape[2:], x.dtype)
+
+    def states(x: jax.Array) -> Rows:
+        return Rows.zeros(streams, chunks, x.shape[1:], x.dtype)
+
+    ring = jax.tree.map(steps, rollout._replace(actor_state=()))
+    return ring._replace(actor_state=jax.tree.map(states, rollout.actor_state))
+
+
+def num_streams(ring: types.Rollout) -> int:
+    """Returns `B`."""
+    return ring.timestep.reward.data.shape[0]
+
+
+def capacity(ring: types.Rollout) -> int:
+    """Returns `C`."""
+    return ring.timestep.reward.capacity
+
+
+def period(ring: types.Rollout) -> int:
+    """Returns how many steps lie between the starts of sequences: `T` where cores are kept."""
+    states = map_rows(lambda rows: rows.capacity, ring.actor_state)
+    return capacity(ring) // max(jax.tree.leaves(states), default=capacity(ring))
+
+
+def write(ring: types.Rollout, rollout: types.Rollout, slot: jax.Array) -> types.Rollout:
+    """Returns the ring with a rollout `[T, B, ...]` from slot `slot` on, which `T` divides."""
+    length = rollout.timestep.reward.shape[0] - 1
+    final = (slot + length) % capacity(ring)  # of the last time step, slot 0 after a full round
+    timestep = _write(ring.timestep, jax.tree.map(lambda x: x[:-1], rollout.timestep), slot)
+    # The last time step opens the next rollout too, which overwrites it with its equal.
+    timestep = _write(timestep, jax.tree.map(lambda x: x[-1:], rollout.timestep), final)
+    state = jax.tree.map(lambda x: x[None], rollout.actor_state)
+    return types.Rollout(
+        timestep=timestep,
+        action=_write(ring.action, rollout.action, slot),
+        extras=_write(ring.extras, rollout.extras, slot),
+        actor_state=_write(ring.actor_state, state, slot // length),
+    )
+
+
+def cut(ring: types.Rollout, start: jax.Array, stream: jax.Array, length: int) -> types.Rollout:
+    """Returns sequences `[L, N, ...]` of streams `[N]` from slots `[N]` on."""
+    start = start % capacity(ring)
+    slot = (start + jnp.arange(length + 1)[:, None]) % capacity(ring)  # [L + 1, N]
+    stream = jnp.broadcast_to(stream, slot.shape)
+    timestep = map_rows(lambda rows: rows.read(stream, slot), ring.timestep)
+    action, extras = map_rows(
+        lambda rows: rows.read(stream[:-1], slot[:-1]), (ring.action, ring.extras)
+    )
+    chunk = start // period(ring)  # the rollout that begins there
+    state = map_rows(lambda rows: rows.read(stream[0], chunk), ring.actor_state)
+    return types.Rollout(timestep, action, extras, state)
+
+
+def map_rows(function, tree: types.PyTree) -> types.PyTree:
+    """Returns the tree with `function(rows)` in place of each `Rows` of it."""
+    return jax.tree.map(function, tree, is_leaf=lambda x: isinstance(x, Rows))
+
+
+def _write(rows: types.PyTree, values: types.PyTree, slot: jax.Array) -> types.PyTree:
+    """Writes `[T, B, ...]` from slot `slot` on."""
+    return jax.tree.map(
+        lambda r, x: r.write(x, slot), rows, values, is_leaf=lambda x: isinstance(x, Rows)
+    )

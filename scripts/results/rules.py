@@ -1,0 +1,149 @@
+"""What agents reach that rules of learning teach: results as JSON, a table, a picture.
+
+`N` kinds of tasks, `R` rules, `S` segments of a lifetime.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from results import aggregates, markdown, plotting
+
+from podracers import errors
+
+RULE = "the rule"
+A2C = "A2C, tuned"
+BLIND = "the rule without predictions"
+RANDOM = "random rule"
+CONTENDERS = (RULE, A2C, BLIND, RANDOM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What was reached in one kind of task.
+
+    Attributes:
+      experiment: the file that describes it.
+      name: of the task.
+      optimum: mean of the highest expected return, over the tasks that were drawn.
+      shares: of the optimum, `[R][S]` by contender, means over lifetimes. A2C has a repetition for
+        each rule, in the tasks that the rule was judged in; so has the random rule, other rules.
+      a2c: the learning rate and the entropy cost that suit A2C best.
+      candidates: `(learning rate, entropy cost, share of the optimum at the end)`, of all those.
+    """
+
+    experiment: str
+    name: str
+    optimum: float
+    shares: dict[str, list[list[float]]]
+    a2c: tuple[float, float]
+    candidates: list[tuple[float, float, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """What one command of scripts/evaluate_rule.py found.
+
+    Attributes:
+      command: the words after its name.
+      rules: what each rule was read from.
+      lifetimes: of each rule and each experiment, in all kinds of tasks.
+      steps: of each environment in a lifetime.
+      tasks: results.
+    """
+
+    command: str
+    rules: list[str]
+    lifetimes: int
+    steps: int
+    tasks: list[Task]
+
+
+def write(found: Judgement, path: pathlib.Path) -> None:
+    """Writes results as JSON."""
+    entries = dataclasses.asdict(found)
+    for task in entries["tasks"]:
+        task["optimum"] = round(task["optimum"], 4)
+        task["shares"] = {name: np.round(x, 4).tolist() for name, x in task["shares"].items()}
+        task["a2c"] = np.round(task["a2c"], 4).tolist()
+        task["candidates"] = np.round(task["candidates"], 4).tolist()
+    markdown.write(path, json.dumps(entries) + "\n")
+
+
+def read(path: pathlib.Path) -> Judgement:
+    """Returns what `write` wrote.
+
+    Raises:
+      errors.UserError: it cannot be read, or is something else.
+    """
+    try:
+        entries = json.loads(markdown.read(path))
+        tasks = [Task(**(task | {"a2c": tuple(task["a2c"])})) for task in entries.pop("tasks")]
+        return Judgement(**entries, tasks=tasks)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise errors.UserError(f"'{path}' holds no results of scripts/evaluate_rule.py") from error
+
+
+def estimate(shares: Sequence[Sequence[float]], segment: int = -1) -> aggregates.Estimate:
+    """Returns the median over rules `[R][S]` of what is reached in a segment of lifetimes."""
+
+    def median(runs: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.median(runs, axis=axis)
+
+    return aggregates.estimate([[curve[segment] for curve in shares]], median)
+
+
+def table(found: Judgement) -> str:
+    """Returns shares of the optimum at the end of a lifetime, as Markdown."""
+    contenders = [name for name in CONTENDERS if name in found.tasks[0].shares]
+    lines = []
+    for task in found.tasks:
+        numbers = [_number(estimate(task.shares[name])) for name in contenders]
+        title = f"`{task.name}` of `{pathlib.Path(task.experiment).stem}`"
+        lines.append([title, *numbers, f"{task.a2c[0]:g}, {task.a2c[1]:g}"])
+    headings = ["task", *contenders, "A2C's learning rate, entropy cost"]
+    return (
+        markdown.table(headings, lines)
+        + f"\n{len(found.rules)} rule(s), {found.lifetimes} lifetimes each in every experiment, of "
+        f"{found.steps:,} steps of each environment: "
+        f"`python scripts/evaluate_rule.py {found.command}`.\n"
+    )
+
+
+def draw(found: Judgement, path: pathlib.Path) -> None:
+    """Draws shares of the optimum over lifetimes: medians over rules and 95% intervals."""
+    figure, axes = plt.subplots(
+        1,
+        len(found.tasks),
+        figsize=(3.1 * len(found.tasks), 2.9),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    colors = plotting.colors(CONTENDERS)
+    for axis, task in zip(axes[0], found.tasks):
+        for name in reversed(task.shares):
+            curves = task.shares[name]
+            found_at = [estimate(curves, segment) for segment in range(len(curves[0]))]
+            middle = np.array([each.value for each in found_at])
+            ranges = [each.interval or (each.value, each.value) for each in found_at]
+            low, high = np.array(ranges).T
+            x = (np.arange(len(middle)) + 0.5) / len(middle)
+            band = plotting.Band(x, middle, low, high)
+            plotting.draw_band(axis, band, color=colors[name], label=name)
+        axis.set_title(f"{task.name}\n{pathlib.Path(task.experiment).stem}", fontsize=9)
+        axis.set_xlabel("share of the lifetime")
+        plotting.tidy(axis)
+    axes[0, 0].set_ylabel("share of the optimum")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=4, fontsize=8)
+    plotting.save(figure, path)
+
+
+def _number(found: aggregates.Estimate) -> str:
+    if found.interval is None:
+        return f"{found.value:.2f}"
+    return "{:.2f} [{:.2f}, {:.2f}]".format(found.value, *found.interval)

@@ -1,0 +1,188 @@
+"""PQN's update against a slow one in NumPy, how it acts, and what it refuses.
+
+Axis legend: `T` time, `B` streams, `A` actions.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import networks, pqn
+from agents.networks import cores, encoders
+from environments import pendulum
+from podracers import errors
+from tests import streams
+from tests.agents import experience
+
+LENGTH, BATCH = experience.LENGTH, experience.BATCH
+GAMMA, LAMBDA = 0.9, 0.8
+ENVIRONMENT = streams.RandomEpisodes(masked=True)
+NETWORKS = {
+    "feed_forward": {},
+    "frames": {"frame_stack": 3},
+    "gru": {"core": cores.GRU(8, layer_norm=True)},
+}
+
+
+def _agent(network="feed_forward", **settings):
+    settings = {
+        "learning_rate": 0.02,
+        "anneal_steps": 10 * LENGTH * BATCH,
+        "max_grad_norm": 0.1,  # small enough to bind
+        "gamma": GAMMA,
+        "q_lambda": LAMBDA,
+        "num_minibatches": 1,
+        "epochs": 1,
+        "epsilon": 0.5,
+        "epsilon_steps": 2 * LENGTH * BATCH,
+        "reward_scale": 0.5,
+        "reward_clip": 1.0,
+    } | settings
+    encoder = encoders.MLP((8,), layer_norm=True)
+    network = functools.partial(networks.q_network, encoder=encoder, **NETWORKS[network])
+    return pqn.PQN(ENVIRONMENT.spec, network, **settings)
+
+
+@functools.cache
+def _given(network):
+    given = experience.acted(_agent(network), ENVIRONMENT)
+    timestep = given.rollout.timestep
+    assert timestep.truncated()[1:-1].any() and timestep.terminated()[1:-1].any()
+    assert not timestep.first()[0].all()
+    return given
+
+
+def _values(given, params):
+    """Returns `[T + 1, B, A]`, from one step of the network after another."""
+    agent, _, rollout = given
+    (core, action), values = rollout.actor_state, []
+    for time in range(LENGTH + 1):
+        timestep = jax.tree.map(lambda x: x[time], rollout.timestep)  # noqa: B023
+        if agent._network.is_recurrent:
+            going = ~timestep.first()
+            seen = {
+                "observation": {"features": timestep.observation["features"]},
+                "previous_action": np.eye(3, dtype=np.float32)[action] * going[:, None],
+                "previous_reward": np.clip(0.5 * timestep.reward, -1.0, 1.0) * going,
+            }
+            timestep = timestep._replace(observation=seen)
+            action = rollout.action[min(time, LENGTH - 1)]
+        q_values, core = agent._network.step(params, core, timestep)
+        values.append(q_values)
+    return jnp.stack(values)
+
+
+def _slow_targets(rollout, q_values):
+    """A weighted sum of the n-step returns from each time step to the end of its episode."""
+    timestep = rollout.timestep
+    reward = np.clip(0.5 * timestep.reward, -1.0, 1.0)
+    best = np.where(timestep.observation["action_mask"], q_values, -np.inf).max(axis=-1)
+    targets = np.zeros((LENGTH, BATCH))
+    for b in range(BATCH):
+        for t in range(LENGTH):
+            total, discount, weight = 0.0, 1.0, 1.0
+            for s in range(t + 1, LENGTH + 1):
+                total += discount * reward[s, b]
+                discount *= GAMMA * timestep.discount[s, b]
+                is_over = s == LENGTH or timestep.last()[s, b]
+                portion = weight if is_over else weight * (1.0 - LAMBDA)
+                targets[t, b] += portion * (total + discount * best[s, b])
+                weight *= LAMBDA
+                if is_over:
+                    break
+    return targets
+
+
+def _slow_update(given):
+    """Returns the parameters after a step, what is measured, and the targets."""
+    _, learner, rollout = given
+    q_values = np.asarray(jax.jit(lambda p: _values(given, p))(learner.params), np.float64)
+    targets = _slow_targets(rollout, q_values)
+    kept = ~rollout.timestep.last()[:-1]
+    chosen = np.eye(3)[rollout.action]
+
+    def loss(params):
+        taken = jnp.sum(_values(given, params)[:-1] * chosen, axis=-1)
+        return jnp.sum(jnp.where(kept, 0.5 * (taken - targets) ** 2, 0.0)) / kept.sum()
+
+    value, gradient, norm = experience.clipped_gradient(loss, learner.params)
+    # In its first steps rectified Adam does not trust its second moment, and divides by nothing.
+    stepped = jax.tree.map(lambda p, g: p - 0.02 * g, learner.params, gradient)
+    return stepped, {
+        "loss/total": value,
+        "gradient_norm": norm,
+        "value/target": targets[kept].mean(),
+        "value/mean": np.sum(q_values[:-1] * chosen, axis=-1)[kept].mean(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("network", "num_devices"),
+    [
+        ("feed_forward", 1),
+        pytest.param("gru", 4, marks=pytest.mark.slow),
+        pytest.param("frames", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_an_update_equals_a_slow_one(network, num_devices):
+    """Masks, truncations, rewards, the trace, resets of memory, weights, clipping, and RAdam."""
+    given = _given(network)
+    params, expected = _slow_update(given)
+    learner, means = experience.update(given, num_devices)
+    streams.assert_close(learner.params, params, rtol=1e-3, atol=2e-5)
+    for name, value in expected.items():
+        np.testing.assert_allclose(means[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_epsilon_and_the_learning_rate_fall_with_agent_steps():
+    given = _given("feed_forward")
+    size = LENGTH * BATCH
+    for updates, epsilon, rate in ((0, 1.0, 0.02), (1, 0.75, 0.018), (5, 0.5, 0.01)):
+        learner = given.learner._replace(agent_steps=np.int32(updates * size))
+        np.testing.assert_allclose(given.agent.actor_params(learner).epsilon, epsilon)
+        after, means = experience.update(given._replace(learner=learner), num_devices=1)
+        np.testing.assert_allclose(means["learning_rate"], rate, rtol=1e-5)
+        assert after.agent_steps == (updates + 1) * size
+
+
+def _act(epsilon, evaluation):
+    agent, learner, rollout = _given("feed_forward")
+    count = 400
+    first = jax.tree.map(lambda x: jnp.repeat(x[0], count // BATCH, axis=0), rollout.timestep)
+    params = agent.actor_params(learner)._replace(epsilon=jnp.float32(epsilon))
+    start = agent.init_actor(jnp.arange(count), count, evaluation)
+    keys = jax.random.split(jax.random.key(0), count)
+    act = jax.jit(agent.act, static_argnums=4)
+    action, _, extras = act(params, start, first, keys, evaluation)
+    mask = np.asarray(first.observation["action_mask"])
+    return np.asarray(action), extras.value, mask
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_actions_are_legal_and_explore_in_training_alone(evaluation):
+    greedy, value, mask = _act(0.0, evaluation)
+    rows = np.arange(len(mask))
+    assert mask[rows, greedy].all() and not mask.all()
+    action, same, _ = _act(1.0, evaluation)
+    assert mask[rows, action].all()
+    np.testing.assert_array_equal(value, same)  # of the best action, whatever is taken
+    assert np.mean(action != greedy) == 0.0 if evaluation else np.mean(action != greedy) > 0.3
+
+
+def test_the_default_network_is_normalised():
+    agent = pqn.PQN(streams.RandomEpisodes().spec)
+    params = jax.eval_shape(agent.init_learner, jax.random.key(0)).params
+    assert params["torso"]["encoder"]["LayerNorm_1"]["scale"].shape == (128,)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(errors.UserError, match="PQN needs discrete actions"):
+        pqn.PQN(pendulum.Pendulum().spec)
+    with pytest.raises(errors.UserError, match=r"PQN.q_lambda: expected a number in \[0, 1\]"):
+        _agent(q_lambda=1.5)
+    given = _given("feed_forward")._replace(agent=_agent(num_minibatches=4))
+    with pytest.raises(errors.UserError, match=r"rollout of 6 steps .* 4 minibatches"):
+        experience.update(given)

@@ -1,0 +1,91 @@
+"""Rows of any shape against arrays that are indexed; which of them are padded.
+
+Axis legend: `C` time steps in the ring, `T` of a rollout, `B` streams, `N` sequences.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import ring_buffer
+from podracers import types
+from tests import streams
+
+STEPS, CHUNKS, STREAMS, LENGTH = 3, 5, 4, 7  # T, C / T, B, L
+CAPACITY = STEPS * CHUNKS
+# Scalars, vectors, odd images, whole lanes, images that are padded, nothing at all.
+SHAPES = [(), (3,), (5, 7), (128,), (2, 64), (37, 31), (84, 84, 1), (0,)]
+
+
+def _rollout(number: int) -> types.Rollout:
+    """Returns random steps `[T, B, ...]`, of which the first time step is that of the last one."""
+
+    def draw(name, time, shape, dtype):
+        seed = [number * STEPS + time, *name.encode()]
+        return np.random.default_rng(seed).integers(0, 100, (STREAMS, *shape)).astype(dtype)
+
+    def steps(name, count, shape=(), dtype=np.float32):
+        return np.stack([draw(name, time, shape, dtype) for time in range(count)])
+
+    observation = {str(s): steps(str(s), STEPS + 1, s, np.uint8) for s in SHAPES}
+    numbers = [steps(name, STEPS + 1) for name in ("reward", "discount")]
+    return types.Rollout(
+        timestep=types.TimeStep(observation, *numbers, steps("type", STEPS + 1, (), np.int8)),
+        action=steps("action", STEPS, (2,)),
+        extras=steps("legal", STEPS, (9,), bool),
+        actor_state={str(s): draw(f"state{s}", 0, s, np.float32) for s in SHAPES},
+    )
+
+
+@pytest.fixture(scope="module")
+def rings():
+    """The ring after each of many rollouts, which write round it twice."""
+    write = jax.jit(ring_buffer.write, donate_argnums=0)
+    ring, found = ring_buffer.zeros(_rollout(0), CHUNKS), []
+    for number in range(2 * CHUNKS + 2):
+        ring = write(ring, _rollout(number), jnp.int32(number * STEPS % CAPACITY))
+        found.append(streams.to_numpy(ring))
+    return found
+
+
+def test_a_sequence_is_what_was_written(rings):
+    assert ring_buffer.capacity(rings[0]) == CAPACITY
+    assert ring_buffer.period(rings[0]) == STEPS
+    assert ring_buffer.num_streams(rings[0]) == STREAMS
+    cut, stream = jax.jit(ring_buffer.cut, static_argnums=3), np.array([2, 0, 2])
+
+    def joined(*xs, most=LENGTH):
+        return np.concatenate([*(x[:STEPS] for x in xs), xs[-1][STEPS:]])[:most][:, stream]
+
+    for number in range(CHUNKS - 1, len(rings)):
+        begin = number - LENGTH // STEPS  # the rollout whose steps come first
+        start = np.full(3, begin * STEPS % CAPACITY)
+        actual = cut(rings[number], start, stream, LENGTH)
+        parts = [_rollout(n) for n in range(begin, number + 1)]
+        time = jax.tree.map(lambda *xs: joined(*xs, most=LENGTH + 1), *(p.timestep for p in parts))
+        streams.assert_same(actual.timestep, time)
+        streams.assert_same(actual.action, joined(*(p.action for p in parts)))
+        streams.assert_same(actual.extras, joined(*(p.extras for p in parts)))
+        state = jax.tree.map(lambda x: x[stream], parts[0].actor_state)
+        streams.assert_same(actual.actor_state, state)
+
+
+def test_what_is_padded_is_hardly_longer(rings):
+    """Frames are rows of whole lanes; a short vector, padded, would take many times its memory."""
+    rows = rings[0].timestep.observation
+    for shape in SHAPES:
+        data, size = rows[str(shape)].data, int(np.prod(shape))
+        assert data.shape[:1] == (STREAMS,)
+        if shape in ((128,), (2, 64), (37, 31), (84, 84, 1)):
+            assert data.shape[1:] == (CAPACITY, -(-size // 128) * 128)
+        else:
+            assert data.shape[1:] == (CAPACITY * size,)
+        assert data.size <= STREAMS * CAPACITY * size * 1.125
+
+
+def test_places_fit_into_int32():
+    many = jax.eval_shape(lambda: ring_buffer.Rows.zeros(1, 2**26, (31,), jnp.uint8))
+    assert many.data.shape == (1, 31 * 2**26)
+    many = jax.eval_shape(lambda: ring_buffer.Rows.zeros(1, 2**26, (33,), jnp.uint8))
+    assert many.data.shape == (1, 2**26, 128)
