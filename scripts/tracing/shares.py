@@ -80,11 +80,16 @@ def of_programs(trace: traces.Trace, program: hlo.Program, updates: int) -> dict
 
 
 def _run(instructions: traces.Instructions, start: float, end: float) -> tuple[float, float]:
-    """Returns when a dispatch's first instruction began, and its last one ended."""
-    inside = (instructions.start >= start) & (instructions.end <= end)
+    """Returns when a dispatch's first instruction began, and its last one ended.
+
+    One that the trace has running across an end of the dispatch counts up to that end, as it does
+    in the parts' shares.
+    """
+    inside = (instructions.start < end) & (instructions.end > start)
     if not inside.any():
         raise errors.RunFailure("a dispatch in the trace ran no instruction")
-    return float(instructions.start[inside].min()), float(instructions.end[inside].max())
+    first, last = instructions.start[inside].min(), instructions.end[inside].max()
+    return max(float(first), start), min(float(last), end)
 
 
 def _operations(instructions, occupation, program, whole: float, updates: int):

@@ -27,7 +27,7 @@ SEBULBA = (
 
 @pytest.fixture(scope="module")
 def tracing(tools):
-    return tools(*(f"tracing.{name}" for name in ("hlo", "traces", "pages")))
+    return tools(*(f"tracing.{name}" for name in ("hlo", "pages", "shares", "traces")))
 
 
 def _profile(folder, runner, extra, *arguments):
@@ -264,6 +264,20 @@ def test_an_instant_is_divided_among_those_that_run_at_it(tracing):
     bins = occupation.within(np.array([0.0, 6.0, 12.0, 30.0]))
     np.testing.assert_allclose(bins["one"], [6, 2 * third, 2])
     np.testing.assert_allclose(bins["two"], [0, third + 2, 2])
+
+
+def test_an_instruction_across_the_end_of_a_dispatch_counts_up_to_there(tracing):
+    # Of a dispatch from 10 to 30: idle from 12 to 16 and from 20 to 28, the program still runs.
+    start, end = np.array([4.0, 16.0, 28.0]), np.array([12.0, 20.0, 36.0])
+    names = ["while.1", "dot.1", "copy.2"]
+    trace = tracing.traces.Trace(
+        tracing.traces.Instructions(np.arange(3), start, end, names), [], [(10.0, 30.0)]
+    )
+    found = tracing.shares.of_programs(trace, tracing.hlo.Program(HLO), updates=1)
+    between = tracing.traces.BETWEEN
+    np.testing.assert_allclose(found["shares"][between], 0.6)
+    np.testing.assert_allclose(sum(found["shares"].values()), 1.0)
+    np.testing.assert_allclose(np.mean(found["timeline"]["parts"][between]), 0.6, atol=1e-4)
 
 
 # Mistakes, and the published page.
