@@ -199,6 +199,15 @@ def number(value: float | None) -> str:
     return f"{value:.{digits}f}"
 
 
+def mean(known: Measured) -> str:
+    """Returns the mean over seeds as tables show it, with its standard error."""
+    sample = known.sample
+    if sample.runs < 2:
+        return number(sample.mean)
+    error = f"{sample.standard_error:.{'2g' if sample.standard_error < 100 else '0f'}}"
+    return f"{number(sample.mean)} ± {error}"
+
+
 def interval(bounds: tuple[float, float] | None) -> str:
     """Returns an interval as tables show it."""
     return "none" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"

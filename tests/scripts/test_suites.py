@@ -110,7 +110,7 @@ def test_a_suite_that_was_stopped_goes_on(worked, tmp_path):
 
 def test_a_suite_is_found_by_name(call, tmp_path):
     ledger = _ledger(tmp_path, {}, {})
-    with pytest.raises(errors.UserError, match="there is no suite 'tow'; did you mean 'two'?"):
+    with pytest.raises(errors.UserError, match="there is no suite 'tow'; did you mean 'two'"):
         call("reproduce", "--suite", "tow", "--results", ledger)
     with pytest.raises(errors.UserError, match="--suite: expected neither an experiment nor"):
         call("reproduce", "tiny", "--suite", "two", "--results", ledger)
