@@ -75,38 +75,45 @@ def _normalized(row: results.Row) -> list[float]:
 
 
 def _together(rows: Sequence[results.Row]) -> str:
-    """Returns what each agent reaches over the tasks that have a published figure, in words."""
-    groups = _normalized_groups(rows)
+    """Returns what agents reach over several tasks, and which of two is ahead, in words."""
     lines = []
+    groups = _by_contender(rows)
     for named, tasks in groups.items():
-        found = aggregates.summarize(list(tasks.values()))["interquartile mean"]
-        interval = "" if found.interval is None else f" ({results.interval(found.interval)})"
-        lines.append(
-            f"- {named} on {', '.join(tasks)}: IQM {results.number(found.value)}{interval}, where "
-            "0 is a random policy and 1 the first figure that is named as published.\n"
-        )
+        scores = {t: _normalized(row) for t, row in tasks.items() if _is_normalized(row)}
+        if len(scores) > 1:
+            runs = min(map(len, scores.values()))
+            each = [own[:runs] for own in scores.values()]
+            found = aggregates.summarize(each)["interquartile mean"]
+            interval = "" if found.interval is None else f" ({results.interval(found.interval)})"
+            lines.append(
+                f"- {named} on {', '.join(scores)}: IQM {results.number(found.value)}{interval}, "
+                "where 0 is a random policy and 1 the first figure that is named as published.\n"
+            )
     for (one, mine), (other, theirs) in itertools.combinations(groups.items(), 2):
         common = [task for task in mine if task in theirs]
-        if common:
-            pairs = [aggregates.probability_of_improvement(mine[t], theirs[t]) for t in common]
+        if len(common) > 1:
+            pairs = [
+                (mine[task].measured.returns, theirs[task].measured.returns) for task in common
+            ]
+            chance = np.mean([aggregates.probability_of_improvement(*pair) for pair in pairs])
             lines.append(
-                f"- A run of {one} beats one of {other} with probability {np.mean(pairs):.2f} "
-                f"(mean over {', '.join(common)}).\n"
+                f"- A run of {one} beats one of {other} with probability {chance:.2f} (mean over "
+                f"{', '.join(common)}).\n"
             )
     return "".join(lines)
 
 
-def _normalized_groups(rows: Sequence[results.Row]) -> dict[str, dict[str, list[float]]]:
-    """Returns normalised returns by agent and runner, then by task: as many seeds of each."""
+def _by_contender(rows: Sequence[results.Row]) -> dict[str, dict[str, results.Row]]:
+    """Returns rows whose returns are known by seed, by agent and runner, then by task."""
     groups = collections.defaultdict(dict)
     for row in rows:
-        known = row.measured
-        if row.published and known is not None and known.runs and known.random_policy is not None:
-            groups[f"{row.agent} under {row.runner}"][row.environment] = _normalized(row)
-    for tasks in groups.values():
-        runs = min(map(len, tasks.values()))
-        tasks.update({task: scores[:runs] for task, scores in tasks.items()})
+        if row.measured is not None and row.measured.runs:
+            groups[f"{row.agent} under {row.runner}"][row.environment] = row
     return dict(groups)
+
+
+def _is_normalized(row: results.Row) -> bool:
+    return bool(row.published) and row.measured.random_policy is not None
 
 
 def _curves(row: results.Row) -> list[np.ndarray]:
