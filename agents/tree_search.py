@@ -5,7 +5,7 @@ splits it by place in the batch; so a search here is of one stream, with the key
 `vmap` makes the batch. What a stream does then depends neither on its neighbours nor on the device
 that it is on.
 
-Axis legend: `B` streams, `A` actions.
+Axis legend: `B` streams, `A` actions, `N` simulations.
 """
 
 import dataclasses
@@ -90,19 +90,22 @@ class Search:
         legal = legal | ~jnp.any(legal, axis=-1, keepdims=True)
 
         def one(root, legal, key):
+            nodes = _Nodes(model, root.embedding, self.num_simulations)
+            root = root.replace(embedding=jnp.int32(0))  # its place
             row = jax.tree.map(lambda x: x[None], (root, 1.0 - legal))
-            plan = self._policy(_batched(model), *row, temperature, key)
+            plan = self._policy(nodes, *row, temperature, key)
             return jax.tree.map(lambda x: x[0], plan)
 
         return jax.vmap(one)(root, legal, key)
 
-    def _policy(self, model, root, invalid, temperature, key) -> Plan:
-        """Searches for the streams of one key."""
+    def _policy(self, nodes, root, invalid, temperature, key) -> Plan:
+        """Searches for the one stream of a key."""
         shared = {
             "params": (),
             "rng_key": key,
             "root": root,
-            "recurrent_fn": model,
+            "recurrent_fn": nodes.expand,
+            "loop_fn": nodes.loop,
             "num_simulations": self.num_simulations,
             "invalid_actions": invalid,
             "max_depth": self.max_depth,
@@ -125,14 +128,49 @@ class Search:
         return Plan(found.action, policy, _root_value(found))
 
 
-def _batched(model: Model) -> mctx.RecurrentFn:
-    """Returns the model as mctx calls it, with a batch axis."""
+class _Nodes:
+    """The embeddings of one stream's nodes, of which mctx's tree holds the places alone.
 
-    def recurrent(params, key, action, embedding):
+    mctx writes each new embedding by a scatter, for which a TPU copies those of all nodes. Here
+    every simulation writes at a place of its own, which is the same for all streams, so that is
+    done in place.
+
+    Args:
+      model: model of the environment.
+      embedding: of the root.
+      num_simulations: of the search.
+    """
+
+    def __init__(self, model: Model, embedding: types.PyTree, num_simulations: int):
+        def with_room(x: jax.Array) -> jax.Array:
+            return jnp.concatenate([x[None], jnp.zeros((num_simulations, *x.shape), x.dtype)])
+
+        self._model = model
+        # Within the loop these are of the simulation that is traced.
+        self._embeddings = jax.tree.map(with_room, embedding)  # [N + 1, ...]
+        self._place = jnp.int32(0)
+
+    def expand(self, params, key, action, place):
+        """Is mctx's `recurrent_fn`, of a batch of one: embeddings are places."""
         del params, key
-        return jax.vmap(model)(action, embedding)
+        embedding = jax.tree.map(lambda x: x[place[0]], self._embeddings)
+        output, embedding = self._model(action[0], embedding)
+        self._embeddings = jax.tree.map(
+            lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, self._place, 0),
+            self._embeddings,
+            embedding,
+        )
+        return jax.tree.map(lambda x: x[None], (output, self._place))
 
-    return recurrent
+    def loop(self, lower, upper, body, state):
+        """Is mctx's `loop_fn`, one pass of it a simulation; it carries the embeddings, too."""
+
+        def simulate(index, carry):
+            state, self._embeddings = carry
+            self._place = index + 1  # after the root
+            return body(index, state), self._embeddings
+
+        return jax.lax.fori_loop(lower, upper, simulate, (state, self._embeddings))[0]
 
 
 def _root_value(found: mctx.PolicyOutput) -> jax.Array:

@@ -258,10 +258,21 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
         saved.write_text(config.text())
         assert made.num_envs == 512
         if runner == "anakin":
-            assert made.reset_batch == 64
+            assert made.reset_batch == "by_cost"
         else:
             assert (made.actor_devices, made.learner_devices) == ((0, 0, 1, 1), (2, 3))
     assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64
+
+
+@pytest.mark.parametrize("chips", [1, 4, 8, 16])
+def test_a_large_batch_is_of_anakin_alone(chips):
+    files = [BASE, "gin/hardware/v4_8.gin", f"gin/hardware/large_batch_{chips}.gin"]
+    made = [
+        experiment.load([*files, f"gin/runners/{runner}.gin"], []).build().runner
+        for runner in ("anakin", "sebulba")
+    ]
+    assert [each.num_envs for each in made] == [8192 * chips, 512]
+    assert made[0].rollout_length == 32 != made[1].rollout_length
 
 
 def _at_full_size(path):

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from podracers import errors, types
+from podracers import errors, parallel, types
 
 
 class Core(Protocol):
@@ -218,8 +218,11 @@ def frames_before(
     index = jnp.maximum(time[:, None] - lags, start[:, None]) + past  # [N, K - 1]
 
     def gather(state: jax.Array, leaf: jax.Array) -> jax.Array:
+        shape = leaf.shape[2:]
+        if _is_flattened(leaf):
+            state, leaf = _flat(state), _flat(leaf)
         extended = jnp.concatenate([jnp.moveaxis(state, 1, 0), leaf])  # [K - 1 + T, B, ...]
-        return extended[index, stream[:, None]]
+        return extended[index, stream[:, None]].reshape(*index.shape, *shape)
 
     return jax.tree.map(gather, state, observation)
 
@@ -244,15 +247,35 @@ def stack_frames(
     """
 
     def stack(state: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+        shape, is_flattened = leaf.shape, _is_flattened(leaf)
+        if is_flattened:
+            state, leaf = _flat(state), _flat(leaf)
         begins = first.reshape(first.shape + (1,) * (leaf.ndim - 2))
         frames = [leaf]  # oldest first, each [T, B, ...]
         for oldest in range(num_frames - 2, -1, -1):
             before = jnp.concatenate([state[None, :, oldest], frames[0][:-1]])
             frames.insert(0, jnp.where(begins, leaf, before))
         state = jnp.stack([frame[-1] for frame in frames[1:]], axis=1)  # [B, K - 1, ...]
+        if is_flattened:
+            rows = jnp.concatenate(frames, axis=-1).reshape(*shape[:2], num_frames, -1)
+            images = jnp.swapaxes(rows, 2, 3).reshape(*shape[:-1], num_frames)
+            return images, state.reshape(*state.shape[:2], *shape[2:])
         if leaf.ndim in (2, 4):  # a scalar or a grey image: add a channel axis
             frames = [frame[..., None] for frame in frames]
         return jnp.concatenate(frames, axis=-1), state
 
     pairs = jax.tree.map(stack, state, observation)
     return jax.tree.transpose(jax.tree.structure(observation), jax.tree.structure((0, 0)), pairs)
+
+
+def _is_flattened(leaf: jax.Array) -> bool:
+    """Returns whether frames `[T, B, H, W, 1]` are picked and shifted as rows `[T, B, H * W]`.
+
+    A TPU lays images out with the batch in its lanes and the channels beside it. Of one channel it
+    makes four, and whatever moves frames moves four times as much.
+    """
+    return leaf.ndim == 5 and leaf.shape[-1] == 1 and parallel.platform() == "tpu"
+
+
+def _flat(frames: jax.Array) -> jax.Array:
+    return frames.reshape(*frames.shape[:2], -1)

@@ -30,6 +30,8 @@ _BINDINGS = {
     "r2d2": ("ROLLOUT_LENGTH = 40",),  # sequences begin so often (gin/agents/r2d2_atari.gin)
     "sac": ("SAC.replay_capacity = 200_000",),  # for the environments of four chips
 }
+# Agents that learn from each rollout once have a preset for a chip under Anakin, too.
+_LARGE_BATCH = ("ppo", "impala")
 # By the number of chips: the preset, and the topology.
 _HARDWARE = {
     1: ("colab_tpu", ahead_of_time.TOPOLOGY),
@@ -70,12 +72,14 @@ def benchmark_agent(
             raise errors.UserError(f"--devices {count}: there are presets of {[*_HARDWARE]} chips")
         preset, topology = _HARDWARE[count]
         devices = ahead_of_time.devices(topology, count)
-        for runner, files in _files(agent):
-            named = (*files, f"gin/hardware/{preset}.gin")
+        for runner, files, further in _files(agent):
+            presets = (preset, f"{further}_{count}") if further else (preset,)
+            named = (*files, *(f"gin/hardware/{each}.gin" for each in presets))
             needed = _BINDINGS.get(agent, ()) if runner == "Sebulba" else ()
             settings = experiment.load(named, [*needed, *bindings])
             found = ahead_of_time.estimate(settings.build().runner, settings.seed, devices)
-            name = f"{agent}, {runner}" + (f", {count} chips" if count > 1 else "")
+            name = f"{agent}, {runner}" + (f", {further.replace('_', ' ')}" if further else "")
+            name += f", {count} chips" if count > 1 else ""
             rows += _rows(name, found)
             notes.append(f"{name}: {', '.join([*named, *needed])}")
             notes += [f"{name}, {note}" for note in _notes(found)]
@@ -90,10 +94,14 @@ def benchmark_agent(
     )
 
 
-def _files(agent: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    yield "Anakin", tuple(agent_speed.files(agent_speed.EXPERIMENTS[agent], "Anakin"))
+def _files(agent: str) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """Yields runners, their files, and the name of a preset beside that of the machine."""
+    anakin = tuple(agent_speed.files(agent_speed.EXPERIMENTS[agent], "Anakin"))
+    yield "Anakin", anakin, ""
+    if agent in _LARGE_BATCH:
+        yield "Anakin", anakin, "large_batch"
     if EXPERIMENTS[agent]:
-        yield "Sebulba", EXPERIMENTS[agent]
+        yield "Sebulba", EXPERIMENTS[agent], ""
 
 
 def _rows(name: str, found: ahead_of_time.Estimate) -> Iterator[records.Row]:
