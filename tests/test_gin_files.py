@@ -201,8 +201,14 @@ def _check_under_both(path):
 SAME = {"gpu_8": "v5e_8", "v5p": "v4_8", "v6e_8": "v5e_8"}  # presets that are another's
 
 
+def _is_machine(path):
+    """Returns whether a preset is of a machine of its own, and binds no rollout of its own."""
+    name = pathlib.Path(path).stem
+    return name not in SAME and not name.startswith("large_batch")
+
+
 @pytest.mark.parametrize(
-    "path", [each for each in _files("hardware") if pathlib.Path(each.values[0]).stem not in SAME]
+    "path", [each for each in _files("hardware") if _is_machine(each.values[0])]
 )
 def test_hardware(path):
     count = MORE_DEVICES.get(pathlib.Path(path).stem)
@@ -273,6 +279,8 @@ def test_a_large_batch_is_of_anakin_alone(chips):
     ]
     assert [each.num_envs for each in made] == [8192 * chips, 512]
     assert made[0].rollout_length == 32 != made[1].rollout_length
+    with pytest.raises(errors.UserError, match="nothing uses the macro 'NUM_ENVS'"):
+        experiment.load([*files, "gin/runners/anakin.gin"], ["NUM_ENVS = 64"]).build()
 
 
 def _at_full_size(path):

@@ -218,11 +218,8 @@ def frames_before(
     index = jnp.maximum(time[:, None] - lags, start[:, None]) + past  # [N, K - 1]
 
     def gather(state: jax.Array, leaf: jax.Array) -> jax.Array:
-        shape = leaf.shape[2:]
-        if _is_flattened(leaf):
-            state, leaf = _flat(state), _flat(leaf)
         extended = jnp.concatenate([jnp.moveaxis(state, 1, 0), leaf])  # [K - 1 + T, B, ...]
-        return extended[index, stream[:, None]].reshape(*index.shape, *shape)
+        return extended[index, stream[:, None]]
 
     return jax.tree.map(gather, state, observation)
 
@@ -247,19 +244,14 @@ def stack_frames(
     """
 
     def stack(state: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        shape, is_flattened = leaf.shape, _is_flattened(leaf)
-        if is_flattened:
-            state, leaf = _flat(state), _flat(leaf)
+        if leaf.shape[0] == 1 and leaf.ndim == 5 and parallel.platform() == "tpu":
+            return _stack_one(state, leaf[0], first[0])
         begins = first.reshape(first.shape + (1,) * (leaf.ndim - 2))
         frames = [leaf]  # oldest first, each [T, B, ...]
         for oldest in range(num_frames - 2, -1, -1):
             before = jnp.concatenate([state[None, :, oldest], frames[0][:-1]])
             frames.insert(0, jnp.where(begins, leaf, before))
         state = jnp.stack([frame[-1] for frame in frames[1:]], axis=1)  # [B, K - 1, ...]
-        if is_flattened:
-            rows = jnp.concatenate(frames, axis=-1).reshape(*shape[:2], num_frames, -1)
-            images = jnp.swapaxes(rows, 2, 3).reshape(*shape[:-1], num_frames)
-            return images, state.reshape(*state.shape[:2], *shape[2:])
         if leaf.ndim in (2, 4):  # a scalar or a grey image: add a channel axis
             frames = [frame[..., None] for frame in frames]
         return jnp.concatenate(frames, axis=-1), state
@@ -268,14 +260,19 @@ def stack_frames(
     return jax.tree.transpose(jax.tree.structure(observation), jax.tree.structure((0, 0)), pairs)
 
 
-def _is_flattened(leaf: jax.Array) -> bool:
-    """Returns whether frames `[T, B, H, W, 1]` are picked and shifted as rows `[T, B, H * W]`.
+def _stack_one(state: jax.Array, image: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Stacks the images of one time step as `stack_frames` does, all frames together.
 
-    A TPU lays images out with the batch in its lanes and the channels beside it. Of one channel it
-    makes four, and whatever moves frames moves four times as much.
+    One by one, each would be an image of a channel or a few, which a TPU keeps beside the batch in
+    its lanes: of one channel it makes four, and moves four times as much.
+
+    Args:
+      state: `[B, K - 1, H, W, C]`, oldest first.
+      image: `[B, H, W, C]`.
+      first: `[B]` bool.
     """
-    return leaf.ndim == 5 and leaf.shape[-1] == 1 and parallel.platform() == "tpu"
-
-
-def _flat(frames: jax.Array) -> jax.Array:
-    return frames.reshape(*frames.shape[:2], -1)
+    image = image[:, None]
+    state = jnp.where(first[:, None, None, None, None], image, state)
+    frames = jnp.concatenate([state, image], axis=1)  # [B, K, H, W, C]
+    stack = jnp.moveaxis(frames, 1, -2).reshape(1, *image[:, 0].shape[:-1], -1)
+    return stack, frames[:, 1:]
