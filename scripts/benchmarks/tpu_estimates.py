@@ -40,6 +40,14 @@ _HARDWARE = {
 }
 _EXPLAINED = 0.05  # share of a program's cycles from which on a copy is named
 
+# Why copies that are left are there.
+_WHY = {
+    "ppo": "copies of u8[..., 84, 84, 1] turn frames, which are gathered as rows, so that those of "
+    "a minibatch lie in the lanes of the convolutions: the older frames, and the newest",
+    "alphazero": "copies of [256, 1, 17, 3] are of the numbers in mctx's tree, which each "
+    "simulation writes by a scatter: three numbers of a node fill three lanes of 128",
+}
+
 _SPEED = records.Kind("estimated speed", "agent steps/s", records.HIGHER, 0)
 _UPDATE = records.Kind("an update", "cycles", records.LOWER, 0)
 _STEP = records.Kind("a step of all streams", "cycles", records.LOWER, 0)
@@ -83,6 +91,8 @@ def benchmark_agent(
             rows += _rows(name, found)
             notes.append(f"{name}: {', '.join([*named, *needed])}")
             notes += [f"{name}, {note}" for note in _notes(found)]
+    if agent in _WHY:
+        notes.append(f"{agent}: {_WHY[agent]}")
     return records.Result(
         "What the TPU compiler estimates for chips of a v5e of 1.5 GHz, as shipped with the preset "
         f"of gin/hardware: compiled by libtpu {version}, never run. The host, simulators, what "

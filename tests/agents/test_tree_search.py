@@ -13,7 +13,7 @@ import pytest
 
 from agents import tree_search
 from environments import catch
-from podracers import errors
+from podracers import errors, parallel
 
 GAMMA = 0.9
 STREAMS = 64
@@ -146,7 +146,8 @@ def test_embeddings_beside_the_tree_are_those_that_mctx_would_keep_in_it():
         return found.action[0], found.action_weights[0]
 
     search = tree_search.Search("gumbel", num_simulations=simulations, max_depth=2)
-    plan = jax.jit(lambda: search.run(model, root, None, 1.0, stream_keys))()
+    with parallel.compiling_for("tpu"):
+        plan = jax.jit(lambda: search.run(model, root, None, 1.0, stream_keys))()
     action, policy = jax.jit(lambda: jax.vmap(kept)(root, stream_keys))()
     np.testing.assert_array_equal(plan.action, action)
     np.testing.assert_array_equal(plan.policy, policy)
