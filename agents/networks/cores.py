@@ -15,6 +15,8 @@ import jax.numpy as jnp
 
 from podracers import errors, parallel, types
 
+_MANY = 1024  # streams from which on one step is stacked otherwise on a TPU: not where it acts
+
 
 class Core(Protocol):
     """A Flax module between the encoder and the heads."""
@@ -244,7 +246,8 @@ def stack_frames(
     """
 
     def stack(state: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if leaf.shape[0] == 1 and leaf.ndim == 5 and parallel.platform() == "tpu":
+        many = leaf.shape[0] == 1 and leaf.shape[1] >= _MANY
+        if many and leaf.ndim == 5 and parallel.platform() == "tpu":
             return _stack_one(state, leaf[0], first[0])
         begins = first.reshape(first.shape + (1,) * (leaf.ndim - 2))
         frames = [leaf]  # oldest first, each [T, B, ...]
@@ -263,8 +266,9 @@ def stack_frames(
 def _stack_one(state: jax.Array, image: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Stacks the images of one time step as `stack_frames` does, all frames together.
 
-    One by one, each would be an image of a channel or a few, which a TPU keeps beside the batch in
-    its lanes: of one channel it makes four, and moves four times as much.
+    For a minibatch of many drawn steps. One by one, each would be an image of a channel or a few,
+    which a TPU keeps beside the batch in its lanes: of one channel it makes four, and moves four
+    times as much.
 
     Args:
       state: `[B, K - 1, H, W, C]`, oldest first.

@@ -39,9 +39,10 @@ def test_stacks_grow_the_last_axis_and_keep_the_dtype(shape):
 def test_a_tpu_stacks_one_time_step_in_another_order_and_gets_the_same(channels):
     rng = np.random.default_rng(0)
     state, image = (
-        rng.integers(0, 255, (*axes, 5, 6, channels)).astype(np.uint8) for axes in ((4, 3), (1, 4))
+        rng.integers(0, 255, (*axes, 5, 6, channels)).astype(np.uint8)
+        for axes in ((1024, 3), (1, 1024))
     )
-    first = np.array([[True, False, True, False]])
+    first = rng.random((1, 1024)) < 0.3
     expected = cores.stack_frames(state, image, first, 4)
     traced = [jax.make_jaxpr(cores.stack_frames, static_argnums=3)(state, image, first, 4)]
     with parallel.compiling_for("tpu"):
