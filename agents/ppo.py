@@ -188,7 +188,7 @@ class PPO:
         """Returns the values `[T + 1, B]` of every time step, the bootstrapping one included."""
         network = self._policy.network
         if network.is_recurrent:
-            return network.unroll(params, core, timestep)[0].value
+            return networks.unroll_in_parts(network, params, core, timestep, lambda x: x.value)
         # Only the last value is missing from those of acting.
         output = networks.last_output(network, params, core, timestep)
         return jnp.concatenate([extras.value, output.value[None]])

@@ -208,7 +208,8 @@ class PQN:
         computes them anew for each minibatch.
         """
         if self._is_recurrent:
-            return _best(self._network.unroll(params, core, timestep)[0], timestep)
+            q_values = networks.unroll_in_parts(self._network, params, core, timestep, lambda x: x)
+            return _best(q_values, timestep)
         # Only the last value is missing from those of acting.
         last = networks.last_output(self._network, params, core, timestep)
         value = _best(last, jax.tree.map(lambda x: x[-1], timestep))

@@ -5,7 +5,7 @@ splits it by place in the batch; so a search here is of one stream, with the key
 `vmap` makes the batch. What a stream does then depends neither on its neighbours nor on the device
 that it is on.
 
-Axis legend: `B` streams, `A` actions.
+Axis legend: `B` streams, `A` actions, `N` simulations.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import mctx
 
 from agents import options
-from podracers import errors, types
+from podracers import errors, parallel, types
 
 # `model(action [], embedding) -> (mctx.RecurrentFnOutput, embedding)`, of one node, no batch axis.
 Model = Callable[[jax.Array, types.PyTree], tuple[mctx.RecurrentFnOutput, types.PyTree]]
@@ -90,19 +90,24 @@ class Search:
         legal = legal | ~jnp.any(legal, axis=-1, keepdims=True)
 
         def one(root, legal, key):
+            loop = {"recurrent_fn": _batched(model)}
+            if parallel.platform() == "tpu":
+                nodes = _Nodes(model, root.embedding, self.num_simulations)
+                loop = {"recurrent_fn": nodes.expand, "loop_fn": nodes.loop}
+                root = root.replace(embedding=jnp.int32(0))  # its place
             row = jax.tree.map(lambda x: x[None], (root, 1.0 - legal))
-            plan = self._policy(_batched(model), *row, temperature, key)
+            plan = self._policy(loop, *row, temperature, key)
             return jax.tree.map(lambda x: x[0], plan)
 
         return jax.vmap(one)(root, legal, key)
 
-    def _policy(self, model, root, invalid, temperature, key) -> Plan:
-        """Searches for the streams of one key."""
+    def _policy(self, loop, root, invalid, temperature, key) -> Plan:
+        """Searches for the one stream of a key."""
         shared = {
             "params": (),
             "rng_key": key,
             "root": root,
-            "recurrent_fn": model,
+            **loop,
             "num_simulations": self.num_simulations,
             "invalid_actions": invalid,
             "max_depth": self.max_depth,
@@ -133,6 +138,61 @@ def _batched(model: Model) -> mctx.RecurrentFn:
         return jax.vmap(model)(action, embedding)
 
     return recurrent
+
+
+class _Nodes:
+    """The embeddings of one stream's nodes, of which mctx's tree holds the places alone.
+
+    mctx writes each new embedding by a scatter, for which a TPU copies those of all nodes. Here
+    every simulation writes at a place of its own, which is the same for all streams, so that is
+    done in place. On a CPU it would be no faster.
+
+    Args:
+      model: model of the environment.
+      embedding: of the root.
+      num_simulations: of the search.
+    """
+
+    def __init__(self, model: Model, embedding: types.PyTree, num_simulations: int):
+        def with_room(x: jax.Array) -> jax.Array:
+            return jnp.concatenate([x[None], jnp.zeros((num_simulations, *x.shape), x.dtype)])
+
+        self._model = model
+        # Within the loop these are of the simulation that is traced.
+        self._embeddings = jax.tree.map(with_room, embedding)  # [N + 1, ...]
+        self._place = jnp.int32(0)
+
+    def expand(self, params, key, action, place):
+        """Is mctx's `recurrent_fn`, of a batch of one: embeddings are places."""
+        del params, key
+        embedding = jax.tree.map(lambda xs: _pick(xs, place[0]), self._embeddings)
+        output, embedding = self._model(action[0], embedding)
+        self._embeddings = jax.tree.map(
+            lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, self._place, 0),
+            self._embeddings,
+            embedding,
+        )
+        return jax.tree.map(lambda x: x[None], (output, self._place))
+
+    def loop(self, lower, upper, body, state):
+        """Is mctx's `loop_fn`, one pass of it a simulation; it carries the embeddings, too."""
+
+        def simulate(index, carry):
+            state, self._embeddings = carry
+            self._place = index + 1  # after the root
+            return body(index, state), self._embeddings
+
+        return jax.lax.fori_loop(lower, upper, simulate, (state, self._embeddings))[0]
+
+
+def _pick(rows: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns one of `rows`, by a sum over all of them.
+
+    To gather from some streams' rows each, a TPU would lay out anew what was written for all
+    streams at once.
+    """
+    chosen = (jnp.arange(len(rows)) == index).reshape(-1, *(1,) * (rows.ndim - 1))
+    return jnp.sum(jnp.where(chosen, rows, jnp.zeros_like(rows)), axis=0).astype(rows.dtype)
 
 
 def _root_value(found: mctx.PolicyOutput) -> jax.Array:

@@ -40,8 +40,10 @@ class Anakin:
       num_envs: `B`, streams over all devices.
       rollout_length: `T`, agent steps of each stream between updates.
       population: `P`, independent seeds that are trained at once.
-      reset_batch: number of streams that are reset together; see `unroll.BatchedEnvironment`.
+      reset_batch: number of streams of a device that are reset together, None for all of them at
+        every step, or "by_cost"; see `unroll.BatchedEnvironment`.
       num_devices: number of devices to use; None for all.
+      steps_per_pass: steps of acting that are compiled as one pass of their loop.
     """
 
     agent: agent_lib.Agent
@@ -49,13 +51,15 @@ class Anakin:
     num_envs: int
     rollout_length: int
     population: int = 1
-    reset_batch: int | None = 16
+    reset_batch: int | str | None = 16
     num_devices: int | None = None
+    steps_per_pass: int = 1
 
     def __post_init__(self):
-        for name in ("num_envs", "rollout_length", "population", "reset_batch", "num_devices"):
-            if getattr(self, name) is not None or name not in ("reset_batch", "num_devices"):
+        for name in ("num_envs", "rollout_length", "population", "num_devices", "steps_per_pass"):
+            if getattr(self, name) is not None or name != "num_devices":
                 errors.require_count(self, name)
+        unroll.check_reset_batch(self)
         errors.require_count(self, "steps_per_update")
         if environment_lib.is_host(self.environment):
             twin = getattr(self.environment, "jax_twin", None)
@@ -219,7 +223,9 @@ class Anakin:
         def act(learner: Any, streams: unroll.Streams, key: jax.Array):
             params = self.agent.actor_params(learner)
             length = self.rollout_length
-            return unroll.unroll(self.agent, self._batched, params, streams, key, length)
+            return unroll.unroll(
+                self.agent, self._batched, params, streams, key, length, self.steps_per_pass
+            )
 
         return jax.jit(act, inline=True)
 

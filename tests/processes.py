@@ -67,10 +67,10 @@ def start(
     )
 
 
-def finish(process: subprocess.Popen) -> subprocess.CompletedProcess:
-    """Waits for a process, and kills it if it takes too long."""
+def finish(process: subprocess.Popen, timeout: float = 240.0) -> subprocess.CompletedProcess:
+    """Waits for a process, and kills it if it takes longer than so many seconds."""
     try:
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         raise

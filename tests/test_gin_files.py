@@ -201,8 +201,14 @@ def _check_under_both(path):
 SAME = {"gpu_8": "v5e_8", "v5p": "v4_8", "v6e_8": "v5e_8"}  # presets that are another's
 
 
+def _is_machine(path):
+    """Returns whether a preset is of a machine of its own, and binds no rollout of its own."""
+    name = pathlib.Path(path).stem
+    return name not in SAME and not name.startswith("large_batch")
+
+
 @pytest.mark.parametrize(
-    "path", [each for each in _files("hardware") if pathlib.Path(each.values[0]).stem not in SAME]
+    "path", [each for each in _files("hardware") if _is_machine(each.values[0])]
 )
 def test_hardware(path):
     count = MORE_DEVICES.get(pathlib.Path(path).stem)
@@ -258,10 +264,24 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
         saved.write_text(config.text())
         assert made.num_envs == 512
         if runner == "anakin":
-            assert made.reset_batch == 64
+            assert made.reset_batch == "by_cost"
         else:
             assert (made.actor_devices, made.learner_devices) == ((0, 0, 1, 1), (2, 3))
     assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64
+
+
+@pytest.mark.parametrize("chips", [1, 4, 8, 16])
+def test_a_large_batch_is_of_anakin_alone(chips):
+    presets = [f"gin/hardware/{name}.gin" for name in ("v4_8", f"large_batch_{chips}")]
+    files = ["gin/experiments/cartpole_ppo.gin", *presets]
+    made = [
+        experiment.load([*files, f"gin/runners/{runner}.gin"], []).build().runner
+        for runner in ("anakin", "sebulba")
+    ]
+    assert [each.num_envs for each in made] == [8192 * chips, 512]
+    assert [each.rollout_length for each in made] == [32, 128]
+    with pytest.raises(errors.UserError, match="nothing uses the macro 'NUM_ENVS'"):
+        experiment.load([*files, "gin/runners/anakin.gin"], ["NUM_ENVS = 64"]).build()
 
 
 def _at_full_size(path):

@@ -12,6 +12,7 @@ from agents.networks.network import (
     last_output,
     q_network,
     unroll_after,
+    unroll_in_parts,
     zero_timestep,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "last_output",
     "q_network",
     "unroll_after",
+    "unroll_in_parts",
     "zero_timestep",
 ]

@@ -7,7 +7,7 @@ Axis legend: `T` time, `B` streams, `F` features.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import flax.linen as nn
@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from agents.networks import cores, encoders, heads, layers
-from podracers import environment, errors, types
+from podracers import environment, errors, parallel, types
+
+_BYTES_AT_ONCE = 2**26  # of observations that are unrolled without a gradient: 9,500 Atari frames
 
 
 @runtime_checkable
@@ -321,6 +323,45 @@ def unroll_after(
         core = jax.lax.stop_gradient(network.unroll(params, core, before)[1])
         timestep = jax.tree.map(lambda x: x[burn_in:], timestep)
     return network.unroll(params, core, timestep)[0]
+
+
+def unroll_in_parts(
+    network: Network,
+    params: types.PyTree,
+    core: Any,
+    timestep: types.TimeStep,
+    read: Callable[[Any], jax.Array],
+) -> jax.Array:
+    """Returns `read(output)` of all time steps, of long rollouts of images a part at a time.
+
+    No gradient is to pass through it. The layers of 256 x 128 frames of Atari would put out
+    gigabytes at once.
+
+    Args:
+      network: network to unroll.
+      params: its parameters.
+      core: its core `[B, ...]` before the first time step.
+      timestep: time steps `[T, B, ...]`.
+      read: what is wanted of outputs, `[T, B, ...]` as they are.
+    """
+    length = timestep.step_type.shape[0]
+    parts = -(-parallel.num_bytes(timestep.observation) // _BYTES_AT_ONCE)
+    if parts <= 1:
+        return read(network.unroll(params, core, timestep)[0])
+    each = -(-length // parts)
+    whole = length // each * each
+
+    def part(core: Any, timestep: types.TimeStep) -> tuple[Any, jax.Array]:
+        output, core = network.unroll(params, core, timestep)
+        return core, read(output)
+
+    cut = jax.tree.map(lambda x: x[:whole].reshape(-1, each, *x.shape[1:]), timestep)
+    core, found = jax.lax.scan(part, core, cut)
+    found = found.reshape(whole, *found.shape[2:])
+    if whole == length:
+        return found
+    _, rest = part(core, jax.tree.map(lambda x: x[whole:], timestep))
+    return jnp.concatenate([found, rest])
 
 
 def last_output(network: Network, params: types.PyTree, core: Any, timestep: types.TimeStep) -> Any:

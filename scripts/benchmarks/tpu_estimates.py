@@ -30,6 +30,8 @@ _BINDINGS = {
     "r2d2": ("ROLLOUT_LENGTH = 40",),  # sequences begin so often (gin/agents/r2d2_atari.gin)
     "sac": ("SAC.replay_capacity = 200_000",),  # for the environments of four chips
 }
+# Agents that learn from each rollout once have a preset for a chip under Anakin, too.
+_LARGE_BATCH = ("ppo", "impala")
 # By the number of chips: the preset, and the topology.
 _HARDWARE = {
     1: ("colab_tpu", ahead_of_time.TOPOLOGY),
@@ -37,6 +39,14 @@ _HARDWARE = {
     8: ("v5e_8", "v5e:2x4"),
 }
 _EXPLAINED = 0.05  # share of a program's cycles from which on a copy is named
+
+# Why copies that are left are there.
+_WHY = {
+    "ppo": "copies of u8[..., 84, 84, 1] turn frames, which are gathered as rows, so that those of "
+    "a minibatch lie in the lanes of the convolutions: the older frames, and the newest",
+    "alphazero": "copies of [256, 1, 17, 3] are of the numbers in mctx's tree, which each "
+    "simulation writes by a scatter: three numbers of a node fill three lanes of 128",
+}
 
 _SPEED = records.Kind("estimated speed", "agent steps/s", records.HIGHER, 0)
 _UPDATE = records.Kind("an update", "cycles", records.LOWER, 0)
@@ -70,15 +80,19 @@ def benchmark_agent(
             raise errors.UserError(f"--devices {count}: there are presets of {[*_HARDWARE]} chips")
         preset, topology = _HARDWARE[count]
         devices = ahead_of_time.devices(topology, count)
-        for runner, files in _files(agent):
-            named = (*files, f"gin/hardware/{preset}.gin")
+        for runner, files, further in _files(agent):
+            presets = (preset, f"{further}_{count}") if further else (preset,)
+            named = (*files, *(f"gin/hardware/{each}.gin" for each in presets))
             needed = _BINDINGS.get(agent, ()) if runner == "Sebulba" else ()
             settings = experiment.load(named, [*needed, *bindings])
             found = ahead_of_time.estimate(settings.build().runner, settings.seed, devices)
-            name = f"{agent}, {runner}" + (f", {count} chips" if count > 1 else "")
+            name = f"{agent}, {runner}" + (f", {further.replace('_', ' ')}" if further else "")
+            name += f", {count} chips" if count > 1 else ""
             rows += _rows(name, found)
             notes.append(f"{name}: {', '.join([*named, *needed])}")
             notes += [f"{name}, {note}" for note in _notes(found)]
+    if agent in _WHY:
+        notes.append(f"{agent}: {_WHY[agent]}")
     return records.Result(
         "What the TPU compiler estimates for chips of a v5e of 1.5 GHz, as shipped with the preset "
         f"of gin/hardware: compiled by libtpu {version}, never run. The host, simulators, what "
@@ -90,10 +104,14 @@ def benchmark_agent(
     )
 
 
-def _files(agent: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    yield "Anakin", tuple(agent_speed.files(agent_speed.EXPERIMENTS[agent], "Anakin"))
+def _files(agent: str) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """Yields runners, their files, and the name of a preset beside that of the machine."""
+    anakin = tuple(agent_speed.files(agent_speed.EXPERIMENTS[agent], "Anakin"))
+    yield "Anakin", anakin, ""
+    if agent in _LARGE_BATCH:
+        yield "Anakin", anakin, "large_batch"
     if EXPERIMENTS[agent]:
-        yield "Sebulba", EXPERIMENTS[agent]
+        yield "Sebulba", EXPERIMENTS[agent], ""
 
 
 def _rows(name: str, found: ahead_of_time.Estimate) -> Iterator[records.Row]:

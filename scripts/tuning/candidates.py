@@ -77,7 +77,7 @@ def _resets(candidate: Candidate, machine: Machine) -> _Values:
     del machine
     now = candidate.get("reset_batch")
     streams = candidate.get("num_envs") or _RESET_BATCHES[-1] + 1
-    if now is None:
+    if now is None or isinstance(now, str):
         return [], _RESET_BATCHES[::-1]
     above = [value for value in _RESET_BATCHES if now < value < streams]
     return [*above, None], [value for value in _RESET_BATCHES[::-1] if value < now]

@@ -13,7 +13,7 @@ import pytest
 
 from agents import tree_search
 from environments import catch
-from podracers import errors
+from podracers import errors, parallel
 
 GAMMA = 0.9
 STREAMS = 64
@@ -122,6 +122,36 @@ def test_illegal_actions_are_neither_taken_nor_learnt(kind, temperature):
     np.testing.assert_allclose(np.sum(plan.policy, axis=-1), 1.0, rtol=1e-5)
     for field in plan:
         assert np.all(np.isfinite(field))
+
+
+def test_embeddings_beside_the_tree_are_those_that_mctx_would_keep_in_it():
+    """Also where a node at the largest depth is expanded again, by another embedding."""
+    root, stream_keys, simulations = _root(SITUATIONS), _keys(4)[: len(SITUATIONS)], 12
+
+    def model(action, node):  # never the same embedding twice
+        output, node = _model(action, node)
+        return output.replace(prior_logits=jnp.sin(node + action)), node + action
+
+    def kept(root, key):
+        row = jax.tree.map(lambda x: x[None], root)
+        found = mctx.gumbel_muzero_policy(
+            params=(),
+            rng_key=key,
+            root=row,
+            recurrent_fn=lambda params, key, *node: jax.vmap(model)(*node),
+            num_simulations=simulations,
+            max_depth=2,
+            max_num_considered_actions=3,
+        )
+        return found.action[0], found.action_weights[0]
+
+    search = tree_search.Search("gumbel", num_simulations=simulations, max_depth=2)
+    with parallel.compiling_for("tpu"):
+        plan = jax.jit(lambda: search.run(model, root, None, 1.0, stream_keys))()
+    action, policy = jax.jit(lambda: jax.vmap(kept)(root, stream_keys))()
+    np.testing.assert_array_equal(plan.action, action)
+    np.testing.assert_array_equal(plan.policy, policy)
+    assert len(np.unique(policy, axis=0)) > 4
 
 
 def test_more_actions_to_consider_than_there_are_change_nothing():

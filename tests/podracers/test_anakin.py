@@ -147,6 +147,8 @@ def test_user_errors_say_what_to_do():
         {"reset_batch": 2.0},
         {"population": 0},
         {"reset_batch": 0},
+        {"reset_batch": "by_costs"},
+        {"steps_per_pass": 0},
     ):
         with pytest.raises(errors.UserError, match=f"Anakin.{next(iter(options))}: expected"):
             _runner(**options)

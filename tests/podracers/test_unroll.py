@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracers import unroll
+from podracers import errors, unroll
 from tests import streams
 
 NUM_STREAMS = 4
@@ -32,6 +32,22 @@ class Counter:
 
 ENVIRONMENT = unroll.BatchedEnvironment(streams.RandomEpisodes(), reset_batch=2)
 AGENT = Counter()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Levels(streams.RandomEpisodes):
+    """Episodes in levels that take long to generate.
+
+    Attributes:
+      passes: of a loop, over a hundred numbers.
+    """
+
+    passes: int = 600
+
+    def reset(self, key):
+        grown = jax.lax.fori_loop(0, self.passes, lambda _, x: jnp.sin(x), jnp.zeros(100))
+        state, timestep = super().reset(key)
+        return state._replace(place=state.place + grown[:2]), timestep
 
 
 @jax.jit
@@ -211,6 +227,47 @@ def test_chunked_resets_are_exact_for_every_set_of_ended_streams(reset_batch):
     actual, expected = outcomes(_batched(reset_batch)), outcomes(_batched(None))
     streams.assert_same(actual, expected)
     np.testing.assert_array_equal(expected[1].first(), patterns)
+
+
+def _loops(environment, count):
+    """Returns whether a step of so many streams has a loop, and `K`."""
+    batched = unroll.BatchedEnvironment(environment, unroll.BY_COST)
+    stream_keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), count))
+    state, _ = jax.eval_shape(batched.init, stream_keys)
+    action = jax.ShapeDtypeStruct((count,), jnp.int32)
+    text = str(jax.make_jaxpr(batched.step)(state, action))
+    return "while[" in text, batched.reset_size(state, action)
+
+
+def test_by_cost_resets_every_stream_where_that_is_cheap():
+    assert _loops(streams.RandomEpisodes(), 4096) == (False, None)
+
+
+def test_by_cost_resets_as_many_as_a_step_costs():
+    """And a part of the streams where a reset costs as much as hundreds of steps."""
+    looped, few = _loops(Levels(), 4096)
+    assert looped
+    assert 64 < few < 512
+    assert _loops(Levels(passes=300), 4096)[1] == pytest.approx(2 * few, rel=0.2)
+    assert _loops(Levels(), 1024)[1] == pytest.approx(few / 4, rel=0.1)
+    assert _loops(Levels(passes=100_000), 4096) == (True, 64)
+    assert _loops(Levels(passes=100_000), 10) == (True, 1)
+
+
+def test_what_is_no_number_of_resets_is_refused():
+    for value in ("cost", 0, 2.0):
+        with pytest.raises(errors.UserError, match=r"BatchedEnvironment\.reset_batch: expected"):
+            unroll.BatchedEnvironment(streams.RandomEpisodes(), value)
+
+
+def test_steps_that_are_one_pass_of_the_loop_are_the_same_steps():
+    def rollout(steps_per_pass):
+        begin, key = _start(), jax.random.key(1)
+        return unroll.unroll(AGENT, ENVIRONMENT, 0, begin, key, LENGTH, steps_per_pass)
+
+    text = str(jax.make_jaxpr(lambda: rollout(4))())
+    assert "unroll=4" in text.replace(" ", "")
+    streams.assert_close(jax.jit(rollout, static_argnums=0)(4), _two_rollouts(_start(), 0)[:2])
 
 
 def test_last_is_followed_by_first_and_nothing_else_is():

@@ -173,3 +173,23 @@ def test_a_program_is_compiled_for_tpus(compiler, tmp_path, runner, num_devices)
     assert 0 < found["step"] < found["update"]
     assert 1e3 < found["rate"] < 1e9
     assert found["programs"][names[0]]["arguments"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "bindings"),
+    [("dqn", ()), ("r2d2", ("--gin_bindings", "ROLLOUT_LENGTH = 40")), ("muzero", ())],
+)
+def test_replay_of_frames_fits_on_one_chip_at_its_shipped_size(compiler, tmp_path, agent, bindings):
+    files = ("experiments/pong_ppo", f"agents/{agent}_atari", "hardware/colab_tpu")
+    started = processes.start(
+        "profiles",
+        *(part for file in files for part in ("--gin_file", f"gin/{file}.gin")),
+        *("--out", tmp_path, "--name", agent, "--compile_for", "v5e:2x2", *bindings),
+    )
+    result = processes.finish(started, timeout=1200.0)
+    assert result.returncode == 0, result.stderr
+    programs = json.loads((tmp_path / f"{agent}.json").read_text())["estimate"]["programs"]
+    assert {each["failure"] for each in programs.values()} == {""}
+    learn = programs["learn"]
+    assert 1e9 < learn["arguments"] + learn["temporaries"] < 15.75 * 2**30

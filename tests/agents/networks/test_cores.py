@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agents.networks import cores
-from podracers import errors
+from podracers import errors, parallel
 
 
 def test_stacks_repeat_the_first_frame_and_never_cross_episodes():
@@ -33,6 +33,23 @@ def test_stacks_grow_the_last_axis_and_keep_the_dtype(shape):
     expected = np.concatenate(list(newest), axis=-1)
     np.testing.assert_array_equal(stacks["leaf"][-1], expected)
     np.testing.assert_array_equal(state["leaf"], np.moveaxis(observation["leaf"][3:], 0, 1))
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_tpu_stacks_one_time_step_in_another_order_and_gets_the_same(channels):
+    rng = np.random.default_rng(0)
+    state, image = (
+        rng.integers(0, 255, (*axes, 5, 6, channels)).astype(np.uint8)
+        for axes in ((1024, 3), (1, 1024))
+    )
+    first = rng.random((1, 1024)) < 0.3
+    expected = cores.stack_frames(state, image, first, 4)
+    traced = [jax.make_jaxpr(cores.stack_frames, static_argnums=3)(state, image, first, 4)]
+    with parallel.compiling_for("tpu"):
+        found = cores.stack_frames(state, image, first, 4)
+        traced.append(jax.make_jaxpr(cores.stack_frames, static_argnums=3)(state, image, first, 4))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert str(traced[0]) != str(traced[1])
 
 
 @pytest.mark.parametrize("num_frames", [2, 4])

@@ -1,6 +1,7 @@
 """Networks: unrolling is stepping, rows are independent, every form of a layer is the same."""
 
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from dm_env import specs
 
 from agents import networks
 from agents.networks import cores, encoders, heads
-from podracers import environment, errors, types
+from podracers import environment, errors, parallel, types
 
 LENGTH, BATCH = 7, 3
 VECTOR = specs.Array((5,), np.float32)
@@ -121,6 +122,23 @@ def test_unroll_equals_a_scan_of_step_with_resets(name):
     assert isinstance(network, networks.Network)
     assert network.is_recurrent == (network.memory_length is None) == (name in RECURRENT)
     assert (core == ()) == (network.memory_length == 0) == (name in WITHOUT_MEMORY)
+
+
+@pytest.mark.parametrize("size", [60, 150])  # bytes: parts of 1 step, or of 3, 3 and 1
+@pytest.mark.parametrize("name", ["lstm", pytest.param("frames_lstm", marks=pytest.mark.slow)])
+def test_a_rollout_in_parts_has_the_same_values(name, size, monkeypatch):
+    network, params, core, unroll = _case(name)
+    timestep = _timestep(CASES[name][0])
+    module = importlib.import_module("agents.networks.network")  # not the case's `network`
+    parts = size * parallel.num_bytes(timestep.observation) // 420
+    monkeypatch.setattr(module, "_BYTES_AT_ONCE", parts)
+
+    def values(params, core, timestep):
+        return networks.unroll_in_parts(network, params, core, timestep, lambda x: x.value)
+
+    found = jax.jit(values)(params, core, timestep)
+    # XLA chooses the order of sums by shape.
+    _close(found, unroll(params, core, timestep)[0].value, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", EVERY)
