@@ -159,7 +159,11 @@ class _Program:
         self.inputs = [var for var in dict.fromkeys(read) if var not in made]
         self.outputs = outputs
         part = jaxpr.replace(
-            constvars=[], invars=self.inputs, outvars=outputs, eqns=eqns, debug_info=None
+            constvars=[],
+            invars=self.inputs,
+            outvars=outputs,
+            eqns=eqns,
+            debug_info=jaxpr.debug_info.with_unknown_names(),
         )
         function = core.jaxpr_as_fun(core.ClosedJaxpr(part, ()))
         in_specs = [specs[var] for var in self.inputs]
@@ -284,7 +288,8 @@ class _Loop:
         donated = [
             index
             for index in range(start, stop)
-            if variables[index] in self._own
+            if _is_variable(variables[index])
+            and variables[index] in self._own
             and self._specs[index] == _STACKED
             and variables.count(variables[index]) == 1
         ]

@@ -215,7 +215,7 @@ class Sebulba:
             state, report = self._learner.learn(state, self._learner.assemble(slices))
             del shards, slices
             params = self._params_of_actors(state)  # behind it, without waiting for it
-            jax.block_until_ready((state, report, params))
+            jax.block_until_ready((state, report, list(params.values())))
         session.update += 1
         with timer(timing.PUBLISHING):
             self._publish(session, params)
@@ -310,7 +310,9 @@ class Sebulba:
         )
         self._sessions.append(session)
         try:
-            self._publish(session, jax.block_until_ready(self._params_of_actors(state)))
+            params = self._params_of_actors(state)
+            jax.block_until_ready(list(params.values()))
+            self._publish(session, params)
             for index in range(len(self.placement.actors)):
                 each = self._actor(session, index, key)
                 worker = supervisor.start(f"actor {index}", each.run, each.close)

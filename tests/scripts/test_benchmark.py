@@ -170,7 +170,7 @@ def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch):
 def test_bytes_to_the_device(scripts):
     setting = scripts.sebulba_speed.IMPALA
     spec = setting.build().environment.spec
-    assert scripts.sebulba_speed.bytes_per_step(spec) == 84 * 84 + 4 + 4 + 1
+    assert scripts.sebulba_speed.bytes_per_step(spec) == 84 * 84 + 3 * 4
     baseline = scripts.sebulba_speed._make_baseline(setting)
     assert baseline.bytes_to_device_per_step == 4 * 84 * 84 * 21 / 20 + 4 + 1 + 1
 
