@@ -10,24 +10,14 @@ Axis legend: `D` devices, `N` passes of a loop.
 
 import collections
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 
-from podracers import parallel, types
-
-_REPLICATED = jax.sharding.PartitionSpec()
-_STACKED = jax.sharding.PartitionSpec(parallel.AXIS)  # each device's own, side by side
-_DOUBT = 1.25  # a pass is taken to be at most so much longer than it was thought to be
-
-Run = Callable[..., Any]  # `(program, *arguments) -> results`
-_Values = dict[Any, Any]  # arrays by variable
-_Specs = dict[Any, jax.sharding.PartitionSpec]
+from podracers import sliced_loops as loops
+from podracers import types
 
 
 class Sliced:
@@ -84,7 +74,7 @@ class Sliced:
         specs = _broadcast(self._in_specs, tuple(args))
         own = [True] * len(jax.tree.leaves(args[0]))
         own += [False] * (len(specs) - len(own))
-        builder = _Builder(self._mesh, self._seconds)
+        builder = loops.Builder(self._mesh, self._seconds)
         self._block = _Block(builder, closed, specs, own, _broadcast(self._out_specs, shapes))
         self._results = jax.tree.structure(shapes)
 
@@ -93,49 +83,6 @@ def _broadcast(specs: Any, tree: types.PyTree) -> list[jax.sharding.PartitionSpe
     """Returns the spec of each leaf of a tree, of which `specs` is a prefix."""
     each = jax.tree.map(lambda spec, part: jax.tree.map(lambda _: spec, part), specs, tree)
     return jax.tree.leaves(each)
-
-
-class _Builder:
-    """Makes the programs.
-
-    Args:
-      mesh: the devices that run them.
-      seconds: how long a slice may take.
-    """
-
-    def __init__(self, mesh: jax.sharding.Mesh, seconds: float):
-        self.mesh, self.seconds = mesh, seconds
-
-    def program(self, function, avals, specs, out_specs, donated=()) -> Callable:
-        """Returns a program of flat arguments and results.
-
-        Args:
-          function: of one device's values; returns a sequence.
-          avals: the types of its arguments.
-          specs: how they lie. What is stacked has a first axis, and a scalar gets one for it.
-          out_specs: how the results are to lie.
-          donated: indices of the arguments that are donated.
-        """
-
-        def on_device(*shards):
-            values = [
-                x.reshape(()) if spec == _STACKED and not aval.shape else x
-                for x, aval, spec in zip(shards, avals, specs)
-            ]
-            results = [jnp.asarray(x) for x in function(*values)]
-            return tuple(
-                x.reshape((1,)) if spec == _STACKED and not x.shape else x
-                for x, spec in zip(results, out_specs)
-            )
-
-        mapped = jax.shard_map(
-            on_device,
-            mesh=self.mesh,
-            in_specs=tuple(specs),
-            out_specs=tuple(out_specs),
-            check_vma=False,  # as the whole program has it
-        )
-        return jax.jit(mapped, donate_argnums=tuple(donated))
 
 
 class _Program:
@@ -153,9 +100,9 @@ class _Program:
 
     num_loops = 0
 
-    def __init__(self, builder, jaxpr, eqns, outputs, specs: _Specs, own: set, out_specs):
+    def __init__(self, builder, jaxpr, eqns, outputs, specs: loops.Specs, own: set, out_specs):
         made = {var for eqn in eqns for var in eqn.outvars}
-        read = [*_reads(eqns), *(var for var in outputs if _is_variable(var))]
+        read = [*_reads(eqns), *(var for var in outputs if loops.is_variable(var))]
         self.inputs = [var for var in dict.fromkeys(read) if var not in made]
         self.outputs = outputs
         part = jaxpr.replace(
@@ -179,10 +126,10 @@ class _Program:
         avals = [var.aval for var in self.inputs]
         self._run = builder.program(function, avals, in_specs, out_specs, donated)
 
-    def __call__(self, values: _Values, run: Run) -> tuple:
+    def __call__(self, values: loops.Values, run: loops.Run) -> tuple:
         """Returns the results; `values` gets them."""
         results = run(self._run, *(values[var] for var in self.inputs))
-        values.update((var, x) for var, x in zip(self.outputs, results) if _is_variable(var))
+        values.update((var, x) for var, x in zip(self.outputs, results) if loops.is_variable(var))
         return results
 
 
@@ -201,26 +148,27 @@ class _Block:
         jaxpr = self._jaxpr = closed.jaxpr
         self._consts = closed.consts
         self._parts = []  # each with the variables that are needed after it
-        lies = dict.fromkeys(jaxpr.constvars, _REPLICATED) | dict(zip(jaxpr.invars, specs))
+        lies = dict.fromkeys(jaxpr.constvars, loops.REPLICATED) | dict(zip(jaxpr.invars, specs))
         mine = {var for var, is_own in zip(jaxpr.invars, own) if is_own}
-        results = {var for var in jaxpr.outvars if _is_variable(var)}
+        results = {var for var in jaxpr.outvars if loops.is_variable(var)}
         groups = list(_groups(jaxpr.eqns))
         for index, eqns in enumerate(groups):
             later = [eqn for group in groups[index + 1 :] for eqn in group]
             needed = results.union(_reads(later))
             made = [var for eqn in eqns for var in eqn.outvars if var in needed]
-            if _is_loop(eqns[0]):
-                loop = _Scan if eqns[0].primitive.name == "scan" else _While
-                self._parts.append((loop(builder, eqns[0], lies, mine - needed), needed))
+            if loops.is_loop(eqns[0]):
+                loop = loops.Scan if eqns[0].primitive.name == "scan" else loops.While
+                self._parts.append((loop(builder, eqns[0], lies, mine - needed, _Block), needed))
             elif made:
-                stacked = [_STACKED] * len(made)
+                stacked = [loops.STACKED] * len(made)
                 part = _Program(builder, jaxpr, eqns, made, lies, mine - needed, stacked)
                 self._parts.append((part, needed))
-            lies |= dict.fromkeys(made, _STACKED)
+            lies |= dict.fromkeys(made, loops.STACKED)
             mine |= set(made)
+        owned = [var for var in jaxpr.outvars if loops.is_variable(var) and var in mine]
         # What lies where it should is a result as it is; the rest takes one more program.
         self._is_ready = [
-            _is_variable(var) and lies[var] == spec and jaxpr.outvars.count(var) == 1
+            var in owned and lies[var] == spec and jaxpr.outvars.count(var) == 1
             for var, spec in zip(jaxpr.outvars, out_specs)
         ]
         rest = [
@@ -239,240 +187,27 @@ class _Block:
         """How many loops are cut."""
         return sum(part.num_loops for part, _ in self._parts)
 
-    def __call__(self, args: Sequence[Any], run: Run) -> list[Any]:
+    def __call__(self, args: Sequence[Any], run: loops.Run) -> list[Any]:
         """Returns the results, as flat as the arguments."""
         values = dict(zip(self._jaxpr.constvars, self._consts))
         values |= dict(zip(self._jaxpr.invars, args))
         for part, needed in self._parts:
             part(values, run)
             values = {var: x for var, x in values.items() if var in needed}
-        ready = [values.get(var) if _is_variable(var) else None for var in self._jaxpr.outvars]
+        ready = [values.get(var) if loops.is_variable(var) else None for var in self._jaxpr.outvars]
         last = iter(self._last(values, run) if self._last else ())
         return [x if is_ready else next(last) for x, is_ready in zip(ready, self._is_ready)]
 
 
-class _Loop:
-    """A loop, some passes of which are a slice.
-
-    Args:
-      builder: makes the programs.
-      eqn: its equation.
-      specs: how all variables before it lie.
-      own: the variables that nobody needs after it.
-    """
-
-    num_loops = 1
-
-    def __init__(self, builder, eqn: core.JaxprEqn, specs: _Specs, own: set):
-        self._eqn, self._own = eqn, own
-        self._avals = [var.aval for var in eqn.invars]
-        self._specs = [specs[v] if _is_variable(v) else _REPLICATED for v in eqn.invars]
-        self._limit, self._pass_seconds = builder.seconds, np.inf
-
-    def _arguments(self, values: _Values) -> list[Any]:
-        return [
-            values[var] if _is_variable(var) else np.asarray(var.val, var.aval.dtype)
-            for var in self._eqn.invars
-        ]
-
-    def _enter(self, builder, start: int, stop: int, more: Callable[..., list]) -> Callable:
-        """Returns a program of all arguments that stacks those from `start` to `stop`.
-
-        Args:
-          builder: makes it.
-          start: the first that the loop carries.
-          stop: the first that it does not.
-          more: function of all arguments that returns what else the loop carries.
-        """
-        variables = self._eqn.invars
-        donated = [
-            index
-            for index in range(start, stop)
-            if _is_variable(variables[index])
-            and variables[index] in self._own
-            and self._specs[index] == _STACKED
-            and variables.count(variables[index]) == 1
-        ]
-        extra = len(jax.eval_shape(lambda: more(*map(_zeros, self._avals))))
-        out_specs = [_STACKED] * (stop - start + extra)
-
-        def enter(*args):
-            return [*args[start:stop], *more(*args)]
-
-        return builder.program(enter, self._avals, self._specs, out_specs, donated)
-
-    def _slice(self, run: Run, program: Callable, *args: Any) -> tuple[tuple, int]:
-        """Takes some passes, as many as fit; `program` takes `args` and how many."""
-        count = 1
-        if jax.process_count() == 1 and self._pass_seconds < self._limit:
-            count = int(self._limit / self._pass_seconds)
-        began = time.perf_counter()
-        results = run(program, *args, np.int32(count))
-        seconds = (time.perf_counter() - began) / count
-        # What is compiled, or waits for others, seems long: the estimate rises slowly.
-        self._pass_seconds = min(seconds, _DOUBT * self._pass_seconds)
-        return results, count
-
-
-class _Scan(_Loop):
-    """`jax.lax.scan`."""
-
-    def __init__(self, builder, eqn, specs, own):
-        super().__init__(builder, eqn, specs, own)
-        body, self._length = eqn.params["jaxpr"], eqn.params["length"]
-        self._reverse = eqn.params["reverse"]
-        self._start = eqn.params["num_consts"]
-        self._stop = self._start + eqn.params["num_carry"]
-        carried = self._stop - self._start
-        shapes = [var.aval for var in eqn.outvars[carried:]]
-        zeros = functools.partial(map, _zeros, shapes)
-        self._first = self._enter(builder, self._start, self._stop, lambda *_: [*zeros()])
-        of_carry = [_STACKED] * (carried + len(shapes))
-        rest = self._avals[: self._start] + self._avals[self._stop :]  # constants and items
-        self._rest_specs = self._specs[: self._start] + self._specs[self._stop :]
-        avals = [var.aval for var in eqn.outvars]
-        self._body = None
-        if any(map(_is_loop, body.jaxpr.eqns)):
-            self._nest(builder, body, avals, rest, carried)
-            return
-        function = functools.partial(self._passes, core.jaxpr_as_fun(body), len(rest), carried)
-        index = jax.ShapeDtypeStruct((), np.int32)
-        self._program = builder.program(
-            function,
-            [*rest, *avals, index, index],
-            [*self._rest_specs, *of_carry, _REPLICATED, _REPLICATED],
-            of_carry,
-            range(len(rest), len(rest) + len(of_carry)),
-        )
-
-    def _nest(self, builder, body, avals, rest, carried) -> None:
-        """Prepares for passes that are cut themselves."""
-        consts = self._start
-        items = len(rest) - consts
-        stacked = [_STACKED] * items
-        index = jax.ShapeDtypeStruct((), np.int32)
-        self._take = builder.program(
-            lambda *args: [x[args[-1]] for x in args[:-1]],
-            [*rest[consts:], index],
-            [*self._rest_specs[consts:], _REPLICATED],
-            stacked,
-        )
-        outputs = len(avals)
-        own = [False] * consts + [True] * (carried + items)
-        specs = [*self._rest_specs[:consts], *[_STACKED] * carried, *stacked]
-        self._body = _Block(builder, body, specs, own, [_STACKED] * outputs)
-        self.num_loops = 1 + self._body.num_loops
-        results = [var.aval for var in body.jaxpr.outvars[carried:]]
-        self._write = builder.program(
-            lambda *args: [
-                whole.at[args[-1]].set(x)
-                for whole, x in zip(args[: len(results)], args[len(results) : -1])
-            ],
-            [*avals[carried:], *results, index],
-            [*[_STACKED] * (2 * len(results)), _REPLICATED],
-            [_STACKED] * len(results),
-            range(len(results)),
-        )
-
-    def _passes(self, body, num_rest, num_carried, *args):
-        *args, start, count = args
-        rest, state = args[:num_rest], args[num_rest:]
-        consts, items = rest[: self._start], rest[self._start :]
-
-        def step(index, state):
-            carry, whole = state[:num_carried], state[num_carried:]
-            index = self._length - 1 - index if self._reverse else index
-            results = body(*consts, *carry, *(x[index] for x in items))
-            carry, parts = results[:num_carried], results[num_carried:]
-            return [*carry, *(x.at[index].set(part) for x, part in zip(whole, parts))]
-
-        stop = jnp.minimum(start + count, self._length)
-        return jax.lax.fori_loop(start, stop, step, list(state))
-
-    def __call__(self, values: _Values, run: Run) -> None:
-        args = self._arguments(values)
-        state = run(self._first, *args)
-        rest = args[: self._start] + args[self._stop :]
-        taken = 0
-        while taken < self._length:
-            if self._body:
-                index = self._length - 1 - taken if self._reverse else taken
-                state, count = self._one(run, rest, state, np.int32(index)), 1
-            else:
-                state, count = self._slice(run, self._program, *rest, *state, np.int32(taken))
-            taken += count
-        values.update(zip(self._eqn.outvars, state))
-
-    def _one(self, run: Run, rest: list, state: Sequence[Any], index: np.int32) -> list[Any]:
-        carried = self._stop - self._start
-        items = run(self._take, *rest[self._start :], index)
-        results = self._body([*rest[: self._start], *state[:carried], *items], run)
-        carry, parts = results[:carried], results[carried:]
-        return [*carry, *run(self._write, *state[carried:], *parts, index)]
-
-
-class _While(_Loop):
-    """`jax.lax.while_loop`, or a `fori_loop` of a traced number of passes; never cut within one."""
-
-    def __init__(self, builder, eqn, specs, own):
-        super().__init__(builder, eqn, specs, own)
-        self._split = eqn.params["cond_nconsts"]
-        self._start = self._split + eqn.params["body_nconsts"]
-        self._body = core.jaxpr_as_fun(eqn.params["body_jaxpr"])
-        self._condition = core.jaxpr_as_fun(eqn.params["cond_jaxpr"])
-        self._first = self._enter(builder, self._start, len(self._avals), self._goes_on)
-        carry = self._avals[self._start :]
-        stacked = [_STACKED] * len(carry)
-        count = jax.ShapeDtypeStruct((), np.int32)
-        self._program = builder.program(
-            self._passes,
-            [*self._avals, count],
-            [*self._specs[: self._start], *stacked, _REPLICATED],
-            [*stacked, _STACKED],
-            range(self._start, self._start + len(carry)),
-        )
-
-    def _goes_on(self, *args) -> list[jax.Array]:
-        return self._condition(*args[: self._split], *args[self._start :])
-
-    def _passes(self, *args):
-        *args, count = args
-        consts, carry = args[: self._start], args[self._start :]
-
-        def goes_on(state):
-            return (state[0] < count) & self._goes_on(*consts, *state[1:])[0]
-
-        def step(state):
-            return [state[0] + 1, *self._body(*consts[self._split :], *state[1:])]
-
-        _, *carry = jax.lax.while_loop(goes_on, step, [jnp.int32(0), *carry])
-        return [*carry, *self._goes_on(*consts, *carry)]
-
-    def __call__(self, values: _Values, run: Run) -> None:
-        args = self._arguments(values)
-        *carry, more = run(self._first, *args)
-        while np.asarray(more.addressable_data(0)).item():  # equal on all devices
-            (*carry, more), _ = self._slice(run, self._program, *args[: self._start], *carry)
-        values.update(zip(self._eqn.outvars, carry))
-
-
-def _zeros(aval: Any) -> jax.Array:
-    return jnp.zeros(aval.shape, aval.dtype)
-
-
-def _is_variable(var: Any) -> bool:
-    return not isinstance(var, core.Literal)
-
-
 def _reads(eqns: Sequence[core.JaxprEqn]) -> list[Any]:
-    return [var for eqn in eqns for var in eqn.invars if _is_variable(var)]
+    return [var for eqn in eqns for var in eqn.invars if loops.is_variable(var)]
 
 
 def _groups(eqns: Sequence[core.JaxprEqn]) -> Iterator[list[core.JaxprEqn]]:
     """Yields the equations in order: loops to cut by themselves, what is between them together."""
     group = []
     for eqn in eqns:
-        if not _is_loop(eqn):
+        if not loops.is_loop(eqn):
             group.append(eqn)
             continue
         if group:
@@ -481,23 +216,3 @@ def _groups(eqns: Sequence[core.JaxprEqn]) -> Iterator[list[core.JaxprEqn]]:
         group = []
     if group:
         yield group
-
-
-def _is_loop(eqn: core.JaxprEqn) -> bool:
-    return eqn.primitive.name in ("scan", "while") and _sums_over_devices(eqn)
-
-
-def _sums_over_devices(eqn: core.JaxprEqn) -> bool:
-    """Returns whether an equation, or one within it, sums over devices."""
-    if eqn.primitive.name.startswith("psum"):
-        return True
-    return any(
-        _sums_over_devices(inner)
-        for inside in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
-        if _is_jaxpr(inside)
-        for inner in getattr(inside, "jaxpr", inside).eqns
-    )
-
-
-def _is_jaxpr(node: Any) -> bool:
-    return isinstance(node, core.Jaxpr | core.ClosedJaxpr)

@@ -25,18 +25,20 @@ def _learn(state, data):
         return params, {"sum": jnp.sum(params), "item": x}
 
     def outer(carry, key):
-        params, total = carry
+        params, total, _ = carry
         items = data * jax.random.uniform(key)
         params, metrics = jax.lax.scan(inner, params, items, reverse=True)
-        return (params, total + 1), metrics
+        return (params, total + 1, memory), metrics  # one is none of its own
 
     keys = jax.random.split(jax.random.key(3), 3)
-    (params, total), metrics = jax.lax.scan(outer, (params, 0), keys)
+    first = params, 0, jnp.zeros_like(memory)
+    (params, total, same), metrics = jax.lax.scan(outer, first, keys)
+    total += jnp.sum(state["params"])  # which the loop began with
 
     def step(index, memory):
         return memory + parallel.global_sum(index * jnp.mean(memory))
 
-    memory = jax.lax.fori_loop(0, count, step, memory)
+    memory = jax.lax.fori_loop(0, count, step, memory + same)
     state = {"params": params, "memory": memory, "count": count, "key": state["key"]}
     return state, (metrics["sum"], jnp.sum(metrics["item"]) + untouched[-1], total, jnp.float32(7))
 
