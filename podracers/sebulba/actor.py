@@ -34,6 +34,26 @@ class Carry(NamedTuple):
     rollout: types.Rollout  # buffers [T + 1, B, ...] and [T, B, ...]
     actor_state: Any  # [B, ...] the latest
     stream_keys: jax.Array  # [B] of this rollout
+    calls: jax.Array  # int32, time steps of a batch that were written: says which comes next
+
+
+class Arrival(NamedTuple):
+    """A time step on its way to the device: each array of it is a transfer of its own."""
+
+    observation: types.PyTree  # [H, ...]
+    scalars: np.ndarray  # float32 `[3, H]`: reward, discount and step type, together
+
+    @classmethod
+    def of(cls, timestep: types.TimeStep) -> "Arrival":
+        """Packs a time step of the host, `[H, ...]`; a new array, for the device may keep it."""
+        scalars = np.empty((3, timestep.step_type.shape[0]), np.float32)
+        scalars[0], scalars[1], scalars[2] = timestep[1:]
+        return cls(timestep.observation, scalars)
+
+    def unpack(self) -> types.TimeStep:
+        """Returns the time step, on the device."""
+        reward, discount, step_type = self.scalars
+        return types.TimeStep(self.observation, reward, discount, step_type.astype(jnp.int8))
 
 
 class DevicePrograms(NamedTuple):
@@ -42,10 +62,10 @@ class DevicePrograms(NamedTuple):
     Attributes:
       init_actor: `(env_id [B]) -> actor_state`.
       begin: `(params, key, update, env_id [B], actor_state) -> Carry`, with empty buffers.
-      act: `(params, carry, timestep [H], start, time) -> (carry, action [H])`; donates `carry`.
-        `start` is the first row of the batch among the actor's.
-      finish: `(carry, timestep [H], start) -> carry`: writes the time step that bootstraps; donates
-        `carry`.
+      act: `(params, carry, arrival [H]) -> (carry, action [H])`; donates `carry`. Batches come in
+        order, at each time.
+      finish: `(carry, arrival [H]) -> carry`: writes the time step that bootstraps, for each batch
+        in order; donates `carry`.
     """
 
     init_actor: Callable[..., Any]
@@ -66,8 +86,7 @@ class _Batch:
     """One of an actor's batches of environments, and where it is."""
 
     host: environment_lib.HostEnvironment
-    start: jax.Array  # int32, its first row among the actor's
-    timestep: types.TimeStep  # [H, ...] the latest, on the host unless two rollouts need it
+    arrival: Arrival  # [H, ...] the latest, on the host unless two rollouts need it
     sent: float = 0.0  # when its actions were sent, by `time.perf_counter`
 
 
@@ -154,11 +173,10 @@ class Actor:
             with worker.doing(self.starting):
                 self._hosts.append(self.make(part))
         batches = []
-        for part, host in zip(parts, self._hosts):
+        for host in self._hosts:
             with worker.doing(self.starting):
-                timestep = host.reset()
-            start = np.int32(part[0] - self.env_id[0])
-            batches.append(_Batch(host, *jax.device_put((start, timestep), self.device)))
+                arrival = Arrival.of(host.reset())
+            batches.append(_Batch(host, jax.device_put(arrival, self.device)))
         return batches
 
     def _collect(self, worker, params, carry, batches, warm):
@@ -171,12 +189,10 @@ class Actor:
                 first = not warm and step == 0 and batch is batches[0]
                 # The call itself takes the frame to the device.
                 with worker.doing(pipeline.COMPILING if first else timing.TRANSFER):
-                    carry, action = programs.act(
-                        params, carry, batch.timestep, batch.start, np.int32(step)
-                    )
+                    carry, action = programs.act(params, carry, batch.arrival)
+                    for leaf in jax.tree.leaves(action):
+                        leaf.copy_to_host_async()  # as soon as it is there
                 with worker.doing(timing.INFERENCE):
-                    jax.block_until_ready(action)
-                with worker.doing(timing.TRANSFER):
                     action = jax.tree.map(np.asarray, action)
                 with worker.doing(timing.ENVIRONMENT if warm or step else self.starting):
                     batch.sent = time.perf_counter()
@@ -184,18 +200,19 @@ class Actor:
         for batch in batches:
             self._receive(worker, batch, started=warm or self.length > 1)
             with worker.doing(timing.TRANSFER):  # once, though two rollouts need it
-                batch.timestep = jax.device_put(batch.timestep, self.device)
+                batch.arrival = jax.device_put(batch.arrival, self.device)
             first = not warm and batch is batches[0]
             with worker.doing(pipeline.COMPILING if first else timing.INFERENCE):
-                carry = programs.finish(carry, batch.timestep, batch.start)
+                carry = programs.finish(carry, batch.arrival)
         return carry
 
     def _receive(self, worker: pipeline.Worker, batch: _Batch, started: bool) -> None:
         """Waits for the next time step of a batch."""
         with worker.doing(timing.ENVIRONMENT if started else self.starting):
             asked = time.perf_counter()
-            batch.timestep = batch.host.recv()
+            timestep = batch.host.recv()
             arrived = time.perf_counter()
+        batch.arrival = Arrival.of(timestep)
         self.pace.add(batch.host.num_envs, arrived - batch.sent, arrived - asked)
 
     def _send(self, rollout: types.Rollout) -> tuple[types.Rollout, ...]:
@@ -270,12 +287,14 @@ class ActorPrograms:
         actor_state = jax.eval_shape(self._init_actor, env_id)
         begin = (params, key, np.int32(0), env_id, actor_state)
         carry = jax.eval_shape(self._begin, *begin)
-        timestep = self._timestep(rows // num_batches)
+        batch = rows // num_batches
+        observation = self._timestep(batch).observation
+        arrival = Arrival(observation, jax.ShapeDtypeStruct((3, batch), np.float32))
         arguments = DevicePrograms(
             init_actor=(env_id,),
             begin=begin,
-            act=(params, carry, timestep, np.int32(0), np.int32(0)),
-            finish=(carry, timestep, np.int32(0)),
+            act=(params, carry, arrival),
+            finish=(carry, arrival),
         )
         programs = zip(self.on(device), arguments)
         return DevicePrograms(*(program.trace(*each) for program, each in programs))
@@ -319,10 +338,13 @@ class ActorPrograms:
         # A copy: the state goes on changing, and the rollout has to keep this one.
         first = jax.tree.map(jnp.copy, actor_state)
         rollout = buffers._replace(actor_state=first)
-        return Carry(rollout, actor_state, keys.per_stream(act_key, env_id))
+        stream_keys = keys.per_stream(act_key, env_id)
+        return Carry(rollout, actor_state, stream_keys, jnp.zeros((), jnp.int32))
 
-    def _act(self, params, carry, timestep, start, time):
+    def _act(self, params, carry, arrival):
+        timestep = arrival.unpack()
         rows = timestep.step_type.shape[0]
+        time, start = _place(carry, rows)
 
         def own(tree):
             return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, rows), tree)
@@ -342,11 +364,20 @@ class ActorPrograms:
             carry.actor_state,
             actor_state,
         )
-        return Carry(rollout, actor_state, carry.stream_keys), action
+        return Carry(rollout, actor_state, carry.stream_keys, carry.calls + 1), action
 
-    def _finish(self, carry, timestep, start):
-        written = _write(carry.rollout.timestep, timestep, self.length, start)
-        return carry._replace(rollout=carry.rollout._replace(timestep=written))
+    def _finish(self, carry, arrival):
+        timestep = arrival.unpack()
+        time, start = _place(carry, timestep.step_type.shape[0])
+        written = _write(carry.rollout.timestep, timestep, time, start)
+        rollout = carry.rollout._replace(timestep=written)
+        return carry._replace(rollout=rollout, calls=carry.calls + 1)
+
+
+def _place(carry: Carry, rows: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the time of the next batch of so many rows, and its first row among the actor's."""
+    time, batch = jnp.divmod(carry.calls, carry.stream_keys.shape[0] // rows)
+    return time, batch * rows
 
 
 def _write(buffers: types.PyTree, values: types.PyTree, time: Any, start: Any) -> types.PyTree:

@@ -64,6 +64,10 @@ class Sebulba:
         cores that step: there nothing is gained by it, and small batches cost more.
       num_threads: threads of all simulators together; None for as many as there are cores.
       timeout: seconds that a step of a simulator, or any other single wait, may take.
+      max_block_ms: milliseconds for which learning may keep a device that also acts: an update is
+        dispatched in slices of that length, or of one gradient step where that takes longer, and
+        acting slips in between. None for each update in one dispatch, which is the fastest where
+        learners have devices of their own.
     """
 
     agent: agent_lib.Agent
@@ -76,6 +80,7 @@ class Sebulba:
     batches_per_actor: int | None = None
     num_threads: int | None = None
     timeout: float = 60.0
+    max_block_ms: float | None = None
 
     def __post_init__(self):
         for name, least in (
@@ -90,6 +95,11 @@ class Sebulba:
         errors.require_count(self, "steps_per_update")
         if not self.timeout > 0:
             raise errors.UserError(f"Sebulba.timeout: expected seconds, got {self.timeout!r}")
+        if self.max_block_ms is not None and not self.max_block_ms > 0:
+            raise errors.UserError(
+                "Sebulba.max_block_ms: expected milliseconds, or None for no bound, got "
+                f"{self.max_block_ms!r}"
+            )
 
     @property
     def population(self) -> int:
@@ -204,13 +214,14 @@ class Sebulba:
             slices = [part for each in shards for part in each.slices]
             state, report = self._learner.learn(state, self._learner.assemble(slices))
             del shards, slices
-            jax.block_until_ready((state, report))
+            params = self._params_of_actors(state)  # behind it, without waiting for it
+            jax.block_until_ready((state, report, list(params.values())))
         session.update += 1
         with timer(timing.PUBLISHING):
-            self._publish(session, state)
+            self._publish(session, params)
         return state, report
 
-    def _publish(self, session: _Session, state: learner_lib.SebulbaState) -> None:
+    def _params_of_actors(self, state: learner_lib.SebulbaState) -> dict[jax.Device, types.PyTree]:
         """Sends actors a copy of the parameters, which no later donation can delete."""
         copies = self._learner.copy_actor_params(state.learner)
         on_learners = {
@@ -218,12 +229,14 @@ class Sebulba:
             for device in self.placement.learners
         }
         source = on_learners[self.placement.learners[0]]
-        on_actors = {
+        return {
             device: on_learners[device] if device in on_learners else jax.device_put(source, device)
             for device in set(self.placement.actors)
         }
-        jax.block_until_ready(list(on_actors.values()))
-        session.versions.publish(session.update, on_actors, oldest=session.update - self.lag)
+
+    def _publish(self, session: _Session, params: dict[jax.Device, types.PyTree]) -> None:
+        """Lets actors have the parameters of this update."""
+        session.versions.publish(session.update, params, oldest=session.update - self.lag)
 
     def actor_params(self, state: learner_lib.SebulbaState) -> types.PyTree:
         """Returns what acting needs; alive until `state` is donated."""
@@ -259,7 +272,9 @@ class Sebulba:
 
     @functools.cached_property
     def _learner(self) -> learner_lib.Learner:
-        return learner_lib.Learner(self.agent, self._programs, self.placement, self.num_envs)
+        return learner_lib.Learner(
+            self.agent, self._programs, self.placement, self.num_envs, self.max_block_ms
+        )
 
     @property
     def num_batches(self) -> int:
@@ -295,7 +310,9 @@ class Sebulba:
         )
         self._sessions.append(session)
         try:
-            self._publish(session, state)
+            params = self._params_of_actors(state)
+            jax.block_until_ready(list(params.values()))
+            self._publish(session, params)
             for index in range(len(self.placement.actors)):
                 each = self._actor(session, index, key)
                 worker = supervisor.start(f"actor {index}", each.run, each.close)

@@ -16,6 +16,7 @@ from benchmarks import contender, measure, records, single_file_sebulba
 
 from agents import networks
 from podracers import environment, errors, types
+from podracers.sebulba import actor
 from podracers.training import experiment
 
 Measured = dict[str, list[float]]
@@ -200,5 +201,7 @@ def bytes_per_step(spec: environment.EnvironmentSpec) -> float:
 
     That which ends a rollout crosses once, though the next rollout begins with it.
     """
-    timestep = types.TimeStep(spec.zero_observation(), np.float32(0), np.float32(0), np.int8(0))
-    return float(sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(timestep)))
+    observation = jax.tree.map(lambda x: np.asarray(x)[None], spec.zero_observation())
+    scalars = (np.zeros(1, np.float32), np.zeros(1, np.float32), np.zeros(1, np.int8))
+    arrival = actor.Arrival.of(types.TimeStep(observation, *scalars))
+    return float(sum(leaf.nbytes for leaf in jax.tree.leaves(arrival)))

@@ -170,7 +170,7 @@ def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch):
 def test_bytes_to_the_device(scripts):
     setting = scripts.sebulba_speed.IMPALA
     spec = setting.build().environment.spec
-    assert scripts.sebulba_speed.bytes_per_step(spec) == 84 * 84 + 4 + 4 + 1
+    assert scripts.sebulba_speed.bytes_per_step(spec) == 84 * 84 + 3 * 4
     baseline = scripts.sebulba_speed._make_baseline(setting)
     assert baseline.bytes_to_device_per_step == 4 * 84 * 84 * 21 / 20 + 4 + 1 + 1
 
@@ -185,6 +185,23 @@ def test_a_wrong_binding_is_met_before_anything_is_started(scripts):
     setting = dataclasses.replace(scripts.sebulba_speed.IMPALA, bindings=("IMPALA.gama = 0.9",))
     with pytest.raises(errors.UserError, match="gamma"):
         scripts.sebulba_speed.benchmark_learning(setting, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sebulba_dispatches", "sebulba_slices"])
+def test_what_dispatches_and_slices_cost(tmp_path, name):
+    file = tmp_path / "result.json"
+    result = processes.run("benchmark", name, "--repeats", 1, "--json", file)
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(file.read_text())["results"][name]["rows"]
+    found = {(row["measure"], *row["case"].values()): row["median"] for row in rows}
+    assert all(median > 0.0 for median in found.values())
+    if name == "sebulba_slices":
+        wait = "longest wait of an acting call"
+        assert found[wait, "5 ms"] < found[wait, "whole updates"]
+    else:
+        # A rollout begins, takes 32 steps and ends; learning, parameters, most updates a merge.
+        assert 36 <= found["programs run in an update", 16] < 38
 
 
 @pytest.mark.slow
