@@ -53,7 +53,7 @@ class Precision:
         ):
             if value not in known and not (value is None and known is MATMULS):
                 raise errors.UserError(
-                    f"{name}: expected one of {', '.join(known)}, got {value!r}"
+                    f"Experiment.{name}: expected one of {', '.join(known)}, got {value!r}"
                     f"{errors.nearest(str(value), known)}"
                 )
 

@@ -285,8 +285,8 @@ class CriticModule(nn.Module):
 
     def __call__(self, features, action):
         """Returns values `[2, N, num_values]` of actions `[N, D]` (None for values of all)."""
-        hidden = [body((features, action)).astype(jnp.float32) for body in self.bodies]
-        return jnp.stack([head(each) for head, each in zip(self.heads, hidden)])
+        pairs, seen = zip(self.bodies, self.heads), (features, action)
+        return jnp.stack([head(body(seen).astype(jnp.float32)) for body, head in pairs])
 
     def everything(self, observation, action):
         """Returns values `[2, N, num_values]`, from the observation on."""
