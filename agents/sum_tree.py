@@ -50,10 +50,13 @@ def write(tree: SumTree, row: jax.Array, item: jax.Array, value: jax.Array) -> S
     Args:
       tree: the trees before.
       row: `[N]` int32.
-      item: `[N]` int32; where one appears twice, either of its values is kept.
+      item: `[N]` int32; where one appears twice, the last of its values is kept.
       value: `[N]` float32, not negative.
     """
-    levels = [tree.levels[0].at[row, item].set(value)]
+    row, item, value, is_last = _in_order(row, item, value)
+    nowhere = tree.levels[0].shape[1]
+    once = jnp.where(is_last, item, nowhere)
+    levels = [tree.levels[0].at[row, once].set(value, mode="drop")]
     for above in tree.levels[1:]:
         item = item // _FAN_OUT
         sums = jnp.sum(_blocks(levels[-1], row, item), axis=-1)
@@ -78,6 +81,18 @@ def draw(tree: SumTree, row: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.
         uniform = jax.vmap(jax.random.uniform)(level_key)
         block = block * _FAN_OUT + _choose(_blocks(level, row, block), uniform)
     return block, tree.get(row, block) / tree.total()[row]
+
+
+def _in_order(
+    row: jax.Array, item: jax.Array, value: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns writes by row and item, and of each whether it is the last to its item, `[N]`.
+
+    A scatter with two writes to one place keeps the last on CPU, and on a GPU whichever comes last.
+    """
+    row, item, value = jax.lax.sort((row, item, value), num_keys=2, is_stable=True)
+    is_last = (row[1:] != row[:-1]) | (item[1:] != item[:-1])
+    return row, item, value, jnp.append(is_last, True)
 
 
 def _blocks(level: jax.Array, row: jax.Array, block: jax.Array) -> jax.Array:

@@ -125,8 +125,9 @@ def require_accelerator(root: pathlib.Path | None = None) -> None:
     if platform == "cpu" and accelerator:
         raise errors.UserError(
             f"this machine has {accelerator.name} ({accelerator.place}), and JAX sees the CPU "
-            f"alone: is the extra there (make EXTRAS={accelerator.extra} install), and nobody else "
-            "using the device? JAX_PLATFORMS=cpu does without"
+            f"alone: is the extra there (make EXTRAS={accelerator.extra} install; in a notebook, "
+            f"pip install 'jax[{accelerator.extra}]=={jax.__version__}' and a new kernel), and "
+            "nobody else using the device? JAX_PLATFORMS=cpu does without"
         )
 
 

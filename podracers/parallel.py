@@ -63,10 +63,16 @@ def platform() -> str:
     """
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     if device is not None:  # within `shard_map`
-        return device.platform
+        return getattr(device, "platform", None) or _platform_of(device.device_kind)
     if isinstance(_target.value, str):
         return _target.value
     return _target.value[0].platform if _target.value else jax.default_backend()
+
+
+def _platform_of(device_kind: str) -> str:
+    """Returns the platform of a kind of device, which those of JAX 0.7 do not say."""
+    kind = device_kind.lower()
+    return kind if kind == "cpu" else "tpu" if kind.startswith("tpu") else "gpu"
 
 
 def make_mesh(of: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:

@@ -95,6 +95,7 @@ def test_every_metric_is_in_the_documentation(subject):
     assert documented.undocumented(names) == set()
 
 
+@pytest.mark.exact
 def test_parameters_are_those_of_the_golden_file(subject, request):
     """Refactoring changes no bit of what is learnt in five updates.
 
@@ -218,6 +219,7 @@ def _assert_same_run(actual: contract.History, expected: contract.History) -> No
             streams.assert_close(mean.result(), theirs.means[name].result(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.exact
 def test_a_seed_repeats_in_any_number_of_dispatches_without_another_trace(subject):
     traces = list(subject.recorder.traces)
     assert "update" in traces

@@ -1,7 +1,8 @@
 """The memory of networks: recurrent cores and frame stacks.
 
 A core sees whole sequences, `[T, B, ...]`, and is reset wherever `first` is true. One step is a
-sequence of length one, so unrolling and stepping cannot disagree.
+sequence of length one, so unrolling and stepping cannot disagree. Products are taken in the dtype
+of the features; recurrent states are float32.
 
 Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames.
 """
@@ -81,8 +82,10 @@ class LSTM(nn.Module):
     @nn.compact
     def __call__(self, state, features, first):
         """Returns the hidden states `[T, B, H]` and the last state."""
-        inputs = nn.Dense(4 * self.size, name="input")(features)  # [T, B, 4H]
+        dtype = features.dtype
+        inputs = nn.Dense(4 * self.size, name="input", dtype=dtype)(features)  # [T, B, 4H]
         kernel = self.param("recurrent", _orthogonal_blocks(4), (self.size, 4 * self.size))
+        kernel = kernel.astype(dtype)
         inputs = _norm(self, "input_norm", 4 * self.size)(inputs)
         norm_gates = _norm(self, "recurrent_norm", 4 * self.size)
         norm_cell = _norm(self, "cell_norm", self.size)
@@ -90,7 +93,8 @@ class LSTM(nn.Module):
         def step(state, x):
             inputs, first = x
             cell, hidden = _reset(state, first)
-            i, f, g, o = jnp.split(inputs + norm_gates(hidden @ kernel), 4, axis=-1)
+            gates = inputs + norm_gates(hidden.astype(dtype) @ kernel)
+            i, f, g, o = jnp.split(gates.astype(jnp.float32), 4, axis=-1)
             cell = jax.nn.sigmoid(f + 1.0) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             hidden = jax.nn.sigmoid(o) * jnp.tanh(norm_cell(cell))
             return (cell, hidden), hidden
@@ -127,8 +131,10 @@ class GRU(nn.Module):
     @nn.compact
     def __call__(self, state, features, first):
         """Returns the hidden states `[T, B, H]` and the last of them."""
-        inputs = nn.Dense(3 * self.size, name="input")(features)  # [T, B, 3H]
+        dtype = features.dtype
+        inputs = nn.Dense(3 * self.size, name="input", dtype=dtype)(features)  # [T, B, 3H]
         kernel = self.param("recurrent", _orthogonal_blocks(3), (self.size, 3 * self.size))
+        kernel = kernel.astype(dtype)
         bias = self.param("candidate_bias", nn.initializers.zeros, (self.size,))
         split = 2 * self.size  # the gates stand before the candidate
         input_gates = _norm(self, "input_gates_norm", split)(inputs[..., :split])
@@ -139,7 +145,7 @@ class GRU(nn.Module):
         def step(state, x):
             input_gates, input_n, first = x
             state = _reset(state, first)
-            products = state @ kernel
+            products = (state.astype(dtype) @ kernel).astype(jnp.float32)
             gates = jax.nn.sigmoid(input_gates + norm_gates(products[..., :split]))
             r, z = jnp.split(gates, 2, axis=-1)
             candidate = jnp.tanh(input_n + r * (norm_candidate(products[..., split:]) + bias))
@@ -159,7 +165,7 @@ def _norm(core: nn.Module, name: str, size: int) -> Callable[[jax.Array], jax.Ar
         return lambda x: x
     scale = core.param(f"{name}_scale", nn.initializers.ones, (size,))
     bias = core.param(f"{name}_bias", nn.initializers.zeros, (size,))
-    return lambda x: jax.nn.standardize(x, epsilon=1e-6) * scale + bias
+    return lambda x: jax.nn.standardize(x.astype(jnp.float32), epsilon=1e-6) * scale + bias
 
 
 def _orthogonal_blocks(num_blocks: int) -> nn.initializers.Initializer:

@@ -115,7 +115,7 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, pads: Pads) -> j
       pads: zeros before and after, of `H` and of `W`.
     """
     side, stride, fold = _folded(kernel.shape[0], stride)
-    bands = _bands(_fold(images, fold, pads), side, stride)  # [K * C, H', W, N]
+    bands = _bands(_fold(images, fold, pads, kernel.dtype), side, stride)  # [K * C, H', W, N]
     products = _weights(kernel, fold) @ _flat(bands)
     products = products.reshape(side, -1, *bands.shape[1:])  # [K, O, H', W, N]
     columns = range(0, products.shape[3] - side + 1, stride)
@@ -129,7 +129,9 @@ def _forward(images, kernel, stride, pads):
 def _backward(stride, pads, residuals, gradient):
     images, kernel = residuals
     side, stride, fold = _folded(kernel.shape[0], stride)
-    bands, to_images = jax.vjp(lambda x: _bands(_fold(x, fold, pads), side, stride), images)
+    bands, to_images = jax.vjp(
+        lambda x: _bands(_fold(x, fold, pads, kernel.dtype), side, stride), images
+    )
     weights, to_kernel = jax.vjp(lambda x: _weights(x, fold), kernel)
     # The derivative of the sum over columns: each product sees the gradient where it took part.
     after = bands.shape[2] - (gradient.shape[2] - 1) * stride - 1
@@ -154,7 +156,9 @@ def _flat(images: jax.Array) -> jax.Array:
 
 def _pad_columns(images: jax.Array, before: int, after: int, stride: int) -> jax.Array:
     none = (0, 0, 0)
-    return jax.lax.pad(images, 0.0, (none, none, (before, after, stride - 1), none))
+    return jax.lax.pad(
+        images, jnp.zeros((), images.dtype), (none, none, (before, after, stride - 1), none)
+    )
 
 
 def _folded(side: int, stride: int) -> tuple[int, int, int]:
@@ -166,10 +170,10 @@ def _folded(side: int, stride: int) -> tuple[int, int, int]:
     return (side, stride, 1) if side % stride else (side // stride, 1, stride)
 
 
-def _fold(images: jax.Array, fold: int, pads: Pads) -> jax.Array:
-    """Returns the padded images as float32, `[fold * fold * C, H / fold, W / fold, N]`."""
+def _fold(images: jax.Array, fold: int, pads: Pads, dtype: jnp.dtype) -> jax.Array:
+    """Returns the padded images as floats, `[fold * fold * C, H / fold, W / fold, N]`."""
     if images.dtype == jnp.uint8:
-        images = images.astype(jnp.float32) / 255.0
+        images = (images.astype(jnp.float32) / 255.0).astype(dtype)
     images = jnp.pad(images, ((0, 0), *pads, (0, 0)))
     if fold == 1:
         return images

@@ -47,8 +47,8 @@ def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array 
     """Returns the image and the vector of an observation.
 
     The image is the only leaf of rank three, or else the only one of rank two (`[H, W]`, without
-    channels). It stays bytes if it was bytes, and is float32 otherwise, as the vector always is;
-    bytes in the vector are divided by 255.
+    channels). It stays bytes if it was bytes, and is what `layers.as_floats` makes of it
+    otherwise, as the vector always is; bytes in the vector are divided by 255.
 
     Args:
       observation: leaves `[N, ...]`.
@@ -65,7 +65,7 @@ def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array 
             break
     if image is not None:
         image = image if image.ndim == 4 else image[..., None]
-        image = image if image.dtype == jnp.uint8 else image.astype(jnp.float32)
+        image = image if image.dtype == jnp.uint8 else layers.as_floats(image)
     return image, _flatten(leaves)
 
 

@@ -2,7 +2,8 @@
 
 Inputs, outputs and parameters are the same on every backend: rows `[..., F]` and images
 `[N, H, W, C]`. On CPU the arithmetic is that of `cpu_kernels`, with features first and rows last;
-`mlp` and `on_images` stay in that layout from their first layer to their last.
+`mlp` and `on_images` stay in that layout from their first layer to their last. Layers compute in
+the dtype of their inputs, which encoders make with `as_floats`; parameters are float32.
 
 Axis legend: `N` rows, `F` features, `O` outputs, `H` `W` `C` height, width and channels.
 """
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from agents.networks import cpu_kernels
-from podracers import errors, parallel
+from podracers import errors, parallel, precision
 
 # How many images a CPU takes through convolutions at a time: 16 (as many numbers as a register
 # holds) of 84 x 84, and up to 64 of smaller ones. Grids of 10 x 10 with 32 channels are learnt from
@@ -53,15 +54,16 @@ class Dense(nn.Module):
         super().__post_init__()
 
     @nn.compact
-    def weights(self, num_inputs: int) -> tuple[jax.Array, jax.Array]:
-        """Returns the kernel `[F, O]` and the bias `[O]` for `F` inputs."""
+    def weights(self, num_inputs: int, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+        """Returns the kernel `[F, O]` and the bias `[O]` for `F` inputs of a dtype, in that."""
         initializer = nn.initializers.orthogonal(self.scale)
         kernel = self.param("kernel", initializer, (num_inputs, self.features))
-        return kernel, self.param("bias", nn.initializers.zeros, (self.features,))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return kernel.astype(dtype), bias.astype(dtype)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns `inputs @ kernel + bias`, `[..., O]`, of inputs `[..., F]`."""
-        kernel, bias = self.weights(inputs.shape[-1])
+        kernel, bias = self.weights(inputs.shape[-1], inputs.dtype)
         if not use_cpu_kernels():
             return inputs @ kernel + bias
         # After `mlp` XLA drops this transposition and that at the end of `mlp`.
@@ -95,14 +97,14 @@ def mlp(
             inputs = activate(layer(inputs), activation, layer_norm)
         return inputs
     rows = inputs.reshape(-1, inputs.shape[-1])
-    kernel, bias = layers[0].weights(rows.shape[-1])
+    kernel, bias = layers[0].weights(rows.shape[-1], rows.dtype)
     if rows.shape[-1] > sizes[0]:
         columns = cpu_kernels.dense_of_rows(kernel, rows)
     else:
         columns = cpu_kernels.dense(kernel, rows.T)
     columns = activate(columns + bias[:, None], activation, layer_norm, axis=0)
     for layer in layers[1:]:
-        kernel, bias = layer.weights(columns.shape[0])
+        kernel, bias = layer.weights(columns.shape[0], columns.dtype)
         columns = cpu_kernels.dense(kernel, columns) + bias[:, None]
         columns = activate(columns, activation, layer_norm, axis=0)
     return columns.T.reshape(*inputs.shape[:-1], sizes[-1])
@@ -130,7 +132,8 @@ def activate(
     if layer_norm:
         if axis is None:
             axis = 0 if _channels_first.get() else -1
-        values = nn.LayerNorm(reduction_axes=axis, feature_axes=axis)(values)
+        norm = nn.LayerNorm(reduction_axes=axis, feature_axes=axis, dtype=values.dtype)
+        values = norm(values)
     return activation(values)
 
 
@@ -172,6 +175,7 @@ class Conv(nn.Module):
         shape = (self.kernel, self.kernel, channels, self.features)
         kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        kernel, bias = (weights.astype(precision.compute_dtype()) for weights in (kernel, bias))
         strides = (self.stride, self.stride)
         if not use_cpu_kernels():
             layout = ("NHWC", "HWIO", "NHWC")
@@ -181,6 +185,8 @@ class Conv(nn.Module):
             return product + bias
 
         def convolve(images: jax.Array) -> jax.Array:
+            if images.dtype != jnp.uint8:
+                images = images.astype(kernel.dtype)
             pads = jax.lax.padtype_to_pads(images.shape[1:3], shape[:2], strides, self.padding)
             output = cpu_kernels.convolve(images, kernel, self.stride, tuple(pads))
             return output + bias[:, None, None, None]
@@ -200,10 +206,11 @@ def max_pool(images: jax.Array) -> jax.Array:
 
 
 def as_floats(values: jax.Array) -> jax.Array:
-    """Returns float32; bytes are divided by 255."""
+    """Returns what encoders compute with, float32 or bfloat16; bytes are divided by 255."""
+    floats = values.astype(jnp.float32)
     if values.dtype == jnp.uint8:
-        return values.astype(jnp.float32) / 255.0
-    return values.astype(jnp.float32)
+        floats = floats / 255.0
+    return floats.astype(precision.compute_dtype())
 
 
 def on_images(trunk: nn.Module, images: jax.Array, recompute: bool = False) -> jax.Array:

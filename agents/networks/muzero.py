@@ -47,7 +47,8 @@ class _Hidden(nn.Module):
 
     @nn.compact
     def __call__(self, features):
-        return layers.mlp(features, self.sizes, jax.nn.relu)
+        hidden = layers.mlp(layers.as_floats(features), self.sizes, jax.nn.relu)
+        return hidden.astype(jnp.float32)
 
 
 class Representation(nn.Module):

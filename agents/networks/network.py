@@ -173,7 +173,8 @@ class Torso(nn.Module):
         length, batch = first.shape
         rows = jax.tree.map(lambda x: x.reshape(length * batch, *x.shape[2:]), observation)
         features = self.encoder(rows)
-        return self.core(state, features.reshape(length, batch, -1), first)
+        features, state = self.core(state, features.reshape(length, batch, -1), first)
+        return features.astype(jnp.float32), state  # whatever they were computed in
 
 
 class ActorCriticOutput(NamedTuple):

@@ -250,7 +250,7 @@ class PolicyModule(nn.Module):
     def __call__(self, features):
         """Returns `[N, num_outputs]`."""
         body = encoders.MLP(self.hidden_sizes, self.activation, self.layer_norm)
-        hidden = body(features)
+        hidden = body(features).astype(jnp.float32)
         return layers.Dense(self.num_outputs, scale=0.01)(hidden)
 
 
@@ -279,12 +279,14 @@ class CriticModule(nn.Module):
 
     def encode(self, observation):
         """Returns features `[N, F]`, or the observation where there is no encoder."""
-        return observation if self.encoder is None else self.encoder(observation)
+        if self.encoder is None:
+            return observation
+        return self.encoder(observation).astype(jnp.float32)
 
     def __call__(self, features, action):
         """Returns values `[2, N, num_values]` of actions `[N, D]` (None for values of all)."""
-        values = [head(body((features, action))) for body, head in zip(self.bodies, self.heads)]
-        return jnp.stack(values)
+        pairs, seen = zip(self.bodies, self.heads), (features, action)
+        return jnp.stack([head(body(seen).astype(jnp.float32)) for body, head in pairs])
 
     def everything(self, observation, action):
         """Returns values `[2, N, num_values]`, from the observation on."""

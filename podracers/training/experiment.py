@@ -10,7 +10,7 @@ import jax
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, evaluation, types
+from podracers import errors, evaluation, precision, types
 from podracers import runner as runner_lib
 from podracers.training import check as check_lib
 from podracers.training import config
@@ -85,6 +85,10 @@ class Experiment:
       keep_best: number of those with the best evaluations to keep besides.
       profile_update: the log period that this update is in is traced for the JAX profiler, into
         `profile` in the run directory; not the first period, which compiles. None for no trace.
+      matmul_precision: of the agent's matrix products and convolutions, "default", "high" or
+        "highest"; None for JAX's own default (see `precision.Precision`).
+      compute_dtype: of its networks' encoders and cores, "float32" or "bfloat16"; parameters, heads
+        and losses are float32.
     """
 
     agent: Callable[..., agent_lib.Agent]
@@ -101,6 +105,8 @@ class Experiment:
     keep_latest: int = 3
     keep_best: int = 1
     profile_update: int | None = None
+    matmul_precision: str | None = None
+    compute_dtype: str = "float32"
     # What gin holds now: gin makes the parts, and they read it when they are built. A copy that
     # `dataclasses.replace` makes is of the same configuration.
     _state: dataclasses.InitVar[config.State] = _NOW
@@ -119,6 +125,7 @@ class Experiment:
                 continue  # the updates are counted on the device, not the agent steps
             errors.require_count(self, name, least)
         errors.require_count(self, "seed", 0)
+        _ = self.precision  # which refuses names that do not exist
         for name in ("agent", "environment", "runner"):
             value = getattr(self, name)
             classes = value if name == "runner" and isinstance(value, tuple) else (value,)
@@ -131,6 +138,11 @@ class Experiment:
                 "Experiment.runner: expected one class, or two, for environments in JAX and for "
                 f"those on the host, got {len(self.runner)}"
             )
+
+    @property
+    def precision(self) -> precision.Precision:
+        """What the agent computes with."""
+        return precision.Precision(self.matmul_precision, self.compute_dtype)
 
     def runner_class(self) -> RunnerClass:
         """Returns the runner; of two, the one for this kind of environment."""
@@ -158,6 +170,7 @@ class Experiment:
         environment = _make("environment", self.environment, environment_lib.Environment)
         _check_spec(environment)
         agent = _make("agent", self.agent, agent_lib.Agent, spec=environment.spec)
+        agent = self.precision.apply(agent)
         runner = _make(
             "runner", self.runner_class(), runner_lib.Runner, agent=agent, environment=environment
         )

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,7 @@ class Run:
       stop: true once the run is to end early.
       resume: continue from the newest whole checkpoint in it.
       say: takes lines for the person who watches.
+      progress: whether the terminal shows how far the run is.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class Run:
         stop: signals.StopRequest,
         resume: bool = False,
         say: Callable[[str], None] = print,
+        progress: bool = True,
     ):
         self._clock = clock.Clock()
         self._experiment = experiment
         self._directory = directory
         self._say = say if processes.is_lead() else lambda line: None
+        self._progress = progress
         self._stop = stop
         self._stopping = False  # agreed on by all processes
         self._parts = parts
@@ -126,11 +130,10 @@ class Run:
             return []
         resumed = self.steps if self._resume else None
         self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
-        return [
-            loggers.JsonlLogger(self._directory.metrics, resumed),
-            self._tensorboard,
-            loggers.TerminalLogger(total * self._runner.steps_per_update),
-        ]
+        writers = [loggers.JsonlLogger(self._directory.metrics, resumed), self._tensorboard]
+        if self._progress:
+            writers.append(loggers.TerminalLogger(total * self._runner.steps_per_update))
+        return writers
 
     def _must_stop(self) -> bool:
         """Returns whether a signal has reached any process; all of them ask at the same moment."""
@@ -368,6 +371,7 @@ class Run:
             "seed": self._experiment.seed,
             "updates": self._update,
             "best_checkpoint": self._checkpointer.best_step(),
+            **self._experiment.precision.describe(),
             **run_directory.provenance(),
         }
         self._directory.write_summary(summary)
@@ -392,6 +396,38 @@ class Run:
         policy = evaluation.UniformPolicy(self._parts.environment.spec)
         evaluator = dataclasses.replace(self._parts.evaluator, agent=policy, population=1)
         return evaluator.run((), key, self._stopped)
+
+
+def train(
+    experiment: experiment_lib.Experiment,
+    path: str | pathlib.Path,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any] | None:
+    """Trains an experiment in a new run directory, from Python and in one process.
+
+    It is what the command `train.py` does, without a word but to `say`. `loggers.read_rows` reads
+    what it logs, `trained.load` what was learnt.
+
+    Args:
+      experiment: as `experiment.load` returns it.
+      path: the run directory's path; it is made.
+      say: takes lines for the person who watches.
+
+    Returns:
+      The summary, or None where a signal ended the run early.
+
+    Raises:
+      errors.UserError: the parts do not fit, or there is a directory already.
+      errors.RunFailure: see `Run.train`.
+    """
+    directory = run_directory.RunDirectory(path)
+    parts = experiment.build()
+    experiment_lib.check(parts, experiment.seed)
+    directory.create()
+    with experiment.configured():
+        directory.write_config(config.text())
+    with signals.StopRequest() as stop:
+        return Run(experiment, parts, directory, stop=stop, say=say, progress=False).train()
 
 
 def _due(update: int, period: int) -> bool:

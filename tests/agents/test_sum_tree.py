@@ -50,12 +50,29 @@ def test_writes_of_any_size_give_the_sums(num_items):
     items = np.zeros((3, num_items))
     for _ in range(4):
         row, item = rng.integers(3, size=50), rng.integers(num_items, size=50)
-        # Where an item appears twice either value may stay, so both are the same.
-        value = ((7 * row + item) % 5 * rng.random()).astype(np.float32)
+        value = rng.integers(5, size=50) * rng.random(50)
+        value = value.astype(np.float32)
         tree = _write(tree, row, item, value)
-        items[row, item] = value
+        items[row, item] = value  # of what is written twice, the last
         _assert_sums(tree, items, rtol=1e-6)
         np.testing.assert_array_equal(tree.levels[0][:, :num_items], items.astype(np.float32))
+
+
+def test_no_item_is_written_twice(monkeypatch):
+    """On a GPU a scatter keeps any of two writes: a CPU would show nothing."""
+    order, written = sum_tree._in_order, []
+
+    def note(row, item, value):
+        made = order(row, item, value)
+        written.append([np.asarray(part)[np.asarray(made[-1])] for part in made[:-1]])
+        return made
+
+    monkeypatch.setattr(sum_tree, "_in_order", note)
+    row, item = jnp.array([0, 1, 0, 0, 1, 0]), jnp.array([3, 3, 3, 4, 3, 2])
+    tree = sum_tree.write(sum_tree.init(2, 5), row, item, jnp.arange(1.0, 7.0))
+    rows, items, values = written[0]
+    assert list(zip(rows, items, values)) == [(0, 2, 6), (0, 3, 3), (0, 4, 4), (1, 3, 5)]
+    np.testing.assert_array_equal(tree.levels[0][:, :5], [[0, 0, 6, 3, 4], [0, 0, 0, 5, 0]])
 
 
 @pytest.fixture(scope="module", name="worn")

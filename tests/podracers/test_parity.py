@@ -87,6 +87,7 @@ def _assert_same(actual: Trace, expected: Trace) -> None:
     streams.assert_close(actual.means, expected.means, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.exact  # as far as that both step environments on one backend
 @pytest.mark.parametrize("made", AGENTS, indirect=True)
 def test_without_lag_both_runners_learn_the_same(made):
     agent, environment, expected = made
@@ -133,6 +134,7 @@ def test_a_recurrent_network_learns_from_what_it_acted_on(make):
     assert len(np.unique(actions)) > 1
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("made", LAGGED, indirect=True)
 def test_with_a_lag_of_one_a_seed_repeats_and_the_lag_is_exactly_one(made):
     agent, environment, without = made

@@ -94,6 +94,7 @@ def test_tensorboard_reads_what_the_log_says(reference):
     assert points == [(line["step"], line["loss/total"]) for line in processes.log(reference)]
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 def test_a_second_start_compiles_nothing_and_repeats_the_first_bit_for_bit(
     reference, folder, config
@@ -112,6 +113,7 @@ def test_a_second_start_compiles_nothing_and_repeats_the_first_bit_for_bit(
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
+@pytest.mark.exact
 def test_a_signal_ends_a_run_in_order_and_resuming_changes_nothing(
     reference, folder, config, number
 ):

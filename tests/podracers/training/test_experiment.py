@@ -40,6 +40,8 @@ def test_builds_the_parts(tiny):
         ("evaluation_episodes", 0, "expected a positive int, got 0"),
         ("greedy_evaluation_episodes", -1, "expected an int of at least 0, got -1"),
         ("seed", -1, "expected an int of at least 0, got -1"),
+        ("compute_dtype", "bfloat1", "expected one of .*; did you mean 'bfloat16'"),
+        ("matmul_precision", "higest", "expected one of .*; did you mean 'highest'"),
         ("environment", catch.Catch(), "expected a class, uncalled"),
         ("runner", (anakin.Anakin,) * 3, "expected one class, or two, .*, got 3"),
         ("runner", (anakin.Anakin, None), "expected a class, uncalled"),

@@ -154,6 +154,8 @@ def test_a_population_is_logged_apart_and_together(population):
     assert summary["evaluation"]["return"] == pytest.approx(np.mean(list(by_seed.values())))
     assert summary["evaluation"]["episodes"] == 16
     assert summary["environment_steps"] == 2 * 640
+    assert summary["compute_dtype"] == "float32"
+    assert summary["matmul_precision"] == "default"
 
 
 def test_greedy_returns_are_logged_beside_sampled_ones(population):
@@ -213,6 +215,7 @@ def test_the_operative_configuration_gives_the_same_experiment(population):
 
 
 @pytest.mark.slow
+@pytest.mark.exact
 def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, population, tmp_path):
     directory = run_directory.RunDirectory(tmp_path)
     directory.write(directory.config, population[0].config.read_text())

@@ -1,0 +1,104 @@
+"""Precision: what is traced with it, and what stays float32."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import networks, ppo
+from agents.networks import cores, encoders, heads
+from agents.networks import network as network_lib
+from environments import catch
+from podracers import agent as agent_lib
+from podracers import errors, precision
+
+BFLOAT16 = precision.Precision(compute_dtype="bfloat16")
+SPEC = catch.Catch().spec
+
+
+def _dtypes(jaxpr, primitive: str) -> list[tuple[str, ...]]:
+    """Returns the dtypes of the operands of each use of a primitive, in inner programs as well."""
+    found = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == primitive:
+            found.append(tuple(str(v.aval.dtype) for v in eqn.invars))
+        for value in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "jaxpr")):
+            inner = getattr(value, "jaxpr", value)
+            found += _dtypes(inner, primitive) if hasattr(inner, "eqns") else []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("encoder", "core"),
+    [
+        (encoders.MLP((8, 8), layer_norm=True), None),
+        (encoders.CNN((4,), hidden_sizes=(8,)), cores.LSTM(8, layer_norm=True)),
+        (encoders.ImpalaResNet((4,), 8), cores.GRU(8)),
+    ],
+    ids=["mlp", "cnn_lstm", "resnet_gru"],
+)
+def test_bodies_compute_in_bfloat16_and_all_that_is_kept_is_float32(encoder, core):
+    network = networks.actor_critic(SPEC, heads.Categorical(3), encoder=encoder, core=core)
+    timestep = network_lib.zero_timestep(SPEC)
+
+    def gradient():  # only traced
+        params = network.init(jax.random.key(0), timestep)
+
+        def loss(params):
+            output, core = network.step(params, network.initial_core(1), timestep)
+            return jnp.sum(output.policy) + jnp.sum(output.value), (output, core)
+
+        return params, jax.grad(loss, has_aux=True)(params)
+
+    with BFLOAT16.tracing():
+        traced, kept = jax.make_jaxpr(gradient, return_shape=True)()
+    products = _dtypes(traced.jaxpr, "dot_general")
+    assert ("bfloat16", "bfloat16") in products
+    assert ("float32", "float32") in products  # of the heads
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(kept))
+
+
+def test_bfloat16_is_near_float32_and_not_the_same():
+    encoder = encoders.MLP((16, 16))
+    observation = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
+    params = encoder.init(jax.random.key(0), observation)
+    exact = encoder.apply(params, observation)
+    with BFLOAT16.tracing():
+        rounded = encoder.apply(params, observation).astype(jnp.float32)
+    assert 1e-4 < np.max(np.abs(exact - rounded)) < 0.05
+
+
+def test_an_agents_methods_are_traced_with_its_precision_and_greedy_copies_too():
+    agent = precision.Precision("highest", "bfloat16").apply(ppo.PPO(spec=SPEC))
+    assert isinstance(agent, ppo.PPO)
+    greedy = agent_lib.greedy(agent)
+    params = agent.actor_params(agent.init_learner(jax.random.key(0)))
+    arguments = (agent.init_actor(jnp.arange(1), 1), network_lib.zero_timestep(SPEC))
+    for made in (agent, greedy, dataclasses.replace(agent, gamma=0.5)):
+        act = jax.make_jaxpr(made.act)(params, *arguments, jax.random.split(jax.random.key(1), 1))
+        assert ("bfloat16", "bfloat16") in _dtypes(act.jaxpr, "dot_general")
+        assert "Precision.HIGHEST" in str(act)
+    assert precision.compute_dtype() == jnp.float32  # no more than that
+
+
+def test_without_a_choice_the_agent_is_left_as_it_is():
+    agent = ppo.PPO(spec=SPEC)
+    assert precision.Precision().apply(agent) is agent
+
+
+def test_what_was_traced_before_is_traced_anew():
+    program = jax.jit(lambda x: x.astype(precision.compute_dtype()))
+    assert program(1.0).dtype == jnp.float32
+    with BFLOAT16.tracing():
+        assert program(1.0).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "nearest"),
+    [({"matmul": "higest"}, "highest"), ({"compute_dtype": "bfloat1"}, "bfloat16")],
+)
+def test_a_name_that_does_not_exist_is_refused_with_the_nearest(options, nearest):
+    with pytest.raises(errors.UserError, match=f"did you mean '{nearest}'"):
+        precision.Precision(**options)
