@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from podracers import types
+
 
 @dataclasses.dataclass
 class BestScores(ocp.checkpoint_managers.PreservationPolicy):
@@ -37,6 +39,26 @@ def alone() -> ocp.options.MultiprocessingOptions:
     return ocp.options.MultiprocessingOptions(
         primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"alone_{index}"
     )
+
+
+def handlers(who: ocp.options.MultiprocessingOptions) -> dict[str, ocp.CheckpointHandler]:
+    """Returns what writes and reads the items of a checkpoint, by their names."""
+    return {
+        "state": ocp.StandardCheckpointHandler(multiprocessing_options=who),
+        "params": ocp.StandardCheckpointHandler(multiprocessing_options=who),
+        "metadata": ocp.JsonCheckpointHandler(multiprocessing_options=who),
+    }
+
+
+def abstract(tree: types.PyTree) -> types.PyTree:
+    """Returns what orbax wants as a template of arrays."""
+
+    def one(leaf):
+        if isinstance(leaf, jax.Array):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        return leaf
+
+    return jax.tree.map(one, tree)
 
 
 def remove(folder: pathlib.Path, seconds: float = 2.0) -> None:

@@ -18,6 +18,7 @@ from podracers.training import (
     clock,
     config,
     config_values,
+    gathering,
     loggers,
     run_directory,
     signals,
@@ -79,11 +80,14 @@ class Run:
                 self._restore()
             on_failure.pop_all()
 
-    def _make_checkpointer(self) -> checkpoint.Checkpointer | checkpoint.GroupCheckpointer:
-        is_group = processes.is_several()
-        make = checkpoint.GroupCheckpointer if is_group else checkpoint.Checkpointer
-        keep = (self._experiment.keep_latest, self._experiment.keep_best)
-        return make(self._directory.checkpoints, *keep)
+    def _make_checkpointer(self) -> checkpoint.Checkpointer | gathering.GatheringCheckpointer:
+        settings = self._experiment
+        return gathering.open_checkpoints(
+            self._directory.checkpoints,
+            settings.checkpoint_directory,
+            (settings.keep_latest, settings.keep_best),
+            settings.checkpoint_replay,
+        )
 
     @property
     def steps(self) -> int:
