@@ -300,6 +300,11 @@ def hear(key: str) -> Any:
     return json.loads(_client().blocking_key_value_get(key, int(_MESSAGE_TIMEOUT * 1000)))
 
 
+def forget(key: str) -> None:
+    """Removes what a process has said under a key, once nobody asks for it any more."""
+    _client().key_value_delete(key)
+
+
 def _kind(error: Exception) -> type[Exception]:
     return errors.UserError if isinstance(error, errors.UserError) else errors.RunFailure
 

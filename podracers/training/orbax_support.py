@@ -1,8 +1,8 @@
 """What orbax needs from outside: a policy of its own, quiet, and tidying after a failed save."""
 
+import contextlib
 import dataclasses
 import logging
-import pathlib
 import shutil
 import sys
 import time
@@ -14,6 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from podracers import types
+from podracers.training import storage
 
 
 @dataclasses.dataclass
@@ -61,8 +62,12 @@ def abstract(tree: types.PyTree) -> types.PyTree:
     return jax.tree.map(one, tree)
 
 
-def remove(folder: pathlib.Path, seconds: float = 2.0) -> None:
+def remove(folder: storage.Path, seconds: float = 2.0) -> None:
     """Removes a folder into which writes of a failed save may still be trickling."""
+    if storage.is_bucket(folder):
+        with contextlib.suppress(Exception):  # what stays is removed at the next start
+            storage.remove(folder)
+        return
     deadline = time.monotonic() + seconds
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)

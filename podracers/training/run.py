@@ -22,6 +22,7 @@ from podracers.training import (
     loggers,
     run_directory,
     signals,
+    storage,
 )
 from podracers.training import experiment as experiment_lib
 
@@ -60,6 +61,8 @@ class Run:
         self._stop = stop
         self._stopping = False  # agreed on by all processes
         self._parts = parts
+        if experiment.checkpoint_directory is not None:
+            directory.checkpoints = storage.path(experiment.checkpoint_directory)
         self._runner = self._parts.runner
         self._update = 0
         self._loggers: loggers.Loggers | None = None

@@ -62,10 +62,15 @@ def make(directory: Path) -> int | None:
       errors.RunFailure: it cannot be made.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        _make(directory)
         return None if is_bucket(directory) else os.open(directory, os.O_RDONLY)
     except Exception as error:  # libraries of buckets raise almost anything
         raise errors.RunFailure(f"could not make {directory}: {manifest.reason(error)}") from error
+
+
+def _make(folder: Path) -> None:
+    if not os.fspath(folder).startswith(_SCHEME):  # buckets have no folders, and would be made
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def write(file: Path, text: str) -> None:
@@ -97,7 +102,7 @@ def rename(folder: Path, target: Path) -> None:
         return
     for file in manifest.files(epath.Path(folder)):
         copy = epath.Path(target) / file.relative_to(folder)
-        copy.parent.mkdir(parents=True, exist_ok=True)
+        _make(copy.parent)
         file.copy(copy)
     remove(folder)
 
@@ -121,7 +126,7 @@ def _entries(directory: Path) -> list[Path]:
     """Returns what is in a folder; nothing where there is none, as in buckets if it is empty."""
     try:
         return list(directory.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -169,7 +174,7 @@ def _begin(option: str, place: str, token: str, resume: bool) -> str:
     """Writes, in process 0, what the others are to find; returns its name."""
     directory = path(place)
     with _mistakes(f"{option} = '{place}'", "cannot be written"):
-        directory.mkdir(parents=True, exist_ok=True)
+        _make(directory)
         found = {entry.name for entry in _entries(directory)}
         if resume or not (other := {name for name in found if not name.startswith(_MARK)}):
             (directory / _MARK).write_text("checkpoints of one run\n")

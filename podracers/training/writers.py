@@ -152,7 +152,8 @@ class Together:
     def _hear_parts(self) -> None:
         parts: dict[str, list[int]] = {}
         for index in range(processes.count()):
-            part = processes.hear(f"{self._key}/{index}")
+            part = processes.hear(key := f"{self._key}/{index}")
+            processes.forget(key)  # there may be many files
             if isinstance(part, str):
                 raise RuntimeError(f"process {index}: {part}" if index else part)
             parts |= part
