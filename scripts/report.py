@@ -1,6 +1,6 @@
 """Makes the pages of results and benchmarks, out of docs/results.json, docs/benchmarks, docs/rules.
 
-The tables and the picture of docs/results.md, and README.md's table, show what was recorded with
+The tables and pictures of docs/results.md, and README.md's table, show what was recorded with
 scripts/reproduce.py; docs/benchmarks.md shows what scripts/benchmark.py --json has left in
 docs/benchmarks; the tables of docs/meta_learning.md what scripts/evaluate_rule.py --json has left
 in docs/rules. Prose stays as it is: only what stands between `<!-- begin: NAME -->` and
@@ -11,7 +11,7 @@ written, and exit code 1 says that something would be.
 import pathlib
 
 from benchmarks import page
-from results import markdown, rules, tables
+from results import markdown, rules, suite_page, tables
 from results import rows as results
 
 from podracers import command_line, errors
@@ -56,7 +56,12 @@ def main() -> int:
     for path, text in pages.items():
         markdown.write(path, text)
     tables.draw(rows, arguments.picture)
-    print("\n".join(map(str, [*pages, arguments.picture])))
+    pictures = [arguments.picture]
+    for name, chosen in suite_page.suites(rows).items():
+        picture = arguments.picture.with_name(f"suite_{name}.png")
+        if suite_page.draw(chosen, picture):
+            pictures.append(picture)
+    print("\n".join(map(str, [*pages, *pictures])))
     return 0
 
 

@@ -1,6 +1,6 @@
 """Repeats a published result: python scripts/reproduce.py EXPERIMENT [--runner RUNNER].
 
---list says which results there are.
+--list says which results there are; --suite NAME works through all rows of a suite instead.
 
 Trains what is behind a row of docs/results.json (`scripts/train.py`, each seed in a process of its
 own, one after the other), then sets the new returns beside the old ones. Exit code 1 says that they
@@ -11,16 +11,21 @@ one side was evaluated by sampled actions.
 With --record, the new numbers take the place of the old ones, and the exit code is 0 whatever they
 are; `python scripts/report.py` then makes docs/results.md anew, and the table of README.md. Stopped
 by Ctrl-C, or lost with its machine, it goes on with the same --out.
+
+--suite trains, at low priority, what the rows of a suite lack of so many seeds, and records each
+run as it ends; what is recorded is not trained again. A run that fails is recorded, too, and the
+others go on; the exit code is 1 then.
 """
 
 import argparse
 import dataclasses
 import datetime
+import functools
 import pathlib
 from collections.abc import Mapping
 
 import rich.console
-from results import reproduction
+from results import reproduction, suites
 from results import rows as results
 
 from podracers import command_line, errors
@@ -36,6 +41,8 @@ def main() -> int:
     if arguments.list:
         print(_listing(rows))
         return 0
+    if arguments.suite:
+        return _work_through(arguments, path)
     if arguments.experiment is None:
         raise errors.UserError("which result? name an experiment; --list says which there are")
     row = results.find(rows, arguments.experiment, arguments.runner)
@@ -51,7 +58,7 @@ def main() -> int:
     if not reproduction.train(row, count, output):
         print(f"stopped: it goes on with --out {output}")
         return 0
-    new = reproduction.measured(output, count, arguments.note)
+    new = reproduction.measured(output, range(count), arguments.note)
     sides = {"old": row.measured, "new": new} if row.measured else {"new": new}
     rich.console.Console(highlight=False).print(reproduction.table(row.name, sides))
     for heading, each in sides.items():
@@ -67,18 +74,35 @@ def main() -> int:
     return 0
 
 
+def _work_through(arguments: argparse.Namespace, path: pathlib.Path) -> int:
+    """Trains what a suite lacks."""
+    if arguments.experiment or arguments.runner or arguments.note:
+        raise errors.UserError("--suite: expected neither an experiment nor --runner, nor --note")
+    output = pathlib.Path(arguments.out or f"runs/suite-{arguments.suite}")
+    say = functools.partial(print, flush=True)
+    done = suites.train(arguments.suite, arguments.seeds or _SEEDS, output, path, say)
+    if done is None:
+        print("stopped: the same command goes on")
+        return 0
+    print(f"recorded in {path}; now: python scripts/report.py")
+    return 0 if done else errors.RunFailure.exit_code
+
+
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
     parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="see --list")
     parser.add_argument(
         "--runner", metavar="NAME", help="anakin or sebulba; default: the first that --list names"
     )
+    parser.add_argument("--suite", metavar="NAME", help="all rows of a suite")
     parser.add_argument("--list", action="store_true", help="all results, with expected minutes")
     parser.add_argument(
         "--seeds", type=command_line.count, help="how many: 0, 1, ... (default: as recorded)"
     )
     parser.add_argument(
-        "--out", metavar="DIR", help="default: runs/reproduce-<experiment>-<runner>-<date>-<time>"
+        "--out",
+        metavar="DIR",
+        help="default: runs/reproduce-<experiment>-<runner>-<date>-<time>, or runs/suite-<suite>",
     )
     parser.add_argument("--record", action="store_true", help="keep the new numbers")
     parser.add_argument("--note", default="", help="what readers of the new numbers have to know")

@@ -38,6 +38,22 @@ def interquartile_mean(*tasks: np.ndarray, axis: int = -1) -> np.ndarray:
     return stats.trim_mean(np.concatenate(tasks, axis=axis), _TRIMMED, axis=axis)
 
 
+def probability_of_improvement(one: Sequence[float], other: Sequence[float]) -> float:
+    """Returns how likely a run of one algorithm is to beat one of another, ties as halves."""
+    difference = np.subtract.outer(np.asarray(one, float), np.asarray(other, float))
+    return float(np.mean((difference > 0) + 0.5 * (difference == 0)))
+
+
+def performance_profile(tasks: Sequence[Sequence[float]], scores: np.ndarray) -> np.ndarray:
+    """Returns the share of runs above each score, `[K]`, as the mean over tasks.
+
+    Args:
+      tasks: normalised scores, `[N, R]`.
+      scores: `[K]`.
+    """
+    return np.mean([np.mean(np.asarray(runs)[:, None] > scores, 0) for runs in tasks], axis=0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """A statistic, and between which values it is likely to lie: None with one run a task."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.table
-from results import aggregates, training_process
+from results import aggregates, plotting, training_process
 from results import rows as results
 
 from podracers import command_line, errors
@@ -18,12 +18,13 @@ from podracers.training import run_directory
 
 _SIGNIFICANT = 0.05
 _SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
+_RETURN = "evaluation/return"
 
 
 def stopped_early(row: results.Row) -> str:
     """Returns a remark on a row that was recorded before its end, and is compared with nothing."""
     try:
-        total = _plan(row, 0, pathlib.Path()).total_steps
+        total = plan(row, 0, pathlib.Path()).total_steps
     except errors.UserError as error:  # such as an extra that is not installed
         return f"; does not load: {error}"
     if row.measured is None or row.measured.agent_steps > total * (1 - _SAME_STEPS):
@@ -31,10 +32,16 @@ def stopped_early(row: results.Row) -> str:
     return f"; recorded at {row.measured.agent_steps:,} of {total:,} agent steps: no verdict"
 
 
-def _plan(row: results.Row, seed: int, output: pathlib.Path) -> training_process.Run:
+def plan(row: results.Row, seed: int, output: pathlib.Path) -> training_process.Run:
+    """Returns the run of one seed, in a folder of the row."""
     files = [row.gin_file, command_line.runner_file(row.runner.lower())]
     path = output / f"seed-{seed}"
     return training_process.plan(row.name, seed, files, row.gin_bindings, path)
+
+
+def same_steps(known: results.Measured, steps: int) -> bool:
+    """Returns whether the seeds of a row were trained for so many agent steps."""
+    return math.isclose(known.agent_steps, steps, rel_tol=_SAME_STEPS)
 
 
 def train(row: results.Row, count: int, output: pathlib.Path) -> bool:
@@ -44,13 +51,13 @@ def train(row: results.Row, count: int, output: pathlib.Path) -> bool:
       errors.UserError: the configuration is mistaken, or the folder holds something else.
       errors.RunFailure: a run failed.
     """
-    runs = [_plan(row, seed, output) for seed in range(count)]
+    runs = [plan(row, seed, output) for seed in range(count)]
     return training_process.train_all(runs, functools.partial(print, flush=True))
 
 
-def measured(output: pathlib.Path, count: int, note: str) -> results.Measured:
-    """Returns what so many finished runs have reached."""
-    directories = [run_directory.RunDirectory(output / f"seed-{n}") for n in range(count)]
+def measured(output: pathlib.Path, seeds: Sequence[int], note: str) -> results.Measured:
+    """Returns what finished runs have reached."""
+    directories = [run_directory.RunDirectory(output / f"seed-{seed}") for seed in seeds]
     summaries = [directory.read_summary() for directory in directories]
     last = summaries[-1]
     written = max(directory.summary.stat().st_mtime for directory in directories)
@@ -68,11 +75,28 @@ def measured(output: pathlib.Path, count: int, note: str) -> results.Measured:
                 wall_time_s=s["wall_time_s"],
                 commit=s["commit"],
                 greedy_return=s["evaluation"].get("greedy_return"),
+                curve=_curve(directory, s),
             )
-            for s in summaries
+            for directory, s in zip(directories, summaries)
         ),
         note=note,
     )
+
+
+def _curve(
+    directory: run_directory.RunDirectory, summary: Mapping[str, Any]
+) -> tuple[tuple[float, float, float], ...]:
+    """Returns agent steps, seconds and return of each evaluation, the final one included."""
+    log = plotting.read_log(directory.path)
+    seconds, values = plotting.series(log, _RETURN, "wall_time")
+    steps, _ = plotting.series(log, _RETURN)
+    points = [
+        (int(step), round(second, 1), round(value, 4))
+        for step, second, value in zip(steps, seconds, *values)
+    ]
+    end = summary["environment_steps"]
+    final = (end, round(summary["wall_time_s"], 1), round(summary["evaluation"]["return"], 4))
+    return (*(point for point in points if point[0] < end), final)
 
 
 def processor() -> str:
@@ -135,7 +159,7 @@ def verdict(old: results.Measured | None, new: results.Measured) -> tuple[str, b
 
 def _otherwise_measured(old: results.Measured, new: results.Measured) -> str:
     """Returns what two measurements do not have in common, in words; empty where all is."""
-    if not math.isclose(old.agent_steps, new.agent_steps, rel_tol=_SAME_STEPS):
+    if not same_steps(old, new.agent_steps):
         return f"other agent steps, {old.agent_steps:,} then and {new.agent_steps:,} now"
     kinds = [_kind(measured.runs) for measured in (old, new)]
     if kinds[0] != kinds[1]:

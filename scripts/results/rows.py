@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +31,27 @@ class SeedRun:
     commit: str | None = None  # of this repository, with `-dirty` where files differed
     # That of greedy actions, where `final_return` is of sampled ones.
     greedy_return: float | None = None
+    # Of each evaluation: agent steps, seconds since the start, mean return.
+    curve: tuple[tuple[float, float, float], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A training run that did not come to its end."""
+
+    seed: int
+    message: str  # its error, in a line
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What others reported of a task."""
+
+    value: float  # mean return
+    source: str  # who, and where
+    steps: str  # with their unit
+    error: float | None = None  # what stands behind their plus-minus sign
+    protocol: str = ""  # what differs from the row's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +115,10 @@ class Row:
     gin_bindings: tuple[str, ...] = ()  # of `scripts/train.py`, without the seed
     most: float | None = None  # the highest return there is, where it is known
     atari_game: str | None = None  # its name in `atari_scores.py`, where it is one
+    suite: str | None = None  # the suite that trains it (scripts/reproduce.py --suite)
+    published: tuple[Published, ...] = ()  # to stand beside it; the first one normalises
+    explanation: str = ""  # why it reaches less than was published, or has not been run
+    failures: tuple[Failure, ...] = ()  # of seeds that have not been trained since
 
     @property
     def short(self) -> str:
@@ -143,14 +169,21 @@ def read(path: pathlib.Path = PATH) -> dict[str, Row]:
 
 
 def _row(entry: Mapping[str, Any]) -> Row:
-    bindings = tuple(entry.get("gin_bindings", ()))
-    measured = _measured(entry["measured"]) if "measured" in entry else None
-    return Row(**{**entry, "gin_bindings": bindings, "measured": measured})
+    made = {
+        "gin_bindings": tuple(entry.get("gin_bindings", ())),
+        "measured": _measured(entry["measured"]) if "measured" in entry else None,
+        "published": tuple(Published(**each) for each in entry.get("published", ())),
+        "failures": tuple(Failure(**each) for each in entry.get("failures", ())),
+    }
+    return Row(**{**entry, **made})
 
 
 def _measured(entry: Mapping[str, Any]) -> Measured:
     measured = dict(entry)
-    runs = tuple(SeedRun(**run) for run in measured.pop("runs", ()))
+    runs = tuple(
+        SeedRun(**{**run, "curve": tuple(map(tuple, run.get("curve", ())))})
+        for run in measured.pop("runs", ())
+    )
     times = tuple(measured.pop("wall_times_s", ()))
     found = Measured(**measured, runs=runs, wall_times_s=times)
     if not runs and None in (found.mean, found.num_seeds):
@@ -164,6 +197,15 @@ def number(value: float | None) -> str:
         return "not kept"
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
     return f"{value:.{digits}f}"
+
+
+def mean(known: Measured) -> str:
+    """Returns the mean over seeds as tables show it, with its standard error."""
+    sample = known.sample
+    if sample.runs < 2:
+        return number(sample.mean)
+    error = f"{sample.standard_error:.{'2g' if sample.standard_error < 100 else '0f'}}"
+    return f"{number(sample.mean)} ± {error}"
 
 
 def interval(bounds: tuple[float, float] | None) -> str:
@@ -193,11 +235,18 @@ def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:
     """Writes all rows, whole or not at all."""
     entries = [_kept(dataclasses.asdict(row)) for row in rows.values()]
     temporary = path.with_name(f".{path.name}.partial")
+    text = json.dumps(entries, indent=1, ensure_ascii=False)
+    # A point of a curve is a line.
+    text = re.sub(r"\[\s+([-+.\w]+(?:,\s+[-+.\w]+)*)\s+\]", _in_a_line, text)
     try:
-        temporary.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+        temporary.write_text(text + "\n")
         os.replace(temporary, path)
     except OSError as error:
         raise errors.RunFailure(f"cannot write '{path}': {error.strerror}") from error
+
+
+def _in_a_line(numbers: re.Match) -> str:
+    return f"[{' '.join(numbers[1].split())}]"
 
 
 def _kept(value: Any) -> Any:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
-from results import aggregates, atari_scores, markdown, plotting
+from results import aggregates, atari_scores, markdown, plotting, suite_page
 from results import rows as results
 
 Rows = Mapping[str, results.Row]
@@ -28,7 +28,7 @@ def returns(rows: Rows) -> str:
         lines.append(
             [
                 *title,
-                _mean(row),
+                results.mean(row.measured),
                 "" if row.most is None else f"{row.most:g}",
                 _greedy(known),
                 results.interval(known.bootstrap_interval()),
@@ -52,11 +52,15 @@ def readme(rows: Rows) -> str:
     lines = []
     for experiment, measured in by_experiment.items():
         row = next(iter(measured.values()))
-        seeds = {each.measured.sample.runs for each in measured.values()}
+        found = {runner: each.measured for runner, each in measured.items()}
+        seeds = {known.sample.runs for known in found.values()}
         lines.append(
             [
                 f"`{experiment}`",
-                *(_mean(measured[runner]) if runner in measured else "" for runner in runners),
+                *(
+                    results.mean(measured[runner].measured) if runner in measured else ""
+                    for runner in runners
+                ),
                 "" if row.most is None else f"{row.most:g}",
                 results.number(row.measured.random_policy),
                 " or ".join(map(str, sorted(seeds))),
@@ -70,12 +74,6 @@ def readme(rows: Rows) -> str:
 def _named(row: results.Row) -> list[str]:
     """Returns what `scripts/reproduce.py` calls a row."""
     return [f"`{row.experiment}`", f"`{row.runner.lower()}`"]
-
-
-def _mean(row: results.Row) -> str:
-    sample = row.measured.sample
-    error = f"{sample.standard_error:.{'2g' if sample.standard_error < 100 else '0f'}}"
-    return f"{results.number(sample.mean)}{f' ± {error}' if sample.runs > 1 else ''}"
 
 
 def _greedy(known: results.Measured) -> str:
@@ -187,6 +185,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "returns": returns,
     "tasks": tasks,
     "atari": atari,
+    "suites": suite_page.text,
     "commands": commands,
 }
 

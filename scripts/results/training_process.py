@@ -33,11 +33,12 @@ _LEAVE_TIMEOUT = 300.0  # seconds for a child to save its checkpoint, once it is
 # (`preexec_fn`) would do it, too, but is not safe beside other threads.
 _BECOME = """
 import ctypes, os, signal, sys
+os.nice(int(sys.argv[2]))
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
     if os.getppid() != int(sys.argv[1]):
         sys.exit("the parent is gone")
-os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
 """
 
 
@@ -49,7 +50,10 @@ def flags(gin_files: Sequence[str], bindings: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def started(
-    arguments: Sequence[str], log: pathlib.Path, environment: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    log: pathlib.Path,
+    environment: Mapping[str, str] | None = None,
+    nice: int = 0,
 ) -> Iterator[subprocess.Popen]:
     """Starts `scripts/train.py`; however the context is left, the process is gone.
 
@@ -57,11 +61,12 @@ def started(
       arguments: those of the script.
       log: takes what the child prints.
       environment: variables over those of this process.
+      nice: how much of its priority the child gives up, as of nice(1).
     """
     script = str(ROOT / "scripts" / "train.py")
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", _BECOME, str(os.getpid()), script, *arguments],
+            [sys.executable, "-c", _BECOME, str(os.getpid()), str(nice), script, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -93,13 +98,14 @@ class Run:
         run_dir = ("--run_dir", self.directory.path.as_posix())
         return shlex.join(["python", "scripts/train.py", *self.arguments, *run_dir])
 
-    def train(self, stop: signals.StopRequest) -> bool:
+    def train(self, stop: signals.StopRequest, nice: int = 0) -> bool:
         """Trains, or goes on with what was begun earlier, and shows how far it is.
 
         What the child prints goes to a log beside the run directory.
 
         Args:
           stop: true once this process is asked to leave: then the child is asked, too.
+          nice: how much of its priority the child gives up.
 
         Returns:
           Whether the run was finished; False where it was stopped.
@@ -118,7 +124,7 @@ class Run:
             return self.directory.summary.exists()
         name, log = f"{self.label}, seed {self.seed}", path.with_name(f"{path.name}.log")
         arguments = ["--resume"] if begun else self.arguments
-        with started([*arguments, "--run_dir", str(path)], log) as process:
+        with started([*arguments, "--run_dir", str(path)], log, nice=nice) as process:
             display = loggers.TerminalLogger(self.total_steps)
             rows = _follow(self.directory.metrics)
             try:

@@ -28,17 +28,28 @@ def advance(candidate, state, timestep, action, key):
     return jax.tree.map(select, fresh, stepped)
 
 
-def learn(task, num_steps: int, gamma: float, starts=None) -> float:
+def to_a_tenth(progress):
+    """Returns a step size that falls linearly, where `progress` goes from 0 to 1."""
+    return 0.5 * (1.0 - 0.9 * progress)
+
+
+def to_a_fiftieth(progress):
+    """Returns a step size that falls geometrically."""
+    return 0.5 * 0.02**progress
+
+
+def learn(task, num_steps: int, gamma: float, starts=None, schedule=to_a_tenth) -> float:
     """Learns from `num_steps` of each stream; returns the mean return of the greedy policy.
 
     Half of the streams act at random, the others mostly greedily. Errors are averaged over the
-    streams that visit a row, with a step size that falls to a tenth.
+    streams that visit a row.
 
     Args:
       task: what is learnt, and evaluated.
       num_steps: of each stream.
       gamma: the discount.
       starts: the same task with other starts, to learn in; None for its own.
+      schedule: the step size by progress.
     """
     rows_spec = task.spec.observation[tasks.ROWS]
     num_rows, num_states = rows_spec.shape[0], int(rows_spec.maximum)
@@ -70,7 +81,7 @@ def learn(task, num_steps: int, gamma: float, starts=None) -> float:
         # How many streams update the same entry, for the mean of their errors; [B, F].
         same = (rows[:, None] == rows) & (action[:, None] == action)[..., None]
         count = jnp.sum(same * weight[:, None], axis=1)
-        step_size = 0.5 * (1.0 - 0.9 * time / num_steps) / num_rows
+        step_size = schedule(time / num_steps) / num_rows
         change = step_size * (weight * error)[:, None] / jnp.maximum(count, 1.0)
         table = table.at[rows, action[:, None]].add(change, mode="drop")
         return (table, state, arrival), None

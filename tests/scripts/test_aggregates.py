@@ -92,3 +92,15 @@ def test_equal_means_where_nothing_varies(aggregates):
     assert p([1.0, 1.0], [0.9, 0.9]) == 0.0
     assert p([1.0], [0.9, 0.9]) is None
     assert 0.05 < p([500.0, 500.0, 500.0], [500.0, 499.0, 500.0]) < 1.0
+
+
+def test_probability_of_improvement_counts_pairs(aggregates):
+    # Of six pairs, four are won and one is a tie.
+    assert aggregates.probability_of_improvement([1.0, 3.0, 4.0], [1.0, 2.0]) == 4.5 / 6
+    assert aggregates.probability_of_improvement([2.0], [2.0]) == 0.5
+
+
+def test_a_performance_profile_is_the_share_of_runs_above_each_score(aggregates):
+    tasks = [[0.0, 0.5, 1.0], [0.5, 0.5, 2.0]]
+    profile = aggregates.performance_profile(tasks, np.array([-1.0, 0.0, 0.5, 1.5, 3.0]))
+    np.testing.assert_allclose(profile, [1, 5 / 6, 2 / 6, 1 / 6, 0])

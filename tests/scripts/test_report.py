@@ -137,3 +137,38 @@ def test_the_pages_are_written_drawn_and_checked(modules, rows, tmp_path, call, 
 
 def test_the_published_pages_say_what_the_published_numbers_are(call, capsys):
     assert call("report", "--check") == 0, "run: python scripts/report.py"
+
+
+def _in_suite(modules, name, returns, **options):
+    published = (modules.rows.Published(2.0, "somebody", "1M", error=0.5, protocol="otherwise"),)
+    row = _row(modules.rows, name, returns, suite="s", published=published, **options)
+    runs = tuple(
+        dataclasses.replace(run, curve=((100, 1.0, 0.0), (200, 2.0, run.final_return)))
+        for run in row.measured.runs
+    )
+    return dataclasses.replace(row, measured=dataclasses.replace(row.measured, runs=runs))
+
+
+def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
+    page = tools("results.suite_page").suite_page
+    failure = modules.rows.Failure(2, "out of memory")
+    rows = [
+        _in_suite(modules, "one", [2.0, 2.0]),
+        _in_suite(modules, "two", [2.0, 5.0], failures=(failure,)),
+        _in_suite(modules, "one", [2.0, 1.0], agent="B", runner="Sebulba"),
+        _in_suite(modules, "two", [2.0, 9.0], agent="B", runner="Sebulba"),
+        dataclasses.replace(_in_suite(modules, "three", [1.0]), measured=None, explanation="time"),
+    ]
+    rows = {row.name: row for row in rows}
+    lines = page.text(rows).splitlines()
+    assert lines[0] == "### s"
+    (two,) = [line for line in lines if line.startswith("| `two` | `anakin`")]
+    assert "| 3.50 ± 1.5 |" in two
+    assert "| 2.00 ± 0.50 (somebody, 1M, otherwise) | seed 2 failed: out of memory |" in two
+    assert "| not run |  | 0 |" in page.text(rows) and "| time |" in page.text(rows)
+    # Of random -1 and published 2, the scores are 1, 1 and 1, 2: the middle half are two ones.
+    assert any(line.startswith("- A under Anakin on one, two: IQM 1.00 (") for line in lines)
+    # Pairs of one: a tie and a win, twice, 0.75; of two: a tie, a loss, a win, a loss, 0.375.
+    assert any("with probability 0.56 (mean over one, two)" in line for line in lines)
+    assert page.draw(list(rows.values()), tmp_path / "suite.png")
+    assert Image.open(tmp_path / "suite.png").width > 500

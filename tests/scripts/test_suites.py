@@ -1,0 +1,116 @@
+"""Tests of suites: real runs of seconds, and what is recorded of them."""
+
+import json
+import signal
+
+import pytest
+
+from podracers import errors
+from tests import processes
+
+EXTRA = """
+experiment.Experiment.checkpoint_period = 0
+experiment.Experiment.evaluation_period = 2
+"""
+CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "true"}  # what is timed here matters to nobody
+
+
+@pytest.fixture(scope="module")
+def modules(tools):
+    return tools("results.suites", "results.rows", "results.training_process")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("suites")
+
+
+def _ledger(folder, *rows):
+    """Writes a file of results with rows of a suite, and returns its path."""
+    config = processes.config_file(folder, EXTRA)
+    (folder / "other.gin").write_text(config.read_text())
+    shared = {"runner": "Anakin", "agent": "PPO", "environment": "Catch", "suite": "two"}
+    experiments = [str(config), str(folder / "other.gin")]
+    path = folder / "results.json"
+    path.write_text(
+        json.dumps([{"experiment": e, **shared, **row} for e, row in zip(experiments, rows)])
+    )
+    return path
+
+
+def _work(run, ledger, folder, seeds):
+    words = ("--suite", "two", "--results", ledger, "--out", folder / "runs", "--seeds", seeds)
+    return run("reproduce", *words, environment=CACHED)
+
+
+@pytest.fixture(scope="module")
+def worked(folder, run):
+    """A suite of a row that learns and one that fails, worked through: the file, what was said."""
+    ledger = _ledger(folder, {"gin_bindings": ["PPO.num_minibatches = 7"]}, {})
+    return ledger, _work(run, ledger, folder, 2)
+
+
+@pytest.mark.slow
+def test_every_run_is_recorded_seed_by_seed_and_failures_are_shown(worked, folder):
+    ledger, result = worked
+    assert result.returncode == 1, result.stderr
+    order = [line.split(";")[0] for line in result.stdout.splitlines() if line.startswith("[")]
+    assert order == [
+        "[1/4] tiny-anakin, seed 0",
+        "[2/4] other-anakin, seed 0",
+        "[3/4] tiny-anakin, seed 1",
+        "[4/4] other-anakin, seed 1",
+    ]
+    failing, learning = json.loads(ledger.read_text())
+    assert [each["seed"] for each in failing["failures"]] == [0, 1]
+    assert "7 minibatches" in failing["failures"][0]["message"]
+    assert "measured" not in failing
+    runs = learning["measured"]["runs"]
+    assert [each["seed"] for each in runs] == [0, 1]
+    for each in runs:
+        steps, seconds, returns = zip(*each["curve"])
+        assert list(steps) == sorted(set(steps)) and len(steps) > 2
+        assert steps[-1] == learning["measured"]["agent_steps"]
+        assert list(seconds) == sorted(seconds)
+        assert returns[-1] == pytest.approx(each["final_return"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_what_is_recorded_is_not_trained_again(worked, folder, run, tmp_path):
+    ledger, _ = worked
+    rows = json.loads(ledger.read_text())[1:]
+    lost = tmp_path / "results.json"
+    first = rows[0]["measured"]["runs"].pop(0)
+    lost.write_text(json.dumps(rows))
+    result = _work(run, lost, tmp_path, 2)
+    assert result.returncode == 0, result.stderr
+    assert "[1/1] other-anakin, seed 0; about" in result.stdout
+    (row,) = json.loads(lost.read_text())
+    assert [each["seed"] for each in row["measured"]["runs"]] == [0, 1]
+    assert row["measured"]["runs"][0]["final_return"] == first["final_return"]
+
+
+@pytest.mark.slow
+def test_a_suite_that_was_stopped_goes_on(worked, tmp_path):
+    ledger = _ledger(tmp_path, {}, {})
+    words = ("--suite", "two", "--results", ledger, "--out", tmp_path / "runs", "--seeds", 1)
+    process = processes.start("reproduce", *words, environment=CACHED)
+    run_dir = tmp_path / "runs" / "tiny-anakin" / "seed-0"
+    stopped = processes.interrupt(
+        process, signal.SIGTERM, lambda: processes.num_lines(run_dir) >= 3
+    )
+    assert stopped.returncode == 0, stopped.stderr
+    assert "stopped: the same command goes on" in stopped.stdout
+    assert not any("measured" in row for row in json.loads(ledger.read_text()))
+    resumed = processes.run("reproduce", *words, environment=CACHED)
+    assert resumed.returncode == 0, resumed.stderr
+    ended = [row["measured"]["runs"][0]["final_return"] for row in json.loads(ledger.read_text())]
+    assert ended[0] == ended[1]  # one configuration, once interrupted
+
+
+def test_a_suite_is_found_by_name(call, tmp_path):
+    ledger = _ledger(tmp_path, {}, {})
+    with pytest.raises(errors.UserError, match="there is no suite 'tow'; did you mean 'two'"):
+        call("reproduce", "--suite", "tow", "--results", ledger)
+    with pytest.raises(errors.UserError, match="--suite: expected neither an experiment nor"):
+        call("reproduce", "tiny", "--suite", "two", "--results", ledger)
