@@ -46,6 +46,8 @@ class Memory(NamedTuple):
     priorities: Any  # a `SumTree` with a row for each shard; () where draws are uniform
     highest: jax.Array  # [B] float32, all equal: the highest priority so far
 
+    is_replay = True  # which checkpoints may leave out
+
 
 class Item(NamedTuple):
     """Places of sequences; both fields have one shape."""

@@ -97,3 +97,30 @@ def greedy(agent: Agent) -> Agent | None:
     if getattr(agent, "greedy_evaluation", True):
         return None
     return dataclasses.replace(agent, greedy_evaluation=True)
+
+
+def without_replay(state: types.PyTree) -> types.PyTree:
+    """Returns a runner's state with `()` in the place of replay.
+
+    Replay is whatever node of an agent's memory has an attribute `is_replay`: past rollouts, in the
+    place of which an agent can begin with none.
+    """
+    return jax.tree.map(lambda x: () if _is_replay(x) else x, state, is_leaf=_is_replay)
+
+
+def with_replay(state: types.PyTree, fresh: types.PyTree) -> types.PyTree:
+    """Returns a state with the replay of another one wherever it has none.
+
+    Args:
+      state: as a runner made it, or as `without_replay` returned it.
+      fresh: a whole one.
+    """
+
+    def one(given, x):
+        return given if _is_replay(given) and not jax.tree.leaves(x) else x
+
+    return jax.tree.map(one, fresh, state, is_leaf=_is_replay)
+
+
+def _is_replay(node: Any) -> bool:
+    return getattr(node, "is_replay", False)

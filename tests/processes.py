@@ -109,7 +109,8 @@ def final_state(run_dir: pathlib.Path) -> tuple[int, list[np.ndarray]]:
     """Returns the newest checkpoint's step, and the leaves of its state, keys as numbers."""
     loaded = experiment.load([str(run_dir / "config.gin")], [])
     template = loaded.build().runner.init(loaded.seed)
-    checkpointer = checkpoint.Checkpointer(run_dir / "checkpoints", read_only=True)
+    directory = loaded.checkpoint_directory or run_dir / "checkpoints"
+    checkpointer = checkpoint.Checkpointer(directory, read_only=True)
     step, state, _ = checkpointer.restore(template)
     checkpointer.close()
     return step, [_numbers(leaf) for leaf in jax.tree.leaves(state)]

@@ -221,6 +221,16 @@ def is_lead() -> bool:
     return _STATE.process_id == 0
 
 
+def index() -> int:
+    """Returns the number of this process, from 0."""
+    return _STATE.process_id or 0
+
+
+def count() -> int:
+    """Returns how many processes there are."""
+    return _STATE.num_processes or 1
+
+
 def any_process(flag: bool) -> bool:
     """Returns whether the flag is set in any process; all of them ask at the same moment."""
     if not is_several():
@@ -252,7 +262,7 @@ def on_lead(function: Callable[[], Any]) -> Any:
         return function()
     key = f"podracers/message/{next(_messages)}"
     if not is_lead():
-        told = json.loads(_client().blocking_key_value_get(key, int(_MESSAGE_TIMEOUT * 1000)))
+        told = hear(key)
         for kind in (errors.UserError, errors.RunFailure):
             if kind.__name__ in told:
                 peers.leave()  # process 0 knows
@@ -261,10 +271,38 @@ def on_lead(function: Callable[[], Any]) -> Any:
     try:
         value = function()
     except (errors.UserError, errors.RunFailure) as error:
-        _client().key_value_set(key, json.dumps({_kind(error).__name__: str(error)}))
+        say(key, {_kind(error).__name__: str(error)})
         raise
-    _client().key_value_set(key, json.dumps({"value": value}))
+    say(key, {"value": value})
     return value
+
+
+def all_say(value: Any) -> list[Any]:
+    """Returns what each process says, by its number; all of them ask at the same moment.
+
+    Args:
+      value: what this process says, as JSON can hold it.
+    """
+    if not is_several():
+        return [value]
+    key = f"podracers/said/{next(_messages)}"
+    say(f"{key}/{index()}", value)
+    return [hear(f"{key}/{each}") for each in range(count())]
+
+
+def say(key: str, value: Any) -> None:
+    """Tells all processes a value that JSON can hold, once for each key; any thread may."""
+    _client().key_value_set(key, json.dumps(value))
+
+
+def hear(key: str) -> Any:
+    """Waits for what a process says under a key; any thread may."""
+    return json.loads(_client().blocking_key_value_get(key, int(_MESSAGE_TIMEOUT * 1000)))
+
+
+def forget(key: str) -> None:
+    """Removes what a process has said under a key, once nobody asks for it any more."""
+    _client().key_value_delete(key)
 
 
 def _kind(error: Exception) -> type[Exception]:

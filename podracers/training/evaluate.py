@@ -36,7 +36,8 @@ def main() -> int:
     parts = settings.build()
     if arguments.video:
         video.require(parts.environment)
-    step, params = trained.params(directory, parts, arguments.best)
+    place = settings.checkpoint_directory
+    step, params = trained.params(directory, parts, arguments.best, place)
     population = parts.runner.population
     key = evaluation.run_key(settings.seed)
     judged = parts.evaluate(params, key)

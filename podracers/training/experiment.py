@@ -13,7 +13,7 @@ from podracers import environment as environment_lib
 from podracers import errors, evaluation, precision, types
 from podracers import runner as runner_lib
 from podracers.training import check as check_lib
-from podracers.training import config
+from podracers.training import config, storage
 
 _SUPPLIED = {"spec", "agent", "environment"}  # what parts are built with, by name
 _LEAST = {
@@ -81,6 +81,11 @@ class Experiment:
         environment's limit.
       checkpoint_period: updates between checkpoints, besides those at every evaluation and at the
         end; 0 for those alone.
+      checkpoint_directory: an absolute path, or `gs://BUCKET/FOLDER`, for the checkpoints of this
+        run alone. Every process has to see it, and writes its own part. None for `checkpoints` in
+        the run directory, which process 0 writes.
+      checkpoint_replay: whether checkpoints hold replay; without it they are small, and a run that
+        is resumed begins with an empty one.
       keep_latest: number of the newest checkpoints to keep.
       keep_best: number of those with the best evaluations to keep besides.
       profile_update: the log period that this update is in is traced for the JAX profiler, into
@@ -102,6 +107,8 @@ class Experiment:
     greedy_evaluation_episodes: int | None = None
     evaluation_max_steps: int | None = None
     checkpoint_period: int = 0
+    checkpoint_directory: str | None = None
+    checkpoint_replay: bool = True
     keep_latest: int = 3
     keep_best: int = 1
     profile_update: int | None = None
@@ -126,6 +133,13 @@ class Experiment:
             errors.require_count(self, name, least)
         errors.require_count(self, "seed", 0)
         _ = self.precision  # which refuses names that do not exist
+        if self.checkpoint_directory is not None:
+            storage.check("Experiment.checkpoint_directory", self.checkpoint_directory)
+        if not isinstance(self.checkpoint_replay, bool):
+            raise errors.UserError(
+                "Experiment.checkpoint_replay: expected True or False, got "
+                f"{self.checkpoint_replay!r}"
+            )
         for name in ("agent", "environment", "runner"):
             value = getattr(self, name)
             classes = value if name == "runner" and isinstance(value, tuple) else (value,)

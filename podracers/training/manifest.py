@@ -2,6 +2,7 @@
 
 Array files carry no checksums of their own, so a flipped bit in one would restore in silence. A
 manifest of the size and the CRC-32 of every file is written into a checkpoint before its commit.
+Where several processes write a checkpoint, each sums up its own part of it.
 """
 
 import errno
@@ -10,7 +11,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +23,15 @@ from podracers.training import schema
 MANIFEST = "manifest.json"
 _SUMS = {str: [schema.COUNT, schema.COUNT]}  # by file: size, CRC-32
 _CHUNK = 1 << 20  # bytes read at a time
+_UNFINISHED = ".orbax-checkpoint-tmp"  # what orbax adds to names until the commit
 
 
 # What says nothing of a file but that it cannot be read now, or by this process.
 _NOT_NOW = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ESTALE}
+_NOT_NOW_WORDS = re.compile(
+    "RESOURCE_EXHAUSTED|UNAVAILABLE|PERMISSION_DENIED|UNAUTHENTICATED|DEADLINE_EXCEEDED"
+)
+_CLIENTS = {"aiohttp", "gcsfs", "google", "requests"}  # of buckets
 
 
 class DamagedError(Exception):
@@ -35,32 +41,80 @@ class DamagedError(Exception):
 def unreadable(what: str, error: BaseException) -> DamagedError | errors.RunFailure:
     """Returns what to raise where something of a checkpoint could not be read.
 
-    A checkpoint that is called damaged is set aside, so lack of memory, of file descriptors or of
-    permission does not count as damage: it ends the run.
+    A checkpoint that is called damaged is set aside, so lack of memory, of file descriptors, of
+    permission or of a connection does not count as damage: it ends the run.
     """
     text = f"{what}: {reason(error)}" if what else reason(error)
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
     for cause in causes:
-        is_full = isinstance(cause, MemoryError) or "RESOURCE_EXHAUSTED" in str(cause)
-        if is_full or (isinstance(cause, OSError) and cause.errno in _NOT_NOW):
+        is_lost = isinstance(cause, MemoryError | ConnectionError | TimeoutError)
+        is_lost |= type(cause).__module__.partition(".")[0] in _CLIENTS
+        is_lost |= isinstance(cause, OSError) and cause.errno in _NOT_NOW
+        if is_lost or _NOT_NOW_WORDS.search(str(cause)):
             return errors.RunFailure(f"could not read a checkpoint: {text}")
     return DamagedError(text)
 
 
-def write(folder: pathlib.Path) -> None:
+def write(folder: pathlib.Path, known: Mapping[str, list[int]] | None = None) -> None:
     """Writes the manifest of every file in the sub-folders of `folder`.
 
     Files of the top level are left out: orbax still writes there when it commits.
+
+    Args:
+      folder: the checkpoint.
+      known: what `part` has returned of some of the files, whose sums it takes as they are.
+
+    Raises:
+      FileNotFoundError: one of them is not there.
     """
-    names = (path.relative_to(folder).as_posix() for path in sorted(folder.glob("*/**/*")))
-    sums = {name: _checksum(folder / name) for name in names if (folder / name).is_file()}
+    known = known or {}
+    names = [_name(folder, path) for item in _folders(folder) for path in files(item)]
+    if missing := set(known) - set(names):
+        raise FileNotFoundError(errno.ENOENT, f"{min(missing)} was written, and is not there")
+    sums = {name: known.get(name) or _checksum(folder / name) for name in names}
     (folder / MANIFEST).write_text(json.dumps(sums, indent=1))
 
 
-def verify(folder: pathlib.Path, items: Sequence[str]) -> None:
+def part(folder: pathlib.Path, process: int) -> dict[str, list[int]]:
+    """Returns the sums of what one of several processes has written into a checkpoint.
+
+    Args:
+      folder: the checkpoint, not committed yet.
+      process: the number of the process; orbax gives each a folder of its own.
+    """
+    own = [item / f"ocdbt.process_{process}" for item in _folders(folder)]
+    found = [path for each in own if each.exists() for path in files(each)]
+    return {_name(folder, path): _checksum(path) for path in found}
+
+
+def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [item for item in sorted(folder.iterdir()) if item.is_dir()]
+
+
+def files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the files in a folder and its sub-folders, in order."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            yield from files(path)
+        else:
+            yield path
+
+
+def _name(folder: pathlib.Path, path: pathlib.Path) -> str:
+    """Returns the name of a file in its checkpoint, which orbax gives its items at the end."""
+    item, *rest = path.relative_to(folder).parts
+    return "/".join([item.partition(_UNFINISHED)[0], *rest])
+
+
+def verify(folder: pathlib.Path, items: Sequence[str], share: tuple[int, int] = (0, 1)) -> None:
     """Checks that the sub-folders `items` hold what was written.
+
+    Args:
+      folder: the checkpoint.
+      items: names of sub-folders.
+      share: `(i, n)`: check the `i`-th of `n` shares of the files.
 
     Raises:
       DamagedError: a file is missing, cut short or changed.
@@ -73,7 +127,7 @@ def verify(folder: pathlib.Path, items: Sequence[str]) -> None:
     names = [name for name in sums if name.split("/")[0] in items]
     if missing := set(items) - {name.split("/")[0] for name in names}:
         raise DamagedError(f"{MANIFEST}: nothing on {min(missing)}")
-    for name in names:
+    for name in names[share[0] :: share[1]]:
         try:
             found = _checksum(folder / name)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have

@@ -1,8 +1,8 @@
 """What orbax needs from outside: a policy of its own, quiet, and tidying after a failed save."""
 
+import contextlib
 import dataclasses
 import logging
-import pathlib
 import shutil
 import sys
 import time
@@ -12,6 +12,9 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+
+from podracers import types
+from podracers.training import storage
 
 
 @dataclasses.dataclass
@@ -39,8 +42,32 @@ def alone() -> ocp.options.MultiprocessingOptions:
     )
 
 
-def remove(folder: pathlib.Path, seconds: float = 2.0) -> None:
+def handlers(who: ocp.options.MultiprocessingOptions) -> dict[str, ocp.CheckpointHandler]:
+    """Returns what writes and reads the items of a checkpoint, by their names."""
+    return {
+        "state": ocp.StandardCheckpointHandler(multiprocessing_options=who),
+        "params": ocp.StandardCheckpointHandler(multiprocessing_options=who),
+        "metadata": ocp.JsonCheckpointHandler(multiprocessing_options=who),
+    }
+
+
+def abstract(tree: types.PyTree) -> types.PyTree:
+    """Returns what orbax wants as a template of arrays."""
+
+    def one(leaf):
+        if isinstance(leaf, jax.Array):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        return leaf
+
+    return jax.tree.map(one, tree)
+
+
+def remove(folder: storage.Path, seconds: float = 2.0) -> None:
     """Removes a folder into which writes of a failed save may still be trickling."""
+    if storage.is_bucket(folder):
+        with contextlib.suppress(Exception):  # what stays is removed at the next start
+            storage.remove(folder)
+        return
     deadline = time.monotonic() + seconds
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)

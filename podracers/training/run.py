@@ -19,9 +19,11 @@ from podracers.training import (
     clock,
     config,
     config_values,
+    gathering,
     loggers,
     run_directory,
     signals,
+    storage,
 )
 from podracers.training import experiment as experiment_lib
 
@@ -63,6 +65,8 @@ class Run:
         self._stop = stop
         self._stopping = False  # agreed on by all processes
         self._parts = parts
+        if experiment.checkpoint_directory is not None:
+            directory.checkpoints = storage.path(experiment.checkpoint_directory)
         self._runner = self._parts.runner
         self._update = 0
         self._loggers: loggers.Loggers | None = None
@@ -83,11 +87,14 @@ class Run:
                 self._restore()
             on_failure.pop_all()
 
-    def _make_checkpointer(self) -> checkpoint.Checkpointer | checkpoint.GroupCheckpointer:
-        is_group = processes.is_several()
-        make = checkpoint.GroupCheckpointer if is_group else checkpoint.Checkpointer
-        keep = (self._experiment.keep_latest, self._experiment.keep_best)
-        return make(self._directory.checkpoints, *keep)
+    def _make_checkpointer(self) -> checkpoint.Checkpointer | gathering.GatheringCheckpointer:
+        settings = self._experiment
+        return gathering.open_checkpoints(
+            self._directory.checkpoints,
+            settings.checkpoint_directory,
+            (settings.keep_latest, settings.keep_best),
+            settings.checkpoint_replay,
+        )
 
     @property
     def steps(self) -> int:

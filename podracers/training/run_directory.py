@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from podracers import errors
-from podracers.training import presence, run_lock, schema
+from podracers.training import presence, run_lock, schema, storage
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "podracers")
@@ -48,6 +48,7 @@ class RunDirectory:
       path: the folder.
 
     Attributes:
+      checkpoints: where they are, unless the experiment says otherwise.
       lock: keeps other runs out of the folder, once it is acquired.
     """
 
@@ -58,7 +59,7 @@ class RunDirectory:
         self.config = self.path / "config.gin"
         self.operative_config = self.path / "operative_config.gin"
         self.metrics = self.path / "metrics.jsonl"
-        self.checkpoints = self.path / "checkpoints"
+        self.checkpoints: storage.Path = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
 
     def refuse_used(self) -> None:
@@ -110,11 +111,23 @@ class RunDirectory:
             location = self.lock.location()
             raise errors.RunFailure(
                 f"the run directory '{self.path}' was {presence.fate(location)} while the run "
-                f"wrote to it; {_left(location)}"
+                f"wrote to it; {self._left(location)}"
             )
         self.lock.keep()
         if self._config_text is not None and not self.config.exists():
             self.write(self.config, self._config_text)
+
+    def _left(self, location: str | None) -> str:
+        """Returns what is left of a run whose folder is not where it was."""
+        folder = self.checkpoints
+        if folder.is_relative_to(self.path):
+            if location is None:
+                return "what is left of it could not be found"
+            folder = pathlib.Path(location) / folder.name
+        steps = storage.steps(folder) if location or folder is self.checkpoints else []
+        if not steps:
+            return "no checkpoint is left"
+        return f"its newest checkpoint is of step {max(steps):,}"
 
     def read_config(self) -> str:
         """Returns `config.gin`.
@@ -171,18 +184,6 @@ def _is_kept(path: pathlib.Path) -> bool:
     return path.name != run_lock.NAME and not (
         path.name.startswith(".") and path.name.endswith(".partial")
     )
-
-
-def _left(location: str | None) -> str:
-    """Returns what is left of a run whose folder is not where it was."""
-    if location is None:
-        return "what is left of it could not be found"
-    folder = pathlib.Path(location) / "checkpoints"
-    names = [path.name for path in folder.glob("[0-9]*")] if location else []
-    steps = [int(name) for name in names if name.isdigit()]
-    if not steps:
-        return "no checkpoint is left"
-    return f"its newest checkpoint is of step {max(steps):,}"
 
 
 def provenance() -> dict[str, Any]:

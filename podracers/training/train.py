@@ -14,7 +14,7 @@ import rich.table
 
 from podracers import command_line, errors
 from podracers.hosts import processes
-from podracers.training import config, experiment, run, run_directory, signals
+from podracers.training import config, experiment, run, run_directory, signals, storage
 
 
 def main() -> int:
@@ -77,7 +77,13 @@ def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
     experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
     if processes.any_process(bool(stop)):
         return 0
-    if not resume:
+    is_new = not resume
+    if (shared := settings.checkpoint_directory) is not None:
+        # What is kept elsewhere outlives a run directory, as that of a machine that is gone.
+        if is_new and arguments.resume_if_begun:
+            resume = processes.on_lead(lambda: storage.is_begun(shared))
+        storage.require("Experiment.checkpoint_directory", shared, resume)
+    if is_new:
         processes.on_lead(lambda: _create(directory, text))
     trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, say=console.print)
     if resume:  # new bindings are kept once the checkpoint is known to fit them

@@ -35,11 +35,15 @@ def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
     directory.require()
     settings = experiment.load([str(directory.config)], [])
     parts = settings.build()
-    return TrainedPolicy(settings, parts, *params(directory, parts, best))
+    place = settings.checkpoint_directory
+    return TrainedPolicy(settings, parts, *params(directory, parts, best, place))
 
 
 def params(
-    directory: run_directory.RunDirectory, parts: experiment.Parts, best: bool = False
+    directory: run_directory.RunDirectory,
+    parts: experiment.Parts,
+    best: bool = False,
+    place: str | None = None,
 ) -> tuple[int, types.PyTree]:
     """Returns the step and the acting parameters of a checkpoint (see `load`).
 
@@ -47,6 +51,7 @@ def params(
       directory: the run directory.
       parts: the parts of its configuration, also where that is Python and no `config.gin`.
       best: the best evaluated checkpoint, not the newest.
+      place: the experiment's `checkpoint_directory`.
     """
 
     def member(key):
@@ -59,7 +64,7 @@ def params(
     template = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes
     )
-    checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
+    checkpointer = checkpoint.Checkpointer(place or directory.checkpoints, read_only=True)
     restored = checkpointer.restore_params(template, best)
     if restored is None:
         raise errors.UserError(f"the run in '{directory.path}' has no checkpoint yet")

@@ -1,10 +1,13 @@
-"""Tests of the greedy form of an agent."""
+"""Tests of the greedy form of an agent, and of states without replay."""
 
 import dataclasses
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from podracers import agent
+from agents import replay
+from podracers import agent, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,3 +34,19 @@ def test_the_greedy_form_differs_in_its_option_alone():
 @pytest.mark.parametrize("given", [Sampling(greedy_evaluation=True), Foreign(), object()])
 def test_who_is_greedy_already_or_cannot_choose_has_no_greedy_form(given):
     assert agent.greedy(given) is None
+
+
+def test_replay_is_left_out_and_put_back():
+    def state(value: float) -> types.AgentState:
+        memory = replay.Memory(*jnp.full((4, 3), value))
+        return types.AgentState({"w": jnp.full(2, value)}, {"replay": memory, "steps": value})
+
+    bare = agent.without_replay(state(1.0))
+    assert bare.memory == {"replay": (), "steps": 1.0}
+    whole = agent.with_replay(bare, state(2.0))
+    assert whole.memory["replay"] is not None and whole.memory["steps"] == 1.0
+    np.testing.assert_array_equal(whole.memory["replay"].head, [2.0] * 3)
+    np.testing.assert_array_equal(whole.learner["w"], [1.0] * 2)
+    np.testing.assert_array_equal(
+        agent.with_replay(state(3.0), state(2.0)).memory["replay"].head, [3.0] * 3
+    )

@@ -351,3 +351,28 @@ def test_mistakes_about_run_directories(reference, folder, config, run):
     for arguments, phrase in cases.items():
         processes.assert_mistake(run(_HERE, *arguments), phrase)
     assert not pathlib.Path(folder / "referense").exists()
+
+
+@pytest.mark.slow
+def test_checkpoints_elsewhere_outlive_the_run_directory(tmp_path):
+    """A launcher goes on from them with a new directory; another run is refused there."""
+    config, run_dir, kept = processes.config_file(tmp_path), tmp_path / "run", tmp_path / "kept"
+    binding = ("--gin_bindings", f"Experiment.checkpoint_directory = '{kept}'")
+    begin = ("--gin_file", config, "--run_dir", run_dir, "--resume_if_begun", *binding)
+    first = processes.run("train", *begin, "--gin_bindings", "TOTAL_STEPS = 1024")
+    assert first.returncode == 0, first.stderr
+    assert not (run_dir / "checkpoints").exists()
+    evaluated = processes.run("evaluate", "--run_dir", run_dir)
+    assert "step 1,024: return" in evaluated.stdout, evaluated.stderr
+    other = processes.run("train", "--gin_file", config, "--run_dir", tmp_path / "other", *binding)
+    processes.assert_mistake(other, f"'{kept}' is in use", "--resume")
+    assert not (tmp_path / "other").exists()
+    shutil.rmtree(run_dir)
+    last = processes.run("train", *begin)
+    assert last.returncode == 0, last.stderr
+    assert "resuming from step 1,024" in last.stdout
+    assert processes.final_state(run_dir)[0] == 2560
+    relative = processes.run(
+        "train", "--gin_file", config, "--gin_bindings", "Experiment.checkpoint_directory = 'kept'"
+    )
+    processes.assert_mistake(relative, "expected an absolute path, or gs://BUCKET/FOLDER")

@@ -88,9 +88,14 @@ def test_two_processes_learn_what_one_learns(runner, reference, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_signal_to_any_stops_all_and_any_number_goes_on(reference, tmp_path):
-    """Two processes are stopped, four are killed, and one brings the run to its end."""
-    config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
+@pytest.mark.parametrize("shared", [False, True], ids=["gathered", "shared"])
+def test_a_signal_to_any_stops_all_and_any_number_goes_on(shared, reference, tmp_path):
+    """Two processes are stopped, four are killed, and one brings the run to its end.
+
+    Process 0 saves what all of them hold, or each its own part in a folder that all of them see.
+    """
+    extra = f"\nexperiment.Experiment.checkpoint_directory = '{tmp_path / 'shared'}'\n"
+    config, run_dir = processes.config_file(tmp_path, SHORT + extra * shared), tmp_path / "run"
     begun = ("--run_dir", run_dir, "--resume_if_begun")
     started = groups.train(2, 2, *_arguments(config, "anakin", 2), *begun)
     _wait_for(3, run_dir, started)
@@ -117,6 +122,26 @@ def test_a_signal_to_any_stops_all_and_any_number_goes_on(reference, tmp_path):
     )
     assert last.returncode == 0, last.stderr
     _assert_same(run_dir, reference("anakin"))
+    assert (tmp_path / "shared").exists() == shared != (run_dir / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_replay_is_left_out_by_any_number_of_processes(tmp_path):
+    """Of two that gather; one process then refuses to go on with it, unless it is told to."""
+    run_dir = tmp_path / "run"
+    begun = (
+        *("--gin_file", "gin/experiments/catch_dqn.gin", "--run_dir", run_dir),
+        *("--gin_bindings", "Experiment.checkpoint_replay = False"),
+    )
+    short = ("--gin_bindings", "TOTAL_STEPS = 4096", "--gin_bindings", "Experiment.log_period = 1")
+    for result in groups.finish(groups.train(2, 1, *begun, *short)):
+        assert result.returncode == 0, result.stderr
+    resume = ("--run_dir", run_dir, "--resume", "--gin_bindings")
+    refused = processes.run("train", *resume, "Experiment.checkpoint_replay = True")
+    processes.assert_mistake(refused, "has no replay: bind Experiment.checkpoint_replay = False")
+    last = processes.run("train", *resume, "TOTAL_STEPS = 8192")
+    assert last.returncode == 0, last.stderr
+    assert "resuming from step" in last.stdout
 
 
 @pytest.mark.slow
@@ -145,10 +170,16 @@ def test_mistakes_are_said_once(tmp_path):
         assert result.stderr.count("is there already") == 1, result.stderr
         assert "Traceback" not in result.stderr
     shutil.rmtree(run_dir)
-    started = groups.train(2, 1, "--gin_file", config, "--gin_bindings", "NUM_ENVS = 7")
-    for result in groups.finish(started):
-        assert result.returncode == 2, result.stderr
-        assert result.stderr.count("does not divide over 2 devices") == 1, result.stderr
+    nowhere = f"Experiment.checkpoint_directory = '{config}/checkpoints'"
+    for binding, phrase in (
+        ("NUM_ENVS = 7", "does not divide over 2 devices"),
+        (nowhere, "cannot be written: Not a directory"),
+    ):
+        given = ("--gin_file", config, "--run_dir", run_dir, "--gin_bindings", binding)
+        for result in groups.finish(groups.train(2, 1, *given)):
+            assert result.returncode == 2, result.stderr
+            assert result.stderr.count(phrase) == 1, result.stderr
+        assert not run_dir.exists()
 
 
 def test_where_there_is_no_cluster_processes_have_to_be_named(tmp_path):

@@ -521,3 +521,37 @@ def test_a_full_disk_is_reported_and_loses_nothing(small_disk, capfd):
     checkpointer.close()
     assert sorted(path.name for path in small_disk.iterdir()) == ["1", "3"]
     assert "Traceback" not in capfd.readouterr().err
+
+
+class _Replay(NamedTuple):
+    ring: jax.Array
+
+    is_replay = True
+
+
+def test_replay_can_be_left_out(tmp_path):
+    """It is not in the checkpoint then, and only a run that expects no replay goes on with it."""
+
+    def state(value: float) -> _State:
+        return _make_state(value=value)._replace(memory=_Replay(value * jnp.ones(1 << 16)))
+
+    def has_replay(step: int) -> bool:
+        return "memory/ring" in (tmp_path / str(step) / "metadata/metadata").read_text()
+
+    bare = checkpoint.Checkpointer(tmp_path, replay=False)
+    bare.save(10, state(1.0), {"w": jnp.zeros(1)}, _metadata(10))
+    bare.wait()
+    whole = checkpoint.Checkpointer(tmp_path)
+    with pytest.raises(errors.UserError, match=r"10 has no replay: .*checkpoint_replay = False"):
+        whole.restore(state(0.0))
+    _, restored, _ = bare.restore(state(5.0))
+    _assert_equal(restored, state(1.0)._replace(memory=state(5.0).memory))
+    whole.save(20, state(2.0), {"w": jnp.zeros(1)}, _metadata(20))
+    whole.close()
+    bare.close()
+    assert has_replay(20) and not has_replay(10)
+    bare = checkpoint.Checkpointer(tmp_path, replay=False)  # what is there is taken
+    _assert_equal(bare.restore(state(0.0))[1], state(2.0))
+    with pytest.raises(errors.UserError, match="does not fit this run: it has no leaf 'empty/0'"):
+        bare.restore(state(0.0)._replace(empty=(jnp.zeros(3),)))
+    bare.close()
