@@ -9,6 +9,7 @@ distributed runtime: a collective would fail where one of them is late.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import http.client
 import itertools
@@ -19,7 +20,7 @@ import re
 import time
 import urllib.request
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ from podracers.hosts import peers
 _STATE = jax_distributed.global_state
 _CAUSE_TIMEOUT = 2.0  # seconds for another process to report the first cause
 _MESSAGE_TIMEOUT = 24 * 3600.0  # seconds for a message of process 0; its loss is found sooner
+_MESSAGE_TIMEOUT_MS = int(_MESSAGE_TIMEOUT * 1000)
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
 _messages = itertools.count()  # the same number stands for the same message in every process
@@ -221,10 +223,37 @@ def is_lead() -> bool:
     return _STATE.process_id == 0
 
 
+def share() -> tuple[int, int]:
+    """Returns the number of this process, and how many there are."""
+    return _STATE.process_id, _STATE.num_processes
+
+
+def reach(doing: str) -> None:
+    """Says what all processes do next: one that stays behind is noticed (see `progress`)."""
+    peers.reach(doing)
+
+
+def touch() -> None:
+    """Says that this process gets on, though it reaches nothing new."""
+    peers.touch()
+
+
+@contextlib.contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    peers.reach(what)
+    yield
+    peers.reach("going on")
+
+
 def any_process(flag: bool) -> bool:
     """Returns whether the flag is set in any process; all of them ask at the same moment."""
     if not is_several():
         return bool(flag)
+    with _waiting("agreeing with the others"):
+        return _any_process(flag)
+
+
+def _any_process(flag: bool) -> bool:
     mesh = parallel.make_mesh()
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(parallel.AXIS))
     shards = [jax.device_put(np.array([bool(flag)]), device) for device in mesh.local_devices]
@@ -251,8 +280,10 @@ def on_lead(function: Callable[[], Any]) -> Any:
     if not is_several():
         return function()
     key = f"podracers/message/{next(_messages)}"
+    peers.reach(f"{function.__module__}.{function.__qualname__}".removesuffix(".<locals>.<lambda>"))
     if not is_lead():
-        told = json.loads(_client().blocking_key_value_get(key, int(_MESSAGE_TIMEOUT * 1000)))
+        with _waiting("waiting for process 0"):
+            told = json.loads(_client().blocking_key_value_get(key, _MESSAGE_TIMEOUT_MS))
         for kind in (errors.UserError, errors.RunFailure):
             if kind.__name__ in told:
                 peers.leave()  # process 0 knows
@@ -263,8 +294,25 @@ def on_lead(function: Callable[[], Any]) -> Any:
     except (errors.UserError, errors.RunFailure) as error:
         _client().key_value_set(key, json.dumps({_kind(error).__name__: str(error)}))
         raise
-    _client().key_value_set(key, json.dumps({"value": value}))
+    with _waiting("telling the others"):
+        _client().key_value_set(key, json.dumps({"value": value}))
     return value
+
+
+def gather(mine: bytes) -> list[bytes] | None:
+    """Returns what all processes have to say, in their order, in process 0; elsewhere None."""
+    if not is_several():
+        return [mine]
+    process, count = share()
+    key = f"podracers/gathered/{next(_messages)}"
+    with _waiting("gathering"):
+        if process:
+            _client().key_value_set_bytes(f"{key}/{process}", mine)
+            return None
+        get = _client().blocking_key_value_get_bytes
+        read = [get(f"{key}/{other}", _MESSAGE_TIMEOUT_MS) for other in range(1, count)]
+        _client().key_value_delete(key)  # all that is below it
+    return [mine, *read]
 
 
 def _kind(error: Exception) -> type[Exception]:

@@ -165,11 +165,22 @@ def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
     )
 
 
-def benchmark_environments(setting: Setting, repeats: int) -> records.Result:
-    """Says how near to the simulators' own rate Sebulba comes where the network costs nothing."""
+def benchmark_environments(
+    setting: Setting, repeats: int, together: bool = False
+) -> records.Result:
+    """Says how near to the simulators' own rate Sebulba comes where the network costs nothing.
+
+    Args:
+      setting: what is measured.
+      repeats: turns of each.
+      together: both in this process, as where no two may have the device.
+    """
     makers = {"EnvPool alone": _RawPools, "small network": _small_network}
     runner = setting.build().runner
-    rates, _ = _measure(makers, setting, repeats)
+    if together:
+        rates = measure.take_turns({name: make(setting) for name, make in makers.items()}, repeats)
+    else:
+        rates, _ = _measure(makers, setting, repeats)
     return records.Result(
         "How near Sebulba comes to the rate of EnvPool's Pong alone, with a network small enough "
         "not to matter.",
