@@ -100,7 +100,7 @@ def judge(reports: Mapping[int, Report], timeout: float) -> str | None:
 def _main_thread() -> str:
     """Returns the innermost line of the main thread that is of no library."""
     frame = sys._current_frames().get(threading.main_thread().ident)
-    libraries = (sysconfig.get_path("stdlib"), "<")
+    libraries = (sysconfig.get_path("stdlib"), "<frozen")
     while frame:
         code = frame.f_code
         if not code.co_filename.startswith(libraries) and "-packages" not in code.co_filename:
