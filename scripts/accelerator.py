@@ -155,7 +155,10 @@ def _merge(
     commits = (each.provenance["commit"] or "unknown" for each in (record, part))
     commit = ", ".join(dict.fromkeys(part for each in commits for part in each.split(", ")))
     provenance = {**record.provenance, "commit": commit}
-    return records.Record(command, {**record.results, **part.results}, provenance)
+    results = {**record.results, **part.results}
+    order = [*device.REGISTERED]
+    ordered = dict(sorted(results.items(), key=lambda item: order.index(item[0])))
+    return records.Record(command, ordered, provenance)
 
 
 def _write(record: records.Record, file: pathlib.Path) -> None:

@@ -27,9 +27,9 @@ def _record(records, name="machine", notes=(), **provenance):
 
 def test_pieces_of_one_machine_become_one_file(scripts, tmp_path):
     file = tmp_path / "deep" / "mine.json"
-    first = scripts.accelerator._merge(None, _record(scripts.records), file)
-    both = scripts.accelerator._merge(first, _record(scripts.records, "parity", commit="b"), file)
-    both = scripts.accelerator._merge(both, _record(scripts.records, "parity", commit="b"), file)
+    first = scripts.accelerator._merge(None, _record(scripts.records, "parity"), file)
+    both = scripts.accelerator._merge(first, _record(scripts.records, commit="b"), file)
+    both = scripts.accelerator._merge(both, _record(scripts.records, commit="b"), file)
     scripts.accelerator._write(both, file)
     read = scripts.records.read(file)
     assert [*read.results] == ["device_machine", "device_parity"]
