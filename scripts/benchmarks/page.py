@@ -13,7 +13,8 @@ _HEAD = """# Benchmarks
 Made by `python scripts/report.py` from the files in `{folder}`: do not edit it. An *agent step* is
 one decision in one environment. Figures are medians, with the least and the most of all repeats in
 brackets; one without brackets was measured once. Rates are warm, with compilation apart. `python
-scripts/benchmark.py --compare OLD.json NEW.json` says what became slower between two files.
+scripts/benchmark.py --compare OLD.json NEW.json` says what became slower between two files. `make
+accelerator` measures what is to be known of a machine, in ten minutes.
 """
 _GPU = """## On a GPU
 
