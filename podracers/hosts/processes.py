@@ -30,7 +30,7 @@ from jax._src import clusters
 from jax._src import distributed as jax_distributed
 
 from podracers import errors, parallel
-from podracers.hosts import peers
+from podracers.hosts import peers, progress
 
 # Known before a backend is there; there is no public name for it (JAX 0.10).
 _STATE = jax_distributed.global_state
@@ -242,7 +242,7 @@ def touch() -> None:
 def _waiting(what: str) -> Iterator[None]:
     peers.reach(what)
     yield
-    peers.reach("going on")
+    peers.reach(progress.ANYTHING)
 
 
 def any_process(flag: bool) -> bool:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
+ANYTHING = "going on"  # a stage of which nobody has said what it is: it has no limit
 _PATIENCE = 10  # times the longest that a stage took before, where that is more than the limit
 _PATIENCE_FOR_ALL = 30  # times the same, or the limit, where no process is behind another
 _GAP = 2.0  # seconds at most between two looks that count: a process that is suspended is not late
@@ -62,7 +63,7 @@ class Progress:
     def report(self) -> Report:
         """Returns where this process is."""
         with self._lock:
-            known = self._left.get(self._doing, 0) >= _LEARNT
+            known = self._doing != ANYTHING and self._left.get(self._doing, 0) >= _LEARNT
             longest = self._longest[self._doing] if known else None
             return Report(self._stage, self._doing, self._idle, longest, _main_thread())
 

@@ -173,6 +173,7 @@ class Run:
         if _due(self._update, experiment.evaluation_period):
             score, judged = self._judge()
             values |= judged
+            processes.reach("logging")
         self._loggers.write(self.steps, values)
         # The last state is saved with the score of the final evaluation.
         due = _due(self._update, experiment.checkpoint_period)

@@ -61,6 +61,15 @@ def test_a_stage_has_a_limit_once_it_was_left_twice_and_the_first_time_does_not_
     assert mine.report()[:2] == (10, "logging")
 
 
+def test_what_nobody_has_named_has_no_limit():
+    """It may be the compiling of a start, which one process finds on its disk, and others not."""
+    mine = progress.Progress()
+    for _ in range(5):
+        mine.reach("updates")
+        mine.reach(progress.ANYTHING)
+    assert mine.report()[1:4] == (progress.ANYTHING, 0.0, None)
+
+
 def test_time_in_which_nobody_looked_does_not_count():
     mine = progress.Progress()
     mine.tick(1.5)
