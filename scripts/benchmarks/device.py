@@ -4,7 +4,9 @@ Each piece is one process: what it compiled and holds on the device is gone with
 devices a second process finds no room.
 """
 
+import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -63,9 +65,13 @@ def benchmark(
         "learning": _learning,
         "pong": lambda: _pong(bindings, seconds),
     }
-    if piece in pieces:
-        return pieces[piece]()
-    return ppo_speed.benchmark_batches(piece, repeats, batches)
+    pieces |= {
+        name: functools.partial(ppo_speed.benchmark_batches, name, repeats, batches)
+        for name in ("catch", "cartpole", "snake", "breakout")
+    }
+    load = f"{piece}: load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores before it"
+    result = pieces[piece]()
+    return dataclasses.replace(result, notes=(*result.notes, load))
 
 
 def _by_platform(small: dict, otherwise):
