@@ -30,7 +30,6 @@ def train(
     num_processes: int,
     num_devices: int,
     *arguments: object,
-    peer_timeout: int = PEER_TIMEOUT,
     variables: Mapping[str, str] | None = None,
 ) -> list[subprocess.Popen]:
     """Starts `scripts/train.py` in so many processes of so many devices each."""
@@ -40,7 +39,7 @@ def train(
             "train",
             *arguments,
             *group,
-            *("--process_id", process, "--peer_timeout", peer_timeout),
+            *("--process_id", process, "--peer_timeout", PEER_TIMEOUT),
             environment=environment(num_devices) | (variables or {}),
         )
         for process in range(num_processes)

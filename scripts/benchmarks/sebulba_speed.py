@@ -4,6 +4,7 @@ Everything is taken from the experiments as they are shipped, so this is what a 
 contender has a process of its own, and they take turns.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -178,7 +179,9 @@ def benchmark_environments(
     makers = {"EnvPool alone": _RawPools, "small network": _small_network}
     runner = setting.build().runner
     if together:
-        rates = measure.take_turns({name: make(setting) for name, make in makers.items()}, repeats)
+        with contextlib.closing(_small_network(setting)) as network:
+            turns = {"EnvPool alone": _RawPools(setting), "small network": network}
+            rates = measure.take_turns(turns, repeats)
     else:
         rates, _ = _measure(makers, setting, repeats)
     return records.Result(

@@ -146,32 +146,32 @@ LOOPING = """
 from podracers import anakin
 from podracers.hosts import processes
 
-class Looping(anakin.Anakin):
-    def step(self, state, num_updates):
-        Looping.steps = getattr(Looping, "steps", 0) + 1
-        while Looping.steps == 6 and not processes.is_lead():
-            pass
-        return super().step(state, num_updates)
-"""
-RUNNER = """
-import looping
-RUNNER = @looping.Looping
+step, steps = anakin.Anakin.step, []
+
+
+def looping_step(runner, state, num_updates):
+    steps.append(num_updates)
+    while len(steps) == 6 and not processes.is_lead():
+        pass
+    return step(runner, state, num_updates)
+
+
+anakin.Anakin.step = looping_step
 """
 
 
 @pytest.mark.slow
 def test_one_that_loops_ends_the_run(tmp_path):
     (tmp_path / "looping.py").write_text(LOOPING)
-    config, run_dir = processes.config_file(tmp_path, SHORT + RUNNER), tmp_path / "run"
-    # Of a run that has taken five log periods, and so evaluated and saved nothing yet.
+    config = processes.config_file(tmp_path, SHORT + "\nimport looping\n")
+    run_dir = tmp_path / "run"
     started = groups.train(
         *(2, 1, "--gin_file", config, "--run_dir", run_dir),
         variables={"PYTHONPATH": str(tmp_path)},
-        peer_timeout=10,
     )
     for result in groups.finish(started):
         assert result.returncode == 1, result.stderr
-        assert "failed: process 1 makes no progress: updates for 1" in result.stderr
+        assert "failed: process 1 makes no progress: updates for 3" in result.stderr
         assert f" s ({tmp_path}/looping.py:" in result.stderr
         assert "Traceback" not in result.stderr
     assert processes.num_lines(run_dir) == 5
