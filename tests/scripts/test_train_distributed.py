@@ -143,27 +143,36 @@ def test_the_others_end_with_process_0(tmp_path):
 
 
 LOOPING = """
-from podracers import anakin
+from environments import catch
+from podracers import metrics
 from podracers.hosts import processes
 
-step, steps = anakin.Anakin.step, []
+summarize, calls = metrics.summarize, []
 
 
-def looping_step(runner, state, num_updates):
-    steps.append(num_updates)
-    while len(steps) == 6 and not processes.is_lead():
+def looping(*arguments):
+    calls.append(arguments)
+    while len(calls) == 6 and not processes.is_lead():
         pass
-    return step(runner, state, num_updates)
+    return summarize(*arguments)
 
 
-anakin.Anakin.step = looping_step
+metrics.summarize = looping
+
+
+class Catch(catch.Catch):
+    pass
+"""
+LOOPS = """
+import looping
+experiment.Experiment.environment = @looping.Catch
 """
 
 
 @pytest.mark.slow
 def test_one_that_loops_ends_the_run(tmp_path):
     (tmp_path / "looping.py").write_text(LOOPING)
-    config = processes.config_file(tmp_path, SHORT + "\nimport looping\n")
+    config = processes.config_file(tmp_path, SHORT + LOOPS)
     run_dir = tmp_path / "run"
     started = groups.train(
         *(2, 1, "--gin_file", config, "--run_dir", run_dir),
@@ -171,10 +180,10 @@ def test_one_that_loops_ends_the_run(tmp_path):
     )
     for result in groups.finish(started):
         assert result.returncode == 1, result.stderr
-        assert "failed: process 1 makes no progress: updates for 3" in result.stderr
+        assert "failed: process 1 makes no progress: logging for 3" in result.stderr
         assert f" s ({tmp_path}/looping.py:" in result.stderr
         assert "Traceback" not in result.stderr
-    assert processes.num_lines(run_dir) == 5
+    assert processes.num_lines(run_dir) == 6
 
 
 @pytest.mark.slow
