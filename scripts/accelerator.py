@@ -11,7 +11,6 @@ Exit code 1: a piece failed, or an agent did not learn.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -58,8 +57,6 @@ def _parse() -> argparse.Namespace:
 def main() -> int:
     """Parses the command line, measures what is missing, and writes it."""
     options, start = _parse(), time.monotonic()
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # see `_end`
     record = records.read(options.json) if options.json.exists() else None
     there = record.results if record else {}
     failed, left = [], []
@@ -174,4 +171,5 @@ def _write(record: records.Record, file: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # see `_end`
     command_line.run(main)
