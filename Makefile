@@ -5,6 +5,7 @@
 #   make test-all                     with the slow ones
 #   make check                        what can be said in seconds
 #   make PYTHON=python3.12 install    choose the interpreter of a new .venv
+#   make accelerator                  what this machine's device does, in ten minutes
 #   make EXTRAS=cuda13 install        choose the accelerator: cuda13, cuda12, tpu; nothing for the CPU
 
 PYTHON ?= python3
@@ -35,7 +36,8 @@ IN_PARALLEL := -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-slow test-all test-learning check lint format benchmark lock clean
+.PHONY: help install train test test-slow test-all test-learning check lint format benchmark \
+  accelerator lock clean
 
 # Measured on two cores of an AMD EPYC; tests compare the README with this.
 TRAIN_TIME := about 3 minutes, installing included
@@ -53,6 +55,7 @@ help:
 	@echo "make test           the test suite: $(TEST_TIME)"
 	@echo "make test-all       with the slow tests, which make test-slow runs alone"
 	@echo "make test-learning  agents until they have learnt"
+	@echo "make accelerator    what this machine's device does, in ten minutes: runs/accelerator.md"
 	@echo "make lint | format | benchmark | lock | clean"
 	@echo "Times are of two cores."
 
@@ -116,6 +119,9 @@ format: install
 
 benchmark: install
 	$(BIN)/python scripts/benchmark.py
+
+accelerator: install
+	$(BIN)/python scripts/accelerator.py
 
 # Needs uv (https://docs.astral.sh/uv). One file serves every Python that the project supports.
 lock:

@@ -10,7 +10,7 @@ play together.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -52,12 +52,17 @@ class Episodes(NamedTuple):
         samples = self.mean_return() if self.returns.ndim > 1 else self.returns
         return float(np.std(samples, ddof=min(1, samples.size - 1)) / np.sqrt(samples.size))
 
+    @classmethod
+    def join(cls, parts: Sequence["Episodes"]) -> "Episodes":
+        """Returns the episodes of all parts, in their order."""
+        return cls(*(np.concatenate(leaves, axis=-1) for leaves in zip(*parts)))
+
 
 class Evaluation(NamedTuple):
     """What parameters reach, acting as the agent does in evaluation, and greedily beside it."""
 
     episodes: Episodes
-    greedy: Episodes | None  # None where the former are greedy, or these are not wanted
+    greedy: Episodes | None = None  # None where the former are greedy, or these are not wanted
 
     @property
     def score(self) -> float:
@@ -130,6 +135,7 @@ class Evaluator:
         params: types.PyTree,
         key: jax.Array,
         stop: Callable[[], bool] = lambda: False,
+        share: tuple[int, int] = (0, 1),
     ) -> Episodes:
         """Returns what the policy reaches; the same key gives the same episodes.
 
@@ -138,16 +144,24 @@ class Evaluator:
           key: one typed key, of the evaluation.
           stop: function that returns true once nobody wants the result any more; the one program
             of a JAX environment does not ask.
+          share: `(index, count)`: of so many equal parts of the episodes, which to play; all parts,
+            joined, are the episodes of one that plays them all.
 
         Raises:
           Stopped: `stop()` was true before the end.
           pipeline.WorkerError: a simulator hangs.
         """
+        index, count = share
+        first, end = (self.num_episodes * each // count for each in (index, index + 1))
+        env_id = np.arange(first, end, dtype=np.int32)
+        if not env_id.size:
+            none = np.zeros((self.population, 0) if self.population > 1 else (0,), np.float32)
+            return Episodes(none, none.astype(np.int32), none.astype(np.bool_))
         if not self._is_host:
-            return Episodes(*jax.device_get(self._run(*_on_one_device(params, key))))
+            return Episodes(*jax.device_get(self._run(*_on_one_device(params, key), env_id)))
 
         def play(worker: pipeline.Worker) -> Episodes:
-            return self._run_on_host(params, key, worker.doing)
+            return self._run_on_host(params, key, env_id, worker.doing)
 
         try:
             return pipeline.call("evaluation", play, self._host_timeout, stop)
@@ -217,12 +231,12 @@ class Evaluator:
     def _run(self):
         run = self._run_member
         if self.population > 1:
-            run = jax.vmap(run, in_axes=(0, None))
+            run = jax.vmap(run, in_axes=(0, None, None))
         return jax.jit(run)
 
-    def _run_member(self, params: types.PyTree, key: jax.Array) -> Episodes:
-        count = self.num_episodes
-        reset_keys, act_keys, actor_state = self._begin(key, jnp.arange(count, dtype=jnp.int32))
+    def _run_member(self, params: types.PyTree, key: jax.Array, env_id: jax.Array) -> Episodes:
+        count = env_id.size
+        reset_keys, act_keys, actor_state = self._begin(key, env_id)
         state, timestep = jax.vmap(self.environment.reset)(reset_keys)
         start = _Carry(
             state=state,
@@ -267,24 +281,31 @@ class Evaluator:
 
     # Host environments: a supervised thread steps them.
 
-    def _run_on_host(self, params: types.PyTree, key: jax.Array, doing: _Doing) -> Episodes:
-        count = self.num_episodes
+    def _run_on_host(
+        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, doing: _Doing
+    ) -> Episodes:
+        count, first = env_id.size, env_id[0]
         # Batches of one size, so that acting compiles once; what is beyond the last is dropped.
         size = -(-count // -(-count // MAX_BATCH))
         batches = [
-            self._play(params, key, np.arange(start, start + size, dtype=np.int32), doing)
-            for start in range(0, count, size)
+            self._play(params, key, np.arange(start, start + size, dtype=np.int32), env_id, doing)
+            for start in range(first, first + count, size)
         ]
         return Episodes(*(np.concatenate(leaves)[:count] for leaves in zip(*batches)))
 
     def _play(
-        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, doing: _Doing
+        self,
+        params: types.PyTree,
+        key: jax.Array,
+        env_id: np.ndarray,
+        wanted: np.ndarray,
+        doing: _Doing,
     ) -> Episodes:
-        """Returns a batch of episodes, leaves `[B]`."""
+        """Returns a batch of episodes, leaves `[B]`, once all that are wanted have ended."""
         returns = np.zeros(env_id.shape, np.float64)
         lengths = np.zeros(env_id.shape, np.int32)
         finished = np.zeros(env_id.shape, np.bool_)
-        counted = env_id < self.num_episodes
+        counted = np.isin(env_id, wanted)
         with contextlib.closing(self._steps(params, key, env_id, doing)) as steps:
             next(steps)
             for _, timestep in steps:

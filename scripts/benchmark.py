@@ -28,12 +28,16 @@ from podracers.training import run_directory
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
     names, add = [*registry.BENCHMARKS, *registry.GROUPS], parser.add_argument
-    add("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; by default all")
+    add(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; by default all but device"
+    )
     add("--repeats", type=command_line.count, default=7)
     add("--json", metavar="FILE")
     several = {"type": command_line.count, "nargs": "+", "metavar": "N"}
     about = "catch, cartpole_batches, snake_batches"
-    add("--batches", **several, default=[64, 256, 1024, 4096], help=f"{about}: environments")
+    add("--batches", **several, help=f"{about}, device: environments")
+    seconds = "device_pong: how long to train at the most (default: 300)"
+    add("--seconds", type=command_line.count, default=300, metavar="N", help=seconds)
     devices = f"{about}, scaling: on these numbers of fake devices; tpu: for 1, 4 or 8 chips"
     add("--devices", **several, default=[], help=devices)
     processes = "scaling_processes: in so many processes"
@@ -55,7 +59,8 @@ def _parse() -> argparse.Namespace:
     for name in options.names:
         if name not in names:
             raise errors.UserError(f"there is no benchmark '{name}'{errors.nearest(name, names)}")
-    chosen = [registry.GROUPS.get(name, (name,)) for name in options.names or registry.BENCHMARKS]
+    all_names = [name for name in registry.BENCHMARKS if name not in registry.GROUPS["device"]]
+    chosen = [registry.GROUPS.get(name, (name,)) for name in options.names or all_names]
     options.chosen = bool(options.names)
     options.names = list(dict.fromkeys(name for names in chosen for name in names))
     return options

@@ -25,7 +25,12 @@ flags, with the variable that is the default
   --project PROJECT   default: gcloud's own (POD_PROJECT)
   --type TYPE         accelerator type, such as v5litepod-16 (POD_TYPE)
   --version VERSION   of the TPU's software; default: by type (POD_VERSION)
-  --spot              create it as a spot VM, cheaper, which may be preempted
+  --spot              create it of spot capacity, cheaper, which may be preempted
+  --reserved          create it of capacity that the project has reserved
+  --queued            create it as a queued resource of the same name, which waits for capacity in
+                      Google's queue; `delete` and `train` need the flag, too (POD_QUEUED=yes)
+  --internal-ip       create it without external addresses, and reach it by internal ones: from a
+                      machine in the same network (POD_INTERNAL_IP=yes)
   --repository URL    default: the address in setup.cfg (POD_REPOSITORY)
   --ref REF           a commit, tag or branch of this checkout that is pushed; default: HEAD (POD_REF)
   --run_dir PATH      on the workers, relative to the repository; default: runs/NAME (POD_RUN_DIR)
@@ -81,16 +86,14 @@ execute() {
   fi
 }
 
-# gcloud's commands for TPU VMs, and how this one is named.
+# gcloud's commands for TPU VMs, or for another `service`, and where this one is.
 tpu() {
-  local verb="$1"
-  shift
-  execute gcloud compute tpus tpu-vm "$verb" "$@" --zone="$zone" ${project:+--project="$project"}
+  execute gcloud compute tpus "${service:-tpu-vm}" "$@" --zone="$zone" ${project:+--project="$project"}
 }
 
 # Runs a command of a shell on a worker, or on all of them at once.
 on_worker() {
-  tpu ssh "$name" --worker="$1" --command="$2"
+  tpu ssh "$name" --worker="$1" --command="$2" ${internal:+--internal-ip}
 }
 
 create() {
@@ -106,7 +109,9 @@ create() {
       *) mistake "no software version is known for the type '$type': give --version" ;;
     esac
   fi
-  tpu create "$name" --accelerator-type="$type" --version="$software" ${spot:+--spot}
+  service="${queued:+queued-resources}" tpu create "$name" --accelerator-type="$type" \
+    --${queued:+runtime-}version="$software" ${queued:+--node-id="$name"} \
+    ${capacity:+--$capacity} ${internal:+--internal-ips}
 }
 
 # The commit is resolved here and by its full name, so that no worker can have another one, even
@@ -184,7 +189,8 @@ fetch() {
     copy="$out/worker-$number"
     execute mkdir -p "$out"
     execute rm -rf "$out/.worker-$number"
-    tpu scp --recurse "$name:$remote_run_dir" "$out/.worker-$number" --worker="$number" || return
+    tpu scp --recurse "$name:$remote_run_dir" "$out/.worker-$number" --worker="$number" \
+      ${internal:+--internal-ip} || return
     kept="$(newest_checkpoint "$copy")" fetched="$(newest_checkpoint "$out/.worker-$number")"
     if [[ $dry_run == no ]] && ((kept > fetched)); then
       say "worker $number has checkpoint $fetched, $copy has $kept and stays; or name another --out"
@@ -224,8 +230,8 @@ restore() {
         return 1
       fi
     fi
-    tpu scp --recurse "$out/worker-$number" "$name:$remote_run_dir.partial" --worker="$number" ||
-      return 1
+    tpu scp --recurse "$out/worker-$number" "$name:$remote_run_dir.partial" --worker="$number" \
+      ${internal:+--internal-ip} || return 1
     # gcloud repeats a command whose connection broke.
     on_worker "$number" "test -e $directory || mv -T $partial $directory" || return 1
   done
@@ -243,12 +249,21 @@ delete() {
     read -r -p "delete the TPU VM $name in $zone, with its disks? [y/N] " answer || true
     [[ $answer == [yY]* ]] || fail 'nothing was deleted'
   fi
-  tpu delete "$name" --quiet
+  remove
 }
 
-# Prints the state of the TPU VM, or nothing where there is none.
+remove() {
+  service="${queued:+queued-resources}" tpu delete "$name" ${queued:+--force} --quiet
+}
+
+# Prints the state of the TPU VM, or of what waits for one, or nothing where there is neither.
 state() {
-  tpu list --filter="name~(^|/)$name\$" --format='value(state)'
+  local of="--filter=name~(^|/)$name\$" found
+  found="$(tpu list "$of" --format='value(state)')" || return
+  [[ -z $found ]] || printf '%s\n' "$found"
+  if [[ -n $queued && ($dry_run == yes || -z $found) ]]; then
+    service=queued-resources tpu list "$of" --format='value(state.state)'
+  fi
 }
 
 # Prints what became of the run on worker 0. Where a run has just ended, its code is written soon.
@@ -282,14 +297,14 @@ await_ready() {
     case "$found" in
       READY) ;;
       '') create || sleep "$poll" ;;
-      PREEMPTED) # cannot be started again
+      PREEMPTED | SUSPENDED | FAILED) # cannot be started again; the latter are queued resources
         say "$name: $found; it is made anew"
-        tpu delete "$name" --quiet || sleep "$poll"
+        remove || sleep "$poll"
         ;;
       STOPPED | STOPPING | TERMINATED) # by somebody who may want its disks
         fail "$name is $found: start it (gcloud compute tpus tpu-vm start), or delete it"
         ;;
-      *) # such as CREATING or REPAIRING
+      *) # such as CREATING, REPAIRING or WAITING_FOR_RESOURCES
         say "$name: $found"
         sleep "$poll"
         ;;
@@ -389,7 +404,12 @@ read_flags() {
       --*=*) # --name=NAME
         set -- "${1%%=*}" "${1#*=}" "${@:2}"
         ;;
-      --spot) spot=yes && shift ;;
+      --spot | --reserved)
+        [[ ${capacity:-${1#--}} == "${1#--}" ]] || mistake 'capacity is --spot or --reserved, not both'
+        capacity="${1#--}" && shift
+        ;;
+      --queued) queued=yes && shift ;;
+      --internal-ip) internal=yes && shift ;;
       --yes) yes=yes && shift ;;
       --dry-run) dry_run=yes && shift ;;
       -h | --help) usage && exit 0 ;;
@@ -450,7 +470,8 @@ main() {
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 name="${POD_NAME:-}" zone="${POD_ZONE:-}" project="${POD_PROJECT:-}" type="${POD_TYPE:-}"
 version="${POD_VERSION:-}" repository="${POD_REPOSITORY:-}" ref="${POD_REF:-HEAD}"
-run_dir="${POD_RUN_DIR:-}" before='' spot='' out='' workers=1 worker=0 lines=100
+run_dir="${POD_RUN_DIR:-}" before='' capacity='' out='' workers=1 worker=0 lines=100
+queued="${POD_QUEUED:-}" internal="${POD_INTERNAL_IP:-}"
 poll=60 fetch_period=600 restarts=3 stall=0 yes=no dry_run=no
 arguments=()
 main "$@"

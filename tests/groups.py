@@ -6,7 +6,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tests import processes
 
@@ -26,7 +26,12 @@ def environment(num_devices: int) -> dict[str, str]:
     return {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={num_devices}"}
 
 
-def train(num_processes: int, num_devices: int, *arguments: object) -> list[subprocess.Popen]:
+def train(
+    num_processes: int,
+    num_devices: int,
+    *arguments: object,
+    variables: Mapping[str, str] | None = None,
+) -> list[subprocess.Popen]:
     """Starts `scripts/train.py` in so many processes of so many devices each."""
     group = ("--coordinator", f"127.0.0.1:{free_port()}", "--num_processes", num_processes)
     return [
@@ -35,7 +40,7 @@ def train(num_processes: int, num_devices: int, *arguments: object) -> list[subp
             *arguments,
             *group,
             *("--process_id", process, "--peer_timeout", PEER_TIMEOUT),
-            environment=environment(num_devices),
+            environment=environment(num_devices) | (variables or {}),
         )
         for process in range(num_processes)
     ]

@@ -1,8 +1,9 @@
-"""Ends all processes of a run when one of them fails or is lost, with the first cause.
+"""Ends all processes of a run when one of them fails, is lost or stuck, with the first cause.
 
-Every process has a connection to process 0, over which both send a heartbeat each second. One that
-closes or falls silent, or a process that reports a failure, ends all: process 0 passes the first
-cause on, and every process prints it in one line. A collective that waits for a process that is
+Every process has a connection to process 0, over which both send a heartbeat each second, with how
+far they have come (`progress`). One that closes or falls silent, a process that reports a failure,
+or one that stays behind the others ends all: process 0 passes the first cause on, and every process
+prints it in one line. A collective that waits for a process that is
 gone may never return, so a thread has to end the process.
 
 The connections are made before all others, those of JAX among them, so that a process which is lost
@@ -32,6 +33,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from podracers import errors
+from podracers.hosts import progress
 from podracers.supervision import watchdog
 
 _HEARTBEAT_PERIOD = 1.0  # seconds
@@ -72,6 +74,8 @@ class _Peers:
         self._checked = time.monotonic()  # when `_find_silent` last ran
         self._heard = dict.fromkeys(self._connections, self._checked)
         self._done: set[int] = set()
+        self.progress = progress.Progress()
+        self._reports: dict[int, progress.Report] = {}
         self._begin: list[Any] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
@@ -110,7 +114,8 @@ class _Peers:
         while not self._closing:
             if time.monotonic() - sent > _HEARTBEAT_PERIOD:
                 sent = time.monotonic()
-                self.send(_ALIVE)
+                self._reports[self.process] = self.progress.report()
+                self.send(_ALIVE, *self._reports[self.process])
             known = {c: peer for peer, c in self._connections.items() if not c.closed}
             new = [*self._unknown, *([self._listener] if self._listener else [])]
             for ready in multiprocessing.connection.wait([*known, *new], _HEARTBEAT_PERIOD / 4):
@@ -122,6 +127,7 @@ class _Peers:
                 else:
                     self._admit(ready)
             self._find_silent()
+            self._find_stuck()
             if self._listener and len(self._connections) == self._count - 1:
                 self._stop_listening()
 
@@ -160,12 +166,15 @@ class _Peers:
     def _read(self, peer: int, connection: _Connection) -> None:
         try:
             kind, *rest = _receive(connection)
-        except (EOFError, OSError, ValueError):
+            report = progress.Report(*rest) if kind == _ALIVE else None
+        except (EOFError, OSError, ValueError, TypeError):
             connection.close()
             self._lose(peer, "it closed its connection")
             return
         self._heard[peer] = time.monotonic()
-        if kind == _DONE:
+        if report:
+            self._reports[peer] = report
+        elif kind == _DONE:
             self._done.add(peer)
         elif kind == _FAILED and not self._closing:
             self._end(*rest)
@@ -179,10 +188,19 @@ class _Peers:
         if now - self._checked > max(self._timeout / 2, _HEARTBEAT_PERIOD):
             # This process was suspended, and the others may have been, too: they wake up first.
             self._heard = dict.fromkeys(self._heard, now)
+        if not any(busy() for busy in _busy):  # a disk may be slow: it is waited for
+            self.progress.tick(now - self._checked)
         self._checked = now
         for peer, heard in self._heard.items():
             if now - heard > self._timeout:
                 self._lose(peer, f"nothing was heard of it for {self._timeout:g} s")
+
+    def _find_stuck(self) -> None:
+        """Ends all, in process 0, if one of them lives and keeps the others waiting."""
+        if self.process or len(self._reports) < self._count or self._done or self._closing:
+            return
+        if cause := progress.judge(self._reports, self._timeout):
+            self._end(f"failed: {cause}", 1)
 
     def _lose(self, peer: int, how: str) -> None:
         if peer not in self._done and not self._closing:
@@ -341,6 +359,22 @@ def _receive(connection: _Connection) -> list:
 def finish_first(busy: Callable[[], bool]) -> None:
     """Lets this process live, once another one failed, for as long as `busy()`, within limits."""
     _busy.append(busy)
+
+
+def reach(doing: str) -> None:
+    """Begins a stage that all processes come to, one after another; nothing where this is alone.
+
+    Args:
+      doing: what it is, in words; the same stages take about as long.
+    """
+    for each in _watching:
+        each.progress.reach(doing)
+
+
+def touch() -> None:
+    """Shows that this process gets on with its stage, or that something else watches over it."""
+    for each in _watching:
+        each.progress.touch()
 
 
 def leave() -> None:

@@ -9,6 +9,7 @@ distributed runtime: a collective would fail where one of them is late.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import http.client
 import itertools
@@ -19,7 +20,7 @@ import re
 import time
 import urllib.request
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -29,12 +30,13 @@ from jax._src import clusters
 from jax._src import distributed as jax_distributed
 
 from podracers import errors, parallel
-from podracers.hosts import peers
+from podracers.hosts import peers, progress
 
 # Known before a backend is there; there is no public name for it (JAX 0.10).
 _STATE = jax_distributed.global_state
 _CAUSE_TIMEOUT = 2.0  # seconds for another process to report the first cause
 _MESSAGE_TIMEOUT = 24 * 3600.0  # seconds for a message of process 0; its loss is found sooner
+_MESSAGE_TIMEOUT_MS = int(_MESSAGE_TIMEOUT * 1000)
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
 _messages = itertools.count()  # the same number stands for the same message in every process
@@ -231,10 +233,37 @@ def count() -> int:
     return _STATE.num_processes or 1
 
 
+def share() -> tuple[int, int]:
+    """Returns the number of this process, and how many there are."""
+    return index(), count()
+
+
+def reach(doing: str) -> None:
+    """Says what all processes do next: one that stays behind is noticed (see `progress`)."""
+    peers.reach(doing)
+
+
+def touch() -> None:
+    """Says that this process gets on, though it reaches nothing new."""
+    peers.touch()
+
+
+@contextlib.contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    peers.reach(what)
+    yield
+    peers.reach(progress.ANYTHING)
+
+
 def any_process(flag: bool) -> bool:
     """Returns whether the flag is set in any process; all of them ask at the same moment."""
     if not is_several():
         return bool(flag)
+    with _waiting("agreeing with the others"):
+        return _any_process(flag)
+
+
+def _any_process(flag: bool) -> bool:
     mesh = parallel.make_mesh()
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(parallel.AXIS))
     shards = [jax.device_put(np.array([bool(flag)]), device) for device in mesh.local_devices]
@@ -261,8 +290,10 @@ def on_lead(function: Callable[[], Any]) -> Any:
     if not is_several():
         return function()
     key = f"podracers/message/{next(_messages)}"
+    peers.reach(f"{function.__module__}.{function.__qualname__}".removesuffix(".<locals>.<lambda>"))
     if not is_lead():
-        told = hear(key)
+        with _waiting("waiting for process 0"):
+            told = hear(key)
         for kind in (errors.UserError, errors.RunFailure):
             if kind.__name__ in told:
                 peers.leave()  # process 0 knows
@@ -273,7 +304,8 @@ def on_lead(function: Callable[[], Any]) -> Any:
     except (errors.UserError, errors.RunFailure) as error:
         say(key, {_kind(error).__name__: str(error)})
         raise
-    say(key, {"value": value})
+    with _waiting("telling the others"):
+        say(key, {"value": value})
     return value
 
 
@@ -286,8 +318,9 @@ def all_say(value: Any) -> list[Any]:
     if not is_several():
         return [value]
     key = f"podracers/said/{next(_messages)}"
-    say(f"{key}/{index()}", value)
-    return [hear(f"{key}/{each}") for each in range(count())]
+    with _waiting("hearing the others"):
+        say(f"{key}/{index()}", value)
+        return [hear(f"{key}/{each}") for each in range(count())]
 
 
 def say(key: str, value: Any) -> None:
@@ -297,12 +330,27 @@ def say(key: str, value: Any) -> None:
 
 def hear(key: str) -> Any:
     """Waits for what a process says under a key; any thread may."""
-    return json.loads(_client().blocking_key_value_get(key, int(_MESSAGE_TIMEOUT * 1000)))
+    return json.loads(_client().blocking_key_value_get(key, _MESSAGE_TIMEOUT_MS))
 
 
 def forget(key: str) -> None:
     """Removes what a process has said under a key, once nobody asks for it any more."""
     _client().key_value_delete(key)
+
+
+def gather(mine: bytes) -> list[bytes] | None:
+    """Returns what all processes have to say, in their order, in process 0; elsewhere None."""
+    if not is_several():
+        return [mine]
+    key = f"podracers/gathered/{next(_messages)}"
+    with _waiting("gathering"):
+        if not is_lead():
+            _client().key_value_set_bytes(f"{key}/{index()}", mine)
+            return None
+        get = _client().blocking_key_value_get_bytes
+        read = [get(f"{key}/{other}", _MESSAGE_TIMEOUT_MS) for other in range(1, count())]
+        _client().key_value_delete(key)  # all that is below it
+    return [mine, *read]
 
 
 def _kind(error: Exception) -> type[Exception]:

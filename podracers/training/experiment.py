@@ -50,12 +50,16 @@ class Parts(NamedTuple):
     num_updates: int  # how many updates make `total_steps`
 
     def evaluate(
-        self, params: types.PyTree, key: jax.Array, stop: Callable[[], bool] = lambda: False
+        self,
+        params: types.PyTree,
+        key: jax.Array,
+        stop: Callable[[], bool] = lambda: False,
+        share: tuple[int, int] = (0, 1),
     ) -> evaluation.Evaluation:
         """Returns what both evaluators find with one key; see `evaluation.Evaluator.run`."""
-        episodes = self.evaluator.run(params, key, stop)
+        episodes = self.evaluator.run(params, key, stop, share)
         greedy = self.greedy_evaluator
-        return evaluation.Evaluation(episodes, greedy and greedy.run(params, key, stop))
+        return evaluation.Evaluation(episodes, greedy and greedy.run(params, key, stop, share))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -22,6 +22,7 @@ from podracers.training import (
     gathering,
     loggers,
     run_directory,
+    shared_evaluation,
     signals,
     storage,
 )
@@ -33,8 +34,8 @@ _LOGGER = logging.getLogger(__name__)
 class Run:
     """Trains one experiment in one run directory.
 
-    Of several processes each has one, and takes the same decisions; only the first of them writes,
-    evaluates and speaks.
+    Of several processes each has one, takes the same decisions, and plays its share of evaluations;
+    only the first of them writes and speaks.
 
     Args:
       experiment: the settings of the run.
@@ -180,23 +181,32 @@ class Run:
         values["wall_time"] = self._clock.wall
         score = None
         if _due(self._update, experiment.evaluation_period):
-            params = self._acting_params()
-            score, judged = processes.on_lead(lambda: self._judge(params))
+            score, judged = self._judge()
             values |= judged
+            processes.reach("logging")
         self._loggers.write(self.steps, values)
         # The last state is saved with the score of the final evaluation.
         due = _due(self._update, experiment.checkpoint_period)
         if score is not None or (due and self._update < self._parts.num_updates):
             self._save(score)
 
-    def _judge(self, params: types.PyTree) -> tuple[float | None, dict[str, float]]:
+    def _judge(self) -> tuple[float | None, dict[str, float]]:
         """Returns a score, and what is logged of it; None where a signal stopped the evaluation."""
+        params = self._acting_params()
         key = evaluation.run_key(self._experiment.seed, self._update)
-        try:
-            judged = self._parts.evaluate(params, key, self._stopped)
-        except evaluation.Stopped:
+
+        def play(share: tuple[int, int]) -> evaluation.Evaluation:
+            return self._parts.evaluate(params, key, self._stopped, share)
+
+        played = shared_evaluation.play_together("evaluation", play)
+        return processes.on_lead(lambda: self._judged(played))
+
+    def _judged(
+        self, played: list[evaluation.Episodes] | None
+    ) -> tuple[float | None, dict[str, float]]:
+        if played is None:
             return None, {}
-        values, members = {}, self._members()
+        judged, values, members = evaluation.Evaluation(*played), {}, self._members()
         for prefix, episodes in judged.by_prefix().items():
             name, lengths = f"evaluation/{prefix}", np.mean(episodes.lengths, axis=-1)
             values |= metrics.label(f"{name}return", episodes.mean_return(), members)
@@ -209,12 +219,15 @@ class Run:
         report, taken = None, 0
         with self._clock.dispatch() as dispatch, self._profiled(count):
             while taken < count and not (taken and self._must_stop()):
+                processes.reach("updates")
                 chunk = min(most, count - taken)
                 self._state, part = self._runner.step(self._state, chunk)
                 report = part if report is None else metrics.merge(report, part)
                 taken += chunk
+            processes.reach("the devices' part of updates")
             report = jax.device_get(report)
             dispatch.steps = taken * self._runner.steps_per_update
+        processes.reach("logging")
         self._update += taken
         return report
 
@@ -278,6 +291,8 @@ class Run:
         return processes.local(self._runner.actor_params(self._state))
 
     def _stopped(self) -> bool:
+        """Returns whether this process is to stop; who asks has an eye on what it waits for."""
+        processes.touch()
         return bool(self._stop)
 
     def _save(self, score: float | None) -> None:
@@ -289,6 +304,7 @@ class Run:
             "clock": self._clock.record(),
         }
         params = self._runner.actor_params(self._state)
+        processes.reach("saving a checkpoint")
         self._checkpointer.save(self.steps, self._state, params, metadata, score)
 
     def _commit(self) -> None:
@@ -343,22 +359,21 @@ class Run:
 
     def _finish(self) -> dict[str, Any] | None:
         """Evaluates for the last time, saves, and writes the summary; None where it was stopped."""
-        params, last = self._acting_params(), []
+        params = self._acting_params()
         key = evaluation.run_key(self._experiment.seed)
 
-        def judge() -> float | None:
-            with contextlib.suppress(evaluation.Stopped):
-                judged = self._parts.evaluate(params, key, self._stopped)
-                last.extend((judged, self._uniform(key)))
-                return judged.score
-            return None
+        def play(share: tuple[int, int]) -> list[evaluation.Episodes | None]:
+            judged = self._parts.evaluate(params, key, self._stopped, share)
+            return [*judged, self._uniform(key, share)]
 
-        score = processes.on_lead(judge)
+        played = shared_evaluation.play_together("the final evaluation", play)
+        judged = evaluation.Evaluation(*played[:-1]) if played else None
+        score = processes.on_lead(lambda: judged and judged.score)
         if score is None:
             return None
         self._save(score)
         self._commit()
-        return self._summarize(*last) if last else {}
+        return self._summarize(judged, played[-1]) if judged else {}
 
     def _summarize(
         self, judged: evaluation.Evaluation, uniform: evaluation.Episodes
@@ -398,11 +413,11 @@ class Run:
             values["return_by_seed"] = {str(seed): float(mean) for seed, mean in by_seed}
         return values
 
-    def _uniform(self, key: jax.Array) -> evaluation.Episodes:
+    def _uniform(self, key: jax.Array, share: tuple[int, int]) -> evaluation.Episodes:
         """Returns what a policy reaches that acts uniformly at random."""
         policy = evaluation.UniformPolicy(self._parts.environment.spec)
         evaluator = dataclasses.replace(self._parts.evaluator, agent=policy, population=1)
-        return evaluator.run((), key, self._stopped)
+        return evaluator.run((), key, self._stopped, share)
 
 
 def train(

@@ -59,7 +59,8 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="how long a process may be silent before it counts as lost (default: 60)",
+        help="how long a process may be silent, or keep the others waiting, before it ends all of "
+        "them (default: 60)",
     )
 
 

@@ -59,6 +59,10 @@ class Stepper:
         steps = self._updates * self._runner.steps_per_update
         return steps * getattr(self._runner, "population", 1) / self._step(self._updates)
 
+    def close(self) -> None:
+        """Ends what the runner has at work."""
+        self._runner.close()
+
     def _step(self, updates: int) -> float:
         """Returns the seconds of some updates."""
         start = time.perf_counter()

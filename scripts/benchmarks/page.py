@@ -13,12 +13,14 @@ _HEAD = """# Benchmarks
 Made by `python scripts/report.py` from the files in `{folder}`: do not edit it. An *agent step* is
 one decision in one environment. Figures are medians, with the least and the most of all repeats in
 brackets; one without brackets was measured once. Rates are warm, with compilation apart. `python
-scripts/benchmark.py --compare OLD.json NEW.json` says what became slower between two files.
+scripts/benchmark.py --compare OLD.json NEW.json` says what became slower between two files. `make
+accelerator` measures what is to be known of a machine, in ten minutes.
 """
 _GPU = """## On a GPU
 
-Not measured: there is no file of results of a GPU. Anakin against the batch, until more of it
-brings no more, and Sebulba on Pong against EnvPool alone:
+Not measured: there is no file of results of a GPU. `make accelerator` finds out in ten minutes
+what a device does, and goes on where it was stopped. By hand: Anakin against the batch, until more
+of it brings no more, and Sebulba on Pong against EnvPool alone:
 
 ```sh
 python scripts/benchmark.py gpu --batches 256 1024 4096 16384 65536 --json {folder}/gpu.json
@@ -46,19 +48,25 @@ def text(found: Mapping[str, records.Record], name: str) -> str:
     """Returns the page of files of results, which are in the folder `name` beside it."""
     parts = [_HEAD.format(folder=f"docs/{name}")]
     for stem, record in found.items():
-        parts += [f"## {stem}\n", _provenance(record, f"{name}/{stem}.json")]
-        together: dict[str, list[records.Result]] = {}  # one benchmark, or one group
-        for benchmark, result in record.results.items():
-            together.setdefault(result.group or benchmark, []).append(result)
-        for heading, own in together.items():
-            notes = dict.fromkeys(note for result in own for note in result.notes)
-            rows = (row for result in own for row in result.rows)
-            parts += [f"### {heading}\n"] * ([*together] != [stem])
-            parts += [f"{own[0].about}\n", *_tables(rows)]
-            parts += ["".join(f"- {note}\n" for note in notes)] * bool(notes)
+        parts += [f"## {stem}\n", *section(stem, record, f"{name}/{stem}.json")]
     if not any(record.provenance["platform"] in _GPUS for record in found.values()):
         parts.append(_GPU.format(folder=f"docs/{name}"))
     return "\n".join(parts)
+
+
+def section(stem: str, record: records.Record, file: str) -> list[str]:
+    """Returns the paragraphs of one file of results, which is at `file` from the page."""
+    parts = [_provenance(record, file)]
+    together: dict[str, list[records.Result]] = {}  # one benchmark, or one group
+    for benchmark, result in record.results.items():
+        together.setdefault(result.group or benchmark, []).append(result)
+    for heading, own in together.items():
+        notes = dict.fromkeys(note for result in own for note in result.notes)
+        rows = (row for result in own for row in result.rows)
+        parts += [f"### {heading}\n"] * ([*together] != [stem])
+        parts += [f"{own[0].about}\n", *_tables(rows)]
+        parts += ["".join(f"- {note}\n" for note in notes)] * bool(notes)
+    return parts
 
 
 def _provenance(record: records.Record, file: str) -> str:

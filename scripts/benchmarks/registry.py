@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks import (
     agent_speed,
+    device,
     dispatch_costs,
     lpg_speed,
     ppo_speed,
@@ -25,6 +26,7 @@ GROUPS = {
     "replay": _REPLAY,
     "agents": tuple(f"agent_{name}" for name in agent_speed.EXPERIMENTS),
     "tpu": tuple(f"tpu_{name}" for name in tpu_estimates.EXPERIMENTS),
+    "device": tuple(device.REGISTERED),
     "gpu": (
         *("catch", "cartpole_batches", "snake_batches"),
         *("sebulba_environments", "sebulba_impala"),
@@ -34,7 +36,9 @@ _Benchmark = Callable[[Any], records.Result]  # takes the options of the command
 
 
 def _batches(name: str) -> _Benchmark:
-    return lambda o: ppo_speed.benchmark_batches(name, o.repeats, o.batches, o.devices)
+    return lambda o: ppo_speed.benchmark_batches(
+        name, o.repeats, o.batches or ppo_speed.BATCHES, o.devices
+    )
 
 
 def _sebulba(benchmark: Callable, setting: sebulba_speed.Setting) -> _Benchmark:
@@ -43,6 +47,10 @@ def _sebulba(benchmark: Callable, setting: sebulba_speed.Setting) -> _Benchmark:
 
 def _agent(benchmark: Callable, name: str) -> _Benchmark:
     return lambda o: benchmark(name, o.repeats, o.gin_bindings)
+
+
+def _device(piece: Callable) -> _Benchmark:
+    return lambda o: piece(o.repeats, o.batches, o.gin_bindings, o.seconds)
 
 
 def _tpu(name: str) -> _Benchmark:
@@ -84,5 +92,6 @@ BENCHMARKS: dict[str, _Benchmark] = {
         name: _agent(replay_speed.benchmark_agent, agent_speed.EXPERIMENTS[name])
         for name in _REPLAY
     },
+    **{name: _device(piece) for name, piece in device.REGISTERED.items()},
     **{f"tpu_{name}": _tpu(name) for name in tpu_estimates.EXPERIMENTS},
 }

@@ -4,6 +4,7 @@ Everything is taken from the experiments as they are shipped, so this is what a 
 contender has a process of its own, and they take turns.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -166,11 +167,24 @@ def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
     )
 
 
-def benchmark_environments(setting: Setting, repeats: int) -> records.Result:
-    """Says how near to the simulators' own rate Sebulba comes where the network costs nothing."""
+def benchmark_environments(
+    setting: Setting, repeats: int, together: bool = False
+) -> records.Result:
+    """Says how near to the simulators' own rate Sebulba comes where the network costs nothing.
+
+    Args:
+      setting: what is measured.
+      repeats: turns of each.
+      together: both in this process, as where no two may have the device.
+    """
     makers = {"EnvPool alone": _RawPools, "small network": _small_network}
     runner = setting.build().runner
-    rates, _ = _measure(makers, setting, repeats)
+    if together:
+        with contextlib.closing(_small_network(setting)) as network:
+            turns = {"EnvPool alone": _RawPools(setting), "small network": network}
+            rates = measure.take_turns(turns, repeats)
+    else:
+        rates, _ = _measure(makers, setting, repeats)
     return records.Result(
         "How near Sebulba comes to the rate of EnvPool's Pong alone, with a network small enough "
         "not to matter.",

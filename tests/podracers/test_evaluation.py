@@ -96,6 +96,24 @@ def test_a_population_plays_the_same_episodes():
     assert np.any(episodes.returns[0] != episodes.returns[1])
 
 
+def test_shares_are_the_episodes_of_the_whole(expected):
+    shares = [EVALUATOR.run(1, KEY, share=(index, 2)) for index in range(2)]
+    assert {share.returns.shape for share in shares} == {(NUM_EPISODES // 2,)}
+    whole = evaluation.Episodes.join(shares)
+    np.testing.assert_array_equal(whole.lengths, [len(rewards) for rewards in expected])
+    np.testing.assert_allclose(whole.returns, [sum(r) for r in expected], rtol=1e-4)
+
+
+def test_a_share_may_be_empty():
+    evaluator = dataclasses.replace(EVALUATOR, num_episodes=1, population=2)
+    none, one = (evaluator.run(jnp.array([1, 2]), KEY, share=(index, 2)) for index in range(2))
+    assert none.returns.shape == (2, 0)
+    whole = evaluation.Episodes.join([none, one])
+    for leaf, other in zip(whole, one, strict=True):
+        assert leaf.dtype == other.dtype
+        np.testing.assert_array_equal(leaf, other)
+
+
 def test_a_recording_is_of_the_first_episode(expected):
     states = EVALUATOR.record(1, KEY)
     assert len(states) == len(expected[0]) + 1
@@ -150,8 +168,8 @@ def test_replicated_parameters_are_evaluated_on_one_device(expected):
     found = []
     compiled = evaluator._run
 
-    def run(params, key):
-        found.append(compiled(params, key))
+    def run(*arguments):
+        found.append(compiled(*arguments))
         return found[-1]
 
     evaluator.__dict__["_run"] = run
@@ -273,6 +291,15 @@ def test_first_episodes_on_the_host_equal_a_slow_loop(played, monkeypatch, most)
     assert len(agent.traces) == 1
     other = evaluator.run(PARAMS, jax.random.key(2))
     assert np.any(other.lengths != evaluator.run(PARAMS, HOST_KEY).lengths)
+
+
+def test_shares_on_the_host_are_the_episodes_of_the_whole(played):
+    """Also where some have more than others, or none."""
+    for count in (2, 3, HOST_EPISODES + 1):
+        shares = [
+            HOST_EVALUATOR.run(PARAMS, HOST_KEY, share=(index, count)) for index in range(count)
+        ]
+        _assert_played(evaluation.Episodes.join(shares), played)
 
 
 def test_parameters_on_several_devices_are_acted_with_on_one(played):

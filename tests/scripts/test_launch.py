@@ -50,6 +50,17 @@ def here(path):
     return root / f"worker-{flags['worker']}" / rest if remote else pathlib.Path(rest)
 
 
+queue = root / "queue"
+if sys.argv[3] == "queued-resources":
+    if verb == "create":
+        queue.write_text("WAITING_FOR_RESOURCES")
+        sys.exit()
+    if verb == "list":
+        print(queue.read_text() if queue.exists() else "")
+        verb = "create" if queue.exists() else verb  # what it waits for comes
+    elif verb == "delete":
+        queue.unlink()
+
 if verb == "create":
     for number in range(2):
         (root / f"worker-{number}").mkdir()
@@ -169,7 +180,13 @@ def _without_gcloud(folder):
 
 def _dry(tmp_path, *arguments):
     """Returns the commands that would run, as lists of words: what a shell makes of the lines."""
-    result = _run(POD, *arguments, "--dry-run", env=_without_gcloud(tmp_path))
+    _without_gcloud(tmp_path)
+    return _dry_again(tmp_path, *arguments)
+
+
+def _dry_again(tmp_path, *arguments):
+    environment = {**_ENVIRONMENT, "PATH": str(tmp_path)}
+    result = _run(POD, *arguments, "--dry-run", env=environment)
     assert result.returncode == 0, result.stderr
     first, *rest = result.stdout.split("\ngcloud ")
     return [shlex.split(text) for text in (first, *(f"gcloud {text}" for text in rest))]
@@ -202,6 +219,23 @@ def test_create_chooses_the_software_by_type(tmp_path, type_, software):
             "--project=my-project",
         ]
     ]
+
+
+def test_capacity_may_be_reserved_queued_and_without_external_addresses(tmp_path):
+    flags = (*NAMED, "--queued", "--reserved", "--internal-ip")
+    queued = ["gcloud", "compute", "tpus", "queued-resources"]
+    assert _dry(tmp_path, "create", *flags, "--type=v5p-16") == [
+        [
+            *queued,
+            *("create", "pod-1", "--accelerator-type=v5p-16", "--runtime-version=v2-alpha-tpuv5"),
+            *("--node-id=pod-1", "--reserved", "--internal-ips", "--zone=us-west4-a"),
+        ]
+    ]
+    (words,) = _dry_again(tmp_path, "delete", *flags)
+    assert words == [*queued, "delete", "pod-1", "--force", "--quiet", "--zone=us-west4-a"]
+    for verb in ("follow", "fetch"):
+        *_, words = [each for each in _dry_again(tmp_path, verb, *flags) if "gcloud" in each]
+        assert "--internal-ip" in words[7:]
 
 
 def test_setup_names_one_commit_for_all_workers(tmp_path):
@@ -256,6 +290,7 @@ def test_train_rehearses_everything(tmp_path):
     ("arguments", "phrase"),
     [
         (("begin", *NAMED), "unknown command 'begin'"),
+        (("create", *NAMED, "--spot", "--reserved"), "--spot or --reserved, not both"),
         (("run", "--zone", "z", "--", "x"), "no --name"),
         (("run", "--name", "pod", "--", "x"), "no --zone"),
         (("run", *NAMED), "needs the arguments of train.py"),
@@ -376,9 +411,10 @@ def test_workers_run_the_same_commit_and_words_until_they_are_stopped(cloud):
 
 
 @pytest.mark.slow
-def test_train_goes_on_after_a_preemption_with_what_was_fetched(cloud):
+@pytest.mark.parametrize("flags", [("--spot",), ("--spot", "--queued")])
+def test_train_goes_on_after_a_preemption_with_what_was_fetched(cloud, flags):
     folder, _ = cloud
-    launcher = _pod(cloud, "train", "--spot", "--", "--gin_file", "a.gin", start=_start)
+    launcher = _pod(cloud, "train", *flags, "--", "--gin_file", "a.gin", start=_start)
     try:
         fetched = folder / "out" / "worker-1" / "starts"
         _wait(fetched.exists)
@@ -396,6 +432,8 @@ def test_train_goes_on_after_a_preemption_with_what_was_fetched(cloud):
     calls = (folder / "calls").read_text().split()
     assert calls.count("create") == 2
     assert calls.count("delete") == 1
+    assert ("pod-1: WAITING_FOR_RESOURCES" in output) == ("--queued" in flags)
+    assert (folder / "queue").exists() == ("--queued" in flags)
 
 
 @pytest.mark.parametrize(

@@ -72,19 +72,28 @@ def _wait_for(num_lines: int, run_dir: pathlib.Path, started) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
-def test_two_processes_learn_what_one_learns(runner, reference, tmp_path):
-    """The same curve and the same parameters; process 1 need not see the run directory."""
+@pytest.mark.parametrize(("runner", "count"), [("anakin", 2), ("sebulba", 2), ("anakin", 4)])
+def test_several_processes_learn_what_one_learns(runner, count, reference, tmp_path):
+    """The same curve and parameters, the same evaluations; others need not see the directory."""
     config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
-    started = groups.train(2, 2, *_arguments(config, runner, 2), "--run_dir", run_dir)
-    lead, other = groups.finish(started)
-    assert lead.returncode == other.returncode == 0, lead.stderr + other.stderr
+    devices = 4 // count
+    started = groups.train(
+        count, devices, *_arguments(config, runner, devices), "--run_dir", run_dir
+    )
+    lead, *others = groups.finish(started)
+    for result in (lead, *others):
+        assert result.returncode == 0, result.stderr
     assert "What was reached" in lead.stdout
     assert "4 x cpu" in lead.stdout
-    assert "What was reached" not in other.stdout
+    assert "What was reached" not in others[0].stdout
     _assert_same(run_dir, reference(runner))
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["processes"] == 2
+    summary, alone = (
+        json.loads((each / "summary.json").read_text()) for each in (run_dir, reference(runner))
+    )
+    assert summary["processes"] == count
+    for name, value in alone["evaluation"].items():
+        assert summary["evaluation"][name] == pytest.approx(value, rel=1e-2), name
+    assert summary["random_policy_return"] == alone["random_policy_return"]
 
 
 @pytest.mark.slow
@@ -156,6 +165,51 @@ def test_the_others_end_with_process_0(tmp_path):
     assert time.monotonic() - began < 2 * groups.PEER_TIMEOUT
     # Ours, unless JAX's own coordination, which also lives in process 0, was quicker.
     assert "process 0 was lost" in other.stderr or "another task died" in other.stderr
+
+
+LOOPING = """
+from environments import catch
+from podracers import metrics
+from podracers.hosts import processes
+
+summarize, calls = metrics.summarize, []
+
+
+def looping(*arguments):
+    calls.append(arguments)
+    stuck = len(calls) == 6 and not processes.is_lead()
+    while stuck:
+        pass
+    return summarize(*arguments)
+
+
+metrics.summarize = looping
+
+
+class Catch(catch.Catch):
+    pass
+"""
+LOOPS = """
+import looping
+experiment.Experiment.environment = @looping.Catch
+"""
+
+
+@pytest.mark.slow
+def test_one_that_loops_ends_the_run(tmp_path):
+    (tmp_path / "looping.py").write_text(LOOPING)
+    config = processes.config_file(tmp_path, SHORT + LOOPS)
+    run_dir = tmp_path / "run"
+    started = groups.train(
+        *(2, 1, "--gin_file", config, "--run_dir", run_dir),
+        variables={"PYTHONPATH": str(tmp_path)},
+    )
+    for result in groups.finish(started):
+        assert result.returncode == 1, result.stderr
+        assert "failed: process 1 makes no progress: logging for 3" in result.stderr
+        assert f" s ({tmp_path}/looping.py:" in result.stderr
+        assert "Traceback" not in result.stderr
+    assert processes.num_lines(run_dir) == 6
 
 
 @pytest.mark.slow

@@ -155,6 +155,105 @@ distributed.any_process(False)
         assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stuck", [0, 2])
+def test_one_that_loops_ends_all(stuck):
+    """It lives, and its thread says so every second."""
+    began = time.monotonic()
+    results = _run(
+        f"""
+begin(timeout=6.0)
+for turn in range(4):
+    distributed.reach("updates")
+    while turn == 3 and process == {stuck}:
+        sum(range(10**5))
+    distributed.any_process(False)
+""",
+        count=3,
+        num_devices=1,
+    )
+    for result in results:
+        assert result.returncode == 1, result.stderr
+        assert f"failed: process {stuck} makes no progress: updates for " in result.stderr
+        assert " in main), and the others wait" in result.stderr
+        assert "Traceback" not in result.stderr
+    assert time.monotonic() - began < 90
+
+
+@pytest.mark.slow
+def test_one_that_is_slow_or_busy_elsewhere_is_waited_for():
+    """What it takes for long at first, what a supervisor watches over, and what it writes."""
+    results = _run(
+        """
+begin(timeout=3.0)
+writing = []
+peers.finish_first(lambda: bool(writing))
+for turn in range(5):
+    distributed.reach("updates")
+    if turn == 0 and process == 1:
+        time.sleep(8.0)
+    for _ in range(80 if turn == 3 and process == 1 else 0):
+        distributed.touch()
+        time.sleep(0.1)
+    if turn == 4 and process == 1:
+        writing.append(True)
+        time.sleep(8.0)
+        writing.clear()
+    distributed.any_process(False)
+print(distributed.gather(bytes([process])))
+""",
+    )
+    for process, result in enumerate(results):
+        assert result.returncode == 0, result.stderr
+        last = result.stdout.splitlines()[-1]
+        assert last == str(None if process else [b"\0", b"\1"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_evaluations_are_shared(count):
+    """Every process plays its part; a stop that one of them hears counts for all."""
+    results = _run(
+        """
+begin()
+from podracers import evaluation
+from podracers.training import shared_evaluation
+
+def episodes(share, size):
+    index, count = share
+    every = np.arange(size * index // count, size * (index + 1) // count)
+    print("played", list(map(int, every)), flush=True)
+    return evaluation.Episodes(every + 0.1, every.astype(np.int32), every % 2 == 0)
+
+def play(share):
+    return [episodes(share, 6), None, episodes(share, 3)]
+
+def stopped(share):
+    if share[0] == 1:
+        raise evaluation.Stopped
+    return play(share)
+
+played = shared_evaluation.play_together("evaluation", play)
+assert (played is None) == (process != 0)
+for found, size in zip(played or (), (6, 3), strict=True) if played else ():
+    np.testing.assert_array_equal(found.returns, np.arange(size) + 0.1)
+    np.testing.assert_array_equal(found.lengths, np.arange(size))
+    assert found.finished.dtype == bool and found.lengths.dtype == np.int32
+assert shared_evaluation.play_together("evaluation", stopped) is None
+large = os.urandom(20 * 2**20)
+gathered = distributed.gather(large)
+assert gathered is None or list(map(len, gathered)) == [len(large)] * len(gathered)
+""",
+        count=count,
+        num_devices=1,
+    )
+    every = []
+    for result in results:
+        assert result.returncode == 0, result.stderr
+        every += eval(result.stdout.splitlines()[0].removeprefix("played "))
+    assert every == list(range(6))
+
+
 def _assert_failed(result, *phrases):
     """Checks that a process said why in one line, and that it is a failure."""
     assert result.returncode == 1, result.stderr
