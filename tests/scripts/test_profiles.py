@@ -182,15 +182,8 @@ def test_sebulbas_programs_say_what_is_of_which_part(tracing):
     assert {"learn", "learn/gradient"} < learn.parts()
 
     programs = actor_lib.ActorPrograms(agent, environment.spec, 4, 4)
-    one = programs.on(jax.devices()[0])
-    env_id, zero = jax.ShapeDtypeStruct((4,), np.int32), jax.ShapeDtypeStruct((), np.int32)
     params = jax.eval_shape(lambda: agent.actor_params(agent.init_learner(jax.random.key(0))))
-    actor_state = jax.eval_shape(one.init_actor, env_id)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    carry = jax.eval_shape(one.begin, params, key, zero, env_id, actor_state)
-    steps = programs.template(params, 4).timestep
-    timestep = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), steps)
-    act = one.act.lower(params, carry, timestep, zero, zero).compile().as_text()
+    act = programs.trace(jax.devices()[0], params, 4, 1).act.lower().compile().as_text()
     assert "act" in tracing.hlo.Program(act).parts()
 
 
