@@ -115,7 +115,7 @@ class Together:
         """Does what `manifest.verify` does; each process reads a part of the files."""
         fault = failure = None
         try:
-            manifest.verify(folder, items, (processes.index(), processes.count()))
+            manifest.verify(folder, items, processes.share())
         except manifest.DamagedError as error:
             fault = str(error)
         except errors.RunFailure as error:

@@ -154,7 +154,7 @@ def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
     failure = modules.rows.Failure(2, "out of memory")
     rows = [
         _in_suite(modules, "one", [2.0, 2.0]),
-        _in_suite(modules, "two", [2.0, 5.0], failures=(failure,)),
+        _in_suite(modules, "two", [5.0, 5.0], failures=(failure,)),
         _in_suite(modules, "one", [2.0, 1.0], agent="B", runner="Sebulba"),
         _in_suite(modules, "two", [2.0, 9.0], agent="B", runner="Sebulba"),
         dataclasses.replace(_in_suite(modules, "three", [1.0]), measured=None, explanation="time"),
@@ -163,12 +163,12 @@ def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
     lines = page.text(rows).splitlines()
     assert lines[0] == "### s"
     (two,) = [line for line in lines if line.startswith("| `two` | `anakin`")]
-    assert "| 3.50 ± 1.5 |" in two
+    assert "| 5.00 ± 0 |" in two
     assert "| 2.00 ± 0.50 (somebody, 1M, otherwise) | seed 2 failed: out of memory |" in two
     assert "| not run |  | 0 |" in page.text(rows) and "| time |" in page.text(rows)
-    # Of random -1 and published 2, the scores are 1, 1 and 1, 2: the middle half are two ones.
-    assert any(line.startswith("- A under Anakin on one, two: IQM 1.00 (") for line in lines)
-    # Pairs of one: a tie and a win, twice, 0.75; of two: a tie, a loss, a win, a loss, 0.375.
-    assert any("with probability 0.56 (mean over one, two)" in line for line in lines)
+    # Of random -1 and published 2, the scores are 1, 1 and 2, 2, of which the middle half is 1, 2.
+    assert any(line.startswith("- A under Anakin on one, two: IQM 1.50 (") for line in lines)
+    # Pairs of one: a tie and a win, twice, 0.75; of two: a win and a loss, twice, 0.5.
+    assert any("with probability 0.62 (mean over one, two)" in line for line in lines)
     assert page.draw(list(rows.values()), tmp_path / "suite.png")
     assert Image.open(tmp_path / "suite.png").width > 500
