@@ -47,8 +47,7 @@ def _unpacked(data: bytes) -> list[evaluation.Episodes]:
     if not data:
         return []
     size = len(evaluation.Episodes._fields)
-    with np.load(
-        io.BytesIO(data)
-    ) as leaves:  # no pickle: whoever reaches the port may have sent it
+    # No pickle: anyone who reaches the port may have sent it.
+    with np.load(io.BytesIO(data), allow_pickle=False) as leaves:
         flat = [leaves[f"arr_{index}"] for index in range(len(leaves))]
     return [evaluation.Episodes(*flat[at : at + size]) for at in range(0, len(flat), size)]
