@@ -92,12 +92,12 @@ class Optimizer:
           before clipping) and "learning_rate" among its metrics.
         """
 
-        def share(params: types.PyTree) -> tuple[jax.Array, LossOutput]:
+        def loss(params: types.PyTree) -> tuple[types.Mean, LossOutput]:
             output = loss_fn(params, minibatch)
-            return parallel.share(output.metrics["loss/total"]), output
+            return output.metrics["loss/total"], output
 
         params, optimizer_state, norm, output = parallel.gradient_step(
-            share, train_state.params, train_state.optimizer_state, self.chain, learning_rate
+            loss, train_state.params, train_state.optimizer_state, self.chain, learning_rate
         )
         metrics = output.metrics | {
             "gradient_norm": types.Mean.of(norm),

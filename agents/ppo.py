@@ -225,6 +225,6 @@ class PPO:
 
 def _standardize(x: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns `x` with mean 0 and variance 1 over the global batch where `weight` is not 0."""
-    mean = parallel.global_sum(parallel.share(types.Mean.of(x, weight)))
-    variance = parallel.global_sum(parallel.share(types.Mean.of(jnp.square(x - mean), weight)))
+    mean = parallel.global_mean(types.Mean.of(x, weight))
+    variance = parallel.global_mean(types.Mean.of(jnp.square(x - mean), weight))
     return (x - mean) * jax.lax.rsqrt(variance + 1e-8)

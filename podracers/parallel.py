@@ -1,7 +1,7 @@
 """The devices, their mesh of one axis, the only place where gradients cross devices, memory usage.
 
-Losses are means over the GLOBAL batch, so the number of devices never changes an update: every
-device computes its share (a local sum over a global count), and shares are added, not averaged.
+Losses are means over the GLOBAL batch, so the number of devices never changes an update: totals and
+counts are added over devices, then divided; means of devices are never averaged.
 """
 
 import collections
@@ -152,18 +152,14 @@ def _sum_together(leaves: list[jax.Array]) -> list[jax.Array]:
     return apart(jax.lax.psum(together, AXIS))
 
 
-def share(mean: types.Mean) -> jax.Array:
-    """Returns this device's share of a global mean: summed over devices, the shares are the mean.
-
-    The count is a constant of the data, so the gradient of the summed shares is the gradient of the
-    global mean.
-    """
-    count = jax.lax.stop_gradient(global_sum(mean.count))
-    return mean.total / jnp.maximum(count, 1.0)
+def global_mean(mean: types.Mean) -> jax.Array:
+    """Returns the mean over all devices; 0 where nothing was counted."""
+    total, count = global_sum(mean)
+    return total / jnp.maximum(count, 1.0)
 
 
 def gradient_step(
-    loss: Callable[[types.PyTree], tuple[jax.Array, Any]],
+    loss: Callable[[types.PyTree], tuple[types.Mean, Any]],
     params: types.PyTree,
     optimizer_state: optax.OptState,
     optimizer: optax.GradientTransformation,
@@ -172,8 +168,8 @@ def gradient_step(
     """Takes one step along the gradient of the global loss.
 
     Args:
-      loss: a function of the parameters that returns this device's share of the loss (see `share`)
-        and anything else.
+      loss: a function of the parameters that returns the mean loss over this device's part of the
+        batch, whose count does not depend on them, and anything else.
       params: equal on all devices.
       optimizer_state: equal on all devices.
       optimizer: an optax transformation that does NOT contain the learning rate; clipping by global
@@ -184,9 +180,16 @@ def gradient_step(
       `(params, optimizer_state, gradient_norm, auxiliary)`; the norm is of the global gradient,
       before any clipping.
     """
+
+    def total(params: types.PyTree) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        mean, auxiliary = loss(params)
+        return mean.total, (mean.count, auxiliary)
+
     with jax.named_scope("gradient"):
-        gradient, auxiliary = jax.grad(loss, has_aux=True)(params)
-    gradient = global_sum(gradient)
+        gradient, (count, auxiliary) = jax.grad(total, has_aux=True)(params)
+    # Together: a gradient that had to wait for the global count would cost a second round of messages.
+    gradient, count = global_sum((gradient, count))
+    gradient = jax.tree.map(lambda g: (g / jnp.maximum(count, 1.0)).astype(g.dtype), gradient)
     updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
     params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
     return params, optimizer_state, optax.tree.norm(gradient), auxiliary

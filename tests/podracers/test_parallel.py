@@ -34,7 +34,7 @@ def _params():
 def _loss(params, x, y, weight):
     error = jnp.square(x @ params["w"] + params["b"] - y)
     mean = types.Mean.of(error, weight)
-    return parallel.share(mean), mean
+    return mean, mean
 
 
 @functools.cache
@@ -89,15 +89,36 @@ def test_replicas_are_identical():
         np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
 
 
-def test_shares_of_nothing_are_zero():
+def _global_mean(x, weight):
     mapped = jax.shard_map(
-        lambda x: parallel.share(types.Mean.of(x, jnp.zeros_like(x)))[None],
+        lambda x, weight: parallel.global_mean(types.Mean.of(x, weight))[None],
         mesh=parallel.make_mesh(),
         in_specs=P(parallel.AXIS),
         out_specs=P(parallel.AXIS),
         check_vma=False,
     )
-    np.testing.assert_array_equal(jax.jit(mapped)(jnp.ones(4)), 0.0)
+    return jax.jit(mapped)(x, weight)
+
+
+def test_the_global_mean_is_of_totals_and_counts():
+    x, weight = jnp.array([1.0, 2.0, 5.0, 100.0]), jnp.array([1.0, 1.0, 1.0, 0.0])
+    np.testing.assert_allclose(_global_mean(x, weight), 8.0 / 3.0, rtol=1e-6)
+    np.testing.assert_array_equal(_global_mean(x, jnp.zeros(4)), 0.0)
+
+
+def test_a_gradient_step_adds_over_devices_once():
+    """A gradient that waits for the global count would be a second round of messages."""
+    optimizer = optax.scale_by_adam()
+
+    def run(*data):
+        loss = functools.partial(_loss, **dict(zip(("x", "y", "weight"), data)))
+        params = _params()
+        return parallel.gradient_step(loss, params, optimizer.init(params), optimizer)[0]
+
+    mapped = jax.shard_map(
+        run, mesh=parallel.make_mesh(), in_specs=P(parallel.AXIS), out_specs=P(), check_vma=False
+    )
+    assert str(jax.make_jaxpr(mapped)(*_data())).count("psum") == 1
 
 
 def test_the_axis():
