@@ -103,7 +103,7 @@ test-all:
 
 # What runs for long is compiled well: the tests' own settings compile fast.
 test-learning: install
-	XLA_FLAGS="--xla_cpu_use_fusion_emitters=true $$XLA_FLAGS" $(PYTEST) -m learning
+	XLA_FLAGS="--xla_cpu_use_fusion_emitters=true $$XLA_FLAGS" $(PYTEST) -o faulthandler_timeout=0 -m learning
 
 check: lint
 	$(PYTEST) -q --durations=3 tests/test_imports.py tests/test_docs.py \

@@ -113,6 +113,7 @@ class Row:
     environment: str  # what a table calls them
     measured: Measured | None = None  # the numbers; None where there are none yet
     gin_bindings: tuple[str, ...] = ()  # of `scripts/train.py`, without the seed
+    variant: str = ""  # what tells rows of one experiment with other bindings apart
     most: float | None = None  # the highest return there is, where it is known
     atari_game: str | None = None  # its name in `atari_scores.py`, where it is one
     suite: str | None = None  # the suite that trains it (scripts/reproduce.py --suite)
@@ -122,8 +123,9 @@ class Row:
 
     @property
     def short(self) -> str:
-        """The experiment's name."""
-        return pathlib.PurePath(self.experiment).stem
+        """The experiment's name, and the variant's."""
+        name = pathlib.PurePath(self.experiment).stem
+        return f"{name}-{self.variant}" if self.variant else name
 
     @property
     def name(self) -> str:
