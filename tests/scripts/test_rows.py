@@ -55,6 +55,16 @@ def test_a_row_knows_its_command_and_its_numbers(results, path):
     assert known.seconds == 30.0
 
 
+def test_variants_tell_rows_of_one_experiment_apart(results, tmp_path):
+    path = tmp_path / "results.json"
+    bare = {key: value for key, value in _entry().items() if key != "measured"}
+    path.write_text(json.dumps([bare, {**bare, "variant": "two", "gin_bindings": ["A.x = 2"]}]))
+    first, second = results.read(path).values()
+    assert (first.name, second.name) == ("a-anakin", "a-two-anakin")
+    assert results.find(results.read(path), "a-two") == second
+    assert second.command(0) == first.command(0).replace("A.x = 1", "A.x = 2")
+
+
 def test_where_only_a_summary_was_kept_there_is_no_bootstrap(results, path):
     known = results.read(path)["b-anakin"].measured
     assert (known.sample.mean, known.sample.standard_error, known.sample.runs) == (-177.0, 6.0, 3)
