@@ -166,6 +166,16 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
         tiny_network(cores.GRU(8), frame_stack=3, separate_critic=False),
         normalize_observations=True,
     ),
+    "ppo_scaled": lambda: _ppo(
+        "discrete",
+        True,
+        tiny_network(cores.GRU(8)),
+        normalize_observations=True,
+        normalize_rewards=True,
+        anneal_steps=400,
+        clip_epsilon_final=0.0,
+        entropy_cost_final=0.0,
+    ),
     "impala": lambda: _impala("discrete", True, tiny_network()),
     "impala_lstm": lambda: _impala(
         "continuous", False, tiny_network(cores.LSTM(8)), num_minibatches=2
