@@ -38,7 +38,7 @@ class Subject(NamedTuple):
 SLOW = {
     *itertools.product(("ppo_gru_frames", "impala_lstm", "sac_discrete"), ("anakin",)),
     *itertools.product(("pqn", "ppo_lstm"), ("anakin",)),
-    *itertools.product(("ppo_scaled",), ("anakin", "sebulba")),
+    *itertools.product(("ppo_scaled", "rainbow"), ("anakin", "sebulba")),
     *itertools.product(("ppo_gru_frames", "impala", "sac", "muzero", "pqn_gru"), ("sebulba",)),
 }
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from podracers import anakin, environment, errors, sebulba
+from podracers import anakin, environment, errors, parallel, sebulba
 from podracers.training import config, experiment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -293,6 +293,7 @@ def _at_full_size(path):
 GRADIENT_STEPS = {
     "gin/agents/dqn_atari.gin": fractions.Fraction(1, 4),
     "gin/agents/r2d2_atari.gin": fractions.Fraction(3, 4) / (64 * 80),
+    "gin/agents/r2d2_atari_small.gin": fractions.Fraction(1, 1280),
     "gin/agents/muzero_atari.gin": fractions.Fraction(2, 1024),
     "gin/agents/sac_mujoco.gin": 1,
     "gin/agents/sac_pixels.gin": 1,
@@ -309,6 +310,15 @@ GRADIENT_STEPS = {
 @pytest.mark.parametrize("path", GRADIENT_STEPS, ids=lambda path: pathlib.Path(path).stem)
 def test_gradient_steps_follow_agent_steps(path):
     assert _at_full_size(path).agent._replay.mean_gradient_steps(1) == GRADIENT_STEPS[path]
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("r2d2_atari", 12.5), ("r2d2_atari_small", 0.8)])
+def test_the_replay_of_r2d2_takes_what_its_file_says(name, gigabytes):
+    path = f"gin/agents/{name}.gin"
+    bindings = (*SMALL[:1], "NUM_ENVS = 32", "ROLLOUT_LENGTH = 40")
+    runner = experiment.load([*DEFAULTS, *BESIDE[path], path], bindings).build().runner
+    memory = jax.eval_shape(lambda: runner.init(0)).memory
+    assert parallel.num_bytes(memory) / 1e9 == pytest.approx(gigabytes, rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["pong_impala", "pong_impala_cpu"])
