@@ -1,4 +1,4 @@
-"""Deep Q-learning: the shortest complete agent here, and the one to begin a new one from.
+"""Deep Q-learning: a complete agent with replay, and the one to begin a new one from.
 
 Mnih et al., "Human-level control through deep reinforcement learning", 2015,
 https://doi.org/10.1038/nature14236, with the target of van Hasselt et al., "Deep Reinforcement

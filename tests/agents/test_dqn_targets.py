@@ -119,7 +119,7 @@ def _slow_losses(agent, params, target, sample):
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("distribution", [None, CATEGORICAL], ids=["value", "categorical"])
 def test_the_loss_equals_a_slow_one(distribution, double):
-    """N-step returns to the end of episodes, frames, masks, weights, the projection: all at once."""
+    """Returns to the end of episodes, frames, masks, weights and the projection, all at once."""
     agent = _agent(distribution=distribution, double=double, huber=1e6)
     sample = _sample()
     params, target = _params(agent, 1), _params(agent, 2)

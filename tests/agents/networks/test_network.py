@@ -256,7 +256,7 @@ def test_the_heads_of_values_have_hidden_layers_of_their_own():
 
 
 def test_advantages_of_distributions_have_mean_zero_over_actions():
-    network, params, unroll = _q_network(dueling=True, num_atoms=3)
+    _, params, unroll = _q_network(dueling=True, num_atoms=3)
     logits = unroll(params, _timestep(VECTOR))
     assert logits.shape == (LENGTH, BATCH, 4, 3)
     without = {**params, "state": jax.tree.map(jnp.zeros_like, params["state"])}
