@@ -59,7 +59,7 @@ def _sample():
 
 def _params(agent, seed):
     """Returns parameters whose values differ from action to action."""
-    params = agent.init_learner(jax.random.key(seed)).params
+    params = jax.jit(agent.init_learner)(jax.random.key(seed)).params
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     moved = [x + 0.5 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
@@ -140,7 +140,7 @@ def test_noise_is_of_each_sequence_and_of_each_parameters():
     params, sample = _params(agent, 1), _sample()
     time = jnp.zeros((2, BATCH), jnp.int32)
     same = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :1], x.shape), sample.rollout.timestep)
-    online, target = agent._outputs((params, params), same, time, sample.key)
+    online, target = jax.jit(agent._outputs)((params, params), same, time, sample.key)
     assert np.unique(online[0], axis=0).shape[0] == BATCH
     np.testing.assert_array_equal(online[0], online[1])  # one noise for both time steps
     assert np.all(np.abs(online - target).max(-1) > 0.0)
@@ -148,7 +148,7 @@ def test_noise_is_of_each_sequence_and_of_each_parameters():
 
 def test_noise_explores_in_training_alone():
     agent = _agent(noisy=True, epsilon=0.0, epsilon_steps=1)
-    learner = agent.init_learner(jax.random.key(0))
+    learner = jax.jit(agent.init_learner)(jax.random.key(0))
     learner = learner._replace(agent_steps=jnp.int32(10))
     timestep = jax.tree.map(
         lambda x: jnp.repeat(x[0, :1], BATCH, axis=0), _sample().rollout.timestep
@@ -160,8 +160,8 @@ def test_noise_explores_in_training_alone():
     core = agent.init_actor(jnp.arange(BATCH), BATCH)
 
     def act(evaluation):
-        params = agent.actor_params(learner)
-        return agent.act(params, core, timestep, key, evaluation)[0]
+        chosen = jax.jit(functools.partial(agent.act, evaluation=evaluation))
+        return chosen(agent.actor_params(learner), core, timestep, key)[0]
 
     assert np.unique(act(False)).size == 3
     assert np.unique(act(True)).size == 1
