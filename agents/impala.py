@@ -69,7 +69,9 @@ class IMPALA:
         observation, see `agents.inputs`; None for networks that are recurrent.
       optimizer: name of the optimizer, "rmsprop" or "adam".
       optimizer_epsilon: constant that is added to what the optimizer divides by.
-      rmsprop_decay: decay of the running mean of squared gradients, which begins at 0.
+      rmsprop_decay: decay of the running mean of squared gradients.
+      rmsprop_initial_scale: what that mean begins at: 0, or more for smaller first steps, as
+        TensorFlow's has it; in the square of the unit of a gradient.
       rmsprop_epsilon_in_sqrt: whether the epsilon is added to the mean of squares, as TensorFlow
         does it, or to its root, as PyTorch does it.
       vtrace_lambda: trace parameter of the targets; 1 is the paper's.
@@ -95,6 +97,7 @@ class IMPALA:
     optimizer: str = "rmsprop"
     optimizer_epsilon: float = options.positive(1e-5)
     rmsprop_decay: float = options.fraction(0.99)
+    rmsprop_initial_scale: float = options.non_negative(0.0)
     rmsprop_epsilon_in_sqrt: bool = False
     vtrace_lambda: float = options.fraction(1.0)
     clip_rho: float = options.positive(1.0)
@@ -123,6 +126,7 @@ class IMPALA:
             transformation = optax.scale_by_rms(
                 decay=self.rmsprop_decay,
                 eps=self.optimizer_epsilon,
+                initial_scale=self.rmsprop_initial_scale,
                 eps_in_sqrt=self.rmsprop_epsilon_in_sqrt,
             )
         return optimization.Optimizer(

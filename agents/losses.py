@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import rlax
 
 
-def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
+def clipped_surrogate(
+    log_ratio: jax.Array, advantage: jax.Array, epsilon: jax.Array | float
+) -> jax.Array:
     """Returns PPO's clipped policy loss `[...]`.
 
     Schulman et al., "Proximal Policy Optimization Algorithms", https://arxiv.org/abs/1707.06347.

@@ -67,10 +67,8 @@ class Optimizer:
 
     def learning_rate_at(self, agent_steps: jax.Array) -> jax.Array:
         """Returns the learning rate, a float32 scalar, after `agent_steps` over all streams."""
-        if self.anneal_steps is None:
-            return jnp.float32(self.learning_rate)
-        schedule = optax.linear_schedule(self.learning_rate, 0.0, float(self.anneal_steps))
-        return schedule(agent_steps.astype(jnp.float32))
+        final = None if self.anneal_steps is None else 0.0
+        return annealed(self.learning_rate, final, self.anneal_steps, agent_steps)
 
     def gradient_step(
         self,
@@ -104,6 +102,23 @@ class Optimizer:
             "learning_rate": types.Mean.of(learning_rate),
         }
         return TrainState(params, optimizer_state), output._replace(metrics=metrics)
+
+
+def annealed(
+    initial: float, final: float | None, anneal_steps: float | None, agent_steps: jax.Array
+) -> jax.Array:
+    """Returns a number that changes linearly with the agent steps, a float32 scalar.
+
+    Args:
+      initial: the number at the beginning.
+      final: the number from `anneal_steps` on; None for one that stays as it is.
+      anneal_steps: agent steps, over all streams, until then; None where nothing changes.
+      agent_steps: those before now, over all streams.
+    """
+    if final is None:
+        return jnp.float32(initial)
+    schedule = optax.linear_schedule(initial, final, float(anneal_steps))
+    return schedule(agent_steps.astype(jnp.float32))
 
 
 def adam(

@@ -52,6 +52,13 @@ def optional_positive(default: float | None) -> Any:
     )
 
 
+def optional_non_negative(default: float | None) -> Any:
+    """Returns a dataclass field for a finite number that is not negative, or None."""
+    return _number_field(
+        default, lambda x: x >= 0.0 and _is_finite(x), "0 or more, or None", optional=True
+    )
+
+
 def check(agent: Any) -> None:
     """Raises a `UserError` for the first option of a dataclass that is out of its bounds."""
     for field in dataclasses.fields(agent):
@@ -64,6 +71,13 @@ def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
     if not holds:
         option = f"{type(agent).__name__}.{name}"
         raise errors.UserError(f"{option}: expected {expected}, got {getattr(agent, name)!r}")
+
+
+def require_schedule(agent: Any, *names: str) -> None:
+    """Raises a `UserError` if options `names` say where a schedule ends, and nothing says when."""
+    for name in names:
+        is_bound = getattr(agent, name) is None or agent.anneal_steps is not None
+        expect(agent, name, is_bound, "None where there are no anneal_steps")
 
 
 def require_feedforward(agent: Any, network: Any) -> None:

@@ -20,7 +20,7 @@ class Learner(NamedTuple):
     """The learner of an actor-critic; equal on all devices."""
 
     train_state: optimization.TrainState
-    normalizer: Any  # statistics of the observations; () where they are not normalised
+    normalizer: Any  # statistics of observations and returns, see `preprocessing`; or ()
     update: jax.Array  # int32, number of rollouts that were learnt from
 
     @property

@@ -60,8 +60,12 @@ class PPO:
       num_minibatches: gradient steps of each pass over a rollout.
       value_cost: weight of the value loss.
       entropy_cost: weight of the entropy bonus.
+      entropy_cost_final: weight to which it changes linearly in `anneal_steps`; None for a constant
+        one.
       normalize_observations: whether observations are scaled to mean 0 and variance 1 over all that
         was observed, and clipped at 10.
+      normalize_rewards: whether rewards are divided by the standard deviation of all discounted
+        returns so far, and clipped at 10, before they are scaled.
       reward_scale: factor of the rewards that are learnt from.
       reward_clip: largest absolute value of scaled rewards; None for no bound.
       greedy_evaluation: whether evaluations take the most probable action; they sample otherwise,
@@ -72,6 +76,8 @@ class PPO:
       gae_lambda: trace parameter of the advantages.
       epochs: passes over each rollout.
       clip_epsilon: distance from 1 at which the ratio of policies is clipped.
+      clip_epsilon_final: distance to which it changes linearly in `anneal_steps`; None for a
+        constant one.
       value_clip_epsilon: distance from the value at the time of acting at which a value is clipped;
         None for no clipping.
       normalize_advantages: whether advantages have mean 0 and variance 1 over the global batch.
@@ -87,7 +93,9 @@ class PPO:
     num_minibatches: int = options.count(4)
     value_cost: float = options.number(0.5)
     entropy_cost: float = options.number(0.01)
+    entropy_cost_final: float | None = options.optional_non_negative(None)
     normalize_observations: bool = False
+    normalize_rewards: bool = False
     reward_scale: float = options.number(1.0)
     reward_clip: float | None = options.optional_positive(None)
     greedy_evaluation: bool = False
@@ -96,12 +104,14 @@ class PPO:
     gae_lambda: float = options.fraction(0.95)
     epochs: int = options.count(4)
     clip_epsilon: float = options.positive(0.2)
+    clip_epsilon_final: float | None = options.optional_non_negative(None)
     value_clip_epsilon: float | None = options.optional_positive(None)
     normalize_advantages: bool = True
 
     def __post_init__(self):
         """Checks the options."""
         options.check(self)
+        options.require_schedule(self, "entropy_cost_final", "clip_epsilon_final")
         # Built now: gin's bindings may be others by the time that the network is first used.
         _ = self._policy.network
 
@@ -122,16 +132,16 @@ class PPO:
         normalizer = self._preprocess.init(self.spec.observation)
         return policy.Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
 
-    def init_memory(self, rollout: types.Rollout) -> tuple[()]:
-        """Returns `()`: each rollout is forgotten after it."""
-        return ()
+    def init_memory(self, rollout: types.Rollout) -> Any:
+        """Returns the running returns that rewards are normalised by, if they are; else `()`."""
+        return self._preprocess.init_memory(rollout)
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
         """Returns the core of the network and the previous action of `B` streams."""
         return self._policy.initial_state(env_id.shape[0])
 
     def actor_params(self, learner: policy.Learner) -> policy.ActorParams:
-        """Returns the parameters and the statistics of the observations."""
+        """Returns the parameters and the statistics that acting normalises by."""
         return policy.ActorParams(learner.params, learner.normalizer)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
@@ -148,11 +158,13 @@ class PPO:
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
         core = rollout.actor_state.core
         batch, metrics = self._targets(learner.params, core, timestep, rollout.extras)
-        learning_rate = self._optimizer.learning_rate_at(policy.agent_steps(learner, rollout))
+        agent_steps = policy.agent_steps(learner, rollout)
+        learning_rate = self._optimizer.learning_rate_at(agent_steps)
+        loss = functools.partial(self._loss, agent_steps=agent_steps)
 
         def minibatch_step(train_state, item):
             minibatch = minibatches.select(network, batch, core, item)
-            return self._optimizer.gradient_step(self._loss, train_state, minibatch, learning_rate)
+            return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
 
         def epoch(train_state, epoch_key):
             items = minibatches.deal(network, batch, core, epoch_key, self.num_minibatches)
@@ -162,8 +174,11 @@ class PPO:
         train_state, output = jax.lax.scan(epoch, learner.train_state, epoch_keys)
         metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
         normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        normalizer, memory = self._preprocess.update_returns(
+            normalizer, state.memory, rollout.timestep
+        )
         learner = policy.Learner(train_state, normalizer, learner.update + 1)
-        return types.AgentState(learner, state.memory), metrics
+        return types.AgentState(learner, memory), metrics
 
     def _targets(
         self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras
@@ -193,8 +208,16 @@ class PPO:
         output = networks.last_output(network, params, core, timestep)
         return jnp.concatenate([extras.value, output.value[None]])
 
-    def _loss(self, params: types.PyTree, minibatch: _Minibatch) -> optimization.LossOutput:
+    def _loss(
+        self, params: types.PyTree, minibatch: _Minibatch, agent_steps: jax.Array
+    ) -> optimization.LossOutput:
         batch, core = minibatch
+        clip_epsilon = optimization.annealed(
+            self.clip_epsilon, self.clip_epsilon_final, self.anneal_steps, agent_steps
+        )
+        entropy_cost = optimization.annealed(
+            self.entropy_cost, self.entropy_cost_final, self.anneal_steps, agent_steps
+        )
         head = self._policy.head
         mask = encoders.action_mask(batch.timestep.observation)
         output, _ = self._policy.network.unroll(params, core, batch.timestep)
@@ -207,10 +230,10 @@ class PPO:
             value_loss = losses.clipped_value(
                 output.value, batch.target, batch.extras.value, self.value_clip_epsilon
             )
-        policy_loss = losses.clipped_surrogate(log_ratio, batch.advantage, self.clip_epsilon)
-        total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        policy_loss = losses.clipped_surrogate(log_ratio, batch.advantage, clip_epsilon)
+        total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)
-        clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > self.clip_epsilon
+        clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_epsilon
         return optimization.LossOutput(
             {
                 "loss/total": mean(total),

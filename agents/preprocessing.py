@@ -1,8 +1,9 @@
 """Preprocessing of time steps before an agent learns from them or acts on them.
 
 Observations are normalised by their running mean and variance, the same on every device; rewards
-are scaled and clipped. Of observations, floating leaves are normalised; bytes, integers, booleans
-and reserved keys are left alone.
+are divided by the running standard deviation of their discounted returns, scaled and clipped. Of
+observations, floating leaves are normalised; bytes, integers, booleans and reserved keys are left
+alone.
 
 Axis legend: `T` time, `B` streams of one device, `...` the axes of one observation.
 """
@@ -13,46 +14,77 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dm_env import specs
 
 from podracers import environment, parallel, types
 
 _EPSILON = 1e-8  # added to the variance
+_CLIP = 10.0  # largest absolute value of what was normalised
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocess:
-    """Normalisation of observations, scaling and clipping of rewards.
+    """Normalisation of observations and rewards, scaling and clipping of rewards.
 
     Attributes:
       normalize_observations: whether observations are scaled to mean 0 and variance 1 over all
         that was observed, and clipped at 10.
       reward_scale: factor of the rewards that are learnt from.
       reward_clip: largest absolute value of scaled rewards; None for no bound.
+      return_discount: discount of the returns by whose standard deviation rewards are divided
+        before that, and then clipped at 10; None for rewards as they are.
     """
 
     normalize_observations: bool = False
     reward_scale: float = 1.0
     reward_clip: float | None = None
+    return_discount: float | None = None
 
     @classmethod
     def of(cls, agent: Any) -> "Preprocess":
-        """Returns what the options of these names say of an agent."""
-        return cls(agent.normalize_observations, agent.reward_scale, agent.reward_clip)
+        """Returns what the options of these names say of an agent.
+
+        `normalize_rewards` is an option of those agents alone that call `update_returns`.
+        """
+        normalize_rewards = getattr(agent, "normalize_rewards", False)
+        return_discount = agent.gamma if normalize_rewards else None
+        options = agent.normalize_observations, agent.reward_scale, agent.reward_clip
+        return cls(*options, return_discount)
 
     def init(self, observation_spec: types.PyTree) -> Any:
-        """Returns the first statistics; `()` where observations are not normalised.
+        """Returns the first statistics; `()` where nothing is normalised.
 
         Args:
           observation_spec: a pytree of `dm_env.specs` arrays.
         """
-        return init(observation_spec) if self.normalize_observations else ()
+        observation = init(observation_spec) if self.normalize_observations else ()
+        if self.return_discount is None:
+            return observation
+        return Normalizer(observation, init(specs.Array((), np.float32)))
+
+    def init_memory(self, rollout: types.Rollout) -> Any:
+        """Returns the running returns `[B]` of streams before their first time step.
+
+        Args:
+          rollout: `[T, B, ...]`, of which only shapes count.
+
+        Returns:
+          `()` where rewards are not normalised.
+        """
+        if self.return_discount is None:
+            return ()
+        return jnp.zeros(rollout.timestep.reward.shape[1:])
 
     def apply(self, statistics: Any, timestep: types.TimeStep) -> types.TimeStep:
         """Returns time steps `[..., B]` with observations and rewards as they are learnt from."""
-        observation = timestep.observation
+        observation, reward = timestep.observation, timestep.reward
+        if self.return_discount is not None:
+            statistics, returns = statistics
+            factor = _inverse_deviation(returns.count, returns.squares)
+            reward = jnp.clip(factor * reward, -_CLIP, _CLIP)
         if self.normalize_observations:
             observation = normalize(statistics, observation)
-        reward = self.reward_scale * timestep.reward
+        reward = self.reward_scale * reward
         if self.reward_clip is not None:
             reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
         return timestep._replace(observation=observation, reward=reward)
@@ -66,8 +98,46 @@ class Preprocess:
         """
         if not self.normalize_observations:
             return statistics
+        if self.return_discount is not None:
+            only = dataclasses.replace(self, return_discount=None)
+            observation = only.update_statistics(statistics.observation, timestep)
+            return statistics._replace(observation=observation)
         observation = jax.tree.map(lambda x: x[:-1], timestep.observation)
         return update(statistics, observation, jnp.ones_like(timestep.reward[1:]))
+
+    def update_returns(
+        self, statistics: Any, running: Any, timestep: types.TimeStep
+    ) -> tuple[Any, Any]:
+        """Adds the discounted returns of a rollout on all devices; runs under the mapped axis.
+
+        The return after each step is the discounted sum of the rewards since its episode began, as
+        in "VecNormalize" of OpenAI baselines (https://github.com/openai/baselines); Engstrom et
+        al., "Implementation Matters in Deep Policy Gradients", 2020,
+        https://arxiv.org/abs/2005.12729, section 2.
+
+        Args:
+          statistics: equal on all devices.
+          running: `[B]`, the returns at the first time step, of this device's streams.
+          timestep: `[T + 1, B]` before `apply`.
+
+        Returns:
+          The new statistics, and the returns at the last time step.
+        """
+        if self.return_discount is None:
+            return statistics, running
+        first = timestep.first()
+
+        def step(running: jax.Array, arrival: tuple[jax.Array, jax.Array]):
+            reward, first = arrival
+            running = jnp.where(first, 0.0, self.return_discount * running + reward)
+            return running, running
+
+        # Simulators that were restarted begin anew in the middle of what was the last episode.
+        running = jnp.where(first[0], 0.0, running)
+        running, returns = jax.lax.scan(step, running, (timestep.reward[1:], first[1:]))
+        weights = 1.0 - first[1:].astype(jnp.float32)
+        added = update(statistics.returns, returns, weights)
+        return statistics._replace(returns=added), running
 
 
 class Statistics(NamedTuple):
@@ -76,6 +146,13 @@ class Statistics(NamedTuple):
     count: jax.Array  # float32, number of observations; batches are added whole, so it is exact
     mean: types.PyTree  # [...]
     squares: types.PyTree  # [...] the sum of squared deviations from the mean
+
+
+class Normalizer(NamedTuple):
+    """Statistics of what is normalised where rewards are; equal on all devices."""
+
+    observation: Any  # `Statistics` of the observations; () where they are not normalised
+    returns: Statistics  # of the discounted returns, []
 
 
 def _is_none(leaf) -> bool:
@@ -152,7 +229,7 @@ def _expand(weights: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 def normalize(
-    statistics: Statistics, observation: types.PyTree, clip: float = 10.0
+    statistics: Statistics, observation: types.PyTree, clip: float = _CLIP
 ) -> types.PyTree:
     """Returns the observation with mean 0 and variance 1, clipped.
 
@@ -165,8 +242,14 @@ def normalize(
     def scale(mean, squares, leaf):
         if mean is None:
             return leaf
-        variance = squares / jnp.maximum(statistics.count, 1.0)
-        variance = jnp.where(statistics.count > 0.0, variance, 1.0)
-        return jnp.clip((leaf - mean) * jax.lax.rsqrt(variance + _EPSILON), -clip, clip)
+        factor = _inverse_deviation(statistics.count, squares)
+        return jnp.clip((leaf - mean) * factor, -clip, clip)
 
     return jax.tree.map(scale, statistics.mean, statistics.squares, observation, is_leaf=_is_none)
+
+
+def _inverse_deviation(count: jax.Array, squares: jax.Array) -> jax.Array:
+    """Returns 1 over the standard deviation, and 1 where nothing was counted yet."""
+    variance = squares / jnp.maximum(count, 1.0)
+    variance = jnp.where(count > 0.0, variance, 1.0)
+    return jax.lax.rsqrt(variance + _EPSILON)

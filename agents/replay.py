@@ -299,12 +299,15 @@ class Replay:
         return jnp.minimum(memory.head[0], ring_buffer.capacity(memory.ring) - 1)
 
     @_scope
-    def sample(self, memory: Memory, key: jax.Array) -> Sample:
+    def sample(
+        self, memory: Memory, key: jax.Array, importance_exponent: jax.Array | None = None
+    ) -> Sample:
         """Draws sequences, with replacement; only where `ready`.
 
         Args:
           memory: the replay of this device.
           key: one typed key, equal on all devices.
+          importance_exponent: a scalar in the place of the option; None for that.
         """
         shards, local = self._deal(memory)
         each = self.batch_size // parallel.axis_size() // shards  # sequences of a shard
@@ -315,7 +318,7 @@ class Replay:
         shard = jnp.repeat(jnp.arange(shards), each)  # [N]
         if self.priority_exponent:
             index, probability = sum_tree.draw(memory.priorities, shard, draw_keys)
-            weight = self._weight(memory, probability * local)
+            weight = self._weight(memory, probability * local, importance_exponent)
         else:
             index = jax.vmap(lambda k: self._uniform(memory, local, k))(draw_keys)
             weight = jnp.ones(index.shape)
@@ -406,15 +409,19 @@ class Replay:
         start = time % ring_buffer.capacity(memory.ring) // period  # in the ring
         return start * local + stream
 
-    def _weight(self, memory: Memory, probability: jax.Array) -> jax.Array:
+    def _weight(
+        self, memory: Memory, probability: jax.Array, exponent: jax.Array | None
+    ) -> jax.Array:
         """Returns importance weights `[N]`, of which the largest of the global batch is 1.
 
         Args:
           memory: the replay of this device.
           probability: `[N]`, relative to that of a uniform draw of the stream.
+          exponent: that of the weights; None for the option's.
         """
+        exponent = self.importance_exponent if exponent is None else exponent
         count = self._starts(memory)[1].astype(jnp.float32)
-        weight = (count * probability) ** -self.importance_exponent
+        weight = (count * probability) ** -exponent
         return weight / jax.lax.pmax(jnp.max(weight), parallel.AXIS)
 
     def _set(self, memory: Memory, item: Item, value: jax.Array) -> Memory:

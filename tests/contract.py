@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, tree_search
-from agents.networks import cores, encoders
+from agents.networks import cores, encoders, heads
 from agents.networks import muzero as muzero_networks
 from agents.networks import sac as sac_networks
 from podracers import agent as agent_lib
@@ -46,11 +46,11 @@ def _impala(actions: str, masked: bool, network, **options):
     return agent, candidate
 
 
-def _dqn():
+def _dqn(network=networks.q_network, **options):
     candidate = streams.RandomEpisodes(actions="discrete", masked=True)
     agent = dqn.DQN(
         candidate.spec,
-        network=functools.partial(networks.q_network, encoder=encoders.MLP((8,)), frame_stack=3),
+        network=functools.partial(network, encoder=encoders.MLP((8,)), frame_stack=3),
         learning_rate=0.01,
         normalize_observations=True,
         batch_size=16,
@@ -61,8 +61,19 @@ def _dqn():
         replay_ratio=1.1,
         target_period=3,
         epsilon_steps=400,
+        **options,
     )
     return agent, candidate
+
+
+def _rainbow():
+    return _dqn(
+        functools.partial(networks.q_network, dueling=True, head_hidden_sizes=(8,)),
+        distribution=heads.CategoricalReturn(-5.0, 5.0, 11),
+        noisy=True,
+        n_step=3,
+        importance_steps=400,
+    )
 
 
 def _pqn(**memory):
@@ -166,11 +177,22 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
         tiny_network(cores.GRU(8), frame_stack=3, separate_critic=False),
         normalize_observations=True,
     ),
+    "ppo_scaled": lambda: _ppo(
+        "discrete",
+        True,
+        tiny_network(cores.GRU(8)),
+        normalize_observations=True,
+        normalize_rewards=True,
+        anneal_steps=400,
+        clip_epsilon_final=0.0,
+        entropy_cost_final=0.0,
+    ),
     "impala": lambda: _impala("discrete", True, tiny_network()),
     "impala_lstm": lambda: _impala(
         "continuous", False, tiny_network(cores.LSTM(8)), num_minibatches=2
     ),
     "dqn": _dqn,
+    "rainbow": _rainbow,
     "pqn": lambda: _pqn(frame_stack=3),
     "pqn_gru": lambda: _pqn(core=cores.GRU(8, layer_norm=True)),
     "r2d2": _r2d2,

@@ -36,9 +36,9 @@ class Subject(NamedTuple):
 
 # These pairs repeat kinds of action and memory that another agent has under the same runner.
 SLOW = {
-    *itertools.product(
-        ("ppo_gru_frames", "impala_lstm", "sac_discrete", "pqn", "ppo_lstm"), ("anakin",)
-    ),
+    *itertools.product(("ppo_gru_frames", "impala_lstm", "sac_discrete"), ("anakin",)),
+    *itertools.product(("pqn", "ppo_lstm"), ("anakin",)),
+    *itertools.product(("ppo_scaled", "rainbow"), ("anakin", "sebulba")),
     *itertools.product(("ppo_gru_frames", "impala", "sac", "muzero", "pqn_gru"), ("sebulba",)),
 }
 

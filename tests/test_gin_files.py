@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from podracers import anakin, environment, errors, sebulba
+from podracers import anakin, environment, errors, parallel, sebulba
 from podracers.training import config, experiment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -72,7 +72,7 @@ CHOICES = {
 # What a file needs beside it: Atari's networks see frames of a size that no JAX environment has.
 BESIDE = {
     f"gin/agents/{path.name}": ("gin/environments/pong.gin",)
-    for path in (ROOT / "gin/agents").glob("*_atari.gin")
+    for path in (ROOT / "gin/agents").glob("*_atari*.gin")
 }
 BESIDE["gin/agents/lpg.gin"] = ("gin/environments/lifetimes.gin",)
 BESIDE["gin/agents/alphazero.gin"] = ("gin/environments/catch_searchable.gin",)
@@ -90,7 +90,7 @@ INCLUDED = {
 def _is_slow(path):
     if str(path.relative_to(ROOT)) in INCLUDED:
         return True
-    return path.stem.startswith(SLOW) or (path.parent.name, path.stem[-6:]) == ("agents", "_atari")
+    return path.stem.startswith(SLOW) or (path.parent.name == "agents" and "_atari" in path.stem)
 
 
 def _files(*folders):
@@ -292,7 +292,9 @@ def _at_full_size(path):
 # Gradient steps for each agent step: the numbers of papers, and those that results were made with.
 GRADIENT_STEPS = {
     "gin/agents/dqn_atari.gin": fractions.Fraction(1, 4),
+    "gin/agents/rainbow_atari.gin": fractions.Fraction(1, 4),
     "gin/agents/r2d2_atari.gin": fractions.Fraction(3, 4) / (64 * 80),
+    "gin/agents/r2d2_atari_small.gin": fractions.Fraction(1, 1280),
     "gin/agents/muzero_atari.gin": fractions.Fraction(2, 1024),
     "gin/agents/sac_mujoco.gin": 1,
     "gin/agents/sac_pixels.gin": 1,
@@ -309,6 +311,24 @@ GRADIENT_STEPS = {
 @pytest.mark.parametrize("path", GRADIENT_STEPS, ids=lambda path: pathlib.Path(path).stem)
 def test_gradient_steps_follow_agent_steps(path):
     assert _at_full_size(path).agent._replay.mean_gradient_steps(1) == GRADIENT_STEPS[path]
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("r2d2_atari", 12.5), ("r2d2_atari_small", 0.8)])
+def test_the_replay_of_r2d2_takes_what_its_file_says(name, gigabytes):
+    path = f"gin/agents/{name}.gin"
+    bindings = (*SMALL[:1], "NUM_ENVS = 32", "ROLLOUT_LENGTH = 40")
+    runner = experiment.load([*DEFAULTS, *BESIDE[path], path], bindings).build().runner
+    memory = jax.eval_shape(lambda: runner.init(0)).memory
+    assert parallel.num_bytes(memory) / 1e9 == pytest.approx(gigabytes, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["pong_impala", "pong_impala_cpu"])
+def test_impala_on_atari_takes_means_where_published_are_sums(name):
+    parts = experiment.load([f"gin/experiments/{name}.gin"], []).build()
+    size = parts.runner.steps_per_update / parts.agent.num_minibatches
+    assert parts.agent.max_grad_norm == pytest.approx(40.0 / size)
+    assert parts.agent.optimizer_epsilon == pytest.approx(0.01 / size)
+    assert parts.agent.rmsprop_initial_scale in (0.0, pytest.approx(1.0 / size**2))
 
 
 # As in SEED RL's atari/networks.py, but for the bias of the actions' head, which is not there.

@@ -1,5 +1,7 @@
 """Action heads: distributions over actions, parametrised by the flat output of a policy network.
 
+Beside them, `CategoricalReturn` is a distribution of returns, by the output of a value network.
+
 A head is static: it is built once from an action specification, and its methods are pure. `sample`
 and `mode` return `raw`, the value that agents store and of which they recompute log-probabilities;
 `to_action` turns it into the environment's action. For a squashed Gaussian `raw` is the sample
@@ -21,6 +23,7 @@ from typing import Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import rlax
 from dm_env import specs
 
 from podracers import errors
@@ -262,6 +265,63 @@ class TanhGaussian(Gaussian):
         minimum, maximum = jnp.array(self.minimum), jnp.array(self.maximum)
         action = minimum + 0.5 * (maximum - minimum) * (jnp.tanh(raw) + 1.0)
         return super().to_action(action)
+
+
+@dataclasses.dataclass(frozen=True)
+class CategoricalReturn:
+    """The distribution of a return over evenly spaced atoms, for each action: C51.
+
+    Bellemare, Dabney and Munos, "A Distributional Perspective on Reinforcement Learning", 2017,
+    https://arxiv.org/abs/1707.06887. `Z` atoms.
+
+    Attributes:
+      minimum: lowest atom, in units of the rewards that are learnt from.
+      maximum: highest atom; targets beyond both are clipped.
+      num_atoms: `Z`.
+    """
+
+    minimum: float = -10.0
+    maximum: float = 10.0
+    num_atoms: int = 51
+
+    def __post_init__(self):
+        """Checks the options."""
+        errors.require_count(self, "num_atoms")
+        if not (self.num_atoms > 1 and -math.inf < self.minimum < self.maximum < math.inf):
+            raise errors.UserError(
+                "CategoricalReturn: expected minimum < maximum and 2 atoms or more, got "
+                f"minimum = {self.minimum}, maximum = {self.maximum}, num_atoms = {self.num_atoms}"
+            )
+
+    def mean(self, logits: jax.Array) -> jax.Array:
+        """Returns the mean `[...]` of the distributions with logits `[..., Z]`."""
+        return jnp.sum(jax.nn.softmax(logits) * self._atoms(), axis=-1)
+
+    def loss(
+        self,
+        logits_tm1: jax.Array,
+        action: jax.Array,
+        reward: jax.Array,
+        discount: jax.Array,
+        logits_t: jax.Array,
+        selector: jax.Array,
+    ) -> jax.Array:
+        """Returns the cross-entropies `[B]` with the projected targets, which are constants.
+
+        Args:
+          logits_tm1: `[B, A, Z]`, those that learn.
+          action: `[B]` int32, those that were taken.
+          reward: `[B]`, the sum of those until the target bootstraps.
+          discount: `[B]` of the return from then on.
+          logits_t: `[B, A, Z]` of it.
+          selector: `[B, A]` values, of which the largest chooses the action then.
+        """
+        atoms = self._atoms()
+        error = jax.vmap(rlax.categorical_double_q_learning, (None, 0, 0, 0, 0, None, 0, 0))
+        return error(atoms, logits_tm1, action, reward, discount, atoms, logits_t, selector)
+
+    def _atoms(self) -> jax.Array:
+        return jnp.linspace(self.minimum, self.maximum, self.num_atoms)
 
 
 _CONTINUOUS = {"gaussian": Gaussian, "tanh_gaussian": TanhGaussian}

@@ -43,10 +43,12 @@ class Dense(nn.Module):
     Attributes:
       features: number of outputs, `O`.
       scale: scale of the orthogonal initializer.
+      constant: what all weights and biases begin at instead; None for that initializer, and zero.
     """
 
     features: int
     scale: float = math.sqrt(2.0)
+    constant: float | None = None
 
     def __post_init__(self):
         """Refuses impossible sizes."""
@@ -56,9 +58,11 @@ class Dense(nn.Module):
     @nn.compact
     def weights(self, num_inputs: int, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
         """Returns the kernel `[F, O]` and the bias `[O]` for `F` inputs of a dtype, in that."""
-        initializer = nn.initializers.orthogonal(self.scale)
-        kernel = self.param("kernel", initializer, (num_inputs, self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        initializers = nn.initializers.orthogonal(self.scale), nn.initializers.zeros
+        if self.constant is not None:
+            initializers = (nn.initializers.constant(self.constant),) * 2
+        kernel = self.param("kernel", initializers[0], (num_inputs, self.features))
+        bias = self.param("bias", initializers[1], (self.features,))
         return kernel.astype(dtype), bias.astype(dtype)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -70,6 +74,45 @@ class Dense(nn.Module):
         columns = inputs.reshape(-1, inputs.shape[-1]).T
         columns = cpu_kernels.dense(kernel, columns) + bias[:, None]
         return columns.T.reshape(*inputs.shape[:-1], self.features)
+
+
+class NoisyDense(nn.Module):
+    """A linear layer with noise on its weights, whose size is learnt, for exploration.
+
+    Fortunato et al., "Noisy Networks for Exploration", 2018, https://arxiv.org/abs/1706.10295, with
+    factorised Gaussian noise, of each row its own. A product of a factor for each input and one for
+    each output needs no weights of each row: it is on the inputs and outputs of a second layer.
+
+    Attributes:
+      features: number of outputs, `O`.
+      scale: scale of the orthogonal initializer of the mean.
+      deviation: initial standard deviation of each weight, times the root of `F`.
+    """
+
+    features: int
+    scale: float = math.sqrt(2.0)
+    deviation: float = 0.5
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Returns `[..., B, O]` for inputs `[..., B, F]`.
+
+        Args:
+          inputs: `[..., B, F]`.
+          key: `[B]` typed keys; None for the mean, without noise.
+        """
+        num_inputs = inputs.shape[-1]
+        mean = Dense(self.features, self.scale, name="mean")(inputs)
+        constant = self.deviation / math.sqrt(num_inputs)
+        deviation = Dense(self.features, constant=constant, name="deviation")
+        if key is None:
+            if self.is_initializing():
+                deviation(inputs)
+            return mean
+        noise = jax.vmap(lambda k: jax.random.normal(k, (num_inputs + self.features,)))(key)
+        noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
+        noise_in, noise_out = jnp.split(noise.astype(inputs.dtype), [num_inputs], axis=-1)
+        return mean + noise_out * deviation(noise_in * inputs)
 
 
 def mlp(

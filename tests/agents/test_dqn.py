@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import dqn, optimization
+from agents import dqn, optimization, replay
 from podracers import errors, parallel, types
 from tests import streams
 
@@ -126,6 +126,25 @@ def test_the_learning_rate_falls_to_zero():
     history = _run(_agent(replay_ratio=0.2, anneal_steps=40), 3)
     weights = [float(learner.params["w"]) for learner, _ in history]
     np.testing.assert_allclose(weights, [0.25, 0.25, 0.25], rtol=1e-4)
+
+
+def test_the_importance_exponent_rises_to_one(monkeypatch):
+    exponents = []
+    sample = replay.Replay.sample
+
+    def recorded(self, memory, key, exponent):
+        jax.debug.callback(lambda x: exponents.append(float(x)), exponent)
+        return sample(self, memory, key, exponent)
+
+    monkeypatch.setattr(replay.Replay, "sample", recorded)
+    _run(
+        _agent(
+            replay_ratio=0.2, priority_exponent=0.5, importance_exponent=0.4, importance_steps=40
+        ),
+        3,
+    )
+    jax.effects_barrier()
+    np.testing.assert_allclose(exponents, [0.7, 1.0, 1.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ import functools
 import pytest
 
 from agents import dqn, networks
+from agents.networks import heads
 from environments import probes
 from podracers import errors
 from tests.agents import probe_learning
 
 
-def _make(spec, encoder, core, total_steps):
+def _make(spec, encoder, core, total_steps, **options):
     return dqn.DQN(
         spec,
         network=functools.partial(networks.q_network, encoder=encoder, core=core),
@@ -23,10 +24,22 @@ def _make(spec, encoder, core, total_steps):
         target_period=20,
         epsilon=0.2,
         epsilon_steps=total_steps // 2,
+        **options,
     )
 
 
 CURRICULUM = probe_learning.Curriculum(_make, 200)
+RAINBOW = probe_learning.Curriculum(
+    functools.partial(
+        _make,
+        distribution=heads.CategoricalReturn(-2.0, 2.0, 41),
+        noisy=True,
+        priority_exponent=0.5,
+        importance_exponent=0.4,
+        importance_steps=10_000,
+    ),
+    200,
+)
 
 
 @pytest.fixture(scope="module", name="learnt")
@@ -49,6 +62,11 @@ def test_memory_cannot_be_learnt(learnt):
 @pytest.mark.slow
 def test_masked_actions():
     CURRICULUM.assert_learns_alone(probes.MaskedAction)
+
+
+@pytest.mark.slow
+def test_masked_actions_with_distributions_and_noise():
+    RAINBOW.assert_learns_alone(probes.MaskedAction)
 
 
 @pytest.mark.parametrize("probe", [probes.MultiDiscreteReward, probes.ContinuousReward])

@@ -115,6 +115,7 @@ def test_an_update_equals_a_slow_one(slow, num_devices):
         ({}, 1.0 / (np.sqrt(0.01) + 0.1)),
         ({"rmsprop_epsilon_in_sqrt": True}, 1.0 / np.sqrt(0.01 + 0.1)),
         ({"rmsprop_decay": 0.75}, 1.0 / (0.5 + 0.1)),
+        ({"rmsprop_initial_scale": 9.0, "rmsprop_decay": 0.5}, 1.0 / (np.sqrt(5.0) + 0.1)),
     ],
 )
 def test_the_first_step_of_each_optimizer(options, expected):
@@ -131,10 +132,13 @@ def test_a_sum_over_the_batch_is_a_mean_with_a_smaller_epsilon_and_norm():
     size = 640.0
     summed = optax.chain(
         optax.clip_by_global_norm(40.0),
-        optax.scale_by_rms(decay=0.99, eps=0.01, eps_in_sqrt=False),
+        optax.scale_by_rms(decay=0.99, eps=0.01, initial_scale=1.0, eps_in_sqrt=False),
     )
     agent = impala.IMPALA(
-        experience.ENVIRONMENT.spec, max_grad_norm=40.0 / size, optimizer_epsilon=0.01 / size
+        experience.ENVIRONMENT.spec,
+        max_grad_norm=40.0 / size,
+        optimizer_epsilon=0.01 / size,
+        rmsprop_initial_scale=1.0 / size**2,
     )
     gradient = {"x": jnp.array([30.0, -0.02, 50.0])}
     states = [summed.init(gradient), agent._optimizer.chain.init(gradient)]

@@ -68,3 +68,13 @@ def test_the_learning_rate_falls_to_zero(steps):
         np.testing.assert_allclose(rate(100, dtype), expected, rtol=1e-6)
         assert rate(None, dtype) == rate(10**15, dtype) == np.float32(0.4)
         assert rate(1.0, dtype).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(("final", "at_30"), [(0.0, 0.7), (2.0, 1.3), (None, 1.0)])
+def test_numbers_change_linearly_to_a_final_value_and_stay_there(final, at_30):
+    def value(steps):
+        return optimization.annealed(1.0, final, 100.0, jnp.int32(steps))
+
+    assert value(0) == 1.0
+    np.testing.assert_allclose(value(30), at_30, rtol=1e-6)
+    assert value(100) == value(2**30) == (1.0 if final is None else final)

@@ -3,6 +3,7 @@
 Axis legend: `T` time, `B` streams.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 from agents import minibatches, policy, ppo
 from agents.networks import cores
-from podracers import parallel
+from podracers import errors, parallel
 from tests import streams
 from tests.agents import experience
 
@@ -86,6 +87,35 @@ def test_an_update_equals_a_slow_one(slow, num_devices):
     streams.assert_close(learner.params, params, rtol=1e-3, atol=2e-5)
     for name, value in expected.items():
         np.testing.assert_allclose(means[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("update", [0, 5, 20])
+def test_clip_and_entropy_cost_fall_with_the_agent_steps(update):
+    """Half of the schedule is over after five rollouts: as if the options had these values."""
+    given = experience.collect("ppo", "feed_forward")
+    portion = max(1.0 - update / 10.0, 0.0)
+    moved = experience.perturbed(given.learner, 0.5, seed=7)
+    learner = moved._replace(update=jnp.int32(update))
+
+    def means(**options):
+        agent = dataclasses.replace(given.agent, anneal_steps=10 * LENGTH * BATCH, **options)
+        return experience.update(given._replace(agent=agent, learner=learner))[1]
+
+    actual = means(
+        entropy_cost=0.3, entropy_cost_final=0.1, clip_epsilon=0.4, clip_epsilon_final=0.05
+    )
+    expected = means(entropy_cost=0.1 + 0.2 * portion, clip_epsilon=0.05 + 0.35 * portion)
+    constant = means(entropy_cost=0.3, clip_epsilon=0.4)
+    assert expected["policy/clip_fraction"] > 0.0
+    for name in ("loss/total", "policy/clip_fraction"):
+        np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5)
+        assert (actual[name] == pytest.approx(constant[name])) == (update == 0)
+
+
+@pytest.mark.parametrize("name", ["clip_epsilon_final", "entropy_cost_final"])
+def test_a_schedule_without_an_end_is_an_error(name):
+    with pytest.raises(errors.UserError, match=f"PPO.{name}: expected None where there are no"):
+        ppo.PPO(experience.ENVIRONMENT.spec, **{name: 0.1})
 
 
 @functools.cache

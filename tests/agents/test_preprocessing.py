@@ -103,3 +103,100 @@ def test_rewards_are_scaled_and_then_clipped():
     assert scaled.observation is timestep.observation
     clipped = preprocessing.Preprocess(reward_scale=0.5, reward_clip=1.0).apply((), timestep)
     np.testing.assert_array_equal(clipped.reward, [-1.0, 0.5, 1.0])
+
+
+def _rewards(updates=4, length=5, batch=8):
+    """Returns rewards and whether time steps are FIRST, `[U, T + 1, B]`, of one stream each."""
+    rng = np.random.default_rng(1)
+    steps = updates * length + 1
+    first = rng.random((steps, batch)) < 0.25
+    first[0] = True
+    first[10] = True  # where the third rollout begins
+    reward = np.where(first, 0.0, 2.0 + 3.0 * rng.normal(size=(steps, batch)))
+    rows = np.arange(updates)[:, None] * length + np.arange(length + 1)
+    return reward.astype(np.float32)[rows], first[rows], reward, first
+
+
+def _slow_returns(reward, first, discount):
+    """Returns the count and the variance of returns after each step, and the last ones `[B]`."""
+    seen, running, out = [], np.zeros(reward.shape[1]), []
+    for t in range(1, reward.shape[0]):
+        for b in range(reward.shape[1]):
+            if first[t, b]:
+                running[b] = 0.0
+                continue
+            running[b] = discount * running[b] + reward[t, b]
+            seen.append(running[b])
+        out.append((len(seen), np.var(seen)))
+    return out, running
+
+
+@functools.cache
+def _returns(num_devices):
+    """Returns the statistics, the running returns and the rewards learnt from, of each update."""
+    preprocess = preprocessing.Preprocess(return_discount=0.9)
+    reward, first, _, _ = _rewards()
+
+    def run(reward, first):
+        def body(carry, rollout):
+            reward, first = rollout
+            step_type = jnp.where(first, types.FIRST, types.MID).astype(jnp.int8)
+            timestep = types.TimeStep(reward, reward, jnp.ones_like(reward), step_type)
+            learnt = preprocess.apply(carry[0], timestep).reward
+            carry = preprocess.update_returns(*carry, timestep)
+            return carry, (carry, learnt)
+
+        zeros = types.TimeStep(*(jnp.zeros(reward.shape[1:]) for _ in range(4)))
+        template = types.Rollout(zeros, (), (), ())
+        carry = preprocess.init(SPEC), preprocess.init_memory(template)
+        return jax.lax.scan(body, carry, (reward, first))[1]
+
+    mesh = parallel.make_mesh(jax.devices()[:num_devices])
+    split, rows = P(None, None, parallel.AXIS), P(None, parallel.AXIS)
+    mapped = jax.shard_map(
+        run, mesh=mesh, in_specs=(split, split), out_specs=((P(), rows), split), check_vma=False
+    )
+    return jax.device_get(jax.jit(mapped)(reward, first))
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_rewards_are_divided_by_the_deviation_of_the_returns_before_them(num_devices):
+    (statistics, running), learnt = _returns(num_devices)
+    split, _, reward, first = _rewards()
+    expected, last = _slow_returns(reward, first, 0.9)
+    assert statistics.observation == ()
+    variance = statistics.returns.squares / statistics.returns.count
+    for update in range(4):
+        count, known = expected[5 * update + 4]
+        assert statistics.returns.count[update] == count
+        np.testing.assert_allclose(variance[update], known, rtol=1e-4)
+        factor = 1.0 if update == 0 else expected[5 * update - 1][1] ** -0.5
+        np.testing.assert_allclose(learnt[update], factor * split[update], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(running[-1], last, rtol=1e-4, atol=1e-5)
+    assert np.ptp(last) > 1.0  # episodes go on from one rollout to the next
+
+
+def test_a_restarted_simulator_begins_a_return_anew():
+    preprocess = preprocessing.Preprocess(return_discount=0.5)
+    step_type = jnp.array([[types.FIRST, types.MID], [types.MID, types.MID]], jnp.int8)
+    reward = jnp.array([[0.0, 7.0], [1.0, 1.0]])
+    timestep = types.TimeStep(reward, reward, jnp.ones((2, 2)), step_type)
+    mapped = jax.shard_map(
+        lambda: preprocess.update_returns(preprocess.init(SPEC), jnp.array([8.0, 8.0]), timestep),
+        mesh=parallel.make_mesh(jax.devices()[:1]),
+        in_specs=(),
+        out_specs=P(),
+        check_vma=False,
+    )
+    statistics, running = jax.jit(mapped)()
+    np.testing.assert_array_equal(running, [1.0, 5.0])
+    np.testing.assert_allclose(statistics.returns.squares, 8.0)
+
+
+def test_normalised_rewards_are_clipped_at_10_and_then_scaled():
+    statistics = preprocessing.Statistics(jnp.float32(2.0), jnp.float32(0.0), jnp.float32(8.0))
+    reward = jnp.array([-9.0, 1.0, 60.0])
+    timestep = types.TimeStep(jnp.ones((3, 2)), reward, jnp.ones(3), jnp.ones(3, jnp.int8))
+    normalizer = preprocessing.Normalizer((), statistics)
+    preprocess = preprocessing.Preprocess(reward_scale=0.5, return_discount=0.9)
+    np.testing.assert_allclose(preprocess.apply(normalizer, timestep).reward, [-2.25, 0.25, 5.0])

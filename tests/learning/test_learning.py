@@ -18,6 +18,7 @@ _LEAST = {
     "snake_impala": 15.0,
     "catch_dqn": 1.0,
     "cartpole_dqn": 475.0,
+    "cartpole_rainbow": 475.0,
     "catch_pqn": 1.0,
     "cartpole_pqn": 475.0,
     "memory_pqn": 1.0,  # of 1; without memory 0

@@ -154,3 +154,25 @@ def test_what_is_exported_for_a_tpu_has_the_form_for_accelerators():
     assert "stablehlo.convolution" in exported.mlir_module()
     on_cpu = jax.export.export(apply)(params, images)
     assert "stablehlo.convolution" not in on_cpu.mlir_module()
+
+
+def test_noisy_weights_are_products_of_a_factor_for_each_input_and_output():
+    """What is computed is a product with weights of each row, and without a key with their mean."""
+    inputs = jax.random.normal(jax.random.key(0), (3, 2, 4))
+    layer = layers.NoisyDense(5)
+    params = layer.init(jax.random.key(1), inputs)["params"]
+    np.testing.assert_array_equal(params["deviation"]["kernel"], np.full((4, 5), 0.25))
+    np.testing.assert_array_equal(params["deviation"]["bias"], np.full(5, 0.25))
+    moved = jax.tree.map(lambda x: x + jnp.arange(x.size).reshape(x.shape) / 10.0, params)
+    key = jax.random.split(jax.random.key(2), 2)
+    outputs = layer.apply({"params": moved}, inputs, key)
+    mean, deviation = moved["mean"], moved["deviation"]
+    for row in range(2):
+        noise = np.asarray(jax.random.normal(key[row], (9,)))
+        noise = np.sign(noise) * np.sqrt(np.abs(noise))
+        kernel = mean["kernel"] + deviation["kernel"] * np.outer(noise[:4], noise[4:])
+        bias = mean["bias"] + deviation["bias"] * noise[4:]
+        expected = inputs[:, row] @ kernel + bias
+        np.testing.assert_allclose(outputs[:, row], expected, rtol=1e-4, atol=1e-5)
+    quiet = inputs @ mean["kernel"] + mean["bias"]
+    np.testing.assert_allclose(layer.apply({"params": moved}, inputs), quiet, rtol=1e-4, atol=1e-5)

@@ -255,6 +255,33 @@ def test_the_heads_of_values_have_hidden_layers_of_their_own():
     assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
 
 
+def test_advantages_of_distributions_have_mean_zero_over_actions():
+    _, params, unroll = _q_network(dueling=True, num_atoms=3)
+    logits = unroll(params, _timestep(VECTOR))
+    assert logits.shape == (LENGTH, BATCH, 4, 3)
+    without = {**params, "state": jax.tree.map(jnp.zeros_like, params["state"])}
+    advantage = unroll(without, _timestep(VECTOR))
+    np.testing.assert_allclose(jnp.mean(advantage, axis=2), 0.0, atol=1e-6)
+    assert np.ptp(advantage) > 0.0
+
+
+def test_heads_are_noisy_with_a_key_alone():
+    network, params, unroll = _q_network(dueling=True, head_hidden_sizes=(8,), noisy=True)
+    timestep = _timestep(VECTOR)
+    quiet = unroll(params, timestep)
+    key = jax.random.split(jax.random.key(3), BATCH)
+    with_key = jax.jit(lambda p: network.unroll(p, (), timestep, key)[0])
+    noisy = with_key(params)
+    assert noisy.shape == quiet.shape == (LENGTH, BATCH, 4)
+    assert np.all(np.any(noisy != quiet, axis=(0, 2)))
+    still = jax.tree_util.tree_map_with_path(
+        lambda path, x: jnp.zeros_like(x) if "deviation" in str(path) else x, params
+    )
+    np.testing.assert_allclose(with_key(still), quiet, rtol=1e-4, atol=1e-4)
+    layers_of_noise = {name for name, layer in params.items() if "deviation" in layer}
+    assert layers_of_noise == {"action_hidden_0", "action", "state_hidden_0", "state"}
+
+
 def test_the_heads_of_values_are_linear_by_default():
     assert set(_q_network(dueling=True)[1]) == {"torso", "action", "state"}
     assert set(_q_network()[1]) == {"torso", "action"}

@@ -1,0 +1,181 @@
+"""DQN's loss against a slow one: n-step targets of values and of distributions.
+
+Axis legend: `T` time, `N` drawn sequences, `A` actions, `Z` atoms.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import dqn, networks, replay
+from agents.networks import encoders, heads
+from podracers import errors, types
+from tests import streams
+
+N_STEP, FRAMES, BATCH, GAMMA = 3, 2, 64, 0.9
+ENVIRONMENT = streams.RandomEpisodes(masked=True)
+ATOMS = np.linspace(-4.0, 2.0, 7)
+CATEGORICAL = heads.CategoricalReturn(-4.0, 2.0, 7)
+
+
+def _agent(**options):
+    network = functools.partial(
+        networks.q_network, encoder=encoders.MLP((8,)), frame_stack=FRAMES, dueling=True
+    )
+    return dqn.DQN(ENVIRONMENT.spec, network, gamma=GAMMA, n_step=N_STEP, **options)
+
+
+def _sample():
+    """Returns sequences in which episodes end anywhere, in either way."""
+    rng = np.random.default_rng(0)
+    shape = (FRAMES - 1 + N_STEP + 1, BATCH)
+    step_type = np.full(shape, types.MID, np.int8)
+    for time, stream in np.argwhere(rng.random(shape) < 0.2):
+        if step_type[time, stream] == types.MID:
+            step_type[time, stream] = types.LAST
+            if time + 1 < shape[0]:
+                step_type[time + 1, stream] = types.FIRST
+    terminated = (step_type == types.LAST) & (rng.random(shape) < 0.5)
+    mask = rng.random((*shape, 3)) < 0.7
+    observation = {
+        "features": rng.normal(size=(*shape, 3)).astype(np.float32),
+        "action_mask": mask | ~mask.any(-1, keepdims=True),
+    }
+    reward = rng.normal(size=shape) * (step_type != types.FIRST)
+    timestep = types.TimeStep(
+        observation, reward.astype(np.float32), 1.0 - terminated.astype(np.float32), step_type
+    )
+    action = rng.integers(0, 3, (shape[0] - 1, BATCH)).astype(np.int32)
+    return replay.Sample(
+        rollout=jax.tree.map(jnp.asarray, types.Rollout(timestep, action, (), ())),
+        item=None,
+        weight=jnp.asarray(rng.random(BATCH), jnp.float32),
+        key=jax.random.split(jax.random.key(0), BATCH),
+    )
+
+
+def _params(agent, seed):
+    """Returns parameters whose values differ from action to action."""
+    params = jax.jit(agent.init_learner)(jax.random.key(seed)).params
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    moved = [x + 0.5 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
+    return jax.tree.unflatten(tree, moved)
+
+
+def _project(atoms, probabilities):
+    """Splits the probability of each moved atom between the two that it lies between."""
+    projected = np.zeros(ATOMS.size)
+    place = (np.clip(atoms, ATOMS[0], ATOMS[-1]) - ATOMS[0]) / (ATOMS[1] - ATOMS[0])
+    for where, probability in zip(place, probabilities):
+        low = int(np.floor(where + 1e-6))
+        projected[low] += probability * (1.0 - (where - low))
+        if low + 1 < ATOMS.size:
+            projected[low + 1] += probability * (where - low)
+    return projected
+
+
+def _softmax(logits):
+    return np.exp(logits) / np.sum(np.exp(logits), axis=-1, keepdims=True)
+
+
+def _slow_losses(agent, params, target, sample):
+    """Returns the losses `[N]` and the mean targets `[N]`; both without meaning after LAST."""
+    timestep, action = jax.device_get((sample.rollout.timestep, sample.rollout.action))
+    core = agent._network.initial_core(BATCH)
+
+    def unroll(params):  # [T + 1, N, ...], of every time step
+        output = agent._network.unroll(params, core, sample.rollout.timestep)[0]
+        return np.asarray(output, np.float64)
+
+    output, later = unroll(params), unroll(target)
+    is_distribution = agent.distribution is not None
+    values, later_values = output, later
+    if is_distribution:
+        values, later_values = (_softmax(x) @ ATOMS for x in (output, later))
+    losses, targets, begin = np.zeros(BATCH), np.zeros(BATCH), FRAMES - 1
+    for b in range(BATCH):
+        total, discount = 0.0, 1.0
+        for t in range(begin + 1, begin + N_STEP + 1):
+            total += discount * timestep.reward[t, b]
+            discount *= GAMMA * timestep.discount[t, b]
+            if timestep.step_type[t, b] == types.LAST:
+                break
+        selector = values[t, b] if agent.double else later_values[t, b]
+        best = np.argmax(np.where(timestep.observation["action_mask"][t, b], selector, -np.inf))
+        taken = action[begin, b]
+        targets[b] = total + discount * later_values[t, b, best]
+        if is_distribution:
+            expected = _project(total + discount * ATOMS, _softmax(later[t, b, best]))
+            losses[b] = -np.sum(expected * np.log(_softmax(output[begin, b, taken])))
+        else:
+            losses[b] = 0.5 * (targets[b] - values[begin, b, taken]) ** 2
+    return losses, targets
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("distribution", [None, CATEGORICAL], ids=["value", "categorical"])
+def test_the_loss_equals_a_slow_one(distribution, double):
+    """Returns to the end of episodes, frames, masks, weights and the projection, all at once."""
+    agent = _agent(distribution=distribution, double=double, huber=1e6)
+    sample = _sample()
+    params, target = _params(agent, 1), _params(agent, 2)
+    losses, targets = _slow_losses(agent, params, target, sample)
+    kept = np.asarray(sample.rollout.timestep.step_type[FRAMES - 1] != types.LAST)
+    assert 5 < np.sum(~kept) < 30
+    output = jax.jit(agent._loss)(params, sample, target)
+    loss = np.sum((sample.weight * losses)[kept]) / kept.sum()
+    np.testing.assert_allclose(output.metrics["loss/total"].result(), loss, rtol=1e-4)
+    value = output.metrics["value/target"].result()
+    np.testing.assert_allclose(value, targets[kept].mean(), rtol=1e-4, atol=1e-5)
+    priority = losses if distribution else np.sqrt(2.0 * losses)
+    np.testing.assert_allclose(output.priority, priority * kept, rtol=1e-3, atol=1e-4)
+
+
+def test_noise_is_of_each_sequence_and_of_each_parameters():
+    agent = _agent(noisy=True, double=True)
+    params, sample = _params(agent, 1), _sample()
+    time = jnp.zeros((2, BATCH), jnp.int32)
+    same = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :1], x.shape), sample.rollout.timestep)
+    online, target = jax.jit(agent._outputs)((params, params), same, time, sample.key)
+    assert np.unique(online[0], axis=0).shape[0] == BATCH
+    np.testing.assert_array_equal(online[0], online[1])  # one noise for both time steps
+    assert np.all(np.abs(online - target).max(-1) > 0.0)
+
+
+def test_noise_explores_in_training_alone():
+    agent = _agent(noisy=True, epsilon=0.0, epsilon_steps=1)
+    learner = jax.jit(agent.init_learner)(jax.random.key(0))
+    learner = learner._replace(agent_steps=jnp.int32(10))
+    timestep = jax.tree.map(
+        lambda x: jnp.repeat(x[0, :1], BATCH, axis=0), _sample().rollout.timestep
+    )
+    timestep = timestep._replace(
+        observation=timestep.observation | {"action_mask": jnp.ones((BATCH, 3), bool)}
+    )
+    key = jax.random.split(jax.random.key(1), BATCH)
+    core = agent.init_actor(jnp.arange(BATCH), BATCH)
+
+    def act(evaluation):
+        chosen = jax.jit(functools.partial(agent.act, evaluation=evaluation))
+        return chosen(agent.actor_params(learner), core, timestep, key)[0]
+
+    assert np.unique(act(False)).size == 3
+    assert np.unique(act(True)).size == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_atoms": 1},
+        {"minimum": 2.0, "maximum": 2.0},
+        {"maximum": float("inf")},
+        {"minimum": float("nan")},
+    ],
+)
+def test_impossible_supports_are_refused(options):
+    with pytest.raises(errors.UserError, match="CategoricalReturn: expected minimum < maximum"):
+        heads.CategoricalReturn(**options)
