@@ -7,6 +7,7 @@ as the image; all others are flattened and concatenated.
 Axis legend: `N` rows, `F` features, `H` `W` `C` height, width and channels.
 """
 
+import math
 from collections.abc import Sequence
 
 import flax.linen as nn
@@ -119,6 +120,38 @@ class MLP(nn.Module):
         features = _flatten(jax.tree.leaves(without_mask(observation)))
         activation = _activation(self.activation)
         return layers.mlp(features, self.hidden_sizes, activation, layer_norm=self.layer_norm)
+
+
+class SimBa(nn.Module):
+    """Residual blocks of two dense layers, with layer normalisation before each and after all.
+
+    Lee et al., "SimBa: Simplicity Bias for Scaling Up Parameters in Deep Reinforcement Learning",
+    2024, https://arxiv.org/abs/2410.09754. Matrices are orthogonal, with the variance of the
+    published ones. Observations should be normalised (`normalize_observations` of agents), as
+    there. Images are flattened.
+
+    Attributes:
+      size: number of features; within a block four times as many.
+      num_blocks: number of blocks.
+    """
+
+    size: int = 512
+    num_blocks: int = 2
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns features `[N, size]`."""
+        features = _flatten(jax.tree.leaves(without_mask(observation)))
+        features = layers.Dense(self.size, scale=1.0)(features)
+        for _ in range(self.num_blocks):
+            wide = layers.Dense(4 * self.size, scale=2.0 * math.sqrt(2.0))(_normalize(features))
+            features = features + layers.Dense(self.size)(jax.nn.relu(wide))
+        return _normalize(features)
+
+
+def _normalize(features: jax.Array) -> jax.Array:
+    """Returns features `[N, F]` after layer normalisation; call it in a compact method."""
+    return layers.activate(features, lambda x: x, layer_norm=True)
 
 
 class _Convolutions(nn.Module):

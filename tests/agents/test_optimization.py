@@ -68,3 +68,17 @@ def test_the_learning_rate_falls_to_zero(steps):
         np.testing.assert_allclose(rate(100, dtype), expected, rtol=1e-6)
         assert rate(None, dtype) == rate(10**15, dtype) == np.float32(0.4)
         assert rate(1.0, dtype).dtype == jnp.float32
+
+
+def test_decoupled_weight_decay_takes_off_a_portion_of_what_decays():
+    params = {"w": jnp.array([2.0, -4.0]), "b": jnp.array([3.0])}
+    gradient = {"w": jnp.array([0.5, 0.5]), "b": jnp.array([-0.1])}
+    decaying = optimization.adam(0.1, weight_decay=0.25, decayed={"w": True, "b": False})
+
+    def updates(chain):
+        return chain.update(gradient, chain.init(params), params)[0]
+
+    plain = updates(optimization.adam(0.1).chain)
+    changed = updates(decaying.chain)
+    np.testing.assert_allclose(changed["w"], plain["w"] + 0.25 * params["w"])
+    np.testing.assert_array_equal(changed["b"], plain["b"])
