@@ -2,10 +2,11 @@
 
 Schrittwieser et al., "Mastering Atari, Go, chess and shogi by planning with a learned model", 2020,
 https://arxiv.org/abs/1911.08265. Its search is either that of the paper or, by default, that of
-Gumbel MuZero, which needs few simulations; see `agents.tree_search`. Values of searches are stored,
-not computed anew: there is no reanalysis.
+Gumbel MuZero, which needs few simulations; see `agents.tree_search`. What searches find is stored
+when it is acted on; `reanalyze` repeats the searches of what is replayed (appendix H of the paper).
 
-Axis legend: `T` time, `K` unrolled steps, `B` streams, `N` drawn sequences, `A` actions, `Z` atoms.
+Axis legend: `T` time, `L` transitions of a sequence, `K` unrolled steps, `B` streams, `N` drawn
+sequences, `A` actions, `Z` atoms.
 """
 
 import dataclasses
@@ -58,6 +59,10 @@ class MuZero:
         now, rather than from what the search found when it was acted on: then old replay holds no
         old values (the values of Ye et al., "Mastering Atari Games with Limited Data", 2021,
         https://arxiv.org/abs/2111.00210, without searching anew).
+      reanalyze: portion of gradient steps, drawn at random, before which the searches of what was
+        drawn are repeated with the latest parameters and without noise. Policies are learnt from
+        what they find, and so are values without `fresh_values`; with it and 0.8, this is MuZero
+        Reanalyze.
       temperature: initial temperature of actions: 1 samples from the policy that the search found,
         and 0 takes its best action, as evaluation does.
       final_temperature: final temperature of actions.
@@ -65,6 +70,7 @@ class MuZero:
       learning_rate: Adam learning rate.
       anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
       adam_epsilon: Adam epsilon.
+      weight_decay: portion of the parameters that each step takes off, times the learning rate.
       max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
       batch_size: sequences of each gradient step, over all devices.
       replay_capacity: transitions over all streams of all devices.
@@ -89,12 +95,14 @@ class MuZero:
     gamma: float = options.fraction(0.99)
     value_cost: float = options.positive(0.25)
     fresh_values: bool = False
+    reanalyze: float = options.fraction(0.0)
     temperature: float = options.positive(1.0)
     final_temperature: float = options.non_negative(0.25)
     temperature_steps: float | None = options.optional_positive(None)
     learning_rate: float = options.positive(1e-3)
     anneal_steps: float | None = options.optional_positive(None)
     adam_epsilon: float = options.positive(1e-8)
+    weight_decay: float = options.non_negative(0.0)
     max_grad_norm: float | None = options.optional_positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
@@ -138,7 +146,9 @@ class MuZero:
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
         schedule = self.learning_rate, self.anneal_steps
-        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
+        return optimization.adam(
+            *schedule, self.adam_epsilon, self.max_grad_norm, self.weight_decay
+        )
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:
@@ -180,7 +190,7 @@ class MuZero:
         mask = encoders.action_mask(timestep.observation)
         root, actor_state = self._root(params, actor_state, timestep)
         temperature = 0.0 if evaluation else params.temperature
-        plan = self._search.run(self._model(params), root, mask, temperature, key)
+        plan = self._search.run(self._model(params.params), root, mask, temperature, key)
         return plan.action, actor_state, planning.Extras(plan.policy, plan.value)
 
     def _root(self, params, core, timestep):
@@ -193,7 +203,6 @@ class MuZero:
 
     def _model(self, params):
         """Returns the learnt model, which the search goes on with."""
-        params = params.params
 
         def imagine(action, latent):
             latent, reward = self._network.imagine(params, latent, action)
@@ -220,9 +229,14 @@ class MuZero:
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
 
         def step(learner, memory, step_key):
+            if self.reanalyze:
+                step_key, due_key = jax.random.split(step_key)
             sample = self._replay.sample(memory, step_key)
             timestep = self._preprocess.apply(learner.normalizer, sample.rollout.timestep)
             sample = sample.with_timestep(timestep)
+            if self.reanalyze:
+                is_due = jax.random.bernoulli(due_key, self.reanalyze)
+                sample = self._reanalyzed(learner.params, sample, is_due)
             loss = functools.partial(self._loss, target=learner.target)
             train_state, output = self._optimizer.gradient_step(
                 loss, learner.train_state, sample, learning_rate
@@ -235,6 +249,34 @@ class MuZero:
 
         learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
         return types.AgentState(learner, memory), metrics
+
+    def _reanalyzed(self, params, sample: replay.Sample, is_due: jax.Array) -> replay.Sample:
+        """Returns the sample with what searches find now, where `is_due`.
+
+        Args:
+          params: those to search with.
+          sample: of preprocessed time steps.
+          is_due: bool, equal on all devices.
+        """
+
+        def search() -> planning.Extras:
+            timestep = jax.tree.map(lambda x: x[:-1], sample.rollout.timestep)
+            latent = self._latents(params, timestep)  # [L, N, F] after the burn-in
+            steps = latent.shape[0]
+            mask = encoders.action_mask(timestep.observation)
+            keys = jax.vmap(lambda key: jax.random.split(key, steps), out_axes=1)(sample.key)
+            rows = (latent, None if mask is None else mask[self._burn_in :], keys)
+            latent, mask, keys = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+            root = planning.root(self._network.predict(params, latent), latent, self._support)
+            plan = self._search.run(self._model(params), root, mask, 0.0, keys)
+            found = planning.Extras(plan.policy, plan.value)
+            found = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), found)
+            return jax.tree.map(
+                lambda old, new: old.at[self._burn_in :].set(new), sample.rollout.extras, found
+            )
+
+        extras = jax.lax.cond(is_due, search, lambda: sample.rollout.extras)
+        return sample._replace(rollout=sample.rollout._replace(extras=extras))
 
     def _target_params(self, params):
         """Returns what part of the parameters there are older copies of."""
@@ -267,22 +309,21 @@ class MuZero:
 
     def _values(self, params, timestep):
         """Returns the logits `[L, N, Z]` of the values of time steps after the burn-in."""
+        return self._network.predict(params, self._latents(params, timestep)).value
+
+    def _latents(self, params, timestep):
+        """Returns the latents `[L, N, F]` of time steps after the burn-in."""
         representation = self._network.representation
         core = representation.initial_core(timestep.reward.shape[1])
-        latent = networks.unroll_after(
+        return networks.unroll_after(
             representation, params["representation"], core, timestep, self._burn_in
         )
-        return self._network.predict(params, latent).value
 
     def _unrolled(self, params, rollout):
         """Returns what is predicted of `K` steps from the first state of each sequence."""
         begin = self._burn_in
         seen = jax.tree.map(lambda x: x[: begin + 1], rollout.timestep)
-        representation = self._network.representation
-        core = representation.initial_core(seen.reward.shape[1])
-        first = networks.unroll_after(
-            representation, params["representation"], core, seen, burn_in=begin
-        )[0]
+        first = self._latents(params, seen)[0]
 
         def imagine(latent, action):
             latent, reward = self._network.imagine(params, latent, action)

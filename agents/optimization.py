@@ -126,6 +126,8 @@ def adam(
     anneal_steps: float | None = None,
     epsilon: float = 1e-8,
     max_grad_norm: float | None = None,
+    weight_decay: float = 0.0,
+    decayed: types.PyTree = True,
 ) -> Optimizer:
     """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980); see `Optimizer`.
 
@@ -134,8 +136,15 @@ def adam(
       anneal_steps: agent steps in which it falls linearly to 0; None for a constant one.
       epsilon: constant that is added to the root of the second moment.
       max_grad_norm: norm to which the gradient is scaled down; None for no clipping.
+      weight_decay: portion of the parameters that, times the learning rate, each step takes off
+        (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017,
+        https://arxiv.org/abs/1711.05101).
+      decayed: a tree, or the beginning of one, of which parameters decay.
     """
     transformation = optax.scale_by_adam(eps=epsilon)
+    if weight_decay:
+        decay = optax.add_decayed_weights(weight_decay, decayed)
+        transformation = optax.chain(transformation, decay)
     return Optimizer(transformation, learning_rate, anneal_steps, max_grad_norm)
 
 

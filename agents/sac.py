@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import optimization, options, preprocessing, replay, returns
-from agents.networks import encoders
+from agents import augmentation, optimization, options, preprocessing, replay, returns
+from agents.networks import encoders, sac_heads
 from agents.networks import sac as sac_networks
-from podracers import environment, types
+from podracers import environment, errors, types
 
 
 class ActorParams(NamedTuple):
@@ -56,12 +56,16 @@ class SAC:
         of the entropy of the uniform policy over what is legal (at most 1, by default 0.98).
       random_steps: agent steps over all streams, at the start, in which actions are uniformly
         random.
+      random_shift: pixels by which replayed images are shifted at most, at random; 0 for none. The
+        time steps of a transition are shifted apart; see `augmentation`.
       greedy_evaluation: whether evaluations take the most probable action (of continuous ones the
         squashed mean); they sample otherwise, as training does. By default True for continuous
         actions, as published, and False for discrete ones.
       learning_rate: Adam learning rate.
       anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
       adam_epsilon: Adam epsilon.
+      weight_decay: portion of the networks' parameters that each step takes off, times the learning
+        rate.
       max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
       batch_size: sequences of each gradient step, over all devices.
       replay_capacity: transitions over all streams of all devices.
@@ -82,10 +86,12 @@ class SAC:
     initial_temperature: float = options.positive(1.0)
     target_entropy: float | None = None
     random_steps: int = 0
+    random_shift: int = 0
     greedy_evaluation: bool | None = None
     learning_rate: float = options.positive(3e-4)
     anneal_steps: float | None = options.optional_positive(None)
     adam_epsilon: float = options.positive(1e-8)
+    weight_decay: float = options.non_negative(0.0)
     max_grad_norm: float | None = options.optional_positive(None)
     batch_size: int = options.count(256)
     replay_capacity: int = options.count(1_000_000)
@@ -111,17 +117,15 @@ class SAC:
             self._target_entropy < most,
             f"less than {most:.3g}, the uniform policy's",
         )
-        options.expect(
-            self,
-            "random_steps",
-            isinstance(self.random_steps, int) and self.random_steps >= 0,
-            "an int, 0 or more",
-        )
+        errors.require_count(self, "random_steps", least=0)
+        errors.require_count(self, "random_shift", least=0)
+        if self.random_shift and not augmentation.has_image(self.spec.observation):
+            options.expect(self, "random_shift", False, "0, for there is no image to shift")
         _ = self._network
 
     @functools.cached_property
-    def _kind(self) -> sac_networks.SACHead:
-        return sac_networks.head_from_spec(self.spec)
+    def _kind(self) -> sac_heads.SACHead:
+        return sac_heads.head_from_spec(self.spec)
 
     @functools.cached_property
     def _network(self) -> sac_networks.SACNetwork:
@@ -137,8 +141,14 @@ class SAC:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        schedule = self.learning_rate, self.anneal_steps
-        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
+        return optimization.adam(
+            self.learning_rate,
+            self.anneal_steps,
+            self.adam_epsilon,
+            self.max_grad_norm,
+            self.weight_decay,
+            decayed=sac_networks.Params(policy=True, critic=True, log_temperature=False),
+        )
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:
@@ -252,6 +262,10 @@ class SAC:
         observation = self._network.observe_after(sample.rollout.timestep)
         mask = encoders.action_mask(timestep.observation)
         keys = jax.vmap(jax.random.split, out_axes=1)(sample.key)  # [2, N]
+        if self.random_shift:
+            keys, shift_keys = jnp.moveaxis(jax.vmap(jax.vmap(jax.random.split))(keys), -1, 0)
+            shift = jax.vmap(augmentation.random_shifts, in_axes=(0, None, 0))
+            observation = shift(observation, self.random_shift, shift_keys)
         both = _PolicyInput(observation, mask, keys)
         return jax.tree.map(lambda x: x[0], both), jax.tree.map(lambda x: x[1], both)
 
@@ -268,7 +282,7 @@ class SAC:
 
     def _expect(
         self, policy, critic, features, critic_features, policy_input: _PolicyInput
-    ) -> sac_networks.Expectation:
+    ) -> sac_heads.Expectation:
         """Returns what the policy can expect by the critics; each sees features of its own."""
         outputs = self._network.outputs(policy, features)
         critics = functools.partial(self._network.values, critic, critic_features)

@@ -66,6 +66,7 @@ CHOICES = {
     "gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",),
     "gin/environments/gymnasium.gin": ("Gymnasium.env_id = 'CartPole-v1'",),
     "gin/environments/envpool.gin": ("EnvPool.task_id = 'Hopper-v4'",),
+    "gin/environments/dmc.gin": ("EnvPool.task_id = 'ReacherEasy-v1'",),
     "gin/environments/atari.gin": ("EnvPool.task_id = 'Pong-v5'",),
     "gin/environments/atari_classic.gin": ("EnvPool.task_id = 'Pong-v5'",),
 }
@@ -74,6 +75,7 @@ BESIDE = {
     f"gin/agents/{path.name}": ("gin/environments/pong.gin",)
     for path in (ROOT / "gin/agents").glob("*_atari*.gin")
 }
+BESIDE["gin/agents/sac_pixels.gin"] = ("gin/environments/pong.gin",)
 BESIDE["gin/agents/lpg.gin"] = ("gin/environments/lifetimes.gin",)
 BESIDE["gin/agents/alphazero.gin"] = ("gin/environments/catch_searchable.gin",)
 
@@ -120,6 +122,9 @@ def _require_extras(path):
     for module in _environments(path):
         if module in ("brax", "gymnax") and importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
+    drivers = pathlib.Path("/usr/share/glvnd/egl_vendor.d")
+    if "'from_pixels': True" in (ROOT / path).read_text() and not any(drivers.glob("*.json")):
+        pytest.skip("EGL is not installed")
 
 
 def _load_small(files, bindings):
@@ -297,6 +302,7 @@ GRADIENT_STEPS = {
     "gin/agents/r2d2_atari_small.gin": fractions.Fraction(1, 1280),
     "gin/agents/muzero_atari.gin": fractions.Fraction(2, 1024),
     "gin/agents/sac_mujoco.gin": 1,
+    "gin/agents/sac_dmc.gin": 2,
     "gin/agents/sac_pixels.gin": 1,
     "gin/experiments/cartpole_dqn.gin": fractions.Fraction(1, 16),
     "gin/experiments/catch_r2d2.gin": fractions.Fraction(1, 256),

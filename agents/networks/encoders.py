@@ -7,6 +7,7 @@ as the image; all others are flattened and concatenated.
 Axis legend: `N` rows, `F` features, `H` `W` `C` height, width and channels.
 """
 
+import math
 from collections.abc import Sequence
 
 import flax.linen as nn
@@ -74,7 +75,12 @@ def _flatten(leaves: Sequence[jax.Array]) -> jax.Array | None:
     return jnp.concatenate(flat, axis=-1) if flat else None
 
 
-def _image_or_error(observation: types.PyTree, encoder: str):
+def image_or_error(observation: types.PyTree, encoder: str):
+    """Returns what `split_image` does, of observations with an image, for an encoder of a name.
+
+    Raises:
+      UserError: there is none.
+    """
     image, vector = split_image(observation)
     if image is None:
         shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(without_mask(observation))]
@@ -119,6 +125,38 @@ class MLP(nn.Module):
         features = _flatten(jax.tree.leaves(without_mask(observation)))
         activation = _activation(self.activation)
         return layers.mlp(features, self.hidden_sizes, activation, layer_norm=self.layer_norm)
+
+
+class SimBa(nn.Module):
+    """Residual blocks of two dense layers, with layer normalisation before each and after all.
+
+    Lee et al., "SimBa: Simplicity Bias for Scaling Up Parameters in Deep Reinforcement Learning",
+    2024, https://arxiv.org/abs/2410.09754. Matrices are orthogonal, with the variance of the
+    published ones. Observations should be normalised (`normalize_observations` of agents), as
+    there. Images are flattened.
+
+    Attributes:
+      size: number of features; within a block four times as many.
+      num_blocks: number of blocks.
+    """
+
+    size: int = 512
+    num_blocks: int = 2
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns features `[N, size]`."""
+        features = _flatten(jax.tree.leaves(without_mask(observation)))
+        features = layers.Dense(self.size, scale=1.0)(features)
+        for _ in range(self.num_blocks):
+            wide = layers.Dense(4 * self.size, scale=2.0 * math.sqrt(2.0))(_normalize(features))
+            features = features + layers.Dense(self.size)(jax.nn.relu(wide))
+        return _normalize(features)
+
+
+def _normalize(features: jax.Array) -> jax.Array:
+    """Returns features `[N, F]` after layer normalisation; call it in a compact method."""
+    return layers.activate(features, lambda x: x, layer_norm=True)
 
 
 class _Convolutions(nn.Module):
@@ -166,6 +204,55 @@ class _ResidualSections(nn.Module):
         return layers.activate(images, jax.nn.relu, self.layer_norm)
 
 
+class ResidualTrunk(nn.Module):
+    """Convolutions and residual blocks, from images to images; for `layers.on_images`.
+
+    Blocks normalise and rectify before each of their two convolutions (He et al., "Identity
+    Mappings in Deep Residual Networks", 2016, https://arxiv.org/abs/1603.05027); what comes out is
+    linear.
+
+    Attributes:
+      channels: number of channels of each convolution.
+      num_blocks: number of blocks after the first convolutions.
+      strides: strides of these.
+    """
+
+    channels: int
+    num_blocks: int
+    strides: Sequence[int] = (1,)
+
+    @nn.compact
+    def __call__(self, images):
+        for index, stride in enumerate(self.strides):
+            images = self._relu(images) if index else images
+            images = layers.Conv(self.channels, stride=stride)(images)
+        for _ in range(self.num_blocks):
+            block = layers.Conv(self.channels)(self._relu(images))
+            images = images + layers.Conv(self.channels)(self._relu(block))
+        return images
+
+    def _relu(self, images: jax.Array) -> jax.Array:
+        return layers.activate(images, jax.nn.relu, layer_norm=True)
+
+
+class ResidualImage(nn.Module):
+    """A `ResidualTrunk`, whose image is flattened and not mixed any further.
+
+    Attributes:
+      trunk: the trunk.
+    """
+
+    trunk: ResidualTrunk
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns features `[N, H' * W' * C]`."""
+        image, vector = image_or_error(observation, "ResidualImage")
+        if vector is not None:
+            raise errors.UserError("ResidualImage sees one image and nothing beside it; use CNN")
+        return _features(self.trunk, image)
+
+
 class CNN(nn.Module):
     """A small convolutional network for grids, then dense layers, with a ReLU after each.
 
@@ -188,7 +275,7 @@ class CNN(nn.Module):
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden_sizes[-1]]`; the vector joins before the dense layers."""
-        image, vector = _image_or_error(observation, "CNN")
+        image, vector = image_or_error(observation, "CNN")
         strides = self.strides or (1,) * len(self.channels)
         if len(strides) != len(self.channels):
             raise errors.UserError(
@@ -222,7 +309,7 @@ class NatureCNN(nn.Module):
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden]`, and after them the vector of the observation."""
-        image, vector = _image_or_error(observation, "NatureCNN")
+        image, vector = image_or_error(observation, "NatureCNN")
         if min(image.shape[1:3]) < 36:
             raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
         trunk = _Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), "VALID", self.layer_norm)
@@ -248,7 +335,7 @@ class ImpalaResNet(nn.Module):
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden]`, and after them the vector of the observation."""
-        image, vector = _image_or_error(observation, "ImpalaResNet")
+        image, vector = image_or_error(observation, "ImpalaResNet")
         trunk = _ResidualSections(self.channels, self.layer_norm)
         features = _features(trunk, image, recompute=True)
         return _join(_dense(features, self.hidden, self.layer_norm), vector)

@@ -1,11 +1,14 @@
 """MuZero's learnt model: representation, dynamics, prediction.
 
-The latent state is a vector scaled to [0, 1]; Schrittwieser et al., "Mastering Atari, Go, chess and
-shogi by planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix G. The
-representation is any encoder and may see a stack of frames; dynamics and prediction are dense
+The latent state is scaled to [0, 1]; Schrittwieser et al., "Mastering Atari, Go, chess and shogi by
+planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix G. In `model` it is
+a vector, the representation is any encoder, and dynamics are dense layers. In `image_model` it is
+an image, as published, flat wherever it is stored, and the dynamics are convolutions that see a
+plane for each action beside it. Representations may see a stack of frames; predictions are dense
 layers.
 
-Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms.
+Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms, `H` `W` `C` height, width
+and channels.
 """
 
 from collections.abc import Sequence
@@ -56,11 +59,11 @@ class Representation(nn.Module):
 
     Attributes:
       torso: encoder, with no core but `cores.FeedForward`.
-      latent_size: size of the latent, `F`.
+      latent_size: size of the latent, `F`; None where it is the features of the torso.
     """
 
     torso: networks.Torso
-    latent_size: int
+    latent_size: int | None
 
     def initial_states(self, batch_size: int) -> tuple:
         """Returns the state of the torso."""
@@ -69,8 +72,10 @@ class Representation(nn.Module):
     @nn.compact
     def __call__(self, states, observation, first):
         """Returns latents `[T, B, F]` and the states after them."""
-        features, state = self.torso(states[0], observation, first)
-        return scale_latent(layers.Dense(self.latent_size, scale=1.0)(features)), (state,)
+        latent, state = self.torso(states[0], observation, first)
+        if self.latent_size is not None:
+            latent = layers.Dense(self.latent_size, scale=1.0)(latent)
+        return scale_latent(latent), (state,)
 
 
 class Dynamics(nn.Module):
@@ -92,6 +97,37 @@ class Dynamics(nn.Module):
         taken = jax.nn.one_hot(action, self.num_actions)
         hidden = _Hidden(self.hidden_sizes)(jnp.concatenate([latent, taken], axis=-1))
         change = layers.Dense(latent.shape[-1], scale=1.0, name="change")(hidden)
+        reward = layers.Dense(self.num_atoms, scale=0.01, name="reward")(hidden)
+        return scale_latent(latent + change), reward
+
+
+class ImageDynamics(nn.Module):
+    """`Dynamics` of a latent that is an image.
+
+    Attributes:
+      shape: shape of the latent, `[H, W, C]`; `F` is its size.
+      num_actions: number of actions, `A`.
+      num_atoms: number of atoms of the reward, `Z`.
+      num_blocks: number of residual blocks.
+      hidden_sizes: sizes of the hidden layers of the reward.
+    """
+
+    shape: tuple[int, int, int]
+    num_actions: int
+    num_atoms: int
+    num_blocks: int = 1
+    hidden_sizes: Sequence[int] = (128,)
+
+    @nn.compact
+    def __call__(self, latent, action):
+        """Returns the latent `[..., F]` and logits `[..., Z]` of the reward."""
+        images = latent.reshape(-1, *self.shape)
+        taken = jax.nn.one_hot(action.reshape(-1), self.num_actions)
+        planes = jnp.broadcast_to(taken[:, None, None], (*images.shape[:3], self.num_actions))
+        trunk = encoders.ResidualTrunk(self.shape[-1], self.num_blocks)
+        change = layers.on_images(trunk, jnp.concatenate([images, planes], axis=-1))
+        change = change.reshape(latent.shape).astype(jnp.float32)
+        hidden = _Hidden(self.hidden_sizes)(jax.nn.relu(change))
         reward = layers.Dense(self.num_atoms, scale=0.01, name="reward")(hidden)
         return scale_latent(latent + change), reward
 
@@ -122,17 +158,19 @@ class Model(NamedTuple):
     """The three networks."""
 
     representation: networks.Composed
-    dynamics: Dynamics
+    dynamics: Dynamics | ImageDynamics
     predictor: Predictor
 
     def init(self, key: jax.Array):
         """Returns parameters, with an entry for each network."""
         keys = dict(zip(self._fields, jax.random.split(key, 3)))
         timestep = networks.zero_timestep(self.representation.spec)
-        latent = jnp.zeros((1, self.representation.module.latent_size))
-        action = jnp.zeros((1,), jnp.int32)
+        representation = self.representation.init(keys["representation"], timestep)
+        core = self.representation.initial_core(1)
+        latent, _ = jax.eval_shape(self.representation.step, representation, core, timestep)
+        latent, action = jnp.zeros(latent.shape), jnp.zeros((1,), jnp.int32)
         return {
-            "representation": self.representation.init(keys["representation"], timestep),
+            "representation": representation,
             "dynamics": self.dynamics.init(keys["dynamics"], latent, action)["params"],
             "predictor": self.predictor.init(keys["predictor"], latent)["params"],
         }
@@ -175,6 +213,44 @@ def model(
         representation,
         Dynamics(num_actions, num_atoms, tuple(hidden_sizes)),
         Predictor(num_actions, num_atoms, tuple(hidden_sizes)),
+    )
+
+
+def image_model(
+    spec: environment.EnvironmentSpec,
+    num_actions: int,
+    num_atoms: int,
+    *,
+    channels: int = 16,
+    num_blocks: int = 1,
+    strides: Sequence[int] = (1,),
+    frame_stack: int = 1,
+    hidden_sizes: Sequence[int] = (128,),
+) -> Model:
+    """Returns the three networks of a latent that is an image.
+
+    Args:
+      spec: environment specification, of observations that are one image.
+      num_actions: number of actions, `A`.
+      num_atoms: number of atoms of rewards and values, `Z`.
+      channels: number of channels of the latent, `C`, and of every convolution.
+      num_blocks: number of residual blocks, of the representation and of the dynamics.
+      strides: strides of the representation's first convolutions.
+      frame_stack: number of frames that it sees; 1 for no stack.
+      hidden_sizes: sizes of the hidden layers of rewards and of prediction.
+    """
+    encoder = encoders.ResidualImage(encoders.ResidualTrunk(channels, num_blocks, strides))
+    image = jax.tree.map(lambda x: x[None], spec.zero_observation())
+    height, width = encoders.image_or_error(image, "image_model")[0].shape[1:3]
+    for stride in strides:
+        height, width = -(-height // stride), -(-width // stride)
+    torso = networks.Torso(encoder, cores.FeedForward())
+    hidden_sizes = tuple(hidden_sizes)
+    shape = (height, width, channels)
+    return Model(
+        networks.Composed(spec, Representation(torso, latent_size=None), frame_stack),
+        ImageDynamics(shape, num_actions, num_atoms, num_blocks, hidden_sizes),
+        Predictor(num_actions, num_atoms, hidden_sizes),
     )
 
 

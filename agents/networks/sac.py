@@ -1,281 +1,86 @@
-"""SAC's networks, and what it does with the actions of either kind.
+"""SAC's networks.
 
-`SACNetwork` is a policy, two critics, and where images are seen an encoder that they share. The
-encoder belongs to the critics: their loss alone trains it, and the policy reads its features under
-stop-gradient, as in Yarats et al., "Improving Sample Efficiency in Model-Free Reinforcement
-Learning from Images", 2019, https://arxiv.org/abs/1910.01741. An encoder of the policy's own would
-cost as much again and learn from a weaker signal, and the policy's gradient in a shared one would
-move what the critics' targets rest on. Vectors need no encoder: the networks see them as they are.
-
-`SACHead` says what the outputs of the policy and the critics mean: `Continuous` or `Discrete`.
+`SACNetwork` is a policy, critics (two, as published), and where images are seen an encoder that
+they share. The encoder belongs to the critics: their loss alone trains it, and the policy reads its
+features under stop-gradient, as in Yarats et al., "Improving Sample Efficiency in Model-Free
+Reinforcement Learning from Images", 2019, https://arxiv.org/abs/1910.01741. An encoder of the
+policy's own would cost as much again and learn from a weaker signal, and the policy's gradient in a
+shared one would move what the critics' targets rest on. Vectors need no encoder: the networks see
+them as they are. `sac_heads` says what the outputs of the policy and of the critics mean.
 
 Axis legend: `...` any axes, `T` time, `B` streams, `N` rows, `F` features, `D` components of a
-continuous action, `A` actions.
+continuous action, `C` critics.
 """
 
 import dataclasses
-import functools
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from dm_env import specs
 
-from agents import exploration
-from agents.networks import encoders, heads, layers
+from agents.networks import encoders, layers, sac_heads
 from agents.networks import network as networks
 from podracers import environment, errors, types
-
-
-class Expectation(NamedTuple):
-    """What a policy can expect in a state, before its temperature joins both."""
-
-    value: jax.Array  # [N] of the actions, by the lower of two critics
-    entropy: jax.Array  # [N] nats
-
-
-# The two critics' outputs `[2, N, num_values]`, of an action `[N, D]` as `to_critics` returns it.
-Critics = Callable[[jax.Array | None], jax.Array]
-
-
-class SACHead(Protocol):
-    """What SAC does with one kind of action; all but the arguments of methods is static."""
-
-    num_outputs: int  # of the policy network
-    num_values: int  # of each critic
-    default_target_entropy: float
-    most_target_entropy: float  # the uniform policy's
-    default_greedy_evaluation: bool
-
-    def act(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, mode: bool):
-        """Returns an action of each row for the environment; the most probable if `mode`."""
-
-    def random(self, mask: jax.Array | None, key: jax.Array) -> jax.Array:
-        """Returns a uniformly random (legal) action for each of the keys `[N]`."""
-
-    def to_critics(self, action: jax.Array) -> jax.Array | None:
-        """Returns what critics see of the environment's actions; None if nothing."""
-
-    def taken(self, values: jax.Array, action: jax.Array) -> jax.Array:
-        """Returns the values `[2, N]` of the environment's actions, from critics' outputs."""
-
-    def expect(
-        self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, critics: Critics
-    ) -> Expectation:
-        """Returns what the policy can expect; gradients pass to `outputs` and to the critics."""
-
-    def target_entropy(self, setting: float, mask: jax.Array | None) -> jax.Array | float:
-        """Returns the entropy to keep, `[N]` or for all rows, in nats."""
-
-
-def head_from_spec(spec: environment.EnvironmentSpec) -> SACHead:
-    """Returns the head for the actions of an environment.
-
-    Raises:
-      UserError: they are of neither kind.
-    """
-    if isinstance(spec.action, specs.DiscreteArray):
-        return Discrete(int(spec.action.num_values))
-    head = heads.from_spec(spec.action)
-    if isinstance(head, heads.MultiDiscrete):
-        raise errors.UserError(
-            f"SAC needs continuous actions or one discrete action, and those of {spec.name} are "
-            f"{spec.action!r}: use PPO or IMPALA"
-        )
-    return Continuous(head.minimum, head.maximum, head.shape)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Continuous:
-    """A normal squashed by a hyperbolic tangent, whose mean and deviation depend on the state.
-
-    Critics see actions as portions of their range, in `[-1, 1]`, and entropies are those of such
-    portions: neither depends on the units of the environment.
-
-    Attributes:
-      minimum: lower bounds, `D` of them.
-      maximum: upper bounds, `D` of them.
-      shape: shape of the action; `D` is its size.
-    """
-
-    minimum: tuple[float, ...]
-    maximum: tuple[float, ...]
-    shape: tuple[int, ...]
-    num_values = 1
-    default_target_entropy = -1.0
-    most_target_entropy = math.log(2.0)  # of the uniform policy
-    default_greedy_evaluation = True  # the mean action, as published
-
-    @functools.cached_property
-    def _head(self) -> heads.ActionHead:
-        portions = specs.BoundedArray((len(self.minimum),), np.float32, -1.0, 1.0)
-        return heads.from_spec(portions, "tanh_gaussian", state_dependent_std=True)
-
-    @property
-    def num_outputs(self) -> int:
-        """Means and log standard deviations."""
-        return self._head.num_outputs
-
-    def act(self, outputs, mask, key, mode):
-        """Returns float32 `[N, *shape]` within the bounds; the squashed mean if `mode`."""
-        raw = self._head.mode(outputs, mask) if mode else self._head.sample(outputs, mask, key)
-        return self._to_environment(jnp.tanh(raw))
-
-    def random(self, mask, key):
-        """Returns float32 `[N, *shape]` within the bounds."""
-        size = (len(self.minimum),)
-        return self._to_environment(jax.vmap(lambda k: jax.random.uniform(k, size, minval=-1))(key))
-
-    def to_critics(self, action):
-        """Returns float32 `[N, D]` in `[-1, 1]`."""
-        minimum, maximum = jnp.array(self.minimum), jnp.array(self.maximum)
-        flat = action.astype(jnp.float32).reshape(-1, len(self.minimum))
-        return jnp.clip(2.0 * (flat - minimum) / (maximum - minimum) - 1.0, -1.0, 1.0)
-
-    def taken(self, values, action):
-        """Returns the only values there are."""
-        del action
-        return values[..., 0]
-
-    def expect(self, outputs, mask, key, critics):
-        """Returns an estimate of one sample, through which gradients pass to the policy."""
-        raw = self._head.sample(outputs, mask, key)
-        value = jnp.min(critics(jnp.tanh(raw))[..., 0], axis=0)
-        return Expectation(value, -self._head.log_prob(outputs, mask, raw))
-
-    def target_entropy(self, setting, mask):
-        """Returns `setting` times the number of components."""
-        del mask
-        return setting * len(self.minimum)
-
-    def _to_environment(self, portion: jax.Array) -> jax.Array:
-        minimum, maximum = jnp.array(self.minimum), jnp.array(self.maximum)
-        action = minimum + 0.5 * (maximum - minimum) * (portion + 1.0)
-        # The sum may round past a bound.
-        return jnp.clip(action, minimum, maximum).reshape(-1, *self.shape)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Discrete:
-    """One of a few actions: expectations are sums over all of them that are legal.
-
-    Christodoulou, "Soft Actor-Critic for Discrete Action Settings", 2019,
-    https://arxiv.org/abs/1910.07207.
-
-    Attributes:
-      num_actions: number of actions, `A`.
-    """
-
-    num_actions: int
-    default_target_entropy = 0.98
-    most_target_entropy = 1.0
-    default_greedy_evaluation = False
-
-    @property
-    def num_outputs(self) -> int:
-        """A logit for each action."""
-        return self.num_actions
-
-    @property
-    def num_values(self) -> int:
-        """A value for each action."""
-        return self.num_actions
-
-    @functools.cached_property
-    def _head(self) -> heads.Categorical:
-        return heads.Categorical(self.num_actions)
-
-    def act(self, outputs, mask, key, mode):
-        """Returns int32 `[N]`; the most probable action if `mode`."""
-        return self._head.mode(outputs, mask) if mode else self._head.sample(outputs, mask, key)
-
-    def random(self, mask, key):
-        """Returns int32 `[N]`."""
-        noise = jax.vmap(lambda k: jax.random.uniform(k, (self.num_actions,)))(key)
-        return exploration.legal_argmax(noise, mask)
-
-    def to_critics(self, action):
-        """Returns None: critics put out the values of all actions."""
-        del action
-
-    def taken(self, values, action):
-        """Returns the values of the actions."""
-        index = jnp.broadcast_to(action[..., None], (2, *action.shape, 1))
-        return jnp.take_along_axis(values, index, axis=-1)[..., 0]
-
-    def expect(self, outputs, mask, key, critics):
-        """Returns what is exact: nothing is sampled."""
-        del key
-        policy = self._head.probabilities(outputs, mask)
-        value = jnp.sum(policy * jnp.min(critics(None), axis=0), axis=-1)
-        return Expectation(value, self._head.entropy(outputs, mask))
-
-    def target_entropy(self, setting, mask):
-        """Returns `setting` times the entropy of the uniform policy over the legal actions."""
-        if mask is None:
-            return setting * math.log(self.num_actions)
-        legal = jnp.sum(mask, axis=-1)
-        # Where nothing is legal, the policy is uniform over everything.
-        return setting * jnp.log(jnp.where(legal > 0, legal, self.num_actions))
 
 
 class Params(NamedTuple):
     """All that is learnt."""
 
     policy: types.PyTree
-    critic: types.PyTree  # both critics, and the encoder under "encoder"
+    critic: types.PyTree  # all critics, and the encoder under "encoder"
     log_temperature: jax.Array  # float32
 
 
 class PolicyModule(nn.Module):
-    """Dense layers from features to what the policy is made of.
+    """From features to what the policy is made of.
 
     Attributes:
       num_outputs: number of outputs.
-      hidden_sizes: sizes of the dense layers before the last.
-      activation: activation of these layers, see `encoders.MLP`.
-      layer_norm: whether these layers are normalised, see `encoders.MLP`.
+      body: module of `agents.networks.encoders` before the last layer.
+      trunk: module before the body; None for none.
     """
 
     num_outputs: int
-    hidden_sizes: Sequence[int]
-    activation: str
-    layer_norm: bool = False
+    body: nn.Module
+    trunk: nn.Module | None = None
 
     @nn.compact
     def __call__(self, features):
         """Returns `[N, num_outputs]`."""
-        body = encoders.MLP(self.hidden_sizes, self.activation, self.layer_norm)
-        hidden = body(features).astype(jnp.float32)
+        features = features if self.trunk is None else self.trunk(features)
+        hidden = self.body.clone(parent=self, name=None)(features).astype(jnp.float32)
         return layers.Dense(self.num_outputs, scale=0.01)(hidden)
 
 
 class CriticModule(nn.Module):
-    """Two critics, which differ in nothing but their initial parameters, on one encoder.
+    """Critics that differ in nothing but their initial parameters, on one encoder.
 
     Attributes:
       num_values: number of outputs of each critic.
-      hidden_sizes: sizes of the dense layers before the last.
-      activation: activation of these layers, see `encoders.MLP`.
-      layer_norm: whether these layers are normalised, see `encoders.MLP`.
+      body: module of `agents.networks.encoders` before the last layer of each critic, which sees
+        features and an action.
+      num_critics: number of critics, `C`.
       encoder: module of `agents.networks.encoders`; None if the observation itself is the features.
+      trunk: module that features pass before they meet the action; None for none.
     """
 
     num_values: int
-    hidden_sizes: Sequence[int]
-    activation: str
-    layer_norm: bool = False
+    body: nn.Module
+    num_critics: int = 2
     encoder: nn.Module | None = None
+    trunk: nn.Module | None = None
+
+    def __post_init__(self):
+        """Refuses impossible numbers of critics."""
+        errors.require_count(self, "num_critics")
+        super().__post_init__()
 
     def setup(self):
-        """Makes two of everything but the encoder."""
-        settings = (self.hidden_sizes, self.activation, self.layer_norm)
-        self.bodies = [encoders.MLP(*settings) for _ in range(2)]
-        self.heads = [layers.Dense(self.num_values, scale=1.0) for _ in range(2)]
+        """Makes several of everything but the encoder."""
+        self.bodies = [self.body.clone(parent=None, name=None) for _ in range(self.num_critics)]
+        self.heads = [layers.Dense(self.num_values, scale=1.0) for _ in self.bodies]
 
     def encode(self, observation):
         """Returns features `[N, F]`, or the observation where there is no encoder."""
@@ -284,12 +89,13 @@ class CriticModule(nn.Module):
         return self.encoder(observation).astype(jnp.float32)
 
     def __call__(self, features, action):
-        """Returns values `[2, N, num_values]` of actions `[N, D]` (None for values of all)."""
+        """Returns values `[C, N, num_values]` of actions `[N, D]` (None for values of all)."""
+        features = features if self.trunk is None else self.trunk(features)
         pairs, seen = zip(self.bodies, self.heads), (features, action)
         return jnp.stack([head(body(seen).astype(jnp.float32)) for body, head in pairs])
 
     def everything(self, observation, action):
-        """Returns values `[2, N, num_values]`, from the observation on."""
+        """Returns values `[C, N, num_values]`, from the observation on."""
         return self(self.encode(observation), action)
 
 
@@ -309,7 +115,7 @@ class _Frames(nn.Module):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SACNetwork:
-    """A policy and two critics, which remember nothing but a stack of frames.
+    """A policy and critics, which remember nothing but a stack of frames.
 
     Attributes:
       spec: environment specification.
@@ -320,7 +126,7 @@ class SACNetwork:
     """
 
     spec: environment.EnvironmentSpec
-    head: SACHead
+    head: sac_heads.SACHead
     policy: PolicyModule
     critic: CriticModule
     frames: networks.Composed
@@ -369,18 +175,22 @@ class SACNetwork:
     def values(
         self, critic: types.PyTree, features: types.PyTree, action: jax.Array | None
     ) -> jax.Array:
-        """Returns `[2, N, num_values]`."""
+        """Returns `[C, N, num_values]`."""
         return self.critic.apply({"params": critic}, features, action)
 
 
 def sac_network(
     spec: environment.EnvironmentSpec,
-    head: SACHead,
+    head: sac_heads.SACHead,
     *,
     hidden_sizes: Sequence[int] = (256, 256),
     activation: str = "relu",
     layer_norm: bool = False,
+    policy_body: nn.Module | None = None,
+    critic_body: nn.Module | None = None,
+    num_critics: int = 2,
     encoder: nn.Module | None = None,
+    trunk_size: int | None = None,
     frame_stack: int = 1,
 ) -> SACNetwork:
     """Returns the usual network.
@@ -391,13 +201,21 @@ def sac_network(
       hidden_sizes: sizes of the dense layers of the policy and of each critic.
       activation: activation of these layers, see `encoders.MLP`.
       layer_norm: whether these layers are normalised, see `encoders.MLP`.
+      policy_body: module of `agents.networks.encoders` in place of the policy's dense layers.
+      critic_body: the same of each critic.
+      num_critics: number of critics, the lowest of which counts.
       encoder: module of `agents.networks.encoders` that all share, for images; None for none.
+      trunk_size: size of a dense layer with layer normalisation and a hyperbolic tangent that
+        follows the encoder, one of the policy and one of the critics, as in Kostrikov et al. 2020,
+        https://arxiv.org/abs/2004.13649; None for none.
       frame_stack: number of frames that are seen; 1 for no stack.
     """
+    body = encoders.MLP(hidden_sizes, activation, layer_norm)
+    trunk = encoders.MLP((trunk_size,), "tanh", layer_norm=True) if trunk_size else None
     return SACNetwork(
         spec,
         head,
-        PolicyModule(head.num_outputs, hidden_sizes, activation, layer_norm),
-        CriticModule(head.num_values, hidden_sizes, activation, layer_norm, encoder),
+        PolicyModule(head.num_outputs, policy_body or body, trunk),
+        CriticModule(head.num_values, critic_body or body, num_critics, encoder, trunk),
         networks.Composed(spec, _Frames(), frame_stack),
     )

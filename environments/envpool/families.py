@@ -16,6 +16,7 @@ kinds of `Clock`:
   at which the clock runs out counts as truncated unless there is evidence to the contrary.
 """
 
+import ctypes
 import dataclasses
 import enum
 import glob
@@ -243,11 +244,25 @@ def _check_options(task_id: str, options: Mapping[str, Any], known: set[str]) ->
         raise errors.UserError(
             f"EnvPool.options: 'noop_max' must be at least 1, got {options['noop_max']!r}"
         )
-    if options.get("from_pixels") and not glob.glob("/usr/share/glvnd/egl_vendor.d/*.json"):
+    if options.get("from_pixels") and not _load_egl():
         raise errors.UserError(
             f"EnvPool's {task_id} with from_pixels needs an EGL driver, and there is none: apt-get "
-            "install libegl-mesa0, or the driver of your GPU"
+            "install libegl1 libegl-mesa0, or the driver of your GPU"
         )
+
+
+def _load_egl() -> bool:
+    """Loads EGL, and returns whether it is there, with a driver.
+
+    MuJoCo looks for OpenGL among the symbols of the process, and ends the process without any.
+    """
+    if not glob.glob("/usr/share/glvnd/egl_vendor.d/*.json"):
+        return False
+    try:
+        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return False
+    return True
 
 
 def _default_limit(task_id: str, family: Family, configured: int) -> int | None:

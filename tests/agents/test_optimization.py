@@ -78,3 +78,17 @@ def test_numbers_change_linearly_to_a_final_value_and_stay_there(final, at_30):
     assert value(0) == 1.0
     np.testing.assert_allclose(value(30), at_30, rtol=1e-6)
     assert value(100) == value(2**30) == (1.0 if final is None else final)
+
+
+def test_decoupled_weight_decay_takes_off_a_portion_of_what_decays():
+    params = {"w": jnp.array([2.0, -4.0]), "b": jnp.array([3.0])}
+    gradient = {"w": jnp.array([0.5, 0.5]), "b": jnp.array([-0.1])}
+    decaying = optimization.adam(0.1, weight_decay=0.25, decayed={"w": True, "b": False})
+
+    def updates(chain):
+        return chain.update(gradient, chain.init(params), params)[0]
+
+    plain = updates(optimization.adam(0.1).chain)
+    changed = updates(decaying.chain)
+    np.testing.assert_allclose(changed["w"], plain["w"] + 0.25 * params["w"])
+    np.testing.assert_array_equal(changed["b"], plain["b"])

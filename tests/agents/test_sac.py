@@ -13,7 +13,7 @@ import pytest
 from dm_env import specs
 
 from agents import optimization, preprocessing, replay, sac
-from agents.networks import encoders
+from agents.networks import encoders, sac_heads
 from agents.networks import sac as sac_networks
 from podracers import agent as agent_lib
 from podracers import environment, errors, types
@@ -272,7 +272,7 @@ def test_each_part_learns_from_its_own_loss_alone(actions, part):
 @jax.jit
 def _entropy(outputs, keys):
     """Returns the estimate of the entropy of the first row, and its gradient."""
-    kind = sac_networks.head_from_spec(_spec("continuous"))
+    kind = sac_heads.head_from_spec(_spec("continuous"))
 
     def entropy(outputs):
         zero = jnp.zeros((2, 1, 1))
@@ -296,7 +296,7 @@ def test_entropy_and_its_gradient_near_the_bounds(mean):
 
 
 def test_continuous_actions_keep_their_bounds_and_their_units():
-    kind = sac_networks.head_from_spec(_spec("continuous"))
+    kind = sac_heads.head_from_spec(_spec("continuous"))
     keys = jax.random.split(jax.random.key(0), 1000)
     outputs = jnp.tile(jnp.array([0.5, -9.0, 3.0, 3.0]), (1000, 1))
     for action in (kind.act(outputs, None, keys, mode=False), kind.random(None, keys)):
@@ -310,7 +310,7 @@ def test_continuous_actions_keep_their_bounds_and_their_units():
 
 
 def test_discrete_actions_are_legal():
-    kind = sac_networks.head_from_spec(_spec("discrete"))
+    kind = sac_heads.head_from_spec(_spec("discrete"))
     keys = jax.random.split(jax.random.key(0), 300)
     mask = jnp.tile(jnp.array([True, False, True]), (300, 1))
     outputs = jnp.tile(jnp.array([0.0, 9.0, 1.0]), (300, 1))
@@ -321,7 +321,7 @@ def test_discrete_actions_are_legal():
 
 
 def test_the_target_entropy_follows_the_mask():
-    kind = sac_networks.Discrete(4)
+    kind = sac_heads.Discrete(4)
     mask = jnp.array([[1, 1, 1, 1], [1, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]], bool)
     expected = 0.5 * np.log([4.0, 2.0, 1.0, 4.0])  # where nothing is legal, all four are
     np.testing.assert_allclose(kind.target_entropy(0.5, mask), expected, rtol=1e-6)
@@ -382,6 +382,45 @@ def test_layers_of_the_policy_and_of_both_critics_may_be_normalised():
     assert [path.split("[")[0] for path in normalised] == [".policy", ".critic", ".critic"]
 
 
+def test_bodies_may_be_of_another_kind_and_there_may_be_one_critic():
+    """Its value is the expected one: there is nothing to take the lower of."""
+    network = functools.partial(
+        sac_networks.sac_network,
+        policy_body=encoders.SimBa(4, 1),
+        critic_body=encoders.SimBa(6, 2),
+        num_critics=1,
+    )
+    agent = sac.SAC(_spec("continuous"), network=network)
+    params = _random(_learner(agent).params, 0.5, seed=1)
+    assert params.policy["SimBa_0"]["Dense_0"]["kernel"].shape == (3, 4)
+    assert params.critic.keys() == {"bodies_0", "heads_0"}
+    assert params.critic["bodies_0"]["Dense_3"]["kernel"].shape == (6, 24)
+    features, action = jnp.ones((2, 3)), jnp.zeros((2, 2))
+    values = agent._network.values(params.critic, features, action)
+    assert values.shape == (1, 2, 1)
+    keys = jax.random.split(jax.random.key(1), 2)
+    outputs = agent._network.outputs(params.policy, features)
+
+    def critics(action):
+        return agent._network.values(params.critic, features, action)
+
+    found = agent._kind.expect(outputs, None, keys, critics)
+    raw = agent._kind._head.sample(outputs, None, keys)
+    np.testing.assert_allclose(found.value, critics(jnp.tanh(raw))[0, :, 0], rtol=1e-5)
+    with pytest.raises(errors.UserError, match="num_critics: expected a positive int, got 0"):
+        sac_networks.sac_network(_spec("continuous"), agent._kind, num_critics=0)
+
+
+def test_weights_decay_and_the_temperature_does_not():
+    agent = sac.SAC(_spec("continuous"), weight_decay=0.1, learning_rate=0.5)
+    params = jax.tree.map(jnp.ones_like, _learner(agent).params)
+    chain = agent._optimizer.chain
+    updates, _ = chain.update(jax.tree.map(jnp.zeros_like, params), chain.init(params), params)
+    for leaf in jax.tree.leaves((updates.policy, updates.critic)):
+        np.testing.assert_allclose(leaf, 0.1)
+    assert updates.log_temperature == 0.0
+
+
 def test_images_are_encoded_once_for_all():
     """Bytes stay bytes, and what acting needs of the critics is their encoder."""
     spec = environment.EnvironmentSpec(
@@ -406,14 +445,75 @@ def test_images_are_encoded_once_for_all():
     assert action.shape == (4,) and np.all(state.frames == 1)
 
 
+def _pixel_agent(**options) -> sac.SAC:
+    """Returns an agent of two actions that sees a stack of two images."""
+    image = specs.BoundedArray((8, 8, 1), np.uint8, 0, 255)
+    spec = environment.EnvironmentSpec("Images", image, specs.DiscreteArray(2))
+    network = functools.partial(
+        sac_networks.sac_network,
+        hidden_sizes=(4,),
+        encoder=encoders.CNN((2,), hidden_sizes=()),
+        trunk_size=3,
+        frame_stack=2,
+    )
+    return sac.SAC(spec, network=network, **options)
+
+
+def test_both_time_steps_of_a_transition_are_shifted_apart_and_stacks_as_one():
+    frames = np.random.default_rng(0).integers(0, 256, (3, BATCH, 8, 8, 1), np.uint8)
+    timestep = _timestep(np.random.default_rng(1), 3, masked=False)
+    timestep = timestep._replace(observation=frames, step_type=np.ones((3, BATCH), np.int8))
+    keys = jax.random.split(jax.random.key(0), BATCH)
+    rollout = types.Rollout(timestep, np.zeros((2, BATCH), np.int32), (), ())
+    sample = replay.Sample(rollout, None, np.ones(BATCH), keys)
+    shifts = []
+    for found in _pixel_agent(random_shift=2)._policy_inputs(timestep, sample):
+        assert found.observation.shape == (BATCH, 8, 8, 2)
+        shifts.append([])
+        time = len(shifts)
+        for n, image in enumerate(np.asarray(found.observation)):
+            stack = np.concatenate([frames[time - 1, n], frames[time, n]], axis=-1)
+            padded = np.pad(stack, ((2, 2), (2, 2), (0, 0)), mode="edge")
+            shifts[-1] += [
+                (n, top, left)
+                for top in range(5)
+                for left in range(5)
+                if np.array_equal(padded[top : top + 8, left : left + 8], image)
+            ]
+    assert [len(each) for each in shifts] == [BATCH, BATCH]  # exactly one cut of each stack fits
+    assert shifts[0] != shifts[1]
+
+
+def test_each_has_a_trunk_and_convolutions_learn_from_critics_alone():
+    agent = _pixel_agent()
+    params = _random(_learner(agent).params, 0.5, seed=1)
+    assert params.policy["trunk"].keys() == {"Dense_0", "LayerNorm_0"}
+    assert params.critic["trunk"].keys() == params.policy["trunk"].keys()
+    assert params.critic["bodies_0"]["Dense_0"]["kernel"].shape == (3, 4)
+    images = np.random.default_rng(2).integers(0, 256, (BATCH, 8, 8, 2), np.uint8)
+    features = agent._network.encode(params.critic, images)
+    assert features.shape == (BATCH, 8 * 8 * 2)
+    dense, norm = (params.policy["trunk"][name] for name in ("Dense_0", "LayerNorm_0"))
+    hidden = _dense(dense, np.asarray(features, np.float64))
+    hidden -= hidden.mean(axis=-1, keepdims=True)
+    hidden /= np.sqrt(hidden.var(axis=-1, keepdims=True) + 1e-6)
+    hidden = np.tanh(hidden * norm["scale"] + norm["bias"])
+    expected = _dense(params.policy["Dense_0"], _mlp(params.policy["MLP_0"], hidden, _rectify))
+    outputs = agent._network.outputs(params.policy, features)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("actions", "options", "message"),
     [
         ("multi_discrete", {}, "SAC needs continuous actions or one discrete .* use PPO or IMPALA"),
         ("continuous", {"target_entropy": 0.7}, "less than 0.693, .* got 0.7"),
         ("discrete", {"target_entropy": 1.0}, "less than 1, .* got 1.0"),
-        ("discrete", {"random_steps": -1}, "random_steps: expected an int, 0 or more, got -1"),
+        ("discrete", {"random_steps": -1}, "random_steps: expected an int of at least 0, got -1"),
         ("discrete", {"initial_temperature": 0.0}, "initial_temperature: expected a positive"),
+        ("discrete", {"random_shift": 1.5}, "random_shift: expected an int of at least 0, got 1.5"),
+        ("discrete", {"random_shift": 4}, "random_shift: expected 0, for there is no image"),
+        ("discrete", {"weight_decay": -0.1}, "weight_decay: expected 0 or more, got -0.1"),
         ("discrete", {"target_rate": 1.1}, r"target_rate: expected a number in \[0, 1\]"),
     ],
 )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from agents import sac
-from agents.networks import encoders
+from agents.networks import encoders, sac_heads
 from agents.networks import sac as sac_networks
 from environments import probes
 from podracers import errors, types
@@ -50,7 +50,7 @@ class _Valuing:
 def _make(spec, encoder, core, total_steps):
     del encoder, core
     target_entropy = (
-        0.05 if isinstance(sac_networks.head_from_spec(spec), sac_networks.Discrete) else -4.0
+        0.05 if isinstance(sac_heads.head_from_spec(spec), sac_heads.Discrete) else -4.0
     )
     agent = sac.SAC(
         spec,

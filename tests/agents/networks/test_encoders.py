@@ -88,6 +88,8 @@ def test_layers_are_normalised_before_the_activation(monkeypatch, encoder, last,
         (encoders.ImpalaResNet((2, 3), 8, layer_norm=True), np.float32),
         (encoders.CNN((4, 2)), np.uint8),
         (encoders.CNN((8, 6), padding="VALID", layer_norm=True), np.uint8),
+        (encoders.SimBa(8, 2), np.float32),
+        (encoders.ResidualImage(encoders.ResidualTrunk(3, 1, (2, 2))), np.uint8),
     ],
 )
 def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
@@ -116,6 +118,35 @@ def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
         features_and_gradient(True),
         features_and_gradient(False),
     )
+
+
+def test_simba_is_a_sum_of_blocks_that_is_normalised_at_the_end():
+    rows = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    encoder = encoders.SimBa(5, 2)
+    params = moved(encoder.init(jax.random.key(0), rows)["params"])
+
+    def dense(index, x):
+        return x @ params[f"Dense_{index}"]["kernel"] + params[f"Dense_{index}"]["bias"]
+
+    def norm(index, x):
+        x = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-6)
+        return x * params[f"LayerNorm_{index}"]["scale"] + params[f"LayerNorm_{index}"]["bias"]
+
+    x = dense(0, rows)
+    for block in range(2):
+        wide = np.maximum(dense(1 + 2 * block, norm(block, x)), 0.0)
+        assert wide.shape == (4, 20)
+        x = x + dense(2 + 2 * block, wide)
+    features = encoder.apply({"params": params}, rows)
+    np.testing.assert_allclose(features, norm(2, x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_matrices_of_simba_have_the_variance_of_those_published():
+    """He's normal within blocks, twice the inverse of the number of inputs; at first, 1 of each."""
+    kernels = encoders.SimBa(16, 1).init(jax.random.key(0), jnp.zeros((1, 16)))["params"]
+    for index, variance in enumerate((1 / 16, 2 / 16, 2 / 64)):
+        found = np.mean(np.square(kernels[f"Dense_{index}"]["kernel"]))
+        np.testing.assert_allclose(found, variance, rtol=1e-4)
 
 
 def test_an_image_too_small_for_nature_is_the_users_mistake():
