@@ -25,6 +25,7 @@ from podracers.training import (
     shared_evaluation,
     signals,
     storage,
+    weights_and_biases,
 )
 from podracers.training import experiment as experiment_lib
 
@@ -72,6 +73,7 @@ class Run:
         self._update = 0
         self._loggers: loggers.Loggers | None = None
         self._tensorboard: loggers.TensorBoardLogger | None = None
+        self._tracked: weights_and_biases.TrackedRun | None = None
         self._is_configuration_kept = False
         self._resume = resume
         self._verdict = self._said = ""  # of the runner: the newest, and which kind was said
@@ -122,8 +124,8 @@ class Run:
             with self._loggers:
                 while not self._must_stop() and self._update < total:
                     self._advance()
-            if not self._stopping and (summary := self._finish()) is not None:
-                return summary
+                if not self._stopping and (summary := self._finish()) is not None:
+                    return summary
             if self._update:  # before that there is nothing to go on from
                 self._save(None)
                 self._commit()
@@ -139,6 +141,9 @@ class Run:
         resumed = self.steps if self._resume else None
         self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
         writers = [loggers.JsonlLogger(self._directory.metrics, resumed), self._tensorboard]
+        if (tracker := self._experiment.tracker) is not None:
+            self._tracked = tracker.open(self._directory.path, self._resume, self._say)
+            writers.append(self._tracked)
         if self._progress:
             writers.append(loggers.TerminalLogger(total * self._runner.steps_per_update))
         return writers
@@ -349,12 +354,15 @@ class Run:
             return
         self._is_configuration_kept = True
         used = config.operative_text()
+        hyperparameters = config_values.hyperparameters(used)
+        if self._tracked is not None:
+            self._tracked.write_configuration(hyperparameters)
         if path.is_file() and path.read_bytes() == used.encode():
             return
         if used:  # what Python alone has configured is not known here
             texts = {"config": config.text(), "operative_config": used}
             self._tensorboard.write_texts(begun, texts)
-            self._tensorboard.write_hyperparameters(config_values.hyperparameters(used))
+            self._tensorboard.write_hyperparameters(hyperparameters)
         self._directory.write(path, used)
 
     def _finish(self) -> dict[str, Any] | None:
@@ -397,6 +405,8 @@ class Run:
             **run_directory.provenance(),
         }
         self._directory.write_summary(summary)
+        if self._tracked is not None:
+            self._tracked.write_summary(summary)
         return summary
 
     def _numbers(self, episodes: evaluation.Episodes) -> dict[str, Any]:
@@ -445,6 +455,8 @@ def train(
     directory = run_directory.RunDirectory(path)
     parts = experiment.build()
     experiment_lib.check(parts, experiment.seed)
+    if experiment.tracker is not None:
+        experiment.tracker.require()
     directory.create()
     with experiment.configured():
         directory.write_config(config.text())

@@ -76,6 +76,8 @@ def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
         _default(arguments.gin_file[0], settings, parts)
     )
     experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
+    if settings.tracker is not None:
+        processes.on_lead(settings.tracker.require)
     if processes.any_process(bool(stop)):
         return 0
     is_new = not resume
