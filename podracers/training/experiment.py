@@ -203,6 +203,7 @@ class Experiment:
             environment,
             self.evaluation_episodes,
             runner.population,
+            runner.population_values,
             self.evaluation_max_steps,
             runner.timeout,
         )

@@ -82,9 +82,9 @@ class Run:
             on_failure.callback(directory.lock.release)
             self._checkpointer = self._make_checkpointer()
             on_failure.callback(self._checkpointer.close)
-            for line in self._runner.describe():
-                self._say(line)
             with experiment.configured():
+                for line in self._runner.describe():
+                    self._say(line)
                 self._state = self._runner.init(experiment.seed)
             if resume:
                 self._restore()
@@ -279,7 +279,7 @@ class Run:
         if first[name] == metrics.NEVER:
             return
         members = np.atleast_1d(report.first_nonfinite[name])
-        member = f" of seed {self._members()[int(np.argmin(members))]}" if self._members() else ""
+        member = self._described(int(np.argmin(members))) if self._members() else ""
         saved = self._checkpointer.latest_step()
         kept = (
             f"the newest checkpoint is of step {saved:,}"
@@ -290,6 +290,12 @@ class Run:
             f"the metric '{name}'{member} became NaN or infinite at update {first[name]} "
             f"({first[name] * self._runner.steps_per_update:,} steps); {kept}"
         )
+
+    def _described(self, member: int) -> str:
+        """Returns a phrase that names a member, with what it has of its own."""
+        values = self._runner.population_values.items()
+        own = ", ".join(f"{name} = {each[member]:g}" for name, each in values)
+        return f" of seed {self._members()[member]}" + f" ({own})" * bool(own)
 
     def _acting_params(self) -> types.PyTree:
         """Returns what evaluation acts with, on devices of this process."""
@@ -401,6 +407,7 @@ class Run:
             "seed": self._experiment.seed,
             "updates": self._update,
             "best_checkpoint": self._checkpointer.best_step(),
+            **self._table_of_members(judged),
             **self._experiment.precision.describe(),
             **run_directory.provenance(),
         }
@@ -408,6 +415,23 @@ class Run:
         if self._tracked is not None:
             self._tracked.write_summary(summary)
         return summary
+
+    def _table_of_members(self, judged: evaluation.Evaluation) -> dict[str, Any]:
+        """Returns a row for each member, where they differ in more than their seeds."""
+        options = self._runner.population_values
+        if not options:
+            return {}
+        columns = {f"{p}return": each.mean_return() for p, each in judged.by_prefix().items()}
+        return {
+            "members": [
+                {
+                    "seed": seed,
+                    "values": {name: each[index] for name, each in options.items()},
+                    **{name: float(means[index]) for name, means in columns.items()},
+                }
+                for index, seed in enumerate(self._members())
+            ]
+        }
 
     def _numbers(self, episodes: evaluation.Episodes) -> dict[str, Any]:
         """Returns what the summary says of episodes."""
@@ -454,7 +478,8 @@ def train(
     """
     directory = run_directory.RunDirectory(path)
     parts = experiment.build()
-    experiment_lib.check(parts, experiment.seed)
+    with experiment.configured():
+        experiment_lib.check(parts, experiment.seed)
     if experiment.tracker is not None:
         experiment.tracker.require()
     directory.create()

@@ -84,7 +84,7 @@ class WeightsAndBiases:
         Raises:
           errors.UserError: the package is missing, or W&B does not know who the user is.
         """
-        wandb, mode = _package(), self.mode
+        wandb = _package()
         settings = {
             "project": self.project,
             "entity": self.entity,
@@ -102,20 +102,17 @@ class WeightsAndBiases:
             ),
         }
         try:
-            try:
-                run = wandb.init(mode=mode, **settings)
-            except wandb.errors.CommError as error:
-                if isinstance(error, wandb.errors.AuthenticationError):
-                    raise
-                _LOGGER.warning(
-                    "Weights & Biases cannot be reached (%s): logging offline", _reason(error)
-                )
-                run = wandb.init(mode="offline", **settings)
-        except wandb.errors.Error as error:
+            run = wandb.init(mode=self.mode, **settings)
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise _not_usable(error) from error
-        if run.settings.mode == "offline":
+        except Exception as error:
+            _LOGGER.warning(
+                "Weights & Biases cannot be reached (%s): logging offline", _reason(error)
+            )
+            run = _offline(wandb, settings)
+        if run is not None and run.settings.mode == "offline":
             say(f"Weights & Biases: offline; to send it: wandb sync {run.settings.sync_dir}")
-        elif run.url:
+        elif run is not None and run.url:
             say(f"Weights & Biases: {run.url}")
         return TrackedRun(run)
 
@@ -127,7 +124,7 @@ class TrackedRun:
     values, W&B drops the later ones.
 
     Args:
-      run: what `wandb.init` returns.
+      run: what `wandb.init` returns; None for a run that could not begin.
     """
 
     def __init__(self, run: Any):
@@ -182,6 +179,16 @@ def _package() -> ModuleType:
             "WeightsAndBiases needs the package wandb: pip install 'podracers[wandb]'"
         ) from error
     return wandb
+
+
+def _offline(wandb: ModuleType, settings: Mapping[str, Any]) -> Any | None:
+    """Returns a run offline, after one of the same id has failed; None where that fails, too."""
+    try:
+        wandb.teardown()  # W&B's own process holds the id of a run that could not begin
+        return wandb.init(mode="offline", **settings)
+    except Exception as error:
+        _LOGGER.warning("Weights & Biases: %s; the run goes on without it", _reason(error))
+        return None
 
 
 def _run_id(file: pathlib.Path, resume: bool) -> str:

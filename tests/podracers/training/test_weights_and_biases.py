@@ -107,8 +107,13 @@ def _fake(outage=math.inf, init_error=None, login_error=None):
     module.errors.UsageError = type("UsageError", (module.errors.Error,), {})
     module.runs = []
 
+    held = set()  # as W&B's own process holds the ids of runs that could not begin
+
     def init(mode=None, **options):
+        if options["id"] in held or init_error == "always":
+            raise RuntimeError(f"run ID {options['id']} is in use")
         if init_error and mode != "offline":
+            held.add(options["id"])
             raise getattr(module.errors, init_error)("no answer\nafter a minute")
         module.runs.append(FakeRun(outage, mode=mode or "online", **options))
         return module.runs[-1]
@@ -117,7 +122,7 @@ def _fake(outage=math.inf, init_error=None, login_error=None):
         if login_error:
             raise module.errors.UsageError(login_error)
 
-    module.init, module.login = init, login
+    module.init, module.login, module.teardown = init, login, held.clear
     module.Settings = types.SimpleNamespace
     settings = types.SimpleNamespace(mode="online")
     module.setup = lambda: types.SimpleNamespace(settings=settings)
@@ -164,6 +169,14 @@ def test_an_outage_at_the_start_is_logged_offline(tmp_path, monkeypatch, caplog)
     assert [each.message for each in caplog.records] == [
         "Weights & Biases cannot be reached (no answer): logging offline"
     ]
+
+
+def test_whatever_fails_at_the_start_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    tracked, lines = _open(monkeypatch, tmp_path, _fake(init_error="always"))
+    tracked.write(64, {"loss/total": 1.0})
+    tracked.close()
+    assert lines == []
+    assert caplog.records[-1].message.endswith("is in use; the run goes on without it")
 
 
 @pytest.mark.parametrize("error", ["UsageError", "AuthenticationError"])
