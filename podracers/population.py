@@ -83,6 +83,32 @@ def with_options(agent: agent_lib.Agent, values: Mapping[str, jax.Array]) -> age
     return other
 
 
+def described(values: Values, index: int) -> str:
+    """Returns a phrase for messages, ` (learning_rate = 0.001)`; empty without values."""
+    own = ", ".join(f"{name} = {each[index]:g}" for name, each in values.items())
+    return f" ({own})" if own else ""
+
+
+def rows(
+    values: Values, seeds: Sequence[int], columns: Mapping[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    """Returns what a summary says of each member: its seed, its values, and what it reached.
+
+    Args:
+      values: of all members.
+      seeds: `P`.
+      columns: what they reached, `[P]` each, by name.
+    """
+    return [
+        {
+            "seed": seed,
+            "values": {name: each[index] for name, each in values.items()},
+            **{name: float(column[index]) for name, column in columns.items()},
+        }
+        for index, seed in enumerate(seeds)
+    ]
+
+
 def refusal(option: str, agent: agent_lib.Agent) -> errors.UserError:
     """Returns what to raise for an option that decides how a program is made."""
     name = f"{type(agent).__name__}.{option}"

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import errors, evaluation, metrics, types
+from podracers import errors, evaluation, metrics, population, types
 from podracers.hosts import processes
 from podracers.training import (
     checkpoint,
@@ -269,9 +269,8 @@ class Run:
 
     def _members(self) -> list[int]:
         """Returns the seed of each member of a population; empty where there is but one."""
-        population = self._runner.population
-        first = self._experiment.seed
-        return list(range(first, first + population)) if population > 1 else []
+        count, first = self._runner.population, self._experiment.seed
+        return list(range(first, first + count)) if count > 1 else []
 
     def _check_finite(self, report: metrics.Report) -> None:
         first = {name: int(np.min(update)) for name, update in report.first_nonfinite.items()}
@@ -279,7 +278,9 @@ class Run:
         if first[name] == metrics.NEVER:
             return
         members = np.atleast_1d(report.first_nonfinite[name])
-        member = self._described(int(np.argmin(members))) if self._members() else ""
+        worst, values = int(np.argmin(members)), self._runner.population_values
+        own = population.described(values, worst)
+        member = f" of seed {self._members()[worst]}{own}" if self._members() else ""
         saved = self._checkpointer.latest_step()
         kept = (
             f"the newest checkpoint is of step {saved:,}"
@@ -290,12 +291,6 @@ class Run:
             f"the metric '{name}'{member} became NaN or infinite at update {first[name]} "
             f"({first[name] * self._runner.steps_per_update:,} steps); {kept}"
         )
-
-    def _described(self, member: int) -> str:
-        """Returns a phrase that names a member, with what it has of its own."""
-        values = self._runner.population_values.items()
-        own = ", ".join(f"{name} = {each[member]:g}" for name, each in values)
-        return f" of seed {self._members()[member]}" + f" ({own})" * bool(own)
 
     def _acting_params(self) -> types.PyTree:
         """Returns what evaluation acts with, on devices of this process."""
@@ -407,31 +402,16 @@ class Run:
             "seed": self._experiment.seed,
             "updates": self._update,
             "best_checkpoint": self._checkpointer.best_step(),
-            **self._table_of_members(judged),
             **self._experiment.precision.describe(),
             **run_directory.provenance(),
         }
+        if values := self._runner.population_values:
+            columns = {f"{p}return": each.mean_return() for p, each in judged.by_prefix().items()}
+            summary["members"] = population.rows(values, self._members(), columns)
         self._directory.write_summary(summary)
         if self._tracked is not None:
             self._tracked.write_summary(summary)
         return summary
-
-    def _table_of_members(self, judged: evaluation.Evaluation) -> dict[str, Any]:
-        """Returns a row for each member, where they differ in more than their seeds."""
-        options = self._runner.population_values
-        if not options:
-            return {}
-        columns = {f"{p}return": each.mean_return() for p, each in judged.by_prefix().items()}
-        return {
-            "members": [
-                {
-                    "seed": seed,
-                    "values": {name: each[index] for name, each in options.items()},
-                    **{name: float(means[index]) for name, means in columns.items()},
-                }
-                for index, seed in enumerate(self._members())
-            ]
-        }
 
     def _numbers(self, episodes: evaluation.Episodes) -> dict[str, Any]:
         """Returns what the summary says of episodes."""
