@@ -45,6 +45,8 @@ def by_option(agent: agent_lib.Agent, population: int, given: Any) -> Values:
         )
     if given and population == 1:
         raise errors.UserError(f"{_NAME}: expected Anakin.population to be more than 1, got 1")
+    if given:
+        _require_no_copies(agent)
     values: dict[str, tuple[float, ...]] = {}
     for name, numbers_ in given.items():
         option = _option(agent, name)
@@ -77,7 +79,7 @@ def with_options(agent: agent_lib.Agent, values: Mapping[str, jax.Array]) -> age
         return agent
     other = copy.copy(agent)
     for name in list(vars(other)):
-        if isinstance(getattr(type(other), name, None), functools.cached_property):
+        if _is_cached(agent, name):
             del vars(other)[name]
     vars(other).update(values)
     return other
@@ -116,6 +118,22 @@ def refusal(option: str, agent: agent_lib.Agent) -> errors.UserError:
         f"{_NAME}: {name} cannot differ between members: it decides what is compiled, beyond "
         "arithmetic"
     )
+
+
+def _is_cached(agent: agent_lib.Agent, name: str) -> bool:
+    return isinstance(getattr(type(agent), name, None), functools.cached_property)
+
+
+def _require_no_copies(agent: agent_lib.Agent) -> None:
+    """Refuses an agent with attributes that may follow from options, and would not be made anew."""
+    is_dataclass = dataclasses.is_dataclass(agent)
+    options = {each.name for each in dataclasses.fields(agent) if each.init} if is_dataclass else ()
+    for name in vars(agent):
+        if name not in options and not _is_cached(agent, name):
+            raise errors.UserError(
+                f"{_NAME}: {type(agent).__name__}.{name} may follow from options that differ: make "
+                "it a functools.cached_property"
+            )
 
 
 def _option(agent: agent_lib.Agent, name: Any) -> str:

@@ -64,6 +64,16 @@ def test_one_member_has_nobody_to_differ_from():
         population.by_option(Toy(), 1, {"rate": (1.0,)})
 
 
+def test_what_an_agent_has_made_of_its_options_has_to_be_a_cached_property():
+    agent = Toy()
+    object.__setattr__(agent, "schedule", 3 * agent.rate)
+    with pytest.raises(
+        errors.UserError, match=r"Toy\.schedule may follow from options that differ"
+    ):
+        population.by_option(agent, 2, {"rate": (1.0, 2.0)})
+    assert population.by_option(agent, 2, {}) == {}
+
+
 def test_values_are_repeated_in_turn():
     values = population.by_option(Toy(), 4, {"toys.Toy.rate": [1, 2], "bound": (1, 2, 3, 4)})
     assert values == {"rate": (1.0, 2.0, 1.0, 2.0), "bound": (1.0, 2.0, 3.0, 4.0)}
