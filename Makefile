@@ -14,7 +14,7 @@ WORKERS ?= 2
 ifeq ($(origin EXTRAS),undefined)
 EXTRAS := $(shell $(PYTHON) -I podracers/accelerators.py 2>/dev/null)
 endif
-KNOWN_EXTRAS := cuda12 cuda13 tpu gcs gymnax brax notebooks test
+KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax notebooks test
 COMMA := ,
 # pip would only warn, and the CPU be all that JAX finds.
 ifneq ($(filter-out $(KNOWN_EXTRAS),$(subst $(COMMA), ,$(EXTRAS))),)

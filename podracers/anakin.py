@@ -9,6 +9,7 @@ Axis legend: `P` population (absent where it is 1), `B` streams, `D` devices.
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import errors, keys, metrics, parallel, types, unroll
+from podracers import population as population_lib
 
 
 class AnakinState(NamedTuple):
@@ -40,6 +42,8 @@ class Anakin:
       num_envs: `B`, streams over all devices.
       rollout_length: `T`, agent steps of each stream between updates.
       population: `P`, independent seeds that are trained at once.
+      population_values: numbers by option of the agent, such as `{'learning_rate': (1e-4, 1e-3)}`,
+        one for each member; fewer are repeated in turn (see `population.by_option`).
       reset_batch: number of streams of a device that are reset together, None for all of them at
         every step, or "by_cost"; see `unroll.BatchedEnvironment`.
       num_devices: number of devices to use; None for all.
@@ -51,6 +55,7 @@ class Anakin:
     num_envs: int
     rollout_length: int
     population: int = 1
+    population_values: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
     reset_batch: int | str | None = 16
     num_devices: int | None = None
     steps_per_pass: int = 1
@@ -59,6 +64,8 @@ class Anakin:
         for name in ("num_envs", "rollout_length", "population", "num_devices", "steps_per_pass"):
             if getattr(self, name) is not None or name != "num_devices":
                 errors.require_count(self, name)
+        values = population_lib.by_option(self.agent, self.population, self.population_values)
+        object.__setattr__(self, "population_values", values)
         unroll.check_reset_batch(self)
         errors.require_count(self, "steps_per_update")
         if environment_lib.is_host(self.environment):
@@ -114,6 +121,26 @@ class Anakin:
 
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update, as the run will; what is traced here is not traced again."""
+        try:
+            return self._trace(seed)
+        except errors.UserError:
+            raise
+        except Exception as error:
+            option = self._untraceable(seed)
+            if option is None:
+                raise
+            raise population_lib.refusal(option, self.agent) from error
+
+    def _untraceable(self, seed: int) -> str | None:
+        """Returns an option that does not differ between members without an exception."""
+        for values in ({}, *({name: each} for name, each in self.population_values.items())):
+            try:
+                dataclasses.replace(self, population_values=values)._trace(seed)
+            except Exception:  # it is the one that brought us here
+                return next(iter(values), None)
+        return None
+
+    def _trace(self, seed: int) -> jax.stages.Traced:
         shapes = jax.eval_shape(lambda: self.init(seed))
         state = parallel.placed(shapes, self.mesh, self._layout)
         return self._step.trace(state, jax.ShapeDtypeStruct((), jnp.int32))
@@ -147,10 +174,22 @@ class Anakin:
 
     def actor_params(self, state: AnakinState) -> types.PyTree:
         """Returns `[P, ...]` what acting needs; alive until `state` is donated."""
-        return self._per_member(self.agent.actor_params)(state.learner)
+
+        def member(learner, values):
+            return self._agent_with(values).actor_params(learner)
+
+        return self._per_member(member)(state.learner, self._values)
 
     def close(self) -> None:
         """Nothing to free: the state belongs to the caller."""
+
+    @property
+    def _values(self) -> dict[str, np.ndarray]:
+        """What members differ in, `[P]` each."""
+        return population_lib.arrays(self.population_values)
+
+    def _agent_with(self, values: dict[str, jax.Array]) -> agent_lib.Agent:
+        return population_lib.with_options(self.agent, values)
 
     def _per_member(self, function):
         return function if self.population == 1 else jax.vmap(function)
@@ -198,33 +237,35 @@ class Anakin:
         # Made here: an array of one process's device would not do for the devices of several.
         if self.population == 1:
             key = jax.random.key(seed)
-            learner, memory, streams = self._init_member(key)
+            learner, memory, streams = self._init_member(key, self._values)
         else:
             key = jax.vmap(jax.random.key)(seed + jnp.arange(self.population))
             # One after the other: of orthogonal initialisers `vmap` makes batched factorisations,
             # two of which can wait for each other for ever where the CPU has two cores (jaxlib
             # 0.10: each takes a thread, and needs another).
-            learner, memory, streams = jax.lax.map(self._init_member, key)
+            members = (key, self._values)
+            learner, memory, streams = jax.lax.map(lambda x: self._init_member(*x), members)
         return AnakinState(learner, memory, streams, key, jnp.zeros((), jnp.int32))
 
-    def _init_member(self, key: jax.Array):
+    def _init_member(self, key: jax.Array, values: dict[str, jax.Array]):
         """Initialises one member's share on this device."""
-        learner = self.agent.init_learner(keys.learner(key))
+        agent = self._agent_with(values)
+        learner = agent.init_learner(keys.learner(key))
         local = self.num_envs // parallel.axis_size()
         env_id = parallel.axis_index() * local + jnp.arange(local, dtype=jnp.int32)
-        streams = unroll.init(self.agent, self._batched, env_id, self.num_envs, keys.streams(key))
-        _, template = jax.eval_shape(self._unroll, learner, streams, key)
-        memory = self.agent.init_memory(template)
+        streams = unroll.init(agent, self._batched, env_id, self.num_envs, keys.streams(key))
+        _, template = jax.eval_shape(self._unroll, learner, streams, key, values)
+        memory = agent.init_memory(template)
         return learner, parallel.check_leading_axis(memory), streams
 
     # Jitted, though within larger programs: what asks for its shapes traces it for the others, too.
     @functools.cached_property
     def _unroll(self):
-        def act(learner: Any, streams: unroll.Streams, key: jax.Array):
-            params = self.agent.actor_params(learner)
-            length = self.rollout_length
+        def act(learner: Any, streams: unroll.Streams, key: jax.Array, values: Any):
+            agent, length = self._agent_with(values), self.rollout_length
+            params = agent.actor_params(learner)
             return unroll.unroll(
-                self.agent, self._batched, params, streams, key, length, self.steps_per_pass
+                agent, self._batched, params, streams, key, length, self.steps_per_pass
             )
 
         return jax.jit(act, inline=True)
@@ -245,17 +286,19 @@ class Anakin:
     def _update(self, state: AnakinState) -> tuple[AnakinState, dict[str, types.Mean]]:
         """Takes one update of every member on this device."""
 
-        def member(learner, memory, streams, key):
+        def member(learner, memory, streams, key, values):
             act_key, learn_key = keys.act_and_learn(key, state.update)
-            streams, rollout = self._unroll(learner, streams, act_key)
+            streams, rollout = self._unroll(learner, streams, act_key, values)
             agent_state = types.AgentState(learner, memory)
             with jax.named_scope("learn"):
-                agent_state, means = self.agent.update(agent_state, rollout, learn_key)
+                agent_state, means = self._agent_with(values).update(
+                    agent_state, rollout, learn_key
+                )
             episodes, episode_means = streams.episodes.flush()
             streams = streams._replace(episodes=episodes)
             return agent_state.learner, agent_state.memory, streams, {**episode_means, **means}
 
         learner, memory, streams, means = self._per_member(member)(
-            state.learner, state.memory, state.streams, state.key
+            state.learner, state.memory, state.streams, state.key, self._values
         )
         return AnakinState(learner, memory, streams, state.key, state.update + 1), means

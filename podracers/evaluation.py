@@ -21,6 +21,7 @@ import numpy as np
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import errors, parallel, types, video
+from podracers import population as population_lib
 from podracers.supervision import closing, pipeline
 from podracers.training import check
 
@@ -102,6 +103,8 @@ class Evaluator:
         environments.
       num_episodes: `E`; None for 512 in a JAX environment, or 64 on the host.
       population: `P`; with more than one, parameters have a leading axis. 1 on the host.
+      population_values: by option of the agent, one number for each member (see
+        `podracers.population`).
       max_steps: agent steps after which an episode is cut; None for the environment's own limit.
       timeout: seconds that a step of a simulator may take, in recordings too; None for 60.
     """
@@ -110,6 +113,7 @@ class Evaluator:
     environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
     num_episodes: int | None = None
     population: int = 1
+    population_values: population_lib.Values = dataclasses.field(default_factory=dict)
     max_steps: int | None = None
     timeout: float | None = None
 
@@ -167,6 +171,11 @@ class Evaluator:
             return pipeline.call("evaluation", play, self._host_timeout, stop)
         except pipeline.Cancelled as error:
             raise Stopped from error
+
+    def of_member(self, index: int) -> "Evaluator":
+        """Returns the evaluator of one member, whose parameters have no leading axis."""
+        agent = population_lib.member(self.agent, self.population_values, index)
+        return dataclasses.replace(self, agent=agent, population=1, population_values={})
 
     def record(self, params: types.PyTree, key: jax.Array) -> list[Any]:
         """Plays the first of the episodes of `run`, and returns what `environment.render` takes.
@@ -229,9 +238,17 @@ class Evaluator:
 
     @functools.cached_property
     def _run(self):
-        run = self._run_member
-        if self.population > 1:
-            run = jax.vmap(run, in_axes=(0, None, None))
+        if self.population == 1:
+            return jax.jit(self._run_member)
+
+        def member(params, values, key, env_id):
+            agent = population_lib.with_options(self.agent, values)
+            return dataclasses.replace(self, agent=agent)._run_member(params, key, env_id)
+
+        def run(params, key, env_id):
+            values = population_lib.arrays(self.population_values)
+            return jax.vmap(member, in_axes=(0, 0, None, None))(params, values, key, env_id)
+
         return jax.jit(run)
 
     def _run_member(self, params: types.PyTree, key: jax.Array, env_id: jax.Array) -> Episodes:

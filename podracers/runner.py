@@ -1,5 +1,6 @@
 """What a runner is: it moves an experiment forward and knows nothing of any algorithm."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -16,6 +17,8 @@ class Runner(Protocol):
         the population.
       population: number of independent seeds trained at once. With more than one, parameters and
         metrics carry a leading axis `[P]`.
+      population_values: by option of the agent, one number for each member; empty where members
+        differ in their seeds alone (see `podracers.population`).
       updates_per_dispatch: most updates that a caller should ask of `step`, so that it may
         stop in between; None where any number costs one dispatch.
       timeout: seconds that a step of a simulator on the host may take; None where there is none.
@@ -23,6 +26,7 @@ class Runner(Protocol):
 
     steps_per_update: int
     population: int
+    population_values: Mapping[str, tuple[float, ...]]
     updates_per_dispatch: int | None
     timeout: float | None
 

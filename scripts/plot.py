@@ -1,11 +1,11 @@
 """Plots learning curves: python scripts/plot.py --run_dir DIR [DIR ...] --out FILE.png.
 
 Runs that differ in nothing but the seed become one curve: the mean over seeds, with the range
-between them shaded. A run of a population is several seeds. What tells runs apart is what their
-config.gin says, not how their folders are called: the same seed under two runners is two curves.
-Each environment has a panel; its title says agent, environment and runner, where they are the same
-for all of its curves, and the legend what differs. Of several runs of one configuration and one
-seed, the newest is drawn.
+between them shaded. A run of a population is several seeds, and one curve for each combination of
+its `population_values`. What tells runs apart is what their config.gin says, not how their folders
+are called: the same seed under two runners is two curves. Each environment has a panel; its title
+says agent, environment and runner, where they are the same for all of its curves, and the legend
+what differs. Of several runs of one configuration and one seed, the newest is drawn.
 """
 
 import math

@@ -107,6 +107,11 @@ class Sebulba:
         return 1
 
     @property
+    def population_values(self) -> dict[str, tuple[float, ...]]:
+        """There are no members that could differ."""
+        return {}
+
+    @property
     def updates_per_dispatch(self) -> int:
         """Between any two updates the host may do something else, such as stop."""
         return 1

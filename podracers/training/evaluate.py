@@ -46,7 +46,7 @@ def main() -> int:
         print(f"greedy: {_described(judged.greedy)}")
     if arguments.video:
         member = params if population == 1 else jax.tree.map(lambda x: x[0], params)
-        frames = parts.evaluator.film(member, key)
+        frames = parts.evaluator.of_member(0).film(member, key)
         video.write(frames, arguments.video)
         print(f"{arguments.video}: {len(frames)} frames")
     return 0

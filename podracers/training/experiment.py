@@ -13,7 +13,7 @@ from podracers import environment as environment_lib
 from podracers import errors, evaluation, precision, types
 from podracers import runner as runner_lib
 from podracers.training import check as check_lib
-from podracers.training import config, storage
+from podracers.training import config, storage, weights_and_biases
 
 _SUPPLIED = {"spec", "agent", "environment"}  # what parts are built with, by name
 _LEAST = {
@@ -94,6 +94,7 @@ class Experiment:
       keep_best: number of those with the best evaluations to keep besides.
       profile_update: the log period that this update is in is traced for the JAX profiler, into
         `profile` in the run directory; not the first period, which compiles. None for no trace.
+      tracker: a service that a run is sent to besides: `@WeightsAndBiases()`; None for none.
       matmul_precision: of the agent's matrix products and convolutions, "default", "high" or
         "highest"; None for JAX's own default (see `precision.Precision`).
       compute_dtype: of its networks' encoders and cores, "float32" or "bfloat16"; parameters, heads
@@ -116,6 +117,7 @@ class Experiment:
     keep_latest: int = 3
     keep_best: int = 1
     profile_update: int | None = None
+    tracker: weights_and_biases.WeightsAndBiases | None = None
     matmul_precision: str | None = None
     compute_dtype: str = "float32"
     # What gin holds now: gin makes the parts, and they read it when they are built. A copy that
@@ -143,6 +145,10 @@ class Experiment:
             raise errors.UserError(
                 "Experiment.checkpoint_replay: expected True or False, got "
                 f"{self.checkpoint_replay!r}"
+            )
+        if not isinstance(self.tracker, weights_and_biases.WeightsAndBiases | None):
+            raise errors.UserError(
+                f"Experiment.tracker: expected @WeightsAndBiases() or None, got {self.tracker!r}"
             )
         for name in ("agent", "environment", "runner"):
             value = getattr(self, name)
@@ -197,6 +203,7 @@ class Experiment:
             environment,
             self.evaluation_episodes,
             runner.population,
+            runner.population_values,
             self.evaluation_max_steps,
             runner.timeout,
         )

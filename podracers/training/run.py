@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import errors, evaluation, metrics, types
+from podracers import errors, evaluation, metrics, population, types
 from podracers.hosts import processes
 from podracers.training import (
     checkpoint,
@@ -25,6 +25,7 @@ from podracers.training import (
     shared_evaluation,
     signals,
     storage,
+    weights_and_biases,
 )
 from podracers.training import experiment as experiment_lib
 
@@ -72,6 +73,7 @@ class Run:
         self._update = 0
         self._loggers: loggers.Loggers | None = None
         self._tensorboard: loggers.TensorBoardLogger | None = None
+        self._tracked: weights_and_biases.TrackedRun | None = None
         self._is_configuration_kept = False
         self._resume = resume
         self._verdict = self._said = ""  # of the runner: the newest, and which kind was said
@@ -80,9 +82,9 @@ class Run:
             on_failure.callback(directory.lock.release)
             self._checkpointer = self._make_checkpointer()
             on_failure.callback(self._checkpointer.close)
-            for line in self._runner.describe():
-                self._say(line)
             with experiment.configured():
+                for line in self._runner.describe():
+                    self._say(line)
                 self._state = self._runner.init(experiment.seed)
             if resume:
                 self._restore()
@@ -122,8 +124,8 @@ class Run:
             with self._loggers:
                 while not self._must_stop() and self._update < total:
                     self._advance()
-            if not self._stopping and (summary := self._finish()) is not None:
-                return summary
+                if not self._stopping and (summary := self._finish()) is not None:
+                    return summary
             if self._update:  # before that there is nothing to go on from
                 self._save(None)
                 self._commit()
@@ -139,6 +141,9 @@ class Run:
         resumed = self.steps if self._resume else None
         self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
         writers = [loggers.JsonlLogger(self._directory.metrics, resumed), self._tensorboard]
+        if (tracker := self._experiment.tracker) is not None:
+            self._tracked = tracker.open(self._directory.path, self._resume, self._say)
+            writers.append(self._tracked)
         if self._progress:
             writers.append(loggers.TerminalLogger(total * self._runner.steps_per_update))
         return writers
@@ -264,9 +269,8 @@ class Run:
 
     def _members(self) -> list[int]:
         """Returns the seed of each member of a population; empty where there is but one."""
-        population = self._runner.population
-        first = self._experiment.seed
-        return list(range(first, first + population)) if population > 1 else []
+        count, first = self._runner.population, self._experiment.seed
+        return list(range(first, first + count)) if count > 1 else []
 
     def _check_finite(self, report: metrics.Report) -> None:
         first = {name: int(np.min(update)) for name, update in report.first_nonfinite.items()}
@@ -274,7 +278,9 @@ class Run:
         if first[name] == metrics.NEVER:
             return
         members = np.atleast_1d(report.first_nonfinite[name])
-        member = f" of seed {self._members()[int(np.argmin(members))]}" if self._members() else ""
+        worst, values = int(np.argmin(members)), self._runner.population_values
+        own = population.described(values, worst)
+        member = f" of seed {self._members()[worst]}{own}" if self._members() else ""
         saved = self._checkpointer.latest_step()
         kept = (
             f"the newest checkpoint is of step {saved:,}"
@@ -349,12 +355,15 @@ class Run:
             return
         self._is_configuration_kept = True
         used = config.operative_text()
+        hyperparameters = config_values.hyperparameters(used)
+        if self._tracked is not None:
+            self._tracked.write_configuration(hyperparameters)
         if path.is_file() and path.read_bytes() == used.encode():
             return
         if used:  # what Python alone has configured is not known here
             texts = {"config": config.text(), "operative_config": used}
             self._tensorboard.write_texts(begun, texts)
-            self._tensorboard.write_hyperparameters(config_values.hyperparameters(used))
+            self._tensorboard.write_hyperparameters(hyperparameters)
         self._directory.write(path, used)
 
     def _finish(self) -> dict[str, Any] | None:
@@ -396,7 +405,12 @@ class Run:
             **self._experiment.precision.describe(),
             **run_directory.provenance(),
         }
+        if values := self._runner.population_values:
+            columns = {f"{p}return": each.mean_return() for p, each in judged.by_prefix().items()}
+            summary["members"] = population.rows(values, self._members(), columns)
         self._directory.write_summary(summary)
+        if self._tracked is not None:
+            self._tracked.write_summary(summary)
         return summary
 
     def _numbers(self, episodes: evaluation.Episodes) -> dict[str, Any]:
@@ -444,7 +458,10 @@ def train(
     """
     directory = run_directory.RunDirectory(path)
     parts = experiment.build()
-    experiment_lib.check(parts, experiment.seed)
+    with experiment.configured():
+        experiment_lib.check(parts, experiment.seed)
+    if experiment.tracker is not None:
+        experiment.tracker.require()
     directory.create()
     with experiment.configured():
         directory.write_config(config.text())

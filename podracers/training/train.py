@@ -76,6 +76,8 @@ def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
         _default(arguments.gin_file[0], settings, parts)
     )
     experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
+    if settings.tracker is not None:
+        processes.on_lead(settings.tracker.require)
     if processes.any_process(bool(stop)):
         return 0
     is_new = not resume
@@ -92,6 +94,8 @@ def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
     summary = trainer.train()
     if summary:
         console.print(_table(summary, directory))
+        if "members" in summary:
+            console.print(_table_of_members(summary["members"]))
     return 0
 
 
@@ -167,7 +171,7 @@ def _table(summary: dict, directory: run_directory.RunDirectory) -> rich.table.T
     if "greedy_return" in judged:
         error = judged["greedy_standard_error"]
         table.add_row("with greedy actions", f"{judged['greedy_return']:.2f} ± {error:.2f}")
-    for seed, mean in seeds.items():
+    for seed, mean in seeds.items() if "members" not in summary else ():
         table.add_row(f"  seed {seed}", f"{mean:.2f}")
     table.add_row("random policy", f"{summary['random_policy_return']:.2f}")
     table.add_row("episode length", f"{judged['length']:.1f} agent steps")
@@ -180,6 +184,18 @@ def _table(summary: dict, directory: run_directory.RunDirectory) -> rich.table.T
     table.add_row("wall time", f"{summary['wall_time_s']:.0f} s")
     table.add_row("device", summary["device"])
     table.add_row("files", str(directory.path))
+    return table
+
+
+def _table_of_members(members: list[dict]) -> rich.table.Table:
+    """Returns the seed, the own values and the returns of each member of a population."""
+    options, judged = members[0]["values"], [n for n in members[0] if n.endswith("return")]
+    table = rich.table.Table(title="Members", title_justify="left")
+    for name in ("seed", *options, *(name.replace("_", " ") for name in judged)):
+        table.add_column(name, justify="right")
+    for each in members:
+        values = (f"{value:g}" for value in each["values"].values())
+        table.add_row(str(each["seed"]), *values, *(f"{each[name]:.2f}" for name in judged))
     return table
 
 

@@ -39,7 +39,8 @@ def panels(runs: Sequence[groups.Run], metric: str) -> tuple[list[Panel], list[s
       errors.UserError: a run has logged no such metric.
     """
     by_environment = collections.defaultdict(list)
-    for group in groups.by_configuration(runs):
+    parts = [part for run in runs for part in groups.by_values(run)]
+    for group in groups.by_configuration(parts):
         by_environment[group[0].environment].append(group)
     drawn, said = [], []
     for environment, configurations in by_environment.items():
@@ -85,7 +86,7 @@ def _seeds(
 def _members(run: groups.Run, metric: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Returns agent steps and values, both `[K]`, of each seed of a run."""
     rows = plotting.read_log(run.directory.path)
-    seeds = plotting.members(rows, metric)
+    seeds = [s for s in plotting.members(rows, metric) if run.seeds is None or s in run.seeds]
     names = {seed: f"{metric}/seed_{seed}" for seed in seeds} or {run.seed: metric}
     curves = {seed: plotting.series(rows, name) for seed, name in names.items()}
     if not all(steps.size for steps, _ in curves.values()):

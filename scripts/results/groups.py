@@ -14,6 +14,7 @@ from podracers.training import config_values, run_directory
 
 _ROOT = "experiment.Experiment"
 _ROLES = ("agent", "environment", "runner")  # what the root chooses
+_POPULATION = "runner.population"
 _CHOICES = tuple(f"{_ROOT}.{role}" for role in _ROLES)
 # What changes neither what is learnt nor from what (docs/architecture.md, "Determinism"). A member
 # of a population is the run of its seed.
@@ -40,6 +41,7 @@ class Run:
     # Those of `operative_config.gin`, defaults included; empty where there is none yet.
     used: dict[str, Any]
     macros: dict[str, Any]  # values by the names of macros
+    seeds: frozenset[int] | None = None  # of the members that this is about; None for all
 
     @property
     def seed(self) -> int:
@@ -99,6 +101,24 @@ def read(path: str | pathlib.Path) -> Run:
             raise errors.UserError(f"'{directory.config}' names no Experiment.{role}")
     runner = chosen["runner"].name
     return Run(directory, _renamed(given, runner), _renamed(used, runner), macros)
+
+
+def by_values(run: Run) -> list[Run]:
+    """Returns a run for each combination of values that members of a population were given.
+
+    Each is that of the seeds with these values, as if it had been given them alone.
+    """
+    options = run.value(f"{_POPULATION}_values") or {}
+    count, agent = run.value(_POPULATION), run.value(f"{_ROOT}.agent").name
+    members = collections.defaultdict(set)
+    for index in range(count if options else 0):
+        members[tuple(each[index % len(each)] for each in options.values())].add(run.seed + index)
+    names = [f"{agent}.{str(name).rpartition('.')[2]}" for name in options]
+    others = {name: run.given[name] for name in run.given if name != f"{_POPULATION}_values"}
+    return [
+        dataclasses.replace(run, given=others | dict(zip(names, values)), seeds=frozenset(seeds))
+        for values, seeds in members.items()
+    ] or [run]
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:

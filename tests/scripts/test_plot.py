@@ -169,6 +169,25 @@ def test_the_same_seed_twice_is_one_seed_and_the_newest_is_drawn(make, modules):
     assert len(said) == 1 and "seed 3" in said[0]
 
 
+def test_members_with_values_of_their_own_are_curves_of_their_own(make, modules):
+    population = (
+        "Anakin.population = 4",
+        "Anakin.population_values = {'PPO.learning_rate': (1e-3, 3e-4), 'gamma': (0.9,)}",
+    )
+    paths = [
+        make("a", [CATCH], "SEED = 2", *population, seeds=(2, 3, 4, 5)),
+        make("b", [CATCH], "SEED = 7", "PPO.learning_rate = 3e-4", "PPO.gamma = 0.9"),
+    ]
+    drawn, said = _drawn(modules, *paths)
+    assert drawn == {
+        "PPO on Catch, Anakin": [
+            "learning_rate = 0.001 (2 seeds)",
+            "learning_rate = 0.0003 (3 seeds)",
+        ]
+    }
+    assert said == []
+
+
 def test_draws_several_directories_after_one_flag(make, call, tmp_path, capsys):
     paths = [make("a", [CATCH]), make("b", [CATCH, SEBULBA]), make("c", [CARTPOLE])]
     out = tmp_path / "x.png"

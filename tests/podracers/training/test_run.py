@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import functools
+import io
 import json
 import math
 import os
@@ -12,12 +14,23 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rich.console
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
 from environments import catch
-from podracers import anakin, errors, evaluation
-from podracers.training import checkpoint, config, config_values, experiment, run, run_directory
+from podracers import anakin, errors, evaluation, metrics
+from podracers.training import (
+    checkpoint,
+    config,
+    config_values,
+    experiment,
+    run,
+    run_directory,
+    signals,
+    train,
+    trained,
+)
 from tests import contract, documented, processes
 
 POPULATION = (
@@ -231,6 +244,64 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, popul
         json.loads(directory.summary.read_text())["random_policy_return"]
         == (population[1]["random_policy_return"])
     )
+
+
+@pytest.mark.slow
+@pytest.mark.exact
+@pytest.mark.usefixtures("own_configuration")
+def test_members_with_values_of_their_own_are_told_apart_and_resumed(tmp_path):
+    bindings = (
+        "Anakin.population = 4",
+        "Anakin.population_values = {'ppo.PPO.learning_rate': (1e-4, 1e-2)}",
+        "TOTAL_STEPS = 256",
+        "Experiment.evaluation_period = 2",
+    )
+    file = str(processes.config_file(tmp_path))
+    summaries = []
+    for name, stops in (("whole", [math.inf]), ("stopped", [2, math.inf])):
+        directory = run_directory.RunDirectory(tmp_path / name)
+        directory.create()
+        settings = experiment.load([file], bindings)
+        directory.write(directory.config, config.text())
+        for start, lines in enumerate(stops):
+            settings = experiment.load([str(directory.config)], [])
+            summary, _ = _run(settings, directory, Stop(directory, lines), resume=start > 0)
+        summaries.append(summary)
+    processes.assert_same_end(tmp_path / "whole", tmp_path / "stopped")
+    (whole, resumed) = (summary["members"] for summary in summaries)
+    assert resumed == whole
+    assert [each["seed"] for each in whole] == [3, 4, 5, 6]
+    rates = [each["values"] for each in whole]
+    assert rates == [{"learning_rate": 1e-4}, {"learning_rate": 1e-2}] * 2
+    by_seed = summaries[0]["evaluation"]["return_by_seed"]
+    assert [each["return"] for each in whole] == list(by_seed.values())
+    greedy = summaries[0]["evaluation"]["greedy_return_by_seed"]
+    assert [each["greedy_return"] for each in whole] == list(greedy.values())
+    for line in processes.log(tmp_path / "whole"):
+        logged = [line[f"learning_rate/seed_{seed}"] for seed in (3, 4, 5, 6)]
+        assert logged == pytest.approx([1e-4, 1e-2] * 2)
+    # What was learnt is evaluated as it was, by member.
+    policy = trained.load(tmp_path / "whole")
+    judged = policy.parts.evaluate(policy.params, evaluation.run_key(3))
+    assert judged.episodes.mean_return().tolist() == list(by_seed.values())
+    shown = io.StringIO()
+    rich.console.Console(file=shown).print(train._table_of_members(whole))
+    rows = [line.split("│") for line in shown.getvalue().splitlines() if "│" in line]
+    assert [[cell.strip() for cell in row[1:3]] for row in rows] == [
+        *(["3", "0.0001"], ["4", "0.01"], ["5", "0.0001"], ["6", "0.01"])
+    ]
+
+
+def test_a_member_that_diverges_is_named_with_its_values(settings, tmp_path):
+    own = functools.partial(settings.runner, population_values={"gamma": (0.9, 0.5)})
+    parts = dataclasses.replace(settings, runner=own).build()
+    with signals.StopRequest() as stop:
+        directory = run_directory.RunDirectory(tmp_path)
+        runner = run.Run(settings, parts, directory, stop=stop, progress=False)
+        means = {"loss/total": np.float32([6, 4])}
+        with pytest.raises(errors.RunFailure, match=r"of seed 4 \(gamma = 0.5\) became NaN"):
+            runner._check_finite(metrics.Report({}, means))
+        runner._close()
 
 
 @pytest.mark.slow

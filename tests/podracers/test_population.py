@@ -1,0 +1,200 @@
+"""Tests of members of a population that differ in options of their agent."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from agents import options
+from podracers import anakin, errors, evaluation, population
+from tests import contract, streams
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Toy:
+    """An agent of options alone."""
+
+    rate: float = options.positive(0.1)
+    bound: float | None = None
+    text: "float | None" = None
+    count: int = 3
+    wide: bool = False
+
+    def __post_init__(self):
+        options.check(self)
+        _ = self.double
+
+    @functools.cached_property
+    def double(self):
+        return 2 * self.rate
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((1.0, 2.0), r"population_values: expected numbers by option, .*, got \(1.0, 2.0\)"),
+        ({"rat": (1.0,)}, r"Toy has no option 'rat'; did you mean 'rate'\?"),
+        ({"Toy.rats": (1.0,)}, r"Toy has no option 'rats'; did you mean 'rate'\?"),
+        ({"Other.rate": (1.0,)}, "'Other.rate' is no option of this experiment's agent, Toy"),
+        ({"rate": (1.0,), "Toy.rate": (2.0,)}, "'rate' is there twice"),
+        ({"count": (1, 2)}, "Toy.count is no float"),
+        ({"wide": (1.0, 2.0)}, "Toy.wide is no float"),
+        ({"rate": 1.0}, r"\['rate'\]: expected a tuple of numbers, got 1.0"),
+        ({"rate": (1.0, None)}, r"expected a tuple of numbers, got \(1.0, None\)"),
+        ({"rate": (1.0, True)}, r"expected a tuple of numbers, got \(1.0, True\)"),
+        ({"rate": (1.0, math.nan)}, "expected a tuple of numbers, got"),
+        ({"rate": "1234"}, "expected a tuple of numbers, got '1234'"),
+        ({"rate": ()}, "expected a number for each of 4 members .*, got 0"),
+        ({"rate": (1.0, 2.0, 3.0)}, "expected a number for each of 4 members .*, got 3"),
+        ({"rate": (1.0,) * 8}, "expected a number for each of 4 members .*, got 8"),
+        ({"rate": (1.0, -1.0)}, "^Toy.rate: expected a positive number, got -1.0$"),
+    ],
+)
+def test_refuses(given, message):
+    with pytest.raises(errors.UserError, match=message) as caught:
+        population.by_option(Toy(), 4, given)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_member_has_nobody_to_differ_from():
+    with pytest.raises(errors.UserError, match=r"expected Anakin\.population to be more than 1"):
+        population.by_option(Toy(), 1, {"rate": (1.0,)})
+
+
+def test_what_an_agent_has_made_of_its_options_has_to_be_a_cached_property():
+    agent = Toy()
+    object.__setattr__(agent, "schedule", 3 * agent.rate)
+    with pytest.raises(
+        errors.UserError, match=r"Toy\.schedule may follow from options that differ"
+    ):
+        population.by_option(agent, 2, {"rate": (1.0, 2.0)})
+    assert population.by_option(agent, 2, {}) == {}
+
+
+def test_values_are_repeated_in_turn():
+    values = population.by_option(Toy(), 4, {"toys.Toy.rate": [1, 2], "bound": (1, 2, 3, 4)})
+    assert values == {"rate": (1.0, 2.0, 1.0, 2.0), "bound": (1.0, 2.0, 3.0, 4.0)}
+    assert population.by_option(Toy(), 4, values) == values
+    assert population.by_option(Toy(), 2, {"text": (1, 2)}) == {"text": (1.0, 2.0)}
+    agent = population.member(Toy(), values, 3)
+    assert (agent.rate, agent.bound, agent.count, agent.double) == (2.0, 4.0, 3, 4.0)
+
+
+def test_what_follows_from_an_option_follows_from_that_of_the_member():
+    agent = Toy()
+
+    def double(values):
+        return population.with_options(agent, values).double
+
+    np.testing.assert_allclose(jax.vmap(double)({"rate": np.float32([1, 3])}), [2.0, 6.0])
+    assert (agent.rate, agent.double) == (0.1, 0.2)
+
+
+# What learns, what acts, what preprocesses, what scales losses, what is None where nobody sets it.
+OWN = {
+    "ppo": {
+        "learning_rate": (0.001, 0.02, 0.02),
+        "entropy_cost": (0.0, 0.1, 0.1),
+        "gamma": (0.9, 0.99, 0.99),
+        "clip_epsilon": (0.1, 0.3, 0.3),
+        "max_grad_norm": (0.05, 1.0, 1.0),
+        "reward_clip": (0.1, 2.0, 2.0),
+    },
+    "dqn": {
+        "learning_rate": (0.001, 0.02, 0.02),
+        "gamma": (0.5, 0.99, 0.99),
+        "epsilon": (0.9, 0.1, 0.1),
+        "evaluation_epsilon": (1.0, 0.0, 0.0),
+        "importance_exponent": (0.1, 0.9, 0.9),
+        "target_rate": (0.1, 1.0, 1.0),
+    },
+    "sac": {
+        "learning_rate": (0.001, 0.02, 0.02),
+        "target_entropy": (-2.0, -0.5, -0.5),
+        "target_rate": (0.01, 0.5, 0.5),
+        "reward_scale": (0.1, 2.0, 2.0),
+    },
+}
+SEED = 3
+
+
+def _runner(agent, environment, **options):
+    return anakin.Anakin(
+        agent, environment, contract.NUM_ENVS, contract.ROLLOUT_LENGTH, num_devices=4, **options
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_a_member_is_the_run_of_its_seed_and_its_values(name):
+    agent, environment = contract.AGENTS[name]()
+    together = _runner(agent, environment, population=3, population_values=OWN[name])
+    state, report = together.step(together.init(SEED), 4)
+    params = together.actor_params(state)
+    key = evaluation.run_key(SEED)
+    evaluator = evaluation.Evaluator(
+        agent, environment, 8, 3, together.population_values, max_steps=20
+    )
+    judged = evaluator.run(params, key)
+    state, report, params = map(streams.to_numpy, (state, report, params))
+    learners = []
+    for index in range(3):
+
+        def of(tree, index=index):
+            return jax.tree.map(lambda x: x[index], tree)
+
+        own = {option: values[index] for option, values in OWN[name].items()}
+        alone = _runner(dataclasses.replace(agent, **own), environment)
+        state_alone, report_alone = alone.step(alone.init(SEED + index), 4)
+        learners.append(streams.to_numpy(state_alone.learner))
+        streams.assert_close(of(state.learner), state_alone.learner, rtol=1e-3, atol=1e-5)
+        streams.assert_close(of(params), alone.actor_params(state_alone), rtol=1e-3, atol=1e-5)
+        for metric, mean in report.means.items():
+            expected = report_alone.means[metric]
+            streams.assert_close(of(mean), expected, rtol=1e-3, atol=1e-4)
+        played = evaluator.of_member(index).run(alone.actor_params(state_alone), key)
+        np.testing.assert_allclose(judged.returns[index], played.returns, rtol=1e-3, atol=1e-4)
+    # With the options of the second one, the first would have become another.
+    second = {option: values[1] for option, values in OWN[name].items()}
+    other = _runner(dataclasses.replace(agent, **second), environment)
+    state, _ = other.step(other.init(SEED), 4)
+    with pytest.raises(AssertionError):
+        streams.assert_close(state.learner, learners[0], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "values"),
+    [
+        ("ppo", "anneal_steps", (100.0, 1000.0)),
+        ("dqn", "priority_exponent", (0.4, 0.6)),
+        pytest.param("dqn", "replay_ratio", (1.0, 2.0), marks=pytest.mark.slow),
+        pytest.param("sac", "initial_temperature", (0.1, 1.0), marks=pytest.mark.slow),
+    ],
+)
+def test_what_decides_what_is_compiled_cannot_differ(name, option, values):
+    agent, environment = contract.AGENTS[name]()
+    own = {"gamma": (0.9, 0.99), option: values}
+    runner = _runner(agent, environment, population=2, population_values=own)
+    with pytest.raises(errors.UserError) as caught:
+        runner.trace(0)
+    assert str(caught.value).startswith(
+        f"Anakin.population_values: {type(agent).__name__}.{option} cannot differ between members"
+    )
+
+
+def test_what_fails_whatever_the_options_are_keeps_its_own_exception():
+    agent, environment = contract.AGENTS["ppo"]()
+
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Broken(type(agent)):
+        def update(self, state, rollout, key):
+            raise KeyError("a bug")
+
+    fields = {each.name: getattr(agent, each.name) for each in dataclasses.fields(agent)}
+    own = {"gamma": (0.9, 0.99)}
+    runner = _runner(Broken(**fields), environment, population=2, population_values=own)
+    with pytest.raises(KeyError, match="a bug"):
+        runner.trace(0)
