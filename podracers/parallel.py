@@ -187,7 +187,7 @@ def gradient_step(
 
     with jax.named_scope("gradient"):
         gradient, (count, auxiliary) = jax.grad(total, has_aux=True)(params)
-    # Together: a gradient that had to wait for the global count would cost a second round of messages.
+    # Together: a gradient that waited for the global count would cost a second round of messages.
     gradient, count = global_sum((gradient, count))
     gradient = jax.tree.map(lambda g: (g / jnp.maximum(count, 1.0)).astype(g.dtype), gradient)
     updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
