@@ -119,8 +119,13 @@ class SAC:
         )
         errors.require_count(self, "random_steps", least=0)
         errors.require_count(self, "random_shift", least=0)
-        if self.random_shift and not augmentation.has_image(self.spec.observation):
-            options.expect(self, "random_shift", False, "0, for there is no image to shift")
+        can_shift = augmentation.has_image(encoders.without_mask(self.spec.observation))
+        options.expect(
+            self,
+            "random_shift",
+            can_shift or not self.random_shift,
+            "0, for there is no image to shift",
+        )
         _ = self._network
 
     @functools.cached_property

@@ -239,6 +239,13 @@ def test_latents_span_zero_to_one_and_equal_ones_stay_finite():
     assert np.all(np.isfinite(slope))
 
 
+def test_all_weights_decay():
+    params = {"kernel": jnp.ones(3)}
+    chain = _make(weight_decay=0.25)._optimizer.chain
+    updates, _ = chain.update({"kernel": jnp.zeros(3)}, chain.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], 0.25)
+
+
 def test_the_temperature_falls_with_agent_steps():
     agent = _make(temperature=1.0, final_temperature=0.5, temperature_steps=100)
     learner = jax.jit(agent.init_learner)(jax.random.key(0))

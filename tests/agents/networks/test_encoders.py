@@ -89,7 +89,7 @@ def test_layers_are_normalised_before_the_activation(monkeypatch, encoder, last,
         (encoders.CNN((4, 2)), np.uint8),
         (encoders.CNN((8, 6), padding="VALID", layer_norm=True), np.uint8),
         (encoders.SimBa(8, 2), np.float32),
-        (encoders.ResidualImage(encoders.ResidualTrunk(3, 1, (2, 2))), np.uint8),
+        (encoders.ResidualImage(encoders.ResidualTrunk(8, 1, (2, 2))), np.uint8),
     ],
 )
 def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):

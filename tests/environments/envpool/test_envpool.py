@@ -221,6 +221,19 @@ def test_frames_lie_channels_last_and_unstacked():
         np.testing.assert_array_equal(timestep.observation, np.moveaxis(expected, 1, -1))
 
 
+@pytest.mark.slow
+def test_dm_control_is_drawn_without_a_gpu():
+    if not families._load_egl():
+        pytest.skip("EGL is not installed")
+    options = {"from_pixels": True, "render_width": 24, "render_height": 16, "frame_skip": 8}
+    factory = envpool.EnvPool("CartpoleSwingup-v1", options)
+    assert factory.spec.observation.shape == (16, 24, 3)
+    frames = play(factory, [1.0] * 3, num_envs=2).observation
+    assert frames.dtype == np.uint8 and frames.shape == (4, 2, 16, 24, 3)
+    assert np.any(frames[0] != frames[-1])  # it moves
+    assert np.ptp(frames[0]) > 50  # there is something to see
+
+
 def test_doubles_become_floats():
     factory = envpool.EnvPool("HalfCheetah-v4")
     timestep = play(factory, [0.5] * 5, num_envs=2)
@@ -416,6 +429,18 @@ def test_a_missing_system_library_is_named():
             _ = envpool.EnvPool("CoinrunEasy-v0").spec
     else:
         pytest.skip("Qt 5 is installed")
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_missing_drivers_of_images_are_named(monkeypatch, driver):
+    monkeypatch.setattr(families.glob, "glob", lambda _: ["50_mesa.json"] if driver else [])
+
+    def not_there(name, mode):
+        raise OSError(f"{name}: cannot open shared object file ({mode})")
+
+    monkeypatch.setattr(families.ctypes, "CDLL", not_there)
+    with pytest.raises(errors.UserError, match="apt-get install libegl1 libegl-mesa0"):
+        _ = envpool.EnvPool("CheetahRun-v1", {"from_pixels": True}).spec
 
 
 def test_any_missing_library_is_named():
