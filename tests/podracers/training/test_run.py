@@ -253,6 +253,7 @@ def test_members_with_values_of_their_own_are_told_apart_and_resumed(tmp_path):
     bindings = (
         "Anakin.population = 4",
         "Anakin.population_values = {'ppo.PPO.learning_rate': (1e-4, 1e-2)}",
+        "PPO.anneal_steps = None",
         "TOTAL_STEPS = 256",
         "Experiment.evaluation_period = 2",
     )
