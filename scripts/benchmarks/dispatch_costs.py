@@ -24,7 +24,7 @@ NUM_ENVS = (16, 128)
 _LENGTH = 32  # agent steps of each stream in a rollout
 _UPDATES = 50  # of a turn
 _TRACED = 4  # updates that the profiler looks at
-_REST = 0.5  # seconds, after which the actor is as far ahead as it may be
+_REST = 2.0  # seconds, after which the actor is as far ahead as it may be
 # The profiler's event of one execution of a program, under XLA's names of it.
 _EXECUTIONS = ("ExecuteHelperOnSingleDevice", "ExecuteHelper", "PjRtCpuExecutable::ExecuteHelper")
 
