@@ -20,6 +20,7 @@ import ctypes
 import dataclasses
 import enum
 import glob
+import pathlib
 import re
 import types as python_types
 from collections.abc import Mapping
@@ -244,25 +245,26 @@ def _check_options(task_id: str, options: Mapping[str, Any], known: set[str]) ->
         raise errors.UserError(
             f"EnvPool.options: 'noop_max' must be at least 1, got {options['noop_max']!r}"
         )
-    if options.get("from_pixels") and not _load_egl():
-        raise errors.UserError(
-            f"EnvPool's {task_id} with from_pixels needs an EGL driver, and there is none: apt-get "
-            "install libegl1 libegl-mesa0, or the driver of your GPU"
-        )
+    if options.get("from_pixels"):
+        if not glob.glob("/usr/share/glvnd/egl_vendor.d/*.json"):
+            raise errors.UserError(
+                f"EnvPool's {task_id} with from_pixels needs an EGL driver, and there is none: "
+                "apt-get install libegl-mesa0, or the driver of your GPU"
+            )
+        _show_egl()
 
 
-def _load_egl() -> bool:
-    """Loads EGL, and returns whether it is there, with a driver.
+def _show_egl() -> None:
+    """Shows the EGL that EnvPool's wheel brings along to all libraries of the process.
 
-    MuJoCo looks for OpenGL among the symbols of the process, and ends the process without any.
+    EnvPool makes its contexts with it, and MuJoCo looks for it among the symbols of the process,
+    and ends the process without it. The system's own would know nothing of the contexts.
     """
-    if not glob.glob("/usr/share/glvnd/egl_vendor.d/*.json"):
-        return False
-    try:
-        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
-    except OSError:
-        return False
-    return True
+    import envpool  # noqa: PLC0415  (slow to import)
+
+    folder = pathlib.Path(envpool.__file__).parents[1] / "envpool.libs"
+    for library in folder.glob("libEGL-*.so*"):
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def _default_limit(task_id: str, family: Family, configured: int) -> int | None:

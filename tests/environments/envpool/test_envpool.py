@@ -223,8 +223,8 @@ def test_frames_lie_channels_last_and_unstacked():
 
 @pytest.mark.slow
 def test_dm_control_is_drawn_without_a_gpu():
-    if not families._load_egl():
-        pytest.skip("EGL is not installed")
+    if not any(pathlib.Path("/usr/share/glvnd/egl_vendor.d").glob("*.json")):
+        pytest.skip("no driver for EGL is installed")
     options = {"from_pixels": True, "render_width": 24, "render_height": 16, "frame_skip": 8}
     factory = envpool.EnvPool("CartpoleSwingup-v1", options)
     assert factory.spec.observation.shape == (16, 24, 3)
@@ -431,15 +431,9 @@ def test_a_missing_system_library_is_named():
         pytest.skip("Qt 5 is installed")
 
 
-@pytest.mark.parametrize("driver", [True, False])
-def test_missing_drivers_of_images_are_named(monkeypatch, driver):
-    monkeypatch.setattr(families.glob, "glob", lambda _: ["50_mesa.json"] if driver else [])
-
-    def not_there(name, mode):
-        raise OSError(f"{name}: cannot open shared object file ({mode})")
-
-    monkeypatch.setattr(families.ctypes, "CDLL", not_there)
-    with pytest.raises(errors.UserError, match="apt-get install libegl1 libegl-mesa0"):
+def test_a_missing_driver_of_images_is_named(monkeypatch):
+    monkeypatch.setattr(families.glob, "glob", lambda _: [])
+    with pytest.raises(errors.UserError, match="apt-get install libegl-mesa0"):
         _ = envpool.EnvPool("CheetahRun-v1", {"from_pixels": True}).spec
 
 
