@@ -297,7 +297,7 @@ def _at_full_size(path):
 # Gradient steps for each agent step: the numbers of papers, and those that results were made with.
 GRADIENT_STEPS = {
     "gin/agents/dqn_atari.gin": fractions.Fraction(1, 4),
-    "gin/agents/rainbow_atari.gin": fractions.Fraction(1, 4),
+    "gin/agents/dqn_rainbow_atari.gin": fractions.Fraction(1, 4),
     "gin/agents/r2d2_atari.gin": fractions.Fraction(3, 4) / (64 * 80),
     "gin/agents/r2d2_atari_small.gin": fractions.Fraction(1, 1280),
     "gin/agents/muzero_atari.gin": fractions.Fraction(2, 1024),

@@ -24,7 +24,7 @@ from agents import ppo
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MyAgent(ppo.PPO):
-    def _loss(self, params, minibatch):
+    def _loss(self, params, minibatch, agent_steps):
         return jnp.zeros(5) + jnp.zeros(3)  # the mistake
 
 
@@ -86,7 +86,7 @@ def test_a_message_of_many_lines_ends_with_the_first_of_them(my_agent):
 
 def test_a_bug_in_a_thread_ends_with_its_line(my_agent):
     def work(worker):
-        my_agent.MyAgent._loss(None, None, None)
+        my_agent.MyAgent._loss(None, None, None, None)
 
     def main():
         supervisor = pipeline.Supervisor(timeout=10.0)
