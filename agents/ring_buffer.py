@@ -15,7 +15,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from podracers import errors, types
+from podracers import errors, parallel, types
 
 _LANES = 128  # numbers that a TPU keeps side by side; XLA pads the last axis to whole lanes
 _MOST_PADDING = 8  # padding that is worth a row of its own: at most one part in so many
@@ -79,6 +79,10 @@ class Rows:
         """Returns the elements at places `stream` and `slot`, of one shape: it, then theirs."""
         if self._is_padded:
             elements = self.data[stream, slot][..., : self.size]
+        elif parallel.platform() == "tpu":
+            # Slices that begin within lanes would be read one after the other, in a loop.
+            number = slot[..., None] * self.size + jnp.arange(self.size)
+            elements = self.data.at[stream[..., None], number].get(mode="promise_in_bounds")
         else:
             place = jnp.stack([stream, slot * self.size], axis=-1)
             dimensions = jax.lax.GatherDimensionNumbers(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agents import ring_buffer
-from podracers import types
+from podracers import parallel, types
 from tests import streams
 
 STEPS, CHUNKS, STREAMS, LENGTH = 3, 5, 4, 7  # T, C / T, B, L
@@ -49,11 +49,17 @@ def rings():
     return found
 
 
-def test_a_sequence_is_what_was_written(rings):
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_sequence_is_what_was_written(rings, platform):
+    """Both forms of reading run on a CPU."""
     assert ring_buffer.capacity(rings[0]) == CAPACITY
     assert ring_buffer.period(rings[0]) == STEPS
     assert ring_buffer.num_streams(rings[0]) == STREAMS
-    cut, stream = jax.jit(ring_buffer.cut, static_argnums=3), np.array([2, 0, 2])
+    stream = np.array([2, 0, 2])
+
+    def cut(ring, *place):
+        with parallel.compiling_for(platform):
+            return jax.jit(ring_buffer.cut, static_argnums=3)(ring, *place)
 
     def joined(*xs, most=LENGTH):
         return np.concatenate([*(x[:STEPS] for x in xs), xs[-1][STEPS:]])[:most][:, stream]
