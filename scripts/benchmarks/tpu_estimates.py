@@ -46,10 +46,6 @@ _WHY = {
     "a minibatch lie in the lanes of the convolutions: the older frames, and the newest",
     "r2d2": "copies of bf16[..., 84, 84, 4] turn stacked frames, which are gathered as rows, so "
     "that those of all sequences lie in the lanes of the convolutions, for the two networks",
-    "muzero": "copies of f32[256, 1, 17, 64] are of the latents in mctx's tree, of which each "
-    "simulation writes one by a scatter: their 64 numbers fill half of the 128 lanes",
-    "alphazero": "copies of [256, 1, 17, 3] are of the numbers in mctx's tree, which each "
-    "simulation writes by a scatter: three numbers of a node fill three lanes of 128",
 }
 
 _SPEED = records.Kind("estimated speed", "agent steps/s", records.HIGHER, 0)
