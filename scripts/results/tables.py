@@ -13,22 +13,20 @@ Rows = Mapping[str, results.Row]
 
 
 def returns(rows: Rows) -> str:
-    """Returns what each row reached, as Markdown."""
+    """Returns what each row that was measured reached, as Markdown."""
     headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
     headings += ["highest", "greedy", "95%, bootstrap", "95%, Student's t", "seeds: returns"]
     headings += ["random policy", "agent steps", "wall time of a seed"]
     lines = []
     for row in rows.values():
-        title = [*_named(row), row.agent, row.environment]
         known = row.measured
-        if known is None:
-            lines.append([*title, "not measured", *[""] * 8])
+        if known is None:  # as suites say
             continue
         by_seed = ", ".join(map(results.number, known.returns)) or "not kept"
         lines.append(
             [
-                *title,
-                results.mean(row.measured),
+                *(*_named(row), row.agent, row.environment),
+                results.mean(known),
                 "" if row.most is None else f"{row.most:g}",
                 _greedy(known),
                 results.interval(known.bootstrap_interval()),
