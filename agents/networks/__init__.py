@@ -6,15 +6,14 @@ from agents.networks.network import (
     Composed,
     Core,
     Network,
-    QModule,
     Torso,
     actor_critic,
     last_output,
-    q_network,
     unroll_after,
     unroll_in_parts,
     zero_timestep,
 )
+from agents.networks.q_values import QModule, q_network
 
 __all__ = [
     "ActorCriticModule",

@@ -1,0 +1,119 @@
+"""Networks of the values of actions, for agents that learn those from replay or from rollouts.
+
+Axis legend: `T` time, `B` streams, `A` actions, `Z` atoms.
+"""
+
+import math
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from agents.networks import cores, encoders, layers
+from agents.networks import network as networks
+from podracers import environment
+
+
+def _split(key: jax.Array) -> jax.Array:
+    """Returns keys `[2, B]` for keys `[B]`."""
+    return jax.vmap(jax.random.split, out_axes=1)(key)
+
+
+class QModule(nn.Module):
+    """The values of actions.
+
+    Attributes:
+      num_actions: number of actions, `A`.
+      torso: encoder and core.
+      dueling: whether values are the sum of a state value and of advantages with mean 0; Wang et
+        al., "Dueling Network Architectures", https://arxiv.org/abs/1511.06581.
+      head_hidden_sizes: sizes of the ReLU layers that each head (the actions' and, with `dueling`,
+        the state's) has before its linear layer; `(512,)` in that paper.
+      num_atoms: `Z`, number of logits for each action, of the distribution of its return; None for
+        its value alone.
+      noisy: whether the heads are of `layers.NoisyDense`.
+    """
+
+    num_actions: int
+    torso: networks.Torso
+    dueling: bool = False
+    head_hidden_sizes: Sequence[int] = ()
+    num_atoms: int | None = None
+    noisy: bool = False
+
+    def initial_states(self, batch_size: int) -> tuple:
+        """Returns the state of the torso."""
+        return (self.torso.initial_state(batch_size),)
+
+    @nn.compact
+    def __call__(self, states, observation, first, key=None):
+        """Returns values `[T, B, A]`, or logits `[T, B, A, Z]`, and the states after it.
+
+        Args:
+          states: state of the torso.
+          observation: `[T, B, ...]`.
+          first: bool `[T, B]`, where episodes begin.
+          key: `[B]` typed keys, if it is noisy; None for no noise.
+        """
+        features, state = self.torso(states[0], observation, first)
+        keys = (None, None) if key is None else _split(key)
+        atoms = () if self.num_atoms is None else (self.num_atoms,)
+        values = self._head("action", (self.num_actions, *atoms), 0.01, features, keys[0])
+        if self.dueling:
+            values -= jnp.mean(values, axis=2, keepdims=True)
+            values += self._head("state", (1, *atoms), 1.0, features, keys[1])
+        return values, (state,)
+
+    def _head(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        scale: float,
+        features: jax.Array,
+        key: jax.Array | None,
+    ) -> jax.Array:
+        """Returns the outputs `[T, B, *shape]` of one head."""
+        size = math.prod(shape)
+        if not self.noisy:
+            hidden = layers.mlp(features, self.head_hidden_sizes, jax.nn.relu, f"{name}_hidden")
+            outputs = layers.Dense(size, scale=scale, name=name)(hidden)
+            return outputs.reshape(*outputs.shape[:-1], *shape)
+        for index, hidden_size in enumerate(self.head_hidden_sizes):
+            key, layer_key = (None, None) if key is None else _split(key)
+            layer = layers.NoisyDense(hidden_size, name=f"{name}_hidden_{index}")
+            features = jax.nn.relu(layer(features, layer_key))
+        outputs = layers.NoisyDense(size, scale=scale, name=name)(features, key)
+        return outputs.reshape(*outputs.shape[:-1], *shape)
+
+
+def q_network(
+    spec: environment.EnvironmentSpec,
+    num_actions: int,
+    *,
+    encoder: nn.Module | None = None,
+    core: nn.Module | None = None,
+    frame_stack: int = 1,
+    dueling: bool = False,
+    head_hidden_sizes: Sequence[int] = (),
+    num_atoms: int | None = None,
+    noisy: bool = False,
+) -> networks.Composed:
+    """Returns a network whose output is the value of each action, `[..., A]`.
+
+    DQN alone asks for `num_atoms` and `noisy`: bind its own options in their place.
+
+    Args:
+      spec: environment specification.
+      num_actions: number of actions, `A`.
+      encoder: module of `agents.networks.encoders`; by default two ReLU layers of 64.
+      core: module of `agents.networks.cores`; by default none.
+      frame_stack: number of frames that the encoder sees; 1 for no stack.
+      dueling: see `QModule`.
+      head_hidden_sizes: see `QModule`.
+      num_atoms: see `QModule`; then the output is `[..., A, Z]`.
+      noisy: see `QModule`.
+    """
+    torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
+    module = QModule(num_actions, torso, dueling, tuple(head_hidden_sizes), num_atoms, noisy)
+    return networks.Composed(spec, module, frame_stack)
