@@ -146,6 +146,18 @@ def write(ring: types.Rollout, rollout: types.Rollout, slot: jax.Array) -> types
     )
 
 
+def end_episodes(ring: types.Rollout, slot: jax.Array, ended: jax.Array) -> types.Rollout:
+    """Returns the ring with an episode's end, truncated, in slot `slot` of streams `ended` `[B]`.
+
+    The discount stays what it is.
+    """
+    rows = ring.timestep.step_type
+    stream = jnp.arange(num_streams(ring))
+    known = rows.read(stream, jnp.broadcast_to(slot, stream.shape))
+    marked = rows.write(jnp.where(ended, types.LAST, known)[None], slot)
+    return ring._replace(timestep=ring.timestep._replace(step_type=marked))
+
+
 def cut(ring: types.Rollout, start: jax.Array, stream: jax.Array, length: int) -> types.Rollout:
     """Returns sequences `[L, N, ...]` of streams `[N]` from slots `[N]` on."""
     start = start % capacity(ring)

@@ -14,7 +14,7 @@ by Ctrl-C, or lost with its machine, it goes on with the same --out.
 
 --suite trains, at low priority, what the rows of a suite lack of so many seeds, and records each
 run as it ends; what is recorded is not trained again. A run that fails is recorded, too, and the
-others go on; the exit code is 1 then.
+others go on; the exit code is 1 then. With EXPERIMENT, only the rows of that name are trained.
 """
 
 import argparse
@@ -67,20 +67,24 @@ def main() -> int:
     print(said)
     if not arguments.record:
         return errors.RunFailure.exit_code if differs else 0
-    rows = results.read(path)  # again: others may have recorded meanwhile
-    row = dataclasses.replace(results.find(rows, row.short, row.runner), measured=new)
-    results.write(rows | {row.name: row}, path)
+
+    def recorded_anew(row: results.Row) -> results.Row:
+        failures = tuple(each for each in row.failures if each.seed >= count)
+        return dataclasses.replace(row, measured=new, failures=failures)
+
+    results.update(row.name, recorded_anew, path)
     print(f"recorded in {path}; now: python scripts/report.py")
     return 0
 
 
 def _work_through(arguments: argparse.Namespace, path: pathlib.Path) -> int:
     """Trains what a suite lacks."""
-    if arguments.experiment or arguments.runner or arguments.note:
-        raise errors.UserError("--suite: expected neither an experiment nor --runner, nor --note")
+    if arguments.runner or arguments.note:
+        raise errors.UserError("--suite: expected neither --runner nor --note")
     output = pathlib.Path(arguments.out or f"runs/suite-{arguments.suite}")
     say = functools.partial(print, flush=True)
-    done = suites.train(arguments.suite, arguments.seeds or _SEEDS, output, path, say)
+    seeds = arguments.seeds or _SEEDS
+    done = suites.train(arguments.suite, seeds, output, path, say, arguments.experiment)
     if done is None:
         print("stopped: the same command goes on")
         return 0
@@ -94,7 +98,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--runner", metavar="NAME", help="anakin or sebulba; default: the first that --list names"
     )
-    parser.add_argument("--suite", metavar="NAME", help="all rows of a suite")
+    parser.add_argument("--suite", metavar="NAME", help="all rows of a suite, or EXPERIMENT's")
     parser.add_argument("--list", action="store_true", help="all results, with expected minutes")
     parser.add_argument(
         "--seeds", type=command_line.count, help="how many: 0, 1, ... (default: as recorded)"

@@ -328,13 +328,11 @@ def test_the_replay_of_r2d2_takes_what_its_file_says(name, gigabytes):
     assert parallel.num_bytes(memory) / 1e9 == pytest.approx(gigabytes, rel=0.03)
 
 
-@pytest.mark.parametrize("name", ["pong_impala", "pong_impala_cpu"])
-def test_impala_on_atari_takes_means_where_published_are_sums(name):
-    parts = experiment.load([f"gin/experiments/{name}.gin"], []).build()
+def test_impala_on_atari_takes_means_where_published_are_sums():
+    parts = experiment.load(["gin/experiments/pong_impala.gin"], []).build()
     size = parts.runner.steps_per_update / parts.agent.num_minibatches
     assert parts.agent.max_grad_norm == pytest.approx(40.0 / size)
     assert parts.agent.optimizer_epsilon == pytest.approx(0.01 / size)
-    assert parts.agent.rmsprop_initial_scale in (0.0, pytest.approx(1.0 / size**2))
 
 
 # As in SEED RL's atari/networks.py, but for the bias of the actions' head, which is not there.

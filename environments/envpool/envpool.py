@@ -41,12 +41,16 @@ class EnvPool:
       task_id: EnvPool id, such as `Pong-v5`, `Hopper-v4` or `Jumanji/Snake-v1`.
       options: keyword arguments of `envpool.make` for the task.
       max_episode_steps: time limit, in agent steps; None for the task's own.
+      action_repeat: number of EnvPool's steps that an agent step takes. Their rewards are added
+        up; an episode that ends among them ends the agent step. Unlike the option `frame_skip`,
+        which in dm_control's tasks gives the reward of the last simulator step alone.
       observation_keys: parts of a dict observation to keep, besides an action mask; None for all.
     """
 
     task_id: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     max_episode_steps: int | None = None
+    action_repeat: int = 1
     observation_keys: Sequence[str] | None = None
 
     @functools.cached_property
@@ -56,7 +60,7 @@ class EnvPool:
             self.task_id,
             spaces.specs_of(self._observation),
             self._actions.spec,
-            self._task.limit,
+            None if self._task.limit is None else -(-self._task.limit // self.action_repeat),
         )
 
     @property
@@ -97,7 +101,12 @@ class EnvPool:
         # No local variable holds the pool: the simulators end with its last reference, and a frame
         # that imports modules for the first time may be kept alive, with all its variables.
         return EnvPoolEnvironment(
-            self._pool(start, directory), self._task, self._actions, self._observation, directory
+            self._pool(start, directory),
+            self._task,
+            self._actions,
+            self._observation,
+            self.action_repeat,
+            directory,
         )
 
     def _pool(self, start: Callable[[], Any], directory: scratch.Directory | None) -> Any:
@@ -112,7 +121,7 @@ class EnvPool:
 
     @functools.cached_property
     def _task(self) -> families.Task:
-        return families.load(self.task_id, self.options, self.max_episode_steps)
+        return families.load(self.task_id, self.options, self.max_episode_steps, self.action_repeat)
 
     @functools.cached_property
     def _actions(self) -> adaptors.ActionCodec:
@@ -138,18 +147,21 @@ class EnvPoolEnvironment:
         task: families.Task,
         actions: adaptors.ActionCodec,
         observation: types.PyTree,
+        action_repeat: int,
         directory: scratch.Directory | None = None,
     ):
         self._pool = pool
         self._task = task
         self._actions = actions
         self._observation = observation
+        self._action_repeat = action_repeat
         self._directory = directory
         self._num_envs = pool.num_envs
         self._limit = task.limit or families.NO_LIMIT
         self._rows = np.arange(self._num_envs, dtype=np.int32)
         self._last = np.zeros(self._num_envs, bool)  # where the latest time step was LAST
         self._cut = np.zeros(self._num_envs, bool)  # of these, where EnvPool does not know it
+        self._action = None  # that of the step that was begun, as EnvPool takes it
         keys = (*_STEP, *task.family.evidence, *spaces.keys_of(observation))
         index = {name: i for i, name in enumerate(pool._state_keys)}
         self._index = {key: index[key] for key in keys if key in index}
@@ -171,12 +183,12 @@ class EnvPoolEnvironment:
         if self._cut.all():
             self._pool.async_reset()
             return
-        action = self._actions.decode(action)
+        self._action = self._actions.decode(action)
         if self._cut.any():
             # EnvPool can only write the batch of one call at a time: `recv` does the resets.
-            self._pool.send(action[~self._cut], self._rows[~self._cut])
+            self._step(~self._cut)
         else:
-            self._pool.send(action)
+            self._pool.send(self._action)
 
     def recv(self) -> types.TimeStep:
         """Waits for the step that `send` began."""
@@ -184,6 +196,14 @@ class EnvPoolEnvironment:
         if self._cut.any() and not self._cut.all():
             self._pool._reset(self._rows[self._cut])
             state = _merge(self._cut, self._receive(), state)
+        for _ in range(self._action_repeat - 1):
+            going = ~(self._last | self._ended(state))
+            if not going.any():
+                break
+            self._step(going)
+            later = self._receive()
+            later["reward"] = later["reward"] + state["reward"][going]
+            state = _merge(going, later, {key: each[~going] for key, each in state.items()})
         return self._time_step(state)
 
     def close(self) -> None:
@@ -192,6 +212,14 @@ class EnvPoolEnvironment:
         directory, self._directory = self._directory, None
         if directory:
             directory.close()
+
+    def _step(self, rows: np.ndarray) -> None:
+        """Begins a step of those environments where the mask `[B]` is true."""
+        self._pool.send(self._action[rows], self._rows[rows])
+
+    def _ended(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        """Returns `[B]`, whether EnvPool or the time limit ends an episode here."""
+        return state["done"] | (state["elapsed_step"] >= self._limit)
 
     def _receive(self) -> dict[str, np.ndarray]:
         """Returns the arrays that are needed, by EnvPool's names; they are fresh."""
@@ -202,7 +230,7 @@ class EnvPoolEnvironment:
     def _time_step(self, state: dict[str, np.ndarray]) -> types.TimeStep:
         first = self._last
         terminated = self._task.terminated(state) & ~first
-        last = (state["done"] | (state["elapsed_step"] >= self._limit)) & ~first
+        last = self._ended(state) & ~first
         self._last, self._cut = last, last & ~state["done"]
         step_type = np.where(last, types.LAST, types.MID)
         return types.TimeStep(

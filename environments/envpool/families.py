@@ -142,7 +142,7 @@ class Task:
       task_id: EnvPool id.
       family: simulator behind it.
       options: EnvPool's keyword arguments, all but those of the pool: numbers, threads, seeds.
-      limit: agent steps after which an episode is truncated, or None.
+      limit: EnvPool's steps after which an episode is truncated, or None.
       clock_limit: elapsed steps from which on an end counts as a truncation, unless there is
         evidence that the rules ended the episode.
       pool_spec: EnvPool's specification.
@@ -168,8 +168,19 @@ class Task:
         return done & by_rules
 
 
-def load(task_id: str, options: Mapping[str, Any], max_episode_steps: int | None) -> Task:
+def load(
+    task_id: str,
+    options: Mapping[str, Any],
+    max_episode_steps: int | None,
+    action_repeat: int = 1,
+) -> Task:
     """Checks a task and its options, and returns it; starts no simulator.
+
+    Args:
+      task_id: EnvPool id.
+      options: EnvPool's keyword arguments that the user gives.
+      max_episode_steps: time limit, in agent steps; None for the task's own.
+      action_repeat: number of EnvPool's steps that an agent step takes.
 
     Raises:
       errors.UserError: there is no such task or option, or something to install is missing.
@@ -190,7 +201,11 @@ def load(task_id: str, options: Mapping[str, Any], max_episode_steps: int | None
     defaults = {name: value for name, value in family.options.items() if name in known}
     options = {**defaults, **options}
     default = _default_limit(task_id, family, plain.config.max_episode_steps)
-    limit = _check_limit(task_id, family, default, max_episode_steps)
+    if type(action_repeat) is not int or not 0 < action_repeat < NO_LIMIT:
+        raise errors.UserError(
+            f"EnvPool.action_repeat: expected a positive int, got {action_repeat!r}"
+        )
+    limit = _check_limit(task_id, family, default, max_episode_steps, action_repeat)
     clock_limit = NO_LIMIT if limit is None else limit
     if family.clock is Clock.FIXED:
         clock_limit = NO_LIMIT if default is None else default
@@ -277,18 +292,20 @@ def _default_limit(task_id: str, family: Family, configured: int) -> int | None:
 
 
 def _check_limit(
-    task_id: str, family: Family, default: int | None, wanted: int | None
+    task_id: str, family: Family, default: int | None, wanted: int | None, action_repeat: int
 ) -> int | None:
+    """Returns the time limit in EnvPool's steps, of one in agent steps."""
     if wanted is None:
         return default
-    if not isinstance(wanted, int) or not 0 < wanted < NO_LIMIT:
+    if not isinstance(wanted, int) or not 0 < wanted * action_repeat < NO_LIMIT:
         raise errors.UserError(
             f"EnvPool.max_episode_steps: expected a positive int or None, got {wanted!r}"
         )
+    wanted = wanted * action_repeat
     if family.clock is Clock.FIXED and default is not None and wanted > default:
         raise errors.UserError(
-            f"EnvPool.max_episode_steps = {wanted}: {task_id} ends its episodes after {default} "
-            "steps whatever it is told; choose a lower limit"
+            f"EnvPool.max_episode_steps = {wanted // action_repeat}: {task_id} ends its episodes "
+            f"after {default // action_repeat} steps whatever it is told; choose a lower limit"
         )
     return wanted
 

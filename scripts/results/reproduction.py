@@ -76,6 +76,7 @@ def measured(output: pathlib.Path, seeds: Sequence[int], note: str) -> results.M
                 commit=s["commit"],
                 greedy_return=s["evaluation"].get("greedy_return"),
                 curve=_curve(directory, s),
+                settings=training_process.settings_digest(directory.read_config()),
             )
             for directory, s in zip(directories, summaries)
         ),
@@ -161,6 +162,8 @@ def _otherwise_measured(old: results.Measured, new: results.Measured) -> str:
     """Returns what two measurements do not have in common, in words; empty where all is."""
     if not same_steps(old, new.agent_steps):
         return f"other agent steps, {old.agent_steps:,} then and {new.agent_steps:,} now"
+    if not all(one.is_of(other.settings) for one in old.runs for other in new.runs):
+        return "the configuration was another one then"
     kinds = [_kind(measured.runs) for measured in (old, new)]
     if kinds[0] != kinds[1]:
         return f"other evaluations, of {kinds[0]} actions then and {kinds[1]} ones now"

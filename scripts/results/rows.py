@@ -4,14 +4,16 @@ A row is an agent on an environment under a runner: the command that trains it, 
 measured the last time that somebody recorded it.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import os
 import pathlib
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from results import aggregates, training_process
@@ -33,6 +35,11 @@ class SeedRun:
     greedy_return: float | None = None
     # Of each evaluation: agent steps, seconds since the start, mean return.
     curve: tuple[tuple[float, float, float], ...] = ()
+    settings: str | None = None  # `training_process.settings_digest` of its configuration
+
+    def is_of(self, settings: str | None) -> bool:
+        """Returns whether it was trained with these settings, as far as they were kept."""
+        return None in (self.settings, settings) or self.settings == settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +116,8 @@ class Row:
 
     experiment: str  # a file of gin/experiments, by name, or any .gin file, by path
     runner: str  # the name of its class, in lower case that of a file of gin/runners
-    agent: str  # what a table calls them
-    environment: str  # what a table calls them
+    agent: str  # its class; after a comma, what tells rows of one task apart
+    environment: str  # what a table calls it
     measured: Measured | None = None  # the numbers; None where there are none yet
     gin_bindings: tuple[str, ...] = ()  # of `scripts/train.py`, without the seed
     variant: str = ""  # what tells rows of one experiment with other bindings apart
@@ -118,7 +125,7 @@ class Row:
     atari_game: str | None = None  # its name in `atari_scores.py`, where it is one
     suite: str | None = None  # the suite that trains it (scripts/reproduce.py --suite)
     published: tuple[Published, ...] = ()  # to stand beside it; the first one normalises
-    explanation: str = ""  # why it reaches less than was published, or has not been run
+    explanation: str = ""  # why it reaches less than was published
     failures: tuple[Failure, ...] = ()  # of seeds that have not been trained since
 
     @property
@@ -152,18 +159,23 @@ def read(path: pathlib.Path = PATH) -> dict[str, Row]:
     """Returns the rows of a file by their names, in its order.
 
     Raises:
-      errors.UserError: it cannot be read, or a row does not say what it has to.
+      errors.UserError: it cannot be read, a row does not say what it has to, or two have one name,
+        or one agent, runner and environment (or Atari game): tables could not tell them apart.
     """
     try:
         entries = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise errors.UserError(f"cannot read '{path}': {error}") from error
-    rows = {}
+    rows, taken = {}, {}
     for number, entry in enumerate(entries):
         try:
             row = _row(entry)
             if row.name in rows:
                 raise ValueError(f"'{row.name}' is there twice")
+            for task in {row.environment, row.atari_game} - {None}:
+                other = taken.setdefault((row.agent, row.runner, task), row.name)
+                if other != row.name:
+                    raise ValueError(f"'{row.name}' has agent, runner and task of '{other}'")
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise errors.UserError(f"'{path}', row {number}: {error}") from error
         rows[row.name] = row
@@ -231,6 +243,19 @@ def find(rows: Mapping[str, Row], experiment: str, runner: str | None = None) ->
         hint = errors.nearest(wanted, found)
         raise errors.UserError(f"there is no result of '{experiment}' under '{runner}'{hint}")
     return found[wanted]
+
+
+def update(name: str, change: Callable[[Row], Row], path: pathlib.Path = PATH) -> None:
+    """Replaces a row by what `change` makes of it, while no other process does so."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = os.open(path.parent, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)  # leaves no file behind
+        except OSError as error:
+            raise errors.RunFailure(f"cannot lock '{path.parent}': {error.strerror}") from error
+        rows = read(path)
+        write(rows | {name: change(rows[name])}, path)
 
 
 def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:

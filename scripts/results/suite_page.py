@@ -13,6 +13,7 @@ from results import rows as results
 
 Rows = Mapping[str, results.Row]
 _PANEL = (2.6, 2.2)  # inches
+_SIMILAR_STEPS = 1.1  # ratio of the agent steps of runs that are set against each other
 
 
 def suites(rows: Rows) -> dict[str, list[results.Row]]:
@@ -46,7 +47,7 @@ def _table(rows: Sequence[results.Row]) -> str:
     lines = []
     for row in rows:
         known = row.measured
-        told = ["not run", "", "0", ""]
+        told = ["queued", "", "0", ""]
         if known is not None:
             interval = results.interval(known.sample.student_interval())
             steps = f"{known.agent_steps:,}"
@@ -90,7 +91,7 @@ def _together(rows: Sequence[results.Row]) -> str:
                 "where 0 is a random policy and 1 the first figure that is named as published.\n"
             )
     for (one, mine), (other, theirs) in itertools.combinations(groups.items(), 2):
-        common = [task for task in mine if task in theirs]
+        common = [task for task in mine if task in theirs and _comparable(mine[task], theirs[task])]
         if len(common) > 1:
             pairs = [
                 (mine[task].measured.returns, theirs[task].measured.returns) for task in common
@@ -101,6 +102,12 @@ def _together(rows: Sequence[results.Row]) -> str:
                 f"{', '.join(common)}).\n"
             )
     return "".join(lines)
+
+
+def _comparable(one: results.Row, other: results.Row) -> bool:
+    """Returns whether two rows were trained for about as many agent steps."""
+    steps = one.measured.agent_steps, other.measured.agent_steps
+    return max(steps) <= _SIMILAR_STEPS * min(steps)
 
 
 def _by_contender(rows: Sequence[results.Row]) -> dict[str, dict[str, results.Row]]:

@@ -30,7 +30,12 @@ def select(rows: Mapping[str, results.Row], suite: str) -> list[results.Row]:
 
 
 def train(
-    suite: str, seeds: int, output: pathlib.Path, path: pathlib.Path, say: Callable[[str], None]
+    suite: str,
+    seeds: int,
+    output: pathlib.Path,
+    path: pathlib.Path,
+    say: Callable[[str], None],
+    experiment: str | None = None,
 ) -> bool | None:
     """Trains what a suite lacks, and records each run in the file of results when it ends.
 
@@ -40,14 +45,22 @@ def train(
       output: takes a folder for each row, with run directories; runs that were begun there go on.
       path: the file of results.
       say: takes a line about each run.
+      experiment: the only row to be trained, as `Row.short` names it; None for all of the suite.
 
     Returns:
-      Whether all rows have their seeds now; None where the work was stopped.
+      Whether all those rows have their seeds now; None where the work was stopped.
 
     Raises:
-      errors.UserError: there is no such suite, or a configuration is mistaken.
+      errors.UserError: there is no such suite or row, or a configuration is mistaken.
     """
-    left = _missing(select(results.read(path), suite), seeds, output)
+    rows = select(results.read(path), suite)
+    if experiment is not None:
+        names = {row.short for row in rows}
+        if experiment not in names:
+            nearest = errors.nearest(experiment, names)
+            raise errors.UserError(f"suite '{suite}' has no row '{experiment}'{nearest}")
+        rows = [row for row in rows if row.short == experiment]
+    left = _missing(rows, seeds, output)
     failed = 0
     with signals.StopRequest() as stop:
         for number, (row, run) in enumerate(left):
@@ -73,9 +86,8 @@ def _missing(
     for seed in range(seeds):
         for row in rows:
             run = reproduction.plan(row, seed, output / row.name)
-            known = row.measured
-            as_planned = known is not None and reproduction.same_steps(known, run.total_steps)
-            if not as_planned or seed not in {each.seed for each in known.runs}:
+            settings = training_process.settings_digest(run.config)
+            if seed not in {each.seed for each in _kept(row, run.total_steps, settings)}:
                 runs.append((row, run))
     return runs
 
@@ -96,15 +108,33 @@ def _record(
     failure: tuple[results.Failure, ...],
 ) -> None:
     """Adds a run to its row, as the file has it by now."""
-    rows = results.read(path)
-    row = rows[name]
-    failures = tuple(each for each in row.failures if each.seed != run.seed) + failure
-    if not failure:
-        new = reproduction.measured(run.directory.path.parent, [run.seed], "")
-        known = row.measured
-        if known is not None and reproduction.same_steps(known, new.agent_steps) and known.runs:
-            others = [each for each in known.runs if each.seed != run.seed]
-            runs = sorted([*others, *new.runs], key=lambda each: each.seed)
-            new = dataclasses.replace(new, runs=tuple(runs), note=known.note)
-        row = dataclasses.replace(row, measured=new)
-    results.write(rows | {name: dataclasses.replace(row, failures=failures)}, path)
+
+    def added(row: results.Row) -> results.Row:
+        failures = tuple(each for each in row.failures if each.seed != run.seed) + failure
+        row = dataclasses.replace(row, failures=failures)
+        return row if failure else dataclasses.replace(row, measured=_joined(row, run))
+
+    results.update(name, added, path)
+
+
+def _joined(row: results.Row, run: training_process.Run) -> results.Measured:
+    """Returns what a row and a new run of it say together."""
+    new = reproduction.measured(run.directory.path.parent, [run.seed], "")
+    kept = _kept(row, new.agent_steps, new.runs[0].settings)
+    others = [each for each in kept if each.seed != run.seed]
+    if not others:
+        return new
+    known, count = row.measured, len(others)
+    random = known.random_policy
+    if None not in (random, new.random_policy):
+        random = (count * random + new.random_policy) / (count + 1)
+    runs = sorted([*others, *new.runs], key=lambda each: each.seed)
+    return dataclasses.replace(new, runs=tuple(runs), random_policy=random, note=known.note)
+
+
+def _kept(row: results.Row, steps: int, settings: str | None) -> Sequence[results.SeedRun]:
+    """Returns the recorded runs of as many agent steps with the same settings."""
+    known = row.measured
+    if known is None or not reproduction.same_steps(known, steps):
+        return ()
+    return [each for each in known.runs if each.is_of(settings)]

@@ -41,37 +41,26 @@ def returns(rows: Rows) -> str:
 
 
 def readme(rows: Rows) -> str:
-    """Returns what each experiment reached under each runner, in few words, as Markdown."""
+    """Returns what each agent reached on each environment, a line each, as Markdown."""
     runners = ("Anakin", "Sebulba")
-    by_experiment = collections.defaultdict(dict)
+    by_environment = collections.defaultdict(list)
     for row in rows.values():
         if row.measured is not None:
-            by_experiment[row.experiment][row.runner] = row
+            by_environment[row.environment].append(row)
     lines = []
-    for experiment, measured in by_experiment.items():
-        row = next(iter(measured.values()))
-        found = {runner: each.measured for runner, each in measured.items()}
-        seeds = {known.sample.runs for known in found.values()}
-        lines.append(
-            [
-                f"`{experiment}`",
-                *(
-                    results.mean(measured[runner].measured) if runner in measured else ""
-                    for runner in runners
-                ),
-                "" if row.most is None else f"{row.most:g}",
-                results.number(row.measured.random_policy),
-                " or ".join(map(str, sorted(seeds))),
-                _steps(row.measured.agent_steps),
-            ]
-        )
-    headings = ["experiment", *runners, "highest", "random policy", "seeds", "agent steps"]
-    return markdown.table(headings, lines)
+    for environment, found in by_environment.items():
+        random, most = results.number(found[0].measured.random_policy), found[0].most
+        told = [
+            "; ".join(f"{r.agent} {results.mean(r.measured)}" for r in found if r.runner == runner)
+            for runner in runners
+        ]
+        lines.append([environment, *told, random, "" if most is None else f"{most:g}"])
+    return markdown.table(["environment", *runners, "random policy", "highest"], lines)
 
 
 def _named(row: results.Row) -> list[str]:
     """Returns what `scripts/reproduce.py` calls a row."""
-    return [f"`{row.experiment}`", f"`{row.runner.lower()}`"]
+    return [f"`{row.short}`", f"`{row.runner.lower()}`"]
 
 
 def _greedy(known: results.Measured) -> str:
@@ -92,15 +81,15 @@ def _wall_time(known: results.Measured) -> str:
 
 
 def commands(rows: Rows) -> str:
-    """Returns how each row came about, as Markdown."""
+    """Returns how each row that was measured came about, as Markdown."""
     headings = ["experiment", "runner", "command of seed 0", "date", "commit", "hardware", "note"]
     lines = []
     for row in rows.values():
         known = row.measured
-        told = ["", "", "", ""]
-        if known is not None:
-            commits = dict.fromkeys(_short(run.commit) for run in known.runs) or {"not kept": None}
-            told = [known.date, ", ".join(commits), known.hardware, known.note]
+        if known is None:
+            continue
+        commits = dict.fromkeys(_short(run.commit) for run in known.runs) or {"not kept": None}
+        told = [known.date, ", ".join(commits), known.hardware, known.note]
         lines.append([*_named(row), f"`{row.command(0)}`", *told])
     return markdown.table(headings, lines)
 

@@ -8,6 +8,7 @@ process alone, which passes it on once.
 
 import contextlib
 import dataclasses
+import hashlib
 import math
 import os
 import pathlib
@@ -200,6 +201,12 @@ def train_all(runs: Sequence[Run], say: Callable[[str], None]) -> bool:
 def _settings(text: str) -> list[str]:
     """Returns the lines of a configuration that set something."""
     return [line for line in text.splitlines() if line and not re.match(r"#|from |import ", line)]
+
+
+def settings_digest(text: str) -> str:
+    """Returns a digest of what a configuration sets, the seed apart."""
+    lines = [line for line in _settings(text) if not line.startswith("SEED = ")]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 def _ask_to_leave(process: subprocess.Popen, name: str) -> None:

@@ -319,6 +319,34 @@ def test_any_number_of_devices_draws_the_same(prioritized, counts):
             assert len(np.unique(sample.key, axis=0)) == 64
 
 
+def test_episodes_that_a_resumed_run_left_behind_are_truncated():
+    """Simulators begin anew there: no transition leads from the old episode into the new one."""
+    case = Case(steps=3, length=1, rollouts=4)
+    rollout = _rollout(case, 1)
+    step_type = np.full_like(rollout.timestep.step_type, types.MID)
+    begun = step_type.copy()
+    begun[0, ::2] = types.FIRST  # in every second stream
+
+    def run():
+        memory = buffer.init(rollout)
+        for each in (step_type, begun):
+            timestep = rollout.timestep._replace(step_type=jnp.asarray(each))
+            memory = buffer.add(memory, rollout._replace(timestep=timestep))
+        rows = memory.ring.timestep
+        places = jnp.indices((case.num_streams, 2 * case.steps))
+        return rows.step_type.read(*places), rows.discount.read(*places)
+
+    buffer = case.replay
+    mesh = parallel.make_mesh(jax.devices()[:1])
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False)
+    stored, discount = jax.jit(mapped)()
+    expected = np.full(stored.shape, types.MID)
+    expected[::2, case.steps - 1 : case.steps + 1] = types.LAST, types.FIRST
+    np.testing.assert_array_equal(stored, expected)
+    kept = np.moveaxis(rollout.timestep.discount[:-1], 0, 1)
+    np.testing.assert_array_equal(discount, np.concatenate([kept, kept], 1))
+
+
 def test_what_has_no_priority_yet_gets_the_highest_so_far():
     case = Case(steps=2, length=2, rollouts=8, num_streams=1, prioritized=True, drawn=8)
     buffer = case.replay

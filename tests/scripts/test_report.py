@@ -32,7 +32,7 @@ def rows(modules):
         _row(modules.rows, "alone", [2.0], agent="B"),
         _row(modules.rows, "pong", [16.0], most=21.0, atari_game="Pong"),
     ]
-    unknown = dataclasses.replace(made[0], experiment="none", measured=None)
+    unknown = dataclasses.replace(made[0], experiment="none", environment="none", measured=None)
     return {row.name: row for row in [*made, unknown]}
 
 
@@ -73,13 +73,20 @@ def test_commands_say_where_numbers_come_from(modules, rows):
     assert "| 2026-01-31 | cccccccccc | a machine |" in line
 
 
-def test_the_readme_has_a_line_an_experiment(modules, rows):
-    sebulba = dataclasses.replace(rows["one-anakin"], runner="Sebulba")
-    lines = _lines(modules.tables.readme({**rows, "one-sebulba": sebulba}))
-    assert lines["one"] == "| `one` | 2.00 ± 1 | 2.00 ± 1 | 3 | -1.00 | 2 | 5M |"
-    assert lines["two"] == "| `two` | 3.00 ± 0 |  | 3 | -1.00 | 3 | 5M |"
-    assert lines["alone"] == "| `alone` | 2.00 |  | 3 | -1.00 | 1 | 5M |"
-    assert "none" not in lines
+def test_the_readme_has_a_line_an_environment(modules, rows):
+    one = rows["one-anakin"]
+    two = rows["two-anakin"]
+    more = [
+        dataclasses.replace(one, runner="Sebulba"),
+        dataclasses.replace(one, agent="B", measured=two.measured),
+        dataclasses.replace(two, environment="three", most=None),
+    ]
+    lines = modules.tables.readme({**rows, **{str(n): row for n, row in enumerate(more)}})
+    lines = lines.splitlines()
+    assert "| one | A 2.00 ± 1; B 3.00 ± 0 | A 2.00 ± 1 | -1.00 | 3 |" in lines
+    assert "| alone | B 2.00 |  | -1.00 | 3 |" in lines
+    assert "| three | A 3.00 ± 0 |  | -1.00 |  |" in lines
+    assert len(lines) == 2 + 5  # what was not measured has none
 
 
 def test_greedy_returns_stand_beside_sampled_ones(modules, rows):
@@ -123,7 +130,7 @@ def test_the_pages_are_written_drawn_and_checked(modules, rows, tmp_path, call, 
     assert readme.read_text() == _mark("readme")
     assert call("report", *words) == 0
     assert call("report", *words, "--check") == 0
-    assert "| `alone` |" in readme.read_text()
+    assert "| alone |" in readme.read_text()
     assert "| `short_chain` of " in of_rules.read_text()
     readme.write_text(readme.read_text().replace("2.00", "3.00"))
     assert call("report", *words, "--check") == 1
@@ -165,10 +172,15 @@ def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
     (two,) = [line for line in lines if line.startswith("| `two` | `anakin`")]
     assert "| 5.00 ± 0 |" in two
     assert "| 2.00 ± 0.50 (somebody, 1M, otherwise) | seed 2 failed: out of memory |" in two
-    assert "| not run |  | 0 |" in page.text(rows) and "| time |" in page.text(rows)
+    assert "| queued |  | 0 |" in page.text(rows) and "| time |" in page.text(rows)
     # Of random -1 and published 2, the scores are 1, 1 and 2, 2, of which the middle half is 1, 2.
     assert any(line.startswith("- A under Anakin on one, two: IQM 1.50 (") for line in lines)
     # Pairs of one: a tie and a win, twice, 0.75; of two: a win and a loss, twice, 0.5.
     assert any("with probability 0.62 (mean over one, two)" in line for line in lines)
+    # Where one of two was trained for far longer, they are not set against each other.
+    two = rows["two-sebulba"]
+    longer = dataclasses.replace(two.measured, agent_steps=2 * two.measured.agent_steps)
+    longer = page.text({**rows, two.name: dataclasses.replace(two, measured=longer)})
+    assert "with probability" not in longer
     assert page.draw(list(rows.values()), tmp_path / "suite.png")
     assert Image.open(tmp_path / "suite.png").width > 500

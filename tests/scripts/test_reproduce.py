@@ -161,6 +161,16 @@ def test_sampled_returns_are_not_judged_by_greedy_ones(modules):
     assert not differs
 
 
+def test_runs_of_other_settings_are_not_judged(modules):
+    kept, other = (modules.rows.SeedRun(0, 1.0, settings=each) for each in ("a", "b"))
+    new = _measured(modules, runs=(kept,))
+    verdict, differs = modules.reproduction.verdict(_measured(modules, runs=(other,)), new)
+    assert (verdict, differs) == ("no verdict: the configuration was another one then", False)
+    unknown = dataclasses.replace(other, settings=None)  # as of older rows
+    verdict, _ = modules.reproduction.verdict(_measured(modules, runs=(unknown,)), new)
+    assert verdict.startswith("identical")
+
+
 def test_equal_returns_of_other_runs_are_not_identical(modules):
     runs = (modules.rows.SeedRun(0, 500.0),)
     old = _measured(modules, runs=runs, agent_steps=500)

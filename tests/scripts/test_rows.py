@@ -1,5 +1,7 @@
 """Tests of the file of results: what it has to hold, and that every row still describes a run."""
 
+import concurrent.futures
+import dataclasses
 import json
 
 import pytest
@@ -38,7 +40,9 @@ def path(tmp_path):
     summary = {"mean": -177.0, "standard_error": 6.0, "num_seeds": 3, "wall_times_s": [2.0, 4.0]}
     bare = _entry("folder/mine.gin")
     del bare["measured"], bare["gin_bindings"]
-    made.write_text(json.dumps([_entry(runs=RUNS), _entry("b", **summary), bare]))
+    bare["agent"] = "A, bare"
+    b = _entry("b", **summary) | {"environment": "F"}
+    made.write_text(json.dumps([_entry(runs=RUNS), b, bare]))
     return made
 
 
@@ -58,7 +62,8 @@ def test_a_row_knows_its_command_and_its_numbers(results, path):
 def test_variants_tell_rows_of_one_experiment_apart(results, tmp_path):
     path = tmp_path / "results.json"
     bare = {key: value for key, value in _entry().items() if key != "measured"}
-    path.write_text(json.dumps([bare, {**bare, "variant": "two", "gin_bindings": ["A.x = 2"]}]))
+    other = {"variant": "two", "agent": "A, two", "gin_bindings": ["A.x = 2"]}
+    path.write_text(json.dumps([bare, {**bare, **other}]))
     first, second = results.read(path).values()
     assert (first.name, second.name) == ("a-anakin", "a-two-anakin")
     assert results.find(results.read(path), "a-two") == second
@@ -80,6 +85,20 @@ def test_what_is_written_is_what_was_read(results, path, tmp_path):
     assert json.loads((tmp_path / "copy.json").read_text()) == json.loads(path.read_text())
 
 
+def test_what_several_write_at_once_is_all_there(results, path):
+    def note(text):
+        def added(row):
+            return dataclasses.replace(row, explanation=row.explanation + text)
+
+        for _ in range(10):
+            results.update("a-anakin", added, path)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(note, "xyz"))
+    assert sorted(results.read(path)["a-anakin"].explanation) == sorted("xyz" * 10)
+    assert list(path.parent.iterdir()) == [path]
+
+
 @pytest.mark.parametrize(
     ("text", "phrase"),
     [
@@ -90,6 +109,10 @@ def test_what_is_written_is_what_was_read(results, path, tmp_path):
         (json.dumps([_entry(runs=[{"seed": 0}])]), "final_return"),
         (json.dumps([_entry(runs=RUNS, retuns=1)]), "retuns"),
         (json.dumps([_entry(runs=RUNS), _entry(runs=RUNS)]), "row 1: 'a-anakin' is there twice"),
+        (
+            json.dumps([_entry(runs=RUNS), _entry("b", runs=RUNS)]),
+            "row 1: 'b-anakin' has agent, runner and task of 'a-anakin'",
+        ),
     ],
 )
 def test_a_file_that_does_not_say_enough_is_refused(results, tmp_path, text, phrase):
@@ -127,7 +150,7 @@ def test_every_published_row_describes_a_run(results):
         settings = experiment.load([row.gin_file, runner], ["SEED = 7", *row.gin_bindings])
         assert settings.seed == 7, row.name
         assert settings.runner.__name__ == row.runner, row.name
-        assert settings.agent.__name__ == row.agent, row.name
+        assert settings.agent.__name__ == row.agent.partition(",")[0], row.name
         assert not any("population" in binding for binding in row.gin_bindings), row.name
     commands = [row.command(0) for row in rows.values()]
     assert len(set(commands)) == len(commands)

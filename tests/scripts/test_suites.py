@@ -1,5 +1,6 @@
 """Tests of suites: real runs of seconds, and what is recorded of them."""
 
+import dataclasses
 import json
 import signal
 
@@ -17,7 +18,9 @@ CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "true"}  # what is timed here matters 
 
 @pytest.fixture(scope="module")
 def modules(tools):
-    return tools("results.suites", "results.rows", "results.training_process")
+    return tools(
+        "results.reproduction", "results.suites", "results.rows", "results.training_process"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +32,16 @@ def _ledger(folder, *rows):
     """Writes a file of results with rows of a suite, and returns its path."""
     config = processes.config_file(folder, EXTRA)
     (folder / "other.gin").write_text(config.read_text())
-    shared = {"runner": "Anakin", "agent": "PPO", "environment": "Catch", "suite": "two"}
+    shared = {"runner": "Anakin", "agent": "PPO", "suite": "two"}
     experiments = [str(config), str(folder / "other.gin")]
+    made = [{"experiment": e, "environment": e, **shared, **r} for e, r in zip(experiments, rows)]
     path = folder / "results.json"
-    path.write_text(
-        json.dumps([{"experiment": e, **shared, **row} for e, row in zip(experiments, rows)])
-    )
+    path.write_text(json.dumps(made))
     return path
 
 
-def _work(run, ledger, folder, seeds):
-    words = ("--suite", "two", "--results", ledger, "--out", folder / "runs", "--seeds", seeds)
+def _work(run, ledger, folder, seeds, *words):
+    words += ("--suite", "two", "--results", ledger, "--out", folder / "runs", "--seeds", seeds)
     return run("reproduce", *words, environment=CACHED)
 
 
@@ -67,6 +69,7 @@ def test_every_run_is_recorded_seed_by_seed_and_failures_are_shown(worked, folde
     assert "measured" not in failing
     runs = learning["measured"]["runs"]
     assert [each["seed"] for each in runs] == [0, 1]
+    assert len({each["settings"] for each in runs}) == 1
     for each in runs:
         steps, seconds, returns = zip(*each["curve"])
         assert list(steps) == sorted(set(steps)) and len(steps) > 2
@@ -76,16 +79,16 @@ def test_every_run_is_recorded_seed_by_seed_and_failures_are_shown(worked, folde
 
 
 @pytest.mark.slow
-def test_what_is_recorded_is_not_trained_again(worked, folder, run, tmp_path):
+def test_what_is_recorded_is_not_trained_again_nor_a_row_that_is_not_named(worked, run, tmp_path):
     ledger, _ = worked
-    rows = json.loads(ledger.read_text())[1:]
+    rows = json.loads(ledger.read_text())
     lost = tmp_path / "results.json"
-    first = rows[0]["measured"]["runs"].pop(0)
+    first = rows[1]["measured"]["runs"].pop(0)
     lost.write_text(json.dumps(rows))
-    result = _work(run, lost, tmp_path, 2)
+    result = _work(run, lost, tmp_path, 2, "other")
     assert result.returncode == 0, result.stderr
     assert "[1/1] other-anakin, seed 0; about" in result.stdout
-    (row,) = json.loads(lost.read_text())
+    _, row = json.loads(lost.read_text())
     assert [each["seed"] for each in row["measured"]["runs"]] == [0, 1]
     assert row["measured"]["runs"][0]["final_return"] == first["final_return"]
 
@@ -108,9 +111,27 @@ def test_a_suite_that_was_stopped_goes_on(worked, tmp_path):
     assert ended[0] == ended[1]  # one configuration, once interrupted
 
 
+def test_runs_of_other_settings_are_trained_again(modules, tmp_path):
+    row = next(iter(modules.rows.read(_ledger(tmp_path, {})).values()))
+    planned = modules.reproduction.plan(row, 1, tmp_path)
+    same = modules.training_process.settings_digest(planned.config)
+    assert planned.seed == 1 and "SEED = 1" in planned.config
+
+    def missing(settings, steps=planned.total_steps):
+        run = modules.rows.SeedRun(1, 0.5, settings=settings)
+        known = modules.rows.Measured("2026-01-31", "a machine", "0", steps, 8, runs=(run,))
+        measured = dataclasses.replace(row, measured=known)
+        return [each.seed for _, each in modules.suites._missing([measured], 2, tmp_path)]
+
+    assert missing(same) == missing(None) == [0]
+    assert missing("another") == missing(same, steps=1) == [0, 1]
+
+
 def test_a_suite_is_found_by_name(call, tmp_path):
     ledger = _ledger(tmp_path, {}, {})
     with pytest.raises(errors.UserError, match="there is no suite 'tow'; did you mean 'two'"):
         call("reproduce", "--suite", "tow", "--results", ledger)
-    with pytest.raises(errors.UserError, match="--suite: expected neither an experiment nor"):
-        call("reproduce", "tiny", "--suite", "two", "--results", ledger)
+    with pytest.raises(errors.UserError, match="has no row 'othr'; did you mean 'other'"):
+        call("reproduce", "othr", "--suite", "two", "--results", ledger)
+    with pytest.raises(errors.UserError, match="--suite: expected neither --runner nor --note"):
+        call("reproduce", "--runner", "anakin", "--suite", "two", "--results", ledger)

@@ -387,6 +387,45 @@ def test_vizdoom_starts_without_a_race_and_leaves_nothing_behind(tmp_path, monke
     assert capfd.readouterr() == ("", "")  # such as "_vizdoom.ini could not be saved"
 
 
+# Repeated actions
+
+
+def test_repeated_actions_add_up_the_rewards_of_dm_control():
+    actions = [0.3, -0.8, 1.0] * 5
+    once = play(envpool.EnvPool("CartpoleSwingup-v1"), np.repeat(actions, 2), num_envs=2)
+    factory = envpool.EnvPool("CartpoleSwingup-v1", action_repeat=2, max_episode_steps=15)
+    assert factory.spec.max_episode_steps == 15
+    assert envpool.EnvPool("CartpoleSwingup-v1", action_repeat=3).spec.max_episode_steps == 334
+    twice = play(factory, actions, num_envs=2)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a[2::2], b[1:]),
+        once.observation,
+        twice.observation,
+    )
+    rewards = once.reward[1:].reshape(15, 2, 2).sum(1)
+    assert (np.ptp(once.reward[1:].reshape(15, 2, 2), 1) > 0).any()
+    np.testing.assert_allclose(twice.reward[1:], rewards, rtol=1e-6)
+    assert (twice.last()[:, 0] == [False] * 15 + [True]).all() and not twice.terminated().any()
+
+
+@pytest.mark.parametrize("limit", [5, None])
+def test_an_episode_that_ends_among_repeated_steps_ends_the_agent_step(limit):
+    ended, _ = first_end(play(envpool.EnvPool("CartPole-v1"), [1] * 12))
+    assert ended % 4  # or else nothing is told apart
+    factory = envpool.EnvPool("CartPole-v1", action_repeat=4, max_episode_steps=limit)
+    timestep = play(factory, [1] * 12, num_envs=3)
+    end, terminated = first_end(timestep)
+    assert (end, terminated) == (-(-ended // 4), True)
+    assert timestep.reward[1 : end + 1, 0].sum() == ended
+    assert timestep.first()[end + 1, 0] and timestep.reward[end + 1, 0] == 0.0
+
+
+def test_the_contract_holds_where_actions_are_repeated():
+    factory = envpool.EnvPool("CartPole-v1", action_repeat=3, max_episode_steps=4)
+    recording = host_contract.check_contract(factory, 60, random=True)
+    assert recording.timestep.truncated().any() and recording.timestep.terminated().any()
+
+
 # What users get wrong
 
 
@@ -407,6 +446,7 @@ def test_vizdoom_starts_without_a_race_and_leaves_nothing_behind(tmp_path, monke
         ("Pong-v5", {"options": {"noop_max": 0}}, "at least 1"),
         ("Pong-v5", {"options": {"frame_skip": "four"}}, "cannot make Pong-v5"),
         ("Pong-v5", {"max_episode_steps": 0}, "a positive int"),
+        ("Pong-v5", {"action_repeat": 0}, "action_repeat: expected a positive int, got 0"),
         ("Jumanji/Snake-v1", {"max_episode_steps": 5000}, "after 4000 steps"),
         ("Jumanji/Snake-v1", {"observation_keys": ("gird",)}, "did you mean 'grid'"),
         ("Pong-v5", {"observation_keys": ("grid",)}, "is one array"),
