@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from agents import muzero
 from podracers import runner, sebulba, types
 from tests import contract, streams
 
@@ -77,21 +78,24 @@ def _made(request):
     return agent, environment, _trace(_anakin(agent, environment))
 
 
-def _assert_same(actual: Trace, expected: Trace) -> None:
+def _assert_same(actual: Trace, expected: Trace, tolerance: float = 1e-4) -> None:
     """Programs that differ may round differently, and ten updates amplify it a little."""
     for ours, theirs in itertools.islice(zip(actual.rollouts, expected.rollouts), 1):
         streams.assert_same(ours.timestep.step_type, theirs.timestep.step_type)
     for ours, theirs in zip(actual.rollouts, expected.rollouts):
-        streams.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    streams.assert_close(actual.learner, expected.learner, rtol=1e-4, atol=1e-4)
-    streams.assert_close(actual.means, expected.means, rtol=1e-3, atol=1e-4)
+        streams.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    streams.assert_close(actual.learner, expected.learner, rtol=tolerance, atol=tolerance)
+    streams.assert_close(actual.means, expected.means, rtol=10 * tolerance, atol=tolerance)
 
 
 @pytest.mark.exact  # as far as that both step environments on one backend
 @pytest.mark.parametrize("made", AGENTS, indirect=True)
 def test_without_lag_both_runners_learn_the_same(made):
     agent, environment, expected = made
-    _assert_same(_trace(_sebulba(agent, environment)), expected)
+    # A search divides its values by their range, and so magnifies rounding, by how much depends on
+    # the processor and on JAX's version: probabilities have differed by 7e-4.
+    tolerance = 2e-3 if isinstance(agent, muzero.MuZero) else 1e-4
+    _assert_same(_trace(_sebulba(agent, environment)), expected, tolerance)
 
 
 _TWO_TO_TWO = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor": 2}
