@@ -76,9 +76,9 @@ def _normalized(row: results.Row) -> list[float]:
 
 
 def _together(rows: Sequence[results.Row]) -> str:
-    """Returns what agents reach over several tasks, and which of two is ahead, in words."""
-    lines = []
+    """Returns what agents reach over several tasks, and which of two is ahead."""
     groups = _by_contender(rows)
+    lines = []
     for named, tasks in groups.items():
         scores = {t: _normalized(row) for t, row in tasks.items() if _is_normalized(row)}
         if len(scores) > 1:
@@ -90,18 +90,35 @@ def _together(rows: Sequence[results.Row]) -> str:
                 f"- {named} on {', '.join(scores)}: IQM {results.number(found.value)}{interval}, "
                 "where 0 is a random policy and 1 the first figure that is named as published.\n"
             )
-    for (one, mine), (other, theirs) in itertools.combinations(groups.items(), 2):
-        common = [task for task in mine if task in theirs and _comparable(mine[task], theirs[task])]
-        if len(common) > 1:
-            pairs = [
-                (mine[task].measured.returns, theirs[task].measured.returns) for task in common
-            ]
-            chance = np.mean([aggregates.probability_of_improvement(*pair) for pair in pairs])
-            lines.append(
-                f"- A run of {one} beats one of {other} with probability {chance:.2f} (mean over "
-                f"{', '.join(common)}).\n"
-            )
-    return "".join(lines)
+    return "".join(lines) + _improvements(groups)
+
+
+def _improvements(groups: Mapping[str, Mapping[str, results.Row]]) -> str:
+    """Returns a table of how likely a run of one agent is to return more than one of another."""
+    chances = {}
+    for one, other in itertools.permutations(groups, 2):
+        pairs = [
+            (groups[one][task].measured.returns, groups[other][task].measured.returns)
+            for task in groups[one].keys() & groups[other].keys()
+            if _comparable(groups[one][task], groups[other][task])
+        ]
+        if len(pairs) > 1:
+            each = [aggregates.probability_of_improvement(*pair) for pair in pairs]
+            chances[one, other] = f"{np.mean(each):.2f} ({len(pairs)})"
+    named = [name for name in groups if any(name in pair for pair in chances)]
+    if not named:
+        return ""
+    numbers = list(map(str, range(1, 1 + len(named))))
+    lines = [
+        [f"{number}. {one}", *(chances.get((one, other), "") for other in named)]
+        for number, one in zip(numbers, named)
+    ]
+    return (
+        "\nHow likely a run of the agent on the left is to return more than one of the agent above "
+        "(ties count half), and in brackets the tasks that this is the mean of: those that both "
+        "have learnt in about as many steps, where there are two or more.\n\n"
+        + markdown.table(["probability of improvement", *numbers], lines)
+    )
 
 
 def _comparable(one: results.Row, other: results.Row) -> bool:

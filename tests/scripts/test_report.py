@@ -176,11 +176,12 @@ def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
     # Of random -1 and published 2, the scores are 1, 1 and 2, 2, of which the middle half is 1, 2.
     assert any(line.startswith("- A under Anakin on one, two: IQM 1.50 (") for line in lines)
     # Pairs of one: a tie and a win, twice, 0.75; of two: a win and a loss, twice, 0.5.
-    assert any("with probability 0.62 (mean over one, two)" in line for line in lines)
+    assert "| 1. A under Anakin |  | 0.62 (2) |" in lines
+    assert "| 2. B under Sebulba | 0.38 (2) |  |" in lines
     # Where one of two was trained for far longer, they are not set against each other.
     two = rows["two-sebulba"]
     longer = dataclasses.replace(two.measured, agent_steps=2 * two.measured.agent_steps)
     longer = page.text({**rows, two.name: dataclasses.replace(two, measured=longer)})
-    assert "with probability" not in longer
+    assert "probability" not in longer
     assert page.draw(list(rows.values()), tmp_path / "suite.png")
     assert Image.open(tmp_path / "suite.png").width > 500
