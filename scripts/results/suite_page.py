@@ -3,6 +3,7 @@
 import collections
 import itertools
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import matplotlib.axes
@@ -13,6 +14,8 @@ from results import rows as results
 
 Rows = Mapping[str, results.Row]
 _PANEL = (2.6, 2.2)  # inches
+_LINES = {"Anakin": "-", "Sebulba": "--"}
+_PROFILE_POINTS = 512
 _SIMILAR_STEPS = 1.1  # ratio of the agent steps of runs that are set against each other
 
 
@@ -36,7 +39,7 @@ def _section(name: str, rows: Sequence[results.Row]) -> str:
     if any(_curves(row) for row in rows):
         parts.append(
             f"![Learning curves of the suite {name}: mean and range over seeds, by agent steps and "
-            f"by seconds; dashed: published](results/suite_{name}.png)\n"
+            f"by seconds; dotted: published](results/suite_{name}.png)\n"
         )
     return "\n".join(part for part in parts if part)
 
@@ -69,28 +72,42 @@ def _published(each: results.Published) -> str:
     return f"{results.number(each.value)}{error} ({said})"
 
 
-def _normalized(row: results.Row) -> list[float]:
-    """Returns the returns of a row, where 0 is a random policy and 1 what was published first."""
-    random, published = row.measured.random_policy, row.published[0].value
-    return [(value - random) / (published - random) for value in row.measured.returns]
+def _scores(rows: Sequence[results.Row]) -> dict[str, dict[str, list[float]]]:
+    """Returns normalised returns by agent and runner, then by task, of those with several tasks.
+
+    0 is a random policy, and 1 the first figure that a row of the suite names for the task.
+    """
+    references = {row.environment: row.published[0].value for row in rows[::-1] if row.published}
+    scores = {}
+    for named, tasks in _by_contender(rows).items():
+        found = {}
+        for task, row in tasks.items():
+            random = row.measured.random_policy
+            if task in references and random is not None:
+                width = references[task] - random
+                found[task] = [(value - random) / width for value in row.measured.returns]
+        if len(found) > 1:
+            scores[named] = found
+    return scores
 
 
 def _together(rows: Sequence[results.Row]) -> str:
     """Returns what agents reach over several tasks, and which of two is ahead."""
-    groups = _by_contender(rows)
     lines = []
-    for named, tasks in groups.items():
-        scores = {t: _normalized(row) for t, row in tasks.items() if _is_normalized(row)}
-        if len(scores) > 1:
-            runs = min(map(len, scores.values()))
-            each = [own[:runs] for own in scores.values()]
-            found = aggregates.summarize(each)["interquartile mean"]
-            interval = "" if found.interval is None else f" ({results.interval(found.interval)})"
-            lines.append(
-                f"- {named} on {', '.join(scores)}: IQM {results.number(found.value)}{interval}, "
-                "where 0 is a random policy and 1 the first figure that is named as published.\n"
-            )
-    return "".join(lines) + _improvements(groups)
+    for named, tasks in _scores(rows).items():
+        runs = min(map(len, tasks.values()))
+        found = aggregates.summarize([own[:runs] for own in tasks.values()])["interquartile mean"]
+        interval = "" if found.interval is None else f" ({results.interval(found.interval)})"
+        value = f"{results.number(found.value)}{interval}"
+        lines.append([named, ", ".join(tasks), str(runs), value])
+    if not lines:
+        return _improvements(_by_contender(rows))
+    return (
+        "Over tasks, where 0 is a random policy and 1 the first figure that is named as published "
+        "for the task:\n\n"
+        + markdown.table(["agent", "tasks", "seeds of each", "IQM"], lines)
+        + _improvements(_by_contender(rows))
+    )
 
 
 def _improvements(groups: Mapping[str, Mapping[str, results.Row]]) -> str:
@@ -132,12 +149,12 @@ def _by_contender(rows: Sequence[results.Row]) -> dict[str, dict[str, results.Ro
     groups = collections.defaultdict(dict)
     for row in rows:
         if row.measured is not None and row.measured.runs:
-            groups[f"{row.agent} under {row.runner}"][row.environment] = row
+            groups[_contender(row)][row.environment] = row
     return dict(groups)
 
 
-def _is_normalized(row: results.Row) -> bool:
-    return bool(row.published) and row.measured.random_policy is not None
+def _contender(row: results.Row) -> str:
+    return f"{row.agent} under {row.runner}"
 
 
 def _curves(row: results.Row) -> list[np.ndarray]:
@@ -147,38 +164,71 @@ def _curves(row: results.Row) -> list[np.ndarray]:
 
 
 def draw(rows: Sequence[results.Row], path: pathlib.Path) -> bool:
-    """Draws the curves of a suite, a column for each task; returns whether there are any."""
+    """Draws the curves of a suite, a column for each task; returns whether there are any.
+
+    Where an agent has learnt several tasks that published figures are known of, the last column is
+    the performance profile over them.
+    """
     tasks = collections.defaultdict(list)
     for row in rows:
         if _curves(row):
             tasks[row.environment].append(row)
     if not tasks:
         return False
-    colors = plotting.colors(dict.fromkeys((row.agent, row.runner) for row in rows))
-    size = (1.2 + _PANEL[0] * len(tasks), 0.9 + 2 * _PANEL[1])
-    figure, axes = plt.subplots(2, len(tasks), figsize=size, layout="constrained", squeeze=False)
+    scores = _scores(rows)
+    colors = plotting.colors(dict.fromkeys(row.agent for row in rows if row.measured))
+    width = 1.2 + _PANEL[0] * (len(tasks) + bool(scores))
+    figure, axes = plt.subplots(
+        *(2, len(tasks) + bool(scores)),
+        figsize=(width, 0.9 + 2 * _PANEL[1]),
+        layout="constrained",
+        squeeze=False,
+    )
     for column, (task, chosen) in zip(axes.T, tasks.items()):
         for x, axis in enumerate(column):
             _panel(axis, chosen, colors, x)
-        column[0].set_title(task, fontsize=10)
+        column[0].set_title("\n".join(textwrap.wrap(task, 28)), fontsize=9)
     for axis, label in zip(axes[:, 0], ("return, by agent steps", "return, by seconds")):
         axis.set_ylabel(label)
+    if scores:
+        _profile(axes[0, -1], scores, colors)
+        axes[1, -1].set_axis_off()
     handles = {h.get_label(): h for axis in axes.flat for h in axis.get_lines()}
-    shown = [h for label, h in handles.items() if not label.startswith("_")]
-    figure.legend(handles=shown, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(
+        handles=list(handles.values()),
+        loc="outside lower center",
+        ncols=max(1, int(width / 2.5)),
+        fontsize=8,
+        frameon=False,
+    )
     plotting.save(figure, path)
     return True
 
 
+def _style(named: str, colors: Mapping[str, str]) -> dict[str, str]:
+    """Returns how an agent under a runner is drawn: colours are agents, line styles runners."""
+    agent, runner = named.rsplit(" under ", 1)
+    return {"color": colors[agent], "linestyle": _LINES[runner], "label": named}
+
+
 def _panel(axis: matplotlib.axes.Axes, rows: Sequence[results.Row], colors, x: int) -> None:
     for row in rows:
-        named = (row.agent, row.runner)
         seeds = [(curve[:, x], curve[:, 2]) for curve in _curves(row)]
-        drawn = plotting.band(seeds)
-        plotting.draw_band(axis, drawn, color=colors[named], label=" under ".join(named))
-        if row.published:
-            style = {"color": colors[named], "linestyle": "--", "linewidth": 1}
-            axis.axhline(row.published[0].value, label="_published", **style)
+        plotting.draw_band(axis, plotting.band(seeds), **_style(_contender(row), colors))
+    for value in {row.published[0].value for row in rows if row.published}:
+        axis.axhline(value, label="published", color=plotting.GREY, linestyle=":", linewidth=1.2)
     axis.set_xlabel(("agent steps", "s")[x])
     axis.xaxis.set_major_formatter(plotting.engineering())
+    plotting.tidy(axis)
+
+
+def _profile(axis: matplotlib.axes.Axes, scores, colors: Mapping[str, str]) -> None:
+    each = [value for tasks in scores.values() for runs in tasks.values() for value in runs]
+    places = np.linspace(min(0.0, *each), 1.05 * max(1.0, *each), _PROFILE_POINTS)
+    for named, tasks in scores.items():
+        shares = aggregates.performance_profile(list(tasks.values()), places)
+        axis.plot(places, shares, linewidth=1.8, **_style(named, colors))
+    axis.set_title("performance profile", fontsize=9)
+    axis.set_xlabel("return (1: published)")
+    axis.set_ylabel("share of runs above")
     plotting.tidy(axis)

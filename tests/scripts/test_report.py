@@ -174,7 +174,7 @@ def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
     assert "| 2.00 ± 0.50 (somebody, 1M, otherwise) | seed 2 failed: out of memory |" in two
     assert "| queued |  | 0 |" in page.text(rows) and "| time |" in page.text(rows)
     # Of random -1 and published 2, the scores are 1, 1 and 2, 2, of which the middle half is 1, 2.
-    assert any(line.startswith("- A under Anakin on one, two: IQM 1.50 (") for line in lines)
+    assert any(line.startswith("| A under Anakin | one, two | 2 | 1.50 (") for line in lines)
     # Pairs of one: a tie and a win, twice, 0.75; of two: a win and a loss, twice, 0.5.
     assert "| 1. A under Anakin |  | 0.62 (2) |" in lines
     assert "| 2. B under Sebulba | 0.38 (2) |  |" in lines
