@@ -163,13 +163,15 @@ class Replay:
         """Stores a rollout `[T, B, ...]`, in place where `memory` is donated.
 
         New sequences (`new_items`) can be drawn from now on, with the highest priority so far.
-        Where episodes begin with the rollout though none had ended, as they do once a run with
-        simulators has resumed, the old ones are truncated a step before what was collected last.
+
+        After a Sebulba run is resumed, simulators begin new episodes. The unfinished episode of
+        each stream is then marked as truncated at its last stored time step but one: the last one
+        is overwritten by the first one of the new episode.
         """
         steps = _steps(rollout)
         size = ring_buffer.capacity(memory.ring)
         slot = memory.head[0] % size  # of the first time step
-        begun = rollout.timestep.first()[0] & (memory.head > 0)
+        begun = rollout.timestep.first()[0]
         ring = ring_buffer.end_episodes(memory.ring, (slot - 1) % size, begun)
         ring = ring_buffer.write(ring, rollout, slot)
         memory = memory._replace(ring=ring, head=memory.head + steps)

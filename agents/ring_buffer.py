@@ -147,9 +147,9 @@ def write(ring: types.Rollout, rollout: types.Rollout, slot: jax.Array) -> types
 
 
 def end_episodes(ring: types.Rollout, slot: jax.Array, ended: jax.Array) -> types.Rollout:
-    """Returns the ring with an episode's end, truncated, in slot `slot` of streams `ended` `[B]`.
+    """Marks slot `slot` of streams `ended` `[B]` as the last time step of an episode.
 
-    The discount stays what it is.
+    Its discount is kept: the episode counts as truncated, unless it had terminated there.
     """
     rows = ring.timestep.step_type
     stream = jnp.arange(num_streams(ring))

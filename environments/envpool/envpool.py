@@ -43,7 +43,8 @@ class EnvPool:
       max_episode_steps: time limit, in agent steps; None for the task's own.
       action_repeat: number of EnvPool's steps that an agent step takes. Their rewards are added
         up; an episode that ends among them ends the agent step. Unlike the option `frame_skip`,
-        which in dm_control's tasks gives the reward of the last simulator step alone.
+        which in dm_control's tasks gives the reward of the last simulator step alone. Each of
+        EnvPool's steps makes an observation: with `from_pixels` that many images are drawn.
       observation_keys: parts of a dict observation to keep, besides an action mask; None for all.
     """
 

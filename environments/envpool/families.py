@@ -303,9 +303,11 @@ def _check_limit(
         )
     wanted = wanted * action_repeat
     if family.clock is Clock.FIXED and default is not None and wanted > default:
+        if wanted - default < action_repeat:  # the last agent step is cut short
+            return default
         raise errors.UserError(
             f"EnvPool.max_episode_steps = {wanted // action_repeat}: {task_id} ends its episodes "
-            f"after {default // action_repeat} steps whatever it is told; choose a lower limit"
+            f"after {-(-default // action_repeat)} steps whatever it is told; choose a lower limit"
         )
     return wanted
 

@@ -19,8 +19,10 @@ import numpy as np
 from podracers import errors
 from podracers.training import loggers, run_directory
 
-COLORS = ("#3478c8", "#ee7a30", "#2f9e6e", "#a05cc0", "#c0455a", "#8a6d3b")
-COLORS += ("#2bb3c0", "#e377c2", "#9aa624", "#1f2f5f", "#f0b429", "#6b3fa0")
+COLORS = (
+    *("#3478c8", "#ee7a30", "#2f9e6e", "#a05cc0", "#c0455a", "#8a6d3b"),
+    *("#2bb3c0", "#e377c2", "#9aa624", "#1f2f5f", "#f0b429", "#6b3fa0"),
+)
 GREY = "#8a8f98"
 _GRID = 256  # points of a common grid: more than a picture shows
 

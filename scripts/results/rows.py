@@ -124,7 +124,7 @@ class Row:
     most: float | None = None  # the highest return there is, where it is known
     atari_game: str | None = None  # its name in `atari_scores.py`, where it is one
     suite: str | None = None  # the suite that trains it (scripts/reproduce.py --suite)
-    published: tuple[Published, ...] = ()  # to stand beside it; the first one normalises
+    published: tuple[Published, ...] = ()  # to stand beside it; the first one is 1 in aggregates
     explanation: str = ""  # why it reaches less than was published
     failures: tuple[Failure, ...] = ()  # of seeds that have not been trained since
 
@@ -246,7 +246,12 @@ def find(rows: Mapping[str, Row], experiment: str, runner: str | None = None) ->
 
 
 def update(name: str, change: Callable[[Row], Row], path: pathlib.Path = PATH) -> None:
-    """Replaces a row by what `change` makes of it, while no other process does so."""
+    """Replaces a row by what `change` makes of it, while no other process does so.
+
+    Raises:
+      errors.UserError: the file has no such row.
+      errors.RunFailure: its folder cannot be locked, or the file not be written.
+    """
     with contextlib.ExitStack() as stack:
         try:
             folder = os.open(path.parent, os.O_RDONLY)
@@ -255,6 +260,8 @@ def update(name: str, change: Callable[[Row], Row], path: pathlib.Path = PATH) -
         except OSError as error:
             raise errors.RunFailure(f"cannot lock '{path.parent}': {error.strerror}") from error
         rows = read(path)
+        if name not in rows:
+            raise errors.UserError(f"'{path}' has no row '{name}'{errors.nearest(name, rows)}")
         write(rows | {name: change(rows[name])}, path)
 
 

@@ -13,6 +13,7 @@ from results import aggregates, markdown, plotting
 from results import rows as results
 
 Rows = Mapping[str, results.Row]
+_Contender = tuple[str, str]  # agent, runner
 _PANEL = (2.6, 2.2)  # inches
 _LINES = {"Anakin": "-", "Sebulba": "--"}
 _PROFILE_POINTS = 512
@@ -72,45 +73,48 @@ def _published(each: results.Published) -> str:
     return f"{results.number(each.value)}{error} ({said})"
 
 
-def _scores(rows: Sequence[results.Row]) -> dict[str, dict[str, list[float]]]:
+def _scores(rows: Sequence[results.Row]) -> dict[_Contender, dict[str, list[float]]]:
     """Returns normalised returns by agent and runner, then by task, of those with several tasks.
 
-    0 is a random policy, and 1 the first figure that a row of the suite names for the task.
+    0 is a random policy, and 1 the first figure that the row names as published, or else the first
+    that any row of the suite names for the task.
     """
     references = {row.environment: row.published[0].value for row in rows[::-1] if row.published}
     scores = {}
-    for named, tasks in _by_contender(rows).items():
+    for contender, tasks in _by_contender(rows).items():
         found = {}
         for task, row in tasks.items():
             random = row.measured.random_policy
-            if task in references and random is not None:
-                width = references[task] - random
+            reference = row.published[0].value if row.published else references.get(task)
+            if None not in (reference, random):
+                width = reference - random
                 found[task] = [(value - random) / width for value in row.measured.returns]
         if len(found) > 1:
-            scores[named] = found
+            scores[contender] = found
     return scores
 
 
 def _together(rows: Sequence[results.Row]) -> str:
     """Returns what agents reach over several tasks, and which of two is ahead."""
     lines = []
-    for named, tasks in _scores(rows).items():
+    for contender, tasks in _scores(rows).items():
         runs = min(map(len, tasks.values()))
         found = aggregates.summarize([own[:runs] for own in tasks.values()])["interquartile mean"]
         interval = "" if found.interval is None else f" ({results.interval(found.interval)})"
         value = f"{results.number(found.value)}{interval}"
-        lines.append([named, ", ".join(tasks), str(runs), value])
+        lines.append([_named(contender), ", ".join(tasks), str(runs), value])
+    improvements = _improvements(_by_contender(rows))
     if not lines:
-        return _improvements(_by_contender(rows))
+        return improvements
     return (
-        "Over tasks, where 0 is a random policy and 1 the first figure that is named as published "
-        "for the task:\n\n"
+        "Over tasks, where 0 is a random policy and 1 the first figure that is named as published, "
+        "in the row or else for its task:\n\n"
         + markdown.table(["agent", "tasks", "seeds of each", "IQM"], lines)
-        + _improvements(_by_contender(rows))
+        + improvements
     )
 
 
-def _improvements(groups: Mapping[str, Mapping[str, results.Row]]) -> str:
+def _improvements(groups: Mapping[_Contender, Mapping[str, results.Row]]) -> str:
     """Returns a table of how likely a run of one agent is to return more than one of another."""
     chances = {}
     for one, other in itertools.permutations(groups, 2):
@@ -122,13 +126,13 @@ def _improvements(groups: Mapping[str, Mapping[str, results.Row]]) -> str:
         if len(pairs) > 1:
             each = [aggregates.probability_of_improvement(*pair) for pair in pairs]
             chances[one, other] = f"{np.mean(each):.2f} ({len(pairs)})"
-    named = [name for name in groups if any(name in pair for pair in chances)]
-    if not named:
+    compared = [each for each in groups if any(each in pair for pair in chances)]
+    if not compared:
         return ""
-    numbers = list(map(str, range(1, 1 + len(named))))
+    numbers = list(map(str, range(1, 1 + len(compared))))
     lines = [
-        [f"{number}. {one}", *(chances.get((one, other), "") for other in named)]
-        for number, one in zip(numbers, named)
+        [f"{number}. {_named(one)}", *(chances.get((one, other), "") for other in compared)]
+        for number, one in zip(numbers, compared)
     ]
     return (
         "\nHow likely a run of the agent on the left is to return more than one of the agent above "
@@ -144,17 +148,17 @@ def _comparable(one: results.Row, other: results.Row) -> bool:
     return max(steps) <= _SIMILAR_STEPS * min(steps)
 
 
-def _by_contender(rows: Sequence[results.Row]) -> dict[str, dict[str, results.Row]]:
+def _by_contender(rows: Sequence[results.Row]) -> dict[_Contender, dict[str, results.Row]]:
     """Returns rows whose returns are known by seed, by agent and runner, then by task."""
     groups = collections.defaultdict(dict)
     for row in rows:
         if row.measured is not None and row.measured.runs:
-            groups[_contender(row)][row.environment] = row
+            groups[row.agent, row.runner][row.environment] = row
     return dict(groups)
 
 
-def _contender(row: results.Row) -> str:
-    return f"{row.agent} under {row.runner}"
+def _named(contender: _Contender) -> str:
+    return " under ".join(contender)
 
 
 def _curves(row: results.Row) -> list[np.ndarray]:
@@ -177,12 +181,10 @@ def draw(rows: Sequence[results.Row], path: pathlib.Path) -> bool:
         return False
     scores = _scores(rows)
     colors = plotting.colors(dict.fromkeys(row.agent for row in rows if row.measured))
-    width = 1.2 + _PANEL[0] * (len(tasks) + bool(scores))
+    columns = len(tasks) + bool(scores)
+    width, height = 1.2 + _PANEL[0] * columns, 0.9 + 2 * _PANEL[1]
     figure, axes = plt.subplots(
-        *(2, len(tasks) + bool(scores)),
-        figsize=(width, 0.9 + 2 * _PANEL[1]),
-        layout="constrained",
-        squeeze=False,
+        2, columns, figsize=(width, height), layout="constrained", squeeze=False
     )
     for column, (task, chosen) in zip(axes.T, tasks.items()):
         for x, axis in enumerate(column):
@@ -205,16 +207,17 @@ def draw(rows: Sequence[results.Row], path: pathlib.Path) -> bool:
     return True
 
 
-def _style(named: str, colors: Mapping[str, str]) -> dict[str, str]:
+def _style(contender: _Contender, colors: Mapping[str, str]) -> dict[str, str]:
     """Returns how an agent under a runner is drawn: colours are agents, line styles runners."""
-    agent, runner = named.rsplit(" under ", 1)
-    return {"color": colors[agent], "linestyle": _LINES[runner], "label": named}
+    agent, runner = contender
+    return {"color": colors[agent], "linestyle": _LINES[runner], "label": _named(contender)}
 
 
 def _panel(axis: matplotlib.axes.Axes, rows: Sequence[results.Row], colors, x: int) -> None:
     for row in rows:
         seeds = [(curve[:, x], curve[:, 2]) for curve in _curves(row)]
-        plotting.draw_band(axis, plotting.band(seeds), **_style(_contender(row), colors))
+        style = _style((row.agent, row.runner), colors)
+        plotting.draw_band(axis, plotting.band(seeds), **style)
     for value in {row.published[0].value for row in rows if row.published}:
         axis.axhline(value, label="published", color=plotting.GREY, linestyle=":", linewidth=1.2)
     axis.set_xlabel(("agent steps", "s")[x])
@@ -225,9 +228,9 @@ def _panel(axis: matplotlib.axes.Axes, rows: Sequence[results.Row], colors, x: i
 def _profile(axis: matplotlib.axes.Axes, scores, colors: Mapping[str, str]) -> None:
     each = [value for tasks in scores.values() for runs in tasks.values() for value in runs]
     places = np.linspace(min(0.0, *each), 1.05 * max(1.0, *each), _PROFILE_POINTS)
-    for named, tasks in scores.items():
+    for contender, tasks in scores.items():
         shares = aggregates.performance_profile(list(tasks.values()), places)
-        axis.plot(places, shares, linewidth=1.8, **_style(named, colors))
+        axis.plot(places, shares, linewidth=1.8, **_style(contender, colors))
     axis.set_title("performance profile", fontsize=9)
     axis.set_xlabel("return (1: published)")
     axis.set_ylabel("share of runs above")

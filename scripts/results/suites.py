@@ -82,12 +82,14 @@ def _missing(
     rows: Sequence[results.Row], seeds: int, output: pathlib.Path
 ) -> list[tuple[results.Row, training_process.Run]]:
     """Returns the runs that are not recorded, seed by seed."""
+    digest = training_process.settings_digest
+    settings = [digest(reproduction.plan(row, 0, output).config) for row in rows]
     runs = []
     for seed in range(seeds):
-        for row in rows:
-            run = reproduction.plan(row, seed, output / row.name)
-            settings = training_process.settings_digest(run.config)
-            if seed not in {each.seed for each in _kept(row, run.total_steps, settings)}:
+        for row, setting in zip(rows, settings):
+            # A folder for each configuration: one that has changed does not meet its old runs.
+            run = reproduction.plan(row, seed, output / f"{row.name}-{setting}")
+            if seed not in {each.seed for each in _kept(row, run.total_steps, setting)}:
                 runs.append((row, run))
     return runs
 
@@ -124,10 +126,10 @@ def _joined(row: results.Row, run: training_process.Run) -> results.Measured:
     others = [each for each in kept if each.seed != run.seed]
     if not others:
         return new
-    known, count = row.measured, len(others)
-    random = known.random_policy
-    if None not in (random, new.random_policy):
-        random = (count * random + new.random_policy) / (count + 1)
+    known, count = row.measured, len(row.measured.runs)
+    random = new.random_policy
+    if known.random_policy is not None:
+        random = (count * known.random_policy + random) / (count + 1)
     runs = sorted([*others, *new.runs], key=lambda each: each.seed)
     return dataclasses.replace(new, runs=tuple(runs), random_policy=random, note=known.note)
 

@@ -128,7 +128,7 @@ def test_the_first_step_of_each_optimizer(options, expected):
 
 
 def test_a_sum_over_the_batch_is_a_mean_with_a_smaller_epsilon_and_norm():
-    """What the comments of the .gin files say of published settings."""
+    """How settings that were published for sums carry over to means."""
     size = 640.0
     summed = optax.chain(
         optax.clip_by_global_norm(40.0),

@@ -319,7 +319,8 @@ def test_any_number_of_devices_draws_the_same(prioritized, counts):
             assert len(np.unique(sample.key, axis=0)) == 64
 
 
-def test_episodes_that_a_resumed_run_left_behind_are_truncated():
+@pytest.mark.parametrize("earlier", [1, 4])  # the second rollout of the ring, and again the first
+def test_episodes_that_a_resumed_run_left_behind_are_truncated(earlier):
     """Simulators begin anew there: no transition leads from the old episode into the new one."""
     case = Case(steps=3, length=1, rollouts=4)
     rollout = _rollout(case, 1)
@@ -329,12 +330,13 @@ def test_episodes_that_a_resumed_run_left_behind_are_truncated():
 
     def run():
         memory = buffer.init(rollout)
-        for each in (step_type, begun):
+        for each in (*[step_type] * earlier, begun):
             timestep = rollout.timestep._replace(step_type=jnp.asarray(each))
             memory = buffer.add(memory, rollout._replace(timestep=timestep))
         rows = memory.ring.timestep
-        places = jnp.indices((case.num_streams, 2 * case.steps))
-        return rows.step_type.read(*places), rows.discount.read(*places)
+        stream, time = jnp.indices((case.num_streams, 2 * case.steps))
+        slot = (time + (earlier - 1) * case.steps) % (case.rollouts * case.steps)
+        return rows.step_type.read(stream, slot), rows.discount.read(stream, slot)
 
     buffer = case.replay
     mesh = parallel.make_mesh(jax.devices()[:1])

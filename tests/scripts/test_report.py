@@ -184,4 +184,4 @@ def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
     longer = page.text({**rows, two.name: dataclasses.replace(two, measured=longer)})
     assert "probability" not in longer
     assert page.draw(list(rows.values()), tmp_path / "suite.png")
-    assert Image.open(tmp_path / "suite.png").width > 500
+    assert Image.open(tmp_path / "suite.png").width > 1000

@@ -98,9 +98,11 @@ def test_a_suite_that_was_stopped_goes_on(worked, tmp_path):
     ledger = _ledger(tmp_path, {}, {})
     words = ("--suite", "two", "--results", ledger, "--out", tmp_path / "runs", "--seeds", 1)
     process = processes.start("reproduce", *words, environment=CACHED)
-    run_dir = tmp_path / "runs" / "tiny-anakin" / "seed-0"
+    folder = tmp_path / "runs"
     stopped = processes.interrupt(
-        process, signal.SIGTERM, lambda: processes.num_lines(run_dir) >= 3
+        process,
+        signal.SIGTERM,
+        lambda: any(processes.num_lines(d) >= 3 for d in folder.glob("tiny-anakin-*/seed-0")),
     )
     assert stopped.returncode == 0, stopped.stderr
     assert "stopped: the same command goes on" in stopped.stdout
@@ -125,6 +127,12 @@ def test_runs_of_other_settings_are_trained_again(modules, tmp_path):
 
     assert missing(same) == missing(None) == [0]
     assert missing("another") == missing(same, steps=1) == [0, 1]
+    # Those of other settings are beside the old ones, which `Run.train` would not go on with.
+    changed = dataclasses.replace(row, gin_bindings=("TOTAL_STEPS = 77",))
+    folders = {
+        run.directory.path.parent for _, run in modules.suites._missing([row, changed], 2, tmp_path)
+    }
+    assert len(folders) == 2 and {folder.parent for folder in folders} == {tmp_path}
 
 
 def test_a_suite_is_found_by_name(call, tmp_path):

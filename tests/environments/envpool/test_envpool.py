@@ -408,16 +408,35 @@ def test_repeated_actions_add_up_the_rewards_of_dm_control():
     assert (twice.last()[:, 0] == [False] * 15 + [True]).all() and not twice.terminated().any()
 
 
-@pytest.mark.parametrize("limit", [5, None])
-def test_an_episode_that_ends_among_repeated_steps_ends_the_agent_step(limit):
+def test_an_episode_that_ends_among_repeated_steps_ends_the_agent_step():
     ended, _ = first_end(play(envpool.EnvPool("CartPole-v1"), [1] * 12))
     assert ended % 4  # or else nothing is told apart
-    factory = envpool.EnvPool("CartPole-v1", action_repeat=4, max_episode_steps=limit)
+    factory = envpool.EnvPool("CartPole-v1", action_repeat=4)
     timestep = play(factory, [1] * 12, num_envs=3)
     end, terminated = first_end(timestep)
     assert (end, terminated) == (-(-ended // 4), True)
     assert timestep.reward[1 : end + 1, 0].sum() == ended
     assert timestep.first()[end + 1, 0] and timestep.reward[end + 1, 0] == 0.0
+
+
+def test_a_time_limit_among_repeated_steps_truncates_the_agent_step():
+    actions = [0.3, -0.8, 1.0] * 112
+    once = play(envpool.EnvPool("CartpoleSwingup-v1"), np.repeat(actions[:334], 3)[:1000])
+    timestep = play(envpool.EnvPool("CartpoleSwingup-v1", action_repeat=3), actions)
+    assert first_end(timestep) == (334, False)  # 1,000 = 333 * 3 + 1
+    np.testing.assert_allclose(timestep.reward[334, 0], once.reward[1000, 0], rtol=1e-6)
+    np.testing.assert_array_equal(timestep.last()[:, 0], np.arange(337) == 334)
+    assert timestep.first()[335, 0]
+
+
+def test_a_time_limit_that_cannot_be_set_is_that_of_repeated_actions():
+    def limit(steps):
+        factory = envpool.EnvPool("Jumanji/Snake-v1", action_repeat=3, max_episode_steps=steps)
+        return factory.spec.max_episode_steps
+
+    assert limit(1334) == limit(None) == 1334  # 4,000 of EnvPool's
+    with pytest.raises(errors.UserError, match="after 1334 steps whatever it is told"):
+        limit(1335)
 
 
 def test_the_contract_holds_where_actions_are_repeated():
