@@ -11,7 +11,7 @@ import numpy as np
 from results import plotting
 from tracing import hlo, traces
 
-_BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _BROWN = plotting.COLORS
+_BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _BROWN = plotting.COLORS[:6]
 _PALE = "#dfe2e7"
 _PARTS = {  # in the order in which they are stacked
     "environment": _GREEN,
