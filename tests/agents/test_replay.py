@@ -325,8 +325,10 @@ def test_episodes_that_a_resumed_run_left_behind_are_truncated(earlier):
     case = Case(steps=3, length=1, rollouts=4)
     rollout = _rollout(case, 1)
     step_type = np.full_like(rollout.timestep.step_type, types.MID)
+    step_type[-1, 1::2] = types.LAST  # unlike the time step before it
     begun = step_type.copy()
     begun[0, ::2] = types.FIRST  # in every second stream
+    begun[0, 1::2] = types.LAST
 
     def run():
         memory = buffer.init(rollout)
@@ -344,6 +346,7 @@ def test_episodes_that_a_resumed_run_left_behind_are_truncated(earlier):
     stored, discount = jax.jit(mapped)()
     expected = np.full(stored.shape, types.MID)
     expected[::2, case.steps - 1 : case.steps + 1] = types.LAST, types.FIRST
+    expected[1::2, case.steps] = types.LAST
     np.testing.assert_array_equal(stored, expected)
     kept = np.moveaxis(rollout.timestep.discount[:-1], 0, 1)
     np.testing.assert_array_equal(discount, np.concatenate([kept, kept], 1))

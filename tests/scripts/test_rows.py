@@ -99,6 +99,14 @@ def test_what_several_write_at_once_is_all_there(results, path):
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_row_that_is_gone_is_named_with_the_nearest(results, path):
+    with pytest.raises(errors.UserError) as caught:
+        results.update("a-anakn", lambda row: row, path)
+    assert str(caught.value).startswith(f"'{path}' has no row 'a-anakn'")
+    assert "a-anakin" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "phrase"),
     [
