@@ -18,6 +18,7 @@ from podracers.training import run_directory
 
 _SIGNIFICANT = 0.05
 _SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
+_LAST_UPDATE = 0.05  # relative: a run ends with a whole update
 _RETURN = "evaluation/return"
 
 
@@ -27,7 +28,7 @@ def stopped_early(row: results.Row) -> str:
         total = plan(row, 0, pathlib.Path()).total_steps
     except errors.UserError as error:  # such as an extra that is not installed
         return f"; does not load: {error}"
-    if row.measured is None or row.measured.agent_steps > total * (1 - _SAME_STEPS):
+    if row.measured is None or _is_long_enough(row.measured, total):
         return ""
     return f"; recorded at {row.measured.agent_steps:,} of {total:,} agent steps: no verdict"
 
@@ -42,6 +43,15 @@ def plan(row: results.Row, seed: int, output: pathlib.Path) -> training_process.
 def same_steps(known: results.Measured, steps: int) -> bool:
     """Returns whether the seeds of a row were trained for so many agent steps."""
     return math.isclose(known.agent_steps, steps, rel_tol=_SAME_STEPS)
+
+
+def is_whole(known: results.Measured, total: int) -> bool:
+    """Returns whether the seeds of a row were trained for `total` agent steps and no longer."""
+    return _is_long_enough(known, total) and known.agent_steps < total * (1 + _LAST_UPDATE)
+
+
+def _is_long_enough(known: results.Measured, total: int) -> bool:
+    return known.agent_steps > total * (1 - _SAME_STEPS)
 
 
 def train(row: results.Row, count: int, output: pathlib.Path) -> bool:

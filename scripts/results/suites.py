@@ -134,9 +134,9 @@ def _joined(row: results.Row, run: training_process.Run) -> results.Measured:
     return dataclasses.replace(new, runs=tuple(runs), random_policy=random, note=known.note)
 
 
-def _kept(row: results.Row, steps: int, settings: str | None) -> Sequence[results.SeedRun]:
-    """Returns the recorded runs of as many agent steps with the same settings."""
+def _kept(row: results.Row, total: int, settings: str | None) -> Sequence[results.SeedRun]:
+    """Returns the recorded runs of `total` agent steps with the same settings."""
     known = row.measured
-    if known is None or not reproduction.same_steps(known, steps):
+    if known is None or not reproduction.is_whole(known, total):
         return ()
     return [each for each in known.runs if each.is_of(settings)]

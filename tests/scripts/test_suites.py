@@ -126,7 +126,9 @@ def test_runs_of_other_settings_are_trained_again(modules, tmp_path):
         return [each.seed for _, each in modules.suites._missing([measured], 2, tmp_path)]
 
     assert missing(same) == missing(None) == [0]
+    assert missing(same, steps=round(1.03 * planned.total_steps)) == [0]  # with a whole update
     assert missing("another") == missing(same, steps=1) == [0, 1]
+    assert missing(None, steps=2 * planned.total_steps) == [0, 1]
     # Those of other settings are beside the old ones, which `Run.train` would not go on with.
     changed = dataclasses.replace(row, gin_bindings=("TOTAL_STEPS = 77",))
     folders = {
