@@ -292,6 +292,39 @@ class CNN(nn.Module):
         return layers.mlp(features, self.hidden_sizes, jax.nn.relu, layer_norm=self.layer_norm)
 
 
+class OneHot(nn.Module):
+    """One-hot codes of all integers of an observation, then another encoder.
+
+    A grid `[H, W]` of numbers that stand for kinds (of pieces, of cells) becomes an image
+    `[H, W, num_values]`; a coordinate, a vector `[num_values]`. Bytes and booleans stay.
+
+    Attributes:
+      encoder: module of this file that sees the codes.
+      num_values: number of values that are told apart; others are coded as zeros.
+      minimum: the lowest value.
+    """
+
+    encoder: nn.Module
+    num_values: int
+    minimum: int = 0
+
+    def __post_init__(self):
+        """Refuses impossible numbers of values."""
+        errors.require_count(self, "num_values")
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns the features of the other encoder."""
+        return self.encoder(jax.tree.map(self._codes, without_mask(observation)))
+
+    def _codes(self, leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.uint8:
+            return leaf
+        codes = jax.nn.one_hot(leaf - self.minimum, self.num_values)
+        return codes.reshape(*leaf.shape[:3], -1)  # channels have codes one after the other
+
+
 class NatureCNN(nn.Module):
     """Three convolutions and a dense layer.
 

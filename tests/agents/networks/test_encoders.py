@@ -165,6 +165,32 @@ def test_a_stride_for_each_convolution():
         encoders.CNN((2, 3), strides=(1,)).init(jax.random.key(0), image)
 
 
+def test_integers_are_told_apart_and_nothing_else_is_coded():
+    board = np.array([[[-1, 0], [2, 3]], [[1, 1], [-1, 9]]])
+    observation = {
+        "board": jnp.asarray(board),
+        "place": jnp.array([0, 2]),
+        "speed": jnp.array([[0.5], [0.25]]),
+        "walls": jnp.array([[True], [False]]),
+        "action_mask": jnp.ones((2, 4), bool),
+    }
+    encoder = encoders.OneHot(encoders.MLP(()), num_values=4, minimum=-1)
+    features = encoder.apply({}, observation)
+    assert features.shape == (2, 2 * 2 * 4 + 4 + 1 + 1)
+    codes = board[..., None] == np.arange(-1, 3)  # 3 and 9 are beyond
+    place = np.array([[0, 1, 0, 0], [0, 0, 0, 1]])
+    others = [[0.5, 1.0], [0.25, 0.0]]
+    expected = np.concatenate([codes.reshape(2, -1), place, others], axis=1)
+    np.testing.assert_array_equal(features, expected)
+    # A grid becomes an image, and one with channels stays one.
+    for leaf, channels in ((observation["board"], 4), (jnp.zeros((2, 5, 5, 3), jnp.int32), 12)):
+        encoder = encoders.OneHot(encoders.CNN((6,), kernel=2, hidden_sizes=(3,)), 4, -1)
+        params = encoder.init(jax.random.key(0), leaf)["params"]["encoder"]
+        assert params["_Convolutions_0"]["Conv_0"]["kernel"].shape == (2, 2, channels, 6)
+    with pytest.raises(errors.UserError, match="OneHot.num_values: expected a positive int, got 0"):
+        encoders.OneHot(encoders.MLP(), num_values=0)
+
+
 def test_no_layers_leave_the_observation_as_it_is():
     observation = jnp.arange(6.0).reshape(2, 3)
     encoder = encoders.MLP(())
