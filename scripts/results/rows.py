@@ -118,6 +118,7 @@ class Row:
     runner: str  # the name of its class, in lower case that of a file of gin/runners
     agent: str  # its class; after a comma, what tells rows of one task apart
     environment: str  # what a table calls it
+    drawn_with: str | None = None  # the environment that it is another implementation of
     measured: Measured | None = None  # the numbers; None where there are none yet
     gin_bindings: tuple[str, ...] = ()  # of `scripts/train.py`, without the seed
     variant: str = ""  # what tells rows of one experiment with other bindings apart

@@ -170,13 +170,15 @@ def _curves(row: results.Row) -> list[np.ndarray]:
 def draw(rows: Sequence[results.Row], path: pathlib.Path) -> bool:
     """Draws the curves of a suite, a column for each task; returns whether there are any.
 
+    Implementations of one environment share a column.
+
     Where an agent has learnt several tasks that published figures are known of, the last column is
     the performance profile over them.
     """
     tasks = collections.defaultdict(list)
     for row in rows:
         if _curves(row):
-            tasks[row.environment].append(row)
+            tasks[row.drawn_with or row.environment].append(row)
     if not tasks:
         return False
     scores = _scores(rows)
@@ -217,6 +219,8 @@ def _panel(axis: matplotlib.axes.Axes, rows: Sequence[results.Row], colors, x: i
     for row in rows:
         seeds = [(curve[:, x], curve[:, 2]) for curve in _curves(row)]
         style = _style((row.agent, row.runner), colors)
+        if row.drawn_with:
+            style["label"] += f", {row.environment}"
         plotting.draw_band(axis, plotting.band(seeds), **style)
     for value in {row.published[0].value for row in rows if row.published}:
         axis.axhline(value, label="published", color=plotting.GREY, linestyle=":", linewidth=1.2)

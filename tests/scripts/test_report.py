@@ -184,4 +184,10 @@ def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
     longer = page.text({**rows, two.name: dataclasses.replace(two, measured=longer)})
     assert "probability" not in longer
     assert page.draw(list(rows.values()), tmp_path / "suite.png")
-    assert Image.open(tmp_path / "suite.png").width > 1000
+    width = Image.open(tmp_path / "suite.png").width
+    assert width > 1000
+    # Another implementation of an environment shares its column.
+    for drawn_with, wider in (("one", False), (None, True)):
+        apart = dataclasses.replace(rows["one-sebulba"], environment="C++", drawn_with=drawn_with)
+        assert page.draw([*rows.values(), apart], tmp_path / "twin.png")
+        assert (Image.open(tmp_path / "twin.png").width > width) == wider
