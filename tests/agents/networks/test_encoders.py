@@ -187,7 +187,7 @@ def test_integers_are_told_apart_and_nothing_else_is_coded():
         encoder = encoders.OneHot(encoders.CNN((6,), kernel=2, hidden_sizes=(3,)), 4, -1)
         params = encoder.init(jax.random.key(0), leaf)["params"]["encoder"]
         assert params["_Convolutions_0"]["Conv_0"]["kernel"].shape == (2, 2, channels, 6)
-    with pytest.raises(errors.UserError, match="OneHot.num_values: expected a positive int, got 0"):
+    with pytest.raises(errors.UserError, match="num_values: expected a positive int, got 0"):
         encoders.OneHot(encoders.MLP(), num_values=0)
 
 
