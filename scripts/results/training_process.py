@@ -199,8 +199,21 @@ def train_all(runs: Sequence[Run], say: Callable[[str], None]) -> bool:
 
 
 def _settings(text: str) -> list[str]:
-    """Returns the lines of a configuration that set something."""
-    return [line for line in text.splitlines() if line and not re.match(r"#|from |import ", line)]
+    """Returns the lines of a configuration that set something, whichever process wrote it.
+
+    Where files name one module by several names, gin writes any of them, another one in each
+    process: modules have their whole names here, and lines the order of these.
+    """
+    imports = re.findall(r"^from (\S+) import (\w+)(?: as (\w+))?$", text, re.MULTILINE)
+    modules = {alias or name: f"{package}.{name}" for package, name, alias in imports}
+
+    def whole(line: str) -> str:
+        return re.sub(
+            r"(?<![\w.'\"])\w+(?=\.)", lambda name: modules.get(name[0], name[0]), line
+        )
+
+    lines = [line for line in text.splitlines() if line]
+    return sorted(whole(line) for line in lines if not re.match(r"#|from |import ", line))
 
 
 def settings_digest(text: str) -> str:

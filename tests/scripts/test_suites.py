@@ -137,6 +137,15 @@ def test_runs_of_other_settings_are_trained_again(modules, tmp_path):
     assert len(folders) == 2 and {folder.parent for folder in folders} == {tmp_path}
 
 
+def test_a_digest_is_of_what_is_set_and_not_of_the_names_of_modules(modules):
+    digest = modules.training_process.settings_digest
+    text = "from a import b as c\nfrom d import e\nSEED = 0\nc.F.g = @e.H\nc.F.i = 'c.j'\n"
+    other = "from d import e as x\nfrom a import b\n# F\nSEED = 1\nb.F.i = 'c.j'\nb.F.g = @x.H\n"
+    assert digest(text) == digest(other)
+    assert digest(text) != digest(text.replace("@e.H", "@c.H"))
+    assert digest(text) != digest(text.replace("c.F.g = @e.H\n", ""))
+
+
 def test_a_suite_is_found_by_name(call, tmp_path):
     ledger = _ledger(tmp_path, {}, {})
     with pytest.raises(errors.UserError, match="there is no suite 'tow'; did you mean 'two'"):
