@@ -208,9 +208,7 @@ def _settings(text: str) -> list[str]:
     modules = {alias or name: f"{package}.{name}" for package, name, alias in imports}
 
     def whole(line: str) -> str:
-        return re.sub(
-            r"(?<![\w.'\"])\w+(?=\.)", lambda name: modules.get(name[0], name[0]), line
-        )
+        return re.sub(r"(?<![\w.'\"])\w+(?=\.)", lambda name: modules.get(name[0], name[0]), line)
 
     lines = [line for line in text.splitlines() if line]
     return sorted(whole(line) for line in lines if not re.match(r"#|from |import ", line))
