@@ -1,6 +1,7 @@
 """Repeats a published result: python scripts/reproduce.py EXPERIMENT [--runner RUNNER].
 
---list says which results there are; --suite NAME works through all rows of a suite instead.
+--list says which results there are (with --suite NAME, in that suite); --suite NAME alone works
+through all rows of a suite instead.
 
 Trains what is behind a row of docs/results.json (`scripts/train.py`, each seed in a process of its
 own, one after the other), then sets the new returns beside the old ones. Exit code 1 says that they
@@ -22,7 +23,7 @@ import dataclasses
 import datetime
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection
 
 import rich.console
 from results import reproduction, suites
@@ -39,7 +40,8 @@ def main() -> int:
     path = pathlib.Path(arguments.results)
     rows = results.read(path)
     if arguments.list:
-        print(_listing(rows))
+        chosen = suites.select(rows, arguments.suite) if arguments.suite else rows.values()
+        print(_listing(chosen))
         return 0
     if arguments.suite:
         return _work_through(arguments, path)
@@ -99,7 +101,7 @@ def _parse() -> argparse.Namespace:
         "--runner", metavar="NAME", help="anakin or sebulba; default: the first that --list names"
     )
     parser.add_argument("--suite", metavar="NAME", help="all rows of a suite, or EXPERIMENT's")
-    parser.add_argument("--list", action="store_true", help="all results, with expected minutes")
+    parser.add_argument("--list", action="store_true", help="all results, or a suite's, with expected minutes")
     parser.add_argument(
         "--seeds", type=command_line.count, help="how many: 0, 1, ... (default: as recorded)"
     )
@@ -114,11 +116,11 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _listing(rows: Mapping[str, results.Row]) -> str:
+def _listing(rows: Collection[results.Row]) -> str:
     """Returns a line for each row; minutes are of all its seeds, one after the other."""
-    width = max(len(row.short) for row in rows.values())
+    width = max(len(row.short) for row in rows)
     lines = [f"{'experiment':<{width}}  runner   minutes  seeds        return"]
-    for row in rows.values():
+    for row in rows:
         minutes, seeds, mean = "unknown", 0, "not measured"
         if known := row.measured:
             minutes = minutes if known.seconds is None else f"{known.seconds / 60:.1f}"

@@ -146,6 +146,13 @@ def test_a_digest_is_of_what_is_set_and_not_of_the_names_of_modules(modules):
     assert digest(text) != digest(text.replace("c.F.g = @e.H\n", ""))
 
 
+def test_the_list_of_a_suite_has_its_rows_only(call, tmp_path, capsys):
+    ledger = _ledger(tmp_path, {"suite": "three"}, {})
+    assert call("reproduce", "--list", "--suite", "two", "--results", ledger) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["other"]
+
+
 def test_a_suite_is_found_by_name(call, tmp_path):
     ledger = _ledger(tmp_path, {}, {})
     with pytest.raises(errors.UserError, match="there is no suite 'tow'; did you mean 'two'"):
