@@ -233,7 +233,7 @@ class DQN:
             "value/mean": types.Mean.of(taken, weight),
             "value/target": types.Mean.of(taken + td_error, weight),
         }
-        return optimization.LossOutput(metrics, priority * weight)
+        return optimization.LossOutput(metrics, jnp.where(weight > 0.0, priority, -1.0))
 
     def _returns(self, timestep):
         """Returns when a target bootstraps, the return until then, and the discount of the rest.

@@ -32,7 +32,7 @@ class LossOutput(NamedTuple):
     """
 
     metrics: dict[str, types.Mean]
-    priority: jax.Array | None = None  # [N] new priorities of replayed sequences, not negative
+    priority: jax.Array | None = None  # [N] new priorities, of `replay.Replay.update_priorities`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -133,7 +133,7 @@ def root(
 def initial_priorities(
     timestep: types.TimeStep, extras: Extras, gamma: float, n_steps: int, begin: int, count: int
 ) -> jax.Array:
-    """Returns how far the search's values are from n-step returns, `[K, B]`.
+    """Returns how far the search's values are from n-step returns, `[K, B]`; -1 from LAST on.
 
     Args:
       timestep: `[L + K, B]`, preprocessed; see `replay.Replay.prioritize_new`.
@@ -146,7 +146,7 @@ def initial_priorities(
     timestep = jax.tree.map(lambda x: x[:-1], timestep)
     value = extras.value
     target = returns.n_step(timestep, value, gamma, n_steps)
-    error = jnp.abs(value[:-1] - target) * returns.weights(timestep)
+    error = jnp.where(returns.weights(timestep) > 0.0, jnp.abs(value[:-1] - target), -1.0)
     return error[begin : begin + count]
 
 
@@ -193,4 +193,5 @@ def loss(
             jnp.sum(jax.scipy.special.entr(target.policy[0]), axis=-1), begins
         ),
     }
-    return optimization.LossOutput(metrics, jnp.abs(root_value - target.value[0]) * begins)
+    error = jnp.abs(root_value - target.value[0])
+    return optimization.LossOutput(metrics, jnp.where(begins > 0.0, error, -1.0))

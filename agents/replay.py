@@ -344,14 +344,16 @@ class Replay:
         Args:
           memory: the replay of this device.
           item: items of a `Sample` or of `new_items`.
-          priority: float32 of the same shape, not negative; usually absolute TD errors.
+          priority: float32 of the same shape, usually absolute TD errors; negative for what is not
+            to be drawn any more, as there is nothing to learn: its importance weight would be the
+            largest, and so scale those of all others down.
           exists: bool, of the same shape; false for what must never be drawn.
         """
         if not self.priority_exponent:
             return memory
-        # Never zero, or it would not be drawn again; never infinite, or nothing else would be.
+        # Not zero, or it would not be drawn again; never infinite, or nothing else would be.
         value = jnp.clip(priority, 1e-6, 1e6) ** self.priority_exponent
-        value = jnp.where(exists, value, 0.0)
+        value = jnp.where(exists & (priority >= 0.0), value, 0.0)
         highest = jax.lax.pmax(jnp.max(value), parallel.AXIS)
         memory = memory._replace(highest=jnp.maximum(memory.highest, highest))
         return self._set(memory, item, value)

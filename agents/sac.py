@@ -259,8 +259,8 @@ class SAC:
             "value/mean": mean(jnp.mean(taken, axis=0)),
             "value/target": mean(td_target),
         }
-        priority = jnp.mean(jnp.abs(taken - td_target), axis=0) * weight
-        return optimization.LossOutput(metrics, priority)
+        priority = jnp.mean(jnp.abs(taken - td_target), axis=0)
+        return optimization.LossOutput(metrics, jnp.where(weight > 0.0, priority, -1.0))
 
     def _policy_inputs(self, timestep, sample) -> tuple[_PolicyInput, _PolicyInput]:
         """Returns both time steps of the transitions, with the stacks of frames there."""

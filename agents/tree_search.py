@@ -9,6 +9,7 @@ Axis legend: `B` streams, `A` actions, `N` simulations.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -45,6 +46,9 @@ class Search:
       num_simulations: model steps of each decision.
       max_depth: largest depth of a tree; all streams wait for the deepest.
       max_num_considered_actions: actions that the root of "gumbel" tries.
+      min_value_range: the search stretches the values of a node's actions to `[0, 1]`, by their
+        range or by this, if it is more. Where a learnt model's values differ by less than its error
+        the policies that are learnt from would otherwise be those of noise.
       dirichlet_alpha: parameter of the Dirichlet noise at the root of "puct".
       dirichlet_fraction: share of that noise in the prior of the root.
     """
@@ -53,6 +57,7 @@ class Search:
     num_simulations: int = options.count(16)
     max_depth: int = options.count(8)
     max_num_considered_actions: int = options.count(16)
+    min_value_range: float = options.positive(1e-8)
     dirichlet_alpha: float = options.positive(0.3)
     dirichlet_fraction: float = options.fraction(0.25)
 
@@ -116,6 +121,9 @@ class Search:
             found = mctx.gumbel_muzero_policy(
                 **shared,
                 gumbel_scale=temperature,
+                qtransform=functools.partial(
+                    mctx.qtransform_completed_by_mix_value, epsilon=self.min_value_range
+                ),
                 # mctx makes a table of as many rows, whatever number of actions there is.
                 max_num_considered_actions=min(self.max_num_considered_actions, invalid.shape[-1]),
             )
@@ -123,6 +131,9 @@ class Search:
             found = mctx.muzero_policy(
                 **shared,
                 temperature=temperature,
+                qtransform=functools.partial(
+                    mctx.qtransform_by_parent_and_siblings, epsilon=self.min_value_range
+                ),
                 dirichlet_alpha=self.dirichlet_alpha,
                 dirichlet_fraction=jnp.where(temperature > 0.0, self.dirichlet_fraction, 0.0),
             )

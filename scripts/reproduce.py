@@ -15,7 +15,7 @@ by Ctrl-C, or lost with its machine, it goes on with the same --out.
 
 --suite trains, at low priority, what the rows of a suite lack of so many seeds, and records each
 run as it ends; what is recorded is not trained again. A run that fails is recorded, too, and the
-others go on; the exit code is 1 then. With EXPERIMENT, only the rows of that name are trained.
+others go on; the exit code is 1 then. With EXPERIMENT or --runner, only their rows are trained.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import dataclasses
 import datetime
 import functools
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import rich.console
 from results import reproduction, suites
@@ -40,20 +40,17 @@ def main() -> int:
     path = pathlib.Path(arguments.results)
     rows = results.read(path)
     if arguments.list:
-        chosen = suites.select(rows, arguments.suite) if arguments.suite else rows.values()
-        print(_listing(chosen))
+        print(_listing(_of_suite(rows, arguments) if arguments.suite else rows.values()))
         return 0
     if arguments.suite:
-        return _work_through(arguments, path)
+        return _train_suite(_of_suite(rows, arguments), arguments, path)
     if arguments.experiment is None:
         raise errors.UserError("which result? name an experiment; --list says which there are")
     row = results.find(rows, arguments.experiment, arguments.runner)
     recorded = row.measured.sample.runs if row.measured else 0
     count = arguments.seeds or recorded or _SEEDS
-    if arguments.record and count < recorded:
-        raise errors.UserError(
-            f"--record: {count} seed(s) would take the place of {recorded}; name at least as many"
-        )
+    if arguments.record:
+        _require_no_fewer(row, count)
     output = pathlib.Path(
         arguments.out or f"runs/reproduce-{row.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     )
@@ -71,6 +68,7 @@ def main() -> int:
         return errors.RunFailure.exit_code if differs else 0
 
     def recorded_anew(row: results.Row) -> results.Row:
+        _require_no_fewer(row, count)  # others may have recorded some meanwhile
         failures = tuple(each for each in row.failures if each.seed >= count)
         return dataclasses.replace(row, measured=new, failures=failures)
 
@@ -79,18 +77,33 @@ def main() -> int:
     return 0
 
 
-def _work_through(arguments: argparse.Namespace, path: pathlib.Path) -> int:
-    """Trains what a suite lacks."""
-    if arguments.runner or arguments.note:
-        raise errors.UserError("--suite: expected neither --runner nor --note")
+def _require_no_fewer(row: results.Row, count: int) -> None:
+    """Raises `errors.UserError` if a row has more seeds than are to take their place."""
+    recorded = row.measured.sample.runs if row.measured else 0
+    if count < recorded:
+        raise errors.UserError(
+            f"--record: {count} seed(s) would take the place of {recorded}; name at least as many"
+        )
+
+
+def _of_suite(
+    rows: Mapping[str, results.Row], arguments: argparse.Namespace
+) -> list[results.Row]:
+    return suites.select(rows, arguments.suite, arguments.experiment, arguments.runner)
+
+
+def _train_suite(
+    rows: Sequence[results.Row], arguments: argparse.Namespace, path: pathlib.Path
+) -> int:
+    if arguments.note or arguments.record:
+        raise errors.UserError("--suite: expected neither --note nor --record (it always records)")
     output = pathlib.Path(arguments.out or f"runs/suite-{arguments.suite}")
     say = functools.partial(print, flush=True)
-    seeds = arguments.seeds or _SEEDS
-    done = suites.train(arguments.suite, seeds, output, path, say, arguments.experiment)
+    done = suites.train(rows, arguments.seeds or _SEEDS, output, path, say)
     if done is None:
         print("stopped: the same command goes on")
         return 0
-    print(f"recorded in {path}; now: python scripts/report.py")
+    print(f"all runs that ended are in {path}; now: python scripts/report.py")
     return 0 if done else errors.RunFailure.exit_code
 
 
@@ -118,7 +131,7 @@ def _parse() -> argparse.Namespace:
 
 def _listing(rows: Collection[results.Row]) -> str:
     """Returns a line for each row; minutes are of all its seeds, one after the other."""
-    width = max(len(row.short) for row in rows)
+    width = max((len(row.short) for row in rows), default=0)
     lines = [f"{'experiment':<{width}}  runner   minutes  seeds        return"]
     for row in rows:
         minutes, seeds, mean = "unknown", 0, "not measured"

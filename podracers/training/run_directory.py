@@ -213,11 +213,14 @@ def _versions() -> dict[str, str]:
 def _commit(root: pathlib.Path = _ROOT) -> str | None:
     """Returns the commit of a checkout, with `-dirty` where files differ; None without git.
 
-    A folder within one is none: what was installed there has no commit that git would know.
+    A folder within one is none: what was installed there has no commit that git would know. The
+    file that results are recorded in while others train is no part of what trains them.
     """
     if not (root / ".git").exists():
         return None
-    return _git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or None
+    name = _git(root, "describe", "--always", "--abbrev=40", "--exclude=*")
+    ignored = ("--untracked-files=no", "--", ".", ":!docs/results.json")
+    return name and f"{name}{'-dirty' if _git(root, 'status', '--porcelain', *ignored) else ''}"
 
 
 def _other_commits() -> dict[str, str | None]:

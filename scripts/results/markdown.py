@@ -10,7 +10,8 @@ from podracers import errors
 def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Returns a table as Markdown."""
     made = [headings, ["---"] * len(headings), *lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in made)
+    cells = [[cell.replace("|", r"\|") for cell in line] for line in made]
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def fill(text: str, parts: Mapping[str, str]) -> str:

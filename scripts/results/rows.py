@@ -167,6 +167,8 @@ def read(path: pathlib.Path = PATH) -> dict[str, Row]:
         entries = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise errors.UserError(f"cannot read '{path}': {error}") from error
+    if not isinstance(entries, list):
+        raise errors.UserError(f"'{path}': expected a list of rows")
     rows, taken = {}, {}
     for number, entry in enumerate(entries):
         try:
@@ -219,8 +221,10 @@ def mean(known: Measured) -> str:
     sample = known.sample
     if sample.runs < 2:
         return number(sample.mean)
-    error = f"{sample.standard_error:.{'2g' if sample.standard_error < 100 else '0f'}}"
-    return f"{number(sample.mean)} ± {error}"
+    error = sample.standard_error
+    if math.isnan(error):
+        return number(sample.mean)
+    return f"{number(sample.mean)} ± {error:.{'2g' if error < 99.5 else '0f'}}"
 
 
 def interval(bounds: tuple[float, float] | None) -> str:

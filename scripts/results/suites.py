@@ -4,8 +4,10 @@ A suite is trained seed by seed, so that every row has one before any has two. W
 recorded as soon as it ends: a machine that is lost costs one run.
 """
 
+import collections
 import dataclasses
 import pathlib
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from results import reproduction, training_process
@@ -15,92 +17,117 @@ from podracers import errors
 from podracers.training import signals
 
 _NICE = 10  # a suite runs for hours, beside other work
+_AND = " and "
 
 
-def select(rows: Mapping[str, results.Row], suite: str) -> list[results.Row]:
+def select(
+    rows: Mapping[str, results.Row],
+    suite: str,
+    experiment: str | None = None,
+    runner: str | None = None,
+) -> list[results.Row]:
     """Returns the rows of a suite.
 
+    Args:
+      rows: those of the file of results.
+      suite: its name.
+      experiment: the only one to return, as `Row.short` names it; None for all of the suite.
+      runner: the only one to return, in lower case; None for both.
+
     Raises:
-      errors.UserError: there is no such suite; names the nearest.
+      errors.UserError: there is no such suite or row; names the nearest.
     """
     known = {row.suite for row in rows.values() if row.suite}
     if suite not in known:
         raise errors.UserError(f"there is no suite '{suite}'{errors.nearest(suite, known)}")
-    return [row for row in rows.values() if row.suite == suite]
+    chosen = [row for row in rows.values() if row.suite == suite]
+    for wanted, name in ((experiment, lambda row: row.short), (runner, lambda row: row.runner)):
+        if wanted is not None:
+            names = {name(row).lower() for row in chosen}
+            if wanted.lower() not in names:
+                nearest = errors.nearest(wanted, names)
+                raise errors.UserError(f"suite '{suite}' has no row '{wanted}'{nearest}")
+            chosen = [row for row in chosen if name(row).lower() == wanted.lower()]
+    return chosen
 
 
 def train(
-    suite: str,
+    rows: Sequence[results.Row],
     seeds: int,
     output: pathlib.Path,
     path: pathlib.Path,
     say: Callable[[str], None],
-    experiment: str | None = None,
 ) -> bool | None:
-    """Trains what a suite lacks, and records each run in the file of results when it ends.
+    """Trains the seeds that rows lack, and records each run in the file of results when it ends.
+
+    A run that another process is at is left to that one.
 
     Args:
-      suite: its name.
+      rows: what `select` returned.
       seeds: how many each row is to have: 0, 1, ...
       output: takes a folder for each row, with run directories; runs that were begun there go on.
       path: the file of results.
       say: takes a line about each run.
-      experiment: the only row to be trained, as `Row.short` names it; None for all of the suite.
 
     Returns:
       Whether all those rows have their seeds now; None where the work was stopped.
 
     Raises:
-      errors.UserError: there is no such suite or row, or a configuration is mistaken.
+      errors.UserError: a configuration is mistaken.
+      errors.RunFailure: a run failed while the work was being stopped; it is not recorded.
     """
-    rows = select(results.read(path), suite)
-    if experiment is not None:
-        names = {row.short for row in rows}
-        if experiment not in names:
-            nearest = errors.nearest(experiment, names)
-            raise errors.UserError(f"suite '{suite}' has no row '{experiment}'{nearest}")
-        rows = [row for row in rows if row.short == experiment]
-    left = _missing(rows, seeds, output)
-    failed = 0
+    left, seconds = _missing(rows, seeds, output)
+    whole = True
     with signals.StopRequest() as stop:
         for number, (row, run) in enumerate(left):
-            say(f"[{number + 1}/{len(left)}] {row.name}, seed {run.seed}; {_time(left[number:])}")
-            run.directory.path.parent.mkdir(parents=True, exist_ok=True)
+            time = _time([row.name for row, _ in left[number:]], seconds)
+            say(f"[{number + 1}/{len(left)}] {row.name}, seed {run.seed}; {time}")
             failure = ()
+            try:
+                run.directory.lock.require_free()
+            except errors.UserError as error:
+                whole = False
+                say(f"left out: {errors.first_line(error)}")
+                continue
             try:
                 if not run.train(stop, _NICE):
                     return None
             except (errors.UserError, errors.RunFailure) as error:
-                failed += 1
+                if stop:
+                    raise
+                whole = False
                 failure = (results.Failure(run.seed, errors.first_line(error)),)
                 say(f"failed: {failure[0].message}")
+            else:
+                seconds[row.name].append(run.directory.read_summary()["wall_time_s"])
             _record(path, row.name, run, failure)
-    return not failed
+    return whole
 
 
 def _missing(
     rows: Sequence[results.Row], seeds: int, output: pathlib.Path
-) -> list[tuple[results.Row, training_process.Run]]:
-    """Returns the runs that are not recorded, seed by seed."""
+) -> tuple[list[tuple[results.Row, training_process.Run]], dict[str, list[float]]]:
+    """Returns the runs that are not recorded, seed by seed, and seconds of those that are."""
     digest = training_process.settings_digest
     settings = [digest(reproduction.plan(row, 0, output).config) for row in rows]
-    runs = []
+    runs, seconds = [], collections.defaultdict(list)
     for seed in range(seeds):
         for row, setting in zip(rows, settings):
             # A folder for each configuration: one that has changed does not meet its old runs.
             run = reproduction.plan(row, seed, output / f"{row.name}-{setting}")
-            if seed not in {each.seed for each in _kept(row, run.total_steps, setting)}:
+            known = [each for each in _kept(row, run.total_steps, setting) if each.seed == seed]
+            seconds[row.name] += [each.wall_time_s for each in known]
+            if not known:
                 runs.append((row, run))
-    return runs
+    return runs, seconds
 
 
-def _time(left: Sequence[tuple[results.Row, training_process.Run]]) -> str:
-    """Returns an estimate of how long runs take, from those of their rows that are known."""
-    known = [row.measured.wall_times for row, _ in left if row.measured]
-    times = [sum(each) / len(each) for each in known if each]
-    unknown = len(left) - len(times)
-    said = f"about {sum(times) / 60:.0f} min left" if times else "time left unknown"
-    return f"{said}, and {unknown} run(s) of unknown length" if times and unknown else said
+def _time(names: Sequence[str], seconds: Mapping[str, Sequence[float]]) -> str:
+    """Returns an estimate of how long runs of rows take, from other seeds of the same settings."""
+    known = [statistics.fmean(seconds[name]) for name in names if seconds[name]]
+    unknown = len(names) - len(known)
+    said = f"about {sum(known) / 60:.0f} min left" if known else "time left unknown"
+    return f"{said}, and {unknown} run(s) of unknown length" if known and unknown else said
 
 
 def _record(
@@ -126,12 +153,21 @@ def _joined(row: results.Row, run: training_process.Run) -> results.Measured:
     others = [each for each in kept if each.seed != run.seed]
     if not others:
         return new
-    known, count = row.measured, len(row.measured.runs)
-    random = new.random_policy
-    if known.random_policy is not None:
-        random = (count * known.random_policy + random) / (count + 1)
-    runs = sorted([*others, *new.runs], key=lambda each: each.seed)
-    return dataclasses.replace(new, runs=tuple(runs), random_policy=random, note=known.note)
+    known, count = row.measured, len(others)
+    random = (count * known.random_policy + new.random_policy) / (count + 1)
+    return dataclasses.replace(
+        new,
+        hardware=_with(known.hardware, new.hardware),
+        jax=_with(known.jax, new.jax),
+        random_policy=random,
+        runs=tuple(sorted([*others, *new.runs], key=lambda each: each.seed)),
+        note=known.note,
+    )
+
+
+def _with(known: str, new: str) -> str:
+    """Returns what seeds were trained with, where it may not be one and the same."""
+    return known if new in known.split(_AND) else f"{known}{_AND}{new}"
 
 
 def _kept(row: results.Row, total: int, settings: str | None) -> Sequence[results.SeedRun]:
@@ -139,4 +175,4 @@ def _kept(row: results.Row, total: int, settings: str | None) -> Sequence[result
     known = row.measured
     if known is None or not reproduction.is_whole(known, total):
         return ()
-    return [each for each in known.runs if each.is_of(settings)]
+    return [each for each in known.runs if each.settings == settings]

@@ -112,8 +112,8 @@ class Run:
           Whether the run was finished; False where it was stopped.
 
         Raises:
-          errors.UserError: the directory has another run, or the child ended with a user's mistake,
-            in its own words.
+          errors.UserError: the directory has another run or cannot be made, or the child ended with
+            a user's mistake, in its own words.
           errors.RunFailure: it ended with a failure.
         """
         path, begun = self.directory.path, self.directory.config.exists()
@@ -125,6 +125,10 @@ class Run:
             return self.directory.summary.exists()
         name, log = f"{self.label}, seed {self.seed}", path.with_name(f"{path.name}.log")
         arguments = ["--resume"] if begun else self.arguments
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise errors.UserError(f"cannot make '{path.parent}': {error.strerror}") from error
         with started([*arguments, "--run_dir", str(path)], log, nice=nice) as process:
             display = loggers.TerminalLogger(self.total_steps)
             rows = _follow(self.directory.metrics)
@@ -138,6 +142,8 @@ class Run:
                 display.close()
             if process.poll() is None:
                 _ask_to_leave(process, name)
+        if stop and process.returncode == -signal.SIGTERM:  # before it was ready to be asked
+            return False
         if process.returncode:
             error = failure(process.returncode, log)
             raise type(error)(f"{name}: {error}")
@@ -180,11 +186,6 @@ def plan(
 
 def train_all(runs: Sequence[Run], say: Callable[[str], None]) -> bool:
     """Trains runs one after the other, or what is missing; returns whether all are finished."""
-    folder = runs[0].directory.path.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise errors.UserError(f"cannot make '{folder}': {error.strerror}") from error
     with signals.StopRequest() as stop:
         for number, run in enumerate(runs, 1):
             state = "resuming" if run.directory.config.exists() else "training"
@@ -202,8 +203,10 @@ def _settings(text: str) -> list[str]:
     """Returns the lines of a configuration that set something, whichever process wrote it.
 
     Where files name one module by several names, gin writes any of them, another one in each
-    process: modules have their whole names here, and lines the order of these.
+    process: modules have their whole names here, and lines the order of these. A long value, which
+    gin breaks into lines, is one line.
     """
+    text = re.sub(r"\\?\n +", " ", text)
     imports = re.findall(r"^from (\S+) import (\w+)(?: as (\w+))?$", text, re.MULTILINE)
     modules = {alias or name: f"{package}.{name}" for package, name, alias in imports}
 

@@ -89,7 +89,7 @@ def test_the_loss_is_that_of_the_paper(made):
     expected = np.sum(sample.weight * total * begins)
     np.testing.assert_allclose(learnt.metrics["loss/total"].total, expected, rtol=1e-4)
     assert learnt.metrics["loss/total"].count == 5
-    assert learnt.priority[2] == 0.0
+    assert learnt.priority[2] == -1.0
     assert np.all(np.asarray(learnt.priority)[[0, 1, 3, 4, 5]] > 0.0)
 
 

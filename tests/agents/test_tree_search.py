@@ -112,6 +112,25 @@ def test_temperature_decides_how_random_actions_are(kind):
 
 
 @pytest.mark.parametrize("kind", ["gumbel", "puct"])
+def test_policies_tell_values_apart_that_differ_by_the_least_range_and_not_by_less(kind):
+    def most_likely(difference, **options):
+        how = tree_search.Search(kind, num_simulations=12, max_depth=1, **options)
+
+        def model(action, node):
+            output, _ = _model(action, node)
+            reward = difference * (action == 1)
+            return output.replace(reward=reward, discount=jnp.zeros(())), node
+
+        plan = how.run(model, _root(SITUATIONS[:1]), None, 0.0, _keys()[:1])
+        return float(jnp.max(plan.policy))
+
+    sharp = most_likely(1e-3)
+    assert sharp > 0.6
+    assert most_likely(1e-3, min_value_range=0.1) < 0.4
+    assert most_likely(0.1, min_value_range=0.1) == pytest.approx(sharp, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["gumbel", "puct"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_illegal_actions_are_neither_taken_nor_learnt(kind, temperature):
     legal = np.arange(3) != np.arange(STREAMS)[:, None] % 3
