@@ -86,9 +86,7 @@ def _require_no_fewer(row: results.Row, count: int) -> None:
         )
 
 
-def _of_suite(
-    rows: Mapping[str, results.Row], arguments: argparse.Namespace
-) -> list[results.Row]:
+def _of_suite(rows: Mapping[str, results.Row], arguments: argparse.Namespace) -> list[results.Row]:
     return suites.select(rows, arguments.suite, arguments.experiment, arguments.runner)
 
 
@@ -114,7 +112,7 @@ def _parse() -> argparse.Namespace:
         "--runner", metavar="NAME", help="anakin or sebulba; default: the first that --list names"
     )
     parser.add_argument("--suite", metavar="NAME", help="all rows of a suite, or EXPERIMENT's")
-    parser.add_argument("--list", action="store_true", help="all results, or a suite's, with expected minutes")
+    parser.add_argument("--list", action="store_true", help="results, with expected minutes")
     parser.add_argument(
         "--seeds", type=command_line.count, help="how many: 0, 1, ... (default: as recorded)"
     )

@@ -84,6 +84,7 @@ def _resampled(
         statistic,
         n_resamples=resamples,
         vectorized=True,
+        axis=-1,
         confidence_level=LEVEL,
         method="percentile",
         rng=np.random.default_rng(seed),

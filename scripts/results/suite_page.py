@@ -48,8 +48,8 @@ def _overview(found: Mapping[str, Sequence[results.Row]]) -> str:
     for name, rows in found.items():
         seeds = [row.measured.sample.runs for row in rows if row.measured]
         several = sum(number > 1 for number in seeds)
-        left = len(rows) - len(seeds)
-        lines.append([f"[{name}](#{name})", *map(str, (len(rows), several, len(seeds) - several, left))])
+        numbers = len(rows), several, len(seeds) - several, len(rows) - len(seeds)
+        lines.append([f"[{name}](#{name})", *map(str, numbers)])
     headings = ["suite", "rows", "several seeds", "one seed", "no result"]
     return markdown.table(headings, lines)
 
@@ -160,9 +160,9 @@ def _improvements(groups: Mapping[_Contender, Mapping[str, results.Row]]) -> str
     if not lines:
         return ""
     return (
-        "\nHow likely a run of the first agent is to return more than one of the second (ties count "
-        "half): the mean over the tasks that both were trained on for about as many steps, where "
-        "there are two or more; no interval where a task has one seed.\n\n"
+        "\nHow likely a run of the first agent is to return more than one of the second (ties "
+        "count half): the mean over the tasks that both were trained on for about as many steps, "
+        "where there are two or more; no interval where a task has one seed.\n\n"
         + markdown.table(["first", "second", "tasks", "probability of improvement", "95%"], lines)
     )
 

@@ -206,7 +206,7 @@ def _settings(text: str) -> list[str]:
     process: modules have their whole names here, and lines the order of these. A long value, which
     gin breaks into lines, is one line.
     """
-    text = re.sub(r"\\?\n +", " ", text)
+    text = re.sub(r" ?\\?\n +", " ", text)
     imports = re.findall(r"^from (\S+) import (\w+)(?: as (\w+))?$", text, re.MULTILINE)
     modules = {alias or name: f"{package}.{name}" for package, name, alias in imports}
 

@@ -96,11 +96,25 @@ def test_equal_means_where_nothing_varies(aggregates):
 
 def test_probability_of_improvement_counts_pairs(aggregates):
     # Of six pairs, four are won and one is a tie.
-    assert aggregates.probability_of_improvement([1.0, 3.0, 4.0], [1.0, 2.0]) == 4.5 / 6
-    assert aggregates.probability_of_improvement([2.0], [2.0]) == 0.5
+    one, other = [1.0, 3.0, 4.0], [1.0, 2.0]
+    assert aggregates.improvement([(one, other)]).value == pytest.approx(4.5 / 6)
+    assert aggregates.improvement([([2.0], [2.0])]) == aggregates.Estimate(0.5, None)
+    found = aggregates.improvement([(one, other), ([0.0, 1.0], [5.0, 5.0])])
+    assert found.value == pytest.approx(4.5 / 12)
+
+    def chance(one, other):
+        return np.mean([1.0 if a > b else 0.5 * (a == b) for a in one for b in other])
+
+    np.testing.assert_allclose(found.interval, _exact([one, other], chance) / 2, atol=0.03)
 
 
 def test_a_performance_profile_is_the_share_of_runs_above_each_score(aggregates):
     tasks = [[0.0, 0.5, 1.0], [0.5, 0.5, 2.0]]
-    profile = aggregates.performance_profile(tasks, np.array([-1.0, 0.0, 0.5, 1.5, 3.0]))
-    np.testing.assert_allclose(profile, [1, 5 / 6, 2 / 6, 1 / 6, 0])
+    scores = np.array([-1.0, 0.0, 0.5, 1.5, 3.0])
+    profile = aggregates.performance_profile(tasks, scores)
+    np.testing.assert_allclose(profile.value, [1, 5 / 6, 2 / 6, 1 / 6, 0])
+    for place, score in enumerate(scores):
+        above = [np.array(runs) > score for runs in tasks]
+        exact = _exact(above, lambda *each: np.mean(each))
+        np.testing.assert_allclose([end[place] for end in profile.interval], exact, atol=0.17)
+    assert aggregates.performance_profile([[1.0], [0.0, 2.0]], scores).interval is None

@@ -112,7 +112,7 @@ def test_a_row_that_is_gone_is_named_with_the_nearest(results, path):
     [
         ("{", "Expecting"),
         ('[{"agent": "A"}]', "row 0: "),
-        ('{"a": {"agent": "A"}}', "row 0: "),
+        ('{"a": {"agent": "A"}}', "expected a list of rows"),
         (json.dumps([_entry(runs=[], mean=1.0)]), "expected 'runs', or 'mean' and"),
         (json.dumps([_entry(runs=[{"seed": 0}])]), "final_return"),
         (json.dumps([_entry(runs=RUNS, retuns=1)]), "retuns"),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import signal
+import types
 
 import pytest
 
@@ -123,17 +124,16 @@ def test_runs_of_other_settings_are_trained_again(modules, tmp_path):
         run = modules.rows.SeedRun(1, 0.5, settings=settings)
         known = modules.rows.Measured("2026-01-31", "a machine", "0", steps, 8, runs=(run,))
         measured = dataclasses.replace(row, measured=known)
-        return [each.seed for _, each in modules.suites._missing([measured], 2, tmp_path)]
+        return [each.seed for _, each in modules.suites._missing([measured], 2, tmp_path)[0]]
 
-    assert missing(same) == missing(None) == [0]
+    assert missing(same) == [0]
     assert missing(same, steps=round(1.03 * planned.total_steps)) == [0]  # with a whole update
-    assert missing("another") == missing(same, steps=1) == [0, 1]
-    assert missing(None, steps=2 * planned.total_steps) == [0, 1]
+    assert missing("another") == missing(None) == missing(same, steps=1) == [0, 1]
+    assert missing(same, steps=2 * planned.total_steps) == [0, 1]
     # Those of other settings are beside the old ones, which `Run.train` would not go on with.
     changed = dataclasses.replace(row, gin_bindings=("TOTAL_STEPS = 77",))
-    folders = {
-        run.directory.path.parent for _, run in modules.suites._missing([row, changed], 2, tmp_path)
-    }
+    left, _ = modules.suites._missing([row, changed], 2, tmp_path)
+    folders = {run.directory.path.parent for _, run in left}
     assert len(folders) == 2 and {folder.parent for folder in folders} == {tmp_path}
 
 
@@ -144,6 +144,52 @@ def test_a_digest_is_of_what_is_set_and_not_of_the_names_of_modules(modules):
     assert digest(text) == digest(other)
     assert digest(text) != digest(text.replace("@e.H", "@c.H"))
     assert digest(text) != digest(text.replace("c.F.g = @e.H\n", ""))
+    # A long value is one, however gin breaks it into lines.
+    broken = "c.F.g = \\\n    ((1, 2),\n     (3, 4),\n     (5, 6))\n"
+    assert digest(broken) == digest("c.F.g = ((1, 2), (3, 4), (5, 6))\n")
+    assert digest(broken) != digest(broken.replace("3", "0").replace("5", "3").replace("0", "5"))
+
+
+def test_the_time_left_is_that_of_other_seeds_with_the_same_settings(modules):
+    time = modules.suites._time
+    seconds = {"known": [60.0, 180.0], "other": [240.0], "new": []}
+    assert time(["known", "other"], seconds) == "about 6 min left"
+    assert time(["known", "new"], seconds) == "about 2 min left, and 1 run(s) of unknown length"
+    assert time(["new"], seconds) == "time left unknown"
+
+
+def test_seeds_of_several_machines_are_said_to_be(modules, tmp_path, monkeypatch):
+    def measured(seed, hardware, settings, random):
+        runs = (modules.rows.SeedRun(seed, 0.5, settings=settings),)
+        return modules.rows.Measured("2026-01-31", hardware, "0", 100, 8, random, runs=runs)
+
+    def joined(row, new):
+        run = types.SimpleNamespace(directory=types.SimpleNamespace(path=tmp_path), seed=1)
+        monkeypatch.setattr(modules.reproduction, "measured", lambda *_: new)
+        return modules.suites._joined(row, run)
+
+    row = next(iter(modules.rows.read(_ledger(tmp_path, {})).values()))
+    row = dataclasses.replace(row, measured=measured(0, "a", "same", 1.0))
+    both = joined(row, measured(1, "b", "same", 3.0))
+    assert (both.hardware, both.random_policy, len(both.runs)) == ("a and b", 2.0, 2)
+    again = joined(dataclasses.replace(row, measured=both), measured(1, "b", "same", 3.0))
+    assert (again.hardware, len(again.runs)) == ("a and b", 2)
+    new = measured(1, "b", "other", 3.0)  # nothing of what was recorded counts any more
+    assert joined(row, new) == new
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(modules, tmp_path, monkeypatch):
+    ledger = _ledger(tmp_path, {})
+    rows = list(modules.rows.read(ledger).values())
+    ((_, run),) = modules.suites._missing(rows, 1, tmp_path)[0]
+    run.directory.path.mkdir(parents=True)
+    monkeypatch.setattr(modules.training_process.Run, "train", lambda *_: pytest.fail("trained"))
+    run.directory.lock.acquire()
+    said = []
+    assert modules.suites.train(rows, 1, tmp_path, ledger, said.append) is False
+    run.directory.lock.release()
+    assert said[-1].startswith("left out: ")
+    assert "failures" not in json.loads(ledger.read_text())[0]
 
 
 def test_the_list_of_a_suite_has_its_rows_only(call, tmp_path, capsys):
@@ -159,5 +205,7 @@ def test_a_suite_is_found_by_name(call, tmp_path):
         call("reproduce", "--suite", "tow", "--results", ledger)
     with pytest.raises(errors.UserError, match="has no row 'othr'; did you mean 'other'"):
         call("reproduce", "othr", "--suite", "two", "--results", ledger)
-    with pytest.raises(errors.UserError, match="--suite: expected neither --runner nor --note"):
-        call("reproduce", "--runner", "anakin", "--suite", "two", "--results", ledger)
+    with pytest.raises(errors.UserError, match="has no row 'sebula'; known: anakin"):
+        call("reproduce", "--runner", "sebula", "--suite", "two", "--results", ledger)
+    with pytest.raises(errors.UserError, match="--suite: expected neither --note nor --record"):
+        call("reproduce", "--record", "--suite", "two", "--results", ledger)
