@@ -259,8 +259,11 @@ class MuZero:
           is_due: bool, equal on all devices.
         """
 
+        # With fresh values only the policies of what is unrolled are learnt.
+        end = self._burn_in + self.unroll_steps + 1 if self.fresh_values else -1
+
         def search() -> planning.Extras:
-            timestep = jax.tree.map(lambda x: x[:-1], sample.rollout.timestep)
+            timestep = jax.tree.map(lambda x: x[:end], sample.rollout.timestep)
             latent = self._latents(params, timestep)  # [L, N, F] after the burn-in
             steps = latent.shape[0]
             mask = encoders.action_mask(timestep.observation)
@@ -271,8 +274,9 @@ class MuZero:
             plan = self._search.run(self._model(params), root, mask, 0.0, keys)
             found = planning.Extras(plan.policy, plan.value)
             found = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), found)
+            searched = slice(self._burn_in, self._burn_in + steps)
             return jax.tree.map(
-                lambda old, new: old.at[self._burn_in :].set(new), sample.rollout.extras, found
+                lambda old, new: old.at[searched].set(new), sample.rollout.extras, found
             )
 
         extras = jax.lax.cond(is_due, search, lambda: sample.rollout.extras)

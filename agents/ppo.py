@@ -153,7 +153,8 @@ class PPO:
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
         learner, network = state.learner, self._policy.network
-        # Statistics are those of acting, so the first ratios are 1.
+        # Statistics are those of acting, so the first ratios are 1 (with a lag of 0, and nearly so
+        # with another one, once many observations were counted).
         timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
         core = rollout.actor_state.core

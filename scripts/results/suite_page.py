@@ -235,9 +235,9 @@ def draw(rows: Sequence[results.Row], path: pathlib.Path) -> bool:
 
 
 def _colors(agents: Iterable[str]) -> dict[str, tuple[float, float, float]]:
-    """Returns the colour of each agent: its class's, or a lighter one for a further variant."""
+    """Returns the colour of each agent: that of its class, or a lighter one for a variant."""
     found, variants = {}, collections.Counter()
-    for agent in agents:
+    for agent in sorted(agents, key=lambda agent: "," in agent):
         name = agent.partition(",")[0]
         place = _AGENTS.index(name) if name in _AGENTS else len(_AGENTS)
         white = 1 - (1 - _LIGHTER) ** variants[name]
@@ -309,5 +309,7 @@ def _aggregates(axis: matplotlib.axes.Axes, scores, colors: Mapping[str, Any]) -
     names = [_named(contender).replace(" under ", ", ") for contender in scores]
     axis.set_yticks(range(len(names)), names, fontsize=7)
     axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.axvline(1.0, color=plotting.GREY, linestyle=":", linewidth=1.2)
+    axis.set_xlim(left=min(0.0, axis.get_xlim()[0]))
     axis.set_xlabel("IQM of returns (1: published)")
     plotting.tidy(axis)

@@ -3,6 +3,7 @@
 Axis legend: `N` sequences, `K` unrolled steps.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -164,6 +165,11 @@ def test_stacks_of_frames_are_searched_after_their_burn_in():
     found = jax.jit(agent._reanalyzed)(params, sample, True).rollout.extras
     np.testing.assert_allclose(np.sum(found.policy, axis=-1)[2:], 1.0, rtol=1e-5)
     np.testing.assert_array_equal(found.policy[:2], 0.0)
+    # With fresh values, later policies are not learnt from.
+    fresh = dataclasses.replace(agent, fresh_values=True)
+    found = jax.jit(fresh._reanalyzed)(params, sample, True).rollout.extras
+    expected = np.isin(np.arange(length), 2 + np.arange(K + 1))[:, None] * np.ones(SEQUENCES)
+    np.testing.assert_allclose(np.sum(found.policy, axis=-1), expected, rtol=1e-5)
 
 
 def test_images_are_imagined_as_images_with_a_plane_for_each_action():
