@@ -89,6 +89,8 @@ class Run:
             if resume:
                 self._restore()
             on_failure.pop_all()
+        # Now: by the end of the run its checkout may be at another commit.
+        self._provenance = run_directory.provenance()
 
     def _make_checkpointer(self) -> checkpoint.Checkpointer | gathering.GatheringCheckpointer:
         settings = self._experiment
@@ -403,7 +405,7 @@ class Run:
             "updates": self._update,
             "best_checkpoint": self._checkpointer.best_step(),
             **self._experiment.precision.describe(),
-            **run_directory.provenance(),
+            **self._provenance,
         }
         if values := self._runner.population_values:
             columns = {f"{p}return": each.mean_return() for p, each in judged.by_prefix().items()}

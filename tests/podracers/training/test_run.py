@@ -579,3 +579,15 @@ def test_a_run_that_cannot_be_made_does_not_keep_its_directory(settings, tmp_pat
     with pytest.raises(errors.UserError, match="no room"):
         _run(settings, directory)
     run_directory.RunDirectory(tmp_path).lock.acquire()
+
+
+def test_a_summary_names_the_commit_that_trained(settings, tmp_path, monkeypatch):
+    """And not that of the checkout by the end."""
+
+    class Moved(Stop):
+        def __bool__(self):
+            monkeypatch.setattr(run_directory, "provenance", lambda: {"commit": "later"})
+            return False
+
+    summary, _ = _run(settings, run_directory.RunDirectory(tmp_path), Moved())
+    assert summary["commit"] not in ("later", None)
