@@ -174,11 +174,12 @@ def _otherwise_measured(old: results.Measured, new: results.Measured) -> str:
         return f"other agent steps, {old.agent_steps:,} then and {new.agent_steps:,} now"
     if not all(one.is_of(other.settings) for one in old.runs for other in new.runs):
         return "the configuration was another one then"
-    kinds = [_kind(measured.runs) for measured in (old, new)]
+    kinds = [kind(measured.runs) for measured in (old, new)]
     if kinds[0] != kinds[1]:
         return f"other evaluations, of {kinds[0]} actions then and {kinds[1]} ones now"
     return ""
 
 
-def _kind(runs: Sequence[results.SeedRun]) -> str:
+def kind(runs: Sequence[results.SeedRun]) -> str:
+    """Returns which actions the evaluations of runs took: sampled ones, or greedy."""
     return "sampled" if any(run.greedy_return is not None for run in runs) else "greedy"

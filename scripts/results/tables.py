@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
-from results import aggregates, atari_scores, markdown, plotting, suite_page
+from results import aggregates, atari_scores, markdown, plotting, reproduction, suite_page
 from results import rows as results
 
 Rows = Mapping[str, results.Row]
@@ -15,8 +15,8 @@ Rows = Mapping[str, results.Row]
 def returns(rows: Rows) -> str:
     """Returns what each row that was measured reached, as Markdown."""
     headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
-    headings += ["highest", "greedy", "95%, bootstrap", "95%, Student's t", "seeds: returns"]
-    headings += ["random policy", "agent steps", "wall time of a seed"]
+    headings += ["highest", "evaluation", "greedy", "95%, bootstrap", "95%, Student's t"]
+    headings += ["seeds: returns", "random policy", "agent steps", "wall time of a seed"]
     lines = []
     for row in rows.values():
         known = row.measured
@@ -28,6 +28,7 @@ def returns(rows: Rows) -> str:
                 *(*_named(row), row.agent, row.environment),
                 results.mean(known),
                 "" if row.most is None else f"{row.most:g}",
+                f"{known.episodes}, {reproduction.kind(known.runs)}",
                 _greedy(known),
                 results.interval(known.bootstrap_interval()),
                 results.interval(known.sample.student_interval()),
@@ -115,7 +116,7 @@ def tasks(rows: Rows) -> str:
             found = aggregates.summarize([_normalized(row)[:runs] for row in chosen])
             names = ", ".join(row.environment for row in chosen)
             lines.append([*named, names, str(runs), *map(_estimate, found.values())])
-    headings = ["agent", "runner", "tasks", "seeds of each", "mean", "median", "IQM"]
+    headings = ["agent", "runner", "tasks", "seeds used of each", "mean", "median", "IQM"]
     return markdown.table(headings, lines)
 
 

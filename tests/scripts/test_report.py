@@ -43,10 +43,10 @@ def _lines(table):
 def test_returns_have_intervals_where_there_are_seeds(modules, rows):
     lines = _lines(modules.tables.returns(rows))
     assert lines["one"] == (
-        "| `one` | `anakin` | A | one | 2.00 ± 1 | 3 |  | 1.00 to 3.00 | -10.7 to 14.7 "
-        "| 2: 1.00, 3.00 | -1.00 | 5M | 0 to 10 s |"
+        "| `one` | `anakin` | A | one | 2.00 ± 1 | 3 | 64, greedy |  | 1.00 to 3.00 "
+        "| -10.7 to 14.7 | 2: 1.00, 3.00 | -1.00 | 5M | 0 to 10 s |"
     )
-    assert "| 2.00 | 3 |  | none | none | 1: 2.00 |" in lines["alone"]
+    assert "| 2.00 | 3 | 64, greedy |  | none | none | 1: 2.00 |" in lines["alone"]
     assert "none" not in lines  # it was not measured
 
 
@@ -94,8 +94,8 @@ def test_greedy_returns_stand_beside_sampled_ones(modules, rows):
     runs = tuple(dataclasses.replace(run, greedy_return=0.5) for run in one.measured.runs)
     sampled = dataclasses.replace(one, measured=dataclasses.replace(one.measured, runs=runs))
     lines = _lines(modules.tables.returns({**rows, "one-anakin": sampled}))
-    assert "| 2.00 ± 1 | 3 | 0.50 | 1.00 to 3.00 |" in lines["one"]
-    assert "| 3.00 ± 0 | 3 |  | 3.00 to 3.00 |" in lines["two"]
+    assert "| 2.00 ± 1 | 3 | 64, sampled | 0.50 | 1.00 to 3.00 |" in lines["one"]
+    assert "| 3.00 ± 0 | 3 | 64, greedy |  | 3.00 to 3.00 |" in lines["two"]
 
 
 def test_prose_stays_and_a_missing_marker_is_a_mistake(modules):

@@ -162,3 +162,12 @@ def test_every_published_row_describes_a_run(results):
         assert not any("population" in binding for binding in row.gin_bindings), row.name
     commands = [row.command(0) for row in rows.values()]
     assert len(set(commands)) == len(commands)
+
+
+def test_every_published_row_is_reproduced_or_explained(results):
+    for row in results.read().values():
+        if row.measured is None or row.explanation:
+            continue
+        for published in row.published:
+            reached = row.measured.sample.mean + 0.005 * abs(published.value)
+            assert reached >= published.value - (published.error or 0.0), row.name
