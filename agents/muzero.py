@@ -258,7 +258,6 @@ class MuZero:
           sample: of preprocessed time steps.
           is_due: bool, equal on all devices.
         """
-
         # With fresh values only the policies of what is unrolled are learnt.
         end = self._burn_in + self.unroll_steps + 1 if self.fresh_values else -1
 
