@@ -96,8 +96,8 @@ def train(
                 if stop:
                     raise
                 whole = False
-                failure = (results.Failure(run.seed, errors.first_line(error)),)
-                say(f"failed: {failure[0].message}")
+                say(f"failed: {errors.first_line(error)}")
+                failure = (results.Failure(run.seed, _message(error, run)),)
             else:
                 seconds[row.name].append(run.directory.read_summary()["wall_time_s"])
             _record(path, row.name, run, failure)
@@ -128,6 +128,12 @@ def _time(names: Sequence[str], seconds: Mapping[str, Sequence[float]]) -> str:
     unknown = len(names) - len(known)
     said = f"about {sum(known) / 60:.0f} min left" if known else "time left unknown"
     return f"{said}, and {unknown} run(s) of unknown length" if known and unknown else said
+
+
+def _message(error: Exception, run: training_process.Run) -> str:
+    """Returns what is published of a failure: without the run's name, and where its log is."""
+    line = errors.first_line(error).removeprefix(f"{run.name}: ")
+    return line.partition(training_process.MORE)[0]
 
 
 def _record(

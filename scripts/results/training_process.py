@@ -23,6 +23,7 @@ from podracers import errors
 from podracers.training import config, experiment, loggers, run_directory, signals
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+MORE = "; more in "  # before the path of a log, in the message of a failure
 _POLL_PERIOD = 0.1  # seconds
 _ENVIRONMENT = {
     "JAX_ENABLE_COMPILATION_CACHE": "false",
@@ -94,6 +95,11 @@ class Run:
     config: str  # the whole configuration
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{self.label}, seed {self.seed}"
+
+    @property
     def command(self) -> str:
         """The command that trains it."""
         run_dir = ("--run_dir", self.directory.path.as_posix())
@@ -123,7 +129,7 @@ class Run:
             )
         if self.directory.summary.exists() or stop:
             return self.directory.summary.exists()
-        name, log = f"{self.label}, seed {self.seed}", path.with_name(f"{path.name}.log")
+        log = path.with_name(f"{path.name}.log")
         arguments = ["--resume"] if begun else self.arguments
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,12 +147,12 @@ class Run:
             finally:
                 display.close()
             if process.poll() is None:
-                _ask_to_leave(process, name)
+                _ask_to_leave(process, self.name)
         if stop and process.returncode == -signal.SIGTERM:  # before it was ready to be asked
             return False
         if process.returncode:
             error = failure(process.returncode, log)
-            raise type(error)(f"{name}: {error}")
+            raise type(error)(f"{self.name}: {error}")
         return self.directory.summary.exists()
 
 
@@ -240,11 +246,13 @@ def failure(code: int, log: pathlib.Path) -> errors.UserError | errors.RunFailur
     lines = [line for line in text.splitlines() if line.strip()]
     if code < 0:
         message = f"the run was killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            message += ", as the system does when memory runs out"
     else:
         message = (said or lines or [f"the run ended with exit code {code}"])[-1]
     if code == errors.UserError.exit_code:
         return errors.UserError(message)
-    return errors.RunFailure(message if said and code > 0 else f"{message}; more in '{log}'")
+    return errors.RunFailure(message if said and code > 0 else f"{message}{MORE}'{log}'")
 
 
 def _follow(path: pathlib.Path) -> Iterator[list[dict[str, float]]]:

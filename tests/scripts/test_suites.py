@@ -192,6 +192,30 @@ def test_a_run_that_another_process_is_at_is_left_to_it(modules, tmp_path, monke
     assert "failures" not in json.loads(ledger.read_text())[0]
 
 
+def test_a_run_that_is_stopped_before_it_is_ready_has_not_failed(modules, tmp_path):
+    class AfterTheStart:
+        asked = 0
+
+        def __bool__(self):
+            self.asked += 1
+            return self.asked > 1
+
+    rows = list(modules.rows.read(_ledger(tmp_path, {})).values())
+    ((_, run),) = modules.suites._missing(rows, 1, tmp_path)[0]
+    assert run.train(AfterTheStart()) is False
+
+
+def test_what_is_published_of_a_failure_names_no_folder(modules, tmp_path):
+    log = tmp_path / "seed-0.log"
+    log.write_text("a line\n")
+    rows = list(modules.rows.read(_ledger(tmp_path, {})).values())
+    ((_, run),) = modules.suites._missing(rows, 1, tmp_path)[0]
+    error = modules.training_process.failure(-signal.SIGKILL, log)
+    assert str(log) in str(error)
+    said = modules.suites._message(errors.RunFailure(f"{run.name}: {error}"), run)
+    assert said == "the run was killed by SIGKILL, as the system does when memory runs out"
+
+
 def test_the_list_of_a_suite_has_its_rows_only(call, tmp_path, capsys):
     ledger = _ledger(tmp_path, {"suite": "three"}, {})
     assert call("reproduce", "--list", "--suite", "two", "--results", ledger) == 0
