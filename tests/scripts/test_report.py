@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -192,3 +193,21 @@ def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
         apart = dataclasses.replace(rows["one-sebulba"], environment="C++", drawn_with=drawn_with)
         assert page.draw([*rows.values(), apart], tmp_path / "twin.png")
         assert (Image.open(tmp_path / "twin.png").width > width) == wider
+
+
+def test_seeds_are_averaged_by_agent_steps_and_drawn_at_their_mean_time(tools):
+    page = tools("results.suite_page").suite_page
+    fast, slow = np.array([[100, 1, 0], [200, 2, 2.0]]), np.array([[100, 3, 4], [200, 6, 6.0]])
+    by_steps, by_seconds = (page._band([fast, slow], x) for x in (0, 1))
+    assert (by_steps.x[0], by_steps.x[-1]) == (100, 200)
+    assert (by_seconds.x[0], by_seconds.x[-1]) == (2, 4)
+    np.testing.assert_array_equal(by_seconds.mean, by_steps.mean)
+    assert (by_steps.mean[0], by_steps.least[-1], by_steps.most[-1]) == (2, 2, 6)
+
+
+def test_an_agent_has_one_colour_in_every_picture_and_its_variants_are_lighter(tools):
+    page = tools("results.suite_page").suite_page
+    some, others = page._colors(["SAC, big", "SAC", "PPO"]), page._colors(["SAC", "Mine", "DQN"])
+    assert some["SAC"] == others["SAC"]
+    assert sum(some["SAC, big"]) > sum(some["SAC"])
+    assert len({*some.values(), *others.values()}) == 5
