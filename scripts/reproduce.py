@@ -15,7 +15,8 @@ by Ctrl-C, or lost with its machine, it goes on with the same --out.
 
 --suite trains, at low priority, what the rows of a suite lack of so many seeds, and records each
 run as it ends; what is recorded is not trained again. A run that fails is recorded, too, and the
-others go on; the exit code is 1 then. With EXPERIMENT or --runner, only their rows are trained.
+others go on; the exit code is 1 then, and where a run was left to another process that is at it.
+With EXPERIMENT or --runner, only their rows are trained.
 """
 
 import argparse
@@ -109,12 +110,16 @@ def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
     parser.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="see --list")
     parser.add_argument(
-        "--runner", metavar="NAME", help="anakin or sebulba; default: the first that --list names"
+        "--runner",
+        metavar="NAME",
+        help="anakin or sebulba; default: the first that --list names, and both of a suite",
     )
     parser.add_argument("--suite", metavar="NAME", help="all rows of a suite, or EXPERIMENT's")
     parser.add_argument("--list", action="store_true", help="results, with expected minutes")
     parser.add_argument(
-        "--seeds", type=command_line.count, help="how many: 0, 1, ... (default: as recorded)"
+        "--seeds",
+        type=command_line.count,
+        help="how many: 0, 1, ... (default: as recorded; 3 of a suite)",
     )
     parser.add_argument(
         "--out",

@@ -214,13 +214,17 @@ def _commit(root: pathlib.Path = _ROOT) -> str | None:
     """Returns the commit of a checkout, with `-dirty` where files differ; None without git.
 
     A folder within one is none: what was installed there has no commit that git would know. The
-    file that results are recorded in while others train is no part of what trains them.
+    file of this repository that results are recorded in while others train is no part of what
+    trains them.
     """
     if not (root / ".git").exists():
         return None
     name = _git(root, "describe", "--always", "--abbrev=40", "--exclude=*")
-    ignored = ("--untracked-files=no", "--", ".", ":!docs/results.json")
-    return name and f"{name}{'-dirty' if _git(root, 'status', '--porcelain', *ignored) else ''}"
+    ignored = (".", ":!docs/results.json") if root == _ROOT else (".",)
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *ignored)
+    if not name or changes is None:
+        return None
+    return f"{name}-dirty" if changes else name
 
 
 def _other_commits() -> dict[str, str | None]:

@@ -12,7 +12,7 @@ import matplotlib.colors
 import matplotlib.pyplot as plt
 import matplotlib.ticker
 import numpy as np
-from results import aggregates, markdown, plotting
+from results import aggregates, markdown, plotting, reproduction
 from results import rows as results
 
 Rows = Mapping[str, results.Row]
@@ -161,14 +161,17 @@ def _improvements(groups: Mapping[_Contender, Mapping[str, results.Row]]) -> str
         return ""
     return (
         "\nHow likely a run of the first agent is to return more than one of the second (ties "
-        "count half): the mean over the tasks that both were trained on for about as many steps, "
-        "where there are two or more; no interval where a task has one seed.\n\n"
+        "count half): the mean over the tasks that both were trained on for about as many steps "
+        "and evaluated on alike (with sampled or greedy actions), where there are two or more; "
+        "no interval where a task has one seed.\n\n"
         + markdown.table(["first", "second", "tasks", "probability of improvement", "95%"], lines)
     )
 
 
 def _comparable(one: results.Row, other: results.Row) -> bool:
-    """Returns whether two rows were trained for about as many agent steps."""
+    """Returns whether two rows were trained for about as long, and evaluated alike."""
+    if reproduction.kind(one.measured.runs) != reproduction.kind(other.measured.runs):
+        return False
     steps = one.measured.agent_steps, other.measured.agent_steps
     return max(steps) <= _SIMILAR_STEPS * min(steps)
 
@@ -236,12 +239,13 @@ def draw(rows: Sequence[results.Row], path: pathlib.Path) -> bool:
 
 def _colors(agents: Iterable[str]) -> dict[str, tuple[float, float, float]]:
     """Returns the colour of each agent: that of its class, or a lighter one for a variant."""
-    found, variants = {}, collections.Counter()
+    found, variants, known = {}, collections.Counter(), list(_AGENTS)
     for agent in sorted(agents, key=lambda agent: "," in agent):
         name = agent.partition(",")[0]
-        place = _AGENTS.index(name) if name in _AGENTS else len(_AGENTS)
+        if name not in known:
+            known.append(name)
         white = 1 - (1 - _LIGHTER) ** variants[name]
-        color = matplotlib.colors.to_rgb(plotting.COLORS[place])
+        color = matplotlib.colors.to_rgb(plotting.COLORS[known.index(name) % len(plotting.COLORS)])
         found[agent] = tuple((1 - white) * part + white for part in color)
         variants[name] += 1
     return found

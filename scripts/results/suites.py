@@ -32,7 +32,7 @@ def select(
       rows: those of the file of results.
       suite: its name.
       experiment: the only one to return, as `Row.short` names it; None for all of the suite.
-      runner: the only one to return, in lower case; None for both.
+      runner: the only one to return; None for both.
 
     Raises:
       errors.UserError: there is no such suite or row; names the nearest.
@@ -76,6 +76,7 @@ def train(
       errors.UserError: a configuration is mistaken.
       errors.RunFailure: a run failed while the work was being stopped; it is not recorded.
     """
+    training_process.make_folder(output)
     left, seconds = _missing(rows, seeds, output)
     whole = True
     with signals.StopRequest() as stop:
@@ -83,11 +84,8 @@ def train(
             time = _time([row.name for row, _ in left[number:]], seconds)
             say(f"[{number + 1}/{len(left)}] {row.name}, seed {run.seed}; {time}")
             failure = ()
-            try:
-                run.directory.lock.require_free()
-            except errors.UserError as error:
+            if _left_out(run, say):
                 whole = False
-                say(f"left out: {errors.first_line(error)}")
                 continue
             try:
                 if not run.train(stop, _NICE):
@@ -96,12 +94,24 @@ def train(
                 if stop:
                     raise
                 whole = False
+                if _left_out(run, say):  # another process was a moment ahead
+                    continue
                 say(f"failed: {errors.first_line(error)}")
                 failure = (results.Failure(run.seed, _message(error, run)),)
             else:
                 seconds[row.name].append(run.directory.read_summary()["wall_time_s"])
             _record(path, row.name, run, failure)
     return whole
+
+
+def _left_out(run: training_process.Run, say: Callable[[str], None]) -> bool:
+    """Returns whether another process is at a run, and says so."""
+    try:
+        run.directory.lock.require_free()
+    except errors.UserError as error:
+        say(f"left out: {errors.first_line(error)}")
+        return True
+    return False
 
 
 def _missing(
@@ -116,7 +126,7 @@ def _missing(
             # A folder for each configuration: one that has changed does not meet its old runs.
             run = reproduction.plan(row, seed, output / f"{row.name}-{setting}")
             known = [each for each in _kept(row, run.total_steps, setting) if each.seed == seed]
-            seconds[row.name] += [each.wall_time_s for each in known]
+            seconds[row.name] += [each.wall_time_s for each in known if each.wall_time_s]
             if not known:
                 runs.append((row, run))
     return runs, seconds
@@ -131,9 +141,10 @@ def _time(names: Sequence[str], seconds: Mapping[str, Sequence[float]]) -> str:
 
 
 def _message(error: Exception, run: training_process.Run) -> str:
-    """Returns what is published of a failure: without the run's name, and where its log is."""
+    """Returns what is published of a failure: without the run's name and where it is."""
     line = errors.first_line(error).removeprefix(f"{run.name}: ")
-    return line.partition(training_process.MORE)[0]
+    line = line.partition(training_process.MORE)[0]
+    return line.replace(str(run.directory.path), run.directory.path.name)
 
 
 def _record(
@@ -160,7 +171,9 @@ def _joined(row: results.Row, run: training_process.Run) -> results.Measured:
     if not others:
         return new
     known, count = row.measured, len(others)
-    random = (count * known.random_policy + new.random_policy) / (count + 1)
+    random = new.random_policy
+    if known.random_policy is not None:
+        random = (count * known.random_policy + random) / (count + 1)
     return dataclasses.replace(
         new,
         hardware=_with(known.hardware, new.hardware),
@@ -181,4 +194,4 @@ def _kept(row: results.Row, total: int, settings: str | None) -> Sequence[result
     known = row.measured
     if known is None or not reproduction.is_whole(known, total):
         return ()
-    return [each for each in known.runs if each.settings == settings]
+    return [each for each in known.runs if each.is_of(settings)]

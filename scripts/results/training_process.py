@@ -44,6 +44,18 @@ os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
 """
 
 
+def make_folder(path: pathlib.Path) -> None:
+    """Makes a folder where there is none.
+
+    Raises:
+      errors.UserError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.UserError(f"cannot make '{path}': {error.strerror}") from error
+
+
 def flags(gin_files: Sequence[str], bindings: Sequence[str]) -> list[str]:
     """Returns the arguments of `scripts/train.py` that name files and bindings."""
     options = {"--gin_file": gin_files, "--gin_bindings": bindings}
@@ -131,10 +143,7 @@ class Run:
             return self.directory.summary.exists()
         log = path.with_name(f"{path.name}.log")
         arguments = ["--resume"] if begun else self.arguments
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise errors.UserError(f"cannot make '{path.parent}': {error.strerror}") from error
+        make_folder(path.parent)
         with started([*arguments, "--run_dir", str(path)], log, nice=nice) as process:
             display = loggers.TerminalLogger(self.total_steps)
             rows = _follow(self.directory.metrics)

@@ -8,6 +8,7 @@ import types
 import pytest
 
 from podracers import errors
+from podracers.training import run_directory
 from tests import processes
 
 EXTRA = """
@@ -126,9 +127,9 @@ def test_runs_of_other_settings_are_trained_again(modules, tmp_path):
         measured = dataclasses.replace(row, measured=known)
         return [each.seed for _, each in modules.suites._missing([measured], 2, tmp_path)[0]]
 
-    assert missing(same) == [0]
+    assert missing(same) == missing(None) == [0]
     assert missing(same, steps=round(1.03 * planned.total_steps)) == [0]  # with a whole update
-    assert missing("another") == missing(None) == missing(same, steps=1) == [0, 1]
+    assert missing("another") == missing(same, steps=1) == [0, 1]
     assert missing(same, steps=2 * planned.total_steps) == [0, 1]
     # Those of other settings are beside the old ones, which `Run.train` would not go on with.
     changed = dataclasses.replace(row, gin_bindings=("TOTAL_STEPS = 77",))
@@ -188,6 +189,17 @@ def test_a_run_that_another_process_is_at_is_left_to_it(modules, tmp_path, monke
     said = []
     assert modules.suites.train(rows, 1, tmp_path, ledger, said.append) is False
     run.directory.lock.release()
+    assert said[-1].startswith("left out: ")
+
+    other = run_directory.RunDirectory(run.directory.path).lock
+
+    def lose(run, *_):  # to one that begins at the same time
+        other.acquire()
+        run.directory.lock.acquire()
+
+    monkeypatch.setattr(modules.training_process.Run, "train", lose)
+    assert modules.suites.train(rows, 1, tmp_path, ledger, said.append) is False
+    other.release()
     assert said[-1].startswith("left out: ")
     assert "failures" not in json.loads(ledger.read_text())[0]
 

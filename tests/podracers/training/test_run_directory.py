@@ -102,6 +102,21 @@ def test_says_which_commit_of_the_users_own_code_was_loaded(own):
     assert set(found.values()) == {f"{head}-dirty"}
 
 
+def test_what_results_are_recorded_in_is_no_change_of_this_repository(own, monkeypatch):
+    (own / "docs").mkdir()
+    ledger = own / "docs" / "results.json"
+    ledger.write_text("[]")
+    _git(own, "add", "-A")
+    _git(own, "commit", "--quiet", "-m", "second")
+    head = _git(own, "rev-parse", "HEAD")
+    ledger.write_text("[1]")
+    assert run_directory._commit(own) == f"{head}-dirty"
+    monkeypatch.setattr(run_directory, "_ROOT", own)
+    assert run_directory._commit(own) == head
+    (own / "my_agent.py").write_text("1")
+    assert run_directory._commit(own) == f"{head}-dirty"
+
+
 def test_a_checkout_without_a_commit_is_named_all_the_same(own):
     _git(own, "update-ref", "-d", "HEAD")
     found = run_directory.provenance()["other_commits"]
