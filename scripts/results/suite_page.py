@@ -314,6 +314,7 @@ def _aggregates(axis: matplotlib.axes.Axes, scores, colors: Mapping[str, Any]) -
     axis.set_yticks(range(len(names)), names, fontsize=7)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.axvline(1.0, color=plotting.GREY, linestyle=":", linewidth=1.2)
-    axis.set_xlim(left=min(0.0, axis.get_xlim()[0]))
+    low, high = axis.get_xlim()
+    axis.set_xlim(min(0.0, low), high + 0.05 * (high - min(0.0, low)))
     axis.set_xlabel("IQM of returns (1: published)")
     plotting.tidy(axis)

@@ -6,19 +6,21 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
+import numpy as np
 from results import aggregates, atari_scores, markdown, plotting, reproduction, suite_page
 from results import rows as results
 
 Rows = Mapping[str, results.Row]
+_SHIFT = 0.18  # of runners from their line, in lines
 
 
 def returns(rows: Rows) -> str:
-    """Returns what each row that was measured reached, as Markdown."""
+    """Returns what each row that was measured reached, as Markdown, by environment."""
     headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
     headings += ["highest", "evaluation", "greedy", "95%, bootstrap", "95%, Student's t"]
     headings += ["seeds: returns", "random policy", "agent steps", "wall time of a seed"]
     lines = []
-    for row in rows.values():
+    for row in _by_environment(rows):
         known = row.measured
         if known is None:  # as suites say
             continue
@@ -39,6 +41,12 @@ def returns(rows: Rows) -> str:
             ]
         )
     return markdown.table(headings, lines)
+
+
+def _by_environment(rows: Rows) -> list[results.Row]:
+    """Returns the rows of one environment beside each other, in the order of the first ones."""
+    environments = list(dict.fromkeys(row.environment for row in rows.values()))
+    return sorted(rows.values(), key=lambda row: environments.index(row.environment))
 
 
 def readme(rows: Rows) -> str:
@@ -179,20 +187,27 @@ TABLES: dict[str, Callable[[Rows], str]] = {
 
 
 def draw(rows: Rows, path: pathlib.Path) -> None:
-    """Draws the normalised return of each row with a range: seeds, mean, bootstrap interval."""
-    shown = [row for row in rows.values() if _has_range(row)]
-    colors = plotting.colors(dict.fromkeys(row.runner for row in shown))
-    figure, axis = plt.subplots(figsize=(8, 1 + 0.24 * len(shown)), layout="constrained")
-    for place, row in enumerate(shown):
+    """Draws the normalised returns of rows with a range: seeds, mean, bootstrap interval.
+
+    A line is an agent on an environment; runners stand one above the other.
+    """
+    shown = [row for row in _by_environment(rows) if _has_range(row)]
+    lines = list(dict.fromkeys((row.environment, row.agent) for row in shown))
+    colors = plotting.colors(sorted({row.runner for row in shown}))
+    shift = dict(zip(colors, np.linspace(-_SHIFT, _SHIFT, len(colors)) if len(colors) > 1 else [0]))
+    figure, axis = plt.subplots(figsize=(8, 1 + 0.24 * len(lines)), layout="constrained")
+    for row in shown:
+        place = lines.index((row.environment, row.agent)) + shift[row.runner]
         color, scores = colors[row.runner], _normalized(row)
         found = aggregates.estimate([scores])
         if found.interval is not None:
-            axis.plot(found.interval, (place, place), color=color, linewidth=5, alpha=0.3)
-        axis.plot(scores, [place] * len(scores), "o", color=color, markersize=3.5, alpha=0.6)
-        axis.plot(found.value, place, "|", color=color, markersize=12, markeredgewidth=2)
-    names = [f"{row.agent}, {row.environment}, {row.runner}" for row in shown]
-    axis.set_yticks(range(len(shown)), names, fontsize=8)
-    axis.invert_yaxis()
+            axis.plot(found.interval, (place, place), color=color, linewidth=4, alpha=0.3)
+        axis.plot(scores, [place] * len(scores), "o", color=color, markersize=3, alpha=0.6)
+        axis.plot(found.value, place, "|", color=color, markersize=8, markeredgewidth=2)
+    axis.set_yticks(range(len(lines)), [": ".join(line) for line in lines], fontsize=8)
+    axis.set_ylim(len(lines) - 0.5, -0.5)
     axis.set_xlabel("return: 0 is a random policy, 1 the highest there is")
+    handles = [plt.Line2D([], [], color=color, label=runner) for runner, color in colors.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
     plotting.tidy(axis)
     plotting.save(figure, path)
