@@ -11,7 +11,7 @@ written, and exit code 1 says that something would be.
 import pathlib
 
 from benchmarks import page
-from results import markdown, rules, suite_page, tables
+from results import markdown, rules, suite_page, suite_picture, tables
 from results import rows as results
 
 from podracers import command_line, errors
@@ -59,7 +59,7 @@ def main() -> int:
     pictures = [arguments.picture]
     for name, chosen in suite_page.suites(rows).items():
         picture = arguments.picture.with_name(f"suite_{name}.png")
-        if suite_page.draw(chosen, picture):
+        if suite_picture.draw(chosen, picture):
             pictures.append(picture)
     print("\n".join(map(str, [*pages, *pictures])))
     return 0

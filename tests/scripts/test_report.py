@@ -158,7 +158,8 @@ def _in_suite(modules, name, returns, **options):
 
 
 def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
-    page = tools("results.suite_page").suite_page
+    found = tools("results.suite_page", "results.suite_picture")
+    page, picture = found.suite_page, found.suite_picture
     failure = modules.rows.Failure(2, "out of memory")
     rows = [
         _in_suite(modules, "one", [2.0, 2.0]),
@@ -185,20 +186,20 @@ def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
     longer = dataclasses.replace(two.measured, agent_steps=2 * two.measured.agent_steps)
     longer = page.text({**rows, two.name: dataclasses.replace(two, measured=longer)})
     assert "probability" not in longer
-    assert page.draw(list(rows.values()), tmp_path / "suite.png")
+    assert picture.draw(list(rows.values()), tmp_path / "suite.png")
     width = Image.open(tmp_path / "suite.png").width
     assert width > 1000
     # Another implementation of an environment shares its column.
     for drawn_with, wider in (("one", False), (None, True)):
         apart = dataclasses.replace(rows["one-sebulba"], environment="C++", drawn_with=drawn_with)
-        assert page.draw([*rows.values(), apart], tmp_path / "twin.png")
+        assert picture.draw([*rows.values(), apart], tmp_path / "twin.png")
         assert (Image.open(tmp_path / "twin.png").width > width) == wider
 
 
 def test_seeds_are_averaged_by_agent_steps_and_drawn_at_their_mean_time(tools):
-    page = tools("results.suite_page").suite_page
+    picture = tools("results.suite_picture").suite_picture
     fast, slow = np.array([[100, 1, 0], [200, 2, 2.0]]), np.array([[100, 3, 4], [200, 6, 6.0]])
-    by_steps, by_seconds = (page._band([fast, slow], x) for x in (0, 1))
+    by_steps, by_seconds = (picture._band([fast, slow], x) for x in (0, 1))
     assert (by_steps.x[0], by_steps.x[-1]) == (100, 200)
     assert (by_seconds.x[0], by_seconds.x[-1]) == (2, 4)
     np.testing.assert_array_equal(by_seconds.mean, by_steps.mean)
@@ -206,8 +207,11 @@ def test_seeds_are_averaged_by_agent_steps_and_drawn_at_their_mean_time(tools):
 
 
 def test_an_agent_has_one_colour_in_every_picture_and_its_variants_are_lighter(tools):
-    page = tools("results.suite_page").suite_page
-    some, others = page._colors(["SAC, big", "SAC", "PPO"]), page._colors(["SAC", "Mine", "DQN"])
+    picture = tools("results.suite_picture").suite_picture
+    some, others = (
+        picture._colors(["SAC, big", "SAC", "PPO"]),
+        picture._colors(["SAC", "Mine", "DQN"]),
+    )
     assert some["SAC"] == others["SAC"]
     assert sum(some["SAC, big"]) > sum(some["SAC"])
     assert len({*some.values(), *others.values()}) == 5
