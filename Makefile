@@ -40,7 +40,7 @@ IN_PARALLEL := -n $(WORKERS) --dist worksteal
   accelerator lock clean
 
 # Measured on two cores of an AMD EPYC; tests compare the README with this.
-TRAIN_TIME := about 3 minutes, installing included
+TRAIN_TIME := about 4 minutes, installing included
 TEST_TIME := about 9 minutes
 CHECK_TIME := about 10 seconds
 # Of experiments that were chosen, only docs/results.md knows.
