@@ -186,6 +186,10 @@ def test_a_suite_stands_beside_what_was_published(modules, tools, tmp_path):
     longer = dataclasses.replace(two.measured, agent_steps=2 * two.measured.agent_steps)
     longer = page.text({**rows, two.name: dataclasses.replace(two, measured=longer)})
     assert "probability" not in longer
+    # Nor are sampled evaluations against greedy ones.
+    runs = tuple(dataclasses.replace(run, greedy_return=9.0) for run in two.measured.runs)
+    sampled = dataclasses.replace(two, measured=dataclasses.replace(two.measured, runs=runs))
+    assert "probability" not in page.text({**rows, two.name: sampled})
     assert picture.draw(list(rows.values()), tmp_path / "suite.png")
     width = Image.open(tmp_path / "suite.png").width
     assert width > 1000
