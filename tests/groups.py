@@ -6,7 +6,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tests import processes
 
@@ -30,7 +30,6 @@ def train(
     num_processes: int,
     num_devices: int,
     *arguments: object,
-    variables: Mapping[str, str] | None = None,
 ) -> list[subprocess.Popen]:
     """Starts `scripts/train.py` in so many processes of so many devices each."""
     group = ("--coordinator", f"127.0.0.1:{free_port()}", "--num_processes", num_processes)
@@ -40,7 +39,7 @@ def train(
             *arguments,
             *group,
             *("--process_id", process, "--peer_timeout", PEER_TIMEOUT),
-            environment=environment(num_devices) | (variables or {}),
+            environment=environment(num_devices),
         )
         for process in range(num_processes)
     ]

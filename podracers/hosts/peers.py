@@ -1,10 +1,11 @@
 """Ends all processes of a run when one of them fails, is lost or stuck, with the first cause.
 
-Every process has a connection to process 0, over which both send a heartbeat each second, with how
-far they have come (`progress`). One that closes or falls silent, a process that reports a failure,
-or one that stays behind the others ends all: process 0 passes the first cause on, and every process
-prints it in one line. A collective that waits for a process that is
-gone may never return, so a thread has to end the process.
+Every process has a connection to process 0, over which both send a heartbeat each second, with the
+number of agreements that its main thread has come to (`processes`). One that closes or falls
+silent, a process that reports a failure, or one that stays behind the others for `_PATIENCE` times
+the timeout ends all: process 0 passes the first cause on, and every process prints it in one line.
+A collective that waits for a process that is gone may never return, so a thread has to end the
+process.
 
 The connections are made before all others, those of JAX among them, so that a process which is lost
 while they start is noticed like any other.
@@ -29,14 +30,14 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podracers import errors
-from podracers.hosts import progress
 from podracers.supervision import watchdog
 
 _HEARTBEAT_PERIOD = 1.0  # seconds
+_PATIENCE = 10  # timeouts that a live process may stay behind: it may compile while others need not
 _LINGER_TIMEOUT = 3.0  # seconds that a process which fails stays, for the others to hear why
 _FINISH_TIMEOUT = 30.0  # seconds that what is being written may take, once another process failed
 _RETRY_PERIOD = 0.2  # seconds until process 0 is called again
@@ -74,8 +75,8 @@ class _Peers:
         self._checked = time.monotonic()  # when `_find_silent` last ran
         self._heard = dict.fromkeys(self._connections, self._checked)
         self._done: set[int] = set()
-        self.progress = progress.Progress()
-        self._reports: dict[int, progress.Report] = {}
+        self.position = 0, 0  # agreements that the main thread has come to, and signs of life since
+        self._positions: dict[int, tuple[Sequence[int], float]] = {}  # by process, and since when
         self._begin: list[Any] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
@@ -114,8 +115,8 @@ class _Peers:
         while not self._closing:
             if time.monotonic() - sent > _HEARTBEAT_PERIOD:
                 sent = time.monotonic()
-                self._reports[self.process] = self.progress.report()
-                self.send(_ALIVE, *self._reports[self.process])
+                self._note(self.process, self.position)
+                self.send(_ALIVE, *self.position)
             known = {c: peer for peer, c in self._connections.items() if not c.closed}
             new = [*self._unknown, *([self._listener] if self._listener else [])]
             for ready in multiprocessing.connection.wait([*known, *new], _HEARTBEAT_PERIOD / 4):
@@ -127,7 +128,7 @@ class _Peers:
                 else:
                     self._admit(ready)
             self._find_silent()
-            self._find_stuck()
+            self._find_stuck(time.monotonic())
             if self._listener and len(self._connections) == self._count - 1:
                 self._stop_listening()
 
@@ -166,14 +167,13 @@ class _Peers:
     def _read(self, peer: int, connection: _Connection) -> None:
         try:
             kind, *rest = _receive(connection)
-            report = progress.Report(*rest) if kind == _ALIVE else None
-        except (EOFError, OSError, ValueError, TypeError):
+        except (EOFError, OSError, ValueError):
             connection.close()
             self._lose(peer, "it closed its connection")
             return
         self._heard[peer] = time.monotonic()
-        if report:
-            self._reports[peer] = report
+        if kind == _ALIVE:
+            self._note(peer, rest)
         elif kind == _DONE:
             self._done.add(peer)
         elif kind == _FAILED and not self._closing:
@@ -188,19 +188,31 @@ class _Peers:
         if now - self._checked > max(self._timeout / 2, _HEARTBEAT_PERIOD):
             # This process was suspended, and the others may have been, too: they wake up first.
             self._heard = dict.fromkeys(self._heard, now)
-        if not any(busy() for busy in _busy):  # a disk may be slow: it is waited for
-            self.progress.tick(now - self._checked)
+            self._positions.clear()
         self._checked = now
         for peer, heard in self._heard.items():
             if now - heard > self._timeout:
                 self._lose(peer, f"nothing was heard of it for {self._timeout:g} s")
 
-    def _find_stuck(self) -> None:
+    def _note(self, peer: int, position: Sequence[int]) -> None:
+        """Notes how far a process has come, and since when."""
+        position = tuple(position)
+        if peer not in self._positions or self._positions[peer][0] != position:
+            self._positions[peer] = position, time.monotonic()
+
+    def _find_stuck(self, now: float) -> None:
         """Ends all, in process 0, if one of them lives and keeps the others waiting."""
-        if self.process or len(self._reports) < self._count or self._done or self._closing:
+        if self.process or self._done or self._closing:
             return
-        if cause := progress.judge(self._reports, self._timeout):
-            self._end(f"failed: {cause}", 1)
+        for peer, (position, since) in self._positions.items():
+            ahead = [at for other, at in self._positions.values() if other[0] > position[0]]
+            waited = now - max(since, min(ahead)) if ahead else 0.0
+            if waited > _PATIENCE * self._timeout:
+                self._end(
+                    f"failed: process {peer} makes no progress: the others have waited for it for "
+                    f"{waited:.0f} s",
+                    1,
+                )
 
     def _lose(self, peer: int, how: str) -> None:
         if peer not in self._done and not self._closing:
@@ -361,20 +373,16 @@ def finish_first(busy: Callable[[], bool]) -> None:
     _busy.append(busy)
 
 
-def reach(doing: str) -> None:
-    """Begins a stage that all processes come to, one after another; nothing where this is alone.
-
-    Args:
-      doing: what it is, in words; the same stages take about as long.
-    """
+def advance() -> None:
+    """Counts an agreement that all processes come to in the same order."""
     for each in _watching:
-        each.progress.reach(doing)
+        each.position = each.position[0] + 1, 0
 
 
 def touch() -> None:
-    """Shows that this process gets on with its stage, or that something else watches over it."""
+    """Shows that this process works on what comes before its next agreement."""
     for each in _watching:
-        each.progress.touch()
+        each.position = each.position[0], each.position[1] + 1
 
 
 def leave() -> None:

@@ -9,7 +9,6 @@ distributed runtime: a collective would fail where one of them is late.
 """
 
 import atexit
-import contextlib
 import dataclasses
 import http.client
 import itertools
@@ -20,7 +19,7 @@ import re
 import time
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -30,7 +29,7 @@ from jax._src import clusters
 from jax._src import distributed as jax_distributed
 
 from podracers import errors, parallel
-from podracers.hosts import peers, progress
+from podracers.hosts import peers
 
 # Known before a backend is there; there is no public name for it (JAX 0.10).
 _STATE = jax_distributed.global_state
@@ -238,32 +237,16 @@ def share() -> tuple[int, int]:
     return index(), count()
 
 
-def reach(doing: str) -> None:
-    """Says what all processes do next: one that stays behind is noticed (see `progress`)."""
-    peers.reach(doing)
-
-
 def touch() -> None:
-    """Says that this process gets on, though it reaches nothing new."""
+    """Shows that this process makes progress where the others may wait for it."""
     peers.touch()
-
-
-@contextlib.contextmanager
-def _waiting(what: str) -> Iterator[None]:
-    peers.reach(what)
-    yield
-    peers.reach(progress.ANYTHING)
 
 
 def any_process(flag: bool) -> bool:
     """Returns whether the flag is set in any process; all of them ask at the same moment."""
     if not is_several():
         return bool(flag)
-    with _waiting("agreeing with the others"):
-        return _any_process(flag)
-
-
-def _any_process(flag: bool) -> bool:
+    peers.advance()
     mesh = parallel.make_mesh()
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(parallel.AXIS))
     shards = [jax.device_put(np.array([bool(flag)]), device) for device in mesh.local_devices]
@@ -290,10 +273,9 @@ def on_lead(function: Callable[[], Any]) -> Any:
     if not is_several():
         return function()
     key = f"podracers/message/{next(_messages)}"
-    peers.reach(f"{function.__module__}.{function.__qualname__}".removesuffix(".<locals>.<lambda>"))
+    peers.advance()
     if not is_lead():
-        with _waiting("waiting for process 0"):
-            told = hear(key)
+        told = hear(key)
         for kind in (errors.UserError, errors.RunFailure):
             if kind.__name__ in told:
                 peers.leave()  # process 0 knows
@@ -304,8 +286,7 @@ def on_lead(function: Callable[[], Any]) -> Any:
     except (errors.UserError, errors.RunFailure) as error:
         say(key, {_kind(error).__name__: str(error)})
         raise
-    with _waiting("telling the others"):
-        say(key, {"value": value})
+    say(key, {"value": value})
     return value
 
 
@@ -318,9 +299,9 @@ def all_say(value: Any) -> list[Any]:
     if not is_several():
         return [value]
     key = f"podracers/said/{next(_messages)}"
-    with _waiting("hearing the others"):
-        say(f"{key}/{index()}", value)
-        return [hear(f"{key}/{each}") for each in range(count())]
+    peers.advance()
+    say(f"{key}/{index()}", value)
+    return [hear(f"{key}/{each}") for each in range(count())]
 
 
 def say(key: str, value: Any) -> None:
@@ -343,13 +324,13 @@ def gather(mine: bytes) -> list[bytes] | None:
     if not is_several():
         return [mine]
     key = f"podracers/gathered/{next(_messages)}"
-    with _waiting("gathering"):
-        if not is_lead():
-            _client().key_value_set_bytes(f"{key}/{index()}", mine)
-            return None
-        get = _client().blocking_key_value_get_bytes
-        read = [get(f"{key}/{other}", _MESSAGE_TIMEOUT_MS) for other in range(1, count())]
-        _client().key_value_delete(key)  # all that is below it
+    peers.advance()
+    if not is_lead():
+        _client().key_value_set_bytes(f"{key}/{index()}", mine)
+        return None
+    get = _client().blocking_key_value_get_bytes
+    read = [get(f"{key}/{other}", _MESSAGE_TIMEOUT_MS) for other in range(1, count())]
+    _client().key_value_delete(key)  # all that is below it
     return [mine, *read]
 
 

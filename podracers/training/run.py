@@ -190,7 +190,6 @@ class Run:
         if _due(self._update, experiment.evaluation_period):
             score, judged = self._judge()
             values |= judged
-            processes.reach("logging")
         self._loggers.write(self.steps, values)
         # The last state is saved with the score of the final evaluation.
         due = _due(self._update, experiment.checkpoint_period)
@@ -205,7 +204,7 @@ class Run:
         def play(share: tuple[int, int]) -> evaluation.Evaluation:
             return self._parts.evaluate(params, key, self._stopped, share)
 
-        played = shared_evaluation.play_together("evaluation", play)
+        played = shared_evaluation.play_together(play)
         return processes.on_lead(lambda: self._judged(played))
 
     def _judged(
@@ -226,15 +225,12 @@ class Run:
         report, taken = None, 0
         with self._clock.dispatch() as dispatch, self._profiled(count):
             while taken < count and not (taken and self._must_stop()):
-                processes.reach("updates")
                 chunk = min(most, count - taken)
                 self._state, part = self._runner.step(self._state, chunk)
                 report = part if report is None else metrics.merge(report, part)
                 taken += chunk
-            processes.reach("the devices' part of updates")
             report = jax.device_get(report)
             dispatch.steps = taken * self._runner.steps_per_update
-        processes.reach("logging")
         self._update += taken
         return report
 
@@ -299,7 +295,7 @@ class Run:
         return processes.local(self._runner.actor_params(self._state))
 
     def _stopped(self) -> bool:
-        """Returns whether this process is to stop; who asks has an eye on what it waits for."""
+        """Returns whether this process is to stop; evaluations ask at every step."""
         processes.touch()
         return bool(self._stop)
 
@@ -312,7 +308,6 @@ class Run:
             "clock": self._clock.record(),
         }
         params = self._runner.actor_params(self._state)
-        processes.reach("saving a checkpoint")
         self._checkpointer.save(self.steps, self._state, params, metadata, score)
 
     def _commit(self) -> None:
@@ -377,7 +372,7 @@ class Run:
             judged = self._parts.evaluate(params, key, self._stopped, share)
             return [*judged, self._uniform(key, share)]
 
-        played = shared_evaluation.play_together("the final evaluation", play)
+        played = shared_evaluation.play_together(play)
         judged = evaluation.Evaluation(*played[:-1]) if played else None
         score = processes.on_lead(lambda: judged and judged.score)
         if score is None:

@@ -10,19 +10,17 @@ from podracers.hosts import processes
 
 
 def play_together(
-    what: str, play: Callable[[tuple[int, int]], Iterable[evaluation.Episodes | None]]
+    play: Callable[[tuple[int, int]], Iterable[evaluation.Episodes | None]],
 ) -> list[evaluation.Episodes] | None:
     """Plays a share in each process; all of them call it.
 
     Args:
-      what: the stage of the run, in words.
       play: takes the share (see `evaluation.Evaluator.run`), and returns sets of its episodes; None
         among them is left out.
 
     Returns:
       The sets, whole, in process 0; None elsewhere, and where a signal stopped any process in it.
     """
-    processes.reach(what)
     try:
         mine = [episodes for episodes in play(processes.share()) if episodes is not None]
     except evaluation.Stopped:

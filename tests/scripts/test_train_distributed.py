@@ -167,51 +167,6 @@ def test_the_others_end_with_process_0(tmp_path):
     assert "process 0 was lost" in other.stderr or "another task died" in other.stderr
 
 
-LOOPING = """
-from environments import catch
-from podracers import metrics
-from podracers.hosts import processes
-
-summarize, calls = metrics.summarize, []
-
-
-def looping(*arguments):
-    calls.append(arguments)
-    stuck = len(calls) == 6 and not processes.is_lead()
-    while stuck:
-        pass
-    return summarize(*arguments)
-
-
-metrics.summarize = looping
-
-
-class Catch(catch.Catch):
-    pass
-"""
-LOOPS = """
-import looping
-experiment.Experiment.environment = @looping.Catch
-"""
-
-
-@pytest.mark.slow
-def test_one_that_loops_ends_the_run(tmp_path):
-    (tmp_path / "looping.py").write_text(LOOPING)
-    config = processes.config_file(tmp_path, SHORT + LOOPS)
-    run_dir = tmp_path / "run"
-    started = groups.train(
-        *(2, 1, "--gin_file", config, "--run_dir", run_dir),
-        variables={"PYTHONPATH": str(tmp_path)},
-    )
-    for result in groups.finish(started):
-        assert result.returncode == 1, result.stderr
-        assert "failed: process 1 makes no progress: logging for 3" in result.stderr
-        assert f" s ({tmp_path}/looping.py:" in result.stderr
-        assert "Traceback" not in result.stderr
-    assert processes.num_lines(run_dir) == 6
-
-
 @pytest.mark.slow
 def test_mistakes_are_said_once(tmp_path):
     """A directory that is used, and processes that are given different settings."""

@@ -158,13 +158,13 @@ distributed.any_process(False)
 @pytest.mark.slow
 @pytest.mark.parametrize("stuck", [0, 2])
 def test_one_that_loops_ends_all(stuck):
-    """It lives, and its thread says so every second."""
+    """It lives, and its thread sends heartbeats."""
     began = time.monotonic()
     results = _run(
         f"""
+peers._PATIENCE = 1
 begin(timeout=6.0)
 for turn in range(4):
-    distributed.reach("updates")
     while turn == 3 and process == {stuck}:
         sum(range(10**5))
     distributed.any_process(False)
@@ -174,31 +174,24 @@ for turn in range(4):
     )
     for result in results:
         assert result.returncode == 1, result.stderr
-        assert f"failed: process {stuck} makes no progress: updates for " in result.stderr
-        assert " in main), and the others wait" in result.stderr
+        assert f"failed: process {stuck} makes no progress: the others have" in result.stderr
         assert "Traceback" not in result.stderr
     assert time.monotonic() - began < 90
 
 
 @pytest.mark.slow
 def test_one_that_is_slow_or_busy_elsewhere_is_waited_for():
-    """What it takes for long at first, what a supervisor watches over, and what it writes."""
+    """What it takes within the limit, and what a supervisor watches over."""
     results = _run(
         """
-begin(timeout=3.0)
-writing = []
-peers.finish_first(lambda: bool(writing))
-for turn in range(5):
-    distributed.reach("updates")
+peers._PATIENCE = 1
+begin(timeout=5.0)
+for turn in range(3):
     if turn == 0 and process == 1:
-        time.sleep(8.0)
-    for _ in range(80 if turn == 3 and process == 1 else 0):
+        time.sleep(3.0)
+    for _ in range(80 if turn == 1 and process == 1 else 0):
         distributed.touch()
         time.sleep(0.1)
-    if turn == 4 and process == 1:
-        writing.append(True)
-        time.sleep(8.0)
-        writing.clear()
     distributed.any_process(False)
 print(distributed.gather(bytes([process])))
 """,
@@ -233,13 +226,13 @@ def stopped(share):
         raise evaluation.Stopped
     return play(share)
 
-played = shared_evaluation.play_together("evaluation", play)
+played = shared_evaluation.play_together(play)
 assert (played is None) == (process != 0)
 for found, size in zip(played or (), (6, 3), strict=True) if played else ():
     np.testing.assert_array_equal(found.returns, np.arange(size) + 0.1)
     np.testing.assert_array_equal(found.lengths, np.arange(size))
     assert found.finished.dtype == bool and found.lengths.dtype == np.int32
-assert shared_evaluation.play_together("evaluation", stopped) is None
+assert shared_evaluation.play_together(stopped) is None
 large = os.urandom(20 * 2**20)
 gathered = distributed.gather(large)
 assert gathered is None or list(map(len, gathered)) == [len(large)] * len(gathered)
