@@ -10,9 +10,15 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-# By default, the accelerator that the machine shows.
+# By default the accelerator that this machine shows; NVIDIA drivers before 580 need CUDA 12. TPUs
+# from v5e on show as VFIO groups beside a PCI device of Google's (0x1ae0).
 ifeq ($(origin EXTRAS),undefined)
-EXTRAS := $(shell $(PYTHON) -I podracers/accelerators.py 2>/dev/null)
+EXTRAS := $(shell \
+  if ls /dev/nvidia[0-9]* >/dev/null 2>&1; then \
+    sed -n '1s/.* \([0-9][0-9]*\)\.[0-9.]* .*/\1/p' /proc/driver/nvidia/version 2>/dev/null \
+      | awk '{ if ($$1 < 580) old = 1 } END { print old ? "cuda12" : "cuda13" }'; \
+  elif ls /dev/accel[0-9]* >/dev/null 2>&1 || { ls /dev/vfio/[0-9]* >/dev/null 2>&1 \
+    && grep -qx 0x1ae0 /sys/bus/pci/devices/*/vendor 2>/dev/null; }; then echo tpu; fi)
 endif
 KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax notebooks test
 COMMA := ,

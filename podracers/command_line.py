@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from podracers import accelerators, errors
+from podracers import errors
 from podracers.hosts import processes
 from podracers.supervision import closing, pipeline, watchdog
 from podracers.training import config_names
@@ -103,31 +103,28 @@ def use_compilation_cache() -> None:
             jax.config.update(name, value)
 
 
-def require_accelerator(root: pathlib.Path | None = None) -> None:
-    """Refuses to run on the CPU of a machine that shows an accelerator, unless told so.
+def require_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> None:
+    """Starts JAX's backend; refuses the CPU of a machine that shows an accelerator.
 
-    `JAX_PLATFORMS=cpu` tells. Starts JAX's backend.
+    Where `JAX_PLATFORMS` is set, only its platforms are required.
 
     Args:
-      root: see `accelerators.find`.
+      devices: the folder of device files.
 
     Raises:
-      errors.UserError: JAX does not see the accelerator, or not a platform that it was told to use.
+      errors.UserError: JAX cannot start, or does not find the accelerator.
     """
-    told = jax.config.jax_platforms or ""
-    if told.startswith("cpu"):
-        return
+    platforms = jax.config.jax_platforms
     try:
         platform = jax.default_backend()
     except RuntimeError as error:
-        raise errors.UserError(f"JAX_PLATFORMS={told}: {errors.first_line(error)}") from error
-    accelerator = accelerators.find(root)
-    if platform == "cpu" and accelerator:
+        raise errors.UserError(f"JAX_PLATFORMS={platforms}: {errors.first_line(error)}") from error
+    found = [f for name in ("nvidia", "accel", "vfio/") for f in devices.glob(f"{name}[0-9]*")]
+    if platform == "cpu" and not platforms and found:
         raise errors.UserError(
-            f"this machine has {accelerator.name} ({accelerator.place}), and JAX sees the CPU "
-            f"alone: is the extra there (make EXTRAS={accelerator.extra} install; in a notebook, "
-            f"pip install 'jax[{accelerator.extra}]=={jax.__version__}' and a new kernel), and "
-            "nobody else using the device? JAX_PLATFORMS=cpu does without"
+            f"this machine has an accelerator ({found[0]}), and JAX finds only the CPU: install "
+            "JAX for it (make install; in a notebook, pip install 'jax[cuda13]' or 'jax[tpu]'), "
+            "or set JAX_PLATFORMS=cpu"
         )
 
 

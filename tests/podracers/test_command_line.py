@@ -142,3 +142,18 @@ def test_training_ends_with_the_line_of_a_bug(tmp_path):
     assert report[0] == "Traceback (most recent call last):"
     assert report[-1] == f"my_agent.py:{_line_of('the mistake')} in _loss: {SHAPES}"
     assert not (tmp_path / "run").exists()
+
+
+def test_the_cpu_is_refused_where_the_machine_shows_an_accelerator(tmp_path):
+    before = jax.config.jax_platforms
+    assert jax.default_backend() == "cpu"
+    jax.config.update("jax_platforms", None)
+    try:
+        command_line.require_accelerator(tmp_path)
+        (tmp_path / "accel0").touch()
+        with pytest.raises(errors.UserError, match=r"accel0.*JAX_PLATFORMS=cpu"):
+            command_line.require_accelerator(tmp_path)
+        jax.config.update("jax_platforms", "cpu")
+        command_line.require_accelerator(tmp_path)
+    finally:
+        jax.config.update("jax_platforms", before)
