@@ -1,12 +1,7 @@
 """The contract between agents and runners, for every pair of `tests/contract.py`."""
 
 import dataclasses
-import hashlib
 import itertools
-import json
-import os
-import pathlib
-import platform
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +13,7 @@ from agents import dqn, ppo
 from podracers import agent as agent_lib
 from podracers import environment, evaluation, metrics, parallel, types
 from podracers import runner as runner_lib
-from tests import contract, documented, streams
-
-_GOLDEN = pathlib.Path(__file__).parent / "golden.json"
+from tests import contract, documented, golden, streams
 
 
 class Subject(NamedTuple):
@@ -97,39 +90,9 @@ def test_every_metric_is_in_the_documentation(subject):
 
 @pytest.mark.exact
 def test_parameters_are_those_of_the_golden_file(subject, request):
-    """Refactoring changes no bit of what is learnt in five updates.
-
-    The parameters are compared as a multiset of arrays, so that they may be renamed. Bits depend on
-    the processor and on XLA; elsewhere norms are compared. `GOLDEN=record` writes the file anew.
-    """
-    name = request.node.callspec.id
+    """Refactoring changes no bit of what is learnt in five updates."""
     params = subject.runner.actor_params(subject.history.final)
-    arrays = [np.asarray(x) for x in jax.tree.leaves(params)]
-    digests = sorted(hashlib.sha256(x.tobytes()).hexdigest() for x in arrays)
-    actual = {
-        "digest": hashlib.sha256("".join(digests).encode()).hexdigest(),
-        "norm": float(np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in arrays))),
-        "machine": f"{_processor()}, jaxlib {jax.lib.__version__}",
-    }
-    golden = json.loads(_GOLDEN.read_text())
-    if os.environ.get("GOLDEN") == "record":
-        _GOLDEN.write_text(json.dumps({**golden, name: actual}, indent=1, sort_keys=True) + "\n")
-        return
-    expected = golden[name]
-    np.testing.assert_allclose(actual["norm"], expected["norm"], rtol=1e-3)
-    if actual["machine"] == expected["machine"]:
-        assert actual["digest"] == expected["digest"]
-
-
-def _processor() -> str:
-    """Returns what decides how XLA compiles for this CPU: its name and a digest of its features."""
-    info = pathlib.Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.machine()
-    fields = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
-    fields = {name.strip(): value.strip() for name, value in fields.items()}
-    flags = hashlib.sha256(fields.get("flags", "").encode()).hexdigest()[:8]
-    return f"{fields.get('model name', platform.machine())} {flags}"
+    golden.check(request.node.callspec.id, params)
 
 
 def test_replicas_of_the_learner_are_identical(subject):
