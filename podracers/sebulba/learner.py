@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from podracers import agent as agent_lib
-from podracers import keys, metrics, parallel, slicing, types
+from podracers import keys, metrics, parallel, types
 from podracers.sebulba import actor
 from podracers.sebulba import placement as placement_lib
 
@@ -36,15 +36,12 @@ class Learner:
       programs: those of the actors, for the shapes of rollouts.
       placement: the devices that learn, and which actors feed them.
       num_envs: `B`, streams of all actors.
-      max_block_ms: milliseconds that a dispatch of an update may take, see `slicing`; None for the
-        whole update in one.
     """
 
     agent: agent_lib.Agent
     programs: actor.ActorPrograms
     placement: placement_lib.Placement
     num_envs: int
-    max_block_ms: float | None = None
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
@@ -67,39 +64,26 @@ class Learner:
     @functools.cached_property
     def learn(self):
         """`(state, pieces) -> (state, report)`; donates `state`."""
-        if self.max_block_ms is None:
-            return self._whole
-        layouts = self._layouts
-        return slicing.Sliced(self._learn_shard, self.mesh, *layouts, self.max_block_ms / 1e3)
-
-    @functools.cached_property
-    def _whole(self):
-        arguments, results = self._layouts
+        rollouts = (self._layout_of_rollouts,) * self.placement.actors_per_learner
         return jax.jit(
             jax.shard_map(
                 self._learn_shard,
                 mesh=self.mesh,
-                in_specs=arguments,
-                out_specs=results,
+                in_specs=(self._layout, rollouts),
+                out_specs=(self._layout, jax.sharding.PartitionSpec()),
                 # With the check on, gradients of replicated parameters are summed twice.
                 check_vma=False,
             ),
             donate_argnums=0,
         )
 
-    @property
-    def _layouts(self) -> tuple[Any, Any]:
-        """How arguments and results of an update lie."""
-        rollouts = (self._layout_of_rollouts,) * self.placement.actors_per_learner
-        return (self._layout, rollouts), (self._layout, jax.sharding.PartitionSpec())
-
     def trace(self, state: SebulbaState) -> jax.stages.Traced:
-        """Traces one whole update from the shapes of a state."""
+        """Traces one update from the shapes of a state."""
         params = jax.eval_shape(self.agent.actor_params, state.learner)
         rollout = self.programs.template(params, self.num_envs // self.placement.actors_per_learner)
         piece = parallel.placed(rollout, self.mesh, self._layout_of_rollouts)
         state = parallel.placed(state, self.mesh, self._layout)
-        return self._whole.trace(state, (piece,) * self.placement.actors_per_learner)
+        return self.learn.trace(state, (piece,) * self.placement.actors_per_learner)
 
     @functools.cached_property
     def copy_actor_params(self):

@@ -64,10 +64,6 @@ class Sebulba:
         cores that step: there nothing is gained by it, and small batches cost more.
       num_threads: threads of all simulators together; None for as many as there are cores.
       timeout: seconds that a step of a simulator, or any other single wait, may take.
-      max_block_ms: milliseconds for which learning may keep a device that also acts: an update is
-        dispatched in slices of that length, or of one gradient step where that takes longer, and
-        acting slips in between. None for each update in one dispatch, which is the fastest where
-        learners have devices of their own.
     """
 
     agent: agent_lib.Agent
@@ -80,7 +76,6 @@ class Sebulba:
     batches_per_actor: int | None = None
     num_threads: int | None = None
     timeout: float = 60.0
-    max_block_ms: float | None = None
 
     def __post_init__(self):
         for name, least in (
@@ -95,11 +90,6 @@ class Sebulba:
         errors.require_count(self, "steps_per_update")
         if not self.timeout > 0:
             raise errors.UserError(f"Sebulba.timeout: expected seconds, got {self.timeout!r}")
-        if self.max_block_ms is not None and not self.max_block_ms > 0:
-            raise errors.UserError(
-                "Sebulba.max_block_ms: expected milliseconds, or None for no bound, got "
-                f"{self.max_block_ms!r}"
-            )
 
     @property
     def population(self) -> int:
@@ -277,9 +267,7 @@ class Sebulba:
 
     @functools.cached_property
     def _learner(self) -> learner_lib.Learner:
-        return learner_lib.Learner(
-            self.agent, self._programs, self.placement, self.num_envs, self.max_block_ms
-        )
+        return learner_lib.Learner(self.agent, self._programs, self.placement, self.num_envs)
 
     @property
     def num_batches(self) -> int:

@@ -15,14 +15,13 @@ from benchmarks import (
     scaling,
     search_speed,
     sebulba_speed,
-    slices,
     startup,
     tpu_estimates,
 )
 
 _REPLAY = ("dqn", "r2d2", "sac", "muzero")
 GROUPS = {
-    "sebulba": ("sebulba_impala", "sebulba_environments", "sebulba_dispatches", "sebulba_slices"),
+    "sebulba": ("sebulba_impala", "sebulba_environments", "sebulba_dispatches"),
     "replay": _REPLAY,
     "agents": tuple(f"agent_{name}" for name in agent_speed.EXPERIMENTS),
     "tpu": tuple(f"tpu_{name}" for name in tpu_estimates.EXPERIMENTS),
@@ -85,7 +84,6 @@ BENCHMARKS: dict[str, _Benchmark] = {
         sebulba_speed.benchmark_environments, sebulba_speed.ENVIRONMENTS
     ),
     "sebulba_dispatches": lambda o: dispatch_costs.benchmark_dispatches(o.repeats),
-    "sebulba_slices": lambda o: slices.benchmark_slices(o.repeats),
     "lpg": lambda o: lpg_speed.benchmark_lpg(o.repeats, o.gin_bindings),
     "search": lambda o: search_speed.benchmark_search(o.repeats),
     **{
