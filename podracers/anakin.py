@@ -44,8 +44,8 @@ class Anakin:
       population: `P`, independent seeds that are trained at once.
       population_values: numbers by option of the agent, such as `{'learning_rate': (1e-4, 1e-3)}`,
         one for each member; fewer are repeated in turn (see `population.by_option`).
-      reset_batch: number of streams of a device that are reset together, None for all of them at
-        every step, or "by_cost"; see `unroll.BatchedEnvironment`.
+      reset_batch: number of streams of a device that are reset together; None for all of them at
+        every step. See `unroll.BatchedEnvironment`.
       num_devices: number of devices to use; None for all.
       steps_per_pass: steps of acting that are compiled as one pass of their loop.
     """
@@ -56,17 +56,18 @@ class Anakin:
     rollout_length: int
     population: int = 1
     population_values: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
-    reset_batch: int | str | None = 16
+    reset_batch: int | None = 16
     num_devices: int | None = None
     steps_per_pass: int = 1
 
     def __post_init__(self):
-        for name in ("num_envs", "rollout_length", "population", "num_devices", "steps_per_pass"):
-            if getattr(self, name) is not None or name != "num_devices":
+        for name in ("num_envs", "rollout_length", "population", "steps_per_pass"):
+            errors.require_count(self, name)
+        for name in ("reset_batch", "num_devices"):
+            if getattr(self, name) is not None:
                 errors.require_count(self, name)
         values = population_lib.by_option(self.agent, self.population, self.population_values)
         object.__setattr__(self, "population_values", values)
-        unroll.check_reset_batch(self)
         errors.require_count(self, "steps_per_update")
         if environment_lib.is_host(self.environment):
             twin = getattr(self.environment, "jax_twin", None)

@@ -9,7 +9,7 @@ fresh states among the streams that happened to end (Craftax's wrapper,
 https://github.com/MichaelTMatthews/Craftax), each stream keeps its own key, so the results are
 those of resetting every stream, bit for bit, however many episodes end at once.
 
-Which is faster depends on what a reset costs beside a step: `reset_batch = "by_cost"` counts both.
+Which is faster depends on the cost of a reset relative to a step.
 """
 
 import dataclasses
@@ -20,14 +20,7 @@ import jax.numpy as jnp
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, keys, metrics, types, work
-
-BY_COST = "by_cost"
-# Resets that cost up to so many steps are computed for every stream: the loop would cost more. A
-# TPU's compiler estimates 80k cycles for a step of 4,096 CartPoles (a reset is 5 steps) so, and 87k
-# with a loop, plus 104k for each pass of it.
-_CHEAP = 10.0
-_LEAST = 64  # one part in so many of the streams is reset in a pass, at least: passes cost, too
+from podracers import errors, keys, metrics, types
 
 
 class BatchState(NamedTuple):
@@ -45,17 +38,17 @@ class BatchedEnvironment:
 
     Attributes:
       environment: the one-stream environment.
-      reset_batch: `K`, or None to reset every stream at every step, which saves a loop where a
-        reset costs next to nothing, or "by_cost": None where a reset computes no more than ten
-        steps do, else as many resets as a step of all streams costs, and at least `B / 64`.
+      reset_batch: `K`, or None to reset every stream at every step, which is faster where a reset
+        costs less than about ten steps. The TPU compiler estimates 80k cycles for a step of 4,096
+        CartPoles without the loop, and 87k with it, plus 104k for each pass.
     """
 
     environment: environment_lib.Environment
-    reset_batch: int | str | None = None
+    reset_batch: int | None = None
 
     def __post_init__(self):
-        """Checks how many are reset together."""
-        check_reset_batch(self)
+        if self.reset_batch is not None:
+            errors.require_count(self, "reset_batch")
 
     def init(self, key: jax.Array) -> tuple[BatchState, types.TimeStep]:
         """Starts `B` streams from their keys `[B]`."""
@@ -67,38 +60,22 @@ class BatchedEnvironment:
         """Steps every stream; where its episode had ended, the action is ignored: it restarts."""
         inner, timestep = jax.vmap(self.environment.step)(state.environment, action)
         episode = state.episode + state.last.astype(jnp.int32)
-        chunk = self.reset_size(state, action)
-        if chunk is None:
+        if self.reset_batch is None:
             fresh = self._reset(state.key, episode)
             inner, timestep = _select(state.last, fresh, (inner, timestep))
         else:
-            inner, timestep = self._reset_in_chunks(state, episode, (inner, timestep), chunk)
+            inner, timestep = self._reset_in_chunks(state, episode, (inner, timestep))
         return BatchState(inner, state.key, episode, timestep.last()), timestep
 
     def _reset(self, key: jax.Array, episode: jax.Array) -> tuple[Any, types.TimeStep]:
         with jax.named_scope("reset"):
             return jax.vmap(self.environment.reset)(jax.vmap(jax.random.fold_in)(key, episode))
 
-    def reset_size(self, state: BatchState, action: types.PyTree) -> int | None:
-        """Returns how many of these streams are reset together, `K` or None; only shapes count."""
-        streams = state.last.shape[0]
-        if self.reset_batch is None:
-            return None
-        if self.reset_batch != BY_COST:
-            return min(self.reset_batch, streams)
-        inner, action, key = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
-            (state.environment, action, state.key),
-        )
-        reset = work.count(self.environment.reset, key)
-        step = work.count(self.environment.step, inner, action)
-        if reset <= _CHEAP * step:
-            return None
-        return max(int(streams * step / reset), -(-streams // _LEAST))
-
     def _reset_in_chunks(
-        self, state: BatchState, episode: jax.Array, stepped: types.PyTree, chunk: int
+        self, state: BatchState, episode: jax.Array, stepped: types.PyTree
     ) -> tuple[Any, types.TimeStep]:
+        chunk = min(self.reset_batch, episode.shape[0])  # K
+
         def body(carry):
             waiting, current = carry
             rank = jnp.cumsum(waiting.astype(jnp.int32)) - 1  # [B] place among those that wait
@@ -113,18 +90,6 @@ class BatchedEnvironment:
             lambda carry: jnp.any(carry[0]), body, (state.last, stepped)
         )
         return current
-
-
-def check_reset_batch(part: Any) -> None:
-    """Raises a `UserError` unless `part.reset_batch` is one of `BatchedEnvironment`."""
-    value = part.reset_batch
-    if isinstance(value, str) and value != BY_COST:
-        raise errors.UserError(
-            f"{type(part).__name__}.reset_batch: expected a positive int, None or '{BY_COST}', "
-            f"got '{value}'{errors.nearest(value, [BY_COST])}"
-        )
-    if value is not None and value != BY_COST:
-        errors.require_count(part, "reset_batch")
 
 
 class Streams(NamedTuple):

@@ -269,7 +269,7 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
         saved.write_text(config.text())
         assert made.num_envs == 512
         if runner == "anakin":
-            assert made.reset_batch == "by_cost"
+            assert made.reset_batch is None
         else:
             assert (made.actor_devices, made.learner_devices) == ((0, 0, 1, 1), (2, 3))
     assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64

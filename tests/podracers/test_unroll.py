@@ -34,22 +34,6 @@ ENVIRONMENT = unroll.BatchedEnvironment(streams.RandomEpisodes(), reset_batch=2)
 AGENT = Counter()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Levels(streams.RandomEpisodes):
-    """Episodes in levels that take long to generate.
-
-    Attributes:
-      passes: of a loop, over a hundred numbers.
-    """
-
-    passes: int = 600
-
-    def reset(self, key):
-        grown = jax.lax.fori_loop(0, self.passes, lambda _, x: jnp.sin(x), jnp.zeros(100))
-        state, timestep = super().reset(key)
-        return state._replace(place=state.place + grown[:2]), timestep
-
-
 @jax.jit
 def _init(env_id):
     return unroll.init(AGENT, ENVIRONMENT, env_id, NUM_STREAMS, jax.random.key(0))
@@ -229,35 +213,10 @@ def test_chunked_resets_are_exact_for_every_set_of_ended_streams(reset_batch):
     np.testing.assert_array_equal(expected[1].first(), patterns)
 
 
-def _loops(environment, count):
-    """Returns whether a step of so many streams has a loop, and `K`."""
-    batched = unroll.BatchedEnvironment(environment, unroll.BY_COST)
-    stream_keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), count))
-    state, _ = jax.eval_shape(batched.init, stream_keys)
-    action = jax.ShapeDtypeStruct((count,), jnp.int32)
-    text = str(jax.make_jaxpr(batched.step)(state, action))
-    return "while[" in text, batched.reset_size(state, action)
-
-
-def test_by_cost_resets_every_stream_where_that_is_cheap():
-    assert _loops(streams.RandomEpisodes(), 4096) == (False, None)
-
-
-def test_by_cost_resets_as_many_as_a_step_costs():
-    """And a part of the streams where a reset costs as much as hundreds of steps."""
-    looped, few = _loops(Levels(), 4096)
-    assert looped
-    assert 64 < few < 512
-    assert _loops(Levels(passes=300), 4096)[1] == pytest.approx(2 * few, rel=0.2)
-    assert _loops(Levels(), 1024)[1] == pytest.approx(few / 4, rel=0.1)
-    assert _loops(Levels(passes=100_000), 4096) == (True, 64)
-    assert _loops(Levels(passes=100_000), 10) == (True, 1)
-
-
-def test_what_is_no_number_of_resets_is_refused():
-    for value in ("cost", 0, 2.0):
-        with pytest.raises(errors.UserError, match=r"BatchedEnvironment\.reset_batch: expected"):
-            unroll.BatchedEnvironment(streams.RandomEpisodes(), value)
+@pytest.mark.parametrize("value", ["by_cost", 0, 2.0])
+def test_what_is_no_number_of_resets_is_refused(value):
+    with pytest.raises(errors.UserError, match=r"BatchedEnvironment\.reset_batch"):
+        unroll.BatchedEnvironment(streams.RandomEpisodes(), value)
 
 
 def test_steps_that_are_one_pass_of_the_loop_are_the_same_steps():
