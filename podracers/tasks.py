@@ -15,7 +15,7 @@ from podracers import environment, types
 
 ROWS = "rows"  # [F] int32, rows of a table whose sum describes the state; see `TaskFamily`
 
-# What a lifetime shows beside the rows and the action mask (`environments.lifetimes.Lifetimes`).
+# Observation entries of `environments.meta.lifetimes.Lifetimes`, beside rows and action mask.
 REWARD = "reward"  # [E] float32
 DISCOUNT = "discount"  # [E] float32
 STEP_TYPE = "step_type"  # [E] int8

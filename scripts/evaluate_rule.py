@@ -27,8 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from results import rules as results
 
-from agents.lpg import meta_training, rule_file, tabular_a2c
-from podracers import command_line, errors, evaluation, lifetime_evaluation, types
+from agents.meta import lifetime_evaluation
+from agents.meta.lpg import meta_training, rule_file, tabular_a2c
+from podracers import command_line, errors, evaluation, types
 from podracers.training import experiment, trained
 
 

@@ -1,6 +1,6 @@
 """LPG in one file with one-hot observations: the straightforward version that we measure against.
 
-The arithmetic of `agents.lpg` on the same lifetimes, written as
+The arithmetic of `agents.meta.lpg` on the same lifetimes, written as
 https://github.com/EmptyJackson/groove writes it: observations are vectors with ones, policy,
 prediction and critic are dense layers without bias, and the meta-gradient is taken through acting
 and learning at once. There is no bandit. Nothing imports it but `scripts/benchmark.py`.
@@ -61,7 +61,7 @@ class _State(NamedTuple):
 
 
 class SingleFileLPG:
-    """The whole algorithm on one device, for `L` lifetimes of `environments.lifetimes`."""
+    """The whole algorithm on one device, for `L` lifetimes of `environments.meta.lifetimes`."""
 
     def __init__(self, environment, num_lifetimes, hidden_size=256, prediction_size=30):
         self._environment, self._rule = environment, _Rule(hidden_size, prediction_size)

@@ -5,14 +5,14 @@ import json
 import jax
 import pytest
 
-from agents.lpg import rule as rule_lib
-from agents.lpg import rule_file
+from agents.meta.lpg import rule as rule_lib
+from agents.meta.lpg import rule_file
 from tests import processes
 
 _TINY = """
 from __gin__ import dynamic_registration
 
-from agents import lpg
+from agents.meta import lpg
 from podracers.training import experiment
 
 include 'gin/experiments/lpg_small.gin'

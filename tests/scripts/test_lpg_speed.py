@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import lpg
-from agents.lpg import meta_training, tabular
-from environments import delayed_chains, lifetimes, tabular_grids
+from agents.meta import lpg
+from agents.meta.lpg import meta_training, tabular
+from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import environment, tasks, types
 from tests import processes
 

@@ -1,4 +1,0 @@
-"""Rules of learning that were learnt, frozen: agents that they teach, on any network."""
-
-from agents.learnt_rules.agent import RuleAgent as RuleAgent
-from agents.learnt_rules.network import rule_network as rule_network

@@ -1,0 +1,1 @@
+"""Meta-learning: learned policy gradient, and agents that learnt update rules train."""

@@ -1,0 +1,107 @@
+"""Evaluates a learnt update rule: what agents that it teaches reach, and how soon.
+
+Axis legend: `L` lifetimes, `S` segments of a lifetime, `E` environments of each.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracers import agent as agent_lib
+from podracers import environment, evaluation, metrics, tasks, types
+
+
+class Lives(NamedTuple):
+    """What lifetimes came to, on the host."""
+
+    returns: np.ndarray  # [L, S] mean undiscounted return of the episodes that ended; NaN for none
+    task: np.ndarray  # [L] int32, the kind of task
+    params: Any  # [L, ...] of the tasks
+
+    def optimum(self, family: tasks.TaskFamily) -> np.ndarray:
+        """Returns the highest expected return in the task of each lifetime, `[L]`."""
+        count = len(self.task)
+        each = [jax.tree.map(lambda x, n=n: x[n], self.params) for n in range(count)]
+        return np.array([family.optimal_return(params) for params in each])
+
+
+class _Carry(NamedTuple):
+    state: Any
+    timestep: types.TimeStep
+    actor_state: Any
+    episodes: metrics.EpisodeStatistics  # [L * E]
+
+
+def live(
+    agent: agent_lib.Agent,
+    lifetimes: environment.Environment,
+    params: types.PyTree,
+    key: jax.Array,
+    num_lifetimes: int,
+    num_segments: int = 10,
+) -> Lives:
+    """Lets agents live, from birth to the end of the longest lifetime.
+
+    Args:
+      agent: an agent whose `act(..., evaluation=True)` learns as it acts.
+      lifetimes: an `environments.meta.lifetimes.Lifetimes` of one length, whose state has `params`.
+      params: the result of `agent.actor_params`.
+      key: the same one gives the same tasks.
+      num_lifetimes: `L`.
+      num_segments: `S`, the parts that a lifetime is cut into.
+    """
+    earned, ended, task, drawn = jax.device_get(
+        _run(agent, lifetimes, num_lifetimes, num_segments, params, key)
+    )
+    with np.errstate(invalid="ignore"):
+        returns = np.where(ended > 0, earned / ended, np.nan)
+    return Lives(returns.T, task, drawn)
+
+
+# Compiled once for all parameters that an agent is judged with.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _run(
+    agent: agent_lib.Agent,
+    lifetimes: environment.Environment,
+    num_lifetimes: int,
+    num_segments: int,
+    params: types.PyTree,
+    key: jax.Array,
+) -> tuple[Any, ...]:
+    """Returns sums of returns and numbers of episodes `[S, L]`, kinds and parameters of tasks."""
+    length = lifetimes.spec.max_episode_steps // num_segments
+    env_id = jnp.arange(num_lifetimes, dtype=jnp.int32)
+    reset_keys, act_keys = jax.vmap(evaluation.episode_keys, (None, 0))(key, env_id)
+
+    def step(carry: _Carry, time: jax.Array) -> tuple[_Carry, None]:
+        keys = jax.vmap(jax.random.fold_in, (0, None))(act_keys, time)
+        action, actor_state, _ = agent.act(
+            params, carry.actor_state, carry.timestep, keys, evaluation=True
+        )
+        state, timestep = jax.vmap(lifetimes.step)(carry.state, action)
+        episodes = carry.episodes.track(_environments(timestep))
+        return _Carry(state, timestep, actor_state, episodes), None
+
+    def segment(carry: _Carry, number: jax.Array) -> tuple[_Carry, tuple[jax.Array, jax.Array]]:
+        carry, _ = jax.lax.scan(step, carry, number * length + jnp.arange(length))
+        episodes = carry.episodes
+        ended = jnp.sum(episodes.ended.reshape(num_lifetimes, -1), axis=1)
+        earned = jnp.sum(episodes.ended_return.reshape(num_lifetimes, -1), axis=1)
+        return carry._replace(episodes=episodes.flush()[0]), (earned, ended)
+
+    state, timestep = jax.vmap(lifetimes.reset)(reset_keys)
+    episodes = metrics.EpisodeStatistics.init(timestep.observation[tasks.REWARD].size)
+    actor_state = agent.init_actor(env_id, num_lifetimes, True)
+    start = _Carry(state, timestep, actor_state, episodes)
+    _, totals = jax.lax.scan(segment, start, jnp.arange(num_segments))
+    return *totals, timestep.observation[tasks.TASK], state.params
+
+
+def _environments(timestep: types.TimeStep) -> types.TimeStep:
+    """Returns the time steps of the environments of lifetimes, `[L * E]`, without observations."""
+    shown = timestep.observation
+    names = (tasks.REWARD, tasks.DISCOUNT, tasks.STEP_TYPE)
+    return types.TimeStep((), *(shown[name].ravel() for name in names))

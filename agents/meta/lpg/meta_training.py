@@ -1,0 +1,361 @@
+"""Meta-training of LPG's rule: many lifetimes at once, each of an agent that the rule teaches.
+
+Oh et al., "Discovering Reinforcement Learning Algorithms", 2020, https://arxiv.org/abs/2007.08794,
+as run on Anakin by Hessel et al., "Podracer architectures for scalable Reinforcement Learning",
+2021, https://arxiv.org/abs/2104.06272.
+
+To a runner this is an agent like any other. A stream is a lifetime (`environments.meta.lifetimes`);
+the parameters of its agent are the actor state, which FIRST resets; and the rule is learnt from
+rollouts, replicated over devices.
+
+Axis legend: `B` lifetimes of one device, `E` environments of each, `T` transitions of an update,
+`K` updates, `R = (K + 1) * T` transitions of a rollout, `H` combinations of hyper-parameters.
+"""
+
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agents import optimization, options, returns
+from agents.meta.lpg import acting, tabular
+from agents.meta.lpg import bandit as bandit_lib
+from agents.meta.lpg import rule as rule_lib
+from podracers import environment, errors, tasks, types
+
+
+class Learner(NamedTuple):
+    """What is learnt; identical on every device."""
+
+    train_state: optimization.TrainState  # of the rule
+    bandit: bandit_lib.Bandit
+
+
+class Memory(NamedTuple):
+    """What is known of the lifetimes of one device."""
+
+    critic: jax.Array  # [B, S] values of their agents, which the rule never sees
+    reward: jax.Array  # [B] earned so far, mean over environments
+    steps: jax.Array  # [B] float32, agent steps so far
+
+
+class ActorParams(NamedTuple):
+    """What acting needs of the learner."""
+
+    rule: types.PyTree
+    arm_logits: jax.Array  # [tasks, H]
+
+
+class Extras(NamedTuple):
+    """What acting remembers of each step."""
+
+    arm: jax.Array  # [B] int32
+
+
+class _Batch(NamedTuple):
+    """A rollout as the meta-gradient sees it."""
+
+    agent: tabular.Agent  # [B, ...] before it
+    chunk: tabular.Chunk  # [B, K + 1, T, E]; time steps are T + 1
+    arm: jax.Array  # [B]
+    advantage: jax.Array  # [B, T, E] of the last chunk
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LPG:
+    """The meta-learner.
+
+    A rollout of a lifetime is `updates + 1` chunks. After each of the first ones, its agent learns
+    by the rule. The last one, acted by what came of that, judges it: the rule ascends the policy
+    gradient of the last chunk through all updates.
+
+    Attributes:
+      spec: specification of `environments.meta.lifetimes.Lifetimes`.
+      chunk_length: `T`, agent steps of each environment between updates of an agent.
+      updates: `K`, updates of an agent that the meta-gradient flows through.
+      hidden_size: units of the rule's LSTM.
+      prediction_size: `m`, categories of the agents' predictions.
+      sees_predictions: whether the rule sees predictions.
+      exact_meta_gradient: whether the meta-gradient flows through the rule's inputs, too.
+      recompute: whether it computes each update once more, rather than keep what is inside: less
+        memory, more time.
+      learning_rate: Adam learning rate of the rule.
+      adam_epsilon: Adam epsilon, outside of the root.
+      max_grad_norm: norm to which the meta-gradient is scaled down; None for no clipping.
+      gamma: discount, which the rule sees, too.
+      gae_lambda: trace parameter of the advantages.
+      critic_step_size: step size of the values, 1 for the mean of the latest returns.
+      policy_entropy_cost: weight of the agents' entropy, a bonus.
+      prediction_entropy_cost: weight of the entropy of predictions, a bonus.
+      policy_target_cost: weight of the mean square of policy targets.
+      prediction_target_cost: weight of the mean square norm of prediction targets.
+      agent_learning_rates: learning rates of agents, on the mean over a chunk; a bandit chooses
+        among all combinations with `prediction_costs`, for each kind of task.
+      prediction_costs: weights of the agents' predictions in their loss.
+    """
+
+    spec: environment.EnvironmentSpec
+    chunk_length: int = options.count(20)
+    updates: int = options.count(5)
+    hidden_size: int = options.count(256)
+    prediction_size: int = options.count(30)
+    sees_predictions: bool = True
+    exact_meta_gradient: bool = True
+    recompute: bool = False
+    learning_rate: float = options.positive(1e-4)
+    adam_epsilon: float = options.positive(1e-8)
+    max_grad_norm: float | None = options.optional_positive(0.5)
+    gamma: float = options.fraction(0.995)
+    gae_lambda: float = options.fraction(0.95)
+    critic_step_size: float = options.fraction(0.5)
+    policy_entropy_cost: float = 0.01
+    prediction_entropy_cost: float = 0.001
+    policy_target_cost: float = 0.001
+    prediction_target_cost: float = 0.001
+    agent_learning_rates: tuple[float, ...] = (20.0, 40.0, 80.0)
+    prediction_costs: tuple[float, ...] = (0.1, 0.5, 1.0)
+
+    def __post_init__(self):
+        """Refuses impossible options, and environments that are no lifetimes."""
+        options.check(self)
+        for name in ("agent_learning_rates", "prediction_costs"):
+            numbers = getattr(self, name)
+            is_some = isinstance(numbers, tuple) and len(numbers) > 0 and min(numbers) >= 0
+            options.expect(self, name, is_some, "a tuple of numbers, not negative")
+        shown = self.spec.observation
+        if not isinstance(shown, dict) or tasks.TASK not in shown:
+            raise errors.UserError(
+                f"LPG learns from lifetimes in tasks whose parameters are arguments, not from "
+                f"{self.spec.name}: use environments.meta.lifetimes.Lifetimes"
+            )
+        longest = self.spec.max_episode_steps + 1
+        if longest % self.rollout_length:
+            raise errors.UserError(
+                f"lifetimes of {longest} steps are no multiple of a rollout of "
+                f"{self.rollout_length} (chunk_length * (updates + 1)): bind Lifetimes.period"
+            )
+
+    @property
+    def rollout_length(self) -> int:
+        """`R`, agent steps of a rollout."""
+        return self.chunk_length * (self.updates + 1)
+
+    @property
+    def arms(self) -> np.ndarray:
+        """Learning rates and prediction costs of the bandit's arms, `[H, 2]` float32."""
+        pairs = itertools.product(self.agent_learning_rates, self.prediction_costs)
+        return np.array(list(pairs), np.float32)
+
+    @functools.cached_property
+    def rule(self) -> rule_lib.Rule:
+        """The rule, without its parameters."""
+        return rule_lib.Rule(
+            self.hidden_size,
+            self.prediction_size,
+            gamma=self.gamma,
+            sees_predictions=self.sees_predictions,
+        )
+
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        return optimization.adam(self.learning_rate, None, self.adam_epsilon, self.max_grad_norm)
+
+    def init_learner(self, key: jax.Array) -> Learner:
+        """Returns a fresh rule, and a bandit that has tried nothing."""
+        train_state = self._optimizer.init(self.rule.init(key))
+        return Learner(train_state, bandit_lib.Bandit.init(self._num_tasks, len(self.arms)))
+
+    def init_memory(self, rollout: types.Rollout) -> Memory:
+        """Returns what is known before the first rollout."""
+        length, count = rollout.extras.arm.shape
+        if length != self.rollout_length:
+            raise errors.UserError(
+                f"LPG needs rollouts of {self.rollout_length} agent steps (chunk_length * (updates "
+                f"+ 1)), got {length}: bind ROLLOUT_LENGTH"
+            )
+        num_states = int(self.spec.observation[tasks.ROWS].maximum)
+        return Memory(
+            critic=jnp.zeros((count, num_states)),
+            reward=jnp.zeros((count,)),
+            steps=jnp.zeros((count,)),
+        )
+
+    def init_actor(
+        self, env_id: jax.Array, num_envs: int, evaluation: bool = False
+    ) -> acting.Lifetime:
+        """Returns agents that have learnt nothing."""
+        newborn = tabular.newborn(self.spec, self.prediction_size)
+        return acting.init(self.spec, newborn, self.chunk_length, env_id.shape[0])
+
+    def actor_params(self, learner: Learner) -> ActorParams:
+        """Returns the rule and what arms are drawn by."""
+        return ActorParams(learner.train_state.params, learner.bandit.logits())
+
+    def act(
+        self,
+        params: ActorParams,
+        actor_state: acting.Lifetime,
+        timestep: types.TimeStep,
+        key: jax.Array,
+        evaluation: bool = False,
+    ) -> tuple[jax.Array, acting.Lifetime, Extras]:
+        """Learns where a chunk is full, then samples an action for each environment.
+
+        In evaluations an agent learns from all chunks. Otherwise the last one of a rollout only
+        judges what it has learnt.
+        """
+
+        def learn(agent: tabular.Agent, chunk: tabular.Chunk, arm: jax.Array) -> tabular.Agent:
+            return self._learn(params.rule, agent, chunk, arm)[0]
+
+        judged = None if evaluation else self.rollout_length
+        action, state = acting.act(learn, params.arm_logits, actor_state, timestep, key, judged)
+        return action, state, Extras(state.arm)
+
+    def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
+        """Takes one step of the rule along the meta-gradient."""
+        learner, memory = state
+        timestep, arm = rollout.timestep, rollout.extras.arm[0]
+        is_born = timestep.first()[0]
+        agent, memory = acting.select(
+            is_born,
+            jax.tree.map(jnp.zeros_like, (rollout.actor_state.agent, memory)),
+            (rollout.actor_state.agent, memory),
+        )
+        chunk = self._chunks(rollout)
+        critic, advantage = jax.vmap(self._values)(memory.critic, chunk.timestep)
+        batch = _Batch(agent, chunk, arm, advantage[:, -1])
+        train_state, output = self._optimizer.gradient_step(
+            self._loss, learner.train_state, batch, jnp.float32(self.learning_rate)
+        )
+        memory = Memory(
+            critic=critic,
+            reward=memory.reward
+            + jnp.sum(timestep.reward[1:], axis=0, where=~timestep.first()[1:]),
+            steps=memory.steps + self.rollout_length,
+        )
+        task, ended = timestep.observation[tasks.TASK][0], timestep.last()[-2]
+        bandit = learner.bandit.add(task, arm, memory.reward / memory.steps, ended)
+        metrics = output.metrics | self._progress(rollout, chunk, advantage)
+        return types.AgentState(Learner(train_state, bandit), memory), metrics
+
+    @property
+    def _num_tasks(self) -> int:
+        return int(self.spec.observation[tasks.TASK].maximum) + 1
+
+    def _learn(
+        self, rule_params: types.PyTree, agent: tabular.Agent, chunk: tabular.Chunk, arm: jax.Array
+    ) -> tuple[tabular.Agent, tabular.Update]:
+        """Takes one update of one agent."""
+        learning_rate, prediction_cost = jnp.asarray(self.arms)[arm]
+        exact = self.exact_meta_gradient
+        return tabular.learn(
+            self.rule, rule_params, agent, chunk, learning_rate, prediction_cost, exact
+        )
+
+    def _chunks(self, rollout: types.Rollout) -> tabular.Chunk:
+        """Returns rollouts in chunks, `[B, K + 1, T, E]`; neighbours share a time step."""
+        timestep = tabular.merged(rollout.timestep)
+        begin = self.chunk_length * np.arange(self.updates + 1)[:, None]
+
+        def cut(x: jax.Array, length: int) -> jax.Array:
+            return jnp.moveaxis(x[begin + np.arange(length)], 2, 0)
+
+        return tabular.Chunk(
+            jax.tree.map(lambda x: cut(x, self.chunk_length + 1), timestep),
+            cut(rollout.action, self.chunk_length),
+        )
+
+    def _values(self, critic: jax.Array, timestep: types.TimeStep) -> tuple[jax.Array, jax.Array]:
+        """Returns the values of one lifetime after all chunks, and advantages `[K + 1, T, E]`."""
+
+        def step(critic: jax.Array, timestep: types.TimeStep):
+            return tabular.learn_values(
+                critic, timestep, self.gamma, self.gae_lambda, self.critic_step_size
+            )
+
+        return jax.lax.scan(step, critic, timestep)
+
+    def _loss(self, rule_params: types.PyTree, batch: _Batch) -> optimization.LossOutput:
+        """Returns the meta-loss, a mean over lifetimes."""
+        terms = jax.vmap(functools.partial(self._lifetime_loss, rule_params))(batch)
+        chex.assert_shape(list(terms.values()), batch.arm.shape)
+        total = (
+            terms["loss/policy"]
+            - self.policy_entropy_cost * terms["policy/entropy"]
+            - self.prediction_entropy_cost * terms["prediction/entropy"]
+            + self.policy_target_cost * terms["rule/policy_target"]
+            + self.prediction_target_cost * terms["rule/prediction_target"]
+        )
+        means = {name: types.Mean.of(values) for name, values in terms.items()}
+        return optimization.LossOutput({"loss/total": types.Mean.of(total), **means})
+
+    def _lifetime_loss(self, rule_params: types.PyTree, batch: _Batch) -> dict[str, jax.Array]:
+        """Returns the terms of the meta-loss of one lifetime; entropies are of all chunks."""
+        learnt = jax.tree.map(lambda x: x[:-1], batch.chunk)
+        judged = jax.tree.map(lambda x: x[-1], batch.chunk)
+
+        def step(agent: tabular.Agent, chunk: tabular.Chunk):
+            agent, update = self._learn(rule_params, agent, chunk, batch.arm)
+            weight = returns.weights(chunk.timestep)
+            said = jax.tree.map(lambda x: x[:-1], update.outputs)
+            square = jnp.sum(jnp.exp(2.0 * update.targets.log_prediction), axis=-1)
+            return agent, (
+                self._entropies(said, weight),
+                tabular.mean(jnp.square(update.targets.policy), weight),
+                tabular.mean(square, weight),
+            )
+
+        if self.recompute:
+            step = jax.checkpoint(step)
+        agent, (entropies, policy_target, prediction_target) = jax.lax.scan(
+            step, batch.agent, learnt
+        )
+        weight = returns.weights(judged.timestep)
+        observation = jax.tree.map(lambda x: x[:-1], judged.timestep.observation)
+        said = tabular.outputs(agent, observation)
+        log_prob = tabular.log_prob(said.log_policy, judged.action)
+        chex.assert_equal_shape([log_prob, batch.advantage, weight])
+        final = self._entropies(said, weight)
+        policy_entropy, prediction_entropy = (
+            jnp.mean(jnp.append(before, after)) for before, after in zip(entropies, final)
+        )
+        return {
+            "loss/policy": -tabular.mean(log_prob * batch.advantage, weight),
+            "policy/entropy": policy_entropy,
+            "prediction/entropy": prediction_entropy,
+            "rule/policy_target": jnp.mean(policy_target),
+            "rule/prediction_target": jnp.mean(prediction_target),
+        }
+
+    def _entropies(self, said: tabular.Outputs, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the mean entropies of policy and prediction, in nats."""
+        return tuple(tabular.mean(tabular.entropy(log_probs), weight) for log_probs in said)
+
+    def _progress(
+        self, rollout: types.Rollout, chunk: tabular.Chunk, advantage: jax.Array
+    ) -> dict[str, types.Mean]:
+        """Returns metrics of lifetimes: returns of episodes of each task, in the second half."""
+        timestep = rollout.timestep
+        begun = jnp.where(timestep.first()[0], 0, rollout.actor_state.time)
+        is_old = begun >= self.spec.max_episode_steps // 2
+        task = timestep.observation[tasks.TASK][0]
+        arrived = jax.tree.map(lambda x: x[:, :, 1:], chunk.timestep)
+        earned = jnp.sum(arrived.reward, axis=(1, 2, 3))  # [B]
+        episodes = jnp.sum(arrived.last().astype(jnp.float32), axis=(1, 2, 3))
+        metrics = {
+            "critic/error": types.Mean.of(jnp.square(advantage)),
+            "lifetime/reward": types.Mean.of(timestep.reward[1:]),
+            "lifetime/age": types.Mean.of(begun),
+        }
+        for number in range(self._num_tasks):
+            counts = (is_old & (task == number)).astype(jnp.float32)
+            metrics[f"lifetime/return/task_{number}"] = types.Mean(
+                jnp.sum(counts * earned), jnp.sum(counts * episodes)
+            )
+        return metrics

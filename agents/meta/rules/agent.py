@@ -1,0 +1,271 @@
+"""An agent that a frozen rule teaches: any environment with discrete actions, any network.
+
+The rules are LPG's (`agents.meta.lpg.rule_file`), DiscoRL's (`agents.meta.rules.disco`) and any
+other `interface.Rule`.
+
+Axis legend: `T` time, `B` streams of one device, `A` actions.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from agents import networks, optimization, options, policy, preprocessing, replay, returns
+from agents.meta.rules import interface
+from agents.meta.rules.network import rule_network
+from agents.networks import encoders, heads
+from podracers import environment, errors, types
+
+
+class Extras(NamedTuple):
+    """What acting remembers of each step."""
+
+    behaviour: jax.Array  # [T, B, A] logits of the policy
+
+
+class Learner(NamedTuple):
+    """What is learnt, and the rule that it is learnt by; identical on every device."""
+
+    train_state: optimization.TrainState
+    normalizer: Any  # statistics of the observations; () where they are not normalised
+    rule: types.PyTree  # its parameters
+    rule_state: types.PyTree  # what it knows of this lifetime
+    update: jax.Array  # int32, rollouts so far
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RuleAgent:
+    """An agent taught by a rule, from each rollout once or from a replay of them.
+
+    A rollout, or a sequence of replay of the same length, is what the rule sees at a time, so its
+    length should be near that which the rule was learnt with.
+
+    Attributes:
+      spec: specification of the environment.
+      load: returns a rule and its parameters, such as `rule_file.load` or `disco.load`.
+      rule: path that it loads; None for a random rule, to compare with.
+      network: `network(spec, outputs=)` returns a network that puts out `interface.Outputs`.
+      costs: weights of parts of the loss, by name; those that are not named are the rule's own.
+      learning_rate: Adam learning rate.
+      adam_epsilon: Adam epsilon, outside of the root.
+      max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
+        clipping.
+      max_update: bound of each number that Adam puts out, before the learning rate; None for none.
+      replay_ratio: number of times that a state is learnt from, on average; None for no replay: a
+        gradient step on each rollout.
+      batch_size: sequences of each gradient step from replay, over all devices.
+      replay_capacity: transitions over all streams of all devices.
+      min_replay: transitions over all streams before anything is learnt from them.
+      normalize_observations: whether observations are scaled to mean 0 and variance 1 over all that
+        was observed, and clipped at 10.
+      reward_scale: factor of the rewards that the rule sees.
+      reward_clip: largest absolute value of scaled rewards; None for no bound.
+      greedy_evaluation: whether evaluations take the most probable action.
+    """
+
+    spec: environment.EnvironmentSpec
+    load: interface.Loader
+    rule: str | None = None
+    network: Callable[..., networks.Network] = rule_network
+    costs: dict[str, float] | None = None
+    learning_rate: float = options.positive(5e-4)
+    adam_epsilon: float = options.positive(1e-8)
+    max_grad_norm: float | None = options.optional_positive(0.5)
+    max_update: float | None = options.optional_positive(None)
+    replay_ratio: float | None = options.optional_positive(None)
+    batch_size: int = options.count(64)
+    replay_capacity: int = options.count(30_000)
+    min_replay: int = options.count(2_000)
+    normalize_observations: bool = False
+    reward_scale: float = options.number(1.0)
+    reward_clip: float | None = options.optional_positive(None)
+    greedy_evaluation: bool = False
+
+    def __post_init__(self):
+        """Refuses impossible options, rules that cannot be read, and networks unfit for them."""
+        options.check(self)
+        options.require_discrete(self)
+        _ = self._costs
+        self._require_outputs()
+
+    @functools.cached_property
+    def _loaded(self) -> tuple[interface.Rule, types.PyTree | None]:
+        """The rule, and its parameters in NumPy; None for random ones."""
+        return self.load(self.rule)
+
+    @functools.cached_property
+    def _costs(self) -> dict[str, float]:
+        usual = dict(self._loaded[0].costs)
+        for name in self.costs or ():
+            if name not in usual:
+                raise errors.UserError(
+                    f"RuleAgent.costs: the rule's loss has no part '{name}'"
+                    f"{errors.nearest(name, usual)}"
+                )
+        return usual | (self.costs or {})
+
+    @functools.cached_property
+    def _head(self) -> heads.Categorical:
+        return heads.Categorical(int(self.spec.action.num_values))
+
+    @functools.cached_property
+    def _outputs(self) -> interface.OutputSpec:
+        return self._loaded[0].output_spec(self._head.num_values)
+
+    @functools.cached_property
+    def _network(self) -> networks.Network:
+        try:
+            inspect.signature(self.network).bind(self.spec, outputs=self._outputs)
+        except TypeError as error:
+            raise errors.UserError(
+                f"RuleAgent.network: expected network(spec, outputs=), such as rule_network: "
+                f"{errors.first_line(error)}"
+            ) from error
+        return self.network(self.spec, outputs=self._outputs)
+
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        adam = optimization.adam(self.learning_rate, None, self.adam_epsilon, self.max_grad_norm)
+        if self.max_update is None:
+            return adam
+        clipped = optax.chain(adam.transformation, optax.clip(self.max_update))
+        return dataclasses.replace(adam, transformation=clipped)
+
+    def _replay(self, rollout: types.Rollout) -> replay.Replay:
+        """Returns the replay of sequences as long as a rollout."""
+        length = rollout.action.shape[0]
+        return replay.Replay(
+            capacity=self.replay_capacity,
+            sequence_length=length,
+            batch_size=self.batch_size,
+            min_size=self.min_replay,
+            replay_ratio=self.replay_ratio,
+            learnt_states=length,
+        )
+
+    def init_learner(self, key: jax.Array) -> Learner:
+        """Returns fresh parameters of the agent, and the rule at the start of a lifetime."""
+        agent_key, rule_key = jax.random.split(key)
+        params = self._network.init(agent_key, networks.zero_timestep(self.spec))
+        rule, rule_params = self._loaded
+        return Learner(
+            train_state=self._optimizer.init(params),
+            normalizer=self._preprocess.init(self.spec.observation),
+            rule=rule.init(rule_key)
+            if rule_params is None
+            else jax.tree.map(jnp.asarray, rule_params),
+            rule_state=rule.init_state(params),
+            update=jnp.zeros((), jnp.int32),
+        )
+
+    def init_memory(self, rollout: types.Rollout) -> Any:
+        """Returns an empty replay of this device's streams; `()` where there is none."""
+        return () if self.replay_ratio is None else self._replay(rollout).init(rollout)
+
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
+        """Returns the core of the network of `B` streams."""
+        return self._network.initial_core(env_id.shape[0])
+
+    def actor_params(self, learner: Learner) -> policy.ActorParams:
+        """Returns the parameters and the statistics of the observations."""
+        return policy.ActorParams(learner.train_state.params, learner.normalizer)
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
+        timestep = self._preprocess.apply(params.normalizer, timestep)
+        outputs, core = self._network.step(params.params, actor_state, timestep)
+        logits = _legal(outputs, timestep)[interface.POLICY]
+        if evaluation and self.greedy_evaluation:
+            action = self._head.mode(logits, None)
+        else:
+            action = self._head.sample(logits, None, key)
+        return action, core, Extras(logits)
+
+    def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
+        """Takes a gradient step on a rollout, or those on replay that its ratio allows."""
+        learner, memory = state
+        if self.replay_ratio is None:
+            learner, metrics = self._learn(learner, rollout)
+        else:
+            buffer = self._replay(rollout)
+            memory = buffer.add(memory, rollout)
+            num_steps = buffer.num_gradient_steps(memory, rollout, learner.update)
+
+            def step(learner: Learner, memory: replay.Memory, step_key: jax.Array):
+                learner, metrics = self._learn(learner, buffer.sample(memory, step_key).rollout)
+                return learner, memory, metrics
+
+            learner, memory, metrics = buffer.repeat(step, num_steps, learner, memory, key)
+        normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        learner = learner._replace(normalizer=normalizer, update=learner.update + 1)
+        return types.AgentState(learner, memory), metrics
+
+    def _learn(
+        self, learner: Learner, rollout: types.Rollout
+    ) -> tuple[Learner, dict[str, types.Mean]]:
+        """Takes one gradient step."""
+        timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
+        rollout = rollout._replace(timestep=timestep)
+        params = learner.train_state.params
+        unroll = functools.partial(self._unroll, rollout=rollout)
+        experience = interface.Experience(
+            timestep, rollout.action, rollout.extras.behaviour, unroll(params)
+        )
+        targets, rule_state = self._loaded[0].teach(
+            learner.rule, learner.rule_state, experience, params, unroll
+        )
+        train_state, output = self._optimizer.gradient_step(
+            self._loss, learner.train_state, (rollout, targets), jnp.float32(self.learning_rate)
+        )
+        return learner._replace(train_state=train_state, rule_state=rule_state), output.metrics
+
+    def _unroll(self, params: types.PyTree, rollout: types.Rollout) -> interface.Outputs:
+        """Returns the outputs of parameters `[T + 1, B, ...]`."""
+        outputs, _ = self._network.unroll(params, rollout.actor_state, rollout.timestep)
+        return _legal(outputs, rollout.timestep)
+
+    def _loss(self, params: types.PyTree, batch: Any) -> optimization.LossOutput:
+        rollout, targets = batch
+        outputs = self._unroll(params, rollout)
+        losses = self._loaded[0].losses(targets, outputs, rollout.action, rollout.timestep)
+        total = sum(self._costs[name] * loss for name, loss in losses.items())
+        mean = functools.partial(types.Mean.of, weights=returns.weights(rollout.timestep))
+        logits = outputs[interface.POLICY][:-1]
+        return optimization.LossOutput(
+            {
+                "loss/total": mean(total),
+                **{f"loss/{name}": mean(loss) for name, loss in losses.items()},
+                "policy/entropy": mean(self._head.entropy(logits, None)),
+            }
+        )
+
+    def _require_outputs(self) -> None:
+        """Refuses networks that do not put out what the rule reads."""
+        network, timestep = self._network, networks.zero_timestep(self.spec)
+        params = jax.eval_shape(network.init, jax.random.key(0), timestep)
+        outputs, _ = jax.eval_shape(network.step, params, network.initial_core(1), timestep)
+        outputs = outputs if isinstance(outputs, Mapping) else {}
+        for name, shape in self._outputs.shapes(self._head.num_values).items():
+            if name not in outputs or outputs[name].shape != (1, *shape):
+                came = outputs[name].shape[1:] if name in outputs else "nothing"
+                raise errors.UserError(
+                    f"the rule needs a network that puts out '{name}' of shape {shape}, such as "
+                    f"rule_network; got {came}"
+                )
+
+
+def _legal(outputs: interface.Outputs, timestep: types.TimeStep) -> interface.Outputs:
+    """Returns outputs in which illegal actions have no probability."""
+    mask = encoders.action_mask(timestep.observation)
+    if mask is None:
+        return outputs
+    logits = jnp.where(mask, outputs[interface.POLICY], interface.ILLEGAL)
+    return {**outputs, interface.POLICY: logits}

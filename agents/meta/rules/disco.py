@@ -1,0 +1,269 @@
+"""DiscoRL's rule: what its published weights ask of an agent.
+
+Oh et al., "Discovering state-of-the-art reinforcement learning algorithms", 2025,
+https://www.nature.com/articles/s41586-025-09761-x; the weights are `disco_103.npz` of
+https://github.com/google-deepmind/disco_rl, whose arithmetic this is. Three things differ:
+
+- After a truncation an agent bootstraps from the true last state, as at the end of a rollout.
+- Transitions out of LAST count in no mean.
+- The moving average of TD errors is left out: there nothing but a log depends on it.
+
+Axis legend: `T` transitions, `B` streams of one device, `A` actions, `Y` = 600 categories of
+predictions, `Z` = 601 atoms of values.
+"""
+
+import dataclasses
+import functools
+import zipfile
+from collections.abc import Callable
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rlax
+
+from agents import categorical, returns
+from agents.meta.rules import disco_network, interface
+from podracers import errors, parallel, types
+
+_SUPPORT = categorical.Support(bound=300.0, num_atoms=601)
+_GAMMA = 0.997
+_LAMBDA = 0.95
+_TARGET_DECAY = 0.9  # of the average of the agent's parameters, for each update
+_ADVANTAGE_DECAY = 0.99
+
+
+class Moments(NamedTuple):
+    """Moving averages of advantages, which begin at zero."""
+
+    first: jax.Array  # float32
+    second: jax.Array  # float32
+    decay: jax.Array  # float32, the weight that zero still has
+
+
+class State(NamedTuple):
+    """What the rule knows of a lifetime; equal on all devices."""
+
+    network: disco_network.State
+    advantage: Moments
+    target_params: types.PyTree  # moving average of the agent's parameters
+
+
+class Targets(NamedTuple):
+    """What the agent's outputs should become."""
+
+    predictions: disco_network.Targets
+    q: jax.Array  # [T, B] of the actions that were taken
+
+
+class _Values(NamedTuple):
+    """Values of the agent, not squashed."""
+
+    online: jax.Array  # [T + 1, B] of states, under the policy that learns
+    target: jax.Array  # [T + 1, B] of the moving average, under the same policy
+    q: jax.Array  # [T + 1, B, A] of the moving average
+    q_target: jax.Array  # [T, B] returns of the actions that were taken
+
+
+@dataclasses.dataclass(frozen=True)
+class Disco:
+    """The rule; its parameters are those of `disco_network`.
+
+    An agent predicts two distributions that mean what the rule makes of them: `y` of each state and
+    `z` of each action, beside its values `q` and the policy at the next state. The rule is two
+    LSTMs: one that runs backwards over a rollout, and one that runs over a lifetime.
+    """
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """The published weights of the parts of the loss."""
+        return {"policy": 1.0, "y": 1.0, "z": 1.0, "next_policy": 1.0, "q": 0.2}
+
+    def output_spec(self, num_actions: int) -> interface.OutputSpec:
+        """Returns logits: policy and `y` of states; `z`, values and the next policy of actions."""
+        size = disco_network.PREDICTION_SIZE
+        return interface.OutputSpec(
+            of_state={interface.POLICY: num_actions, "y": size},
+            of_action={"z": size, "next_policy": num_actions, "q": _SUPPORT.num_atoms},
+        )
+
+    def init(self, key: jax.Array) -> disco_network.Params:
+        """Returns random parameters."""
+        return disco_network.init(key)
+
+    def init_state(self, agent_params: types.PyTree) -> State:
+        """Returns the state at the start of a lifetime."""
+        zero = jnp.zeros(())
+        return State(
+            network=disco_network.State.init(),
+            advantage=Moments(zero, jnp.copy(zero), jnp.ones(())),
+            # Copies: the learner's state is donated, and a buffer only once.
+            target_params=jax.tree.map(jnp.copy, agent_params),
+        )
+
+    def teach(
+        self,
+        params: disco_network.Params,
+        state: State,
+        experience: interface.Experience,
+        agent_params: types.PyTree,
+        unroll: Callable[[types.PyTree], interface.Outputs],
+    ) -> tuple[Targets, State]:
+        """Returns the targets of a rollout, and the state after it."""
+        timestep, outputs = experience.timestep, experience.outputs
+        weight = returns.weights(timestep)
+        target = unroll(state.target_params)
+        values = _values(experience, target)
+        advantage = values.q_target - values.target[:-1]
+        q_advantage = (values.q - values.target[..., None])[:-1]
+        moments = _updated(state.advantage, advantage, weight)
+        made, network = disco_network.apply(
+            params,
+            state.network,
+            disco_network.Inputs(
+                reward=timestep.reward[1:],
+                discount=timestep.discount[1:],
+                last=timestep.last()[1:],
+                weight=weight,
+                action=experience.action,
+                behaviour=experience.behaviour,
+                outputs=_seen(outputs),
+                target=_seen(target),
+                value=values.online,
+                advantage=advantage,
+                normalized_advantage=_normalized(moments, advantage),
+                q=values.q[:-1],
+                q_advantage=q_advantage,
+                normalized_q_advantage=_normalized(moments, q_advantage),
+            ),
+            _mean,
+        )
+        average = jax.tree.map(
+            lambda old, new: _TARGET_DECAY * old + (1.0 - _TARGET_DECAY) * new,
+            state.target_params,
+            agent_params,
+        )
+        return Targets(made, values.q_target), State(network, moments, average)
+
+    def losses(
+        self,
+        targets: Targets,
+        outputs: interface.Outputs,
+        action: jax.Array,
+        timestep: types.TimeStep,
+    ) -> dict[str, jax.Array]:
+        """Returns divergences from the targets, and the cross-entropy of values, `[T, B]`.
+
+        Of illegal actions the rule knows nothing, so its targets of them do not count. The next
+        policy is that of the same parameters, a constant; after a termination there is none. Values
+        learn from their returns, whatever the rule says.
+        """
+        now = {name: x[:-1] for name, x in outputs.items()}
+        taken = {name: disco_network.taken(now[name], action) for name in ("z", "next_policy", "q")}
+        chex.assert_equal_shape([targets.predictions.policy, now[interface.POLICY]])
+        chex.assert_equal_shape([targets.predictions.z, taken["z"]])
+        legal = now[interface.POLICY] > 0.5 * interface.ILLEGAL
+        policy = jnp.where(legal, targets.predictions.policy, interface.ILLEGAL)
+        next_policy = jax.lax.stop_gradient(outputs[interface.POLICY][1:])
+        return {
+            "policy": _divergence(policy, now[interface.POLICY]),
+            "y": _divergence(targets.predictions.y, now["y"]),
+            "z": _divergence(targets.predictions.z, taken["z"]),
+            "next_policy": _divergence(next_policy, taken["next_policy"]) * timestep.discount[1:],
+            "q": _SUPPORT.cross_entropy(taken["q"], jax.lax.stop_gradient(targets.q)),
+        }
+
+
+def load(path: str | None = None) -> tuple[Disco, dict[str, np.ndarray] | None]:
+    """Returns the rule and the parameters of a file, in NumPy; None for random ones without one.
+
+    Raises:
+      errors.UserError: there is no such file, or it is not of this rule.
+    """
+    if path is None:
+        return Disco(), None
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+    except FileNotFoundError as error:
+        raise errors.UserError(f"there is no rule '{path}'") from error
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise errors.UserError(f"'{path}' is not the file of a rule") from error
+    params = {}
+    for name, shape in disco_network.shapes().items():
+        found = arrays.pop(name, None)
+        if found is None or found.shape != shape or found.dtype != np.float32:
+            came = "nothing" if found is None else f"{found.dtype} {found.shape}"
+            raise errors.UserError(
+                f"'{path}' is not DiscoRL's rule: expected '{name}' float32 {shape}, got {came}"
+            )
+        params[name] = found
+    if arrays:
+        raise errors.UserError(f"'{path}' is not DiscoRL's rule: it holds '{min(arrays)}', too")
+    return Disco(), params
+
+
+def _divergence(target: jax.Array, logits: jax.Array) -> jax.Array:
+    """Returns the Kullback-Leibler divergence `[...]` of logits from those of the target."""
+    log_target = jax.nn.log_softmax(target)
+    return jnp.sum(jnp.exp(log_target) * (log_target - jax.nn.log_softmax(logits)), axis=-1)
+
+
+def _seen(outputs: interface.Outputs) -> disco_network.Outputs:
+    return disco_network.Outputs(outputs[interface.POLICY], outputs["y"], outputs["z"])
+
+
+def _values(experience: interface.Experience, target: interface.Outputs) -> _Values:
+    """Returns values and the returns of Retrace.
+
+    Munos et al., "Safe and Efficient Off-Policy Reinforcement Learning", 2016,
+    https://arxiv.org/abs/1606.02647. Neither a trace nor an importance weight passes a LAST.
+    """
+    timestep, action = experience.timestep, experience.action
+    logits = jax.lax.stop_gradient(experience.outputs[interface.POLICY])
+    policy = jax.nn.softmax(logits)
+    online = jnp.sum(policy * _SUPPORT.decode(experience.outputs["q"]), axis=-1)
+    q = _SUPPORT.decode(target["q"])  # [T + 1, B, A]
+    values = jnp.sum(policy * q, axis=-1)
+    log_ratio = jax.nn.log_softmax(logits[:-1]) - jax.nn.log_softmax(experience.behaviour)
+    ratio = jnp.exp(disco_network.taken(log_ratio, action))  # [T, B]
+    trace = returns.traces(timestep, _LAMBDA)[:-1] * jnp.minimum(ratio, 1.0)[1:]
+    retrace = functools.partial(
+        rlax.general_off_policy_returns_from_q_and_v, stop_target_gradients=True
+    )
+    q_target = jax.vmap(retrace, in_axes=1, out_axes=1)(
+        disco_network.taken(q[:-1], action)[1:],
+        values[1:],
+        timestep.reward[1:],
+        _GAMMA * timestep.discount[1:],
+        trace,
+    )
+    return _Values(online, values, q, q_target)
+
+
+def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns the weighted mean of values `[T, B, ...]` over time and streams of all devices."""
+    weight = weight.reshape(*weight.shape, *(1,) * (values.ndim - 2))
+    kept = jnp.where(weight > 0.0, values, 0.0)
+    total, count = parallel.global_sum((jnp.sum(weight * kept, axis=(0, 1)), jnp.sum(weight)))
+    return total / jnp.maximum(count, 1.0)
+
+
+def _updated(moments: Moments, values: jax.Array, weight: jax.Array) -> Moments:
+    """Returns the moving averages after values `[T, B]`."""
+    first, second = _mean(jnp.stack([values, jnp.square(values)], axis=-1), weight)
+    decay = _ADVANTAGE_DECAY
+    return Moments(
+        first=decay * moments.first + (1.0 - decay) * first,
+        second=decay * moments.second + (1.0 - decay) * second,
+        decay=decay * moments.decay,
+    )
+
+
+def _normalized(moments: Moments, values: jax.Array) -> jax.Array:
+    """Returns values less their mean, over their standard deviation."""
+    mean, square = (x / (1.0 - moments.decay) for x in (moments.first, moments.second))
+    variance = jnp.maximum(square - jnp.square(mean), 0.0)
+    return (values - mean) / (jnp.sqrt(variance + 1e-12) + 1e-6)

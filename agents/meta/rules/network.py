@@ -1,0 +1,93 @@
+"""A network with the outputs that a learnt rule asks for.
+
+Axis legend: `T` time, `B` streams, `A` actions.
+"""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from agents import networks
+from agents.meta.rules import interface
+from agents.networks import cores, encoders, layers
+from podracers import environment
+
+
+class _Module(nn.Module):
+    """Outputs of states by linear heads, those of actions by a model of one step."""
+
+    outputs: interface.OutputSpec
+    num_actions: int
+    torso: networks.Torso
+    linear_size: int | None
+    model_size: int
+    model_hidden_sizes: tuple[int, ...]
+
+    def initial_states(self, batch_size: int) -> tuple:
+        """Returns the state of the torso."""
+        return (self.torso.initial_state(batch_size),)
+
+    @nn.compact
+    def __call__(self, states, observation, first):
+        """Returns `interface.Outputs` `[T, B, ...]` and the states after it."""
+        features, state = self.torso(states[0], observation, first)
+        if self.linear_size is not None:
+            features = layers.Dense(self.linear_size, name="linear")(features)
+        made = {
+            name: layers.Dense(size, scale=0.01, name=name)(features)
+            for name, size in self.outputs.of_state.items()
+        }
+        if self.outputs.of_action:
+            imagined = self._imagine(features)
+        for name, size in self.outputs.of_action.items():
+            hidden = layers.mlp(imagined, self.model_hidden_sizes, jax.nn.relu, f"{name}_hidden")
+            made[name] = layers.Dense(size, scale=1.0, name=name)(hidden)
+        return made, (state,)
+
+    def _imagine(self, features: jax.Array) -> jax.Array:
+        """Returns what an LSTM makes of features `[T, B, F]` and each action, `[T, B, A, H]`."""
+        cell = layers.Dense(self.model_size, scale=1.0, name="root")(features)
+        shape = (*cell.shape[:-1], self.num_actions, self.model_size)
+        cell = jnp.broadcast_to(cell[..., None, :], shape).reshape(-1, self.model_size)
+        actions = jnp.broadcast_to(jnp.eye(self.num_actions), (*shape[:-1], self.num_actions))
+        actions = actions.reshape(1, -1, self.num_actions)  # a sequence of one
+        lstm = cores.LSTM(self.model_size, name="model")
+        hidden, _ = lstm((cell, jnp.tanh(cell)), actions, jnp.zeros(actions.shape[:2], bool))
+        return hidden.reshape(shape)
+
+
+def rule_network(
+    spec: environment.EnvironmentSpec,
+    outputs: interface.OutputSpec,
+    *,
+    encoder: nn.Module | None = None,
+    core: nn.Module | None = None,
+    frame_stack: int = 1,
+    linear_size: int | None = None,
+    model_size: int = 128,
+    model_hidden_sizes: Sequence[int] = (128,),
+) -> networks.Composed:
+    """Returns a network that puts out `interface.Outputs`.
+
+    Outputs of actions come from an LSTM whose state is made of the torso's features and whose one
+    input is the action, as in the networks that DiscoRL's rule was published with.
+
+    Args:
+      spec: of the environment.
+      outputs: what the rule asks for.
+      encoder: a module of `agents.networks.encoders`; by default two rectified layers of 64.
+      core: a module of `agents.networks.cores`; by default none.
+      frame_stack: how many frames the encoder sees; 1 for no stack.
+      linear_size: size of a linear layer between torso and heads; None for none.
+      model_size: units of the LSTM, where there are outputs of actions.
+      model_hidden_sizes: sizes of the rectified layers between it and each of them.
+    """
+    encoder = encoder if encoder is not None else encoders.MLP(activation="relu")
+    torso = networks.Torso(encoder, core if core is not None else cores.FeedForward())
+    num_actions = int(spec.action.num_values)
+    module = _Module(
+        outputs, num_actions, torso, linear_size, model_size, tuple(model_hidden_sizes)
+    )
+    return networks.Composed(spec, module, frame_stack)

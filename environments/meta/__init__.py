@@ -1,0 +1,1 @@
+"""Families of tasks and lifetimes, for meta-learning."""

@@ -1,0 +1,308 @@
+"""Tabular grid worlds: objects in fixed cells that are collected, end the episode and come back.
+
+The five tabular levels of Oh et al., "Discovering Reinforcement Learning Algorithms", 2020,
+https://arxiv.org/abs/2007.08794, with the numbers of Jackson et al., "Discovering General
+Reinforcement Learning Algorithms with Adversarial Environment Design", 2023,
+https://arxiv.org/abs/2310.02782, appendix C, and two small ones. They are one program; levels are
+padded to the largest.
+
+Axis legend: `C` cells, `N` objects, `A` actions, `L` levels.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from environments.meta import grid_optimum
+from podracers import environment, errors, tasks, types
+
+# The moves, as (row, column): the eight directions, and staying.
+MOVES = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1), (0, 0))
+NUM_ACTIONS = (9, 18)
+
+
+class Object(NamedTuple):
+    """A kind of object."""
+
+    reward: float  # for collecting it
+    termination: float  # probability that collecting it ends the episode
+    respawn: float  # probability, at each step, that it comes back
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """A kind of grid world.
+
+    Attributes:
+      rows: height, in cells; a wall surrounds the grid and does not count.
+      columns: width, in cells.
+      objects: of the grid.
+      max_episode_steps: time limit, in steps; truncates.
+      walls: cells, as (row, column), that cannot be entered.
+    """
+
+    rows: int
+    columns: int
+    objects: tuple[Object, ...]
+    max_episode_steps: int
+    walls: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def num_cells(self) -> int:
+        """Cells, walls included."""
+        return self.rows * self.columns
+
+    @property
+    def num_states(self) -> int:
+        """Rows of a table: a cell, and which objects are present."""
+        return self.num_cells << len(self.objects)
+
+    def is_free(self) -> np.ndarray:
+        """Returns which cells can be entered, `[C]` bool."""
+        cells = np.ndindex(self.rows, self.columns)
+        return np.array([cell not in self.walls for cell in cells])
+
+    def neighbours(self) -> np.ndarray:
+        """Returns where each move leads from each cell, `[C, 9]` int32; into a wall, nowhere."""
+        free = self.is_free().reshape(self.rows, self.columns)
+        table = np.empty((self.rows, self.columns, len(MOVES)), np.int32)
+        for row, column, move in np.ndindex(table.shape):
+            to = (row + MOVES[move][0], column + MOVES[move][1])
+            inside = 0 <= to[0] < self.rows and 0 <= to[1] < self.columns
+            to = to if inside and free[to] else (row, column)
+            table[row, column, move] = to[0] * self.columns + to[1]
+        return table.reshape(self.num_cells, len(MOVES))
+
+
+_LONGER_WALLS = {(0, 4), (2, 4), (4, 4), (6, 4), (3, 3), (3, 4), (3, 5)}
+_CROSS = {(row, 5) for row in range(11) if row not in (0, 7)} | {
+    (4, column) for column in range(11) if column not in (2, 8)
+}
+LEVELS = {
+    "dense": Level(
+        11, 11, 2 * (Object(1, 0, 0.05),) + (Object(-1, 0.5, 0.1), Object(-1, 0, 0.5)), 500
+    ),
+    "sparse": Level(13, 13, (Object(1, 1, 0), Object(-1, 1, 0)), 50),
+    "long": Level(11, 11, 2 * (Object(1, 0, 0.01),) + 2 * (Object(-1, 0.5, 1),), 1000),
+    "longer": Level(
+        7,
+        9,
+        2 * (Object(1, 0.1, 0.01),) + 5 * (Object(-1, 0.8, 1),),
+        2000,
+        frozenset(_LONGER_WALLS),
+    ),
+    "long_dense": Level(11, 11, 4 * (Object(1, 0, 0.005),), 2000, frozenset(_CROSS)),
+    # Not published: for tests and two cores, and one to hold out of training.
+    "small": Level(5, 5, (Object(1, 0, 0.1), Object(-1, 0.5, 0.1)), 30),
+    "small_held_out": Level(4, 6, (Object(1, 0.1, 0.2), Object(-1, 1, 0.5), Object(-1, 0, 1)), 40),
+}
+PUBLISHED = ("dense", "sparse", "long", "longer", "long_dense")
+
+
+class Params(NamedTuple):
+    """One grid world, padded."""
+
+    task: jax.Array  # int32, the index of its level
+    num_cells: jax.Array  # int32
+    num_actions: jax.Array  # int32, 9 or 18
+    max_steps: jax.Array  # int32
+    neighbours: jax.Array  # [C, 9] int32, where each move leads
+    start: jax.Array  # [C] int32, the cells where an episode may begin come first
+    num_starts: jax.Array  # int32
+    object_cell: jax.Array  # [N] int32; C where there is no object
+    reward: jax.Array  # [N] float32, for collecting
+    termination: jax.Array  # [N] float32, probability
+    respawn: jax.Array  # [N] float32, probability
+
+
+class State(NamedTuple):
+    """A moment of an episode."""
+
+    cell: jax.Array  # int32
+    present: jax.Array  # [N] bool, objects that can be collected
+    time: jax.Array  # int32, steps since the reset
+    key: jax.Array  # typed, of the episode
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TabularGrids:
+    """A family of grid worlds (a `tasks.TaskFamily`).
+
+    The state is a cell and the objects that are present; both are one row of a table. Objects lie
+    in cells that are drawn with the task. An episode begins in a random free cell, with all objects
+    present. Collecting an object pays its reward, takes it away, and ends the episode with its
+    probability of termination; from the next step on it comes back with its probability of respawn.
+
+    With 9 actions the agent moves (a diagonal move never in part; into a wall is staying) and
+    collects what lies where it arrives. With 18 it moves and collects nothing, or stays and
+    collects what lies in one of the nine directions. Which of both is drawn with the task, and
+    actions 9 and above are masked where there are 9.
+
+    Attributes:
+      levels: names in `LEVELS`, equally likely.
+      num_actions: of each task, one of these, equally likely: 9 or 18.
+    """
+
+    levels: tuple[str, ...] = PUBLISHED
+    num_actions: tuple[int, ...] = NUM_ACTIONS
+
+    def __post_init__(self):
+        """Refuses levels and actions that there are not."""
+        for name in self.levels:
+            if name not in LEVELS:
+                near = errors.nearest(name, LEVELS)
+                raise errors.UserError(f"TabularGrids.levels: no level '{name}'{near}")
+        if not self.levels:
+            raise errors.UserError("TabularGrids.levels: expected at least one level, got none")
+        if not self.num_actions or not set(self.num_actions) <= set(NUM_ACTIONS):
+            raise errors.UserError(
+                f"TabularGrids.num_actions: expected some of 9 and 18, got {self.num_actions!r}"
+            )
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The shapes of the largest level."""
+        levels = [LEVELS[name] for name in self.levels]
+        num_actions = max(self.num_actions)
+        num_states = max(level.num_states for level in levels)
+        return environment.EnvironmentSpec(
+            name="TabularGrids",
+            observation={
+                tasks.ROWS: specs.BoundedArray((1,), np.int32, 0, num_states),
+                environment.ACTION_MASK: specs.Array((num_actions,), np.bool_),
+            },
+            action=specs.DiscreteArray(num_actions),
+            max_episode_steps=max(level.max_episode_steps for level in levels),
+        )
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The names of the levels."""
+        return tuple(self.levels)
+
+    def sample(self, key: jax.Array) -> Params:
+        """Draws a level, the number of actions, and the cells of the objects."""
+        level_key, action_key, cell_key = jax.random.split(key, 3)
+        level = jax.random.randint(level_key, (), 0, len(self.levels))
+        chosen = jax.tree.map(lambda x: jnp.asarray(x)[level], self._tables)
+        num_actions = jax.random.choice(action_key, jnp.asarray(self.num_actions, jnp.int32))
+        # The largest of equally distributed numbers lie in random cells, and in different ones.
+        scores = jnp.where(chosen["free"], jax.random.uniform(cell_key, chosen["free"].shape), -1.0)
+        most = self._tables["reward"].shape[1]
+        _, cells = jax.lax.top_k(scores, most)
+        object_cell = jnp.where(chosen["exists"], cells, scores.shape[0]).astype(jnp.int32)
+        return self._with_objects(chosen, level, num_actions, object_cell)
+
+    def params(self, level: str, num_actions: int, object_cell: tuple[int, ...]) -> Params:
+        """Returns a grid whose objects lie in given cells, `[N]`, in the order of the level."""
+        index = self.levels.index(level)
+        chosen = jax.tree.map(lambda x: jnp.asarray(x)[index], self._tables)
+        num_cells, missing = self._tables["free"].shape[1], chosen["exists"].shape[0]
+        missing -= len(object_cell)
+        cells = jnp.array([*object_cell, *(num_cells,) * missing], jnp.int32)
+        return self._with_objects(chosen, jnp.int32(index), jnp.int32(num_actions), cells)
+
+    def task(self, params: Params) -> jax.Array:
+        """Returns the index of the level."""
+        return params.task
+
+    def reset(self, params: Params, key: jax.Array) -> tuple[State, types.TimeStep]:
+        """Puts the agent into a random free cell."""
+        start_key, key = jax.random.split(key)
+        start = params.start[jax.random.randint(start_key, (), 0, params.num_starts)]
+        present = params.object_cell < params.neighbours.shape[0]
+        state = State(start, present, jnp.zeros((), jnp.int32), key)
+        return state, types.restart(self._observe(params, state))
+
+    def step(self, params: Params, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+        """Moves, collects, and lets absent objects come back."""
+        moves_only = action < len(MOVES)
+        target = params.neighbours[state.cell, action % len(MOVES)]
+        collects = ~moves_only | (params.num_actions == len(MOVES))
+        collected = state.present & (params.object_cell == target) & collects  # [N], one at most
+        draws = jax.random.uniform(
+            jax.random.fold_in(state.key, state.time), (1 + collected.shape[0],)
+        )
+        respawned = ~state.present & (draws[1:] < params.respawn)
+        state = State(
+            cell=jnp.where(moves_only, target, state.cell),
+            present=(state.present & ~collected) | respawned,
+            time=state.time + 1,
+            key=state.key,
+        )
+        timestep = types.transition(
+            self._observe(params, state),
+            reward=jnp.sum(jnp.where(collected, params.reward, 0.0)),
+            terminated=draws[0] < jnp.sum(jnp.where(collected, params.termination, 0.0)),
+            truncated=state.time >= params.max_steps,
+        )
+        return state, timestep
+
+    def optimal_return(self, params: Params) -> float:
+        """Returns the best expected return of an episode, from a random start, exactly."""
+        params = jax.tree.map(np.asarray, params)
+        exists = params.object_cell < params.neighbours.shape[0]
+        num_cells = int(params.num_cells)
+        values = grid_optimum.finite_horizon_values(
+            params.neighbours[:num_cells],
+            params.object_cell[exists],
+            np.stack([params.reward, params.termination, params.respawn], axis=1)[exists],
+            collects_on_arrival=int(params.num_actions) == len(MOVES),
+            num_steps=int(params.max_steps),
+        )
+        return float(np.mean(values[params.start[: int(params.num_starts)], -1]))
+
+    @functools.cached_property
+    def _tables(self) -> dict[str, np.ndarray]:
+        """What levels are, padded, `[L, ...]`."""
+        levels = [LEVELS[name] for name in self.levels]
+        most_cells = max(level.num_cells for level in levels)
+        most_objects = max(len(level.objects) for level in levels)
+
+        def padded(values: np.ndarray, length: int) -> np.ndarray:
+            padding = [(0, length - len(values))] + [(0, 0)] * (values.ndim - 1)
+            return np.pad(values, padding)
+
+        objects = np.stack(
+            [padded(np.array(level.objects, np.float32), most_objects) for level in levels]
+        )
+        return {
+            "num_cells": np.array([level.num_cells for level in levels], np.int32),
+            "max_steps": np.array([level.max_episode_steps for level in levels], np.int32),
+            "free": np.stack([padded(level.is_free(), most_cells) for level in levels]),
+            "neighbours": np.stack([padded(level.neighbours(), most_cells) for level in levels]),
+            "exists": np.arange(most_objects) < [[len(level.objects)] for level in levels],
+            "reward": objects[..., 0],
+            "termination": objects[..., 1],
+            "respawn": objects[..., 2],
+        }
+
+    def _with_objects(self, chosen, level, num_actions, object_cell: jax.Array) -> Params:
+        """Returns the parameters of a level, `chosen` from the tables, with its objects placed."""
+        cells = jnp.arange(chosen["free"].shape[0])
+        is_start = chosen["free"] & ~jnp.any(cells[:, None] == object_cell, axis=1)
+        return Params(
+            task=level,
+            num_cells=chosen["num_cells"],
+            num_actions=num_actions,
+            max_steps=chosen["max_steps"],
+            neighbours=chosen["neighbours"],
+            start=jnp.argsort(~is_start, stable=True).astype(jnp.int32),
+            num_starts=jnp.sum(is_start.astype(jnp.int32)),
+            object_cell=object_cell,
+            reward=chosen["reward"],
+            termination=chosen["termination"],
+            respawn=chosen["respawn"],
+        )
+
+    def _observe(self, params: Params, state: State) -> dict[str, jax.Array]:
+        bits = jnp.sum(state.present.astype(jnp.int32) << jnp.arange(state.present.shape[0]))
+        return {
+            tasks.ROWS: (state.cell + params.num_cells * bits)[None],
+            environment.ACTION_MASK: jnp.arange(max(self.num_actions)) < params.num_actions,
+        }

@@ -1,0 +1,216 @@
+"""The meta-gradient, against finite differences and by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents.meta.lpg import meta_training, tabular
+from agents.meta.lpg import rule as rule_lib
+from podracers import types
+from tests.agents.meta.lpg import lifetimes
+
+NO_COSTS = {
+    "policy_entropy_cost": 0.0,
+    "prediction_entropy_cost": 0.0,
+    "policy_target_cost": 0.0,
+    "prediction_target_cost": 0.0,
+}
+
+
+def _total(agent, params, batch):
+    rows = jax.tree.map(lambda x: x[None], batch)
+    return agent._loss(params, rows).metrics["loss/total"].result()
+
+
+def _assert_is_gradient(gradient, function, params, step=3e-3):
+    """Compares each leaf with central differences along its own direction, in float32."""
+    function = jax.jit(function)
+    leaves, structure = jax.tree.flatten(params)
+    for index, slope in enumerate(jax.tree.leaves(gradient)):
+        norm = float(jnp.linalg.norm(slope))
+        assert norm > 0.0
+
+        def at(distance, index=index, slope=slope, norm=norm):
+            moved = [*leaves]
+            moved[index] = leaves[index] + distance / norm * slope
+            return float(function(jax.tree.unflatten(structure, moved)))
+
+        measured = (at(step) - at(-step)) / (2.0 * step)
+        np.testing.assert_allclose(measured, norm, rtol=0.03, atol=1e-3)
+
+
+def _case(**options):
+    agent = lifetimes.agent(**options)
+    return agent, lifetimes.rule_params(), lifetimes.batch(agent, seed=1)
+
+
+def _gradient(agent, params, batch):
+    """Returns the meta-gradient, not compiled: each program would serve one test only."""
+    return jax.grad(lambda params: _total(agent, params, batch))(params)
+
+
+@pytest.fixture(scope="module", name="exact")
+def _exact():
+    """The exact meta-gradient of agents that learn fast."""
+    return _gradient(*_case(agent_learning_rates=(20.0,)))
+
+
+def test_it_equals_finite_differences_of_recorded_actions(exact):
+    agent, params, batch = _case(agent_learning_rates=(20.0,))
+    _assert_is_gradient(exact, lambda params: _total(agent, params, batch), params)
+
+
+@pytest.mark.slow
+def test_with_stopped_inputs_it_is_that_of_constant_inputs(exact):
+    agent, params, batch = _case(exact_meta_gradient=False, agent_learning_rates=(20.0,))
+    gradient = _gradient(agent, params, batch)
+
+    # The windows that the rule saw, and the same loss as a function of the rule alone.
+    seen = []
+
+    class Recording(rule_lib.Rule):
+        def targets(self, params, window):
+            seen.append(window)
+            return super().targets(params, window)
+
+    class Replaying(rule_lib.Rule):
+        def targets(self, params, window):
+            del window
+            return super().targets(params, windows.pop(0))
+
+    def loss(params, rule):
+        current = batch.agent
+        for index in range(agent.updates):
+            chunk = jax.tree.map(lambda x, index=index: x[index], batch.chunk)
+            rate, cost = agent.arms[0]
+            current, update = tabular.learn(rule, params, current, chunk, rate, cost)
+            yield chunk, update
+        yield jax.tree.map(lambda x: x[-1], batch.chunk), current
+
+    def total(params, rule):
+        *updates, (judged, current) = loss(params, rule)
+        weight = (judged.timestep.step_type[:-1] != types.LAST).astype(jnp.float32)
+        said = tabular.outputs(current, jax.tree.map(lambda x: x[:-1], judged.timestep.observation))
+        log_prob = tabular.log_prob(said.log_policy, judged.action)
+        value = -tabular.mean(log_prob * batch.advantage, weight)
+        entropies = [agent._entropies(said, weight)]
+        for chunk, update in updates:
+            weight = (chunk.timestep.step_type[:-1] != types.LAST).astype(jnp.float32)
+            before = jax.tree.map(lambda x: x[:-1], update.outputs)
+            entropies.append(agent._entropies(before, weight))
+            square = jnp.sum(jnp.exp(update.targets.log_prediction) ** 2, -1)
+            value += (
+                agent.policy_target_cost * tabular.mean(update.targets.policy**2, weight)
+                + agent.prediction_target_cost * tabular.mean(square, weight)
+            ) / agent.updates
+        policy, prediction = jnp.mean(jnp.array(entropies), axis=0)
+        value -= agent.policy_entropy_cost * policy
+        return value - agent.prediction_entropy_cost * prediction
+
+    options = {"hidden_size": agent.hidden_size, "prediction_size": agent.prediction_size}
+    np.testing.assert_allclose(
+        total(params, Recording(**options)), _total(agent, params, batch), rtol=1e-5
+    )
+    recorded, windows = [*seen], []
+
+    def constant_inputs(params):
+        windows[:] = recorded
+        return total(params, Replaying(**options))
+
+    _assert_is_gradient(gradient, constant_inputs, params)
+    difference = jax.tree.map(
+        lambda x, y: jnp.linalg.norm(x - y) / jnp.linalg.norm(x), exact, gradient
+    )
+    assert max(jax.tree.leaves(difference)) > 0.02
+
+
+def test_recomputing_changes_nothing(exact):
+    again = _gradient(*_case(recompute=True, agent_learning_rates=(20.0,)))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6), exact, again)
+
+
+def _zeroed(params, *heads):
+    return params | {name: jax.tree.map(jnp.zeros_like, params[name]) for name in heads}
+
+
+def test_with_zeroed_heads_only_that_of_the_policy_has_a_gradient():
+    agent, params, batch = _case(**NO_COSTS)
+    params = _zeroed(params, "policy", "prediction")
+    gradient = _gradient(agent, params, batch)
+    for name, part in gradient.items():
+        norms = [float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(part)]
+        # Predictions reach the policy through its head alone.
+        if name == "policy":
+            assert max(norms) > 1e-4
+        else:
+            assert max(norms) == 0.0
+    # Neither regulariser of targets has a slope there: zero, and a uniform distribution.
+    costs = {"policy_target_cost": 1.0, "prediction_target_cost": 1.0}
+    penal = lifetimes.agent(**(NO_COSTS | costs))
+    same = _gradient(penal, params, batch)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), same, gradient)
+
+
+@pytest.mark.parametrize(
+    "bias", [0.3, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.0, -0.5))]
+)
+def test_a_two_armed_bandit_by_hand(bias):
+    """One state, two actions, one update by a policy target that is `bias` at every transition."""
+    agent = lifetimes.agent(updates=1, chunk_length=6, agent_learning_rates=(3.0,), **NO_COSTS)
+    batch = lifetimes.batch(agent, seed=2, num_states=1)
+    observation = batch.chunk.timestep.observation
+    mask = jnp.arange(observation["action_mask"].shape[-1]) < 2
+    observation["action_mask"] = jnp.broadcast_to(mask, observation["action_mask"].shape)
+    timestep = batch.chunk.timestep._replace(
+        step_type=jnp.full_like(batch.chunk.timestep.step_type, types.MID)
+    )
+    chunk = tabular.Chunk(timestep, (batch.chunk.action > 0).astype(jnp.int32))
+    newborn = jax.tree.map(jnp.zeros_like, batch.agent)
+    batch = meta_training._Batch(newborn, chunk, batch.arm, batch.advantage)
+    params = _zeroed(lifetimes.rule_params(), "policy", "prediction")
+    params["policy"]["bias"] = jnp.array([bias])
+    gradient = _gradient(agent, params, batch)["policy"]["bias"]
+
+    first = np.mean(np.asarray(chunk.action[0]) == 0)  # how often action 0 was learnt from
+    slope = 3.0 * (2.0 * first - 1.0)  # of the difference of the logits by the bias
+    prob = 1.0 / (1.0 + np.exp(-slope * bias))  # of action 0 after the update
+    by_difference = np.where(np.asarray(chunk.action[1]) == 0, 1.0 - prob, -prob)
+    expected = -slope * np.mean(by_difference * np.asarray(batch.advantage))
+    assert abs(slope) > 0.1
+    np.testing.assert_allclose(gradient, [expected], rtol=1e-4)
+
+
+def test_an_update_is_gradient_descent_on_logits():
+    agent, params, batch = _case(updates=1, chunk_length=6)
+    chunk = jax.tree.map(lambda x: x[0], batch.chunk)
+    after, update = tabular.learn(agent.rule, params, batch.agent, chunk, 2.0, 0.5)
+    policy, prediction = (np.array(x) for x in batch.agent)
+    weight = np.asarray(chunk.timestep.step_type[:-1] != types.LAST)
+    for t, e in np.argwhere(weight):
+        row = int(chunk.timestep.observation["rows"][t, e, 0])
+        pi = np.exp(np.asarray(update.outputs.log_policy[t, e]))
+        y = np.exp(np.asarray(update.outputs.log_prediction[t, e]))
+        log_ratio = np.log(y) - np.asarray(update.targets.log_prediction[t, e])
+        one_hot = np.arange(len(pi)) == int(chunk.action[t, e])
+        scale = 2.0 / weight.sum()
+        policy[row] += scale * float(update.targets.policy[t, e]) * (one_hot - pi)
+        prediction[row] -= scale * 0.5 * y * (log_ratio - np.sum(y * log_ratio))
+    np.testing.assert_allclose(after.policy, policy, atol=1e-5)
+    np.testing.assert_allclose(after.prediction, prediction, atol=1e-5)
+
+
+def test_values_become_those_of_a_chain():
+    """Four states in a row, a reward of 1 at the end; `LAST` and `FIRST` in the same chunk."""
+    step_type = np.array([0, 1, 1, 2] * 3 + [0], np.int8)[:, None]
+    rows = np.array([0, 1, 2, 3] * 3 + [0])[:, None, None]
+    reward = (step_type == types.LAST).astype(np.float32)
+    timestep = types.TimeStep({"rows": rows}, reward, 1.0 - reward, step_type)
+    timestep = jax.tree.map(jnp.asarray, timestep)
+    critic = jnp.zeros((5,))
+    for _ in range(40):
+        critic, advantage = tabular.learn_values(critic, timestep, 0.9, 0.5, 0.5)
+    np.testing.assert_allclose(critic, [0.81, 0.9, 1.0, 0.0, 0.0], atol=1e-4)
+    assert advantage.shape == (12, 1)
+    learnt = step_type[:-1] != types.LAST
+    np.testing.assert_allclose(np.asarray(advantage)[learnt], 0.0, atol=1e-3)

@@ -1,0 +1,98 @@
+"""The rule: which way it looks, where it stops, and what it sees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents.meta.lpg import rule as rule_lib
+from podracers import errors
+
+LENGTH, STREAMS, SIZE = 6, 4, 5
+RULE = rule_lib.Rule(hidden_size=8, prediction_size=SIZE)
+
+
+def _window(seed=0):
+    keys = jax.random.split(jax.random.key(seed), 4)
+    shape = (LENGTH, STREAMS)
+    return rule_lib.Window(
+        reward=jax.random.normal(keys[0], shape),
+        discount=jnp.ones(shape),
+        last=jnp.zeros(shape, bool),
+        action_prob=jax.random.uniform(keys[1], shape),
+        prediction=jax.nn.softmax(jax.random.normal(keys[2], (*shape, SIZE))),
+        next_prediction=jax.nn.softmax(jax.random.normal(keys[3], (*shape, SIZE))),
+    )
+
+
+@pytest.fixture(scope="module", name="targets")
+def _targets():
+    params = RULE.init(jax.random.key(1))
+    return jax.jit(lambda window: RULE.targets(params, window))
+
+
+def _changed(targets, window, **fields):
+    """Returns which transitions' targets change with the window, `[T, N]` bool."""
+    before, after = targets(window), targets(window._replace(**fields))
+    policy = np.asarray(before.policy != after.policy)
+    np.testing.assert_array_equal(
+        policy, np.any(np.asarray(before.log_prediction != after.log_prediction), -1)
+    )
+    return policy
+
+
+def test_shapes(targets):
+    made = targets(_window())
+    assert made.policy.shape == (LENGTH, STREAMS)
+    assert made.log_prediction.shape == (LENGTH, STREAMS, SIZE)
+    np.testing.assert_allclose(np.exp(made.log_prediction).sum(-1), 1.0, rtol=1e-5)
+
+
+def test_the_past_sees_the_future_of_its_stream(targets):
+    window = _window()
+    changed = _changed(targets, window, reward=window.reward.at[3, 1].add(1.0))
+    expected = np.zeros((LENGTH, STREAMS), bool)
+    expected[:4, 1] = True
+    np.testing.assert_array_equal(changed, expected)
+
+
+def test_nothing_is_seen_beyond_the_end_of_an_episode(targets):
+    window = _window()
+    window = window._replace(last=window.last.at[2, 1].set(True))
+    changed = _changed(targets, window, reward=window.reward.at[3:, 1].add(1.0))
+    assert not changed[:3].any() and changed[3:, 1].all()
+    changed = _changed(targets, window, reward=window.reward.at[2, 1].add(1.0))
+    assert changed[:3, 1].all() and not changed[3:].any()
+
+
+def test_a_true_last_state_is_seen_and_what_follows_a_termination_is_not(targets):
+    window = _window()
+    window = window._replace(last=window.last.at[2].set(True))
+    window = window._replace(discount=window.discount.at[2, 0].set(0.0))
+    other = window.next_prediction.at[2].set(1.0 / SIZE)
+    changed = _changed(targets, window, next_prediction=other)
+    assert not changed[:, 0].any() and changed[:3, 1:].all() and not changed[3:].any()
+
+
+def test_a_rule_may_see_no_predictions():
+    blind = rule_lib.Rule(hidden_size=8, prediction_size=SIZE, sees_predictions=False)
+    params, window = blind.init(jax.random.key(0)), _window()
+    uniform = jnp.full_like(window.prediction, 1.0 / SIZE)
+    before = blind.targets(params, window)
+    after = blind.targets(params, window._replace(prediction=uniform, next_prediction=uniform))
+    np.testing.assert_array_equal(before.policy, after.policy)
+
+
+def test_a_column_for_a_row_is_refused():
+    window = _window()
+    with pytest.raises(AssertionError):
+        RULE.targets(RULE.init(jax.random.key(0)), window._replace(reward=window.reward[..., None]))
+    made = RULE.targets(RULE.init(jax.random.key(0)), window)
+    log_prediction = jnp.log(window.prediction)
+    with pytest.raises(AssertionError):
+        rule_lib.agent_loss(window.action_prob[..., None], log_prediction, made, 0.5)
+
+
+def test_impossible_sizes_are_refused():
+    with pytest.raises(errors.UserError, match=r"Rule\.prediction_size"):
+        rule_lib.Rule(prediction_size=0)

@@ -1,0 +1,183 @@
+"""Agents that a frozen rule teaches, and rules in files."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import networks
+from agents.meta import rules
+from agents.meta.lpg import rule as rule_lib
+from agents.meta.lpg import rule_file
+from agents.meta.rules import disco
+from agents.networks import cores, encoders
+from environments import pendulum, probes
+from podracers import agent as agent_lib
+from podracers import anakin, errors, parallel, unroll
+from tests import streams
+
+P = jax.sharding.PartitionSpec
+RULE = rule_lib.Rule(hidden_size=8, prediction_size=5)
+NETWORK = functools.partial(rules.rule_network, encoder=encoders.MLP((8,)))
+
+
+class _RewardRule(rule_lib.Rule):
+    """Asks for what was rewarded, and for predictions of the first category."""
+
+    def targets(self, params, window):
+        first = jnp.full_like(window.prediction, -20.0).at[..., 0].set(0.0)
+        return rule_lib.Targets(window.reward, jax.nn.log_softmax(first))
+
+
+def _agent(spec, teacher=RULE, **options):
+    return rules.RuleAgent(
+        spec, **{"load": lambda path: (teacher, None), "network": NETWORK, **options}
+    )
+
+
+def _metrics_after(agent, candidate, updates, **sizes):
+    runner = anakin.Anakin(agent, candidate, **sizes, num_devices=2)
+    state, _ = runner.step(runner.init(0), updates)
+    state, report = runner.step(state, 5)
+    return {name: mean.result() for name, mean in jax.device_get(report).means.items()}, state
+
+
+@pytest.mark.parametrize("replay_ratio", [None, 4.0])
+def test_an_agent_learns_what_a_rule_asks_for(replay_ratio):
+    candidate = probes.ActionReward()
+    rule = _RewardRule(8, prediction_size=5)
+    agent = _agent(
+        candidate.spec,
+        rule,
+        learning_rate=0.02,
+        replay_ratio=replay_ratio,
+        batch_size=32,
+        replay_capacity=1_024,
+        min_replay=128,
+    )
+    assert isinstance(agent, agent_lib.Agent)
+    values, _ = _metrics_after(agent, candidate, 60, num_envs=16, rollout_length=8)
+    assert values["episode/return"] > 0.9
+    assert values["loss/prediction"] < 0.2
+    if replay_ratio is not None:
+        assert values["replay/gradient_steps"] == 2.0  # 4 * 16 * 8 / (32 * 8)
+
+
+@pytest.mark.slow
+def test_recurrent_networks_learn_from_replay():
+    candidate = probes.ActionReward()
+    network = functools.partial(NETWORK, core=cores.LSTM(4))
+    agent = _agent(candidate.spec, network=network, replay_ratio=1.0, min_replay=64, batch_size=8)
+    values, _ = _metrics_after(agent, candidate, 3, num_envs=8, rollout_length=4)
+    assert np.isfinite(values["loss/total"])
+
+
+def test_costs_weigh_the_parts_of_the_loss():
+    candidate = probes.ActionReward()
+    agent = _agent(candidate.spec, costs={"prediction": 3.0})
+    values, _ = _metrics_after(agent, candidate, 1, num_envs=8, rollout_length=4)
+    expected = values["loss/policy"] + 3.0 * values["loss/prediction"]
+    np.testing.assert_allclose(values["loss/total"], expected, rtol=1e-5)
+    with pytest.raises(errors.UserError, match="no part 'predictions'; did you mean 'prediction'"):
+        _agent(candidate.spec, costs={"predictions": 1.0})
+
+
+@pytest.mark.parametrize(
+    "rule", [RULE, pytest.param(disco.Disco(), marks=pytest.mark.slow)], ids=["lpg", "disco"]
+)
+def test_illegal_actions_are_not_taken_and_losses_stay_small(rule):
+    candidate = streams.RandomEpisodes(masked=True)
+    network = functools.partial(NETWORK, model_size=4, model_hidden_sizes=(4,))
+    agent = _agent(candidate.spec, rule, network=network)
+    batched = unroll.BatchedEnvironment(candidate)
+    env_id = jnp.arange(8, dtype=jnp.int32)
+
+    def run():
+        learner = agent.init_learner(jax.random.key(0))
+        params = agent.actor_params(learner)
+        start = unroll.init(agent, batched, env_id, 8, jax.random.key(1))
+        _, rollout = unroll.unroll(agent, batched, params, start, jax.random.key(2), 6)
+        return rollout, agent._learn(learner, rollout)[1]
+
+    mesh = parallel.make_mesh(jax.devices()[:1])
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False)
+    rollout, metrics = jax.device_get(jax.jit(mapped)())
+    mask = np.asarray(rollout.timestep.observation["action_mask"][:-1])
+    legal = np.take_along_axis(mask, np.asarray(rollout.action)[..., None], -1)[..., 0]
+    assert legal[~np.asarray(rollout.timestep.last()[:-1])].all()
+    for mean in metrics.values():
+        assert abs(mean.result()) < 20.0
+
+
+def test_an_update_is_bounded_before_the_learning_rate():
+    agent = _agent(
+        probes.ActionReward().spec, max_update=0.25, max_grad_norm=None, adam_epsilon=1e-8
+    )
+    params = jnp.zeros(3)
+    state = agent._optimizer.init(params)
+    update, _ = agent._optimizer.chain.update(
+        jnp.array([4.0, -4.0, 0.0]), state.optimizer_state, params
+    )
+    np.testing.assert_allclose(update, [0.25, -0.25, 0.0])
+
+
+def test_a_rule_is_the_same_after_a_file(tmp_path):
+    params = RULE.init(jax.random.key(3))
+    path = tmp_path / "rule.npz"
+    rule_file.save(path, RULE, params)
+    rule, loaded = rule_file.load(path)
+    assert rule == RULE
+    jax.tree.map(np.testing.assert_array_equal, params, loaded)
+    agent = _agent(probes.ActionReward().spec, load=rule_file.load, rule=str(path))
+    learner = agent.init_learner(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, learner.rule, params)
+
+
+def _without(path, name):
+    with np.load(path) as file:
+        arrays = {key: file[key] for key in file.files if key != name}
+    np.savez(path, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: path.unlink(), "there is no rule"),
+        (lambda path: path.write_text("{}"), "not the file of a rule"),
+        (lambda path: path.write_text(json.dumps([1])), "not the file of a rule"),
+        (lambda path: _without(path, "options"), "not the file of a rule"),
+        (lambda path: _without(path, "policy/bias"), r"another rule: expected 'policy/bias'"),
+    ],
+)
+def test_files_that_are_none_are_refused(tmp_path, spoil, message):
+    path = tmp_path / "rule.npz"
+    rule_file.save(path, RULE, RULE.init(jax.random.key(0)))
+    spoil(path)
+    with pytest.raises(errors.UserError, match=message) as error:
+        _agent(probes.ActionReward().spec, load=rule_file.load, rule=str(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (
+            lambda spec, outputs: rules.rule_network(spec, RULE.output_spec(2)),
+            "'y' of shape",
+        ),
+        (lambda spec, outputs: networks.q_network(spec, 2), r"'policy' of shape \(2,\).*nothing"),
+        (networks.actor_critic, r"expected network\(spec, outputs=\)"),
+    ],
+)
+def test_networks_without_the_outputs_of_the_rule_are_refused(network, message):
+    with pytest.raises(errors.UserError, match=message) as error:
+        _agent(probes.ActionReward().spec, disco.Disco(), network=network)
+    assert "\n" not in str(error.value)
+
+
+def test_continuous_actions_are_refused():
+    with pytest.raises(errors.UserError, match="discrete actions"):
+        _agent(pendulum.Pendulum().spec)

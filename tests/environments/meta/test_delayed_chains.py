@@ -1,0 +1,96 @@
+"""Delayed chains: the first action decides, and each variant can be learnt."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from environments.meta import delayed_chains, lifetimes
+from podracers import errors, tasks
+from tests.environments.meta import q_learning
+
+
+def _episode(family, params, actions, key=0):
+    state, timestep = family.reset(params, jax.random.key(key))
+    timesteps = [timestep]
+    step = jax.jit(family.step)
+    for action in actions:
+        state, timestep = step(params, state, jnp.int32(action))
+        timesteps.append(timestep)
+    return state, timesteps
+
+
+def _params(family, **fields):
+    return family.sample(jax.random.key(0))._replace(
+        **{name: jnp.asarray(value) for name, value in fields.items()}
+    )
+
+
+@pytest.mark.parametrize("right", [0, 1])
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_first_action_decides(right, first):
+    family = delayed_chains.DelayedChains(("short",))
+    params = _params(family, length=5, right=right)
+    for others in ([0, 0, 0, 0], [1, 0, 1, 1]):
+        _, timesteps = _episode(family, params, [first, *others])
+        rewards = [float(t.reward) for t in timesteps]
+        assert rewards == [0, 0, 0, 0, 0, 1.0 if first == right else -1.0]
+        assert [bool(t.last()) for t in timesteps] == 5 * [False] + [True]
+        assert timesteps[-1].terminated()
+        rows = [t.observation[tasks.ROWS].tolist() for t in timesteps]
+        assert rows == [[0]] + [[2 * t - 1 + first] for t in range(1, 6)]
+
+
+def test_noise_is_one_or_minus_one_on_the_way():
+    family = delayed_chains.DelayedChains(("short_noisy",))
+    params = _params(family, length=30, right=0)
+    rewards = np.array(
+        [[t.reward for t in _episode(family, params, [0] * 30, key)[1]] for key in range(4)]
+    )
+    assert set(rewards[:, 1:-1].ravel()) == {-1.0, 1.0}
+    assert abs(rewards[:, 1:-1].mean()) < 0.4
+    assert set(rewards[:, -1]) == {1.0} and set(rewards[:, 0]) == {0.0}
+
+
+def test_a_distractor_chain_shows_what_is_right():
+    family = delayed_chains.DelayedChains(("distractor",))
+    params = _params(family, length=6)
+    rights, noise = set(), []
+    for key in range(12):
+        state, timesteps = _episode(family, params, [0] * 6, key)
+        rows = np.array([t.observation[tasks.ROWS] for t in timesteps])  # [7, 22]
+        bits = rows - 2 * np.arange(22)
+        assert set(bits.ravel()) <= {0, 1}
+        is_zero = int(state.right) == 0
+        assert (bits[:, 0] == is_zero).all()
+        assert bits[:, 1].tolist() == [0] + 6 * [int(is_zero)]
+        assert float(timesteps[-1].reward) == (1.0 if is_zero else -1.0)
+        rights.add(is_zero)
+        noise.append(bits[:, 2:])
+    assert rights == {True, False}
+    assert 0.4 < np.mean(noise) < 0.6
+
+
+def test_lengths_and_right_actions_vary_with_the_task():
+    family = delayed_chains.DelayedChains()
+    params = jax.vmap(family.sample)(jax.random.split(jax.random.key(0), 2000))
+    params = jax.device_get(params)
+    assert set(params.right) == {0, 1}
+    for task, name in enumerate(family.variants):
+        lengths = params.length[params.task == task]
+        assert (lengths.min(), lengths.max()) == ((5, 50) if name[:4] == "long" else (5, 30))
+
+
+@pytest.mark.parametrize("variant", delayed_chains.VARIANTS)
+def test_q_learning_reaches_the_optimum(variant):
+    task = lifetimes.FixedTask(delayed_chains.DelayedChains((variant,)))
+    reached = q_learning.learn(task, 1_000 if variant == "distractor" else 3_000, gamma=1.0)
+    assert task.optimal_return == 1.0
+    # Noise of up to 49 rewards, over 1024 episodes.
+    assert abs(reached - 1.0) < (1.0 if variant.endswith("noisy") else 0.05)
+
+
+@pytest.mark.parametrize("settings", [{"variants": ("shor",)}, {"short": (1, 3)}, {"long": (9, 3)}])
+def test_settings_that_make_no_sense(settings):
+    with pytest.raises(errors.UserError):
+        delayed_chains.DelayedChains(**settings)
