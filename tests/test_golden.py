@@ -9,16 +9,17 @@ import functools
 
 import pytest
 
-from agents import alphazero, learnt_rules, tree_search
-from agents.learnt_rules import disco
-from agents.lpg import rule as lpg_rule
+from agents import alphazero, tree_search
+from agents.meta import rules
+from agents.meta.lpg import rule as lpg_rule
+from agents.meta.rules import disco
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from environments import wrappers
 from podracers import anakin
 from podracers.training import checkpoint
 from tests import contract, golden, streams
-from tests.agents.lpg import lifetimes
+from tests.agents.meta.lpg import lifetimes
 
 pytestmark = pytest.mark.exact
 
@@ -57,11 +58,11 @@ def _reanalyze():
 def _taught(rule):
     """Returns an agent that a random rule teaches, from replay."""
     candidate = streams.RandomEpisodes(masked=True)
-    agent = learnt_rules.RuleAgent(
+    agent = rules.RuleAgent(
         candidate.spec,
         load=lambda path: (rule, None),
         network=functools.partial(
-            learnt_rules.rule_network,
+            rules.rule_network,
             encoder=encoders.MLP((8,)),
             model_size=4,
             model_hidden_sizes=(4,),
