@@ -14,14 +14,12 @@ from dm_env import specs
 from environments import (
     cartpole,
     catch,
-    delayed_chains,
     gridworld,
-    lifetimes,
     pendulum,
     probes,
-    tabular_grids,
     wrappers,
 )
+from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import environment, types
 from podracers.training import check
 
