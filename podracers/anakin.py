@@ -123,28 +123,13 @@ class Anakin:
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update, as the run will; what is traced here is not traced again."""
         try:
-            return self._trace(seed)
-        except errors.UserError:
-            raise
-        except Exception as error:
-            option = self._untraceable(seed)
-            if option is None:
+            shapes = jax.eval_shape(lambda: self.init(seed))
+            state = parallel.placed(shapes, self.mesh, self._layout)
+            return self._step.trace(state, jax.ShapeDtypeStruct((), jnp.int32))
+        except TypeError as error:  # also the base of JAX's own tracing errors
+            if not self.population_values:
                 raise
-            raise population_lib.refusal(option, self.agent) from error
-
-    def _untraceable(self, seed: int) -> str | None:
-        """Returns an option that does not differ between members without an exception."""
-        for values in ({}, *({name: each} for name, each in self.population_values.items())):
-            try:
-                dataclasses.replace(self, population_values=values)._trace(seed)
-            except Exception:  # it is the one that brought us here
-                return next(iter(values), None)
-        return None
-
-    def _trace(self, seed: int) -> jax.stages.Traced:
-        shapes = jax.eval_shape(lambda: self.init(seed))
-        state = parallel.placed(shapes, self.mesh, self._layout)
-        return self._step.trace(state, jax.ShapeDtypeStruct((), jnp.int32))
+            raise population_lib.refusal(self.population_values, error) from error
 
     def diagnostics(self) -> metrics.Diagnostics:
         """One program has no parts whose times a host could tell apart."""
