@@ -15,7 +15,7 @@ import jax
 
 from podracers import errors
 from podracers.hosts import processes
-from podracers.supervision import closing, pipeline, watchdog
+from podracers.supervision import pipeline, watchdog
 from podracers.training import config_names
 
 _OWN = tuple(f"{config_names.ROOT / name}{os.sep}" for name in (*config_names.PACKAGES, "scripts"))
@@ -163,7 +163,7 @@ def run(main: Callable[[], int | None]) -> None:
         if not isinstance(error, errors.UserError | errors.RunFailure | KeyboardInterrupt):
             processes.hear_causes()
         code, cause, said = ending(error)
-    if not cause and closing.failures():  # which have been said
+    if not cause and pipeline.close_failures():  # which have been said
         code = errors.RunFailure.exit_code
     several = processes.is_several()
     if cause:

@@ -22,7 +22,7 @@ from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import errors, parallel, types, video
 from podracers import population as population_lib
-from podracers.supervision import closing, pipeline
+from podracers.supervision import pipeline
 from podracers.training import check
 
 DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
@@ -385,7 +385,7 @@ class Evaluator:
                     timestep = host.recv()
                 yield host, timestep
         finally:
-            closing.close(host)
+            pipeline.close_environments(host)
 
 
 def run_key(seed: int, update: int | None = None) -> jax.Array:

@@ -22,7 +22,7 @@ from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import keys, types
 from podracers.sebulba import timing
-from podracers.supervision import closing, pipeline
+from podracers.supervision import pipeline
 
 # The axis of streams in each part of a rollout.
 STREAM_AXIS = types.Rollout(timestep=1, action=1, extras=1, actor_state=0)
@@ -139,9 +139,9 @@ class Actor:
             self.close()
 
     def close(self) -> None:
-        """Closes every environment, whatever happens to the others (see `closing`)."""
+        """Closes every environment, whatever happens to the others."""
         while self._hosts:
-            closing.close(self._hosts.pop())
+            pipeline.close_environments(self._hosts.pop())
 
     def _run(self, worker: pipeline.Worker) -> None:
         # Made here, where they are used: some simulators belong to the thread that makes them.

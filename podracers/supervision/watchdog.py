@@ -1,159 +1,165 @@
-"""Ends a process that Python cannot end: one call hangs, and holds the interpreter's lock.
+"""Ends a process whose native code hangs while it holds Python's lock, and cleans up after it.
 
-No other thread runs then, so nobody can notice, and no signal is heard. EnvPool's constructor is
-such a call, which waits for every simulator to come up, and so may be any step, and the end of any
-simulator. Hence another process watches (`guardian`): a thread tells it each second that Python
-runs. Time in which this process is suspended does not count.
+In such a process no other thread runs and no signal is handled. EnvPool's constructor is such a
+call, and any step of a simulator may be. Hence a second process, the watchdog, reads a line from
+this one each second. After the limit without a line it makes this process print the stacks of its
+threads and exit with code 1, or kills it. Time in which this process is suspended does not count.
 
-However this process ends, the other one removes the directories that were given to it, and the
-processes that were started in them.
+However this process ends, the watchdog removes its scratch directories and the processes that were
+started in them.
 """
 
 import contextlib
 import ctypes
 import faulthandler
 import json
+import math
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 from podracers.supervision import children
 
-_PERIOD = 1.0  # seconds between two signs of life
-_GRACE = 4.0  # seconds beyond the limit: a machine may be busy
+_PERIOD = 1.0  # seconds between two lines
+_GRACE = 4.0  # seconds added to each limit: a machine may be busy
+_EXIT_LIMIT = 60.0  # seconds for the interpreter to exit
+_DUMP_TIMEOUT = 5.0  # seconds for a process to print its stacks
+_CLOSE_TIMEOUT = 1.0  # seconds for simulators to end after the process that started them
 _STDERR = 2  # the file descriptor: `sys.stderr` may be something else in a notebook
 
 
-class _Guardian:
-    """The process that watches this one, and the thread that tells it so."""
+class _Watchdog:
+    """The watchdog's process, and the thread that writes to it.
+
+    Attributes:
+      process: the process.
+      limits: seconds by owner; the shortest counts.
+      directories: scratch directories.
+      ending: stops the thread once it is set.
+    """
 
     def __init__(self):
-        # An editable installation may be found by an import hook, which `-S` leaves out.
-        path = [*sys.path, str(pathlib.Path(__file__).resolve().parents[2])]
+        root = str(pathlib.Path(__file__).resolve().parents[2])
         program = (
-            f"import sys; sys.path[:] = {path!r}\n"
-            f"from podracers.supervision import guardian; guardian.watch({os.getpid()})"
+            f"import sys; sys.path.insert(0, {root!r})\n"
+            f"from podracers.supervision import watchdog; watchdog.main({os.getpid()})"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-S", "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            process_group=0,  # a Ctrl-C is not for it
+            process_group=0,  # Ctrl-C in a terminal does not reach it
         )
         self.limits: dict[object, float] = {}
         self.directories: list[str] = []
-        self.longest = 0.0  # seconds, of all limits so far
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        threading.Thread(target=self._beat, name="watchdog", daemon=True).start()
+        self.ending = threading.Event()
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else (nohup) `main` kills
+            # A handler that runs without Python: it prints all stacks, then calls `_exit` with the
+            # number of the signal, which is 1, the exit code of a failure.
+            libc = ctypes.CDLL(None)
+            libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
+            libc.signal(signal.SIGHUP, ctypes.cast(libc._exit, ctypes.c_void_p))
+            faulthandler.register(signal.SIGHUP, file=_STDERR, all_threads=True, chain=True)
+        threading.Thread(target=self._write, name="watchdog", daemon=True).start()
 
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
-        """Lets one thread change the limits and directories, then sends them as a sign of life."""
-        with self._lock:
-            yield
-            limit = min(self.limits.values(), default=None)
-            line = json.dumps([limit, self.directories]) + "\n"
-            with contextlib.suppress(OSError):  # somebody killed it
-                os.write(self.process.stdin.fileno(), line.encode())
-
-    def _beat(self) -> None:
-        while not self._over.wait(_PERIOD):
-            with self.changing():
+    def _write(self) -> None:
+        while not self.ending.wait(_PERIOD):
+            with _watchdog():
                 pass
 
-    def be_silent(self) -> None:
-        """Ends the thread: the limit is from now on."""
-        self._over.set()
+
+_lock = threading.Lock()
+_watchdogs: list[_Watchdog] = []  # at most one
 
 
-_guardians: list[_Guardian] = []  # at most one
-_starting = threading.Lock()
+@contextlib.contextmanager
+def _watchdog() -> Iterator[_Watchdog]:
+    """Yields the watchdog for changes, starting it if necessary; then writes its state to it."""
+    with _lock:
+        if not _watchdogs:
+            _watchdogs.append(_Watchdog())
+        (watchdog,) = _watchdogs
+        yield watchdog
+        state = [min(watchdog.limits.values(), default=None), watchdog.directories]
+        with contextlib.suppress(OSError):  # it was killed
+            os.write(watchdog.process.stdin.fileno(), f"{json.dumps(state)}\n".encode())
 
 
-def _guardian() -> _Guardian:
-    with _starting:
-        if not _guardians:
-            _prepare()
-            _guardians.append(_Guardian())
-        return _guardians[0]
+def set_limit(owner: object, seconds: float) -> None:
+    """Ends this process once no Python thread has run for so many seconds."""
+    with _watchdog() as watchdog:
+        watchdog.limits[owner] = seconds + _GRACE
 
 
-def _forget() -> None:
-    """In a forked copy of this process, which has no thread that would tell: closes the pipe.
-
-    Else the guardian would not learn from it that this process has ended.
-    """
-    while _guardians:
-        _guardians.pop().process.stdin.close()
-
-
-os.register_at_fork(after_in_child=_forget)
-
-
-def _prepare() -> None:
-    """Lets SIGHUP print every thread's stack and exit with code 1, without any Python.
-
-    It would end the process anyway; where it is ignored (nohup) or handled, nothing is changed, and
-    the guardian has to kill. The number of the signal, which is its handler's argument, is 1: a
-    handler `_exit` gives the exit code of a failure.
-    """
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
-        return
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-    libc.signal(signal.SIGHUP, ctypes.cast(libc._exit, ctypes.c_void_p))
-    faulthandler.register(signal.SIGHUP, file=_STDERR, all_threads=True, chain=True)
-
-
-class Watch:
-    """Ends the process once Python has not run for so long; in force until it is ended.
-
-    Args:
-      seconds: the limit.
-    """
-
-    def __init__(self, seconds: float):
-        guardian = _guardian()
-        with guardian.changing():
-            guardian.limits[self] = seconds + _GRACE
-            guardian.longest = max(guardian.longest, seconds + _GRACE)
-
-    def end(self) -> None:
-        """Lifts the limit."""
-        guardian = _guardian()
-        with guardian.changing():
-            guardian.limits.pop(self, None)
+def remove_limit(owner: object) -> None:
+    """Removes the limit of an owner, if it has one."""
+    with _watchdog() as watchdog:
+        watchdog.limits.pop(owner, None)
 
 
 def expect_end() -> None:
-    """Gives this process as long to end as its longest limit, whatever it does meanwhile."""
-    if _guardians and _guardians[0].longest:
-        guardian = _guardians[0]
-        guardian.be_silent()
-        with guardian.changing():
-            guardian.limits[expect_end] = guardian.longest
+    """Ends this process, if it has a watchdog, unless it exits within `_EXIT_LIMIT`."""
+    if _watchdogs:
+        with _watchdog() as watchdog:
+            watchdog.limits = {"exit": _EXIT_LIMIT}
+            watchdog.ending.set()
 
 
 def add_directory(path: str) -> None:
-    """Has a directory removed, with the processes in it, once this process is no more."""
-    guardian = _guardian()
-    with guardian.changing():
-        guardian.directories.append(path)
+    """Makes the watchdog remove a directory, with the processes in it, when this process ends."""
+    with _watchdog() as watchdog:
+        watchdog.directories.append(path)
 
 
 def remove_directory(path: str) -> None:
-    """Forgets a directory."""
-    guardian = _guardian()
-    with guardian.changing(), contextlib.suppress(ValueError):
-        guardian.directories.remove(path)
+    """Removes a directory from the watchdog's list."""
+    with _watchdog() as watchdog, contextlib.suppress(ValueError):
+        watchdog.directories.remove(path)
 
 
 def kill_children() -> None:
-    """Kills what this process has started, when nobody else will, but for its guardian."""
-    spared = {guardian.process.pid for guardian in _guardians}
-    children.kill(set(children.of(os.getpid())) - spared)
+    """Kills the children of this process, except for the watchdog."""
+    children.kill(set(children.of(os.getpid())) - {each.process.pid for each in _watchdogs})
+
+
+def main(process: int) -> None:
+    """Watches a process, whose lines arrive at standard input: the program of the watchdog."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    limit, directories, orphans, silent = math.inf, [], set(), 0.0
+    while True:
+        before = time.monotonic()
+        if select.select([0], [], [], _PERIOD / 2)[0]:
+            lines = os.read(0, 2**16).splitlines()
+            if not lines:
+                break  # the pipe is closed: the process has ended
+            seconds, directories = json.loads(lines[-1])
+            limit, silent = math.inf if seconds is None else seconds, 0.0
+        elif os.getppid() != process:
+            break  # it has ended, and a fork of it keeps the pipe open
+        elif not children.is_stopped(process):
+            # Where all processes were suspended, `select` takes long.
+            silent += min(time.monotonic() - before, _PERIOD)
+        if silent > limit:
+            cause = (
+                f"failed: for {silent:.0f} s no thread of Python has run: a call into native code "
+                "hangs, and holds the interpreter's lock"
+            )
+            print(cause, file=sys.stderr, flush=True)
+            orphans = set(children.of(process)) - {os.getpid()}
+            os.kill(process, signal.SIGHUP)
+            deadline = time.monotonic() + _DUMP_TIMEOUT
+            while os.getppid() == process and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if os.getppid() == process:
+                os.kill(process, signal.SIGKILL)
+            break
+    for directory in directories:  # first: it reads the memory maps of these processes
+        children.end_within(directory, _CLOSE_TIMEOUT)
+    children.kill(orphans)

@@ -92,7 +92,7 @@ def test_a_bug_in_a_thread_ends_with_its_line(my_agent):
         supervisor = pipeline.Supervisor(timeout=10.0)
         supervisor.start("actor 0", work)
         try:
-            supervisor.wait_until(lambda: False)
+            pipeline.Queue(supervisor, 1).get()
         finally:
             supervisor.close()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from podracers import errors, sebulba
-from podracers.supervision import closing, pipeline
+from podracers.supervision import pipeline
 from podracers.training import experiment
 from tests import contract, faults, streams
 
@@ -155,14 +155,14 @@ def test_an_environment_that_cannot_be_closed_hides_nothing(made, monkeypatch):
 
 
 def test_an_environment_that_cannot_be_closed_in_the_end_is_told_of(made, caplog, monkeypatch):
-    monkeypatch.setattr(closing, "_failures", [])
+    monkeypatch.setattr(pipeline, "_close_failures", [])
     runner, factory = made
     runner.step(runner.init(0), 1)
     factory.plan.set(faults.RAISE, where=faults.CLOSE)
     runner.close()
-    assert len(closing.failures()) == 4
+    assert len(pipeline.close_failures()) == 4
     assert [record.getMessage() for record in caplog.records] == [
-        f"failed: {closing.failures()[0]}"  # once
+        f"failed: {pipeline.close_failures()[0]}"  # once
     ]
     assert "SimulatorError: the simulator broke in close" in caplog.text
     _assert_closed(factory)
