@@ -20,6 +20,7 @@ from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import errors, keys, metrics, parallel, types, unroll
 from podracers import population as population_lib
+from podracers import precision as precision_lib
 
 
 class AnakinState(NamedTuple):
@@ -48,6 +49,7 @@ class Anakin:
         every step. See `unroll.BatchedEnvironment`.
       num_devices: number of devices to use; None for all.
       steps_per_pass: steps of acting that are compiled as one pass of their loop.
+      precision: the precision that the agent computes with.
     """
 
     agent: agent_lib.Agent
@@ -59,6 +61,7 @@ class Anakin:
     reset_batch: int | None = 16
     num_devices: int | None = None
     steps_per_pass: int = 1
+    precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
         for name in ("num_envs", "rollout_length", "population", "steps_per_pass"):
@@ -192,7 +195,7 @@ class Anakin:
         replicated = jax.sharding.PartitionSpec()
         return jax.jit(
             jax.shard_map(
-                self._init_shard,
+                self.precision.tracing()(self._init_shard),
                 mesh=self.mesh,
                 in_specs=(replicated,),
                 out_specs=self._layout,
@@ -205,7 +208,7 @@ class Anakin:
         replicated = jax.sharding.PartitionSpec()
         return jax.jit(
             jax.shard_map(
-                self._step_shard,
+                self.precision.tracing()(self._step_shard),
                 mesh=self.mesh,
                 in_specs=(self._layout, replicated),
                 out_specs=(self._layout, replicated),

@@ -22,6 +22,7 @@ from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import errors, parallel, types, video
 from podracers import population as population_lib
+from podracers import precision as precision_lib
 from podracers.supervision import pipeline
 from podracers.training import check
 
@@ -107,6 +108,7 @@ class Evaluator:
         `podracers.population`).
       max_steps: agent steps after which an episode is cut; None for the environment's own limit.
       timeout: seconds that a step of a simulator may take, in recordings too; None for 60.
+      precision: the precision that the agent computes with.
     """
 
     agent: agent_lib.Agent
@@ -116,6 +118,7 @@ class Evaluator:
     population_values: population_lib.Values = dataclasses.field(default_factory=dict)
     max_steps: int | None = None
     timeout: float | None = None
+    precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
         if self.num_episodes is None:
@@ -220,9 +223,10 @@ class Evaluator:
     def _act(self, params, actor_state, timestep, act_keys, time):
         """Returns the actions `[B]` of one step, and the actor state after it."""
         step_keys = jax.vmap(jax.random.fold_in, (0, None))(act_keys, time)
-        action, actor_state, _ = self.agent.act(
-            params, actor_state, timestep, step_keys, evaluation=True
-        )
+        with self.precision.tracing():
+            action, actor_state, _ = self.agent.act(
+                params, actor_state, timestep, step_keys, evaluation=True
+            )
         return action, actor_state
 
     # Compiled once for all batches of one size.

@@ -21,6 +21,7 @@ import numpy as np
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import keys, types
+from podracers import precision as precision_lib
 from podracers.sebulba import timing
 from podracers.supervision import pipeline
 
@@ -232,12 +233,14 @@ class ActorPrograms:
       spec: the environment's specification.
       length: `T`.
       num_envs: number of streams of all actors, of which each actor has a share.
+      precision: the precision that the agent computes with.
     """
 
     agent: agent_lib.Agent
     spec: environment_lib.EnvironmentSpec
     length: int
     num_envs: int
+    precision: precision_lib.Precision
 
     def template(self, params: types.PyTree, rows: int) -> types.Rollout:
         """Returns the shapes of a rollout of `rows` streams (`jax.ShapeDtypeStruct`)."""
@@ -316,7 +319,7 @@ class ActorPrograms:
     # Jitted, though within larger programs: what asks for its shapes traces it for the others, too.
     @functools.cached_property
     def _decide(self):
-        return jax.jit(self.agent.act, inline=True)
+        return jax.jit(self.precision.tracing()(self.agent.act), inline=True)
 
     @functools.cached_property
     def _programs(self) -> dict[jax.Device, DevicePrograms]:

@@ -53,7 +53,7 @@ class Learner:
         """`seed -> SebulbaState`, before the first update."""
         return jax.jit(
             jax.shard_map(
-                self._init_shard,
+                self.programs.precision.tracing()(self._init_shard),
                 mesh=self.mesh,
                 in_specs=(jax.sharding.PartitionSpec(),),
                 out_specs=self._layout,
@@ -67,7 +67,7 @@ class Learner:
         rollouts = (self._layout_of_rollouts,) * self.placement.actors_per_learner
         return jax.jit(
             jax.shard_map(
-                self._learn_shard,
+                self.programs.precision.tracing()(self._learn_shard),
                 mesh=self.mesh,
                 in_specs=(self._layout, rollouts),
                 out_specs=(self._layout, jax.sharding.PartitionSpec()),

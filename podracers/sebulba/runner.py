@@ -16,6 +16,7 @@ import numpy as np
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import errors, keys, metrics, parallel, types
+from podracers import precision as precision_lib
 from podracers.sebulba import actor, jax_host, timing
 from podracers.sebulba import learner as learner_lib
 from podracers.sebulba import placement as placement_lib
@@ -64,6 +65,7 @@ class Sebulba:
         cores that step: there nothing is gained by it, and small batches cost more.
       num_threads: threads of all simulators together; None for as many as there are cores.
       timeout: seconds that a step of a simulator, or any other single wait, may take.
+      precision: the precision that the agent computes with.
     """
 
     agent: agent_lib.Agent
@@ -76,6 +78,7 @@ class Sebulba:
     batches_per_actor: int | None = None
     num_threads: int | None = None
     timeout: float = 60.0
+    precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
         for name, least in (
@@ -262,7 +265,7 @@ class Sebulba:
     @functools.cached_property
     def _programs(self) -> actor.ActorPrograms:
         return actor.ActorPrograms(
-            self.agent, self._factory.spec, self.rollout_length, self.num_envs
+            self.agent, self._factory.spec, self.rollout_length, self.num_envs, self.precision
         )
 
     @functools.cached_property

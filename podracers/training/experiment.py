@@ -194,10 +194,10 @@ class Experiment:
         environment = _make("environment", self.environment, environment_lib.Environment)
         _check_spec(environment)
         agent = _make("agent", self.agent, agent_lib.Agent, spec=environment.spec)
-        agent = self.precision.apply(agent)
-        runner = _make(
-            "runner", self.runner_class(), runner_lib.Runner, agent=agent, environment=environment
-        )
+        arguments = {"agent": agent, "environment": environment}
+        if self.precision != precision.DEFAULT:  # a runner may know no other
+            arguments["precision"] = self.precision
+        runner = _make("runner", self.runner_class(), runner_lib.Runner, **arguments)
         evaluator = evaluation.Evaluator(
             agent,
             environment,
@@ -206,6 +206,7 @@ class Experiment:
             runner.population_values,
             self.evaluation_max_steps,
             runner.timeout,
+            self.precision,
         )
         num_updates = -(-self.total_steps // runner.steps_per_update)
         if num_updates > errors.INT32_MAX:

@@ -1,7 +1,5 @@
 """Precision: what is traced with it, and what stays float32."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +9,8 @@ from agents import networks, ppo
 from agents.networks import cores, encoders, heads
 from agents.networks import network as network_lib
 from environments import catch
-from podracers import agent as agent_lib
-from podracers import errors, precision
+from podracers import anakin, errors, evaluation, precision, sebulba
+from tests import contract, streams
 
 BFLOAT16 = precision.Precision(compute_dtype="bfloat16")
 SPEC = catch.Catch().spec
@@ -70,22 +68,36 @@ def test_bfloat16_is_near_float32_and_not_the_same():
     assert 1e-4 < np.max(np.abs(exact - rounded)) < 0.05
 
 
-def test_an_agents_methods_are_traced_with_its_precision_and_greedy_copies_too():
-    agent = precision.Precision("highest", "bfloat16").apply(ppo.PPO(spec=SPEC))
-    assert isinstance(agent, ppo.PPO)
-    greedy = agent_lib.greedy(agent)
-    params = agent.actor_params(agent.init_learner(jax.random.key(0)))
-    arguments = (agent.init_actor(jnp.arange(1), 1), network_lib.zero_timestep(SPEC))
-    for made in (agent, greedy, dataclasses.replace(agent, gamma=0.5)):
-        act = jax.make_jaxpr(made.act)(params, *arguments, jax.random.split(jax.random.key(1), 1))
-        assert ("bfloat16", "bfloat16") in _dtypes(act.jaxpr, "dot_general")
-        assert "Precision.HIGHEST" in str(act)
-    assert precision.compute_dtype() == jnp.float32  # no more than that
+def _precise(**options):
+    chosen = precision.Precision("highest", "bfloat16")
+    environment = streams.RandomEpisodes()
+    agent = ppo.PPO(environment.spec, network=contract.tiny_network())
+    return agent, environment, {**options, "precision": chosen}
 
 
-def test_without_a_choice_the_agent_is_left_as_it_is():
-    agent = ppo.PPO(spec=SPEC)
-    assert precision.Precision().apply(agent) is agent
+def _assert_precise(traced):
+    assert ("bfloat16", "bfloat16") in _dtypes(traced, "dot_general")
+    assert "Precision.HIGHEST" in str(traced)
+    assert precision.compute_dtype() == jnp.float32  # the context has ended
+
+
+@pytest.mark.parametrize("runner", [anakin.Anakin, sebulba.Sebulba])
+def test_runners_trace_the_agent_with_their_precision(runner):
+    agent, environment, options = _precise(num_envs=8, rollout_length=4)
+    made = runner(agent, environment, **options)
+    programs = {"update": made.trace(0)}
+    if runner is sebulba.Sebulba:
+        programs["act"] = made.trace_acting(0).act
+    for program in programs.values():
+        _assert_precise(program.jaxpr.jaxpr)
+
+
+def test_evaluations_are_traced_with_their_precision():
+    agent, environment, options = _precise(num_episodes=2)
+    evaluator = evaluation.Evaluator(agent, environment, **options)
+    params = jax.eval_shape(lambda: agent.actor_params(agent.init_learner(jax.random.key(0))))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    _assert_precise(evaluator._run.trace(params, key, np.arange(2, dtype=np.int32)).jaxpr.jaxpr)
 
 
 def test_what_was_traced_before_is_traced_anew():

@@ -15,7 +15,6 @@ from PIL import Image
 from agents import dqn, ppo
 from environments import catch
 from podracers import anakin, sebulba
-from podracers.sebulba import actor as actor_lib
 from tests import processes
 
 DOCS = processes.ROOT / "docs"
@@ -181,9 +180,7 @@ def test_sebulbas_programs_say_what_is_of_which_part(tracing):
     learn = tracing.hlo.Program(runner.trace(0).lower().compile().as_text())
     assert {"learn", "learn/gradient"} < learn.parts()
 
-    programs = actor_lib.ActorPrograms(agent, environment.spec, 4, 4)
-    params = jax.eval_shape(lambda: agent.actor_params(agent.init_learner(jax.random.key(0))))
-    act = programs.trace(jax.devices()[0], params, 4, 1).act.lower().compile().as_text()
+    act = runner.trace_acting(0).act.lower().compile().as_text()
     assert "act" in tracing.hlo.Program(act).parts()
 
 
