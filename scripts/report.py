@@ -1,16 +1,14 @@
-"""Makes the pages of results and benchmarks, out of docs/results.json, docs/benchmarks, docs/rules.
+"""Generates tables and pictures: python scripts/report.py [--check].
 
-The tables and pictures of docs/results.md, and README.md's table, show what was recorded with
-scripts/reproduce.py; docs/benchmarks.md shows what scripts/benchmark.py --json has left in
-docs/benchmarks; the tables of docs/meta_learning.md what scripts/evaluate_rule.py --json has left
-in docs/rules. Prose stays as it is: only what stands between `<!-- begin: NAME -->` and
-`<!-- end: NAME -->` is made anew; of docs/benchmarks.md everything is. With --check nothing is
-written, and exit code 1 says that something would be.
+docs/results.md and README.md show docs/results.json, docs/generated/benchmarks.md the files in
+docs/generated/benchmarks, docs/meta_learning.md those in docs/rules. Only text between
+`<!-- begin: NAME -->` and `<!-- end: NAME -->` is replaced. With --check nothing is written, and
+the exit code is 1 if a page is out of date.
 """
 
 import pathlib
 
-from benchmarks import page
+from benchmarks import records
 from results import markdown, rules, suite_page, suite_picture, tables
 from results import rows as results
 
@@ -28,13 +26,13 @@ def main() -> int:
         ("document", _DOCS / "results.md"),
         ("readme", _DOCS.parent / "README.md"),
         ("picture", _DOCS / "results" / "returns.png"),
-        ("benchmarks", _DOCS / "benchmarks"),
+        ("benchmarks", _DOCS / "generated" / "benchmarks"),
         ("rules", _DOCS / "rules"),
         ("rules_document", _DOCS / "meta_learning.md"),
     ):
         parser.add_argument(f"--{name}", type=pathlib.Path, default=default, metavar="PATH")
     arguments = parser.parse_args()
-    rows, speeds = results.read(arguments.results), page.read_all(arguments.benchmarks)
+    rows = results.read(arguments.results)
     made = {name: make(rows) for name, make in tables.TABLES.items()}
     document, readme = markdown.read(arguments.document), markdown.read(arguments.readme)
     judged = {path.stem: rules.read(path) for path in sorted(arguments.rules.glob("*.json"))}
@@ -43,7 +41,7 @@ def main() -> int:
     pages = {
         arguments.document: markdown.fill(document, made),
         arguments.readme: markdown.fill(readme, {"readme": tables.readme(rows)}),
-        folder.with_suffix(".md"): page.text(speeds, folder.name),
+        folder.with_suffix(".md"): records.page(folder),
         arguments.rules_document: markdown.fill(
             of_rules, {name: rules.table(found) for name, found in judged.items()}
         ),

@@ -1,7 +1,4 @@
-"""A contender that is measured in a process of its own: its memory and its threads are its own.
-
-Between its turns it waits for a word from its parent, and takes no time from the others.
-"""
+"""A program that is measured in its own process, so that its memory and threads are its own."""
 
 import contextlib
 import multiprocessing
@@ -11,36 +8,25 @@ import re
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
 from podracers import errors
 
-FAKE = (
-    "Fake devices share the machine's cores: this says that several devices work, and what they "
-    "cost, not how well real ones scale."
-)
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with a JAX backend may hang
-_POLL_PERIOD = 0.25  # seconds between two looks at a contender that is watched
-
-
-def fake_devices(count: int) -> dict[str, str]:
-    """Returns the environment variables of a process that has so many CPU devices."""
-    flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={count}"
-    # Without threads to spare, those of one collective take the threads that another waits for.
-    return {"XLA_FLAGS": flags, "PJRT_NPROC": str(max(2 * count, 4))}
+_POLL_PERIOD = 0.25  # seconds between two calls of `watch`
 
 
 class Contender:
-    """Calls `make(*arguments)` in a child process when it is first asked something.
+    """Calls `make(*arguments)` in a child process at the first request; idle between requests.
 
     Args:
       name: for error messages.
-      make: a function of a module; what it returns takes a measurement when called.
-      arguments: those of `make`; they are pickled.
-      environment: variables of the process, over those of this one.
-      log: a file that takes what the process prints; None for the output of this one.
+      make: a function of a module; the object that it returns takes a measurement when called.
+      arguments: of `make`; they are pickled.
+      environment: variables of the process, added to those of this one.
+      log: file for the process's output; None for the output of this process.
     """
 
     def __init__(
@@ -53,14 +39,15 @@ class Contender:
     ):
         self.name = name
         self._here, there = _SPAWN.Pipe()
-        # Not a daemon: it may have processes of its own.
+        # Not a daemon: it may start processes.
         self._process = _SPAWN.Process(target=_serve, args=(there, log, make, arguments))
+        # The child inherits the mask: Ctrl-C reaches the parent alone, which ends the child.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with _undisturbed(), mock.patch.dict(os.environ, environment or {}):
+            with mock.patch.dict(os.environ, environment or {}):
                 self._process.start()
-        except BaseException:  # such as a Ctrl-C that was held back
-            self.kill()
-            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         there.close()
 
     def __call__(self) -> float:
@@ -68,17 +55,17 @@ class Contender:
         try:
             return self.ask("__call__")
         except (errors.UserError, errors.RunFailure) as error:
-            raise type(error)(f"'{self.name}' failed: {error}") from error
+            raise type(error)(f"'{self.name}': {error}") from error
 
     def ask(self, name: str, watch: Callable[[], None] | None = None) -> Any:
-        """Returns an attribute of what was made; of a method, what it returns.
+        """Returns an attribute of the object in the process, or the result of a method.
 
         Args:
           name: the attribute's name.
-          watch: called several times a second; what it raises ends the waiting.
+          watch: called several times a second; an exception that it raises ends the waiting.
 
         Raises:
-          errors.UserError, errors.RunFailure: what the process raised, in one line.
+          errors.UserError, errors.RunFailure: the error of the process, in one line.
         """
         try:
             self._here.send(name)
@@ -87,22 +74,26 @@ class Contender:
             answer = self._here.recv()
         except (EOFError, OSError) as error:
             self._process.join(1.0)
-            raise errors.RunFailure(_last_words(self._process.exitcode)) from error
+            code = self._process.exitcode
+            cause = f"was killed by {signal.Signals(-code).name}" if (code or 0) < 0 else "died"
+            raise errors.RunFailure(f"the process {cause}") from error
         if isinstance(answer, errors.UserError | errors.RunFailure):
             raise answer
         return answer
 
     def memory(self) -> int:
-        """Returns the peaks of resident bytes of the process and its own processes, added up."""
+        """Returns the sum of peak resident bytes of the process and its children."""
         total = 0
         for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the process has ended
                 if int(stat.read_text().rpartition(") ")[2].split()[3]) == self._process.pid:
-                    total += _peak(stat.with_name("status"))
+                    status = stat.with_name("status").read_text()
+                    peak = re.search(r"VmHWM:\s*(\d+) kB", status)
+                    total += int(peak[1]) * 1024 if peak else 0
         return total
 
     def kill(self) -> None:
-        """Ends the process, whatever it is at, and the processes that it started."""
+        """Ends the process and the processes that it started."""
         if self._process.is_alive():
             with contextlib.suppress(ProcessLookupError):  # it leads no session yet
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -112,50 +103,21 @@ class Contender:
 
 @contextlib.contextmanager
 def together(
-    makers: Mapping[str, Callable[..., Callable[[], float]]],
-    arguments: Sequence[Any] | Mapping[str, Sequence[Any]],
-    environments: Mapping[str, Mapping[str, str]] | None = None,
+    makers: Mapping[str, Callable[..., Callable[[], float]]], *arguments: Any
 ) -> Iterator[dict[str, Contender]]:
-    """Starts contenders; however the context is left, their processes are gone.
-
-    Args:
-      makers: by name of the contender.
-      arguments: those of all of them, or by name.
-      environments: variables of their processes, by name.
-    """
+    """Starts contenders with the same arguments, and kills them on exit."""
     contenders = {}
     try:
         for name, make in makers.items():
-            own = arguments[name] if isinstance(arguments, Mapping) else arguments
-            variables = (environments or {}).get(name)
-            contenders[name] = Contender(name, make, *own, environment=variables)
+            contenders[name] = Contender(name, make, *arguments)
         yield contenders
     finally:
         for each in contenders.values():
             each.kill()
 
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Holds Ctrl-C and SIGTERM back; processes that are started here never hear of a Ctrl-C."""
-    heard = []
-    before = {
-        number: signal.signal(number, lambda number, _: heard.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits it
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in heard[:1]:
-            signal.raise_signal(number)
-
-
 def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], arguments: Any) -> None:
-    os.setsid()  # so that whatever it starts can be ended with it
+    os.setsid()  # so that the processes that it starts end with it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if log:
         with log.open("ab") as file:
@@ -165,7 +127,6 @@ def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], argu
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
         while name := parent.recv():
             try:
-                # Made when it is first asked, not while the others are timed.
                 made = make(*arguments) if made is None else made
                 value = getattr(made, name)
                 parent.send(value() if callable(value) else value)
@@ -173,26 +134,12 @@ def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], argu
                 parent.send(type(error)(errors.first_line(error)))
             except Exception as error:
                 traceback.print_exc()
-                parent.send(errors.RunFailure(_reason(error)))
+                memory = "out of memory: " if "RESOURCE_EXHAUSTED" in str(error) else ""
+                line = f"{memory}{type(error).__name__}: {errors.first_line(error)}"
+                parent.send(errors.RunFailure(line))
 
 
 def _end_with_parent() -> None:
-    """Ends this process and those that it started once its parent has been killed."""
+    """Ends this process and its children after the parent was killed."""
     multiprocessing.parent_process().join()
     os.killpg(0, signal.SIGKILL)
-
-
-def _reason(error: Exception) -> str:
-    message = f"{type(error).__name__}: {errors.first_line(error)}"
-    return f"out of memory: {message}" if "RESOURCE_EXHAUSTED" in str(error) else message
-
-
-def _last_words(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"its process was killed by {signal.Signals(-code).name}"
-    return "its process died"
-
-
-def _peak(status: pathlib.Path) -> int:
-    found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
-    return int(found[1]) * 1024 if found else 0

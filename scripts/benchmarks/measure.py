@@ -1,4 +1,4 @@
-"""What all benchmarks share: turns, rates, and the kinds of figures that several of them have."""
+"""Turns, rates and figures that several benchmarks share."""
 
 import math
 import time
@@ -13,29 +13,40 @@ from podracers.training import experiment
 
 Turn = Callable[[], float]  # takes one measurement, returns a rate or a time
 
-SPEED = records.Kind("speed", "agent steps/s", records.HIGHER, 0)
-RATIO = records.Kind("ratio, turn by turn", "ratio", records.HIGHER, 3)
-FIRST_DISPATCH = records.Kind("first dispatch, compiling included", "s", records.LOWER, 2)
-PEAK_MEMORY = records.Kind("peak memory", "bytes", records.LOWER, 0)
-LEAD_IN = 2  # updates: under Sebulba a rollout or two lie ready
+LEAD_IN = 2  # updates before each measurement: under Sebulba a rollout or two lie ready
+# One small experiment of each agent.
+EXPERIMENTS = {
+    "ppo": "cartpole_ppo",
+    "impala": "cartpole_impala",
+    "dqn": "cartpole_dqn",
+    "r2d2": "catch_r2d2",
+    "sac": "pendulum_sac",
+    "muzero": "catch_muzero",
+    "alphazero": "catch_alphazero",
+}
+RUNNERS = {"Anakin": (), "Sebulba": ("gin/runners/sebulba.gin",)}
+
+
+def files(name: str, runner: str) -> list[str]:
+    """Returns the .gin files of an experiment under a runner."""
+    return [f"gin/experiments/{name}.gin", *RUNNERS[runner]]
 
 
 def take_turns(turns: dict[str, Turn], repeats: int) -> dict[str, list[float]]:
-    """Measures each in turn, `repeats` times; the first round warms up and is not counted."""
+    """Measures each in turn, `repeats` times; the first round warms up and is discarded."""
     rounds = [{name: turn() for name, turn in turns.items()} for _ in range(repeats + 1)]
     return {name: [each[name] for each in rounds[1:]] for name in turns}
 
 
 class Stepper:
-    """Steps a runner, or anything with its `init` and `step`, and times it.
+    """Steps a runner, or any object with its `init` and `step`, and measures its rate.
 
     Args:
-      runner: with `init(seed)`, `step(state, num_updates)` and `steps_per_update`.
-      updates: number of updates of a measurement; None for as many as take about `seconds` once the
-        agent learns.
-      lead_in: updates before each measurement that are not counted: actors that went on while it
-        was others' turn have something in store.
-      seconds: length of a measurement, where `updates` is None.
+      runner: has `init(seed)`, `step(state, num_updates)` and `steps_per_update`.
+      updates: number of updates of a measurement; None for about `seconds` once the agent learns.
+      lead_in: updates before each measurement that are not counted: while other programs were
+        measured, actors may have filled the queue.
+      seconds: length of a measurement if `updates` is None.
     """
 
     def __init__(
@@ -60,7 +71,7 @@ class Stepper:
         return steps * getattr(self._runner, "population", 1) / self._step(self._updates)
 
     def close(self) -> None:
-        """Ends what the runner has at work."""
+        """Stops the runner's threads."""
         self._runner.close()
 
     def _step(self, updates: int) -> float:
@@ -77,58 +88,30 @@ def _is_learning(report: Any) -> bool:
     return not losses or any(np.any(np.asarray(count) > 0) for count in losses)
 
 
-class Training:
-    """An experiment's runner as a contender.
-
-    Args:
-      gin_files: those of the experiment.
-      bindings: those over the files.
-      seconds: length of a turn, about.
-    """
-
-    def __init__(self, gin_files: Sequence[str], bindings: Sequence[str], seconds: float = 1.0):
-        self._settings = experiment.load(gin_files, bindings)
-        self.parts = self._settings.build()
-        self._seconds = seconds
-        self._stepper: Stepper | None = None
-
-    def check(self) -> None:
-        """Refuses parts that do not fit; see `experiment.check`."""
-        experiment.check(self.parts, self._settings.seed)
-
-    def __call__(self) -> float:
-        """Returns agent steps per second."""
-        self._stepper = self._stepper or Stepper(self.parts.runner, None, LEAD_IN, self._seconds)
-        return self._stepper()
-
-    def state(self) -> Any:
-        """Returns the runner's state after the last turn."""
-        return self._stepper.state
-
-    def compiling(self) -> float:
-        """Returns the seconds that the first update took longer than the second one."""
-        return self._stepper.compiling
+def build(gin_files: Sequence[str], bindings: Sequence[str] = ()) -> experiment.Parts:
+    """Returns the parts of an experiment."""
+    return experiment.load(gin_files, bindings).build()
 
 
-def ratios(above: list[float], below: list[float]) -> np.ndarray:
-    """Returns the ratio of each turn: machines drift, ratios do not."""
-    return np.array(above) / np.array(below)
-
-
-def seconds(function: Callable, *arguments) -> Turn:
-    """Returns a turn that times a jitted function, in seconds."""
-
-    def turn() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        return time.perf_counter() - start
-
-    turn()
-    return turn
-
-
-def rate(function: Callable[[], Any], steps: int) -> float:
-    """Returns steps per second of a call that takes so many."""
+def seconds_of(function: Callable, *arguments: Any) -> float:
+    """Returns the seconds of one call."""
     start = time.perf_counter()
-    function()
-    return steps / (time.perf_counter() - start)
+    jax.block_until_ready(function(*arguments))
+    return time.perf_counter() - start
+
+
+def seconds(function: Callable, *arguments: Any) -> Turn:
+    """Returns a turn that times a jitted function, compiled before."""
+    seconds_of(function, *arguments)
+    return lambda: seconds_of(function, *arguments)
+
+
+def speed(rates: Sequence[float], **case: str | int) -> records.Row:
+    """Returns rates as a row."""
+    return records.row("speed", "agent steps/s", rates, **case)
+
+
+def ratio(rates: dict[str, list[float]], above: str, below: str) -> records.Row:
+    """Returns the ratio of two programs, turn by turn: a machine's drift cancels."""
+    ratios = np.array(rates[above]) / np.array(rates[below])
+    return records.row("ratio, turn by turn", "ratio", ratios, program=f"{above} / {below}")

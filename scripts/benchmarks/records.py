@@ -1,8 +1,4 @@
-"""What a benchmark found, as rows that say what they measure, in which unit, and what is better.
-
-A file of results is a `Record` as JSON: `scripts/benchmark.py` writes it and compares two of them,
-and `scripts/report.py` shows it.
-"""
+"""Results of benchmarks: one schema, its JSON file and its Markdown tables."""
 
 import dataclasses
 import json
@@ -11,55 +7,49 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from results import markdown
+
 from podracers import errors
 
-HIGHER, LOWER = "higher", "lower"
-_BETTER = (HIGHER, LOWER, None)
+_NO_UNITS = ("ratio", "share")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One figure."""
 
-    measure: str  # what was measured, such as "speed"
-    unit: str  # of the figures
-    better: str | None  # "higher" or "lower"; None for what is neither, and not compared
-    # Of what it was measured, such as `{"runner": "anakin", "devices": 4}`.
-    case: Mapping[str, str | int]
-    median: float  # of all repeats
-    min: float | None = None  # the least of them; None where it was measured once
-    max: float | None = None  # the most of them
-
-    def __post_init__(self):
-        numbers = [each for each in (self.median, self.min, self.max) if each is not None]
-        if not all(isinstance(each, int | float) for each in numbers):
-            raise ValueError(f"of {self.measure}, not all figures are numbers")
-        if self.better not in _BETTER:
-            raise ValueError(f"better is {self.better!r}, not one of {_BETTER}")
-        if (self.min is None) != (self.max is None):
-            raise ValueError(f"of {self.measure}, min or max is missing")
-
-    @property
-    def key(self) -> tuple:
-        """What makes this row the same one in another file."""
-        return (self.measure, self.unit, self.better, tuple(sorted(self.case.items())))
+    measure: str  # such as "speed"
+    unit: str
+    case: Mapping[str, str | int]  # such as `{"runner": "Anakin", "devices": 4}`
+    median: float  # over repeats
+    min: float | None = None  # None for a single measurement
+    max: float | None = None
 
     @property
     def label(self) -> str:
-        """What was measured, and of what."""
+        """The measure and its case."""
         case = ", ".join(f"{name} {value}" for name, value in self.case.items())
         return f"{self.measure} ({case})" if case else self.measure
 
     @property
     def spread(self) -> str:
-        """The median, with the least and the most where there is more than one figure."""
+        """Median, with the range of repeated measurements."""
         if self.min is None:
             return short(self.median)
         return f"{short(self.median)} ({short(self.min)} to {short(self.max)})"
 
 
+def row(measure: str, unit: str, values: Iterable[float] | float, **case: str | int) -> Row:
+    """Summarises one measurement, or repeated ones, to six significant digits."""
+    values = [float(each) for each in (values if isinstance(values, Iterable) else [values])]
+    found = {"median": statistics.median(values)}
+    if len(values) > 1:
+        found |= {"min": min(values), "max": max(values)}
+    return Row(measure, unit, case, **{name: float(f"{x:.6g}") for name, x in found.items()})
+
+
 def short(number: float) -> str:
-    """Returns three digits of a number, and as many zeros as k, M and G save."""
+    """Returns three significant digits, with k, M or G for thousands, millions or billions."""
     size = abs(float(f"{number:.3g}"))
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= unit:
@@ -68,79 +58,122 @@ def short(number: float) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
-    """A kind of figure: what all of its rows share, as of `Row`, and their decimal places."""
-
-    measure: str
-    unit: str
-    better: str | None
-    digits: int
-
-    def row(self, values: Iterable[float] | float, **case: str | int) -> Row:
-        """Sums up one figure, or several of the same thing."""
-        values = [float(each) for each in (values if isinstance(values, Iterable) else [values])]
-        numbers = {"median": statistics.median(values)}
-        if len(values) > 1:
-            numbers |= {"min": min(values), "max": max(values)}
-        rounded = {name: round(number, self.digits) for name, number in numbers.items()}
-        return Row(self.measure, self.unit, self.better, case, **rounded)
-
-
-@dataclasses.dataclass(frozen=True)
 class Result:
-    """What one benchmark found."""
+    """Figures of one benchmark."""
 
-    about: str  # a sentence: what it measures
-    rows: tuple[Row, ...]  # its figures
-    # What else is to be known of them, such as how the work was laid out.
+    about: str  # what it measures, in a sentence
+    rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
-    group: str | None = None  # benchmarks of one group are shown together
+    group: str | None = None  # benchmarks of one group share a section
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A file of results."""
+    """One file of results."""
 
-    command: str  # what was run
+    command: str
     results: Mapping[str, Result]  # by the name of the benchmark
     provenance: Mapping[str, Any]  # device, versions, commit (see `run_directory.provenance`)
 
-    def text(self) -> str:
-        """Returns it as JSON, without what is not known."""
+    def write(self, path: pathlib.Path) -> None:
+        """Writes JSON without empty fields."""
+
+        def plain(value: Any) -> dict[str, Any]:
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return {name: item for name, item in fields.items() if item not in (None, ())}
+
         content = {"command": self.command, "results": dict(self.results), **self.provenance}
-        return json.dumps(content, indent=2, default=_plain) + "\n"
+        markdown.write(path, json.dumps(content, indent=1, default=plain) + "\n")
+
+    def section(self, stem: str, file: str) -> str:
+        """Returns the tables of this file, as Markdown.
+
+        Args:
+          stem: name of the file, which is not repeated as a heading.
+          file: its path from the page.
+        """
+        made = self.provenance
+        cpu = f", {made['cpu']}" if "cpu" in made else ""
+        versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+        parts = [
+            f"- Command: `python {self.command}`; [raw figures]({file})\n"
+            f"- Hardware: {made['device']} ({made['host_cores']} host cores{cpu})\n"
+            f"- Commit: {made['commit'] or 'unknown'}\n- Versions: {versions}\n"
+        ]
+        groups: dict[str, list[Result]] = {}
+        for name, result in self.results.items():
+            groups.setdefault(result.group or name, []).append(result)
+        for heading, results in groups.items():
+            notes = dict.fromkeys(note for result in results for note in result.notes)
+            parts += [f"### {heading}\n"] if [*groups] != [stem] else []
+            parts += [f"{results[0].about}\n"]
+            parts += _tables([each for result in results for each in result.rows])
+            parts += ["".join(f"- {note}\n" for note in notes)] if notes else []
+        return "\n".join(parts)
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    # None is an answer to what is better.
-    return {n: item for n, item in fields.items() if n == "better" or item not in (None, ())}
-
-
-def _parse(content: Mapping[str, Any]) -> Record:
-    rest = dict(content)
-    command, results = rest.pop("command"), rest.pop("results")
-    for name in ("device", "platform", "host_cores", "versions", "commit"):
-        _ = rest[name]
-    return Record(command, {name: _result(each) for name, each in results.items()}, rest)
-
-
-def _result(content: Mapping[str, Any]) -> Result:
-    rows = tuple(Row(**row) for row in content["rows"])
-    return Result(**{**content, "rows": rows, "notes": tuple(content.get("notes", ()))})
-
-
-def read(path: str | pathlib.Path) -> Record:
+def read(path: pathlib.Path) -> Record:
     """Returns a file of results.
 
     Raises:
-      errors.UserError: there is no such file, or it holds something else.
+      errors.UserError: the file cannot be read or has another schema.
     """
     try:
-        return _parse(json.loads(pathlib.Path(path).read_text()))
-    except OSError as error:
-        raise errors.UserError(f"cannot read '{path}': {error.strerror}") from error
+        content = json.loads(markdown.read(path))
+        results = {
+            name: Result(
+                each["about"],
+                tuple(Row(**row) for row in each["rows"]),
+                tuple(each.get("notes", ())),
+                each.get("group"),
+            )
+            for name, each in content.pop("results").items()
+        }
+        _ = [content[name] for name in ("device", "platform", "host_cores", "versions", "commit")]
+        return Record(content.pop("command"), results, content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise errors.UserError(
-            f"'{path}' holds no results of scripts/benchmark.py: {type(error).__name__}: {error}"
+            f"'{path}': expected results of scripts/benchmark.py ({type(error).__name__}: {error})"
         ) from error
+
+
+def page(folder: pathlib.Path) -> str:
+    """Returns the page of all files of results in a folder, which is beside the page.
+
+    Raises:
+      errors.UserError: there is no such file, or one has another schema.
+    """
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise errors.UserError(f"no *.json in '{folder}': run scripts/benchmark.py --json")
+    parts = [
+        "# Benchmarks\n\nGenerated by `python scripts/report.py`; do not edit. [How to read "
+        "it](../evidence.md#speed).\n"
+    ]
+    for path in paths:
+        section = read(path).section(path.stem, f"{folder.name}/{path.name}")
+        parts.append(f"## {path.stem}\n\n{section}")
+    return "\n".join(parts)
+
+
+def _tables(rows: Iterable[Row]) -> list[str]:
+    """Returns a table for each measure; measures with a single key share one.
+
+    The first key of a case gives the lines of a table, the others its columns.
+    """
+    tables: dict[str, dict[tuple[str, str], str]] = {}
+    for each in rows:
+        title = each.measure if each.unit in _NO_UNITS else f"{each.measure}, {each.unit}"
+        line, *others = [*map(str, each.case.values())] or [""]
+        first, *keys = [*each.case] or [""]
+        if keys:
+            heading, column = f"{title}: {first}, by {' and '.join(keys)}", ", ".join(others)
+        else:
+            heading, column = first, title
+        tables.setdefault(heading, {})[line, column] = each.spread
+    made = []
+    for heading, cells in tables.items():
+        lines, columns = (dict.fromkeys(place[axis] for place in cells) for axis in (0, 1))
+        body = [[line, *(cells.get((line, column), "") for column in columns)] for line in lines]
+        made.append(markdown.table([heading, *columns], body))
+    return made

@@ -1,4 +1,4 @@
-"""Agents that learn from replay: their speed under both runners, what replay costs, and its memory.
+"""Agents that learn from replay: speed under both runners, time and memory of the replay.
 
 Axis legend: `B` streams, `C` time steps of the ring.
 """
@@ -9,57 +9,61 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks import agent_speed, measure, records
+from benchmarks import measure, records
 
 from agents import ring_buffer
 from podracers import anakin, parallel, types
 
-_GRADIENTS = records.Kind("gradient steps", "gradient steps/s", records.HIGHER, 1)
-_REPLAY = records.Kind("the replay alone, for one update of Anakin", "ms", records.LOWER, 3)
-_REPLAY_SHARE = records.Kind("its share of that update", "share", None, 4)
-_MEMORY = records.Kind("memory of the update", "bytes", records.LOWER, 0)
+AGENTS = ("dqn", "r2d2", "sac", "muzero")
 
 
-def benchmark_agent(name: str, repeats: int, bindings: Sequence[str] = ()) -> records.Result:
-    """Measures an experiment.
+def benchmark_agent(agent: str, repeats: int, bindings: Sequence[str] = ()) -> records.Result:
+    """Measures the small experiment of one agent.
 
     Args:
-      name: name of a file in gin/experiments.
+      agent: one of `AGENTS`.
       repeats: number of turns of each runner.
-      bindings: over those of the file.
+      bindings: over those of the experiment.
     """
-    trained = {
-        key: measure.Training(agent_speed.files(name, key), bindings) for key in agent_speed.RUNNERS
+    name = measure.EXPERIMENTS[agent]
+    runners = {
+        runner: measure.build(measure.files(name, runner), bindings).runner
+        for runner in measure.RUNNERS
     }
-    rates = measure.take_turns(trained, repeats)
-    runner, state = trained["Anakin"].parts.runner, trained["Anakin"].state()
-    replay = measure.take_turns({"replay": _replay_alone(runner, state)}, repeats)["replay"]
-    trained["Sebulba"].parts.runner.close()
+    steppers = {
+        key: measure.Stepper(runner, lead_in=measure.LEAD_IN) for key, runner in runners.items()
+    }
+    rates = measure.take_turns(steppers, repeats)
+    runner, state = runners["Anakin"], steppers["Anakin"].state
+    replay = measure.take_turns({"": _replay_alone(runner, state)}, repeats)[""]
+    runners["Sebulba"].close()
     steps = runner.steps_per_update
-    each = float(runner.agent._replay.mean_gradient_steps(steps))
+    gradients = float(runner.agent._replay.mean_gradient_steps(steps))
     share = float(np.median(replay) * np.median(rates["Anakin"])) / steps
-    rows = [measure.SPEED.row(own, experiment=name, runner=key) for key, own in rates.items()]
+    rows = [measure.speed(own, experiment=name, runner=key) for key, own in rates.items()]
     for key, own in rates.items():
-        gradients = np.array(own) * each / steps
-        rows.append(_GRADIENTS.row(gradients, experiment=name, runner=key))
-    rows.append(_REPLAY.row(np.array(replay) * 1e3, experiment=name))
-    rows.append(_REPLAY_SHARE.row(share, experiment=name))
+        per_second = np.array(own) * gradients / steps
+        case = {"experiment": name, "runner": key}
+        rows.append(records.row("gradient steps", "gradient steps/s", per_second, **case))
+    alone = "the replay alone, for one update of Anakin"
+    rows.append(records.row(alone, "ms", 1e3 * np.array(replay), experiment=name))
+    rows.append(records.row("its share of that update", "share", share, experiment=name))
     for part, size in memory(runner, state).items():
-        rows.append(_MEMORY.row(size, experiment=name, part=part))
+        rows.append(records.row("memory of the update", "bytes", size, experiment=name, part=part))
     return records.Result(
-        "Agents that learn from replay: their speed under both runners, how long an update's use "
-        "of the replay takes by itself, and the memory of the compiled update on each device.",
+        "Agents that learn from replay: their speed under both runners, the time of an update's "
+        "use of the replay alone, and the memory of the compiled update on each device.",
         tuple(rows),
         (
-            f"gin/experiments/{name}.gin: a replay ratio of {runner.agent.replay_ratio:g}, that is "
-            f"{each:g} gradient steps in each update of {steps} agent steps.",
+            f"gin/experiments/{name}.gin: a replay ratio of {runner.agent.replay_ratio:g}, or "
+            f"{gradients:g} gradient steps in each update of {steps} agent steps.",
         ),
         group="replay",
     )
 
 
 def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.Turn:
-    """Returns a turn that stores a rollout, draws as often as an update does, and reprioritises."""
+    """Returns a turn that stores a rollout, samples as often as an update, and reprioritises."""
     replay = runner.agent._replay
     draws = max(round(replay.mean_gradient_steps(runner.steps_per_update)), 1)
 
@@ -69,7 +73,7 @@ def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.T
         def body(index, carry):
             memory, used = carry
             sample = replay.sample(memory, jax.random.fold_in(key, index))
-            # What was drawn has to be there, although nobody learns from it.
+            # The barrier keeps the unused sample in the compiled program.
             drawn = jax.lax.optimization_barrier(sample.rollout)
             used += sum(jnp.sum(x).astype(jnp.float32) for x in jax.tree.leaves(drawn))
             memory = replay.update_priorities(memory, sample.item, sample.weight)
@@ -90,7 +94,7 @@ def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.T
         ),
         donate_argnums=0,
     )
-    rollout = _rollout(runner, state)
+    rollout = _zero_rollout(runner, state)
     held = [jax.tree.map(lambda x: x.copy(), state.memory)]
 
     def once(key):
@@ -100,8 +104,8 @@ def _replay_alone(runner: anakin.Anakin, state: anakin.AnakinState) -> measure.T
     return measure.seconds(once, jax.random.key(0))
 
 
-def _rollout(runner: anakin.Anakin, state: anakin.AnakinState) -> types.Rollout:
-    """Returns a rollout of all streams as replay stores it, zeros of its shapes."""
+def _zero_rollout(runner: anakin.Anakin, state: anakin.AnakinState) -> types.Rollout:
+    """Returns a rollout of all streams in the form that replay stores, filled with zeros."""
     ring = state.memory.ring  # [B, C, ...]
     streams = ring_buffer.num_streams(ring)
     steps = runner.steps_per_update // streams
@@ -120,10 +124,10 @@ def _rollout(runner: anakin.Anakin, state: anakin.AnakinState) -> types.Rollout:
 
 
 def memory(runner: anakin.Anakin, state: anakin.AnakinState) -> dict[str, int]:
-    """Returns what the compiled update takes of each device, in bytes.
+    """Returns the compiled update's bytes on each device.
 
-    A copy of the ring would show in what is temporary; that it is written in place shows in what is
-    aliased: memory of the arguments that results are written into.
+    A copy of the ring would appear in `temporary`; `aliased` counts arguments that are overwritten
+    in place.
     """
     compiled = runner.trace(0).lower().compile().memory_analysis()
     return {

@@ -1,13 +1,12 @@
-"""Sebulba's speed on EnvPool: the simulators alone, actors alone, actors and learner, and others.
+"""Sebulba on EnvPool's Pong: the simulators alone, actors alone, actors and learner, a baseline.
 
-Everything is taken from the experiments as they are shipped, so this is what a user gets. Each
-contender has a process of its own, and they take turns.
+All settings are those of the shipped experiment. Each program has its own process; they take turns.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -20,34 +19,26 @@ from podracers import environment, errors, types
 from podracers.sebulba import actor
 from podracers.training import experiment
 
-Measured = dict[str, list[float]]
-
-_EXPERIMENT = "gin/experiments/pong_impala.gin"
-_TRANSFER = records.Kind("to the device for each agent step", "bytes", records.LOWER, 1)
-
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is measured."""
+    """Size of a measurement."""
 
-    updates: int  # how many a turn takes
-    # How many come before it and are not counted: while it was others' turn, an actor had the time
-    # to fill the queue with a rollout, and to collect another one.
-    lead_in: int = 2
-    env_steps: int = 250  # steps of each environment that a turn of the simulators alone takes
-    bindings: Sequence[str] = ()  # of gin, over the experiment's own
+    updates: int  # of a turn
+    env_steps: int = 250  # steps of each environment in a turn of the simulators alone
+    bindings: Sequence[str] = ()  # gin bindings over those of the experiment
 
     def build(self) -> experiment.Parts:
         """Returns the parts of the experiment."""
-        return experiment.load([_EXPERIMENT], self.bindings).build()
+        return measure.build(["gin/experiments/pong_impala.gin"], self.bindings)
 
 
 IMPALA = Setting(updates=6)
 ENVIRONMENTS = Setting(updates=30, env_steps=600)
 
 
-class _Glance(nn.Module):
-    """An encoder that costs next to nothing: one layer on one pixel of 144."""
+class _SmallEncoder(nn.Module):
+    """One layer on one pixel of 144: its cost is negligible."""
 
     @nn.compact
     def __call__(self, observation):
@@ -57,7 +48,7 @@ class _Glance(nn.Module):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NotLearning:
-    """An agent that acts as another, and learns nothing."""
+    """An agent that acts as another, with an empty update."""
 
     agent: Any
 
@@ -65,13 +56,13 @@ class _NotLearning:
         return getattr(self.agent, name)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
-        """Returns the state as it is."""
+        """Returns the state unchanged."""
         del rollout, key
         return state, {}
 
 
 class _RawPools:
-    """The simulators alone, in as many batches and on as many threads as Sebulba has of them."""
+    """The simulators alone, in the batches and with the threads that Sebulba gives them."""
 
     def __init__(self, setting: Setting):
         parts = setting.build()
@@ -80,20 +71,18 @@ class _RawPools:
         rows = np.split(np.arange(runner.num_envs, dtype=np.int32), batches)
         threads = runner._threads_per_batch
         hosts = [parts.environment.make(jax.random.key(0), row, threads) for row in rows]
+        actions, shape = parts.environment.spec.action, (64, runner.num_envs // batches)
         rng = np.random.default_rng(0)
-        actions = parts.environment.spec.action
-        shape = (64, runner.num_envs // batches)
         self._actions = rng.integers(actions.minimum, actions.maximum + 1, shape, actions.dtype)
         self._agent_steps = self._steps * runner.num_envs
-        # EnvPool itself, without the adaptor, and at its best: its public `recv` also makes arrays
-        # of what nobody reads.
+        # EnvPool without the adaptor; its public `recv` would also build unused arrays.
         self._pools = [host._pool for host in hosts]
         for pool in self._pools:
             pool.async_reset()
 
     def __call__(self) -> float:
         """Returns agent steps per second."""
-        return measure.rate(self._step, self._agent_steps)
+        return self._agent_steps / measure.seconds_of(self._step)
 
     def _step(self) -> None:
         for step in range(self._steps):
@@ -103,7 +92,7 @@ class _RawPools:
 
 
 def _stepper(setting: Setting, runner: Any) -> measure.Stepper:
-    return measure.Stepper(runner, setting.updates, setting.lead_in)
+    return measure.Stepper(runner, setting.updates, measure.LEAD_IN)
 
 
 def _sebulba(setting: Setting) -> measure.Stepper:
@@ -117,23 +106,25 @@ def _actors(setting: Setting) -> measure.Stepper:
 
 def _small_network(setting: Setting) -> measure.Stepper:
     parts = setting.build()
-    network = functools.partial(networks.actor_critic, encoder=_Glance(), separate_critic=False)
+    encoder = _SmallEncoder()
+    network = functools.partial(networks.actor_critic, encoder=encoder, separate_critic=False)
     agent = dataclasses.replace(parts.agent, network=network)
     return _stepper(setting, dataclasses.replace(parts.runner, agent=agent))
 
 
-def _make_baseline(setting: Setting) -> single_file_sebulba.SingleFileSebulba:
+def make_baseline(setting: Setting) -> single_file_sebulba.SingleFileSebulba:
+    """Returns the published design in one file, with the work of the setting."""
     parts = setting.build()
-    agent, runner, task = parts.agent, parts.runner, parts.environment
-    if agent.num_minibatches != 1:
-        raise errors.UserError("the baseline learns from all streams at once")
+    runner, task = parts.runner, parts.environment
+    if parts.agent.num_minibatches != 1:
+        raise errors.UserError("the baseline needs num_minibatches = 1")
     settings = single_file_sebulba.Settings(runner.num_envs, runner.rollout_length)
     options = {**task.options, "max_episode_steps": task.max_episode_steps}
     return single_file_sebulba.SingleFileSebulba(task.task_id, options, settings)
 
 
 def _baseline(setting: Setting) -> measure.Stepper:
-    return _stepper(setting, _make_baseline(setting))
+    return _stepper(setting, make_baseline(setting))
 
 
 def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
@@ -144,77 +135,62 @@ def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
         "Sebulba": _sebulba,
         "baseline": _baseline,
     }
-    # Built here too, where a mistake in a binding is met once, and before anything is started.
-    runner, baseline = setting.build().runner, _make_baseline(setting)
-    rates, memory = _measure(makers, setting, repeats)
+    # Built in this process first: errors in bindings are reported once, before any process starts.
+    runner, baseline = setting.build().runner, make_baseline(setting)
+    with contender.together(makers, setting) as contenders:
+        rates = measure.take_turns(contenders, repeats)
+        memory = {name: contenders[name].memory() for name in ("Sebulba", "baseline")}
     transfer = {
         "Sebulba": bytes_per_step(runner.environment.spec),
         "baseline": baseline.bytes_to_device_per_step,
     }
+    per_step = "to the device for each agent step"
     return records.Result(
-        "IMPALA on EnvPool's Pong: the simulators alone, actors that learn "
-        "nothing, Sebulba, and our own straightforward version of the published design, at equal "
-        "work.",
+        "IMPALA on EnvPool's Pong: the simulators alone, actors without learning, Sebulba, and our "
+        "straightforward version of the published design, at equal work.",
         (
-            *(measure.SPEED.row(values, program=name) for name, values in rates.items()),
-            _ratio(rates, "Sebulba", "baseline"),
-            _ratio(rates, "Sebulba", "EnvPool alone"),
-            _ratio(rates, "actors alone", "EnvPool alone"),
-            *(_TRANSFER.row(number, program=name) for name, number in transfer.items()),
-            *(measure.PEAK_MEMORY.row(memory[name], program=name) for name in transfer),
+            *(measure.speed(values, program=name) for name, values in rates.items()),
+            measure.ratio(rates, "Sebulba", "baseline"),
+            measure.ratio(rates, "Sebulba", "EnvPool alone"),
+            measure.ratio(rates, "actors alone", "EnvPool alone"),
+            *(records.row(per_step, "bytes", size, program=p) for p, size in transfer.items()),
+            *(records.row("peak memory", "bytes", size, program=p) for p, size in memory.items()),
         ),
         tuple(runner.describe()),
     )
 
 
 def benchmark_environments(
-    setting: Setting, repeats: int, together: bool = False
+    setting: Setting, repeats: int, one_process: bool = False
 ) -> records.Result:
-    """Says how near to the simulators' own rate Sebulba comes where the network costs nothing.
+    """Compares Sebulba with a negligible network to the simulators' own rate.
 
     Args:
-      setting: what is measured.
-      repeats: turns of each.
-      together: both in this process, as where no two may have the device.
+      setting: size of the measurement.
+      repeats: turns of each program.
+      one_process: whether both run in this process, for devices that only one process can use.
     """
     makers = {"EnvPool alone": _RawPools, "small network": _small_network}
     runner = setting.build().runner
-    if together:
+    if one_process:
         with contextlib.closing(_small_network(setting)) as network:
             turns = {"EnvPool alone": _RawPools(setting), "small network": network}
             rates = measure.take_turns(turns, repeats)
     else:
-        rates, _ = _measure(makers, setting, repeats)
+        with contender.together(makers, setting) as contenders:
+            rates = measure.take_turns(contenders, repeats)
     return records.Result(
-        "How near Sebulba comes to the rate of EnvPool's Pong alone, with a network small enough "
-        "not to matter.",
+        "Sebulba's rate as a share of that of EnvPool's Pong alone, with a negligible network.",
         (
-            *(measure.SPEED.row(values, program=name) for name, values in rates.items()),
-            _ratio(rates, "small network", "EnvPool alone"),
+            *(measure.speed(values, program=name) for name, values in rates.items()),
+            measure.ratio(rates, "small network", "EnvPool alone"),
         ),
         tuple(runner.describe()),
     )
 
 
-def _measure(
-    makers: dict[str, Callable[[Setting], measure.Turn]], setting: Setting, repeats: int
-) -> tuple[Measured, dict[str, int]]:
-    """Returns the rates of all contenders, and the most memory that each had, in bytes."""
-    with contender.together(makers, (setting,)) as contenders:
-        rates = measure.take_turns(contenders, repeats)
-        return rates, {name: each.memory() for name, each in contenders.items()}
-
-
-def _ratio(rates: Measured, above: str, below: str) -> records.Row:
-    ratios = measure.ratios(rates[above], rates[below])
-    return measure.RATIO.row(ratios, program=f"{above} / {below}")
-
-
 def bytes_per_step(spec: environment.EnvironmentSpec) -> float:
-    """Returns what crosses to the device for one agent step: one time step.
-
-    That which ends a rollout crosses once, though the next rollout begins with it.
-    """
+    """Returns the bytes that Sebulba sends to the device for one agent step."""
     observation = jax.tree.map(lambda x: np.asarray(x)[None], spec.zero_observation())
     scalars = (np.zeros(1, np.float32), np.zeros(1, np.float32), np.zeros(1, np.int8))
     arrival = actor.Arrival.of(types.TimeStep(observation, *scalars))

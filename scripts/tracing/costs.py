@@ -1,27 +1,46 @@
-"""What the TPU compiler estimates that a program costs, and which of it moves data alone.
+"""Costs of a program that was compiled for TPUs, read from its text.
 
-The compiler writes the cycles of one pass into the instructions that it schedules
-(`estimated_cycles`). Scalar operations, copies that run beside others (`copy-start`), and the sums
-over devices have no estimate, and count nothing here.
+The TPU compiler writes the cycles of one execution into the instructions that it schedules
+(`estimated_cycles`). Scalar operations, copies that run beside others (`copy-start`) and sums over
+devices have no estimate, and count as zero.
+
+The runners name the parts of an update (`jax.named_scope`), and XLA keeps the names in the metadata
+of its instructions. An instruction that XLA adds, such as a copy, has no name: it belongs to the
+part whose results it reads, or to the part that calls its computation.
 """
 
 import collections
 import functools
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tracing import hlo
-
+# Scopes that the runners open, and those that they and the agents open within them.
+_SCOPES = {
+    "": ("environment", "act", "learn"),
+    "environment": ("reset",),
+    "act": ("agent_update",),
+    "learn": ("gradient", "replay"),
+    "gradient": ("agent_update",),
+    "agent_update": ("rule",),
+}
+OTHER = "other"  # instructions outside all scopes
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .*?\s([a-z][a-z0-9\-]*)\(([^)]*)")
+_OP_NAME = re.compile(r'metadata=\{[^}]*op_name="([^"]*)"')
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|branch_computations|called_computations|"
+    r"true_computation|false_computation)=\{?((?:%[\w.\-]+(?:, )?)+)"
+)
+_LOOP = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _INDEX = re.compile(r"index=(\d+)")
 _CONSTANT = re.compile(r"constant\((-?\d+)\)")
-_PARAMETER = re.compile(r"parameter\((\d+)\)")
-_BODY = re.compile(r"body=%?([\w.\-]+)")
-_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _SHAPE = re.compile(r" = \(?(\w+\[[\d,]*\])")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
-# What copies all of its operands, and what a fusion of such may hold besides.
+# JAX writes transformations around a scope's name; a jitted function's name is no scope.
+_TRANSFORMED = re.compile(r"^(?:(?:vmap|jvp|transpose|checkpoint|remat)\()*(\w+)\)*$")
+# Instructions that only move data, and those that a fusion of copies may contain besides.
 _COPYING = frozenset(("copy", "transpose", "reshape", "concatenate", "pad"))
 _BESIDES = frozenset(
     (
@@ -29,24 +48,33 @@ _BESIDES = frozenset(
         *("slice", "dynamic-slice", "dynamic-update-slice"),
     )
 )
-_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-_RUNNING = ("call", "async-start")  # other computations, once
+_RUNNING = ("call", "async-start")  # these run other computations once
+_ALIASES = ("copy", "bitcast", "copy-done", "copy-start")
+
+
+class _Instruction(NamedTuple):
+    opcode: str
+    op_name: str  # JAX's name; "" for instructions that XLA added
+    operands: tuple[str, ...]  # names of instructions
+    computation: str  # that contains it
+    called: tuple[str, ...]  # computations that it runs
+    text: str
 
 
 class Cost(NamedTuple):
-    """The cost of one instruction."""
+    """Cost of one instruction."""
 
     cycles: float  # of all passes
     passes: float
     instruction: str
-    part: str  # of an update
+    part: str  # of an update, such as `learn/gradient`
     shape: str  # of its (first) result
-    operation: str  # as JAX named it
-    source: str  # the line of this project that it comes from
+    operation: str  # JAX's name
+    source: str  # file and line of this project
 
 
 class Loop(NamedTuple):
-    """A loop whose number of passes depends on data, and is not known."""
+    """A loop whose number of passes depends on data; it counts as one pass."""
 
     cycles: float  # of one pass
     part: str
@@ -54,40 +82,35 @@ class Loop(NamedTuple):
 
 
 class Costs:
-    """The costs of a program.
+    """Costs of a program.
 
     Args:
-      text: of the compiled program (`jax.stages.Compiled.as_text`).
-      gradient_steps: passes of the loop over gradient steps where its bound is no constant, as in
-        agents that learn from replay. Any other such loop counts as one pass.
-      folder: with a slash at its end; lines of files in it are the sources of instructions.
+      text: the compiled program (`jax.stages.Compiled.as_text`).
+      gradient_steps: passes of the loop over gradient steps if its bound is not constant, as in
+        agents that learn from replay.
+      folder: root of the project with a slash at its end, for the sources of instructions.
+
+    Attributes:
+      costs: of all instructions, the most expensive first.
+      loops: loops with unknown numbers of passes.
+      cycles: of the program, with all passes of each known loop.
     """
 
     def __init__(self, text: str, gradient_steps: float, folder: str):
-        self._program = hlo.Program(text)
-        self._lines = _lines(text, folder)
+        self._instructions: dict[str, _Instruction] = {}
+        self._computations = collections.defaultdict(list)  # names in the order of the text
+        self._users, self._callers = (collections.defaultdict(list) for _ in range(2))
+        self._loops: dict[str, _Instruction] = {}  # by the names of condition and body
+        self._parse(text)
+        self._lines = _source_lines(text, folder)
         self._gradient_steps = gradient_steps
-        self._computations: dict[str, list[str]] = collections.defaultdict(list)
-        for name, instruction in self._program.instructions.items():
-            self._computations[instruction.computation].append(name)
-        self._whiles = {
-            _BODY.search(each.text)[1]: each
-            for each in self._program.instructions.values()
-            if each.opcode == "while"
-        }
-        self._users: dict[str, list[str]] = collections.defaultdict(list)
-        for name, instruction in self._program.instructions.items():
-            for operand in instruction.operands:
-                self._users[operand].append(name)
-        self.loops: list[Loop] = []  # those whose passes are not known
-        self._cycles = functools.cache(self._cycles_of)
+        self._part = functools.cache(self._part_of)
         entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)[1]
-        self.costs = sorted(self._walk(entry, 1.0), key=lambda cost: -cost.cycles)
-
-    @property
-    def cycles(self) -> float:
-        """The cycles of the program, each known loop with all its passes."""
-        return sum(cost.cycles for cost in self.costs)
+        found = list(self._walk(entry, 1.0))
+        self.loops = [each for each in found if isinstance(each, Loop)]
+        costs = [each for each in found if isinstance(each, Cost)]
+        self.costs = sorted(costs, key=lambda cost: -cost.cycles)
+        self.cycles = sum(cost.cycles for cost in self.costs)
 
     def parts(self) -> dict[str, float]:
         """Returns the cycles of each part of an update."""
@@ -97,180 +120,198 @@ class Costs:
         return dict(found)
 
     def copies(self) -> list[Cost]:
-        """Returns what only copies, in another layout or place, the most expensive first."""
-        return [cost for cost in self.costs if self._copies(cost.instruction)]
+        """Returns instructions that only move data, the most expensive first."""
 
-    def _walk(self, computation: str, passes: float) -> Iterator[Cost]:
-        """Yields the costs of a computation that runs so many times, and of what it runs."""
+        def opcodes(name: str) -> Iterator[str]:
+            found = self._instructions[name]
+            if found.opcode != "fusion":
+                yield found.opcode
+            for called in found.called if found.opcode == "fusion" else ():
+                for each in self._computations[called]:
+                    yield from opcodes(each)
+
+        within = {cost: set(opcodes(cost.instruction)) for cost in self.costs}
+        return [c for c, ops in within.items() if ops & _COPYING and ops <= _COPYING | _BESIDES]
+
+    def _parse(self, text: str) -> None:
+        computation = ""
+        for line in text.splitlines():
+            if match := _COMPUTATION.match(line):
+                computation = match[1]
+            elif match := _INSTRUCTION.match(line):
+                name, opcode, operands = match.groups()
+                op_name = _OP_NAME.search(line)
+                made = _Instruction(
+                    opcode,
+                    op_name[1] if op_name else "",
+                    tuple(re.findall(r"%([\w.\-]+)", operands)),
+                    computation,
+                    tuple(re.findall(r"[\w.\-]+", " ".join(_CALLED.findall(line)))),
+                    line.strip(),
+                )
+                self._instructions[name] = made
+                self._computations[computation].append(name)
+                for operand in made.operands:
+                    self._users[operand].append(name)
+                for called in made.called:
+                    self._callers[called].append(name)
+                if opcode == "while":
+                    self._loops |= dict.fromkeys(_LOOP.search(line).groups(), made)
+
+    def _walk(self, computation: str, passes: float) -> Iterator[Cost | Loop]:
+        """Yields the costs of a computation that runs `passes` times; of branches, the costliest.
+
+        Loops with unknown numbers of passes are yielded, too.
+        """
         for name in self._computations[computation]:
-            instruction = self._program.instructions[name]
-            if instruction.opcode == "while":
-                again = passes * self._passes(name)
-                for called in (_CONDITION, _BODY):
-                    yield from self._walk(called.search(instruction.text)[1], again)
-            elif instruction.opcode == "conditional":
-                yield from self._walk(max(instruction.called, key=self._cycles), passes)
-            elif instruction.opcode in _RUNNING:
-                for called in instruction.called:
+            found = self._instructions[name]
+            if found.opcode == "while":
+                trips, loop = self._passes(name)
+                yield from [loop] if loop else []
+                for called in _LOOP.search(found.text).groups():
+                    yield from self._walk(called, passes * trips)
+            elif found.opcode == "conditional":
+                branches = [list(self._walk(called, passes)) for called in found.called]
+                yield from max(branches, key=_total)
+            elif found.opcode in _RUNNING:
+                for called in found.called:
                     yield from self._walk(called, passes)
-            elif cycles := _own_cycles(instruction):
+            elif cycles := _CYCLES.search(found.text):
+                shape = _SHAPE.search(found.text)
                 yield Cost(
-                    cycles=cycles * passes,
+                    cycles=int(cycles[1]) * passes,
                     passes=passes,
                     instruction=name,
-                    part=self._program.part(name),
-                    shape=shape[1] if (shape := _SHAPE.search(instruction.text)) else "",
-                    operation=self._program.operation(name),
+                    part=self._part(name),
+                    shape=shape[1] if shape else "",
+                    operation=_operation(found),
                     source=self._source(name),
                 )
 
-    def _cycles_of(self, computation: str) -> float:
-        """Returns the cycles of one run of a computation, the costliest of its branches taken."""
-        total = 0.0
-        for name in self._computations[computation]:
-            instruction = self._program.instructions[name]
-            cycles = [self._cycles(each) for each in instruction.called]
-            if instruction.opcode == "while":
-                total += sum(cycles) * (self._trips(name) or 1)
-            elif instruction.opcode == "conditional":
-                total += max(cycles)
-            elif instruction.opcode in _RUNNING:
-                total += sum(cycles)
-            else:
-                total += _own_cycles(instruction)
-        return total
-
-    def _passes(self, name: str) -> float:
-        """Returns the passes of a loop; those that are not known are noted."""
-        trips = self._trips(name)
-        if trips is not None:
-            return trips
-        part, body = self._program.part(name), _BODY.search(self._program.instructions[name].text)
-        if part.startswith("learn") and "learn/gradient" in self._parts_within(body[1]):
-            return self._gradient_steps
-        if part != hlo.OTHER:  # the loop over updates is in no part
-            self.loops.append(Loop(self._cycles(body[1]), part, self._program.operation(name)))
-        return 1.0
+    def _passes(self, name: str) -> tuple[float, Loop | None]:
+        """Returns the passes of a loop, and the loop if their number is unknown."""
+        found = self._instructions[name]
+        condition, body = _LOOP.search(found.text).groups()
+        compare = self._instructions[self._computations[condition][-1]]
+        if compare.opcode == "compare" and "direction=LT" in compare.text:
+            counter, limit = compare.operands
+            if (bound := self._constant(limit)) is not None:
+                return bound - (self._initial(counter) or 0), None
+        part = self._part(name)
+        if part.startswith("learn") and "learn/gradient" in self._parts_within(body):
+            return self._gradient_steps, None
+        if part == OTHER:  # the loop over updates
+            return 1.0, None
+        return 1.0, Loop(_total(list(self._walk(body, 1.0))), part, _operation(found))
 
     def _parts_within(self, computation: str) -> set[str]:
         parts = set()
         for name in self._computations[computation]:
-            parts.add(self._program.part(name))
-            if self._program.instructions[name].opcode in ("while", "conditional", *_RUNNING):
-                for called in self._program.instructions[name].called:
-                    parts |= self._parts_within(called)
+            found = self._instructions[name]
+            parts.add(self._part(name))
+            if found.opcode in ("while", "conditional", *_RUNNING):
+                parts = parts.union(*map(self._parts_within, found.called))
         return parts
-
-    def _trips(self, name: str) -> int | None:
-        """Returns how many passes a loop takes that counts up to a constant."""
-        loop = self._program.instructions[name]
-        condition = self._computations[_CONDITION.search(loop.text)[1]]
-        root = self._program.instructions[condition[-1]]
-        if root.opcode != "compare" or "direction=LT" not in root.text:
-            return None
-        counter, limit = root.operands
-        initial = self._initial(loop, self._program.instructions[counter])
-        bound = self._constant(limit)
-        if bound is None:  # carried by the loop
-            bound = self._initial(loop, self._program.instructions[limit])
-        if bound is None or self._is_changed(loop, self._program.instructions[limit]):
-            return None
-        return bound - (initial or 0)
-
-    def _initial(self, loop: hlo.Instruction, element: hlo.Instruction) -> int | None:
-        """Returns the constant that an element of a loop's state begins with, if it is one."""
-        if element.opcode != "get-tuple-element":
-            return None
-        state = self._program.instructions[loop.operands[0]]
-        index = int(_INDEX.search(element.text)[1])
-        return self._constant(state.operands[index]) if state.opcode == "tuple" else None
-
-    def _is_changed(self, loop: hlo.Instruction, element: hlo.Instruction) -> bool:
-        """Returns whether the body gives an element of its state another value."""
-        if element.opcode != "get-tuple-element":
-            return False
-        index = int(_INDEX.search(element.text)[1])
-        root = self._computations[_BODY.search(loop.text)[1]][-1]
-        return not self._is_element(self._program.instructions[root].operands[index], index)
-
-    def _is_element(self, name: str, index: int) -> bool:
-        found = self._program.instructions[name]
-        if found.opcode in ("copy", "bitcast"):
-            return self._is_element(found.operands[0], index)
-        return found.opcode == "get-tuple-element" and f"index={index}" in found.text
 
     def _constant(self, name: str) -> int | None:
         """Returns the value of an integer, followed through copies and the state of loops."""
-        found = self._program.instructions[name]
-        if found.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
+        found = self._instructions[name]
+        if found.opcode in _ALIASES:
             return self._constant(found.operands[0])
-        if found.opcode == "get-tuple-element":
-            state = self._program.instructions[found.operands[0]]
-            loop = self._whiles.get(state.computation)
-            if state.opcode != "parameter" or not loop or self._is_changed(loop, found):
-                return None
-            return self._initial(loop, found)
-        match = _CONSTANT.search(found.text) if found.opcode == "constant" else None
-        return int(match[1]) if match else None
+        if found.opcode == "constant":
+            match = _CONSTANT.search(found.text)
+            return int(match[1]) if match else None
+        if found.opcode != "get-tuple-element" or not (loop := self._loop_of(found)):
+            return None
+        # The body must return the element unchanged.
+        body = _LOOP.search(loop.text)[2]
+        index = int(_INDEX.search(found.text)[1])
+        returned = self._instructions[self._computations[body][-1]].operands[index]
+        while self._instructions[returned].opcode in _ALIASES:
+            returned = self._instructions[returned].operands[0]
+        returned = self._instructions[returned]
+        unchanged = returned.opcode == "get-tuple-element" and f"index={index}" in returned.text
+        return self._initial(name) if unchanged else None
 
-    def _copies(self, name: str) -> bool:
-        instruction = self._program.instructions[name]
-        if instruction.opcode != "fusion":
-            return instruction.opcode in _COPYING
-        within = set(self._opcodes(instruction))
-        return bool(within & _COPYING) and within <= _COPYING | _BESIDES
+    def _initial(self, name: str) -> int | None:
+        """Returns the constant that an element of a loop's state starts with, if it is one."""
+        element = self._instructions[name]
+        loop = self._loop_of(element) if element.opcode == "get-tuple-element" else None
+        state = self._instructions[loop.operands[0]] if loop else None
+        if not state or state.opcode != "tuple":
+            return None
+        return self._constant(state.operands[int(_INDEX.search(element.text)[1])])
 
-    def _opcodes(self, fusion: hlo.Instruction) -> Iterator[str]:
-        """Yields what is computed in a fusion, and in those within it."""
-        for name in (each for called in fusion.called for each in self._computations[called]):
-            instruction = self._program.instructions[name]
-            if instruction.opcode == "fusion":
-                yield from self._opcodes(instruction)
-            else:
-                yield instruction.opcode
+    def _loop_of(self, element: _Instruction) -> _Instruction | None:
+        """Returns the loop whose state contains an element."""
+        state = self._instructions[element.operands[0]]
+        return self._loops.get(state.computation) if state.opcode == "parameter" else None
+
+    def _part_of(self, name: str) -> str:
+        found = self._instructions[name]
+        if part := _scope(found.op_name):
+            return part
+        if "/" not in found.op_name:  # added by XLA
+            read = [each for each in found.operands if each in self._instructions]
+            made = ("constant", "parameter")
+            parts = {self._part(x) for x in read if self._instructions[x].opcode not in made}
+            if len(parts) == 1 and OTHER not in parts:
+                return parts.pop()
+        parts = {self._part(caller) for caller in self._callers[found.computation]}
+        return parts.pop() if len(parts) == 1 else OTHER
 
     def _source(self, name: str) -> str:
-        """Returns the line that an instruction comes from.
-
-        What XLA made by itself has none: it comes from where that does which it reads, which reads
-        it, or which runs the computation that it stands in.
-        """
-        instruction = self._program.instructions[name]
-        near = [name, *instruction.operands, *self._users[name]]
-        callers = self._program.callers.get(instruction.computation, ())
-        found = filter(None, map(self._line, near))
-        return next(found, "") or next(filter(None, map(self._source, callers)), "")
-
-    def _line(self, name: str) -> str:
-        frame = _FRAME.search(self._program.instructions[name].text)
-        return self._lines.get(frame[1], "") if frame else ""
+        """Returns the source line of an instruction, or of its operands, users or callers."""
+        found = self._instructions[name]
+        for each in (name, *found.operands, *self._users[name]):
+            frame = _FRAME.search(self._instructions[each].text)
+            if line := frame and self._lines.get(frame[1]):
+                return line
+        return next(filter(None, map(self._source, self._callers[found.computation])), "")
 
 
-def _own_cycles(instruction: hlo.Instruction) -> int:
-    match = _CYCLES.search(instruction.text)
-    return int(match[1]) if match else 0
+def _total(found: list[Cost | Loop]) -> float:
+    return sum(each.cycles for each in found if isinstance(each, Cost))
 
 
-def _lines(text: str, folder: str) -> dict[str, str]:
-    """Returns the innermost line of the project's own files of each stack frame, as `file:line`."""
-    tables: dict[str, dict[str, Any]] = collections.defaultdict(dict)
-    heading = ""
+def _operation(instruction: _Instruction) -> str:
+    """Returns the layer and the operation in JAX's name, or XLA's opcode."""
+    pieces = [piece for piece in instruction.op_name.split("/") if "(" not in piece]
+    backward = " (backward)" if "transpose(" in instruction.op_name else ""
+    return ("/".join(pieces[-2:]) or instruction.opcode) + backward
+
+
+def _scope(op_name: str) -> str:
+    """Returns the scopes in an instruction's name, such as `learn/gradient`; "" without any."""
+    found, known = [], _SCOPES[""]
+    for piece in op_name.split("/"):
+        match = _TRANSFORMED.match(piece)
+        if match and match[1] in known:
+            found.append(match[1])
+            known = _SCOPES.get(match[1], ())
+    return "/".join(found)
+
+
+def _source_lines(text: str, folder: str) -> dict[str, str]:
+    """Returns the innermost line of the project's files of each stack frame, as `file:line`."""
+    tables, heading = collections.defaultdict(dict), ""
     for line in text.splitlines():
-        if line in _TABLES:
+        if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
             heading = line
         elif match := re.match(r"(\d+) (.*)$", line):
             fields = dict(re.findall(r"(\w+)=(\d+)", match[2]))
             tables[heading][match[1]] = fields or match[2].strip('"')
         elif line.startswith(("%", "ENTRY")):
             break
-    return {frame: _own_line(tables, frame, folder) for frame in tables["StackFrames"]}
-
-
-def _own_line(tables: dict[str, dict[str, Any]], frame: str, folder: str) -> str:
-    own = tables["StackFrames"][frame]
-    location = tables["FileLocations"][own["file_location_id"]]
-    file = tables["FileNames"][location["file_name_id"]]
-    if file.startswith(folder) and "site-packages" not in file:  # where .venv is
-        return f"{file.removeprefix(folder)}:{location['line']}"
-    caller = own.get("parent_frame_id", frame)
-    return _own_line(tables, caller, folder) if caller != frame else ""
+    lines = {}
+    for frame in tables["StackFrames"]:
+        own, caller = None, frame
+        while own != caller:
+            own = caller
+            location = tables["FileLocations"][tables["StackFrames"][own]["file_location_id"]]
+            file = tables["FileNames"][location["file_name_id"]]
+            if file.startswith(folder) and "site-packages" not in file:  # .venv is in the folder
+                lines[frame] = f"{file.removeprefix(folder)}:{location['line']}"
+                break
+            caller = tables["StackFrames"][own].get("parent_frame_id", own)
+    return lines

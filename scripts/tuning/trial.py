@@ -16,7 +16,7 @@ from tuning import candidates
 
 from podracers import command_line, errors, parallel
 from podracers import environment as environment_lib
-from podracers.training import run_directory
+from podracers.training import experiment, run_directory
 
 TURNS = 3
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
@@ -70,7 +70,7 @@ def run(
     """Measures in a child process.
 
     Args:
-      training: arguments of `measure.Training`.
+      training: arguments of `Trial`.
       limit: seconds, after which the child is ended.
       memory: bytes; a child that takes more is ended.
       cache: a folder for compiled programs, where the environment names no other.
@@ -113,20 +113,32 @@ def run(
 
 
 class Trial:
-    """A candidate, in its own process; the arguments are those of `measure.Training`."""
+    """A candidate in its own process."""
 
     def __init__(self, gin_files: Sequence[str], bindings: Sequence[str], seconds: float):
         command_line.use_compilation_cache()
-        self._training = measure.Training(gin_files, bindings, seconds)
-        self.check, self.compiling = self._training.check, self._training.compiling
+        self._settings = experiment.load(gin_files, bindings)
+        self._parts, self._seconds = self._settings.build(), seconds
+        self._stepper: measure.Stepper | None = None
+
+    def check(self) -> None:
+        """Refuses parts that do not fit; see `experiment.check`."""
+        experiment.check(self._parts, self._settings.seed)
+
+    def compiling(self) -> float:
+        """Returns the seconds that the first update took longer than the second one."""
+        return self._stepper.compiling
 
     def __call__(self) -> float:
         """Returns agent steps per second."""
-        return self._training()
+        if self._stepper is None:
+            runner = self._parts.runner
+            self._stepper = measure.Stepper(runner, None, measure.LEAD_IN, self._seconds)
+        return self._stepper()
 
     def facts(self) -> Facts:
         """Returns what is known before anything is compiled."""
-        parts, devices = self._training.parts, jax.local_devices()
+        parts, devices = self._parts, jax.local_devices()
         runner = parts.runner
         try:
             placement = getattr(runner, "placement", None)

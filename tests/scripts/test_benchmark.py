@@ -1,4 +1,4 @@
-"""Tests of the benchmarks: turns, processes, the baseline, and that each section runs."""
+"""Tests of the benchmarks: turns, processes, the Sebulba baseline, files of results, smoke runs."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ ATARI = {"img_height": 36, "img_width": 36, "frame_skip": 4}
 
 @pytest.fixture(scope="module")
 def scripts(tools):
-    names = ("measure", "contender", "sebulba_speed", "single_file_sebulba")
+    names = ("measure", "contender", "records", "sebulba_speed", "single_file_sebulba")
     return tools(*(f"benchmarks.{name}" for name in names))
 
 
@@ -32,12 +32,15 @@ def test_contenders_take_turns_and_the_first_round_only_warms_up(scripts):
         return lambda: calls.append(name) or next(values)
 
     turns = {"a": turn("a", [9.0, 1.0, 2.0]), "b": turn("b", [9.0, 3.0, 4.0])}
-    assert scripts.measure.take_turns(turns, 2) == {"a": [1.0, 2.0], "b": [3.0, 4.0]}
+    rates = scripts.measure.take_turns(turns, 2)
+    assert rates == {"a": [1.0, 2.0], "b": [3.0, 4.0]}
     assert calls == ["a", "b"] * 3
+    ratio = scripts.measure.ratio(rates, "b", "a")
+    assert (ratio.min, ratio.max, ratio.case["program"]) == (2.0, 3.0, "b / a")
 
 
 class Slow:
-    """A runner that has a lot in store: the first update of a turn takes no time."""
+    """A runner whose updates take 50 ms."""
 
     steps_per_update = 10
 
@@ -49,83 +52,60 @@ class Slow:
         return state + num_updates, None
 
 
-def test_what_leads_in_is_not_counted(scripts):
+def test_updates_before_a_measurement_are_not_counted(scripts):
     stepper = scripts.measure.Stepper(Slow(), updates=4, lead_in=1)
     assert stepper() == pytest.approx(10 / 0.05, rel=0.2)
     assert stepper.state == 4 + 5  # the first updates warm up
 
 
-def make_turn(ballast):
-    """Returns a contender whose turns are its process id."""
-    kept = np.ones(ballast, np.uint8)
-    return lambda: float(os.getpid()) if kept[-1] else 0.0
+class Child:
+    """An object in a contender's process."""
 
-
-class Told:
-    """A contender that tells what its environment says, and a fact."""
-
-    answer = 42.0
+    def __init__(self, ballast):
+        self.made = time.time()
+        self._kept = np.ones(ballast, np.uint8)
+        self.variable = os.environ.get("PODRACERS_TEST")
 
     def __call__(self):
-        return float(os.environ["PODRACERS_TOLD"])
+        return float(os.getpid())
+
+    def fail(self):
+        raise ValueError("no such luck")
+
+    def die(self):
+        os._exit(3)
+
+    def sleep(self):
+        time.sleep(600)
 
 
-def make_failing():
-    raise ValueError("no such luck")
-
-
-def make_dying():
-    return lambda: os._exit(3)
-
-
-def test_each_contender_has_a_process_and_memory_of_its_own(scripts):
-    makers = {"light": make_turn, "heavy": make_turn}
-    with scripts.contender.together(makers, {"light": (1,), "heavy": (300_000_000,)}) as both:
-        light, heavy = both.values()
+def test_contenders_have_their_own_processes(scripts):
+    started = time.time()
+    with scripts.contender.together({"light": Child}, 1) as contenders:
+        light = contenders["light"]
+        heavy = scripts.contender.Contender(
+            "heavy", Child, 300_000_000, environment={"PODRACERS_TEST": "7"}
+        )
+        time.sleep(1.0)
+        assert light.ask("made") >= started + 1.0  # not before it is asked
         assert len({light(), heavy(), float(os.getpid())}) == 3
         assert light() == light()
         assert 250e6 < heavy.memory() - light.memory() < 350e6
+        assert (light.ask("variable"), heavy.ask("variable")) == (None, "7")
+        assert "PODRACERS_TEST" not in os.environ
+        with pytest.raises(errors.RunFailure, match="ValueError: no such luck"):
+            light.ask("fail")
 
+        def watch():
+            raise errors.RunFailure("enough")
 
-def test_a_contender_has_variables_and_facts_of_its_own(scripts):
-    told = scripts.contender.Contender("told", Told, environment={"PODRACERS_TOLD": "7"})
-    assert "PODRACERS_TOLD" not in os.environ
-    assert told() == 7.0
-    assert told.ask("answer") == 42.0
-    told.kill()
-
-
-def test_a_contender_that_is_watched_can_be_given_up(scripts):
-    def watch():
-        raise errors.RunFailure("enough")
-
-    slow = scripts.contender.Contender("slow", time.sleep, 600)
-    with pytest.raises(errors.RunFailure, match="enough"):
-        slow.ask("__call__", watch)
-    slow.kill()
-
-
-def make_timed(began):
-    """Returns a contender whose turns are the seconds until it was made."""
-    made = time.time() - began
-    return lambda: made
-
-
-def test_a_contender_is_made_in_its_first_turn_and_not_beside_the_others(scripts):
-    late = scripts.contender.Contender("late", make_timed, time.time())
-    time.sleep(4.0)
-    assert late() >= 4.0
-    late.kill()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"), [(make_failing, "ValueError: no such luck"), (make_dying, "process died")]
-)
-def test_a_contender_that_fails_says_so(scripts, make, message):
-    failing = scripts.contender.Contender("unlucky", make)
-    with pytest.raises(errors.RunFailure, match=f"unlucky.*{message}"):
-        failing()
-    failing.kill()
+        with pytest.raises(errors.RunFailure, match="enough"):
+            heavy.ask("sleep", watch)
+        with pytest.raises(errors.RunFailure, match="process died"):
+            light.ask("die")
+        with pytest.raises(errors.RunFailure, match=r"'light'.*process died"):
+            light()
+        heavy.kill()
 
 
 def test_a_contender_ends_with_a_parent_that_is_killed():
@@ -144,7 +124,7 @@ contender.Contender("slow", exec, "print(1, flush=True); import time; time.sleep
 
 
 @pytest.mark.slow
-def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch):
+def test_the_baseline_learns_from_the_rollouts_of_its_actor(scripts, monkeypatch):
     settings = scripts.single_file_sebulba.Settings(num_envs=4, rollout_length=8)
     options = {**ATARI, "max_episode_steps": 30}
     runner = scripts.single_file_sebulba.SingleFileSebulba("Pong-v5", options, settings)
@@ -160,7 +140,7 @@ def test_the_baseline_learns_from_what_its_actor_saw(scripts, monkeypatch):
         np.testing.assert_array_equal(rollout.observation[-1], following.observation[0])
     steps = [each._replace(observation=each.observation[:-1]) for each in rollouts]
     joined = jax.tree.map(lambda *xs: np.concatenate(xs), *steps)
-    # Stacks move by one frame a step, but for the resets, which come right after the ends.
+    # Stacks move by one frame a step, except at resets, which follow the ends.
     moved = (joined.observation[1:, :, :-1] == joined.observation[:-1, :, 1:]).all((2, 3, 4))
     np.testing.assert_array_equal(moved, ~joined.reset[:-1])
     np.testing.assert_array_equal(joined.done[:-1], joined.reset[1:])
@@ -171,38 +151,80 @@ def test_bytes_to_the_device(scripts):
     setting = scripts.sebulba_speed.IMPALA
     spec = setting.build().environment.spec
     assert scripts.sebulba_speed.bytes_per_step(spec) == 84 * 84 + 3 * 4
-    baseline = scripts.sebulba_speed._make_baseline(setting)
+    baseline = scripts.sebulba_speed.make_baseline(setting)
     assert baseline.bytes_to_device_per_step == 4 * 84 * 84 * 21 / 20 + 4 + 1 + 1
 
 
-def test_an_unknown_name_is_the_users_mistake(run):
-    result = run("benchmark", "sebulbas")
-    assert result.returncode == 2
-    assert "'sebulba'" in result.stderr
-
-
-def test_a_wrong_binding_is_met_before_anything_is_started(scripts):
+def test_user_mistakes(run, scripts, tmp_path):
+    processes.assert_mistake(run("benchmark", "sebulbas"), "'sebulba'")
+    processes.assert_mistake(run("benchmark", "tpu_ppo", "--libtpu", tmp_path), "libtpu==")
     setting = dataclasses.replace(scripts.sebulba_speed.IMPALA, bindings=("IMPALA.gama = 0.9",))
-    with pytest.raises(errors.UserError, match="gamma"):
+    with pytest.raises(errors.UserError, match="gamma"):  # before any process starts
         scripts.sebulba_speed.benchmark_learning(setting, 1)
 
 
-@pytest.mark.slow
-def test_what_dispatches_cost(tmp_path):
-    name, file = "sebulba_dispatches", tmp_path / "result.json"
-    result = processes.run("benchmark", name, "--repeats", 1, "--json", file)
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(file.read_text())["results"][name]["rows"]
-    found = {(row["measure"], *row["case"].values()): row["median"] for row in rows}
-    assert all(median > 0.0 for median in found.values())
-    # A rollout begins, takes 32 steps and ends; learning, parameters, most updates a merge.
-    assert 36 <= found["programs run in an update", 16] < 38
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(359126, "359k"), (999.7, "1k"), (2.5e6, "2.5M"), (23.679, "23.7"), (-0.078, "-0.078")],
+)
+def test_short_numbers(scripts, number, text):
+    assert scripts.records.short(number) == text
+
+
+def test_files_of_results(scripts, tmp_path):
+    records = scripts.records
+
+    def result(agent, *runners):
+        rows = [
+            records.row("speed", "agent steps/s", [1.5e5, 2e5, 2e6], agent=agent, runner=each)
+            for each in runners
+        ]
+        return records.Result("Agents.", tuple(rows), (agent,), group="agents")
+
+    results = {"one": result("ppo", "Anakin", "Sebulba"), "two": result("dqn", "Anakin")}
+    single = records.row("share", "share", 0.25, part="acting")
+    results["three"] = records.Result("Shares.", (single,))
+    made = {"device": "1 x H100", "platform": "gpu", "host_cores": 16}
+    made |= {"versions": {"jax": "0.10.2"}, "commit": None}
+    record = records.Record("command", results, made)
+    record.write(tmp_path / "agents.json")
+    assert records.read(tmp_path / "agents.json") == record
+    page = records.page(tmp_path)
+    assert "| ppo | 200k (150k to 2M) | 200k (150k to 2M) |\n| dqn | 200k (150k to 2M) |  |" in page
+    assert "| part | share |\n| --- | --- |\n| acting | 0.25 |" in page
+    assert "- ppo\n- dqn" in page and page.count("Agents.") == 1
+    (tmp_path / "broken.json").write_text('{"results": 3}')
+    with pytest.raises(errors.UserError, match=r"broken\.json"):
+        records.page(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sebulba_impala", "sebulba_environments"])
-def test_sections_of_sebulba_run(tmp_path, name):
-    bindings = ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {ATARI}")
+@pytest.mark.parametrize(
+    ("name", "bindings", "expected"),
+    [
+        (
+            "sebulba_impala",
+            ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {ATARI}"),
+            ("ratio, turn by turn", "Sebulba / baseline"),
+        ),
+        (
+            "sebulba_environments",
+            ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {ATARI}"),
+            ("ratio, turn by turn", "small network / EnvPool alone"),
+        ),
+        (
+            "dqn",
+            ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"),
+            ("its share of that update", "cartpole_dqn"),
+        ),
+        (
+            "lpg",
+            ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4"),
+            ("memory of the compiled update", "Anakin, recomputing"),
+        ),
+    ],
+)
+def test_benchmarks_run(tmp_path, name, bindings, expected):
     arguments = [part for each in bindings for part in ("--gin_bindings", each)]
     file = tmp_path / "result.json"
     result = processes.run(
@@ -211,9 +233,7 @@ def test_sections_of_sebulba_run(tmp_path, name):
         environment={"XLA_FLAGS": "--xla_force_host_platform_device_count=1"},
     )
     assert result.returncode == 0, result.stderr
-    results = json.loads(file.read_text())["results"][name]
-    small = name.endswith("environments")
-    ratio = "small network / EnvPool alone" if small else "Sebulba / baseline"
-    found = {(row["measure"], row["case"]["program"]): row["median"] for row in results["rows"]}
-    assert found["speed", "EnvPool alone"] > 0.0
-    assert found["ratio, turn by turn", ratio] > 0.0
+    rows = json.loads(file.read_text())["results"][name]["rows"]
+    found = {(row["measure"], *row["case"].values()): row["median"] for row in rows}
+    assert found[expected] > 0.0
+    assert all(median > 0.0 for key, median in found.items() if key[0] == "speed")
