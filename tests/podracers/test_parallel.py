@@ -177,46 +177,6 @@ class _State(NamedTuple):
     memory: Any = ()
 
 
-def _usage(memory, num_devices):
-    state = _State(memory={"ring": jax.ShapeDtypeStruct((4, memory), np.uint8), "empty": ()})
-    return parallel.memory_usage(state, (), 0, jax.devices()[:num_devices])
-
-
-def test_bytes_count_shapes_and_dtypes():
-    tree = (jax.ShapeDtypeStruct((3, 5), np.float32), jax.ShapeDtypeStruct((), np.int8), ())
-    assert parallel.num_bytes(tree) == 61
-
-
-def test_the_line_says_how_much_each_device_holds():
-    (line,) = _usage(25_000_000, 2)
-    assert "50 MB on each of 2 cpu devices, of " in line
-    (line,) = _usage(250_000, 1)
-    assert "1 MB on each of 1 cpu device, of " in line
-    assert _usage(0, 2) == []
-
-
-def test_an_agents_memory_that_does_not_fit_is_refused():
-    with pytest.raises(
-        errors.UserError, match="4e\\+03 TB on each of 1 cpu device, which has room"
-    ):
-        _usage(10**15, 1)
-
-
-def test_memory_usage_counts_the_learner_on_each_device_and_shares_of_the_rest():
-    learner = jax.ShapeDtypeStruct((10**15,), np.uint8)  # 1000 TB on each device
-    memory = jax.ShapeDtypeStruct((8,), np.int32)
-    observation = specs.Array((10, 5), np.float32)  # 200 bytes
-    devices = jax.devices()[:2]
-    assert parallel.memory_usage(_State((), memory), observation, 8, devices) == []
-    for state, num_steps, size in (
-        (_State(learner, memory), 0, "1e\\+03 TB"),
-        (_State(learner, memory), 10**13, "2e\\+03 TB"),
-        (_State((), memory), 10**12, "100 TB"),
-    ):
-        with pytest.raises(errors.UserError, match=f"take {size} on each of 2 cpu devices"):
-            parallel.memory_usage(state, observation, num_steps, devices)
-
-
 class _Chip(NamedTuple):
     """A device with memory of its own."""
 
@@ -229,45 +189,60 @@ class _Chip(NamedTuple):
         return None if self.limit is None else {"bytes_limit": self.limit}
 
 
-def _update_usage(limit, trace):
-    state = _State(memory=jax.ShapeDtypeStruct((1000, 1000), np.float32))
-    return parallel.memory_usage(state, (), 0, [_Chip(limit)], trace)
+def _update():
+    """Traces an update of 4 MB in place, with at least 4 MB of temporary memory."""
+    ring = jax.ShapeDtypeStruct((1000, 1000), np.float32)
+    return jax.jit(lambda x: jnp.sin(x @ x) @ x, donate_argnums=0).trace(ring)
 
 
-def test_an_update_is_counted_with_what_is_temporary():
-    def trace():  # 4 MB that are updated in place, of which 4 MB are made that are gone afterwards
-        ring = jax.ShapeDtypeStruct((1000, 1000), np.float32)
-        return jax.jit(lambda x: jnp.sin(x @ x) @ x, donate_argnums=0).trace(ring)
-
-    usage = functools.partial(_update_usage, trace=trace)
-    ring, update = usage(13_000_000)
-    assert ring.endswith("4 MB on each of 1 TPU v5 lite device, of 13 MB")
-    analysis = trace().lower().compile().memory_analysis()
-    temporary = parallel.readable_bytes(analysis.temp_size_in_bytes)
-    total = parallel.readable_bytes(4_000_000 + analysis.temp_size_in_bytes)
-    assert analysis.temp_size_in_bytes > 3_900_000
-    each = "on each of 1 TPU v5 lite device"
-    assert update == f"an update takes {total} {each}, {temporary} of it for a while, of 13 MB"
-    assert usage(None)[1] == update.removesuffix(", of 13 MB")
-    with pytest.raises(errors.UserError, match=r"room for 10 MB: \d\d% of the agent's repl"):
-        usage(10_000_000)
-    with pytest.raises(errors.UserError, match="lower num_envs, rollout_length, the batch size"):
-        parallel.memory_usage(_State(), (), 0, [_Chip(4_000_000)], trace)
+RING = _State(memory=jax.ShapeDtypeStruct((1000, 1000), np.float32))
 
 
-def test_an_update_that_cannot_be_compiled_for_lack_of_memory_is_refused():
-    class Full:
+def test_memory_usage_names_sizes_and_devices():
+    assert parallel.num_bytes((RING.memory, jax.ShapeDtypeStruct((3,), np.int8), ())) == 4_000_003
+    two = jax.devices()[:2]
+    (line,) = parallel.memory_usage(RING, (), 0, two, _update)
+    assert "2 MB on each of 2 cpu devices, of " in line
+    assert parallel.memory_usage(_State(), (), 0, two, _update) == []
+    ring, update = parallel.memory_usage(RING, (), 0, [_Chip(13_000_000)], _update)
+    assert "4 MB on each of 1 TPU v5 lite device, of 13 MB" in ring
+    temporary = _update().lower().compile().memory_analysis().temp_size_in_bytes
+    assert temporary > 3_900_000
+    assert f"takes {parallel.readable_bytes(4_000_000 + temporary)} on each of 1 TPU" in update
+    assert f"{parallel.readable_bytes(temporary)} are temporary" in update
+    assert "of 13 MB" not in parallel.memory_usage(RING, (), 0, [_Chip(None)], _update)[1]
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    """The learner is on each device, and the rest is split."""
+    learner = jax.ShapeDtypeStruct((10**15,), np.uint8)
+    observation = specs.Array((10, 5), np.float32)  # 200 bytes
+    devices = jax.devices()[:2]
+    for state, num_steps, size in (
+        (_State(learner), 0, "1e\\+03 TB"),
+        (_State(learner), 10**13, "2e\\+03 TB"),
+        (_State((), {"ring": learner}), 0, "500 TB"),
+        (_State(), 10**12, "100 TB"),
+    ):
+        with pytest.raises(errors.UserError, match=f"take {size} on each of 2 cpu devices"):
+            parallel.memory_usage(state, observation, num_steps, devices, _update)
+
+
+def test_an_update_that_does_not_fit_is_refused():
+    class Failing(NamedTuple):
+        message: str
+
         def lower(self):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory.\nDetails")
+            raise jax.errors.JaxRuntimeError(self.message)
 
-    class Broken:
-        def lower(self):
-            raise jax.errors.JaxRuntimeError("INTERNAL: what is that?")
-
-    with pytest.raises(errors.UserError, match="of memory; lower the agent's replay_capacity, num"):
-        _update_usage(12_000_000, Full)
+    usage = functools.partial(parallel.memory_usage, RING, (), 0)
+    with pytest.raises(errors.UserError, match=r"an update takes .*: lower the agent's replay_cap"):
+        usage([_Chip(5_000_000)], _update)
+    full = Failing("RESOURCE_EXHAUSTED: Ran out of memory.\nDetails")
+    with pytest.raises(errors.UserError, match="Ran out of memory; lower the agent's replay_cap"):
+        usage([_Chip(5_000_000)], lambda: full)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        _update_usage(12_000_000, Broken)
+        usage([_Chip(5_000_000)], lambda: Failing("INTERNAL: a bug"))
 
 
 @pytest.mark.parametrize(
