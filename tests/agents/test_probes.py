@@ -1,0 +1,353 @@
+"""One matrix of agents and probe environments: each agent learns the known values, in seconds.
+
+Compiling takes longer than learning, so similar probes are learnt as one environment, a mixture.
+`make test-learning` learns each of them by itself, so that the name of a failing probe points at
+the fault.
+
+Axis legend: `N` observations.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, tree_search
+from agents.networks import cores, encoders, heads
+from agents.networks import muzero as muzero_networks
+from agents.networks import sac as sac_networks
+from environments import probes
+from podracers import agent as agent_lib
+from podracers import anakin, environment, evaluation, types
+
+GAMMA = 0.9
+ROLLOUT_LENGTH = 8
+MIXED = (
+    probes.ConstantReward,
+    probes.ObservationReward,
+    probes.ActionReward,
+    probes.ObservationActionReward,
+    probes.DelayedReward,
+    probes.Truncation,
+    probes.Memory,
+)
+RECURRENT = (probes.Memory, probes.Bandit)
+OTHERS = (probes.MaskedAction, probes.MultiDiscreteReward, probes.ContinuousReward, probes.Bandit)
+_WIDTH = 4  # of the widest observation in the mixture
+
+
+class _MixtureState(NamedTuple):
+    which: jax.Array  # int32
+    states: tuple
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixture:
+    """One of the probes `MIXED` in each episode; the observation begins with its one-hot index.
+
+    Attributes:
+      only: index of the probe of all episodes; None for any probe.
+    """
+
+    only: int | None = None
+    parts: tuple = tuple(probe() for probe in MIXED)
+
+    @property
+    def spec(self):
+        observation = specs.Array((len(self.parts) + _WIDTH,), np.float32)
+        return environment.EnvironmentSpec("Mixture", observation, specs.DiscreteArray(2))
+
+    def reset(self, key):
+        which = jax.random.randint(jax.random.fold_in(key, 0), (), 0, len(self.parts))
+        which = which if self.only is None else jnp.full_like(which, self.only)
+        return self._choose(which, [part.reset(key) for part in self.parts])
+
+    def step(self, state, action):
+        pairs = [part.step(s, action) for part, s in zip(self.parts, state.states)]
+        return self._choose(state.which, pairs)
+
+    def observation(self, which, observation):
+        """Returns `[N, F]` from the observations `[N, ...]` of one of the probes."""
+        padded = jnp.pad(observation, ((0, 0), (0, _WIDTH - observation.shape[1])))
+        label = jnp.arange(len(self.parts)) == which
+        return jnp.concatenate([jnp.tile(label, (len(padded), 1)), padded], axis=1)
+
+    def _choose(self, which, pairs):
+        timesteps = [
+            timestep._replace(observation=self.observation(index, timestep.observation[None])[0])
+            for index, (_, timestep) in enumerate(pairs)
+        ]
+        timestep = jax.tree.map(lambda *xs: jnp.stack(xs)[which], *timesteps)
+        return _MixtureState(which, tuple(state for state, _ in pairs)), timestep
+
+
+def _actor_critic(algorithm, spec, hidden, core, steps, **options):
+    network = functools.partial(networks.actor_critic, encoder=encoders.MLP((hidden,)), core=core)
+    options = {"learning_rate": 0.02, "anneal_steps": steps, "entropy_cost": 0.001} | options
+    return algorithm(spec, network=network, gamma=GAMMA, **options)
+
+
+def _dqn(spec, hidden, core, steps, **options):
+    del core
+    network = functools.partial(networks.q_network, encoder=encoders.MLP((hidden,)))
+    return dqn.DQN(
+        spec,
+        network=network,
+        learning_rate=3e-3,
+        gamma=GAMMA,
+        batch_size=256,
+        replay_ratio=4.0,
+        replay_capacity=steps // 4,
+        min_replay=1024,
+        target_period=20,
+        epsilon=0.2,
+        epsilon_steps=steps // 2,
+        **options,
+    )
+
+
+def _pqn(spec, hidden, core, steps):
+    encoder = encoders.MLP((hidden,), "relu", layer_norm=True)
+    network = functools.partial(networks.q_network, encoder=encoder, core=core)
+    options = {"learning_rate": 1e-2, "anneal_steps": steps, "epsilon_steps": steps // 2}
+    return pqn.PQN(spec, network=network, gamma=GAMMA, epsilon=0.2, **options)
+
+
+def _r2d2(spec, hidden, core, steps):
+    core = cores.LSTM(32) if core is None else core
+    return r2d2.R2D2(
+        spec,
+        network=functools.partial(
+            networks.q_network, encoder=encoders.MLP((hidden,)), core=core, dueling=True
+        ),
+        sequence_length=12,
+        burn_in=4,
+        n_step=3,
+        learning_rate=3e-3,
+        gamma=GAMMA,
+        batch_size=64,
+        replay_ratio=4.0,
+        replay_capacity=steps // 2,
+        min_replay=2048,
+        target_period=20,
+        epsilon_base=0.6,
+        epsilon_exponent=3.0,
+    )
+
+
+class _Extras(NamedTuple):
+    value: Any  # [B]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ValuedSAC:
+    """SAC whose extras hold the value of a time step; acting itself needs no critics."""
+
+    agent: sac.SAC
+    greedy_evaluation: bool = False
+
+    def __getattr__(self, name):
+        return getattr(self.agent, name)
+
+    def actor_params(self, learner):
+        return self.agent.actor_params(learner), learner.params.critic
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        acting, critic = params
+        agent = dataclasses.replace(self.agent, greedy_evaluation=self.greedy_evaluation)
+        action, state, _ = agent.act(acting, actor_state, timestep, key, evaluation)
+        seen = self.agent._kind.to_critics(action)
+        features = encoders.without_mask(timestep.observation)
+        values = self.agent._network.values(critic, features, seen)
+        return action, state, _Extras(jnp.min(self.agent._kind.taken(values, action), axis=0))
+
+
+def _sac(spec, hidden, core, steps):
+    del hidden, core
+    is_discrete = isinstance(spec.action, specs.DiscreteArray)
+    network = functools.partial(sac_networks.sac_network, hidden_sizes=(32, 32), activation="tanh")
+    agent = sac.SAC(
+        spec,
+        network=network,
+        learning_rate=3e-3,
+        anneal_steps=steps,
+        gamma=GAMMA,
+        batch_size=128,
+        replay_ratio=4.0,
+        replay_capacity=steps // 4,
+        min_replay=1024,
+        target_rate=0.05,
+        initial_temperature=0.1,
+        target_entropy=0.05 if is_discrete else -4.0,
+    )
+    return _ValuedSAC(agent)
+
+
+def _muzero(spec, hidden, core, steps):
+    del hidden, core
+    network = functools.partial(
+        muzero_networks.model,
+        encoder=encoders.MLP((32,), "relu"),
+        latent_size=32,
+        hidden_sizes=(32,),
+    )
+    return muzero.MuZero(
+        spec,
+        network=network,
+        search=functools.partial(tree_search.Search, num_simulations=8, max_depth=4),
+        gamma=GAMMA,
+        support=4.0,
+        support_atoms=33,
+        unroll_steps=3,
+        n_steps=3,
+        learning_rate=4e-3,
+        batch_size=256,
+        replay_ratio=4.0,
+        replay_capacity=steps // 4,
+        min_replay=1024,
+        final_temperature=0.5,
+        temperature_steps=steps,
+    )
+
+
+class Agent(NamedTuple):
+    """An agent of the matrix.
+
+    Attributes:
+      make: `make(spec, hidden, core, steps)`, for the units of its encoder, its recurrent core and
+        the agent steps of the run.
+      updates: rollouts that it learns the mixture from.
+      others: rollouts for each probe that it learns by itself.
+    """
+
+    make: Callable[..., agent_lib.Agent]
+    updates: int
+    others: dict[type, int]
+
+
+_rainbow = functools.partial(
+    _dqn,
+    distribution=heads.CategoricalReturn(-2.0, 2.0, 41),
+    noisy=True,
+    priority_exponent=0.5,
+    importance_exponent=0.4,
+    importance_steps=10_000,
+)
+AGENTS = {
+    "ppo": Agent(
+        functools.partial(_actor_critic, ppo.PPO), 80, dict.fromkeys((*OTHERS, probes.Memory), 80)
+    ),
+    "impala": Agent(
+        functools.partial(_actor_critic, impala.IMPALA, optimizer="adam"),
+        800,
+        {probes.MaskedAction: 800, probes.Memory: 800},
+    ),
+    "dqn": Agent(_dqn, 200, {probes.MaskedAction: 200}),
+    "rainbow": Agent(_rainbow, 200, {probes.MaskedAction: 200}),
+    "pqn": Agent(_pqn, 120, {probes.Memory: 300}),
+    "r2d2": Agent(_r2d2, 120, {}),
+    "sac": Agent(_sac, 200, {probes.ContinuousReward: 200}),
+    "muzero": Agent(_muzero, 220, {}),
+}
+FAST = {("ppo", Mixture), ("ppo", probes.ContinuousReward)}
+
+
+def _learn(name: str, candidate: Any, updates: int, num_envs: int, hidden: int):
+    """Returns an agent with greedy evaluation, and what it learnt of an environment."""
+    core = cores.LSTM(16) if type(candidate) in RECURRENT else None
+    steps = updates * num_envs * ROLLOUT_LENGTH
+    agent = AGENTS[name].make(candidate.spec, hidden, core, steps)
+    runner = anakin.Anakin(agent, candidate, num_envs, ROLLOUT_LENGTH, num_devices=1)
+    state, _ = runner.step(runner.init(0), updates)
+    return agent_lib.greedy(agent) or agent, jax.device_get(runner.actor_params(state))
+
+
+def _values(agent, params, observation):
+    """Returns the agent's values `[N]` of observations `[N, ...]` at the start of an episode."""
+    observation = jax.tree.map(jnp.asarray, observation)
+    count = len(jax.tree.leaves(observation)[0])
+    first = jnp.full((count,), types.FIRST, jnp.int8)
+    timestep = types.TimeStep(observation, jnp.zeros(count), jnp.ones(count), first)
+    core = agent.init_actor(jnp.arange(count), count)
+    keys = jax.random.split(jax.random.key(0), count)
+    act = jax.jit(functools.partial(agent.act, evaluation=True))
+    return act(params, core, timestep, keys)[2].value
+
+
+def _cases(pairs, mark=None):
+    """Returns parameters `(name, probe)`, slow unless they are in `FAST`."""
+    return [
+        pytest.param(
+            *(name, probe),
+            id=f"{name}-{probe.__name__}",
+            marks=mark or (() if (name, probe) in FAST else pytest.mark.slow),
+        )
+        for name, probe in pairs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), _cases((name, Mixture) for name in AGENTS if name != "rainbow")
+)
+def test_the_values_of_a_mixture_are_learnt(name, kind):
+    mixture = kind()
+    agent, params = _learn(name, mixture, AGENTS[name].updates, num_envs=128, hidden=32)
+    remembers = name == "r2d2"
+    for index, (probe, part) in enumerate(zip(MIXED, mixture.parts)):
+        observation = mixture.observation(index, part.observations())
+        values, expected = _values(agent, params, observation), part.value(GAMMA)
+        if probe is probes.Memory and not remembers:
+            # Without memory every answer is right after one cue and wrong after the other.
+            assert abs(np.mean(values) - part.memoryless_return) < 0.3 < np.mean(expected) / 2
+            continue
+        if probe is probes.DelayedReward and remembers:
+            # Time steps from the middle of an episode, shown as its start, are unlike all others.
+            values, expected = values[:1], expected[:1]
+        np.testing.assert_allclose(values, expected, rtol=0.05, atol=0.15, err_msg=probe.__name__)
+    if name in ("dqn", "r2d2"):
+        memory = Mixture(only=MIXED.index(probes.Memory))
+        evaluator = evaluation.Evaluator(agent, memory, num_episodes=128)
+        mean_return = evaluator.run(params, jax.random.key(1)).mean_return()
+        assert mean_return > 0.95 if remembers else abs(mean_return) < 0.4
+
+
+def _assert_learns(name: str, probe: type, updates: int) -> None:
+    """Asserts that the values and the return of a probe are learnt."""
+    candidate = probe()
+    agent, params = _learn(name, candidate, updates, num_envs=32, hidden=16)
+    values = _values(agent, params, candidate.observations())
+    np.testing.assert_allclose(values, candidate.value(GAMMA), rtol=0.05, atol=0.05)
+    episodes = evaluation.Evaluator(agent, candidate, num_episodes=128).run(
+        params, jax.random.key(1)
+    )
+    # Situations are drawn at random, so the best return of a sample varies.
+    error = abs(episodes.mean_return() - candidate.optimal_return)
+    assert error < 0.05 + 4.0 * episodes.standard_error()
+
+
+@pytest.mark.parametrize(
+    ("name", "probe"), _cases((name, p) for name, row in AGENTS.items() for p in row.others)
+)
+def test_a_probe_of_another_kind_is_learnt(name, probe):
+    _assert_learns(name, probe, AGENTS[name].others[probe])
+
+
+@pytest.mark.parametrize(
+    ("name", "probe"),
+    _cases(
+        ((name, probe) for name in AGENTS for probe in MIXED if probe is not probes.Memory),
+        pytest.mark.learning,
+    ),
+)
+def test_each_probe_of_the_mixture_is_learnt_by_itself(name, probe):
+    _assert_learns(name, probe, 400 if name == "r2d2" else AGENTS[name].updates)
+
+
+def test_every_probe_is_learnt_by_an_agent():
+    assert {*MIXED, *AGENTS["ppo"].others} == set(probes.ALL)
