@@ -3,12 +3,12 @@
 Silver et al., "A general reinforcement learning algorithm that masters chess, shogi, and Go through
 self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player.
 
-The search needs the environment's state, and a runner hands an agent nothing but time steps. So the
-state comes with the observation: `wrappers.Searchable` puts it there, under a key that no network
-sees, and puts the environment into the specification. Only JAX environments can be searched.
+The search needs the environment's state, and a runner passes only time steps to an agent. So
+`wrappers.Searchable` adds the state to the observation, under a key that networks do not see, and
+the environment to the specification. Only JAX environments can be searched.
 
-Where an environment draws random numbers while it steps, its state holds the key, and the search
-foresees what will be drawn. There, use MuZero.
+If an environment draws random numbers in its steps, its state holds the key, and the search
+foresees the draws; use MuZero there.
 
 Axis legend: `T` time, `B` streams, `N` drawn sequences, `A` actions, `Z` atoms.
 """
@@ -36,13 +36,13 @@ from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from podracers import environment, errors, types
 
-_ILLEGAL = -1e9  # logit of what the environment forbids
+_ILLEGAL = -1e9  # logit of illegal actions
 
 
 class _Node(NamedTuple):
     """A node of the tree, without batch axis."""
 
-    state: types.PyTree  # of the environment, as `environment.STATE` shows it
+    state: types.PyTree  # of the environment, `environment.STATE` in the observation
     ended: jax.Array  # bool, the episode ended here or before
     value: jax.Array  # of the network
     logits: jax.Array  # [A] of the network
@@ -53,40 +53,12 @@ class AlphaZero:
     """AlphaZero; `replay.Replay` says how many gradient steps follow each rollout.
 
     A sequence of replay is `n + 1` transitions long, and one state of it is learnt from: the first.
+    `agents.options` and `muzero.MuZero` describe the options that are not listed here.
 
     Attributes:
       spec: environment specification, of a `wrappers.Searchable`.
-      network: `network(spec, num_actions, num_atoms)` returns a network that puts out a
+      network: `network(spec, num_actions, num_atoms)` returns a network with output
         `muzero_networks.Prediction`.
-      search: `search()` returns a `tree_search.Search`.
-      support: largest atom of values, in squashed units; see `categorical.Support`.
-      support_atoms: number of atoms.
-      n_steps: steps of the returns that values are learnt from.
-      gamma: discount.
-      value_cost: weight of the value loss.
-      fresh_values: whether returns bootstrap from what the target network thinks of an observation
-        now, rather than from what the search found when it was acted on: then old replay holds no
-        old values (the values of Ye et al., "Mastering Atari Games with Limited Data", 2021,
-        https://arxiv.org/abs/2111.00210, without searching anew).
-      temperature: initial temperature of actions: 1 samples from the policy that the search found,
-        and 0 takes its best action, as evaluation does.
-      final_temperature: final temperature of actions.
-      temperature_steps: agent steps, over all streams, in which it falls linearly; None for never.
-      learning_rate: Adam learning rate.
-      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
-      adam_epsilon: Adam epsilon.
-      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
-      batch_size: sequences of each gradient step, over all devices.
-      replay_capacity: transitions over all streams of all devices.
-      min_replay: transitions over all streams before anything is learnt from them.
-      replay_ratio: number of times that a state is learnt from, on average.
-      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
-      importance_exponent: exponent of the importance weights, in `[0, 1]`.
-      target_period: gradient steps between updates of the target parameters (`fresh_values`).
-      target_rate: step size of an update of the target parameters, in `[0, 1]`; 1 copies.
-      normalize_observations: whether observations are normalised by running statistics.
-      reward_scale: factor of the rewards that are learnt from.
-      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
     """
 
     spec: environment.EnvironmentSpec
@@ -122,13 +94,11 @@ class AlphaZero:
         if self.spec.model is None:
             raise errors.UserError(
                 f"AlphaZero searches with the environment itself, and {self.spec.name} does not "
-                f"show its state: put it into wrappers.Searchable if it is a JAX environment, "
-                f"else use MuZero"
+                f"show its state: wrap a JAX environment in wrappers.Searchable, else use MuZero"
             )
         options.check(self)
         options.require_discrete(self)
-        # Made now: gin's bindings may be others by the time that they are first used.
-        _ = self._search, self._support
+        _ = self._search, self._support  # built now, while gin's bindings are those of the run
         options.require_feedforward(self, self._network)
         planning.check_support(self, self._support)
         if self._network.memory_length:
@@ -147,23 +117,11 @@ class AlphaZero:
         return self.search()
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-
-    @functools.cached_property
-    def _optimizer(self) -> optimization.Optimizer:
-        schedule = self.learning_rate, self.anneal_steps
-        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
+    _optimizer = functools.cached_property(optimization.adam)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:
-        return replay.Replay(
-            capacity=self.replay_capacity,
-            sequence_length=self.n_steps + 1,
-            batch_size=self.batch_size,
-            priority_exponent=self.priority_exponent,
-            importance_exponent=self.importance_exponent,
-            min_size=self.min_replay,
-            replay_ratio=self.replay_ratio,
-        )
+        return replay.Replay.of(self, self.n_steps + 1)
 
     def init_learner(self, key):
         """Returns fresh parameters, their target and the optimizer's state."""
@@ -174,7 +132,7 @@ class AlphaZero:
         return optimization.ReplayLearner.create(train_state, target, normalizer)
 
     def init_memory(self, rollout):
-        """Returns an empty replay, without the states, which only acting needs."""
+        """Returns an empty replay; only acting needs the states, which are not stored."""
         return self._replay.init(_without_states(rollout))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
@@ -183,31 +141,24 @@ class AlphaZero:
 
     def actor_params(self, learner):
         """Returns the parameters, the statistics of the observations, and the temperature."""
-        temperature = planning.temperature(
-            learner.agent_steps, self.temperature, self.final_temperature, self.temperature_steps
-        )
-        return planning.ActorParams(learner.params, learner.normalizer, temperature)
+        return planning.actor_params(self, learner)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Searches for each stream; in evaluation without any noise."""
-        mask = encoders.action_mask(timestep.observation)
-        root, actor_state = self._root(params, actor_state, timestep)
-        temperature = 0.0 if evaluation else params.temperature
-        plan = self._search.run(self._model(params), root, mask, temperature, key)
-        return plan.action, actor_state, planning.Extras(plan.policy, plan.value)
-
-    def _root(self, params, core, timestep):
-        """Returns what the search begins with, `[B, ...]`, and the core after it."""
         observation = environment.without_state(timestep.observation)
         seen = self._preprocess.apply(params.normalizer, timestep._replace(observation=observation))
-        prediction, core = self._network.step(params.params, core, seen)
+        prediction, actor_state = self._network.step(params.params, actor_state, seen)
         root = planning.root(prediction, (), self._support)
         state = timestep.observation[environment.STATE]
         node = _Node(state, timestep.last(), root.value, root.prior_logits)
-        return root.replace(embedding=node), core
+        mask = encoders.action_mask(timestep.observation)
+        temperature = 0.0 if evaluation else params.temperature
+        root = root.replace(embedding=node)
+        plan = self._search.run(self._model(params), root, mask, temperature, key)
+        return plan.action, actor_state, planning.Extras(plan.policy, plan.value)
 
     def _model(self, params):
-        """Returns the environment as a model, which the search goes on with."""
+        """Returns the environment as a model, for the search."""
 
         def step(action, node: _Node):
             timestep, state = self.spec.model.step_from(node.state, action)
@@ -220,7 +171,7 @@ class AlphaZero:
             if mask is not None:
                 logits = jnp.where(mask | ~jnp.any(mask), logits, _ILLEGAL)
             after = _Node(state, timestep.last(), self._support.decode(prediction.value), logits)
-            # Nothing follows an ending: its successor is itself, and changes no mean.
+            # The successor of an ended node is the node itself, which changes no mean.
             after = jax.tree.map(lambda x, y: jnp.where(node.ended, x, y), node, after)
             output = mctx.RecurrentFnOutput(
                 reward=jnp.where(node.ended, 0.0, reward),
@@ -254,24 +205,20 @@ class AlphaZero:
             )
             memory = self._replay.update_priorities(memory, sample.item, output.priority)
             params = self._target_params(train_state.params)
-            target = learner.next_target(params, self.target_period, self.target_rate)
-            learner = learner.step(train_state, target)
+            learner = learner.step(train_state, params, self.target_period, self.target_rate)
             return learner, memory, output.metrics
 
         learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
         return types.AgentState(learner, memory), metrics
 
     def _target_params(self, params):
-        """Returns what part of the parameters there are older copies of."""
+        """Returns the part of the parameters that has target parameters."""
         return params if self.fresh_values else ()
 
     def _initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
-        """Returns the priorities `[K, B]` of new sequences, by the values of the searches."""
+        """Returns the priorities `[K, B]` of new sequences, from the values of the searches."""
         timestep = self._preprocess.apply(normalizer, recent.timestep)
-        count = timestep.reward.shape[0] - self._replay.sequence_length
-        return planning.initial_priorities(
-            timestep, recent.extras, self.gamma, self.n_steps, 0, count
-        )
+        return planning.initial_priorities(self, timestep, recent.extras, begin=0)
 
     def _loss(self, params, sample, target):
         """Returns the loss of the first state of each sequence."""

@@ -1,7 +1,9 @@
-"""Exploration by random actions, and action masks of Q-values.
+"""Epsilon-greedy exploration, and action masks of Q-values.
 
 Axis legend: `B` streams, `A` actions.
 """
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +13,27 @@ from agents.networks import encoders
 from podracers import types
 
 
+class ActorParams(NamedTuple):
+    """The part of a Q-learner that acting needs."""
+
+    params: types.PyTree
+    normalizer: Any  # statistics of the observations; () where they are not normalised
+    epsilon: jax.Array  # float32, probability of a random action
+
+
 def legal_q_values(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
     """Returns `q_values` `[..., A]` with -1e9 in place of those of illegal actions.
 
     Args:
       q_values: `[..., A]`.
-      observation: `[..., *]`; its action mask, if it has one, says what is legal.
+      observation: `[..., *]`; its action mask, if it has one, marks the legal actions.
     """
     return _legal(q_values, encoders.action_mask(observation))
+
+
+def best_q_value(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
+    """Returns the largest of `legal_q_values`, `[...]`."""
+    return jnp.max(legal_q_values(q_values, observation), axis=-1)
 
 
 def legal_argmax(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -34,7 +49,7 @@ def legal_argmax(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
 def _legal(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
     if mask is None:
         return q_values
-    # Some environments allow nothing at all in a final state: then everything counts.
+    # Some environments allow no action in a final state: then all count as legal.
     mask = mask | ~jnp.any(mask, axis=-1, keepdims=True)
     return jnp.where(mask, q_values, -1e9)
 
@@ -46,7 +61,7 @@ def epsilon_greedy(
 
     Args:
       q_values: `[B, A]`.
-      observation: `[B, *]`; its action mask, if it has one, says what is legal.
+      observation: `[B, *]`; its action mask, if it has one, marks the legal actions.
       epsilon: `[B]` or a scalar, in `[0, 1]`.
       key: `[B]` typed keys.
     """
@@ -63,7 +78,7 @@ def epsilon_greedy(
 
 
 def ladder(env_id: jax.Array, num_envs: int, base: float = 0.4, exponent: float = 7.0) -> jax.Array:
-    """Returns the epsilons `[B]` of streams that explore by different amounts.
+    """Returns the epsilons `[B]` of streams that explore to different degrees.
 
     `base ** (1 + exponent * i / (N - 1))`, Horgan et al., "Distributed Prioritized Experience
     Replay", 2018, https://arxiv.org/abs/1803.00933.
@@ -71,9 +86,9 @@ def ladder(env_id: jax.Array, num_envs: int, base: float = 0.4, exponent: float 
     Args:
       env_id: int32 `[B]`, global indices.
       num_envs: `N`, streams in all.
-      base: epsilon of the stream that explores most.
+      base: epsilon of the first stream.
       exponent: the last stream has `base ** (1 + exponent)`.
     """
-    # A table, not a formula: every compiler reads the same numbers out of it.
+    # A table, not a formula, so that every compiler gives the same numbers.
     portion = np.arange(num_envs) / max(num_envs - 1, 1)
     return jnp.asarray(base ** (1.0 + exponent * portion), jnp.float32)[env_id]

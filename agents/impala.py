@@ -4,10 +4,9 @@ Espeholt et al., "IMPALA: Scalable Distributed Deep-RL with Importance Weighted 
 Architectures", 2018, https://arxiv.org/abs/1802.01561. Any action head, any network with or without
 memory; V-trace unrolls it over all `T + 1` time steps, from the core that acting began with.
 
-Losses are means over the global batch, where the paper sums them over a batch of N transitions: an
-optimizer that divides by the size of the gradient does not notice, but `max_grad_norm` and
-`optimizer_epsilon` are those of a sum divided by N (by N squared where the epsilon stands inside
-the root).
+Losses are means over the global batch; the paper sums them over N transitions. Divide published
+values of `max_grad_norm` and `optimizer_epsilon` by N (by N squared with the epsilon inside the
+root); the steps of the optimizer are then the same.
 
 Axis legend: `T` time, `B` streams of one device, `M` minibatches.
 """
@@ -22,59 +21,36 @@ import jax.numpy as jnp
 import optax
 import rlax
 
-from agents import (
-    losses,
-    minibatches,
-    networks,
-    optimization,
-    options,
-    policy,
-    preprocessing,
-    returns,
-)
+from agents import minibatches, networks, optimization, options, policy, preprocessing, returns
 from agents.networks import encoders
 from podracers import environment, errors, types
 
 _OPTIMIZERS = ("adam", "rmsprop")
-
-# Time steps `[T + 1, B, ...]` and extras `[T, B, ...]`; the cores `[B, ...]` before them.
-_Minibatch = tuple[tuple[types.TimeStep, policy.Extras], Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IMPALA:
     """Importance-weighted actor-learner with V-trace targets.
 
+    `agents.options` describes the options that are not listed here.
+
     Attributes:
-      spec: specification of the environment.
-      network: `network(spec, head)` returns a network that puts out `ActorCriticOutput`.
-      head: kind of the action head, None for the usual one of the action's specification.
-      learning_rate: learning rate of the optimizer.
-      anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
-        None for a constant one.
-      max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
-        clipping.
-      gamma: discount.
-      num_minibatches: 1 to learn from all streams at once; else each gradient step learns from some
-        of the streams, one after the other, with targets of their own from the newest parameters.
+      network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
+      head: kind of the action head; None for the default of the action's specification.
+      num_minibatches: gradient steps of each rollout, on a part of the streams each; every step
+        computes its targets with the newest parameters.
       value_cost: weight of the value loss.
       entropy_cost: weight of the entropy bonus.
-      normalize_observations: whether observations are scaled to mean 0 and variance 1 over all that
-        was observed, and clipped at 10.
-      reward_scale: factor of the rewards that are learnt from.
-      reward_clip: largest absolute value of scaled rewards; None for no bound.
-      greedy_evaluation: whether evaluations take the most probable action; they sample otherwise,
-        as training does.
       previous_action_and_reward: whether the network sees the previous action and reward beside the
-        observation, see `agents.inputs`; None for networks that are recurrent.
+        observation, see `agents.inputs`; by default only if it is recurrent.
       optimizer: name of the optimizer, "rmsprop" or "adam".
-      optimizer_epsilon: constant that is added to what the optimizer divides by.
+      optimizer_epsilon: epsilon of the optimizer.
       rmsprop_decay: decay of the running mean of squared gradients.
-      rmsprop_initial_scale: what that mean begins at: 0, or more for smaller first steps, as
-        TensorFlow's has it; in the square of the unit of a gradient.
-      rmsprop_epsilon_in_sqrt: whether the epsilon is added to the mean of squares, as TensorFlow
-        does it, or to its root, as PyTorch does it.
-      vtrace_lambda: trace parameter of the targets; 1 is the paper's.
+      rmsprop_initial_scale: initial value of that mean, in squared units of a gradient; TensorFlow
+        begins at 1, for smaller first steps.
+      rmsprop_epsilon_in_sqrt: whether the epsilon is added to the mean of squares, as in
+        TensorFlow, or to its root, as in PyTorch.
+      vtrace_lambda: trace parameter of the targets; 1 in the paper.
       clip_rho: largest importance weight of a temporal-difference error.
       clip_pg_rho: largest importance weight of a policy gradient.
     """
@@ -109,8 +85,7 @@ class IMPALA:
             near = errors.nearest(str(self.optimizer), _OPTIMIZERS)
             raise errors.UserError(f"IMPALA.optimizer: no optimizer {self.optimizer!r}{near}")
         options.check(self)
-        # Built now: gin's bindings may be others by the time that the network is first used.
-        _ = self._policy.network
+        _ = self._policy.network  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
     def _policy(self) -> policy.Policy:
@@ -140,7 +115,7 @@ class IMPALA:
         return policy.Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
 
     def init_memory(self, rollout: types.Rollout) -> tuple[()]:
-        """Returns `()`: each rollout is forgotten after it."""
+        """Returns `()`: rollouts are not stored."""
         return ()
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
@@ -179,7 +154,10 @@ class IMPALA:
         learner = policy.Learner(train_state, normalizer, learner.update + 1)
         return types.AgentState(learner, state.memory), metrics
 
-    def _loss(self, params: types.PyTree, minibatch: _Minibatch) -> optimization.LossOutput:
+    def _loss(
+        self, params: types.PyTree, minibatch: tuple[tuple[types.TimeStep, policy.Extras], Any]
+    ) -> optimization.LossOutput:
+        """Returns the loss of time steps `[T + 1, B]` and extras `[T, B]`, from cores `[B]` on."""
         (timestep, extras), core = minibatch
         output, _ = self._policy.network.unroll(params, core, timestep)  # [T + 1, B]
         outputs, mask = jax.tree.map(
@@ -208,8 +186,8 @@ class IMPALA:
                 "loss/policy": mean(policy_loss),
                 "loss/value": mean(value_loss),
                 "policy/entropy": mean(entropy),
-                "policy/kl": mean(losses.kl_estimate(log_ratio)),
-                # Not how many are clipped: on-policy that would be decided by rounding.
+                "policy/kl": mean(returns.kl_estimate(log_ratio)),
+                # Not the clipped fraction: on-policy, rounding would decide it.
                 "policy/rho": mean(jnp.minimum(jnp.exp(log_ratio), self.clip_rho)),
                 "value/mean": mean(values),
                 "value/target": mean(vtrace.target),

@@ -2,8 +2,8 @@
 
 Schrittwieser et al., "Mastering Atari, Go, chess and shogi by planning with a learned model", 2020,
 https://arxiv.org/abs/1911.08265. Its search is either that of the paper or, by default, that of
-Gumbel MuZero, which needs few simulations; see `agents.tree_search`. What searches find is stored
-when it is acted on; `reanalyze` repeats the searches of what is replayed (appendix H of the paper).
+Gumbel MuZero, which needs few simulations; see `agents.tree_search`. Acting stores the results of
+its searches; `reanalyze` repeats the searches of replayed sequences (appendix H of the paper).
 
 Axis legend: `T` time, `L` transitions of a sequence, `K` unrolled steps, `B` streams, `N` drawn
 sequences, `A` actions, `Z` atoms.
@@ -33,7 +33,7 @@ from podracers import environment, types
 
 
 def scale_gradient(x: jax.Array, scale: float) -> jax.Array:
-    """Returns `x`, whose gradient is scaled."""
+    """Returns `x` with a gradient that is multiplied by `scale`."""
     return scale * x + (1.0 - scale) * jax.lax.stop_gradient(x)
 
 
@@ -42,47 +42,29 @@ class MuZero:
     """MuZero; `replay.Replay` says how many gradient steps follow each rollout.
 
     A sequence of replay is `K + n + 1` transitions long, and one state of it is learnt from: the
-    first, which the model is unrolled from. So `replay_ratio` is what the paper calls samples per
-    state (appendix H).
+    first, which the model is unrolled from. So `replay_ratio` is the paper's samples per state
+    (appendix H). `agents.options` describes the options that are not listed here.
 
     Attributes:
-      spec: environment specification.
       network: `network(spec, num_actions, num_atoms)` returns a `muzero_networks.Model`.
       search: `search()` returns a `tree_search.Search`.
       support: largest atom of values and rewards, in squashed units; see `categorical.Support`.
       support_atoms: number of atoms.
-      unroll_steps: `K`, steps that the model is learnt to look ahead.
+      unroll_steps: `K`, steps of the unrolled model.
       n_steps: steps of the returns that values are learnt from.
-      gamma: discount.
       value_cost: weight of the value loss.
-      fresh_values: whether returns bootstrap from what the target network thinks of an observation
-        now, rather than from what the search found when it was acted on: then old replay holds no
-        old values (the values of Ye et al., "Mastering Atari Games with Limited Data", 2021,
-        https://arxiv.org/abs/2111.00210, without searching anew).
-      reanalyze: portion of gradient steps, drawn at random, before which the searches of what was
-        drawn are repeated with the latest parameters and without noise. Policies are learnt from
-        what they find, and so are values without `fresh_values`; with it and 0.8, this is MuZero
-        Reanalyze.
-      temperature: initial temperature of actions: 1 samples from the policy that the search found,
-        and 0 takes its best action, as evaluation does.
+      fresh_values: whether returns bootstrap from the target network's current values, not from the
+        stored values of the search, so that old replay holds no old values (Ye et al., "Mastering
+        Atari Games with Limited Data", 2021, https://arxiv.org/abs/2111.00210, without new
+        searches). `target_period` and `target_rate` are used only with it.
+      reanalyze: portion of gradient steps, drawn at random, that first repeat the searches of their
+        sequences with the latest parameters and without noise, for the targets of the policy, and
+        of the value without `fresh_values`. 0.8 with `fresh_values` is MuZero Reanalyze.
+      temperature: initial temperature of actions: 1 samples from the search's policy, and 0 takes
+        its best action, as evaluation does.
       final_temperature: final temperature of actions.
-      temperature_steps: agent steps, over all streams, in which it falls linearly; None for never.
-      learning_rate: Adam learning rate.
-      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
-      adam_epsilon: Adam epsilon.
-      weight_decay: portion of the parameters that each step takes off, times the learning rate.
-      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
-      batch_size: sequences of each gradient step, over all devices.
-      replay_capacity: transitions over all streams of all devices.
-      min_replay: transitions over all streams before anything is learnt from them.
-      replay_ratio: number of times that a state is learnt from, on average.
-      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
-      importance_exponent: exponent of the importance weights, in `[0, 1]`.
-      target_period: gradient steps between updates of the target parameters (`fresh_values`).
-      target_rate: step size of an update of the target parameters, in `[0, 1]`; 1 copies.
-      normalize_observations: whether observations are normalised by running statistics.
-      reward_scale: factor of the rewards that are learnt from.
-      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
+      temperature_steps: agent steps, over all streams, in which it falls linearly; None for a
+        constant one.
     """
 
     spec: environment.EnvironmentSpec
@@ -120,8 +102,7 @@ class MuZero:
         """Checks the options."""
         options.check(self)
         options.require_discrete(self)
-        # Made now: gin's bindings may be others by the time that they are first used.
-        _ = self._search, self._support
+        _ = self._search, self._support  # built now, while gin's bindings are those of the run
         options.require_feedforward(self, self._network.representation)
         planning.check_support(self, self._support)
 
@@ -142,25 +123,11 @@ class MuZero:
         return self.search()
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-
-    @functools.cached_property
-    def _optimizer(self) -> optimization.Optimizer:
-        schedule = self.learning_rate, self.anneal_steps
-        return optimization.adam(
-            *schedule, self.adam_epsilon, self.max_grad_norm, self.weight_decay
-        )
+    _optimizer = functools.cached_property(optimization.adam)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:
-        return replay.Replay(
-            capacity=self.replay_capacity,
-            sequence_length=self._burn_in + self.unroll_steps + self.n_steps + 1,
-            batch_size=self.batch_size,
-            priority_exponent=self.priority_exponent,
-            importance_exponent=self.importance_exponent,
-            min_size=self.min_replay,
-            replay_ratio=self.replay_ratio,
-        )
+        return replay.Replay.of(self, self._burn_in + self.unroll_steps + self.n_steps + 1)
 
     def init_learner(self, key):
         """Returns fresh parameters, their target and the optimizer's state."""
@@ -175,34 +142,32 @@ class MuZero:
         return self._replay.init(rollout._replace(actor_state=()))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
-        """Returns the cores of `B` streams: their latest frames, where the network stacks them."""
+        """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
         return self._network.representation.initial_core(env_id.shape[0])
 
     def actor_params(self, learner):
         """Returns the parameters, the statistics of the observations, and the temperature."""
-        temperature = planning.temperature(
-            learner.agent_steps, self.temperature, self.final_temperature, self.temperature_steps
-        )
-        return planning.ActorParams(learner.params, learner.normalizer, temperature)
+        return planning.actor_params(self, learner)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Searches for each stream; in evaluation without any noise."""
         mask = encoders.action_mask(timestep.observation)
-        root, actor_state = self._root(params, actor_state, timestep)
+        timestep = self._preprocess.apply(params.normalizer, timestep)
+        latent, actor_state = self._network.representation.step(
+            params.params["representation"], actor_state, timestep
+        )
         temperature = 0.0 if evaluation else params.temperature
-        plan = self._search.run(self._model(params.params), root, mask, temperature, key)
-        return plan.action, actor_state, planning.Extras(plan.policy, plan.value)
+        extras, action = self._plan(params.params, latent, mask, temperature, key)
+        return action, actor_state, extras
 
-    def _root(self, params, core, timestep):
-        """Returns what the search begins with, `[B, ...]`, and the core after it."""
-        params, normalizer, _ = params
-        timestep = self._preprocess.apply(normalizer, timestep)
-        latent, core = self._network.representation.step(params["representation"], core, timestep)
-        prediction = self._network.predict(params, latent)
-        return planning.root(prediction, latent, self._support), core
+    def _plan(self, params, latent, mask, temperature, key):
+        """Returns the `planning.Extras` and actions of searches from latents `[B, F]`."""
+        root = planning.root(self._network.predict(params, latent), latent, self._support)
+        plan = self._search.run(self._model(params), root, mask, temperature, key)
+        return planning.Extras(plan.policy, plan.value), plan.action
 
     def _model(self, params):
-        """Returns the learnt model, which the search goes on with."""
+        """Returns the learnt model, for the search."""
 
         def imagine(action, latent):
             latent, reward = self._network.imagine(params, latent, action)
@@ -243,22 +208,21 @@ class MuZero:
             )
             memory = self._replay.update_priorities(memory, sample.item, output.priority)
             params = self._target_params(train_state.params)
-            target = learner.next_target(params, self.target_period, self.target_rate)
-            learner = learner.step(train_state, target)
+            learner = learner.step(train_state, params, self.target_period, self.target_rate)
             return learner, memory, output.metrics
 
         learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
         return types.AgentState(learner, memory), metrics
 
     def _reanalyzed(self, params, sample: replay.Sample, is_due: jax.Array) -> replay.Sample:
-        """Returns the sample with what searches find now, where `is_due`.
+        """Returns the sample of preprocessed time steps, with new searches where `is_due`.
 
         Args:
-          params: those to search with.
-          sample: of preprocessed time steps.
+          params: parameters to search with.
+          sample: `L` transitions of each sequence.
           is_due: bool, equal on all devices.
         """
-        # With fresh values only the policies of what is unrolled are learnt.
+        # With fresh values only the policies of the unrolled steps are learnt.
         end = self._burn_in + self.unroll_steps + 1 if self.fresh_values else -1
 
         def search() -> planning.Extras:
@@ -269,9 +233,7 @@ class MuZero:
             keys = jax.vmap(lambda key: jax.random.split(key, steps), out_axes=1)(sample.key)
             rows = (latent, None if mask is None else mask[self._burn_in :], keys)
             latent, mask, keys = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
-            root = planning.root(self._network.predict(params, latent), latent, self._support)
-            plan = self._search.run(self._model(params), root, mask, 0.0, keys)
-            found = planning.Extras(plan.policy, plan.value)
+            found, _ = self._plan(params, latent, mask, 0.0, keys)
             found = jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), found)
             searched = slice(self._burn_in, self._burn_in + steps)
             return jax.tree.map(
@@ -282,16 +244,13 @@ class MuZero:
         return sample._replace(rollout=sample.rollout._replace(extras=extras))
 
     def _target_params(self, params):
-        """Returns what part of the parameters there are older copies of."""
+        """Returns the part of the parameters that has target parameters."""
         return params if self.fresh_values else ()
 
     def _initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
-        """Returns the priorities `[K, B]` of new sequences, by the values of the searches."""
+        """Returns the priorities `[K, B]` of new sequences, from the values of the searches."""
         timestep = self._preprocess.apply(normalizer, recent.timestep)
-        count = timestep.reward.shape[0] - self._replay.sequence_length
-        return planning.initial_priorities(
-            timestep, recent.extras, self.gamma, self.n_steps, self._burn_in, count
-        )
+        return planning.initial_priorities(self, timestep, recent.extras, self._burn_in)
 
     def _loss(self, params, sample, target):
         """Returns the loss of `K` unrolled steps from the first state after the burn-in."""
@@ -299,8 +258,9 @@ class MuZero:
         timestep = jax.tree.map(lambda x: x[self._burn_in : -1], rollout.timestep)
         extras = jax.tree.map(lambda x: x[self._burn_in :], rollout.extras)
         if self.fresh_values:
-            seen = jax.tree.map(lambda x: x[:-1], rollout.timestep)
-            extras = extras._replace(value=self._support.decode(self._values(target, seen)))
+            latents = self._latents(target, jax.tree.map(lambda x: x[:-1], rollout.timestep))
+            value = self._support.decode(self._network.predict(target, latents).value)
+            extras = extras._replace(value=value)
         targets = planning.targets(timestep, extras, self.gamma, self.unroll_steps, self.n_steps)
         return planning.loss(
             self._unrolled(params, rollout),
@@ -309,10 +269,6 @@ class MuZero:
             self._support,
             self.value_cost,
         )
-
-    def _values(self, params, timestep):
-        """Returns the logits `[L, N, Z]` of the values of time steps after the burn-in."""
-        return self._network.predict(params, self._latents(params, timestep)).value
 
     def _latents(self, params, timestep):
         """Returns the latents `[L, N, F]` of time steps after the burn-in."""
@@ -323,7 +279,7 @@ class MuZero:
         )
 
     def _unrolled(self, params, rollout):
-        """Returns what is predicted of `K` steps from the first state of each sequence."""
+        """Returns the predictions of `K` steps from the first state of each sequence."""
         begin = self._burn_in
         seen = jax.tree.map(lambda x: x[: begin + 1], rollout.timestep)
         first = self._latents(params, seen)[0]

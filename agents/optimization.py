@@ -1,7 +1,7 @@
 """Gradient steps: an optimizer with its norm clip and learning-rate schedule.
 
-The learning rate stands outside of the optax transformation: its schedule counts agent steps, not
-gradient steps, and agents log it.
+The learning rate is applied outside of the optax transformation, because its schedule counts agent
+steps, not gradient steps, and agents log it.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class LossOutput(NamedTuple):
     """
 
     metrics: dict[str, types.Mean]
-    priority: jax.Array | None = None  # [N] new priorities, of `replay.Replay.update_priorities`
+    priority: jax.Array | None = None  # [N] new priorities for `Replay.update_priorities`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +42,7 @@ class Optimizer:
     Attributes:
       transformation: optax transformation without a learning rate, such as `optax.scale_by_adam()`.
       learning_rate: initial learning rate.
-      anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
-        None for a constant one.
-      max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
-        clipping.
+      anneal_steps: see `agents.options`, as `max_grad_norm`.
     """
 
     transformation: optax.GradientTransformation
@@ -67,8 +64,7 @@ class Optimizer:
 
     def learning_rate_at(self, agent_steps: jax.Array) -> jax.Array:
         """Returns the learning rate, a float32 scalar, after `agent_steps` over all streams."""
-        final = None if self.anneal_steps is None else 0.0
-        return annealed(self.learning_rate, final, self.anneal_steps, agent_steps)
+        return annealed(self.learning_rate, 0.0, self.anneal_steps, agent_steps)
 
     def gradient_step(
         self,
@@ -80,9 +76,9 @@ class Optimizer:
         """Takes one step along the gradient of the mean over the global minibatch.
 
         Args:
-          loss_fn: `loss_fn(params, minibatch)`, whose counts do not depend on `params`.
+          loss_fn: `loss_fn(params, minibatch)`; its counts must not depend on `params`.
           train_state: equal on all devices.
-          minibatch: this device's part of it.
+          minibatch: this device's part of the minibatch.
           learning_rate: a scalar that may be traced.
 
         Returns:
@@ -110,60 +106,40 @@ def annealed(
     """Returns a number that changes linearly with the agent steps, a float32 scalar.
 
     Args:
-      initial: the number at the beginning.
-      final: the number from `anneal_steps` on; None for one that stays as it is.
-      anneal_steps: agent steps, over all streams, until then; None where nothing changes.
-      agent_steps: those before now, over all streams.
+      initial: value at the beginning.
+      final: value from `anneal_steps` on; None for a constant one.
+      anneal_steps: length of the schedule in agent steps, over all streams; None if constant.
+      agent_steps: agent steps so far, over all streams.
     """
-    if final is None:
+    if final is None or anneal_steps is None:
         return jnp.float32(initial)
     schedule = optax.linear_schedule(initial, final, float(anneal_steps))
     return schedule(agent_steps.astype(jnp.float32))
 
 
-def adam(
-    learning_rate: float,
-    anneal_steps: float | None = None,
-    epsilon: float = 1e-8,
-    max_grad_norm: float | None = None,
-    weight_decay: float = 0.0,
-    decayed: types.PyTree = True,
-) -> Optimizer:
-    """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980); see `Optimizer`.
+def adam(agent: Any, decayed: Any = True) -> Optimizer:
+    """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980) for an agent's options.
 
     Args:
-      learning_rate: initial learning rate.
-      anneal_steps: agent steps in which it falls linearly to 0; None for a constant one.
-      epsilon: constant that is added to the root of the second moment.
-      max_grad_norm: norm to which the gradient is scaled down; None for no clipping.
-      weight_decay: portion of the parameters that, times the learning rate, each step takes off
-        (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017,
-        https://arxiv.org/abs/1711.05101).
-      decayed: a tree, or the beginning of one, of which parameters decay.
+      agent: agent with `learning_rate`, `adam_epsilon` and `max_grad_norm`, and with `anneal_steps`
+        and `weight_decay` where it has them; see `agents.options`.
+      decayed: the parameters that decay: a tree of bools, or a prefix of one (Loshchilov and
+        Hutter, "Decoupled Weight Decay Regularization", 2017, https://arxiv.org/abs/1711.05101).
     """
-    transformation = optax.scale_by_adam(eps=epsilon)
+    transformation = optax.scale_by_adam(eps=agent.adam_epsilon)
+    weight_decay = getattr(agent, "weight_decay", 0.0)
     if weight_decay:
         decay = optax.add_decayed_weights(weight_decay, decayed)
         transformation = optax.chain(transformation, decay)
-    return Optimizer(transformation, learning_rate, anneal_steps, max_grad_norm)
-
-
-def radam(
-    learning_rate: float,
-    anneal_steps: float | None = None,
-    epsilon: float = 1e-8,
-    max_grad_norm: float | None = None,
-) -> Optimizer:
-    """Returns rectified Adam (Liu et al., 2019, https://arxiv.org/abs/1908.03265); see `adam`."""
-    transformation = optax.scale_by_radam(eps=epsilon)
-    return Optimizer(transformation, learning_rate, anneal_steps, max_grad_norm)
+    anneal_steps = getattr(agent, "anneal_steps", None)
+    return Optimizer(transformation, agent.learning_rate, anneal_steps, agent.max_grad_norm)
 
 
 def count_steps(agent_steps: jax.Array, rollout: types.Rollout) -> jax.Array:
     """Returns the agent steps over all streams after a rollout; runs under the mapped axis.
 
     Args:
-      agent_steps: those before it, int32; it stops at the largest there is.
+      agent_steps: agent steps before it, int32; the count saturates at the largest int32.
       rollout: this device's, `[T, B]`.
     """
     added = rollout.timestep.reward[1:].size * parallel.axis_size()
@@ -174,10 +150,10 @@ class ReplayLearner(NamedTuple):
     """The learner of an agent with replay; equal on all devices."""
 
     train_state: TrainState
-    target: types.PyTree  # older parameters, that targets are computed with; () where none
+    target: types.PyTree  # older parameters, for targets; () where none are used
     normalizer: Any  # statistics of the observations; () where they are not normalised
     update: jax.Array  # int32, rollouts stored
-    agent_steps: jax.Array  # int32, over all streams; it stops at the largest there is
+    agent_steps: jax.Array  # int32, over all streams; saturates at the largest int32
     gradient_steps: jax.Array  # int32
 
     @property
@@ -193,42 +169,35 @@ class ReplayLearner(NamedTuple):
 
         Args:
           train_state: fresh parameters and the state of their optimizer.
-          target: those of the parameters that there are older copies of.
+          target: the part of the parameters that has target parameters.
           normalizer: statistics of no observations.
         """
-        return cls(
-            train_state=train_state,
-            # Copies: the learner's state is donated, and a buffer only once.
-            target=jax.tree.map(jnp.copy, target),
-            normalizer=normalizer,
-            update=jnp.zeros((), jnp.int32),
-            agent_steps=jnp.zeros((), jnp.int32),
-            gradient_steps=jnp.zeros((), jnp.int32),
-        )
+        # Copies, because the learner's state is donated, and a buffer can be donated only once.
+        target = jax.tree.map(jnp.copy, target)
+        return cls(train_state, target, normalizer, *(jnp.zeros((), jnp.int32) for _ in range(3)))
 
     def observe(
         self, rollout: types.Rollout, preprocess: preprocessing.Preprocess
     ) -> "ReplayLearner":
-        """Counts the steps `[T, B]` of this device's rollout, and adds to the statistics of it."""
+        """Counts the steps of this device's rollout `[T, B]` and updates the statistics."""
         return self._replace(
             normalizer=preprocess.update_statistics(self.normalizer, rollout.timestep),
             update=self.update + 1,
             agent_steps=count_steps(self.agent_steps, rollout),
         )
 
-    def next_target(self, params: types.PyTree, period: int, rate: float) -> types.PyTree:
-        """Returns the target parameters after the gradient step that led to `params`.
+    def step(
+        self, train_state: TrainState, params: types.PyTree, period: int, rate: float
+    ) -> "ReplayLearner":
+        """Returns the learner after a gradient step.
 
         Args:
-          params: those of the new parameters that there are older copies of.
+          train_state: result of the gradient step.
+          params: the part of the new parameters that has target parameters.
           period: gradient steps between updates of the target parameters.
           rate: step size of such an update; 1 copies.
         """
-        is_due = (self.gradient_steps + 1) % period == 0
-        return optax.incremental_update(params, self.target, jnp.where(is_due, rate, 0.0))
-
-    def step(self, train_state: TrainState, target: types.PyTree) -> "ReplayLearner":
-        """Returns the learner after a gradient step."""
-        return self._replace(
-            train_state=train_state, target=target, gradient_steps=self.gradient_steps + 1
-        )
+        gradient_steps = self.gradient_steps + 1
+        rate = jnp.where(gradient_steps % period == 0, rate, 0.0)
+        target = optax.incremental_update(params, self.target, rate)
+        return self._replace(train_state=train_state, target=target, gradient_steps=gradient_steps)

@@ -1,10 +1,41 @@
-"""Bounds of the options of agents: what cannot be is refused before anything is traced.
+"""Options of agents: what the shared ones mean, and their bounds, checked before tracing.
 
-The bound of an option stands where the option stands, in a dataclass field:
+An option's bound stands where the option stands, in a dataclass field:
 
     gamma: float = options.fraction(0.99)
 
-and `check`, called from `__post_init__`, raises an error that names the option.
+`check`, called from `__post_init__`, raises an error that names the option.
+
+These options mean the same in every agent that has them:
+
+    spec: environment specification.
+    gamma: discount.
+    learning_rate: learning rate of the optimizer, Adam unless the agent's docstring names another.
+    anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
+      None for a constant one.
+    adam_epsilon: Adam epsilon, outside of the root.
+    weight_decay: decoupled weight decay, as a portion of the parameters that each step subtracts,
+      times the learning rate.
+    max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
+      clipping.
+    normalize_observations: whether observations are scaled to mean 0 and variance 1 by running
+      statistics, and clipped at 10.
+    reward_scale: factor of the rewards that are learnt from, and that recurrent networks see.
+    reward_clip: largest absolute value of scaled rewards; None for no bound.
+    evaluation_epsilon: probability of a random action in evaluation.
+    greedy_evaluation: whether evaluations take the most probable action; they sample otherwise, as
+      training does.
+
+Of agents with replay (`replay.Replay`):
+
+    batch_size: sequences of each gradient step, over all devices.
+    replay_capacity: transitions over all streams of all devices.
+    min_replay: transitions over all streams before the first gradient step.
+    replay_ratio: number of times that a state is learnt from, on average.
+    priority_exponent: exponent of prioritised replay; 0 for uniform draws.
+    importance_exponent: exponent of the importance weights, in `[0, 1]`.
+    target_period: gradient steps between updates of the target parameters.
+    target_rate: step size of an update of the target parameters, in `[0, 1]`; 1 copies.
 """
 
 import dataclasses
@@ -23,12 +54,12 @@ _CHECK = "check"  # key in the metadata of a field: a function of the agent and 
 
 def count(default: int) -> Any:
     """Returns a dataclass field for a positive int, up to int32."""
-    return _field(default, errors.require_count)
+    return dataclasses.field(default=default, metadata={_CHECK: errors.require_count})
 
 
 def number(default: float) -> Any:
     """Returns a dataclass field for a finite number."""
-    return _number_field(default, _is_finite, "a finite number")
+    return _number_field(default, lambda x: True, "a finite number")
 
 
 def fraction(default: float) -> Any:
@@ -38,26 +69,37 @@ def fraction(default: float) -> Any:
 
 def positive(default: float) -> Any:
     """Returns a dataclass field for a finite positive number."""
-    return _number_field(default, lambda x: x > 0.0 and _is_finite(x), "a positive number")
+    return _number_field(default, lambda x: x > 0.0, "a positive number")
 
 
 def non_negative(default: float) -> Any:
     """Returns a dataclass field for a finite number that is not negative."""
-    return _number_field(default, lambda x: x >= 0.0 and _is_finite(x), "0 or more")
+    return _number_field(default, lambda x: x >= 0.0, "0 or more")
 
 
 def optional_positive(default: float | None) -> Any:
     """Returns a dataclass field for a finite positive number or None."""
-    return _number_field(
-        default, lambda x: x > 0.0 and _is_finite(x), "a positive number or None", optional=True
-    )
+    return _number_field(default, lambda x: x > 0.0, "a positive number or None", optional=True)
 
 
 def optional_non_negative(default: float | None) -> Any:
     """Returns a dataclass field for a finite number that is not negative, or None."""
-    return _number_field(
-        default, lambda x: x >= 0.0 and _is_finite(x), "0 or more, or None", optional=True
-    )
+    return _number_field(default, lambda x: x >= 0.0, "0 or more, or None", optional=True)
+
+
+def _number_field(
+    default: Any, holds: Callable[[Any], bool], expected: str, optional: bool = False
+) -> Any:
+    def require(agent: Any, name: str) -> None:
+        value = getattr(agent, name)
+        if value is None and optional:
+            return
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        # Compared, not `isfinite`: an int may be larger than every float, and NaN compares false.
+        is_finite = is_number and abs(value) <= sys.float_info.max
+        expect(agent, name, is_finite and holds(value), expected)
+
+    return dataclasses.field(default=default, metadata={_CHECK: require})
 
 
 def check(agent: Any) -> None:
@@ -77,20 +119,12 @@ def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
         raise errors.UserError(f"{option}: expected {expected}, got {getattr(agent, name)!r}")
 
 
-def require_schedule(agent: Any, *names: str) -> None:
-    """Raises a `UserError` if options `names` say where a schedule ends, and nothing says when."""
-    for name in names:
-        is_bound = getattr(agent, name) is None or agent.anneal_steps is not None
-        expect(agent, name, is_bound, "None where there are no anneal_steps")
-
-
 def require_feedforward(agent: Any, network: Any) -> None:
     """Raises a `UserError` if a network that an agent unrolls from any time step is recurrent."""
     if network.memory_length is None:
-        name = type(agent).__name__
         raise errors.UserError(
-            f"{name} learns no recurrent network: expected one without a core (where memory is "
-            f"needed, use R2D2 or PQN)"
+            f"{type(agent).__name__} learns no recurrent network: expected one without a core "
+            f"(where memory is needed, use R2D2 or PQN)"
         )
 
 
@@ -102,24 +136,3 @@ def require_discrete(agent: Any) -> None:
             f"{type(agent).__name__} needs discrete actions, and those of {spec.name} are "
             f"{spec.action!r}: use SAC or PPO"
         )
-
-
-def _field(default: Any, require: Callable[[Any, str], None]) -> Any:
-    return dataclasses.field(default=default, metadata={_CHECK: require})
-
-
-def _number_field(
-    default: Any, holds: Callable[[Any], bool], expected: str, optional: bool = False
-) -> Any:
-    def require(agent: Any, name: str) -> None:
-        value = getattr(agent, name)
-        if value is None and optional:
-            return
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        expect(agent, name, is_number and holds(value), expected)
-
-    return _field(default, require)
-
-
-def _is_finite(x: Any) -> bool:
-    return abs(x) <= sys.float_info.max  # an int may be larger, and NaN is not

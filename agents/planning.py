@@ -1,14 +1,14 @@
-"""Targets and loss of agents that act by tree search: MuZero and AlphaZero.
+"""Acting, targets and loss of agents with tree search: MuZero and AlphaZero.
 
 Targets follow the two rules of `agents.returns`, and a third one where a model is unrolled through
 the end of an episode:
 
-- up to LAST, and at it for the reward that came with it, everything is learnt from;
+- up to LAST, and at it for the reward that came with it, everything is learnt;
 - past a termination, and at it for the value, values and rewards are zero, whatever the action;
-- past a truncation, and at it for the value, nothing is known, and nothing is learnt.
+- past a truncation, and at it for the value, nothing is known and nothing is learnt.
 
-A sequence that begins at LAST has weight 0: the action there was ignored, and the final observation
-may look like one that has a value.
+A sequence that begins at LAST has weight 0, because the action there was ignored and the final
+observation may look like one that has a value.
 
 Axis legend: `T` time, `L` transitions of a sequence, `K` unrolled steps, `B` streams, `N` drawn
 sequences, `A` actions, `Z` atoms.
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import mctx
-import optax
 
 from agents import categorical, optimization, returns
 from podracers import errors, types
@@ -36,7 +35,7 @@ class ActorParams(NamedTuple):
 class Extras(NamedTuple):
     """The results of the search at each step, stored for learning."""
 
-    policy: jax.Array  # [T, B, A] probabilities that the search found
+    policy: jax.Array  # [T, B, A] probabilities from the search
     value: jax.Array  # [T, B] of that policy
 
 
@@ -62,7 +61,7 @@ class Targets(NamedTuple):
 def targets(
     timestep: types.TimeStep, extras: Extras, gamma: float, unroll_steps: int, n_steps: int
 ) -> Targets:
-    """Returns the targets of sequences; the module's docstring says what holds at their ends.
+    """Returns the targets of sequences; see the module's docstring for ends of episodes.
 
     Args:
       timestep: `[K + n + 1, N]`.
@@ -74,7 +73,7 @@ def targets(
     last = timestep.last()[: unroll_steps + 1]
     value = returns.n_step(timestep, extras.value, gamma, n_steps)[: unroll_steps + 1]
     ended = jnp.cumsum(last, axis=0) > 0  # there or before
-    # Whichever LAST comes first decides; no later one does.
+    # Only the first LAST matters.
     terminated = timestep.terminated()[: unroll_steps + 1]
     first_last = last & (jnp.cumsum(last, axis=0) == 1)
     absorbed = (jnp.cumsum(first_last & terminated, axis=0) > 0) & ~last[0]
@@ -104,48 +103,51 @@ def check_support(agent: Any, support: categorical.Support) -> None:
         horizon = (1.0 - agent.gamma ** (steps or float("inf"))) / (1.0 - agent.gamma)
     else:
         horizon = steps or 1
-    most = agent.reward_clip * horizon
-    if most > support.largest:
+    largest = agent.reward_clip * horizon
+    if largest > support.largest:
         raise errors.UserError(
             f"{type(agent).__name__}.support = {support.bound} holds returns up to "
-            f"{support.largest:.4g}, and rewards up to {agent.reward_clip} add up to {most:.4g}: "
-            f"expected a support of at least {float(categorical.signed_hyperbolic(most)):.3g}"
+            f"{support.largest:.4g}, and rewards up to {agent.reward_clip} add up to "
+            f"{largest:.4g}: "
+            f"expected a support of at least {float(categorical.signed_hyperbolic(largest)):.3g}"
         )
 
 
-def temperature(
-    agent_steps: jax.Array, initial: float, final: float, decay_steps: float | None
-) -> jax.Array:
-    """Returns the temperature of actions, float32; it falls linearly, or stays if never."""
-    if decay_steps is None:
-        return jnp.float32(initial)
-    return jnp.float32(optax.linear_schedule(initial, final, float(decay_steps))(agent_steps))
+def actor_params(agent: Any, learner: optimization.ReplayLearner) -> ActorParams:
+    """Returns the parameters, the statistics of the observations, and the temperature.
+
+    The temperature falls linearly from `temperature` to `final_temperature` in `temperature_steps`
+    agent steps; it is constant where that is None.
+    """
+    temperature = optimization.annealed(
+        agent.temperature, agent.final_temperature, agent.temperature_steps, learner.agent_steps
+    )
+    return ActorParams(learner.params, learner.normalizer, temperature)
 
 
 def root(
     prediction: Any, embedding: types.PyTree, support: categorical.Support
 ) -> mctx.RootFnOutput:
-    """Returns the root `[B, ...]` of a search from what the network predicts there."""
+    """Returns the root `[B, ...]` of a search from the network's prediction."""
     value = support.decode(prediction.value)
     return mctx.RootFnOutput(prior_logits=prediction.policy, value=value, embedding=embedding)
 
 
 def initial_priorities(
-    timestep: types.TimeStep, extras: Extras, gamma: float, n_steps: int, begin: int, count: int
+    agent: Any, timestep: types.TimeStep, extras: Extras, begin: int
 ) -> jax.Array:
-    """Returns how far the search's values are from n-step returns, `[K, B]`; -1 from LAST on.
+    """Returns the errors of the search's values against n-step returns, `[K, B]`; -1 from LAST on.
 
     Args:
+      agent: agent with `gamma`, `n_steps` and a replay of sequences of `L` transitions.
       timestep: `[L + K, B]`, preprocessed; see `replay.Replay.prioritize_new`.
       extras: `[L + K - 1, B]`.
-      gamma: the discount of the agent.
-      n_steps: steps of the returns.
-      begin: first time step that is learnt from.
-      count: `K`, new sequences.
+      begin: first time step of a sequence that is learnt from.
     """
+    count = timestep.reward.shape[0] - agent._replay.sequence_length  # K, new sequences
     timestep = jax.tree.map(lambda x: x[:-1], timestep)
     value = extras.value
-    target = returns.n_step(timestep, value, gamma, n_steps)
+    target = returns.n_step(timestep, value, agent.gamma, agent.n_steps)
     error = jnp.where(returns.weights(timestep) > 0.0, jnp.abs(value[:-1] - target), -1.0)
     return error[begin : begin + count]
 
@@ -160,14 +162,14 @@ def loss(
     """Returns the loss of sequences.
 
     Args:
-      predicted: predictions, through which the gradient passes.
-      target: targets of the same steps.
-      weight: `[N]`, the importance of each sequence.
+      predicted: predictions of the learning parameters.
+      target: targets of the same steps; constants.
+      weight: `[N]` importance weights.
       support: support of values and rewards.
       value_cost: weight of the value loss.
     """
     unroll_steps = len(predicted.reward)
-    # The root counts as much as all unrolled steps together.
+    # The root has the weight of all unrolled steps together.
     scale = jnp.where(jnp.arange(unroll_steps + 1) == 0, 1.0, 1.0 / max(unroll_steps, 1))
     log_policy = jax.nn.log_softmax(predicted.policy, axis=-1)
     policy = -jnp.sum(target.policy * log_policy, axis=-1) * target.policy_weight

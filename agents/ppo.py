@@ -15,16 +15,7 @@ import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import (
-    losses,
-    minibatches,
-    networks,
-    optimization,
-    options,
-    policy,
-    preprocessing,
-    returns,
-)
+from agents import minibatches, networks, optimization, options, policy, preprocessing, returns
 from agents.networks import encoders
 from podracers import environment, parallel, types
 
@@ -39,45 +30,27 @@ class _Batch(NamedTuple):
     weight: jax.Array
 
 
-# Its data `[T, B, ...]`, and the cores `[B, ...]` before the first time step of it.
-_Minibatch = tuple[_Batch, Any]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class PPO:
     """Proximal policy optimisation with generalised advantages.
 
+    `agents.options` describes the options that are not listed here.
+
     Attributes:
-      spec: specification of the environment.
-      network: `network(spec, head)` returns a network that puts out `ActorCriticOutput`.
-      head: kind of the action head, None for the usual one of the action's specification.
-      learning_rate: Adam learning rate.
-      anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
-        None for a constant one.
-      max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
-        clipping.
-      gamma: discount.
+      network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
+      head: kind of the action head; None for the default of the action's specification.
       num_minibatches: gradient steps of each pass over a rollout.
       value_cost: weight of the value loss.
       entropy_cost: weight of the entropy bonus.
-      entropy_cost_final: weight to which it changes linearly in `anneal_steps`; None for a constant
-        one.
-      normalize_observations: whether observations are scaled to mean 0 and variance 1 over all that
-        was observed, and clipped at 10.
+      entropy_cost_final: value that it reaches linearly after `anneal_steps`; None if constant.
       normalize_rewards: whether rewards are divided by the standard deviation of all discounted
         returns so far, and clipped at 10, before they are scaled.
-      reward_scale: factor of the rewards that are learnt from.
-      reward_clip: largest absolute value of scaled rewards; None for no bound.
-      greedy_evaluation: whether evaluations take the most probable action; they sample otherwise,
-        as training does.
       previous_action_and_reward: whether the network sees the previous action and reward beside the
-        observation, see `agents.inputs`; None for networks that are recurrent.
-      adam_epsilon: Adam epsilon, outside of the root.
+        observation, see `agents.inputs`; by default only if it is recurrent.
       gae_lambda: trace parameter of the advantages.
       epochs: passes over each rollout.
       clip_epsilon: distance from 1 at which the ratio of policies is clipped.
-      clip_epsilon_final: distance to which it changes linearly in `anneal_steps`; None for a
-        constant one.
+      clip_epsilon_final: value that it reaches linearly after `anneal_steps`; None if constant.
       value_clip_epsilon: distance from the value at the time of acting at which a value is clipped;
         None for no clipping.
       normalize_advantages: whether advantages have mean 0 and variance 1 over the global batch.
@@ -111,20 +84,17 @@ class PPO:
     def __post_init__(self):
         """Checks the options."""
         options.check(self)
-        options.require_schedule(self, "entropy_cost_final", "clip_epsilon_final")
-        # Built now: gin's bindings may be others by the time that the network is first used.
-        _ = self._policy.network
+        for name in ("entropy_cost_final", "clip_epsilon_final"):
+            has_end = getattr(self, name) is None or self.anneal_steps is not None
+            options.expect(self, name, has_end, "None where there are no anneal_steps")
+        _ = self._policy.network  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
     def _policy(self) -> policy.Policy:
         return policy.Policy(self.spec, self.network, self.head, self.previous_action_and_reward)
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-
-    @functools.cached_property
-    def _optimizer(self) -> optimization.Optimizer:
-        schedule = self.learning_rate, self.anneal_steps
-        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
+    _optimizer = functools.cached_property(optimization.adam)
 
     def init_learner(self, key: jax.Array) -> policy.Learner:
         """Returns fresh parameters."""
@@ -133,7 +103,7 @@ class PPO:
         return policy.Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
 
     def init_memory(self, rollout: types.Rollout) -> Any:
-        """Returns the running returns that rewards are normalised by, if they are; else `()`."""
+        """Returns the running returns that normalise rewards; `()` without normalisation."""
         return self._preprocess.init_memory(rollout)
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
@@ -141,7 +111,7 @@ class PPO:
         return self._policy.initial_state(env_id.shape[0])
 
     def actor_params(self, learner: policy.Learner) -> policy.ActorParams:
-        """Returns the parameters and the statistics that acting normalises by."""
+        """Returns the parameters and the statistics of observations and returns."""
         return policy.ActorParams(learner.params, learner.normalizer)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
@@ -153,8 +123,8 @@ class PPO:
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
         learner, network = state.learner, self._policy.network
-        # Statistics are those of acting, so the first ratios are 1 (with a lag of 0, and nearly so
-        # with another one, once many observations were counted).
+        # The statistics of acting, so the first ratios are 1 with a lag of 0, and close to 1 with
+        # more lag once many observations are counted.
         timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
         core = rollout.actor_state.core
@@ -185,7 +155,12 @@ class PPO:
         self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras
     ) -> tuple[_Batch, dict[str, types.Mean]]:
         """Returns the rollout with advantages and value targets, and metrics of them."""
-        values = self._values(params, core, timestep, extras)
+        network = self._policy.network
+        if network.is_recurrent:
+            values = networks.unroll_in_parts(network, params, core, timestep, lambda x: x.value)
+        else:  # acting computed all values but the last
+            last = networks.last_output(network, params, core, timestep).value
+            values = jnp.concatenate([extras.value, last[None]])
         advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
         target = advantage + values[:-1]
         weight = returns.weights(timestep)
@@ -194,24 +169,17 @@ class PPO:
             "value/target": types.Mean.of(target, weight),
         }
         if self.normalize_advantages:
-            advantage = _standardize(advantage, weight)
+            mean = parallel.global_mean(types.Mean.of(advantage, weight))
+            square = jnp.square(advantage - mean)
+            variance = parallel.global_mean(types.Mean.of(square, weight))
+            advantage = (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)
         current = jax.tree.map(lambda x: x[:-1], timestep)
         return _Batch(current, extras, advantage, target, weight), metrics
 
-    def _values(
-        self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras
-    ) -> jax.Array:
-        """Returns the values `[T + 1, B]` of every time step, the bootstrapping one included."""
-        network = self._policy.network
-        if network.is_recurrent:
-            return networks.unroll_in_parts(network, params, core, timestep, lambda x: x.value)
-        # Only the last value is missing from those of acting.
-        output = networks.last_output(network, params, core, timestep)
-        return jnp.concatenate([extras.value, output.value[None]])
-
     def _loss(
-        self, params: types.PyTree, minibatch: _Minibatch, agent_steps: jax.Array
+        self, params: types.PyTree, minibatch: tuple[_Batch, Any], agent_steps: jax.Array
     ) -> optimization.LossOutput:
+        """Returns the loss of a minibatch, which comes with the cores `[B, ...]` before it."""
         batch, core = minibatch
         clip_epsilon = optimization.annealed(
             self.clip_epsilon, self.clip_epsilon_final, self.anneal_steps, agent_steps
@@ -228,10 +196,10 @@ class PPO:
         if self.value_clip_epsilon is None:
             value_loss = rlax.l2_loss(output.value, batch.target)
         else:
-            value_loss = losses.clipped_value(
+            value_loss = returns.clipped_value(
                 output.value, batch.target, batch.extras.value, self.value_clip_epsilon
             )
-        policy_loss = losses.clipped_surrogate(log_ratio, batch.advantage, clip_epsilon)
+        policy_loss = returns.clipped_surrogate(log_ratio, batch.advantage, clip_epsilon)
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_epsilon
@@ -241,14 +209,7 @@ class PPO:
                 "loss/policy": mean(policy_loss),
                 "loss/value": mean(value_loss),
                 "policy/entropy": mean(entropy),
-                "policy/kl": mean(losses.kl_estimate(log_ratio)),
+                "policy/kl": mean(returns.kl_estimate(log_ratio)),
                 "policy/clip_fraction": mean(clipped),
             }
         )
-
-
-def _standardize(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Returns `x` with mean 0 and variance 1 over the global batch where `weight` is not 0."""
-    mean = parallel.global_mean(types.Mean.of(x, weight))
-    variance = parallel.global_mean(types.Mean.of(jnp.square(x - mean), weight))
-    return (x - mean) * jax.lax.rsqrt(variance + 1e-8)

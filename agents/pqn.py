@@ -1,11 +1,10 @@
 """Parallelised Q-learning: Q(lambda) from fresh rollouts, without replay or target parameters.
 
 Gallici et al., "Simplifying Deep Temporal Difference Learning", 2024,
-https://arxiv.org/abs/2407.04811, whose own code is https://github.com/mttga/purejaxql. What takes
-the place of replay and of target parameters are many streams and layer normalisation, so the
-network should have it (`layer_norm` of encoders and cores); the default network does. Networks may
-be recurrent: they see the previous action and reward beside the observation, and learn from whole
-streams, from the core that acting had where the rollout began.
+https://arxiv.org/abs/2407.04811; code: https://github.com/mttga/purejaxql. Many streams and layer
+normalisation replace replay and target parameters, so the network should have `layer_norm` in its
+encoders and cores, as the default network does. A recurrent network sees the previous action and
+reward, and learns from whole streams, from the core at the start of the rollout.
 
 Axis legend: `T` time, `B` streams of one device, `M` minibatches, `A` actions.
 """
@@ -43,7 +42,7 @@ class Learner(NamedTuple):
 
     train_state: optimization.TrainState
     normalizer: Any  # statistics of the observations; () where they are not normalised
-    agent_steps: jax.Array  # int32, over all streams; it stops at the largest there is
+    agent_steps: jax.Array  # int32, over all streams; saturates at the largest int32
 
     @property
     def params(self) -> types.PyTree:
@@ -51,18 +50,10 @@ class Learner(NamedTuple):
         return self.train_state.params
 
 
-class ActorParams(NamedTuple):
-    """The part of the learner that acting needs."""
-
-    params: types.PyTree
-    normalizer: Any
-    epsilon: jax.Array  # float32, probability of a random action
-
-
 class Extras(NamedTuple):
     """The data of each step that acting stores for learning."""
 
-    value: jax.Array  # [T, B] of the best legal action, by the parameters that acted
+    value: jax.Array  # [T, B] of the best legal action, from the acting parameters
 
 
 class _Batch(NamedTuple):
@@ -78,23 +69,16 @@ class _Batch(NamedTuple):
 class PQN:
     """Parallelised Q-network.
 
+    `agents.options` describes the options that are not listed here; the optimizer is rectified Adam
+    (Liu et al., 2019, https://arxiv.org/abs/1908.03265).
+
     Attributes:
-      spec: environment specification.
-      network: `network(spec, num_actions)` returns a network that puts out `[..., A]`.
+      network: `network(spec, num_actions)` returns a network with output `[..., A]`.
       q_lambda: trace parameter of the targets; 0 for one-step Q-learning.
-      gamma: discount.
       epochs: passes over each rollout.
       num_minibatches: gradient steps of each pass.
       epsilon: final probability of a random action.
-      epsilon_steps: agent steps, over all streams, in which it falls linearly from 1 to that.
-      evaluation_epsilon: probability of a random action in evaluation.
-      learning_rate: learning rate of rectified Adam.
-      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
-      adam_epsilon: epsilon of rectified Adam.
-      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
-      normalize_observations: whether observations are normalised by running statistics.
-      reward_scale: factor of the rewards that are learnt from, and that recurrent networks see.
-      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
+      epsilon_steps: agent steps, over all streams, in which it falls linearly from 1.
     """
 
     spec: environment.EnvironmentSpec
@@ -118,8 +102,7 @@ class PQN:
         """Checks the options."""
         options.check(self)
         options.require_discrete(self)
-        # Built now: gin's bindings may be others by the time that the network is first used.
-        _ = self._network
+        _ = self._network  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
     def _network(self) -> networks.Network:
@@ -127,7 +110,7 @@ class PQN:
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:
-        """The environment's spec, with observations as the network sees them."""
+        """The environment's spec, with the network's observations."""
         return inputs.extended_spec(self.spec) if self._is_recurrent else self.spec
 
     @functools.cached_property
@@ -138,8 +121,9 @@ class PQN:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
+        radam = optax.scale_by_radam(eps=self.adam_epsilon)
         schedule = self.learning_rate, self.anneal_steps
-        return optimization.radam(*schedule, self.adam_epsilon, self.max_grad_norm)
+        return optimization.Optimizer(radam, *schedule, self.max_grad_norm)
 
     def init_learner(self, key):
         """Returns fresh parameters."""
@@ -148,11 +132,11 @@ class PQN:
         return Learner(self._optimizer.init(params), normalizer, jnp.zeros((), jnp.int32))
 
     def init_memory(self, rollout):
-        """Returns `()`: each rollout is forgotten after it."""
+        """Returns `()`: rollouts are not stored."""
         return ()
 
     def init_actor(self, env_id, num_envs, evaluation=False):
-        """Returns the cores of `B` streams, with the previous action where networks see it."""
+        """Returns the cores of `B` streams, with the previous action for recurrent networks."""
         count = env_id.shape[0]
         action = inputs.zero_action(self.spec.action, count) if self._is_recurrent else ()
         return inputs.ActorState(self._network.initial_core(count), action)
@@ -160,10 +144,12 @@ class PQN:
     def actor_params(self, learner):
         """Returns the parameters, the statistics of the observations, and epsilon."""
         epsilon = optax.linear_schedule(1.0, self.epsilon, self.epsilon_steps)
-        return ActorParams(learner.params, learner.normalizer, epsilon(learner.agent_steps))
+        return exploration.ActorParams(
+            learner.params, learner.normalizer, epsilon(learner.agent_steps)
+        )
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
-        """Takes the best action, or at times a random one."""
+        """Takes the best legal action, or with probability epsilon a random one."""
         timestep = self._preprocess.apply(params.normalizer, timestep)
         if self._is_recurrent:
             timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
@@ -171,7 +157,8 @@ class PQN:
         epsilon = self.evaluation_epsilon if evaluation else params.epsilon
         action = exploration.epsilon_greedy(q_values, timestep.observation, epsilon, key)
         actor_state = inputs.ActorState(core, action if self._is_recurrent else ())
-        return action, actor_state, Extras(_best(q_values, timestep))
+        best = exploration.best_q_value(q_values, timestep.observation)
+        return action, actor_state, Extras(best)
 
     def update(self, state, rollout, key):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
@@ -204,19 +191,19 @@ class PQN:
     def _values(self, params, core, timestep, extras):
         """Returns the values `[T + 1, B]` of the best legal action of every time step.
 
-        They stay as they are while a rollout is learnt from; the authors' recurrent variant
-        computes them anew for each minibatch.
+        They are computed once for each rollout; the authors' recurrent variant recomputes them for
+        each minibatch.
         """
         if self._is_recurrent:
             q_values = networks.unroll_in_parts(self._network, params, core, timestep, lambda x: x)
-            return _best(q_values, timestep)
-        # Only the last value is missing from those of acting.
+            return exploration.best_q_value(q_values, timestep.observation)
+        # Acting computed all values but the last.
         last = networks.last_output(self._network, params, core, timestep)
-        value = _best(last, jax.tree.map(lambda x: x[-1], timestep))
-        return jnp.concatenate([extras.value, value[None]])
+        observation = jax.tree.map(lambda x: x[-1], timestep.observation)
+        return jnp.concatenate([extras.value, exploration.best_q_value(last, observation)[None]])
 
     def _loss(self, params, minibatch):
-        """Returns the squared error of the values of the actions that were taken."""
+        """Returns the squared error of the values of the chosen actions."""
         batch, core = minibatch
         q_values, _ = self._network.unroll(params, core, batch.timestep)
         taken = rlax.batched_index(q_values, batch.action)
@@ -228,8 +215,3 @@ class PQN:
                 "value/target": mean(batch.target),
             }
         )
-
-
-def _best(q_values: jax.Array, timestep: types.TimeStep) -> jax.Array:
-    """Returns the values `[...]` of the best legal actions, from those `[..., A]` of all."""
-    return jnp.max(exploration.legal_q_values(q_values, timestep.observation), axis=-1)

@@ -1,11 +1,12 @@
-"""Preprocessing of time steps before an agent learns from them or acts on them.
+"""Preprocessing of time steps before an agent acts on them or learns from them.
 
 Observations are normalised by their running mean and variance, the same on every device; rewards
 are divided by the running standard deviation of their discounted returns, scaled and clipped. Of
 observations, floating leaves are normalised; bytes, integers, booleans and reserved keys are left
-alone.
+alone. Images from replay can be shifted at random (`random_shifts`).
 
-Axis legend: `T` time, `B` streams of one device, `...` the axes of one observation.
+Axis legend: `T` time, `B` streams of one device, `...` the axes of one observation; `N` images,
+`H` `W` `C` height, width and channels.
 """
 
 import dataclasses
@@ -19,7 +20,8 @@ from dm_env import specs
 from podracers import environment, parallel, types
 
 _EPSILON = 1e-8  # added to the variance
-_CLIP = 10.0  # largest absolute value of what was normalised
+_CLIP = 10.0  # largest absolute value of normalised observations and rewards
+_IMAGE_RANK = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +29,9 @@ class Preprocess:
     """Normalisation of observations and rewards, scaling and clipping of rewards.
 
     Attributes:
-      normalize_observations: whether observations are scaled to mean 0 and variance 1 over all
-        that was observed, and clipped at 10.
-      reward_scale: factor of the rewards that are learnt from.
-      reward_clip: largest absolute value of scaled rewards; None for no bound.
+      normalize_observations: see `agents.options`, as `reward_scale` and `reward_clip`.
       return_discount: discount of the returns by whose standard deviation rewards are divided
-        before that, and then clipped at 10; None for rewards as they are.
+        before they are scaled, and then clipped at 10; None for no division.
     """
 
     normalize_observations: bool = False
@@ -42,41 +41,32 @@ class Preprocess:
 
     @classmethod
     def of(cls, agent: Any) -> "Preprocess":
-        """Returns what the options of these names say of an agent.
+        """Returns the preprocessing that an agent's options of the same names ask for.
 
-        `normalize_rewards` is an option of those agents alone that call `update_returns`.
+        Only agents that call `update_returns` have the option `normalize_rewards`.
         """
-        normalize_rewards = getattr(agent, "normalize_rewards", False)
-        return_discount = agent.gamma if normalize_rewards else None
+        return_discount = agent.gamma if getattr(agent, "normalize_rewards", False) else None
         options = agent.normalize_observations, agent.reward_scale, agent.reward_clip
         return cls(*options, return_discount)
 
     def init(self, observation_spec: types.PyTree) -> Any:
-        """Returns the first statistics; `()` where nothing is normalised.
-
-        Args:
-          observation_spec: a pytree of `dm_env.specs` arrays.
-        """
+        """Returns empty statistics for a pytree of `dm_env.specs`; `()` without normalisation."""
         observation = init(observation_spec) if self.normalize_observations else ()
         if self.return_discount is None:
             return observation
         return Normalizer(observation, init(specs.Array((), np.float32)))
 
     def init_memory(self, rollout: types.Rollout) -> Any:
-        """Returns the running returns `[B]` of streams before their first time step.
+        """Returns running returns `[B]` of zeros for rollouts `[T, B, ...]`.
 
-        Args:
-          rollout: `[T, B, ...]`, of which only shapes count.
-
-        Returns:
-          `()` where rewards are not normalised.
+        Without normalisation of rewards, returns `()`.
         """
         if self.return_discount is None:
             return ()
         return jnp.zeros(rollout.timestep.reward.shape[1:])
 
     def apply(self, statistics: Any, timestep: types.TimeStep) -> types.TimeStep:
-        """Returns time steps `[..., B]` with observations and rewards as they are learnt from."""
+        """Returns time steps `[..., B]` with observations and rewards to learn from."""
         observation, reward = timestep.observation, timestep.reward
         if self.return_discount is not None:
             statistics, returns = statistics
@@ -98,22 +88,21 @@ class Preprocess:
         """
         if not self.normalize_observations:
             return statistics
-        if self.return_discount is not None:
-            only = dataclasses.replace(self, return_discount=None)
-            observation = only.update_statistics(statistics.observation, timestep)
-            return statistics._replace(observation=observation)
         observation = jax.tree.map(lambda x: x[:-1], timestep.observation)
-        return update(statistics, observation, jnp.ones_like(timestep.reward[1:]))
+        weights = jnp.ones_like(timestep.reward[1:])
+        if self.return_discount is None:
+            return update(statistics, observation, weights)
+        added = update(statistics.observation, observation, weights)
+        return statistics._replace(observation=added)
 
     def update_returns(
         self, statistics: Any, running: Any, timestep: types.TimeStep
     ) -> tuple[Any, Any]:
         """Adds the discounted returns of a rollout on all devices; runs under the mapped axis.
 
-        The return after each step is the discounted sum of the rewards since its episode began, as
-        in "VecNormalize" of OpenAI baselines (https://github.com/openai/baselines); Engstrom et
-        al., "Implementation Matters in Deep Policy Gradients", 2020,
-        https://arxiv.org/abs/2005.12729, section 2.
+        The return after a step is the discounted sum of the rewards since the episode began, as in
+        "VecNormalize" of OpenAI baselines (https://github.com/openai/baselines); Engstrom et al.,
+        "Implementation Matters in Deep Policy Gradients", 2020, https://arxiv.org/abs/2005.12729.
 
         Args:
           statistics: equal on all devices.
@@ -132,7 +121,7 @@ class Preprocess:
             running = jnp.where(first, 0.0, self.return_discount * running + reward)
             return running, running
 
-        # Simulators that were restarted begin anew in the middle of what was the last episode.
+        # After a resume, simulators begin new episodes where the saved ones were unfinished.
         running = jnp.where(first[0], 0.0, running)
         running, returns = jax.lax.scan(step, running, (timestep.reward[1:], first[1:]))
         weights = 1.0 - first[1:].astype(jnp.float32)
@@ -149,22 +138,14 @@ class Statistics(NamedTuple):
 
 
 class Normalizer(NamedTuple):
-    """Statistics of what is normalised where rewards are; equal on all devices."""
+    """Statistics where rewards are normalised; equal on all devices."""
 
     observation: Any  # `Statistics` of the observations; () where they are not normalised
     returns: Statistics  # of the discounted returns, []
 
 
-def _is_none(leaf) -> bool:
-    return leaf is None
-
-
 def init(observation_spec: types.PyTree) -> Statistics:
-    """Returns statistics of nothing.
-
-    Args:
-      observation_spec: a pytree of `dm_env.specs` arrays.
-    """
+    """Returns empty statistics for a pytree of `dm_env.specs` arrays."""
 
     def zeros(path, spec):
         reserved = bool(path) and getattr(path[0], "key", None) in environment.RESERVED
@@ -195,18 +176,21 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
     count = statistics.count + added
     portion = added / jnp.maximum(count, 1.0)
 
+    def expand(leaf):  # weights [T, B, 1, ...] that broadcast against [T, B, ...]
+        return weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim))
+
     def deviation(mean, leaf):
-        # Measured from the old mean, and without what a zero weight hides: it may be NaN.
-        return jnp.where(_expand(weights, leaf) > 0.0, leaf.astype(jnp.float32) - mean, 0.0)
+        # Measured from the old mean, and selected, not multiplied: left-out values may be NaN.
+        return jnp.where(expand(leaf) > 0.0, leaf.astype(jnp.float32) - mean, 0.0)
 
     def total(leaf):
-        return jnp.sum(_expand(weights, leaf) * leaf, axis=(0, 1))
+        return jnp.sum(expand(leaf) * leaf, axis=(0, 1))
 
     observation = jax.tree.map(
         lambda mean, leaf: None if mean is None else leaf,
         statistics.mean,
         observation,
-        is_leaf=_is_none,
+        is_leaf=lambda x: x is None,
     )
     deviations = jax.tree.map(deviation, statistics.mean, observation)  # [T, B, ...]
     totals = parallel.global_sum(jax.tree.map(total, deviations))
@@ -223,20 +207,12 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
     return Statistics(count, mean, squares)
 
 
-def _expand(weights: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Returns weights `[T, B, 1, ...]` that broadcast against `leaf` `[T, B, ...]`."""
-    return weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim))
-
-
 def normalize(
     statistics: Statistics, observation: types.PyTree, clip: float = _CLIP
 ) -> types.PyTree:
-    """Returns the observation with mean 0 and variance 1, clipped.
+    """Returns the observation `[...]` with mean 0 and variance 1, clipped to `[-clip, clip]`.
 
-    Args:
-      statistics: running statistics; before the first observation, observations are only clipped.
-      observation: any leading axes.
-      clip: largest absolute value of the result.
+    While the statistics are empty, observations are only clipped.
     """
 
     def scale(mean, squares, leaf):
@@ -245,11 +221,45 @@ def normalize(
         factor = _inverse_deviation(statistics.count, squares)
         return jnp.clip((leaf - mean) * factor, -clip, clip)
 
-    return jax.tree.map(scale, statistics.mean, statistics.squares, observation, is_leaf=_is_none)
+    return jax.tree.map(
+        scale, statistics.mean, statistics.squares, observation, is_leaf=lambda x: x is None
+    )
 
 
 def _inverse_deviation(count: jax.Array, squares: jax.Array) -> jax.Array:
-    """Returns 1 over the standard deviation, and 1 where nothing was counted yet."""
+    """Returns 1 over the standard deviation, and 1 while the statistics are empty."""
     variance = squares / jnp.maximum(count, 1.0)
     variance = jnp.where(count > 0.0, variance, 1.0)
     return jax.lax.rsqrt(variance + _EPSILON)
+
+
+def has_image(observation: types.PyTree) -> bool:
+    """Returns whether a leaf of one observation is an image, `[H, W, C]`."""
+    return any(len(leaf.shape) == _IMAGE_RANK for leaf in jax.tree.leaves(observation))
+
+
+def random_shifts(observation: types.PyTree, pixels: int, key: jax.Array) -> types.PyTree:
+    """Returns observations whose images are shifted at random, down and to the right.
+
+    Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
+    Reinforcement Learning from Pixels", 2020, https://arxiv.org/abs/2004.13649. The nearest pixels
+    of the edge fill the gap. All channels (and stacked frames) of an image and all images of one
+    observation are shifted alike; other leaves are left alone.
+
+    Args:
+      observation: leaves `[N, ...]`.
+      pixels: largest shift; all shifts from `-pixels` to `pixels` are equally probable.
+      key: `[N]` typed keys.
+    """
+    shift = jax.vmap(lambda k: jax.random.randint(k, (2,), -pixels, pixels + 1))(key)  # [N, 2]
+
+    def shift_one(image, shift):
+        for axis, size in enumerate(image.shape[:2]):
+            source = jnp.clip(jnp.arange(size) - shift[axis], 0, size - 1)
+            image = jnp.take(image, source, axis=axis)
+        return image
+
+    def shifted(leaf):
+        return leaf if leaf.ndim != _IMAGE_RANK + 1 else jax.vmap(shift_one)(leaf, shift)
+
+    return jax.tree.map(shifted, observation)

@@ -1,11 +1,11 @@
-"""R2D2: recurrent Q-learning from prioritised sequences, with the states that they were acted in.
+"""R2D2: recurrent Q-learning from prioritised sequences that begin with the core of acting.
 
 Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019,
 https://openreview.net/forum?id=r1lyTjAqYX.
 
 A network sees the previous action and reward beside the observation. Its values are those of
 rescaled returns, `h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x`. Sequences begin where rollouts do,
-with the core that acting had there; the first `burn_in` steps only make up for the age of it.
+with the core of acting there; the first `burn_in` steps only update that old core.
 
 Axis legend: `T` time, `B` streams, `L` transitions of a sequence, `U` of them after the burn-in,
 `N` sequences, `A` actions.
@@ -27,6 +27,7 @@ from agents import (
     networks,
     optimization,
     options,
+    policy,
     preprocessing,
     replay,
     returns,
@@ -37,59 +38,36 @@ from podracers import environment, errors, types
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)
 
 
-class ActorParams(NamedTuple):
-    """The part of the learner that acting needs."""
-
-    params: types.PyTree
-    normalizer: types.PyTree
-
-
 class ActorState(NamedTuple):
     """The actor state of a stream."""
 
     core: Any  # [B, ...]
     action: jax.Array  # [B] int32, the previous one
-    epsilon: jax.Array | tuple  # [B] float32, how often an action is random; () in replay
+    epsilon: jax.Array | tuple  # [B] float32, probability of a random action; () in replay
 
 
 class Extras(NamedTuple):
     """The data of each step that acting stores, for initial priorities."""
 
     value: jax.Array  # [T, B] of the best action, as a return
-    taken: jax.Array  # [T, B] of the action that was taken, rescaled
+    taken: jax.Array  # [T, B] of the chosen action, rescaled
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class R2D2:
     """Recurrent replay DQN; `replay.Replay` says how many gradient steps follow each rollout.
 
+    `agents.options` describes the options that are not listed here.
+
     Attributes:
-      spec: environment specification.
-      network: `network(spec, num_actions)` returns a recurrent network that puts out `[..., A]`.
-      sequence_length: `L`; the part behind the burn-in is no shorter than a rollout, or some steps
-        would never be learnt from.
-      burn_in: first steps of a sequence that only warm up the core.
+      network: `network(spec, num_actions)` returns a recurrent network with output `[..., A]`.
+      sequence_length: `L`; `L - burn_in` must be at least the length of a rollout, so that every
+        step is learnt from.
+      burn_in: first steps of a sequence, which only warm up the core.
       n_step: rewards that a target adds up before it bootstraps.
-      gamma: discount.
-      priority_mix: weight of a sequence's largest error in its priority; the rest is the mean's.
+      priority_mix: weight of a sequence's largest error in its priority; the mean has the rest.
       epsilon_base: probability of a random action in the stream that explores most.
       epsilon_exponent: exponent by which others explore less; see `exploration.ladder`.
-      evaluation_epsilon: probability of a random action in evaluation.
-      learning_rate: Adam learning rate.
-      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
-      adam_epsilon: Adam epsilon.
-      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
-      batch_size: sequences of each gradient step, over all devices.
-      replay_capacity: transitions over all streams of all devices.
-      min_replay: transitions over all streams before anything is learnt from them.
-      replay_ratio: number of times that a state is learnt from, on average.
-      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
-      importance_exponent: exponent of the importance weights, in `[0, 1]`.
-      target_period: gradient steps between updates of the target parameters.
-      target_rate: step size of an update of the target parameters, in `[0, 1]`; 1 copies.
-      normalize_observations: whether observations are normalised by running statistics.
-      reward_scale: factor of the rewards that are learnt from, and that the network sees.
-      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
     """
 
     spec: environment.EnvironmentSpec
@@ -128,9 +106,9 @@ class R2D2:
                 "q_network.core = @cores.LSTM(), or use DQN"
             )
         # Initial priorities need a step after the burn-in whose successor has a value from acting.
-        most = self.sequence_length - 2
-        holds = isinstance(self.burn_in, int) and 0 <= self.burn_in <= most
-        expected = f"an int from 0 to sequence_length - 2 = {most}"
+        largest = self.sequence_length - 2
+        holds = isinstance(self.burn_in, int) and 0 <= self.burn_in <= largest
+        expected = f"an int from 0 to sequence_length - 2 = {largest}"
         options.expect(self, "burn_in", holds, expected)
 
     @functools.cached_property
@@ -139,28 +117,16 @@ class R2D2:
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:
-        """The environment's spec, with observations as the network sees them."""
+        """The environment's spec, with the network's observations."""
         return inputs.extended_spec(self.spec)
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-
-    @functools.cached_property
-    def _optimizer(self) -> optimization.Optimizer:
-        schedule = self.learning_rate, self.anneal_steps
-        return optimization.adam(*schedule, self.adam_epsilon, self.max_grad_norm)
+    _optimizer = functools.cached_property(optimization.adam)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:
-        return replay.Replay(
-            capacity=self.replay_capacity,
-            sequence_length=self.sequence_length,
-            batch_size=self.batch_size,
-            priority_exponent=self.priority_exponent,
-            importance_exponent=self.importance_exponent,
-            min_size=self.min_replay,
-            replay_ratio=self.replay_ratio,
-            learnt_states=self.sequence_length - self.burn_in,
-        )
+        learnt_states = self.sequence_length - self.burn_in
+        return replay.Replay.of(self, self.sequence_length, learnt_states)
 
     def init_learner(self, key):
         """Returns fresh parameters, their target and the optimizer's state."""
@@ -174,13 +140,13 @@ class R2D2:
         if self.sequence_length - self.burn_in < steps:
             raise errors.UserError(
                 f"R2D2.sequence_length: expected at least {self.burn_in + steps} with rollouts of "
-                f"{steps} steps and a burn-in of {self.burn_in}, or some would never be learnt "
+                f"{steps} steps and a burn-in of {self.burn_in}, so that every step is learnt "
                 f"from; got {self.sequence_length}"
             )
         return self._replay.init(_replay_item(rollout))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
-        """Returns the memory of `B` streams, and how much each of them explores."""
+        """Returns the cores, previous actions and epsilons of `B` streams."""
         count = env_id.shape[0]
         epsilon = jnp.full((count,), self.evaluation_epsilon)
         if not evaluation:
@@ -191,10 +157,10 @@ class R2D2:
 
     def actor_params(self, learner):
         """Returns the parameters, and the statistics of the observations."""
-        return ActorParams(learner.params, learner.normalizer)
+        return policy.ActorParams(learner.params, learner.normalizer)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
-        """Takes the best action, or at times a random one."""
+        """Takes the best legal action, or with probability epsilon a random one."""
         timestep = self._preprocess.apply(params.normalizer, timestep)
         timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
         q_values, core = self._network.step(params.params, actor_state.core, timestep)
@@ -226,15 +192,15 @@ class R2D2:
                 loss, learner.train_state, sample, learning_rate
             )
             memory = self._replay.update_priorities(memory, sample.item, output.priority)
-            target = learner.next_target(train_state.params, self.target_period, self.target_rate)
-            learner = learner.step(train_state, target)
+            params = train_state.params
+            learner = learner.step(train_state, params, self.target_period, self.target_rate)
             return learner, memory, output.metrics
 
         learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
         return types.AgentState(learner, memory), metrics
 
     def _loss(self, params, sample, target):
-        """Returns the error of the rescaled values `[U, N]` of the actions that were taken."""
+        """Returns the loss of the rescaled values `[U, N]` of the chosen actions."""
         q_values, q_target = self._values(params, sample), self._values(target, sample)
         timestep, action = jax.tree.map(
             lambda x: x[self.burn_in :], (sample.rollout.timestep, sample.rollout.action)
@@ -264,9 +230,9 @@ class R2D2:
         )
 
     def _initial_priority(self, normalizer, recent: types.Rollout) -> jax.Array:
-        """Returns the priorities `[1, B]` of sequences `[L, B]`, by the values that acting had.
+        """Returns the priorities `[1, B]` of sequences `[L, B]`, from the values of acting.
 
-        Of the last time step acting knew no value yet.
+        The last step has no target yet: acting has not computed the value after it.
         """
         timestep = self._preprocess.apply(normalizer, recent.timestep)
         timestep = jax.tree.map(lambda x: x[self.burn_in : -1], timestep)
@@ -282,5 +248,5 @@ class R2D2:
 
 
 def _replay_item(rollout: types.Rollout) -> types.Rollout:
-    """Returns what replay stores of a rollout: all but the epsilon of its streams."""
+    """Returns a rollout without the epsilon of its streams, which replay does not store."""
     return rollout._replace(actor_state=rollout.actor_state._replace(epsilon=()))

@@ -1,21 +1,19 @@
 """Replay: past rollouts on the learner devices, from which sequences are drawn.
 
-Each device keeps the streams that it learns from in one ring `[B, C, ...]`, which is written in
-place: every time step is stored once, in the dtype that it came in, and a sequence `[L + 1]` is cut
-out of the ring when it is drawn. A sequence is consecutive time steps of one stream, and it never
-reaches over the place where the ring is being written: no draw mixes what is old with what is new.
+Each device keeps its streams in one ring `[B, C, ...]`, which is written in place: every time step
+is stored once, in its own dtype, and a sequence `[L + 1]` is cut out of the ring when it is drawn.
+A sequence is consecutive time steps of one stream that never cross the write position, so no draw
+mixes old steps with new ones. Sequences begin at any step; where the stored rollouts have an actor
+state (a recurrent core), which is that before the first step, they begin where rollouts begin.
 
-Where what is stored has an actor state (a recurrent core), it is that before the first step of a
-rollout, and sequences begin where rollouts begin; else they begin anywhere.
+Streams are dealt out to shards, each of which gives an equal part of every batch. With up to eight
+devices the number of shards does not depend on the number of devices (as far as streams and batches
+divide), so neither do the draws.
 
-Streams are dealt out to shards, and each of them gives an equal part of every batch. With up to
-eight devices the number of shards does not depend on that of devices (as far as streams and batches
-divide), so neither does what is drawn.
-
-Prioritised replay is that of Schaul et al., "Prioritized Experience Replay", 2015,
-https://arxiv.org/abs/1511.05952, in its proportional form; a sequence has one priority, as in
-Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019,
-https://openreview.net/forum?id=r1lyTjAqYX. `docs/replay.md` says why this is not flashbax.
+Prioritised replay is the proportional form of Schaul et al., "Prioritized Experience Replay", 2015,
+https://arxiv.org/abs/1511.05952; a sequence has one priority, as in Kapturowski et al., "Recurrent
+Experience Replay in Distributed Reinforcement Learning", 2019,
+https://openreview.net/forum?id=r1lyTjAqYX. `docs/replay.md` compares it with flashbax.
 
 Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `K` new
 sequences of a stream, `B` streams, `S` shards and `N` drawn sequences of this device.
@@ -42,11 +40,11 @@ class Memory(NamedTuple):
     """The replay of one device."""
 
     ring: types.Rollout  # of `ring_buffer.Rows` `[B, C, ...]`; actor states are [B, C / T, ...]
-    head: jax.Array  # [B] int32, all equal: time of the newest time step; grows for ever
+    head: jax.Array  # [B] int32, all equal: number of the newest time step, never wrapped
     priorities: Any  # a `SumTree` with a row for each shard; () where draws are uniform
     highest: jax.Array  # [B] float32, all equal: the highest priority so far
 
-    is_replay = True  # which checkpoints may leave out
+    is_replay = True  # checkpoints may leave it out
 
 
 class Item(NamedTuple):
@@ -59,7 +57,7 @@ class Item(NamedTuple):
 class Sample(NamedTuple):
     """A batch of sequences."""
 
-    rollout: types.Rollout  # [L, N, ...], time steps [L + 1, N, ...], as a runner shows them
+    rollout: types.Rollout  # [L, N, ...], time steps [L + 1, N, ...]
     item: Item  # [N], for `update_priorities`
     weight: jax.Array  # [N] float32 importance weights of the losses; at most 1
     key: jax.Array  # [N] typed keys, the same on any number of devices
@@ -69,7 +67,7 @@ class Sample(NamedTuple):
         return self._replace(rollout=self.rollout._replace(timestep=timestep))
 
 
-# `step(carry, memory, key) -> (carry, memory, metrics)`; it changes nothing of the ring.
+# `step(carry, memory, key) -> (carry, memory, metrics)`.
 Step = Callable[[Any, Memory, jax.Array], tuple[Any, Memory, dict[str, types.Mean]]]
 
 
@@ -77,21 +75,21 @@ Step = Callable[[Any, Memory, jax.Array], tuple[Any, Memory, dict[str, types.Mea
 class Replay:
     """A replay buffer: pure functions of a `Memory`, under the mapped axis.
 
-    After each rollout, once there are `min_size` transitions, so many batches are drawn that each
-    state is learnt from `replay_ratio` times on average: that is the number of learnt states in all
-    draws, over the number of agent steps collected. States that a draw reads for burn-in or for
-    targets alone are not learnt from, nor is what a model imagines. With single transitions, one
-    batch of `n` for each agent step is a replay ratio of `n`.
+    After each rollout, once `min_size` transitions are stored, as many batches are drawn as make
+    each state learnt from `replay_ratio` times on average: the number of learnt states in all draws
+    over the number of agent steps collected. States read only for burn-in or targets do not count,
+    nor do imagined ones. With single transitions, one batch of `n` for each agent step is a replay
+    ratio of `n`.
 
     Attributes:
       capacity: transitions over all streams of all devices; rounded down to whole rollouts.
       sequence_length: `L`, transitions.
       batch_size: sequences of one draw, over all devices.
       priority_exponent: exponent of the priorities; 0 for uniform draws.
-      importance_exponent: exponent of the importance weights; 1 undoes the priorities in full.
+      importance_exponent: exponent of the importance weights; 1 corrects fully for priorities.
       min_size: transitions over all streams before the first draw.
       replay_ratio: number of times that a state is learnt from, on average.
-      learnt_states: states of each sequence that are learnt from, which `replay_ratio` counts.
+      learnt_states: states of each sequence that are learnt from.
     """
 
     capacity: int
@@ -103,33 +101,32 @@ class Replay:
     replay_ratio: float = 1.0
     learnt_states: int = 1
 
+    @classmethod
+    def of(cls, agent: Any, sequence_length: int, learnt_states: int = 1) -> "Replay":
+        """Returns the replay that an agent's options ask for; see `agents.options`."""
+        return cls(
+            capacity=agent.replay_capacity,
+            sequence_length=sequence_length,
+            batch_size=agent.batch_size,
+            priority_exponent=agent.priority_exponent,
+            importance_exponent=agent.importance_exponent,
+            min_size=agent.min_replay,
+            replay_ratio=agent.replay_ratio,
+            learnt_states=learnt_states,
+        )
+
     def init(self, rollout: types.Rollout) -> Memory:
         """Returns an empty memory.
 
         Args:
-          rollout: a template `[T, B, ...]` of what is to be stored; only shapes and dtypes count.
+          rollout: a template `[T, B, ...]` of the rollouts; only shapes and dtypes are used.
 
         Raises:
           errors.UserError: the capacity is too small, or the batch does not divide.
         """
-        steps, streams = rollout.timestep.reward.shape
-        steps -= 1
-        chunks = self.capacity // (streams * parallel.axis_size() * steps)
-        self._check(chunks, steps, streams)
-
-        ring = ring_buffer.zeros(rollout, chunks)
-        priorities: Any = ()
-        if self.priority_exponent:
-            shards = self._shards(streams)
-            starts = chunks * steps // ring_buffer.period(ring)  # of each stream
-            priorities = sum_tree.init(shards, starts * (streams // shards))
-        return Memory(
-            ring, jnp.zeros(streams, jnp.int32), priorities, jnp.ones(streams, jnp.float32)
-        )
-
-    def _check(self, chunks: int, steps: int, streams: int) -> None:
-        """Raises where no sequence, or no batch, could be drawn."""
+        steps, streams = _steps(rollout), rollout.timestep.reward.shape[1]
         devices = parallel.axis_size()
+        chunks = self.capacity // (streams * devices * steps)
         needed = -(-self.sequence_length // steps) + 1
         if chunks < needed:
             raise errors.UserError(
@@ -142,31 +139,34 @@ class Replay:
                 f"replay_capacity = {self.capacity} transitions is smaller than one batch: "
                 f"{self.batch_size} sequences of {self.sequence_length} steps"
             )
-        most = (chunks * steps - 1) * streams * devices
-        if self.min_size > most:
+        largest = (chunks * steps - 1) * streams * devices
+        if self.min_size > largest:
             raise errors.UserError(
-                f"min_replay = {self.min_size}: expected at most {most}, which the replay holds"
+                f"min_replay = {self.min_size}: expected at most {largest}, the size of the replay"
             )
         if self.batch_size % devices:
             raise errors.UserError(
                 f"batch_size = {self.batch_size} does not divide over {devices} learner devices"
             )
-
-    def _shards(self, streams: int) -> int:
-        """Returns how many shards this device has."""
-        devices = parallel.axis_size()
-        shards = math.gcd(streams * devices, self.batch_size, _SHARDS)
-        return shards // devices if shards % devices == 0 else 1
+        ring = ring_buffer.zeros(rollout, chunks)
+        priorities: Any = ()
+        if self.priority_exponent:
+            shards, local = self._deal(streams)
+            starts = chunks * steps // ring_buffer.period(ring)  # of each stream
+            priorities = sum_tree.init(shards, starts * local)
+        return Memory(
+            ring, jnp.zeros(streams, jnp.int32), priorities, jnp.ones(streams, jnp.float32)
+        )
 
     @_scope
     def add(self, memory: Memory, rollout: types.Rollout) -> Memory:
         """Stores a rollout `[T, B, ...]`, in place where `memory` is donated.
 
-        New sequences (`new_items`) can be drawn from now on, with the highest priority so far.
+        New sequences (`new_items`) get the highest priority so far.
 
         After a Sebulba run is resumed, simulators begin new episodes. The unfinished episode of
-        each stream is then marked as truncated at its last stored time step but one: the last one
-        is overwritten by the first one of the new episode.
+        each stream is then marked as truncated at its last stored time step but one, because the
+        first time step of the new episode overwrites the last one.
         """
         steps = _steps(rollout)
         size = ring_buffer.capacity(memory.ring)
@@ -178,7 +178,7 @@ class Replay:
         if not self.priority_exponent:
             return memory
         period = ring_buffer.period(ring)
-        # Sequences that began at the slots just written are gone: their priorities become 0.
+        # Sequences that began in the slots just written are overwritten: priority 0.
         times = memory.head[0] - period * jnp.arange(steps // period)
         overwritten = self._items(memory, times)
         memory = self._set(memory, overwritten, jnp.zeros(overwritten.index.shape))
@@ -186,51 +186,30 @@ class Replay:
         return self._set(memory, item, jnp.where(exists, memory.highest[0], 0.0))
 
     def new_items(self, memory: Memory, steps: int) -> tuple[Item, jax.Array]:
-        """Returns the sequences that the latest rollout completed.
-
-        Args:
-          memory: the replay, with that rollout.
-          steps: `T`, of that rollout.
+        """Returns the sequences that the latest rollout, of `T` steps, completed.
 
         Returns:
-          Items `[K, B]`, oldest first, and a bool `[K, B]`, false where the run is too young for
-          them. `K` is `T`, or 1 where sequences begin where rollouts do.
+          Items `[K, B]`, oldest first, and a bool `[K, B]`, false for sequences from before the
+          start of the run. `K` is `T`, or 1 where sequences begin where rollouts do.
         """
         times = self._new_starts(memory, steps)
         item = self._items(memory, times)
         return item, jnp.broadcast_to(times[:, None] >= 0, item.index.shape)
 
-    def recent(self, memory: Memory, steps: int) -> types.Rollout:
-        """Returns the transitions of the sequences of `new_items`, one piece for each stream.
-
-        Args:
-          memory: the replay, with the latest rollout.
-          steps: `T`, of that rollout.
-
-        Returns:
-          `[L + K - 1, B, ...]`; what was before the run began is without meaning.
-        """
-        starts = self._new_starts(memory, steps)
-        stream = jnp.arange(ring_buffer.num_streams(memory.ring))
-        length = self.sequence_length + starts.shape[0] - 1
-        return ring_buffer.cut(
-            memory.ring, jnp.broadcast_to(starts[0], stream.shape), stream, length
-        )
-
     def num_gradient_steps(
         self, memory: Memory, rollout: types.Rollout, update: jax.Array
     ) -> jax.Array:
-        """Returns how many gradient steps follow a rollout, int32, equal on all devices.
+        """Returns the number of gradient steps after a rollout, int32, equal on all devices.
 
-        Where the mean is no whole number, they are spread evenly over rollouts, in integers.
+        A mean that is no whole number is spread evenly over rollouts, in integer arithmetic.
 
         Args:
           memory: the replay, with that rollout.
           rollout: `[T, B, ...]`, of this device.
-          update: int32, how many rollouts came before it.
+          update: int32, number of rollouts before it.
         """
         collected = rollout.timestep.reward[1:].size * parallel.axis_size()
-        # A fraction whose products below are exact in int32.
+        # A denominator whose products below are exact in int32.
         each = self.mean_gradient_steps(collected).limit_denominator(30_000)
         if not each:
             raise errors.UserError(
@@ -244,7 +223,7 @@ class Replay:
         return jnp.where(enough & self.ready(memory), steps, 0)
 
     def mean_gradient_steps(self, agent_steps: int) -> fractions.Fraction:
-        """Returns how many gradient steps follow so many agent steps, on average."""
+        """Returns the mean number of gradient steps for `agent_steps` collected steps."""
         learnt = self.batch_size * self.learnt_states
         return fractions.Fraction(self.replay_ratio) * agent_steps / learnt
 
@@ -253,19 +232,19 @@ class Replay:
     ) -> tuple[Any, Memory, dict[str, types.Mean]]:
         """Takes a traced number of gradient steps.
 
-        The loop carries all of the memory but the ring, which it reads where it lies: XLA would
-        copy a ring that is carried (`docs/replay.md`).
+        The loop carries all of the memory but the ring, which it only reads: XLA would copy a ring
+        that is carried (`docs/replay.md`).
 
         Args:
-          step: takes one of them.
+          step: takes one gradient step; it must not change the ring.
           num_steps: int32, equal on all devices.
-          carry: state of the loop, beside the priorities.
+          carry: state of the loop, beside the memory.
           memory: the replay of this device.
           key: one typed key, equal on all devices.
 
         Returns:
-          The last carry and memory, and the metrics of all steps, merged (of none, they count
-          nothing), beside those of the replay.
+          The last carry and memory, and the merged metrics of all steps (with counts of 0 after no
+          step) and of the replay.
         """
 
         @functools.partial(jax.jit, inline=True)  # traced once, for its shapes and for the loop
@@ -293,7 +272,7 @@ class Replay:
         return carry, memory, metrics
 
     def _transitions(self, memory: Memory) -> jax.Array:
-        """Returns how many transitions of all streams are there, float32."""
+        """Returns the number of stored transitions of all streams, float32."""
         streams = ring_buffer.num_streams(memory.ring) * parallel.axis_size()
         return self.size(memory).astype(jnp.float32) * streams
 
@@ -302,7 +281,7 @@ class Replay:
         return self._starts(memory)[1] > 0
 
     def size(self, memory: Memory) -> jax.Array:
-        """Returns how many transitions of each stream are there, int32."""
+        """Returns the number of stored transitions of each stream, int32."""
         return jnp.minimum(memory.head[0], ring_buffer.capacity(memory.ring) - 1)
 
     @_scope
@@ -314,9 +293,9 @@ class Replay:
         Args:
           memory: the replay of this device.
           key: one typed key, equal on all devices.
-          importance_exponent: a scalar in the place of the option; None for that.
+          importance_exponent: a scalar that replaces the option; None to use the option.
         """
-        shards, local = self._deal(memory)
+        shards, local = self._deal(ring_buffer.num_streams(memory.ring))
         each = self.batch_size // parallel.axis_size() // shards  # sequences of a shard
         number = parallel.axis_index() * shards + jnp.arange(shards)  # [S] over all devices
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, number)
@@ -344,14 +323,14 @@ class Replay:
         Args:
           memory: the replay of this device.
           item: items of a `Sample` or of `new_items`.
-          priority: float32 of the same shape, usually absolute TD errors; negative for what is not
-            to be drawn any more, as there is nothing to learn: its importance weight would be the
-            largest, and so scale those of all others down.
-          exists: bool, of the same shape; false for what must never be drawn.
+          priority: float32 of the same shape, usually absolute TD errors; negative for sequences
+            without anything to learn, which are not drawn again: their importance weights would be
+            the largest, and scale down all others.
+          exists: bool, of the same shape; false for items that must never be drawn.
         """
         if not self.priority_exponent:
             return memory
-        # Not zero, or it would not be drawn again; never infinite, or nothing else would be.
+        # Above zero, so that it can be drawn again; finite, so that others can be drawn.
         value = jnp.clip(priority, 1e-6, 1e6) ** self.priority_exponent
         value = jnp.where(exists & (priority >= 0.0), value, 0.0)
         highest = jax.lax.pmax(jnp.max(value), parallel.AXIS)
@@ -369,39 +348,45 @@ class Replay:
         Args:
           memory: the replay, with that rollout.
           rollout: `[T, B, ...]`, the latest one.
-          priority_fn: returns priorities `[K, B]`, given transitions `[L + K - 1, B, ...]` as they
-            were stored: sequence `k` is the `L` transitions from `k` on.
+          priority_fn: returns priorities `[K, B]`, given stored transitions `[L + K - 1, B, ...]`:
+            sequence `k` is the `L` transitions from `k` on. Steps from before the start of the run
+            have no meaning.
         """
         if not self.priority_exponent:
             return memory
         item, exists = self.new_items(memory, _steps(rollout))
-        priority = priority_fn(self.recent(memory, _steps(rollout)))
-        return self.update_priorities(memory, item, priority, exists)
+        starts = self._new_starts(memory, _steps(rollout))
+        stream = jnp.arange(ring_buffer.num_streams(memory.ring))
+        first = jnp.broadcast_to(starts[0], stream.shape)
+        length = self.sequence_length + starts.shape[0] - 1
+        recent = ring_buffer.cut(memory.ring, first, stream, length)
+        return self.update_priorities(memory, item, priority_fn(recent), exists)
 
-    def _deal(self, memory: Memory) -> tuple[int, int]:
+    def _deal(self, streams: int) -> tuple[int, int]:
         """Returns the number of shards of this device, and of streams in each."""
-        streams = ring_buffer.num_streams(memory.ring)
-        shards = self._shards(streams)
+        devices = parallel.axis_size()
+        shards = math.gcd(streams * devices, self.batch_size, _SHARDS)
+        shards = shards // devices if shards % devices == 0 else 1
         return shards, streams // shards
 
     def _starts(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
-        """Returns the time of the oldest start there is, and how many there are."""
+        """Returns the time of the oldest possible start, and the number of starts."""
         period = ring_buffer.period(memory.ring)
         capacity = ring_buffer.capacity(memory.ring)
-        oldest = jnp.maximum(memory.head[0] - capacity + 1, 0)  # time step there is
+        oldest = jnp.maximum(memory.head[0] - capacity + 1, 0)  # stored time step
         oldest = -(-oldest // period)  # rounded up to a start, counted in periods
         newest = (memory.head[0] - self.sequence_length) // period  # it ends at the head
         return oldest * period, jnp.maximum(newest - oldest + 1, 0)
 
     def _new_starts(self, memory: Memory, steps: int) -> jax.Array:
-        """Returns the times `[K]` at which the sequences begin that are new."""
+        """Returns the times `[K]` at which new sequences begin."""
         period = ring_buffer.period(memory.ring)
         newest = (memory.head[0] - self.sequence_length) // period * period
         return newest - period * jnp.arange(steps // period - 1, -1, -1)
 
     def _items(self, memory: Memory, times: jax.Array) -> Item:
         """Returns the items `[K, B]` that begin at times `[K]`."""
-        shards, local = self._deal(memory)
+        shards, local = self._deal(ring_buffer.num_streams(memory.ring))
         stream = jnp.arange(shards * local)  # [B]; shard `s` has the streams from `s * local` on
         slot = times % ring_buffer.capacity(memory.ring)  # [K]
         start = slot // ring_buffer.period(memory.ring)  # [K] in the ring
@@ -421,12 +406,12 @@ class Replay:
     def _weight(
         self, memory: Memory, probability: jax.Array, exponent: jax.Array | None
     ) -> jax.Array:
-        """Returns importance weights `[N]`, of which the largest of the global batch is 1.
+        """Returns importance weights `[N]`, scaled to a largest of 1 in the global batch.
 
         Args:
           memory: the replay of this device.
-          probability: `[N]`, relative to that of a uniform draw of the stream.
-          exponent: that of the weights; None for the option's.
+          probability: `[N]`, relative to a uniform draw of the stream.
+          exponent: exponent of the weights; None for the option.
         """
         exponent = self.importance_exponent if exponent is None else exponent
         count = self._starts(memory)[1].astype(jnp.float32)

@@ -1,7 +1,7 @@
-"""Returns and advantages from the values of a rollout, right at terminations and truncations.
+"""Returns and advantages across terminations and truncations, and losses per step.
 
-A rollout runs through the ends of episodes: LAST, whose action is ignored, is followed by FIRST.
-Two rules make any return right there, for every agent:
+A rollout contains the ends of episodes: LAST, whose action is ignored, is followed by FIRST. Two
+rules make any return correct there, for every agent:
 
 - the transition out of a LAST time step has a loss weight of zero (`weights`);
 - no trace passes a LAST time step (`traces`): the return of the transition into it bootstraps from
@@ -9,9 +9,11 @@ Two rules make any return right there, for every agent:
   discount is 0) if it terminated.
 
 The recursions are rlax's, https://github.com/google-deepmind/rlax, which takes one stream and a
-trace parameter for each transition. What stands at transitions out of LAST is without meaning.
+trace parameter for each transition. Results for transitions out of LAST have no meaning. Losses are
+unreduced: the caller weights them and takes one mean over the global batch.
 
-Axis legend: `T` transitions, `B` streams. `_tm1` is where the action was chosen, `_t` on arrival.
+Axis legend: `T` transitions, `B` streams, `...` any axes, the same for every argument. `_tm1` is
+where the action was chosen, `_t` on arrival.
 """
 
 import functools
@@ -75,8 +77,8 @@ def lambda_returns(
 ) -> jax.Array:
     """Returns the lambda-returns `[T, B]`.
 
-    Of the values of greedy actions they are the targets of Peng's Q(lambda), whose traces no
-    random action cuts: Peng and Williams, "Incremental Multi-Step Q-Learning", 1996,
+    With the values of greedy actions they are the targets of Peng's Q(lambda), in which random
+    actions do not cut traces: Peng and Williams, "Incremental Multi-Step Q-Learning", 1996,
     https://doi.org/10.1007/BF00114731. Gradients pass through.
 
     Args:
@@ -107,11 +109,9 @@ def n_step(
     """
     _check_shapes(timestep, values)
 
-    def of_one_stream(r_t, discount_t, v_t, trace_t):
-        return rlax.n_step_bootstrapped_returns(r_t, discount_t, v_t, n, trace_t)
-
     discount_t, trace_t = gamma * timestep.discount[1:], traces(timestep, 1.0)
-    return jax.vmap(of_one_stream, 1, 1)(timestep.reward[1:], discount_t, values[1:], trace_t)
+    recursion = jax.vmap(rlax.n_step_bootstrapped_returns, (1, 1, 1, None, 1), 1)
+    return recursion(timestep.reward[1:], discount_t, values[1:], n, trace_t)
 
 
 class VTrace(NamedTuple):
@@ -142,11 +142,10 @@ def vtrace(
     Args:
       timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
       values: `[T + 1, B]`, of the same time steps, under the policy that learns.
-      log_ratio: `[T, B]`, `log pi(a|s) - log mu(a|s)`, of the policy that learns and of that which
-        acted.
+      log_ratio: `[T, B]`, `log pi(a|s) - log mu(a|s)` of the learning and the acting policy.
       gamma: the discount of the agent, in `[0, 1]`.
       lambda_: 0 for one-step targets, 1 for V-trace as it was published.
-      clip_rho: the largest importance weight of an error; it decides whose values are learnt.
+      clip_rho: the largest importance weight of an error.
       clip_pg_rho: the largest importance weight of an advantage.
     """
     _check_shapes(timestep, values)
@@ -172,3 +171,53 @@ def vtrace(
 def _check_shapes(timestep: types.TimeStep, values: jax.Array) -> None:
     chex.assert_rank(values, 2)
     chex.assert_equal_shape([values, timestep.reward, timestep.discount, timestep.step_type])
+
+
+def clipped_surrogate(
+    log_ratio: jax.Array, advantage: jax.Array, epsilon: jax.Array | float
+) -> jax.Array:
+    """Returns PPO's clipped policy loss `[...]`.
+
+    Schulman et al., "Proximal Policy Optimization Algorithms", https://arxiv.org/abs/1707.06347.
+    `rlax.clipped_surrogate_pg_loss` averages over time, which leaves no room for weights.
+
+    Args:
+      log_ratio: `log pi(a|s) - log mu(a|s)` of the learning and the acting policy.
+      advantage: advantage of the action; no gradient passes through it.
+      epsilon: distance from 1 at which the ratio is clipped.
+    """
+    chex.assert_equal_shape([log_ratio, advantage])
+    advantage = jax.lax.stop_gradient(advantage)
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon)
+    return -jnp.minimum(ratio * advantage, clipped * advantage)
+
+
+def clipped_value(
+    prediction: jax.Array, target: jax.Array, behaviour: jax.Array, epsilon: float
+) -> jax.Array:
+    """Returns the worse of the value losses with and without clipping, `[...]`.
+
+    Args:
+      prediction: value from the learning parameters.
+      target: the return; no gradient passes through it.
+      behaviour: value at the time of acting; no gradient passes through it.
+      epsilon: distance from `behaviour` at which a value is clipped.
+    """
+    chex.assert_equal_shape([prediction, target, behaviour])
+    behaviour = jax.lax.stop_gradient(behaviour)
+    clipped = behaviour + jnp.clip(prediction - behaviour, -epsilon, epsilon)
+    target = jax.lax.stop_gradient(target)
+    return jnp.maximum(rlax.l2_loss(prediction, target), rlax.l2_loss(clipped, target))
+
+
+def kl_estimate(log_ratio: jax.Array) -> jax.Array:
+    """Returns an unbiased estimate of `KL(mu || pi)` that is never negative, `[...]`.
+
+    Estimator `k3` of Schulman, "Approximating KL Divergence",
+    http://joschu.net/blog/kl-approx.html.
+
+    Args:
+      log_ratio: `log pi(a|s) - log mu(a|s)` of actions that `mu` sampled.
+    """
+    return jnp.exp(log_ratio) - 1.0 - log_ratio

@@ -1,9 +1,9 @@
 """A ring: the latest time steps of streams, written in place, from which sequences are cut.
 
-A ring is a `types.Rollout` of `Rows`. XLA chooses the order of an array's axes in a TPU's memory,
-and for `[B, C, 84, 84, 1]` it chooses one to write time steps and another to gather them: every
-update would copy the whole ring. Flat rows are written and gathered in one order, and they are what
-lies in the memory of a CPU anyway. `docs/replay.md` has the figures.
+A ring is a `types.Rollout` of `Rows`. XLA chooses the order of an array's axes in a TPU's memory.
+For `[B, C, 84, 84, 1]` it chooses one to write time steps and another to gather them, so every
+update would copy the whole ring. Flat rows are written and gathered in one order. `docs/replay.md`
+has the figures.
 
 Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `B`
 streams, `N` sequences, `F` numbers of one element (such as an observation), `R` of a padded row.
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from podracers import errors, parallel, types
 
 _LANES = 128  # numbers that a TPU keeps side by side; XLA pads the last axis to whole lanes
-_MOST_PADDING = 8  # padding that is worth a row of its own: at most one part in so many
+_PADDING_FRACTION = 8  # an element gets a row of its own if padding is at most 1/8 of it
 
 
 @jax.tree_util.register_dataclass
@@ -27,8 +27,8 @@ class Rows:
     """The elements of one leaf of what is stored, `[B, C]` of them.
 
     Attributes:
-      data: `[B, C, R]`, where an element fills whole lanes or nearly so, as frames do; else
-        `[B, C * F]`, elements end to end: padding would make many times as much of a short vector.
+      data: `[B, C, R]` for elements that fill whole lanes or nearly so, as frames do; otherwise
+        `[B, C * F]`, elements end to end, because padding would multiply the size of short vectors.
       shape: shape of one element (static).
     """
 
@@ -40,8 +40,8 @@ class Rows:
         """Returns `[B, C]` elements of zeros."""
         size = math.prod(shape)
         padding = -size % _LANES
-        # End to end, places are counted in numbers, which an int32 has to hold.
-        if size and (padding * _MOST_PADDING <= size or capacity * size > errors.INT32_MAX):
+        # End to end, an int32 has to index numbers, not elements.
+        if size and (padding * _PADDING_FRACTION <= size or capacity * size > errors.INT32_MAX):
             axes = (num_streams, capacity, size + padding)
         else:
             axes = (num_streams, capacity * size)
@@ -49,12 +49,12 @@ class Rows:
 
     @property
     def size(self) -> int:
-        """`F`."""
+        """Numbers of one element, `F`."""
         return math.prod(self.shape)
 
     @property
     def capacity(self) -> int:
-        """`C`; 0 of elements without numbers."""
+        """Time steps, `C`; 0 for elements without numbers."""
         return self.data.shape[1] // (1 if self._is_padded else max(self.size, 1))
 
     @property
@@ -76,11 +76,11 @@ class Rows:
         return dataclasses.replace(self, data=data)
 
     def read(self, stream: jax.Array, slot: jax.Array) -> jax.Array:
-        """Returns the elements at places `stream` and `slot`, of one shape: it, then theirs."""
+        """Returns elements `[*slot.shape, *shape]`; `stream` and `slot` have one shape."""
         if self._is_padded:
             elements = self.data[stream, slot][..., : self.size]
         elif parallel.platform() == "tpu":
-            # Slices that begin within lanes would be read one after the other, in a loop.
+            # A TPU would read slices that begin within lanes in a sequential loop.
             number = slot[..., None] * self.size + jnp.arange(self.size)
             elements = self.data.at[stream[..., None], number].get(mode="promise_in_bounds")
         else:
@@ -98,8 +98,8 @@ def zeros(rollout: types.Rollout, chunks: int) -> types.Rollout:
     """Returns an empty ring.
 
     Args:
-      rollout: a template `[T, B, ...]` of what is to be stored; only shapes and dtypes count.
-      chunks: `C / T`, how many rollouts the ring holds.
+      rollout: a template `[T, B, ...]` of the rollouts; only shapes and dtypes are used.
+      chunks: `C / T`, number of rollouts in the ring.
     """
     length, streams = rollout.timestep.reward.shape
     length -= 1
@@ -125,7 +125,7 @@ def capacity(ring: types.Rollout) -> int:
 
 
 def period(ring: types.Rollout) -> int:
-    """Returns how many steps lie between the starts of sequences: `T` where cores are kept."""
+    """Returns the steps between starts of sequences: `T` with stored actor states, else 1."""
     states = map_rows(lambda rows: rows.capacity, ring.actor_state)
     return capacity(ring) // max(jax.tree.leaves(states), default=capacity(ring))
 
@@ -134,22 +134,26 @@ def write(ring: types.Rollout, rollout: types.Rollout, slot: jax.Array) -> types
     """Returns the ring with a rollout `[T, B, ...]` from slot `slot` on, which `T` divides."""
     length = rollout.timestep.reward.shape[0] - 1
     final = (slot + length) % capacity(ring)  # of the last time step, slot 0 after a full round
-    timestep = _write(ring.timestep, jax.tree.map(lambda x: x[:-1], rollout.timestep), slot)
-    # The last time step opens the next rollout too, which overwrites it with its equal.
-    timestep = _write(timestep, jax.tree.map(lambda x: x[-1:], rollout.timestep), final)
+
+    def put(rows: types.PyTree, values: types.PyTree, slot: jax.Array) -> types.PyTree:
+        return map_rows(lambda r, x: r.write(x, slot), rows, values)
+
+    timestep = put(ring.timestep, jax.tree.map(lambda x: x[:-1], rollout.timestep), slot)
+    # The last time step is the first one of the next rollout, which writes the same values again.
+    timestep = put(timestep, jax.tree.map(lambda x: x[-1:], rollout.timestep), final)
     state = jax.tree.map(lambda x: x[None], rollout.actor_state)
     return types.Rollout(
         timestep=timestep,
-        action=_write(ring.action, rollout.action, slot),
-        extras=_write(ring.extras, rollout.extras, slot),
-        actor_state=_write(ring.actor_state, state, slot // length),
+        action=put(ring.action, rollout.action, slot),
+        extras=put(ring.extras, rollout.extras, slot),
+        actor_state=put(ring.actor_state, state, slot // length),
     )
 
 
 def end_episodes(ring: types.Rollout, slot: jax.Array, ended: jax.Array) -> types.Rollout:
     """Marks slot `slot` of streams `ended` `[B]` as the last time step of an episode.
 
-    Its discount is kept: the episode counts as truncated, unless it had terminated there.
+    Its discount is kept, so the episode counts as truncated unless it terminated there.
     """
     rows = ring.timestep.step_type
     stream = jnp.arange(num_streams(ring))
@@ -172,13 +176,6 @@ def cut(ring: types.Rollout, start: jax.Array, stream: jax.Array, length: int) -
     return types.Rollout(timestep, action, extras, state)
 
 
-def map_rows(function, tree: types.PyTree) -> types.PyTree:
-    """Returns the tree with `function(rows)` in place of each `Rows` of it."""
-    return jax.tree.map(function, tree, is_leaf=lambda x: isinstance(x, Rows))
-
-
-def _write(rows: types.PyTree, values: types.PyTree, slot: jax.Array) -> types.PyTree:
-    """Writes `[T, B, ...]` from slot `slot` on."""
-    return jax.tree.map(
-        lambda r, x: r.write(x, slot), rows, values, is_leaf=lambda x: isinstance(x, Rows)
-    )
+def map_rows(function, tree: types.PyTree, *rest: types.PyTree) -> types.PyTree:
+    """Returns the tree with `function(rows, *others)` in place of each `Rows` of it."""
+    return jax.tree.map(function, tree, *rest, is_leaf=lambda x: isinstance(x, Rows))

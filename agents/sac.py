@@ -4,8 +4,9 @@ Haarnoja et al., "Soft Actor-Critic Algorithms and Applications", 2018,
 https://arxiv.org/abs/1812.05905; the discrete form is that of Christodoulou, "Soft Actor-Critic for
 Discrete Action Settings", 2019, https://arxiv.org/abs/1910.07207.
 
-The policy, the critics and the temperature take each step at once, along the gradient of the sum of
-three losses, none of which reaches what the others learn. That is three optimizers of one rate.
+The policy, the critics and the temperature are updated together, by the gradient of the sum of
+their losses, none of which depends on the parameters of another. This equals three optimizers with
+one learning rate.
 
 Axis legend: `T` time, `B` streams, `N` drawn sequences.
 """
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import augmentation, optimization, options, preprocessing, replay, returns
+from agents import optimization, options, preprocessing, replay, returns
 from agents.networks import encoders, sac_heads
 from agents.networks import sac as sac_networks
 from podracers import environment, errors, types
@@ -31,53 +32,35 @@ class ActorParams(NamedTuple):
     policy: types.PyTree
     encoder: types.PyTree
     normalizer: Any
-    is_random: jax.Array  # bool, whether actions are uniformly random still
+    is_random: jax.Array  # bool, whether actions are still uniformly random
 
 
 class _PolicyInput(NamedTuple):
-    """One of the two time steps of a transition, as the networks see it."""
+    """Network inputs of one of the two time steps of a transition."""
 
     observation: types.PyTree  # [N, ...]
     mask: jax.Array | None
-    key: jax.Array  # [N] typed keys, of what the policy samples there
+    key: jax.Array  # [N] typed keys of the policy's sample
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SAC:
     """Soft actor-critic; `replay.Replay` says how many gradient steps follow each rollout.
 
+    `agents.options` describes the options that are not listed here. Target parameters are those of
+    the critics.
+
     Attributes:
-      spec: environment specification.
       network: `network(spec, head)` returns a `SACNetwork`; `head` is an `SACHead`.
-      gamma: discount.
       initial_temperature: initial alpha, the weight of the entropy, in units of the scaled reward.
       target_entropy: entropy that alpha is learnt for. Continuous actions: nats for each component,
-        taken as a portion of its range (at most log 2, by default -1). Discrete ones: the portion
-        of the entropy of the uniform policy over what is legal (at most 1, by default 0.98).
-      random_steps: agent steps over all streams, at the start, in which actions are uniformly
-        random.
-      random_shift: pixels by which replayed images are shifted at most, at random; 0 for none. The
-        time steps of a transition are shifted apart; see `augmentation`.
-      greedy_evaluation: whether evaluations take the most probable action (of continuous ones the
-        squashed mean); they sample otherwise, as training does. By default True for continuous
-        actions, as published, and False for discrete ones.
-      learning_rate: Adam learning rate.
-      anneal_steps: agent steps, over all streams, until the learning rate is 0; None if constant.
-      adam_epsilon: Adam epsilon.
-      weight_decay: portion of the networks' parameters that each step takes off, times the learning
-        rate.
-      max_grad_norm: norm that the gradient of the global batch is clipped to; None for none.
-      batch_size: sequences of each gradient step, over all devices.
-      replay_capacity: transitions over all streams of all devices.
-      min_replay: transitions over all streams before anything is learnt from them.
-      replay_ratio: number of times that a state is learnt from, on average.
-      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
-      importance_exponent: exponent of the importance weights, in `[0, 1]`.
-      target_period: gradient steps between updates of the target critics.
-      target_rate: step size of an update of the target critics, in `[0, 1]`; 1 copies.
-      normalize_observations: whether observations are normalised by running statistics.
-      reward_scale: factor of the rewards that are learnt from.
-      reward_clip: bound of the absolute value of scaled rewards; None for no bound.
+        scaled to [-1, 1] (at most log 2, by default -1). Discrete ones: portion of the
+        entropy of the uniform policy over the legal actions (at most 1, by default 0.98).
+      random_steps: agent steps over all streams, at the start, with uniformly random actions.
+      random_shift: largest random shift of replayed images in pixels, drawn separately for both
+        time steps of a transition; 0 for none. See `preprocessing.random_shifts`.
+      greedy_evaluation: see `agents.options`; the most probable continuous action is the squashed
+        mean. By default True for continuous actions, as published, and False for discrete ones.
     """
 
     spec: environment.EnvironmentSpec
@@ -110,23 +93,15 @@ class SAC:
         options.check(self)
         if self.greedy_evaluation is None:
             object.__setattr__(self, "greedy_evaluation", self._kind.default_greedy_evaluation)
-        most = self._kind.most_target_entropy
-        options.expect(
-            self,
-            "target_entropy",
-            self._target_entropy < most,
-            f"less than {most:.3g}, the uniform policy's",
-        )
+        largest = self._kind.most_target_entropy
+        expected = f"less than {largest:.3g}, the uniform policy's"
+        options.expect(self, "target_entropy", self._target_entropy < largest, expected)
         errors.require_count(self, "random_steps", least=0)
         errors.require_count(self, "random_shift", least=0)
-        can_shift = augmentation.has_image(encoders.without_mask(self.spec.observation))
-        options.expect(
-            self,
-            "random_shift",
-            can_shift or not self.random_shift,
-            "0, for there is no image to shift",
-        )
-        _ = self._network
+        has_image = preprocessing.has_image(encoders.without_mask(self.spec.observation))
+        expected = "0, because there is no image to shift"
+        options.expect(self, "random_shift", has_image or not self.random_shift, expected)
+        _ = self._network  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
     def _kind(self) -> sac_heads.SACHead:
@@ -146,26 +121,12 @@ class SAC:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        return optimization.adam(
-            self.learning_rate,
-            self.anneal_steps,
-            self.adam_epsilon,
-            self.max_grad_norm,
-            self.weight_decay,
-            decayed=sac_networks.Params(policy=True, critic=True, log_temperature=False),
-        )
+        decayed = sac_networks.Params(policy=True, critic=True, log_temperature=False)
+        return optimization.adam(self, decayed)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:
-        return replay.Replay(
-            capacity=self.replay_capacity,
-            sequence_length=self._network.memory_length + 1,
-            batch_size=self.batch_size,
-            priority_exponent=self.priority_exponent,
-            importance_exponent=self.importance_exponent,
-            min_size=self.min_replay,
-            replay_ratio=self.replay_ratio,
-        )
+        return replay.Replay.of(self, self._network.memory_length + 1)
 
     def init_learner(self, key):
         """Returns fresh parameters, target critics and the optimizer's state."""
@@ -179,11 +140,11 @@ class SAC:
         return self._replay.init(rollout._replace(extras=(), actor_state=()))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
-        """Returns the latest frames of `B` streams, where the network stacks them."""
+        """Returns the latest frames of `B` streams, if the network stacks frames."""
         return self._network.initial_core(env_id.shape[0])
 
     def actor_params(self, learner):
-        """Returns the policy, the statistics of the observations, and whether it acts yet."""
+        """Returns the policy, its encoder, the statistics, and whether actions are random."""
         params = learner.params
         encoder = self._network.encoder_params(params.critic)
         is_random = learner.agent_steps < self.random_steps
@@ -220,8 +181,7 @@ class SAC:
             )
             memory = self._replay.update_priorities(memory, sample.item, output.priority)
             critic = train_state.params.critic
-            target = learner.next_target(critic, self.target_period, self.target_rate)
-            learner = learner.step(train_state, target)
+            learner = learner.step(train_state, critic, self.target_period, self.target_rate)
             return learner, memory, output.metrics
 
         learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
@@ -263,21 +223,21 @@ class SAC:
         return optimization.LossOutput(metrics, jnp.where(weight > 0.0, priority, -1.0))
 
     def _policy_inputs(self, timestep, sample) -> tuple[_PolicyInput, _PolicyInput]:
-        """Returns both time steps of the transitions, with the stacks of frames there."""
+        """Returns both time steps of the transitions, with their stacks of frames."""
         observation = self._network.observe_after(sample.rollout.timestep)
         mask = encoders.action_mask(timestep.observation)
         keys = jax.vmap(jax.random.split, out_axes=1)(sample.key)  # [2, N]
         if self.random_shift:
             keys, shift_keys = jnp.moveaxis(jax.vmap(jax.vmap(jax.random.split))(keys), -1, 0)
-            shift = jax.vmap(augmentation.random_shifts, in_axes=(0, None, 0))
+            shift = jax.vmap(preprocessing.random_shifts, in_axes=(0, None, 0))
             observation = shift(observation, self.random_shift, shift_keys)
         both = _PolicyInput(observation, mask, keys)
         return jax.tree.map(lambda x: x[0], both), jax.tree.map(lambda x: x[1], both)
 
     def _td_target(self, params, target, timestep, input_t: _PolicyInput) -> jax.Array:
-        """Returns the targets `[N]` of the values of the actions that were taken.
+        """Returns the targets `[N]` of the values of the chosen actions.
 
-        No gradient stops here: `params` have to be constants.
+        `params` must be constants, because no gradient is stopped here.
         """
         features = self._network.encode(params.critic, input_t.observation)
         target_features = self._network.encode(target, input_t.observation)
@@ -288,7 +248,7 @@ class SAC:
     def _expect(
         self, policy, critic, features, critic_features, policy_input: _PolicyInput
     ) -> sac_heads.Expectation:
-        """Returns what the policy can expect by the critics; each sees features of its own."""
+        """Returns the policy's expected value and entropy; each part sees its own features."""
         outputs = self._network.outputs(policy, features)
         critics = functools.partial(self._network.values, critic, critic_features)
         return self._kind.expect(outputs, policy_input.mask, policy_input.key, critics)

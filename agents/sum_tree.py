@@ -1,10 +1,10 @@
-"""A sum tree that does not drift, for millions of priorities in float32.
+"""A sum tree without drift, for millions of priorities in float32.
 
-Two things go wrong in the usual one. It adds differences to its sums, so that rounding errors pile
-up with every write; here a sum is always taken afresh, over all its terms. And it looks for one
-random number in the running sum of all priorities, but float32 has 2**24 numbers between 0 and 1,
-so that of many millions of equal items some are drawn twice as often as others, and some never;
-here each level of the tree draws a number of its own. An item of priority zero is never drawn.
+The usual sum tree has two faults. It adds differences to its sums, so rounding errors accumulate
+with every write; here each sum is computed anew from all its terms. And it looks up one random
+number in the running sum of all priorities; with 2**24 float32 numbers between 0 and 1 and millions
+of equal items, some items are drawn twice as often as others and some never. Here each level of the
+tree draws its own number. An item of priority zero is never drawn.
 
 Several trees of one size are one structure, with a row for each.
 
@@ -50,7 +50,7 @@ def write(tree: SumTree, row: jax.Array, item: jax.Array, value: jax.Array) -> S
     Args:
       tree: the trees before.
       row: `[N]` int32.
-      item: `[N]` int32; where one appears twice, the last of its values is kept.
+      item: `[N]` int32; of repeated items, the last value is kept.
       value: `[N]` float32, not negative.
     """
     row, item, value, is_last = _in_order(row, item, value)
@@ -86,9 +86,9 @@ def draw(tree: SumTree, row: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.
 def _in_order(
     row: jax.Array, item: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns writes by row and item, and of each whether it is the last to its item, `[N]`.
+    """Returns writes `[N]` sorted by row and item, and whether each is the last to its item.
 
-    A scatter with two writes to one place keeps the last on CPU, and on a GPU whichever comes last.
+    A scatter with two writes to one place keeps the last one on a CPU, but any of them on a GPU.
     """
     row, item, value = jax.lax.sort((row, item, value), num_keys=2, is_stable=True)
     is_last = (row[1:] != row[:-1]) | (item[1:] != item[:-1])
@@ -101,10 +101,10 @@ def _blocks(level: jax.Array, row: jax.Array, block: jax.Array) -> jax.Array:
 
 
 def _choose(terms: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Returns which of the terms `[N, F]` the numbers `[N]` in `[0, 1)` fall on."""
+    """Returns the index `[N]` of the term `[N, F]` that `uniform` `[N]` in `[0, 1)` falls on."""
     sums = jnp.cumsum(terms, axis=-1)
     target = uniform[:, None] * sums[:, -1:]
     passed = jnp.sum(sums <= target, axis=-1, dtype=jnp.int32)
-    # Rounding may take the target to the very end: the last term that is not zero is meant.
+    # Rounding may put the target at the very end: then the last term above zero is chosen.
     last = _FAN_OUT - 1 - jnp.argmax(terms[:, ::-1] > 0.0, axis=-1).astype(jnp.int32)
     return jnp.minimum(passed, last)

@@ -1,9 +1,8 @@
 """Monte Carlo tree search, one tree a stream.
 
-The trees are mctx's, https://github.com/google-deepmind/mctx. It takes one key for a batch, and
-splits it by place in the batch; so a search here is of one stream, with the key of that stream, and
-`vmap` makes the batch. What a stream does then depends neither on its neighbours nor on the device
-that it is on.
+The trees are mctx's, https://github.com/google-deepmind/mctx. mctx takes one key for a batch and
+splits it by position in the batch. So each search here has one stream, with that stream's key, and
+`vmap` makes the batch: results depend neither on neighbouring streams nor on the device.
 
 Axis legend: `B` streams, `A` actions, `N` simulations.
 """
@@ -24,15 +23,15 @@ from podracers import errors, parallel, types
 Model = Callable[[jax.Array, types.PyTree], tuple[mctx.RecurrentFnOutput, types.PyTree]]
 
 _KINDS = ("gumbel", "puct")
-_MOST_SIMULATIONS = 100_000
+_MAX_SIMULATIONS = 100_000  # mctx lists them in Python, for each number of actions
 
 
 class Plan(NamedTuple):
     """The result of a search."""
 
     action: jax.Array  # int32 [B]
-    policy: jax.Array  # [B, A] probabilities, better than the prior ones; illegal ones are zero
-    value: jax.Array  # [B] of the root, if that policy acts there
+    policy: jax.Array  # [B, A] improved probabilities; 0 for illegal actions
+    value: jax.Array  # [B] of the root, under that policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +41,13 @@ class Search:
     Attributes:
       kind: "gumbel" (Danihelka et al., "Policy improvement by planning with Gumbel", 2022,
         https://openreview.net/forum?id=bERaNdoegnO), which improves on the prior with as few as two
-        simulations, or "puct", that of MuZero (https://arxiv.org/abs/1911.08265).
+        simulations, or "puct", the search of MuZero (https://arxiv.org/abs/1911.08265).
       num_simulations: model steps of each decision.
       max_depth: largest depth of a tree; all streams wait for the deepest.
       max_num_considered_actions: actions that the root of "gumbel" tries.
-      min_value_range: the search stretches the values of a node's actions to `[0, 1]`, by their
-        range or by this, if it is more. Where a learnt model's values differ by less than its error
-        the policies that are learnt from would otherwise be those of noise.
+      min_value_range: the search scales the values of a node's actions to `[0, 1]` by their range,
+        or by this if it is larger, so that differences below a learnt model's error do not decide
+        the policy.
       dirichlet_alpha: parameter of the Dirichlet noise at the root of "puct".
       dirichlet_fraction: share of that noise in the prior of the root.
     """
@@ -64,9 +63,8 @@ class Search:
     def __post_init__(self):
         """Checks the options."""
         options.check(self)
-        # mctx lists them in Python, for each number of actions.
-        few = self.num_simulations <= _MOST_SIMULATIONS
-        options.expect(self, "num_simulations", few, f"at most {_MOST_SIMULATIONS}")
+        is_possible = self.num_simulations <= _MAX_SIMULATIONS
+        options.expect(self, "num_simulations", is_possible, f"at most {_MAX_SIMULATIONS}")
         if self.kind not in _KINDS:
             raise errors.UserError(
                 f"Search.kind: expected one of {_KINDS}, got '{self.kind}'"
@@ -91,15 +89,18 @@ class Search:
           key: `[B]` typed keys.
         """
         legal = jnp.ones(root.prior_logits.shape, bool) if legal is None else legal
-        # Some environments allow nothing at all in a final state: then everything counts.
+        # Some environments allow no action in a final state: then all count as legal.
         legal = legal | ~jnp.any(legal, axis=-1, keepdims=True)
 
         def one(root, legal, key):
-            loop = {"recurrent_fn": _batched(model)}
+            def recurrent_fn(params, key, action, embedding):
+                return jax.vmap(model)(action, embedding)
+
+            loop = {"recurrent_fn": recurrent_fn}
             if parallel.platform() == "tpu":
                 nodes = _Nodes(model, root.embedding, self.num_simulations)
                 loop = {"recurrent_fn": nodes.expand, "loop_fn": nodes.loop}
-                root = root.replace(embedding=jnp.int32(0))  # its place
+                root = root.replace(embedding=jnp.int32(0))  # its index
             row = jax.tree.map(lambda x: x[None], (root, 1.0 - legal))
             plan = self._policy(loop, *row, temperature, key)
             return jax.tree.map(lambda x: x[0], plan)
@@ -124,7 +125,7 @@ class Search:
                 qtransform=functools.partial(
                     mctx.qtransform_completed_by_mix_value, epsilon=self.min_value_range
                 ),
-                # mctx makes a table of as many rows, whatever number of actions there is.
+                # mctx makes a table with this many rows, for any number of actions.
                 max_num_considered_actions=min(self.max_num_considered_actions, invalid.shape[-1]),
             )
         else:
@@ -141,22 +142,12 @@ class Search:
         return Plan(found.action, policy, _root_value(found))
 
 
-def _batched(model: Model) -> mctx.RecurrentFn:
-    """Returns the model as mctx calls it, with a batch axis."""
-
-    def recurrent(params, key, action, embedding):
-        del params, key
-        return jax.vmap(model)(action, embedding)
-
-    return recurrent
-
-
 class _Nodes:
-    """The embeddings of one stream's nodes, of which mctx's tree holds the places alone.
+    """The embeddings of one stream's nodes; mctx's tree holds only their indices.
 
-    mctx writes each new embedding by a scatter, for which a TPU copies those of all nodes. Here
-    every simulation writes at a place of its own, which is the same for all streams, so that is
-    done in place. On a CPU it would be no faster.
+    mctx writes a new embedding by a scatter, for which a TPU copies the embeddings of all nodes.
+    Here every simulation writes at its own index, the same for all streams, which is done in place.
+    On a CPU this is no faster.
 
     Args:
       model: model of the environment.
@@ -169,28 +160,28 @@ class _Nodes:
             return jnp.concatenate([x[None], jnp.zeros((num_simulations, *x.shape), x.dtype)])
 
         self._model = model
-        # Within the loop these are of the simulation that is traced.
+        # In the loop, both hold tracers of the current simulation.
         self._embeddings = jax.tree.map(with_room, embedding)  # [N + 1, ...]
-        self._place = jnp.int32(0)
+        self._index = jnp.int32(0)
 
-    def expand(self, params, key, action, place):
-        """Is mctx's `recurrent_fn`, of a batch of one: embeddings are places."""
+    def expand(self, params, key, action, index):
+        """The `recurrent_fn` of mctx for a batch of one; embeddings are indices."""
         del params, key
-        embedding = jax.tree.map(lambda xs: _pick(xs, place[0]), self._embeddings)
+        embedding = jax.tree.map(lambda xs: _pick(xs, index[0]), self._embeddings)
         output, embedding = self._model(action[0], embedding)
         self._embeddings = jax.tree.map(
-            lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, self._place, 0),
+            lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, self._index, 0),
             self._embeddings,
             embedding,
         )
-        return jax.tree.map(lambda x: x[None], (output, self._place))
+        return jax.tree.map(lambda x: x[None], (output, self._index))
 
     def loop(self, lower, upper, body, state):
-        """Is mctx's `loop_fn`, one pass of it a simulation; it carries the embeddings, too."""
+        """The `loop_fn` of mctx, a simulation a pass; it also carries the embeddings."""
 
         def simulate(index, carry):
             state, self._embeddings = carry
-            self._place = index + 1  # after the root
+            self._index = index + 1  # after the root
             return body(index, state), self._embeddings
 
         return jax.lax.fori_loop(lower, upper, simulate, (state, self._embeddings))[0]
@@ -199,18 +190,17 @@ class _Nodes:
 def _pick(rows: jax.Array, index: jax.Array) -> jax.Array:
     """Returns one of `rows`, by a sum over all of them.
 
-    To gather from some streams' rows each, a TPU would lay out anew what was written for all
-    streams at once.
+    For a gather with an index per stream, a TPU would change the layout of all rows.
     """
     chosen = (jnp.arange(len(rows)) == index).reshape(-1, *(1,) * (rows.ndim - 1))
     return jnp.sum(jnp.where(chosen, rows, jnp.zeros_like(rows)), axis=0).astype(rows.dtype)
 
 
 def _root_value(found: mctx.PolicyOutput) -> jax.Array:
-    """Returns the root's value `[B]` if the policy that was found acts there.
+    """Returns the root's value `[B]` under the improved policy.
 
-    The mean of all simulations would be that of how the root was explored: "gumbel" visits good
-    actions and bad ones alike.
+    The mean of all simulations would be the value of exploration: "gumbel" visits good and bad
+    actions alike.
     """
     summary = found.search_tree.summary()
     weight = jnp.where(summary.visit_counts > 0, found.action_weights, 0.0)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import augmentation
+from agents import preprocessing
 
 COUNT, HEIGHT, WIDTH = 300, 5, 7
 
@@ -31,7 +31,7 @@ def test_each_image_is_shifted_by_one_of_all_shifts(dtype):
     image = image.reshape(HEIGHT, WIDTH, 2)
     keys = jax.random.split(jax.random.key(0), COUNT)
     observation = {"image": np.tile(image, (COUNT, 1, 1, 1)), "vector": np.ones((COUNT, 3))}
-    shifted = jax.jit(augmentation.random_shifts, static_argnums=1)(observation, 2, keys)
+    shifted = jax.jit(preprocessing.random_shifts, static_argnums=1)(observation, 2, keys)
     assert shifted["image"].dtype == dtype
     np.testing.assert_array_equal(shifted["vector"], observation["vector"])
     candidates = {
@@ -46,6 +46,6 @@ def test_each_image_is_shifted_by_one_of_all_shifts(dtype):
 def test_an_image_depends_on_its_own_key_alone():
     image = jnp.arange(2.0 * HEIGHT * WIDTH).reshape(2, HEIGHT, WIDTH, 1)
     keys = jax.random.split(jax.random.key(1), 2)
-    both = augmentation.random_shifts(image, 4, keys)
-    alone = augmentation.random_shifts(image[1:], 4, keys[1:])
+    both = preprocessing.random_shifts(image, 4, keys)
+    alone = preprocessing.random_shifts(image[1:], 4, keys[1:])
     np.testing.assert_array_equal(both[1:], alone)

@@ -1,6 +1,7 @@
 """Gradient steps against optax and a slow gradient of the global mean."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,15 +81,22 @@ def test_numbers_change_linearly_to_a_final_value_and_stay_there(final, at_30):
     assert value(100) == value(2**30) == (1.0 if final is None else final)
 
 
-def test_decoupled_weight_decay_takes_off_a_portion_of_what_decays():
+class _Options(NamedTuple):
+    learning_rate: float = 0.1
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float | None = None
+    weight_decay: float = 0.0
+
+
+def test_weight_decay_is_decoupled_and_leaves_out_other_parameters():
     params = {"w": jnp.array([2.0, -4.0]), "b": jnp.array([3.0])}
     gradient = {"w": jnp.array([0.5, 0.5]), "b": jnp.array([-0.1])}
-    decaying = optimization.adam(0.1, weight_decay=0.25, decayed={"w": True, "b": False})
 
-    def updates(chain):
+    def updates(*arguments):
+        chain = optimization.adam(*arguments).chain
         return chain.update(gradient, chain.init(params), params)[0]
 
-    plain = updates(optimization.adam(0.1).chain)
-    changed = updates(decaying.chain)
-    np.testing.assert_allclose(changed["w"], plain["w"] + 0.25 * params["w"])
-    np.testing.assert_array_equal(changed["b"], plain["b"])
+    plain = updates(_Options())
+    decayed = updates(_Options(weight_decay=0.25), {"w": True, "b": False})
+    np.testing.assert_allclose(decayed["w"], plain["w"] + 0.25 * params["w"])
+    np.testing.assert_array_equal(decayed["b"], plain["b"])

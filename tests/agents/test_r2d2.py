@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import rlax
 
-from agents import categorical, networks, r2d2, replay
+from agents import categorical, networks, policy, r2d2, replay
 from agents.networks import cores, encoders
 from podracers import errors, types, unroll
 from tests import streams
@@ -70,7 +70,7 @@ def _given():
 
     def run():
         params = _perturbed(AGENT.init_learner(jax.random.key(0)).params, seed=1)
-        acting = r2d2.ActorParams(params, ())
+        acting = policy.ActorParams(params, ())
         env_id = jnp.arange(NUM, dtype=jnp.int32)
         start = unroll.init(AGENT, batched, env_id, NUM, jax.random.key(2))
 

@@ -512,7 +512,7 @@ def test_each_has_a_trunk_and_convolutions_learn_from_critics_alone():
         ("discrete", {"random_steps": -1}, "random_steps: expected an int of at least 0, got -1"),
         ("discrete", {"initial_temperature": 0.0}, "initial_temperature: expected a positive"),
         ("discrete", {"random_shift": 1.5}, "random_shift: expected an int of at least 0, got 1.5"),
-        ("discrete", {"random_shift": 4}, "random_shift: expected 0, for there is no image"),
+        ("discrete", {"random_shift": 4}, "random_shift: expected 0, because there is no image"),
         ("discrete", {"weight_decay": -0.1}, "weight_decay: expected 0 or more, got -0.1"),
         ("discrete", {"target_rate": 1.1}, r"target_rate: expected a number in \[0, 1\]"),
     ],

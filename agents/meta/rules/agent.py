@@ -133,7 +133,7 @@ class RuleAgent:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        adam = optimization.adam(self.learning_rate, None, self.adam_epsilon, self.max_grad_norm)
+        adam = optimization.adam(self)
         if self.max_update is None:
             return adam
         clipped = optax.chain(adam.transformation, optax.clip(self.max_update))
