@@ -24,13 +24,13 @@ from podracers import precision as precision_lib
 
 
 class AnakinState(NamedTuple):
-    """Everything a run is: saved and restored, it goes on bit for bit."""
+    """Complete state of a run. Saving and restoring it continues the run bit for bit."""
 
     learner: Any  # [P, ...] replicated over devices
-    memory: Any  # [P, ...] then what all devices remember, side by side
+    memory: Any  # [P, ...] memories of all devices, concatenated along the next axis
     streams: unroll.Streams  # [P, B, ...] split over devices
-    key: jax.Array  # [P] typed, constant: every key is folded from it
-    update: jax.Array  # int32, how many updates were taken
+    key: jax.Array  # [P] typed, constant: all keys are folded from it
+    update: jax.Array  # int32, number of updates taken
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,13 +42,13 @@ class Anakin:
       environment: a one-stream JAX environment.
       num_envs: `B`, streams over all devices.
       rollout_length: `T`, agent steps of each stream between updates.
-      population: `P`, independent seeds that are trained at once.
+      population: `P`, number of independent seeds to train at once.
       population_values: numbers by option of the agent, such as `{'learning_rate': (1e-4, 1e-3)}`,
         one for each member; fewer are repeated in turn (see `population.by_option`).
-      reset_batch: number of streams of a device that are reset together; None for all of them at
+      reset_batch: number of streams of a device to reset together; None to reset all of them at
         every step. See `unroll.BatchedEnvironment`.
       num_devices: number of devices to use; None for all.
-      steps_per_pass: steps of acting that are compiled as one pass of their loop.
+      steps_per_pass: steps of acting in one pass of the compiled loop.
       precision: the precision that the agent computes with.
     """
 
@@ -82,15 +82,15 @@ class Anakin:
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices of all processes; nothing touches one before this is asked for.
+        """The devices of all processes. The constructor of a runner touches no device.
 
         Raises:
           errors.UserError: there are too few devices, or the streams do not divide over them.
         """
         devices = parallel.devices()
         available = len(devices)
-        count = available if self.num_devices is None else self.num_devices
-        if not 1 <= count <= available:
+        count = self.num_devices or available
+        if count > available:
             raise errors.UserError(
                 f"Anakin.num_devices = {count}: this machine has {available} devices"
             )
@@ -115,16 +115,16 @@ class Anakin:
 
     @property
     def updates_per_dispatch(self) -> None:
-        """Any number of updates is one program."""
+        """None: one dispatch takes any number of updates."""
         return None
 
     @property
     def timeout(self) -> None:
-        """No simulator is stepped on the host."""
+        """None: there is no simulator on the host."""
         return None
 
     def trace(self, seed: int) -> jax.stages.Traced:
-        """Traces one update, as the run will; what is traced here is not traced again."""
+        """Traces one update as a run does; the run reuses the trace."""
         try:
             shapes = jax.eval_shape(lambda: self.init(seed))
             state = parallel.placed(shapes, self.mesh, self._layout)
@@ -135,18 +135,20 @@ class Anakin:
             raise population_lib.refusal(self.population_values, error) from error
 
     def diagnostics(self) -> metrics.Diagnostics:
-        """One program has no parts whose times a host could tell apart."""
+        """Returns nothing: the host cannot time the parts of one program."""
         return metrics.Diagnostics({}, "")
 
     def describe(self) -> list[str]:
-        """Returns lines that say which devices do what."""
+        """Returns lines on devices, batch sizes and memory usage."""
         devices = self.mesh.devices.tolist()
         members = f", a population of {self.population}" if self.population > 1 else ""
-        state = jax.eval_shape(lambda: self.init(0))
-        num_steps = self.population * self.num_envs * (self.rollout_length + 1)
-        observation = self.environment.spec.observation
-        trace = functools.partial(self.trace, 0)
-        memory = parallel.memory_usage(state, observation, num_steps, devices, trace)
+        memory = parallel.memory_usage(
+            jax.eval_shape(lambda: self.init(0)),
+            self.environment.spec.observation,
+            self.population * self.num_envs * (self.rollout_length + 1),
+            devices,
+            lambda: self.trace(0),
+        )
         return [
             f"Anakin on {len(devices)} x {devices[0].device_kind}: {self.num_envs} environments x "
             f"{self.rollout_length} steps = {self.steps_per_update} agent steps an update{members}",
@@ -162,42 +164,42 @@ class Anakin:
         return self._step(state, np.int32(num_updates))
 
     def actor_params(self, state: AnakinState) -> types.PyTree:
-        """Returns `[P, ...]` what acting needs; alive until `state` is donated."""
+        """Returns the acting parameters `[P, ...]`, valid until `state` is donated."""
 
         def member(learner, values):
-            return self._agent_with(values).actor_params(learner)
+            return population_lib.with_options(self.agent, values).actor_params(learner)
 
         return self._per_member(member)(state.learner, self._values)
 
     def close(self) -> None:
-        """Nothing to free: the state belongs to the caller."""
+        """Does nothing: the state belongs to the caller."""
 
     @property
     def _values(self) -> dict[str, np.ndarray]:
-        """What members differ in, `[P]` each."""
+        """Per-member option values, `[P]` each."""
         return population_lib.arrays(self.population_values)
-
-    def _agent_with(self, values: dict[str, jax.Array]) -> agent_lib.Agent:
-        return population_lib.with_options(self.agent, values)
 
     def _per_member(self, function):
         return function if self.population == 1 else jax.vmap(function)
 
     @property
     def _layout(self) -> AnakinState:
-        """Which axis of each part of the state is split over devices, as a tree prefix."""
+        """Shardings of the state, as a tree prefix."""
         spec = jax.sharding.PartitionSpec
         rows = spec(parallel.AXIS) if self.population == 1 else spec(None, parallel.AXIS)
         return AnakinState(learner=spec(), memory=rows, streams=rows, key=spec(), update=spec())
 
     @functools.cached_property
+    def _batched(self) -> unroll.BatchedEnvironment:
+        return unroll.BatchedEnvironment(self.environment, self.reset_batch)
+
+    @functools.cached_property
     def _init(self):
-        replicated = jax.sharding.PartitionSpec()
         return jax.jit(
             jax.shard_map(
                 self.precision.tracing()(self._init_shard),
                 mesh=self.mesh,
-                in_specs=(replicated,),
+                in_specs=jax.sharding.PartitionSpec(),
                 out_specs=self._layout,
                 check_vma=False,
             )
@@ -218,49 +220,35 @@ class Anakin:
             donate_argnums=0,
         )
 
-    @functools.cached_property
-    def _batched(self) -> unroll.BatchedEnvironment:
-        return unroll.BatchedEnvironment(self.environment, self.reset_batch)
-
     def _init_shard(self, seed: jax.Array) -> AnakinState:
-        # Made here: an array of one process's device would not do for the devices of several.
+        """Initialises this device's part of the state."""
+
+        def member(key: jax.Array, values: dict[str, jax.Array]):
+            agent = population_lib.with_options(self.agent, values)
+            learner = agent.init_learner(keys.learner(key))
+            local = self.num_envs // parallel.axis_size()
+            env_id = parallel.axis_index() * local + jnp.arange(local, dtype=jnp.int32)
+            streams = unroll.init(agent, self._batched, env_id, self.num_envs, keys.streams(key))
+            _, template = jax.eval_shape(self._act, learner, streams, key, values)
+            memory = parallel.check_leading_axis(agent.init_memory(template))
+            return learner, memory, streams
+
+        # Keys are made here because an array on a device of one process is no argument for a
+        # program on the devices of several.
         if self.population == 1:
             key = jax.random.key(seed)
-            learner, memory, streams = self._init_member(key, self._values)
+            learner, memory, streams = member(key, self._values)
         else:
             key = jax.vmap(jax.random.key)(seed + jnp.arange(self.population))
-            # One after the other: of orthogonal initialisers `vmap` makes batched factorisations,
-            # two of which can wait for each other for ever where the CPU has two cores (jaxlib
-            # 0.10: each takes a thread, and needs another).
-            members = (key, self._values)
-            learner, memory, streams = jax.lax.map(lambda x: self._init_member(*x), members)
+            # `lax.map`, because `vmap` batches the factorisations of orthogonal initialisers, and
+            # two batched ones can deadlock on a CPU of two cores (jaxlib 0.10: each holds a thread
+            # and waits for another).
+            learner, memory, streams = jax.lax.map(lambda x: member(*x), (key, self._values))
         return AnakinState(learner, memory, streams, key, jnp.zeros((), jnp.int32))
 
-    def _init_member(self, key: jax.Array, values: dict[str, jax.Array]):
-        """Initialises one member's share on this device."""
-        agent = self._agent_with(values)
-        learner = agent.init_learner(keys.learner(key))
-        local = self.num_envs // parallel.axis_size()
-        env_id = parallel.axis_index() * local + jnp.arange(local, dtype=jnp.int32)
-        streams = unroll.init(agent, self._batched, env_id, self.num_envs, keys.streams(key))
-        _, template = jax.eval_shape(self._unroll, learner, streams, key, values)
-        memory = agent.init_memory(template)
-        return learner, parallel.check_leading_axis(memory), streams
-
-    # Jitted, though within larger programs: what asks for its shapes traces it for the others, too.
-    @functools.cached_property
-    def _unroll(self):
-        def act(learner: Any, streams: unroll.Streams, key: jax.Array, values: Any):
-            agent, length = self._agent_with(values), self.rollout_length
-            params = agent.actor_params(learner)
-            return unroll.unroll(
-                agent, self._batched, params, streams, key, length, self.steps_per_pass
-            )
-
-        return jax.jit(act, inline=True)
-
     def _step_shard(self, state: AnakinState, num_updates: jax.Array):
-        update = jax.jit(self._update, inline=True)  # traced once, for its shapes and for the loop
+        """Takes `num_updates` updates on this device."""
+        update = jax.jit(self._update, inline=True)  # one trace for the shapes and the loop
 
         def body(_, carry):
             state, report = carry
@@ -277,12 +265,11 @@ class Anakin:
 
         def member(learner, memory, streams, key, values):
             act_key, learn_key = keys.act_and_learn(key, state.update)
-            streams, rollout = self._unroll(learner, streams, act_key, values)
-            agent_state = types.AgentState(learner, memory)
+            streams, rollout = self._act(learner, streams, act_key, values)
+            agent = population_lib.with_options(self.agent, values)
             with jax.named_scope("learn"):
-                agent_state, means = self._agent_with(values).update(
-                    agent_state, rollout, learn_key
-                )
+                agent_state = types.AgentState(learner, memory)
+                agent_state, means = agent.update(agent_state, rollout, learn_key)
             episodes, episode_means = streams.episodes.flush()
             streams = streams._replace(episodes=episodes)
             return agent_state.learner, agent_state.memory, streams, {**episode_means, **means}
@@ -291,3 +278,14 @@ class Anakin:
             state.learner, state.memory, state.streams, state.key, self._values
         )
         return AnakinState(learner, memory, streams, state.key, state.update + 1), means
+
+    # Jitted within larger programs, so that `_init_shard` and `_update` share one trace.
+    @functools.cached_property
+    def _act(self):
+        def act(learner: Any, streams: unroll.Streams, key: jax.Array, values: Any):
+            agent = population_lib.with_options(self.agent, values)
+            sizes = self.rollout_length, self.steps_per_pass
+            params = agent.actor_params(learner)
+            return unroll.unroll(agent, self._batched, params, streams, key, *sizes)
+
+        return jax.jit(act, inline=True)

@@ -1,7 +1,7 @@
-"""Which key serves which purpose: every runner folds the same ones, so all of them act alike.
+"""Derivation of all keys from the key of a run, the same under every runner.
 
 A run has one key, which never changes. All others are folded from it by global numbers (of the
-stream, the update, the step), never by a device, a thread or a place in a batch.
+stream, the update, the step), never by a device, a thread or an index in a batch.
 
 Axis legend: `B` streams.
 """
@@ -12,17 +12,17 @@ _STREAMS, _LEARNER, _RUN, _RESTART = range(4)
 
 
 def learner(key: jax.Array) -> jax.Array:
-    """Returns the key that the learner is initialised with."""
+    """Returns the key to initialise the learner with."""
     return jax.random.fold_in(key, _LEARNER)
 
 
 def streams(key: jax.Array, update: int = 0) -> jax.Array:
-    """Returns the key that environments fold their stream's number into.
+    """Returns the key from which the keys of the streams are folded.
 
     Args:
       key: the run's key.
-      update: number of updates after which the streams begin. What is begun later, because a run
-        was resumed and its simulators were not, plays other episodes than those it began with.
+      update: number of updates after which the streams begin. Simulators that restart with a
+        resumed run play other episodes than those at the beginning of the run.
     """
     if update == 0:
         return jax.random.fold_in(key, _STREAMS)
@@ -36,10 +36,10 @@ def act_and_learn(key: jax.Array, update: jax.Array | int) -> tuple[jax.Array, j
 
 
 def per_stream(key: jax.Array, env_id: jax.Array) -> jax.Array:
-    """Returns one key `[B]` for each stream, from a key that is equal for all of them."""
+    """Returns the keys `[B]` of the streams, from a key that is equal for all of them."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, env_id)
 
 
 def at_time(stream_keys: jax.Array, time: jax.Array | int) -> jax.Array:
-    """Returns the acting keys `[B]` of one step, from those of its streams."""
+    """Returns the acting keys `[B]` of one step, from the keys of the streams."""
     return jax.vmap(jax.random.fold_in, (0, None))(stream_keys, time)

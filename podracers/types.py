@@ -1,4 +1,4 @@
-"""The stream contract: the arrays that every runner feeds to every agent.
+"""The stream contract: the arrays that runners pass to agents.
 
 Axis legend: `T` time, `B` streams (one environment each, for the whole run).
 
@@ -29,7 +29,7 @@ class TimeStep(NamedTuple):
     """One time step of an environment; leaves are `[...]`, `[B, ...]` or `[T, B, ...]`."""
 
     observation: PyTree
-    reward: jax.Array  # float32, received on arriving here, never clipped; 0 at FIRST
+    reward: jax.Array  # float32, received on arrival, never clipped; 0 at FIRST
     discount: jax.Array  # float32, 0 iff the episode terminated here
     step_type: jax.Array  # int8, FIRST | MID | LAST
 
@@ -46,7 +46,7 @@ class TimeStep(NamedTuple):
         return self.last() & (self.discount == 0.0)
 
     def truncated(self) -> jax.Array:
-        """Returns a bool array: the episode was cut here, by a time limit for one."""
+        """Returns a bool array: the episode was cut here, by a time limit for example."""
         return self.last() & (self.discount != 0.0)
 
 
@@ -87,21 +87,21 @@ def transition(
 class Rollout(NamedTuple):
     """`T` consecutive transitions of `B` fixed streams."""
 
-    timestep: TimeStep  # [T + 1, B, ...]; the last one bootstraps, and opens the next rollout
+    timestep: TimeStep  # [T + 1, B, ...]; the last one bootstraps and begins the next rollout
     action: PyTree  # [T, B, ...] as the environment received it
-    extras: PyTree  # [T, B, ...] what `act` chose to remember: logits, values, search policies
+    extras: PyTree  # [T, B, ...] further outputs of `act`: logits, values, search policies
     actor_state: PyTree  # [B, ...] before the action at t = 0
 
 
 class AgentState(NamedTuple):
-    """All that an agent learns and remembers."""
+    """State of an agent's learning."""
 
     learner: PyTree  # identical on every learner device: parameters, optimizer, counters
-    memory: PyTree  # private to each learner device: replay, recent rollouts; () where none
+    memory: PyTree  # separate on each learner device: replay, recent rollouts; or ()
 
 
 class Mean(NamedTuple):
-    """A mean that is still mergeable: add totals, add counts, divide once at the end."""
+    """A mean as a total and a count, which can be merged before the division."""
 
     total: jax.Array  # float32
     count: jax.Array  # float32
@@ -113,12 +113,12 @@ class Mean(NamedTuple):
         if weights is None:
             return cls(jnp.sum(values), jnp.asarray(values.size, jnp.float32))
         weights = jnp.broadcast_to(jnp.asarray(weights, jnp.float32), values.shape)
-        # A value behind a zero weight may be anything, NaN included: 0 * NaN is NaN.
+        # A value with weight zero may be NaN, and 0 * NaN is NaN.
         kept = jnp.where(weights > 0.0, values, 0.0)
         return cls(jnp.sum(weights * kept), jnp.sum(weights))
 
     def merge(self, other: "Mean") -> "Mean":
-        """Returns the mean over both sets of samples."""
+        """Returns the mean of both sets of samples."""
         return Mean(self.total + other.total, self.count + other.count)
 
     def result(self) -> jax.Array:

@@ -1,15 +1,13 @@
-"""Acting in JAX environments: batches with auto-reset, and `T` steps of them in one `scan`.
+"""Acting in JAX environments: batches with auto-reset, and rollouts of `T` steps in one `scan`.
 
 Axis legend: `T` time, `B` streams, `K` streams that are reset together.
 
-Under `vmap`, a reset inside `step` is computed for every stream at every step and thrown away by a
-select wherever no episode ended. `reset_batch = K` avoids that: after each step, while streams wait
-whose episode ended, `K` of them are reset together. Unlike "optimistic" resets, which share a few
-fresh states among the streams that happened to end (Craftax's wrapper,
-https://github.com/MichaelTMatthews/Craftax), each stream keeps its own key, so the results are
-those of resetting every stream, bit for bit, however many episodes end at once.
-
-Which is faster depends on the cost of a reset relative to a step.
+Under `vmap`, a reset inside `step` is computed for every stream at every step, and a select
+discards it where no episode ended. `reset_batch = K` avoids that: after each step, a loop resets
+`K` of the streams whose episode ended, until none is left. "Optimistic" resets share a few fresh
+states among the ended streams (Craftax's wrapper, https://github.com/MichaelTMatthews/Craftax);
+here each stream has its own key, so the results equal those of resetting every stream, bit for bit,
+however many episodes end at once.
 """
 
 import dataclasses
@@ -28,8 +26,8 @@ class BatchState(NamedTuple):
 
     environment: Any  # [B, ...]
     key: jax.Array  # [B] typed keys, one a stream, constant
-    episode: jax.Array  # [B] int32, how many episodes were begun before this one
-    last: jax.Array  # [B] bool, the latest time step was LAST
+    episode: jax.Array  # [B] int32, index of the current episode
+    last: jax.Array  # [B] bool, whether the latest time step was LAST
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,9 +36,9 @@ class BatchedEnvironment:
 
     Attributes:
       environment: the one-stream environment.
-      reset_batch: `K`, or None to reset every stream at every step, which is faster where a reset
-        costs less than about ten steps. The TPU compiler estimates 80k cycles for a step of 4,096
-        CartPoles without the loop, and 87k with it, plus 104k for each pass.
+      reset_batch: `K`, or None to compute a reset of every stream at every step, which is faster
+        where a reset costs less than about ten steps. The TPU compiler estimates 80k cycles for a
+        step of 4,096 CartPoles without the loop, and 87k with it, plus 104k for each pass.
     """
 
     environment: environment_lib.Environment
@@ -57,7 +55,7 @@ class BatchedEnvironment:
         return BatchState(state, key, episode, timestep.last()), timestep
 
     def step(self, state: BatchState, action: types.PyTree) -> tuple[BatchState, types.TimeStep]:
-        """Steps every stream; where its episode had ended, the action is ignored: it restarts."""
+        """Steps every stream; one whose episode had ended ignores the action and restarts."""
         inner, timestep = jax.vmap(self.environment.step)(state.environment, action)
         episode = state.episode + state.last.astype(jnp.int32)
         if self.reset_batch is None:
@@ -78,11 +76,11 @@ class BatchedEnvironment:
 
         def body(carry):
             waiting, current = carry
-            rank = jnp.cumsum(waiting.astype(jnp.int32)) - 1  # [B] place among those that wait
+            rank = jnp.cumsum(waiting.astype(jnp.int32)) - 1  # [B] index among those that wait
             chosen = waiting & (rank < chunk)  # [B]
             rows = jnp.nonzero(chosen, size=chunk, fill_value=0)[0]  # [K]
             fresh = self._reset(state.key[rows], episode[rows])
-            # A gather and a select, not a scatter: typed keys in the state allow no scatter.
+            # A gather and a select, because typed keys in the state allow no scatter.
             fresh = jax.tree.map(lambda x: x[jnp.clip(rank, 0, chunk - 1)], fresh)
             return waiting & ~chosen, _select(chosen, fresh, current)
 
@@ -93,10 +91,10 @@ class BatchedEnvironment:
 
 
 class Streams(NamedTuple):
-    """Everything that acting carries from one step, and from one rollout, to the next."""
+    """State of acting that is carried from step to step and from rollout to rollout."""
 
     environment: BatchState  # [B, ...]
-    timestep: types.TimeStep  # [B, ...] the latest, on which no action was chosen yet
+    timestep: types.TimeStep  # [B, ...] the latest, for which no action is chosen yet
     actor_state: Any  # [B, ...]
     env_id: jax.Array  # [B] int32, global
     episodes: metrics.EpisodeStatistics  # [B]
@@ -113,9 +111,9 @@ def init(
 
     Args:
       agent: the agent that will act.
-      environment: the environments that it will act in.
-      env_id: `[B]` int32, the global indices of these streams; each makes its own key of its own.
-      num_envs: number of streams on all devices together.
+      environment: the environments to act in.
+      env_id: `[B]` int32, the global indices of these streams, which are folded into their keys.
+      num_envs: number of streams on all devices.
       key: one typed key, equal for all streams.
     """
     state, timestep = environment.init(keys.per_stream(key, env_id))
@@ -141,15 +139,15 @@ def unroll(
 
     Args:
       agent: the agent that acts.
-      environment: the environments that it acts in.
+      environment: the environments to act in.
       params: the result of `agent.actor_params`; one version for the whole rollout (S5).
-      streams: those at the end of the last rollout.
+      streams: the streams at the end of the last rollout.
       key: one typed key for this rollout, equal for all streams and devices.
       length: `T`.
-      steps_per_pass: steps that the compiler sees as one pass of the loop.
+      steps_per_pass: steps in one pass of the compiled loop.
 
     Returns:
-      The streams where this rollout ends, and the rollout.
+      The streams at the end of this rollout, and the rollout.
     """
     stream_keys = keys.per_stream(key, streams.env_id)  # [B]
 
