@@ -1,4 +1,4 @@
-"""What the adaptors of other libraries' environments share.
+"""Shared parts of the adaptors of other libraries' environments.
 
 Axis legend: `A` values of an action, `D` parts of a multi-discrete action.
 """
@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import math
 import types as python_types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import errors, types
+from podracers import environment, errors, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,6 +128,33 @@ def optional_import(module: str, user: str) -> python_types.ModuleType:
             f" project: pip install '.[{package}]')"
         )
     return importlib.import_module(module)
+
+
+def image_of(spec: environment.EnvironmentSpec) -> Callable[[types.TimeStep], np.ndarray]:
+    """Returns a function that draws a time step of one environment from its image observation.
+
+    An image is uint8 `[H, W]` or `[H, W, C]` with at least 12 pixels a side: smaller arrays are
+    symbols on a board. Of a stack of frames the last channel is drawn, in grey. The picture is
+    uint8 `[H, W, 3]`, enlarged by a whole factor to at least 240 pixels a side.
+
+    Raises:
+      AttributeError: the observation is no image, so the environment has no `render`.
+    """
+    part = spec.observation
+    is_image = (
+        isinstance(part, specs.Array) and part.dtype == np.uint8 and len(part.shape) in (2, 3)
+    )
+    if not is_image or min(part.shape[:2]) < 12:
+        raise AttributeError(f"{spec.name} does not observe an image")
+
+    def draw(timestep: types.TimeStep) -> np.ndarray:
+        image = np.atleast_3d(np.asarray(timestep.observation))
+        image = image if image.shape[2] == 3 else image[..., -1:]
+        image = np.broadcast_to(image, (*image.shape[:2], 3))
+        factor = max(1, math.ceil(240 / min(image.shape[:2])))
+        return image.repeat(factor, axis=0).repeat(factor, axis=1)
+
+    return draw
 
 
 def strong(tree: types.PyTree) -> types.PyTree:

@@ -1,8 +1,8 @@
-"""Environments around environments: time limits, reward scales, flat observations, shown states.
+"""Wrappers of JAX environments: time limits, reward scales, flat observations, visible states.
 
-A wrapper takes `environment` as an instance, or as a class or other callable that makes one (which
-is what gin hands over). Observations are normalised by agents, not here: their statistics are
-learnt, and belong in a checkpoint.
+A wrapper takes `environment` as an instance, or as a class or other callable that makes one, as gin
+passes it. Observations are normalised by agents, not here: their statistics are learnt, and belong
+in a checkpoint.
 
 Axis legend: `N` features, `A` joint actions, `D` parts of a multi-discrete action.
 """
@@ -37,7 +37,7 @@ def build(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapper:
-    """Passes everything on; a base for wrappers, whose states are those of the inner environment.
+    """An environment around another one; a subclass changes its time steps in `_convert`.
 
     Attributes:
       environment: inner environment; always an instance once the wrapper is built.
@@ -54,22 +54,24 @@ class Wrapper:
         return self.environment.spec
 
     def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Starts an episode of the inner environment."""
-        return self.environment.reset(key)
+        """Starts an episode."""
+        state, timestep = self.environment.reset(key)
+        return state, self._convert(state, timestep)
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Steps the inner environment."""
-        return self.environment.step(state, action)
+        """Advances one step."""
+        state, timestep = self.environment.step(state, action)
+        return state, self._convert(state, timestep)
+
+    def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
+        """Returns the time step of this environment from the inner `state` and `timestep`."""
+        del state
+        return timestep
 
     @property
     def render(self) -> Callable[[Any], np.ndarray]:
         """Draws a state of this wrapper; absent, as an attribute, where the inner one has none."""
-        draw = self.environment.render
-        return lambda state: draw(self._inner_state(state))
-
-    def _inner_state(self, state: Any) -> Any:
-        """Returns the state of the inner environment."""
-        return state
+        return self.environment.render
 
 
 class TimeLimitState(NamedTuple):
@@ -93,10 +95,7 @@ class TimeLimit(Wrapper):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.max_episode_steps < 1:
-            raise errors.UserError(
-                f"max_episode_steps must be positive, got {self.max_episode_steps}"
-            )
+        errors.require_count(self, "max_episode_steps")
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -121,8 +120,11 @@ class TimeLimit(Wrapper):
         step_type = jnp.where(last, types.LAST, timestep.step_type).astype(jnp.int8)
         return TimeLimitState(inner, time), timestep._replace(step_type=step_type)
 
-    def _inner_state(self, state: TimeLimitState) -> Any:
-        return state.inner
+    @property
+    def render(self) -> Callable[[TimeLimitState], np.ndarray]:
+        """Draws a state; absent, as an attribute, where the inner environment has none."""
+        draw = self.environment.render
+        return lambda state: draw(state.inner)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -135,10 +137,8 @@ class RewardScale(Wrapper):
 
     scale: float = 1.0
 
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Steps, and scales the reward."""
-        state, timestep = self.environment.step(state, action)
-        return state, timestep._replace(reward=timestep.reward * self.scale)
+    def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
+        return timestep._replace(reward=timestep.reward * self.scale)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,18 +158,7 @@ class FlattenObservation(Wrapper):
         flat = specs.Array((size,), np.float32)
         return dataclasses.replace(spec, observation=_join_mask(flat, mask))
 
-    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Starts an episode."""
-        state, timestep = self.environment.reset(key)
-        return state, self._flatten(timestep)
-
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Steps the inner environment."""
-        state, timestep = self.environment.step(state, action)
-        return state, self._flatten(timestep)
-
-    def _flatten(self, timestep: types.TimeStep) -> types.TimeStep:
-        """Returns the time step with a flat observation."""
+    def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         parts, mask = _split_mask(timestep.observation)
         leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(parts)]
         return timestep._replace(observation=_join_mask(jnp.concatenate(leaves), mask))
@@ -203,15 +192,8 @@ class SelectObservation(Wrapper):
         spec = self.environment.spec
         return dataclasses.replace(spec, observation=self._select(spec.observation))
 
-    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Starts an episode."""
-        state, timestep = self.environment.reset(key)
-        return state, timestep._replace(observation=self._select(timestep.observation))
-
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Steps the inner environment."""
-        state, timestep = self.environment.step(state, action)
-        return state, timestep._replace(observation=self._select(timestep.observation))
+    def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
+        return timestep._replace(observation=self._select(timestep.observation))
 
     def _select(self, observation: dict[str, Any]) -> dict[str, Any]:
         kept = {*self.keys, environment.ACTION_MASK}
@@ -250,25 +232,18 @@ class FlattenAction(Wrapper):
             spec, observation=observation, action=specs.DiscreteArray(num_actions)
         )
 
-    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Starts an episode."""
-        state, timestep = self.environment.reset(key)
-        return state, self._flatten_mask(timestep)
-
     def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
         """Steps the inner environment with the parts of the joint action."""
         parts = jnp.unravel_index(jnp.asarray(action, jnp.int32), self._part_sizes())
         inner_action = jnp.stack(parts).astype(self.environment.spec.action.dtype)
-        state, timestep = self.environment.step(state, inner_action)
-        return state, self._flatten_mask(timestep)
+        return super().step(state, inner_action)
 
     def _part_sizes(self) -> tuple[int, ...]:
         """Returns how many values each part has."""
         action = self.environment.spec.action
         return tuple(int(most) + 1 for most in np.broadcast_to(action.maximum, action.shape))
 
-    def _flatten_mask(self, timestep: types.TimeStep) -> types.TimeStep:
-        """Returns the time step with the mask of the joint actions, where there is a mask."""
+    def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         _, mask = _split_mask(timestep.observation)
         if mask is None:
             return timestep
@@ -313,16 +288,6 @@ class Searchable(Wrapper):
             spec, observation=_with_state(spec.observation, state), model=self
         )
 
-    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Starts an episode."""
-        state, timestep = self.environment.reset(key)
-        return state, self._add_state(timestep, state)
-
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Steps the inner environment."""
-        state, timestep = self.environment.step(state, action)
-        return state, self._add_state(timestep, state)
-
     def step_from(
         self, shown: types.PyTree, action: jax.Array
     ) -> tuple[types.TimeStep, types.PyTree]:
@@ -331,7 +296,7 @@ class Searchable(Wrapper):
         observation = environment.without_state(_with_state(timestep.observation, ()))
         return timestep._replace(observation=observation), self._pack(state)
 
-    def _add_state(self, timestep: types.TimeStep, state: Any) -> types.TimeStep:
+    def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         return timestep._replace(observation=_with_state(timestep.observation, self._pack(state)))
 
     @functools.cached_property

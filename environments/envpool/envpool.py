@@ -1,8 +1,8 @@
 """EnvPool's environments: more than 1,600 tasks, stepped in batches by threads of C++.
 
 EnvPool (Weng et al., "EnvPool: A Highly Parallel Reinforcement Learning Environment Execution
-Engine", https://arxiv.org/abs/2206.10558) is imported lazily: its import takes seconds. What its
-families of simulators do differently is in `families`.
+Engine", https://arxiv.org/abs/2206.10558) is imported lazily: its import takes seconds. `families`
+holds the differences between its simulators.
 
 Axis legend: `B` streams.
 """
@@ -16,11 +16,9 @@ import jax
 import numpy as np
 
 from environments import adaptors
-from environments.envpool import families, rendering, scratch, spaces
+from environments.envpool import families, scratch, spaces
 from podracers import environment, types
 
-# What EnvPool raises where it cannot start something.
-_REFUSALS = (RuntimeError, ImportError, TypeError, ValueError, AssertionError)
 _STEP = ("reward", "done", "trunc", "elapsed_step")
 
 
@@ -33,9 +31,9 @@ class EnvPool:
     - Frames are not stacked (networks do that): the option `stack_num` is 1 unless set.
     - A multi-discrete action whose mask covers the joint choice becomes one flat discrete action.
     - Rewards are the simulator's own.
-    - The time limit truncates, unless the task ends by its own rules on that very step. Where the
-      simulator has a clock that cannot be set and does not say (Jumanji's, see
-      `families`), an end on that step counts as truncated.
+    - The time limit truncates, unless the task ends by its own rules on that very step. An end on
+      that step counts as truncated where the simulator's clock cannot be set and its report does
+      not tell the two apart (Jumanji's, see `families`).
 
     Attributes:
       task_id: EnvPool id, such as `Pong-v5`, `Hopper-v4` or `Jumanji/Snake-v1`.
@@ -66,19 +64,13 @@ class EnvPool:
 
     @property
     def jax_twin(self) -> str | None:
-        """What to write in gin for the same task written in JAX, or None."""
+        """The gin name of the same task written in JAX, or None."""
         return families.jax_twin(self._task.task_id)
 
     @property
     def render(self) -> Callable[[types.TimeStep], np.ndarray]:
-        """Draws a time step of one environment, uint8 `[height, width, 3]`.
-
-        Absent, as an attribute, where the observation does not show what there is to see.
-        """
-        draw = rendering.drawer(self.task_id, self.spec.observation)
-        if draw is None:
-            raise AttributeError(f"{self.task_id} cannot be drawn from its observations")
-        return lambda timestep: draw(timestep.observation)
+        """Draws a time step; absent, as an attribute, unless the observation is an image."""
+        return adaptors.image_of(self.spec)
 
     def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> "EnvPoolEnvironment":
         """Starts `B` simulators (see `environment.HostEnvironmentFactory`).
@@ -99,24 +91,21 @@ class EnvPool:
         )
         folders = self._task.family.folders
         directory = scratch.Directory(folders) if folders else None
-        # No local variable holds the pool: the simulators end with its last reference, and a frame
-        # that imports modules for the first time may be kept alive, with all its variables.
-        return EnvPoolEnvironment(
-            self._pool(start, directory),
-            self._task,
-            self._actions,
-            self._observation,
-            self.action_repeat,
-            directory,
-        )
-
-    def _pool(self, start: Callable[[], Any], directory: scratch.Directory | None) -> Any:
         try:
-            return directory.start(start) if directory else start()
+            # No local variable holds the pool: the simulators end with its last reference, and a
+            # frame that imports modules for the first time may be kept alive with its variables.
+            return EnvPoolEnvironment(
+                directory.start(start) if directory else start(),
+                self._task,
+                self._actions,
+                self._observation,
+                self.action_repeat,
+                directory,
+            )
         except BaseException as error:
             if directory:
                 directory.close()
-            if isinstance(error, _REFUSALS):
+            if isinstance(error, families.REFUSALS):
                 raise families.cannot_start(self.task_id, error) from error
             raise
 
@@ -138,8 +127,8 @@ class EnvPool:
 class EnvPoolEnvironment:
     """`B` simulators of one task; `EnvPool.make` makes it (see `environment.HostEnvironment`).
 
-    EnvPool restarts what it ended at the next step by itself. The rows that the adaptor cut at
-    their time limit are reset by hand in that step, while the others are stepped.
+    EnvPool restarts the episodes that it ended at their next step. Rows that the adaptor cut at
+    their time limit are reset explicitly in that step, while the others are stepped.
     """
 
     def __init__(
@@ -161,8 +150,8 @@ class EnvPoolEnvironment:
         self._limit = task.limit or families.NO_LIMIT
         self._rows = np.arange(self._num_envs, dtype=np.int32)
         self._last = np.zeros(self._num_envs, bool)  # where the latest time step was LAST
-        self._cut = np.zeros(self._num_envs, bool)  # of these, where EnvPool does not know it
-        self._action = None  # that of the step that was begun, as EnvPool takes it
+        self._cut = np.zeros(self._num_envs, bool)  # of these, where the adaptor ended the episode
+        self._action = None  # of the step in flight, as EnvPool takes it
         keys = (*_STEP, *task.family.evidence, *spaces.keys_of(observation))
         index = {name: i for i, name in enumerate(pool._state_keys)}
         self._index = {key: index[key] for key in keys if key in index}
@@ -209,7 +198,7 @@ class EnvPoolEnvironment:
 
     def close(self) -> None:
         """Ends the simulators' threads and processes."""
-        self._pool = None  # there is no other way: EnvPool frees everything when it is deleted
+        self._pool = None  # EnvPool has no `close`: deleting the pool frees everything
         directory, self._directory = self._directory, None
         if directory:
             directory.close()

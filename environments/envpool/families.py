@@ -1,19 +1,19 @@
-"""What EnvPool's families of simulators do differently: options, time limits, system libraries.
+"""Differences between EnvPool's families of simulators: options, time limits, system libraries.
 
-Axis legend: `B` streams.
-
-What ends an episode. EnvPool reports an episode's last step as truncated exactly if the simulator's
+Ends of episodes. EnvPool reports an episode's last step as truncated exactly if the simulator's
 clock has run out by then, even where the task ended by its own rules on that very step; some
 families keep clocks that its options do not reach, and do not report them at all. Hence three
 kinds of `Clock`:
 
 - `LATE`: the simulator's clock is set late enough never to end an episode, and the adaptor cuts the
-  episode at the limit itself. Whatever the simulator ends, it ends by the rules.
-- `FLAGGED`: rewards depend on the limit (MiniGrid), or the family itself says what the rules did
-  (Atari, Highway): the simulator's clock is set to the limit, and its report is believed unless
-  there is evidence of an end by the rules.
+  episode at the limit. Every end that the simulator reports is a termination.
+- `FLAGGED`: rewards depend on the limit (MiniGrid), or the family reports terminations (Atari): the
+  simulator's clock is set to the limit, and its report is used unless there is evidence of a
+  termination.
 - `FIXED`: the clock cannot be set. The adaptor cuts episodes at lower limits; an end at the step
-  at which the clock runs out counts as truncated unless there is evidence to the contrary.
+  at which the clock runs out counts as truncated unless there is evidence of a termination.
+
+Axis legend: `B` streams.
 """
 
 import ctypes
@@ -30,9 +30,11 @@ import numpy as np
 
 from podracers import errors
 
-NO_LIMIT = 2**31 - 1  # what EnvPool itself writes where there is no time limit
+NO_LIMIT = 2**31 - 1  # EnvPool's own value for no time limit
+# Exceptions of EnvPool where it cannot start a simulator.
+REFUSALS = (RuntimeError, ImportError, TypeError, ValueError, AssertionError)
 
-# Set by the runner, or fixed by the contract, and not to be given as options.
+# Set by the runner or fixed by the contract: not options of the user.
 _SET_ELSEWHERE = {
     "num_envs": "it is the runner's, by its num_envs",
     "batch_size": "all environments step together",
@@ -43,7 +45,7 @@ _SET_ELSEWHERE = {
     "gym_reset_return_info": "the adaptor needs it as it is",
     "max_episode_steps": "it is EnvPool.max_episode_steps",
 }
-# Options that would break the contract; they may be given as what they are by default.
+# Options that would break the contract unless they are false.
 _REFUSED = {
     "reward_clip": "rewards are never clipped here: agents clip them",
     "zero_discount_on_life_loss": "discounts are 0 at terminations alone; episodic_life ends "
@@ -68,11 +70,11 @@ _JUMANJI_CLOCKS = (
     "Tetris",
 )
 
-State = Mapping[str, np.ndarray]  # what EnvPool says of a step, by its own names, `[B, ...]`
+State = Mapping[str, np.ndarray]  # EnvPool's arrays of a step, by its own names, `[B, ...]`
 
 
 class Clock(enum.Enum):
-    """Who ends episodes at the time limit: see the module's docstring."""
+    """How episodes end at the time limit: see the module's docstring."""
 
     LATE = enum.auto()
     FLAGGED = enum.auto()
@@ -85,11 +87,11 @@ class Family:
 
     Attributes:
       name: name of the simulator in messages.
-      clock: what ends episodes at the time limit.
+      clock: how episodes end at the time limit.
       spare: number of steps by which a `LATE` clock is set later than the limit.
-      evidence: names of EnvPool's arrays that are not 0 at the last step if the rules ended the
-        episode there; a task may lack some.
-      options: defaults that differ from EnvPool's; those that a task does not know are left out.
+      evidence: names of EnvPool's arrays that are not 0 at the last step of an episode that
+        terminated; a task may lack some.
+      options: defaults that differ from EnvPool's, for tasks that have these options.
       folders: subdirectories of its working directory, into which it writes. They are made
         beforehand, for its processes would race to make them.
     """
@@ -222,7 +224,7 @@ def load(
 
 
 def cannot_start(task_id: str, error: Exception) -> errors.UserError:
-    """Returns what to tell the user about a task that EnvPool refuses to make."""
+    """Returns the error of a task that EnvPool cannot make, with the package to install."""
     text = " ".join(str(error).split())
     library = re.search(r"lib[\w+-]+\.so[.\d]*", text)
     if "Qt 5" in text or (library and "Qt5" in library.group()):
@@ -241,7 +243,7 @@ def cannot_start(task_id: str, error: Exception) -> errors.UserError:
 def _pool_spec(envpool: python_types.ModuleType, task_id: str, options: Mapping[str, Any]) -> Any:
     try:
         return envpool.make_spec(task_id, **options)
-    except (ImportError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+    except REFUSALS as error:
         raise cannot_start(task_id, error) from error
 
 
@@ -270,10 +272,10 @@ def _check_options(task_id: str, options: Mapping[str, Any], known: set[str]) ->
 
 
 def _show_egl() -> None:
-    """Shows the EGL that EnvPool's wheel brings along to all libraries of the process.
+    """Loads the EGL of EnvPool's wheel with symbols that all libraries of the process see.
 
-    EnvPool makes its contexts with it, and MuJoCo looks for it among the symbols of the process,
-    and ends the process without it. The system's own would know nothing of the contexts.
+    EnvPool makes its contexts with it; MuJoCo looks it up among the symbols of the process, and
+    ends the process without it. The system's own EGL has no access to these contexts.
     """
     import envpool  # noqa: PLC0415  (slow to import)
 
@@ -287,33 +289,33 @@ def _default_limit(task_id: str, family: Family, configured: int) -> int | None:
     if family.name == "Jumanji" and not task_id.rsplit("/", maxsplit=1)[-1].startswith(
         _JUMANJI_CLOCKS
     ):
-        return None  # they end by construction, and EnvPool's number is but a bound
+        return None  # these end by construction; EnvPool's number is only a bound
     return configured if 0 < configured < NO_LIMIT else None
 
 
 def _check_limit(
-    task_id: str, family: Family, default: int | None, wanted: int | None, action_repeat: int
+    task_id: str, family: Family, default: int | None, limit: int | None, action_repeat: int
 ) -> int | None:
-    """Returns the time limit in EnvPool's steps, of one in agent steps."""
-    if wanted is None:
+    """Returns a time limit in EnvPool's steps, from one in agent steps; None for the default."""
+    if limit is None:
         return default
-    if not isinstance(wanted, int) or not 0 < wanted * action_repeat < NO_LIMIT:
+    if not isinstance(limit, int) or not 0 < limit * action_repeat < NO_LIMIT:
         raise errors.UserError(
-            f"EnvPool.max_episode_steps: expected a positive int or None, got {wanted!r}"
+            f"EnvPool.max_episode_steps: expected a positive int or None, got {limit!r}"
         )
-    wanted = wanted * action_repeat
-    if family.clock is Clock.FIXED and default is not None and wanted > default:
-        if wanted - default < action_repeat:  # the last agent step is cut short
+    steps = limit * action_repeat
+    if family.clock is Clock.FIXED and default is not None and steps > default:
+        if steps - default < action_repeat:  # the last agent step is cut short
             return default
         raise errors.UserError(
-            f"EnvPool.max_episode_steps = {wanted // action_repeat}: {task_id} ends its episodes "
-            f"after {-(-default // action_repeat)} steps whatever it is told; choose a lower limit"
+            f"EnvPool.max_episode_steps: expected at most {-(-default // action_repeat)}, the "
+            f"fixed limit of {task_id}, got {limit}"
         )
-    return wanted
+    return steps
 
 
 def jax_twin(task_id: str) -> str | None:
-    """Returns what to write in gin for the same task written in JAX, or None."""
+    """Returns the gin name of the same task written in JAX, or None."""
     ours = {
         "CartPole-v1": "@cartpole.CartPole",
         "Pendulum-v1": "@pendulum.Pendulum",

@@ -1,16 +1,16 @@
-"""Gymnasium environments in processes of their own, each of which steps a few.
+"""Gymnasium environments in worker processes, each of which steps a few.
 
 Workers are plain child processes that start a new interpreter. A fork of a process that runs JAX
-may deadlock on the locks of threads which the copy does not have, and what `multiprocessing` spawns
-imports the main script once more, which has to be written for it.
+may deadlock on locks that threads of the parent hold, and `multiprocessing`'s spawn imports the
+main script again, which then needs an `if __name__ == "__main__"`.
 
-A worker ends when its parent does, however that ends; signals are left to the parent, for Ctrl-C
-reaches every process of a terminal.
+A worker ends when its parent does; signals are handled by the parent alone, for Ctrl-C reaches
+every process of a terminal.
 
-Why not `gymnasium.vector.AsyncVectorEnv` (1.3): it starts one process per environment (CartPole, 64
-environments, two cores: a sixth of the steps per second), a worker that dies is an `EOFError`
-without its name or exit code, an environment that cannot be made is a `ConnectionResetError`, and
-workers outlive a parent that is killed during a long step.
+`gymnasium.vector.AsyncVectorEnv` (1.3) is not used: it starts one process per environment (a sixth
+of the steps per second: CartPole, 64 environments, two cores), reports a worker that dies as an
+`EOFError` without its name or exit code, and its workers outlive a parent that is killed during a
+long step.
 
 Axis legend: `B` streams. This module does not import JAX: worker processes start faster without.
 """
@@ -42,16 +42,16 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 class AsyncVector:
-    """`B` environments, split over processes; has the methods of `sync_vector.SyncVector`.
+    """`B` environments, split over processes, with the methods of `sync_vector.SyncVector`.
 
     Args:
       factory: maker of each environment.
       seeds: `B`, one for each.
-      numbers: `B`, of the streams, for error messages.
+      numbers: `B`, numbers of the streams, for error messages.
       num_workers: number of processes; at most `B` are started.
 
     Raises:
-      errors.UserError: an environment cannot be made for a reason that the user can mend.
+      errors.UserError: the options of the environment are wrong.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class AsyncVector:
         self._receiving = threading.Lock()
         self._processes: list[subprocess.Popen] = []
         self._pipes: list[connection.Connection] = []
-        self._slices = _slices(len(seeds), num_workers)
+        parts = np.array_split(range(len(seeds)), min(len(seeds), max(1, num_workers)))
+        self._slices = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
         try:
             for worker, rows in enumerate(self._slices):
                 self._start()
@@ -94,19 +95,23 @@ class AsyncVector:
         return _concatenate(self._receive_all())
 
     def close(self) -> None:
-        """Ends the processes: politely at first, then by force, even in the middle of a step.
+        """Ends the processes: on request at first, then by force, even in the middle of a step.
 
-        Another thread that waits in `recv` gets an `errors.RunFailure`.
+        A thread that waits in `recv` gets an `errors.RunFailure`.
 
         Raises:
           errors.RunFailure: an environment could not be closed; its process has ended nevertheless.
         """
         deadline = time.monotonic() + _CLOSING
         failures = []
-        if self._receiving.acquire(blocking=False):  # else a step hangs, and there is another cause
+        if self._receiving.acquire(blocking=False):  # else a step hangs, which is the first cause
             for pipe in self._pipes:
                 _shut_down(pipe, socket.SHUT_WR)
-            failures = [each for pipe in self._pipes for each in _failures(pipe, deadline)]
+            for pipe in self._pipes:
+                with contextlib.suppress(EOFError, OSError):
+                    while pipe.poll(max(0.0, deadline - time.monotonic())):
+                        answer = pipe.recv()  # also results of a step that was not received
+                        failures += [answer] if isinstance(answer, errors.RunFailure) else []
             self._receiving.release()
         for pipe in self._pipes:
             _shut_down(pipe, socket.SHUT_RDWR)
@@ -174,7 +179,7 @@ class AsyncVector:
 
 
 def work(descriptor: int, parent: int) -> None:
-    """Serves one parent until it hangs up or ends: the main function of a worker.
+    """Answers requests until the parent closes the pipe or ends: the main function of a worker.
 
     Args:
       descriptor: file descriptor of this end of the pipe.
@@ -184,7 +189,7 @@ def work(descriptor: int, parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
     vector = answer = None
-    # The parent may hang up at any time, while the last answers are sent as well.
+    # The parent may close the pipe at any time, also while the last answers are sent.
     with connection.Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
         try:
             while not isinstance(answer, Exception):
@@ -216,17 +221,6 @@ def _serve(
         return vector, RuntimeError(traceback.format_exc())
 
 
-def _failures(pipe: connection.Connection, deadline: float) -> list[errors.RunFailure]:
-    """Returns what a worker failed to close, and drops answers that nobody waits for."""
-    failures = []
-    with contextlib.suppress(EOFError, OSError):
-        while pipe.poll(max(0.0, deadline - time.monotonic())):
-            answer = pipe.recv()
-            if isinstance(answer, errors.RunFailure):
-                failures.append(answer)
-    return failures
-
-
 def _shut_down(pipe: connection.Connection, how: int) -> None:
     """Ends a direction of a pipe; unlike closing, this wakes the readers at both ends."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as end:
@@ -234,20 +228,14 @@ def _shut_down(pipe: connection.Connection, how: int) -> None:
 
 
 def _exit_after(parent: int) -> None:
-    """Ends this process soon after its parent, though an environment may be in a long step."""
+    """Ends this process within a second of its parent, also during a long step."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
-def _slices(count: int, num_workers: int) -> list[slice]:
-    """Returns contiguous slices of nearly equal length."""
-    parts = np.array_split(range(count), min(count, max(1, num_workers)))
-    return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
-
-
 def _concatenate(parts: list[Any]) -> Any:
-    """Returns the answers of all workers as one; what arrived through a pipe is fresh already."""
+    """Returns the answers of all workers as one; arrays from a pipe are fresh already."""
     if isinstance(parts[0], sync_vector.VectorStep):
         return sync_vector.VectorStep(*(_concatenate(list(leaves)) for leaves in zip(*parts)))
     if isinstance(parts[0], dict):

@@ -13,20 +13,20 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import jax
 import numpy as np
-from dm_env import specs
 from gymnasium.envs import registration
 
+from environments import adaptors
 from environments.gymnasium import async_vector, spaces, sync_vector
 from podracers import environment, errors, types
 
 _PICTURES = "rgb_array"  # Gymnasium's name for `render` that returns them
 _VECTORIZATIONS = ("sync", "async")
-# The same tasks in JAX, which Anakin compiles: what to write in gin.
+# gin names of the same tasks written in JAX, which Anakin compiles.
 _JAX_TWINS = {"CartPole-v1": "@cartpole.CartPole", "Pendulum-v1": "@pendulum.Pendulum"}
 _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker", "render_mode")
 
@@ -35,10 +35,9 @@ _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker", "render_mode")
 class Gymnasium:
     """A registered Gymnasium environment, many of them at a time.
 
-    Observations and actions are as `environments.gymnasium.spaces` says. What the environment
-    calls terminated is a termination, whatever it calls truncated besides. An observation with the
-    key `action_mask` says which actions are legal. Gymnasium's checks of every step are off unless
-    `options` has `disable_env_checker: False`.
+    `environments.gymnasium.spaces` defines observations and actions. `terminated` takes precedence
+    over `truncated`. The entry `action_mask` of a dict observation masks illegal actions.
+    Gymnasium's checks of every step are off unless `options` has `disable_env_checker: False`.
 
     Attributes:
       env_id: registered id, such as `CartPole-v1`; `my_package.games:Chess-v0` first imports
@@ -79,14 +78,14 @@ class Gymnasium:
 
     @property
     def jax_twin(self) -> str | None:
-        """What to write in gin for the same task written in JAX, or None."""
+        """The gin name of the same task written in JAX, or None."""
         return _JAX_TWINS.get(self._factory.spec.id)
 
     def make(
         self, key: jax.Array, env_id: np.ndarray, num_threads: int
     ) -> environment.HostEnvironment:
         """Makes `B` environments (see `environment.HostEnvironmentFactory`)."""
-        _ = self.spec  # whatever cannot be made is refused here, in this process
+        _ = self.spec  # an environment that cannot be made is refused here, in this process
         seeds, numbers = environment.stream_seeds(key, env_id).tolist(), env_id.tolist()
         if self.vectorization == "async":
             vector = async_vector.AsyncVector(self._factory, seeds, numbers, num_threads)
@@ -96,36 +95,26 @@ class Gymnasium:
 
     @property
     def render(self) -> Callable[[types.TimeStep], np.ndarray]:
-        """Draws a time step; an attribute only where the observation is a picture."""
-        observation = self.spec.observation
-        if isinstance(observation, dict) or not _is_picture(observation):
-            raise AttributeError(f"{self.spec.name} does not observe a picture")
-        return _picture
+        """Draws a time step; absent, as an attribute, unless the observation is an image."""
+        return adaptors.image_of(self.spec)
 
     def filmed(self) -> "Gymnasium":
         """Returns this factory, with environments that draw themselves, in this process.
 
         Raises:
-          errors.UserError: they draw no pictures, or what they draw with is missing.
+          errors.UserError: they draw no pictures, or a package that draws them is missing.
         """
         with self._temporary_env() as env:
-            modes = env.metadata.get("render_modes") or ()
-        if _PICTURES not in modes:
-            known = f"; it has {', '.join(map(str, modes))}" if modes else ""
-            raise errors.UserError(
-                f"{self.spec.name} has no render mode '{_PICTURES}': no video of it{known}"
-            )
+            if _PICTURES not in (env.metadata.get("render_modes") or ()):
+                raise errors.UserError(
+                    f"{self.spec.name} has no render mode '{_PICTURES}', which a video needs"
+                )
         options = {**self.options, "render_mode": _PICTURES}
         factory = dataclasses.replace(self, options=options, vectorization="sync")
-        factory._try_to_draw()
-        return factory
-
-    def _try_to_draw(self) -> None:
-        """Draws once: missing libraries are often found no earlier."""
-        # Many draw with pygame, whose SDL complains at length where there is no sound card.
+        # Many draw with pygame, whose SDL prints errors where there is no sound card.
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-        with self._temporary_env() as env:
-            try:
+        with factory._temporary_env() as env:
+            try:  # missing libraries are often found no earlier than the first picture
                 env.reset(seed=0)
                 picture = env.render()
             except Exception as error:
@@ -137,6 +126,7 @@ class Gymnasium:
                 f"Gymnasium's {self.spec.name}: expected render() to return uint8 [height, width, "
                 f"3], got {type(picture).__name__}"
             )
+        return factory
 
     @functools.cached_property
     def _factory(self) -> sync_vector.EnvFactory:
@@ -145,52 +135,35 @@ class Gymnasium:
 
     @contextlib.contextmanager
     def _temporary_env(self) -> Iterator[Any]:
-        """Makes one environment, and closes it; an earlier error wins over one of closing."""
-        env = self._make_one()
-        name = self._factory.spec.id
-        try:
-            yield env
-        except BaseException:
-            with contextlib.suppress(errors.RunFailure):
-                sync_vector.close_all(name, ["it"], [env])
-            raise
-        sync_vector.close_all(name, ["it"], [env])
+        """Makes one environment, and closes it.
 
-    def _make_one(self) -> Any:
-        """Returns one environment, or says what is wrong with the options."""
+        Raises:
+          errors.UserError: the options do not fit, or a package is missing.
+        """
         factory = self._factory
+        name = f"Gymnasium's {factory.spec.id}"
         try:
-            return factory.make()
+            env = factory.make()
         except gymnasium.error.Error as error:  # DependencyNotInstalled among them
-            raise errors.UserError(f"Gymnasium's {factory.spec.id}: {error}") from error
+            raise errors.UserError(f"{name}: {error}") from error
         except ImportError as error:
-            raise errors.UserError(
-                f"Gymnasium's {factory.spec.id} needs what is not installed: {error}"
-            ) from error
+            raise errors.UserError(f"{name} needs a package that is missing: {error}") from error
         except TypeError as error:
             known = _arguments(factory.spec)
             for option in self.options:
                 if known and option not in known:
                     raise errors.UserError(
-                        f"Gymnasium's {factory.spec.id} has no option '{option}'"
-                        f"{errors.nearest(option, known)}"
+                        f"{name} has no option '{option}'{errors.nearest(option, known)}"
                     ) from error
             raise
-
-
-class _Vector(Protocol):
-    """What `sync_vector.SyncVector` and `async_vector.AsyncVector` have in common."""
-
-    def reset(self) -> sync_vector.VectorStep: ...
-    def send(self, action: np.ndarray) -> None: ...
-    def recv(self) -> sync_vector.VectorStep: ...
-    def close(self) -> None: ...
+        with contextlib.closing(env):
+            yield env
 
 
 class _HostEnvironment:
     """The contract's time steps (see `environment.HostEnvironment`)."""
 
-    def __init__(self, vector: _Vector, num_envs: int):
+    def __init__(self, vector: sync_vector.SyncVector | async_vector.AsyncVector, num_envs: int):
         self._vector = vector
         self._num_envs = num_envs
 
@@ -226,19 +199,6 @@ def _timestep(step: sync_vector.VectorStep) -> types.TimeStep:
     )
 
 
-def _is_picture(part: specs.Array) -> bool:
-    """Returns whether an observation is `[height, width]`, or the same with 1 or 3 channels."""
-    flat = len(part.shape) == 2
-    return part.dtype == np.uint8 and (flat or (len(part.shape) == 3 and part.shape[2] in (1, 3)))
-
-
-def _picture(timestep: types.TimeStep) -> np.ndarray:
-    """Returns an observation as uint8 `[height, width, 3]`."""
-    image = np.asarray(timestep.observation)
-    image = image if image.ndim == 3 else image[..., None]
-    return np.broadcast_to(image, (*image.shape[:2], 3)).copy()
-
-
 def _registered(env_id: str) -> Any:
     """Returns Gymnasium's spec of an id, after importing the module that comes before a colon."""
     module, _, name = env_id.rpartition(":")
@@ -252,7 +212,7 @@ def _registered(env_id: str) -> Any:
 
 
 def _wrapper(name: str) -> Callable[[Any], Any]:
-    """Returns what `module:attribute` names."""
+    """Returns the wrapper that `module:attribute` names."""
     module, colon, attribute = name.partition(":")
     if not colon:
         raise errors.UserError(f"Gymnasium.wrappers: expected 'module:Wrapper', got '{name}'")

@@ -1,4 +1,4 @@
-"""What every environment has to keep; an environment joins with one line in `ENVIRONMENTS`.
+"""The contract of JAX environments; an environment joins with one line in `ENVIRONMENTS`.
 
 Axis legend: `T` time, `B` streams.
 """
@@ -45,7 +45,9 @@ ENVIRONMENTS: dict[str, Callable[[], environment.Environment]] = {
     "time_limit": lambda: wrappers.TimeLimit(cartpole.CartPole, max_episode_steps=10),
     "flat_observation": lambda: wrappers.FlattenObservation(probes.MaskedAction),
     "flat_action": lambda: wrappers.FlattenAction(probes.MultiDiscreteReward(masked=True)),
-} | {f"probe_{probe.__name__}": probe for probe in probes.ALL}
+    "truncation": probes.Truncation,
+    "memory": probes.Memory,
+}
 
 
 class Episodes(NamedTuple):

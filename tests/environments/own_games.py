@@ -165,68 +165,20 @@ class Half(gymnasium.RewardWrapper):
 
 
 class Unclosable(gymnasium.Wrapper):
-    """Raises when it is closed."""
+    """Raises when it is closed, once it was reset."""
 
-    def close(self):
-        """Fails."""
-        raise ArithmeticError("not\ntoday")
+    _is_reset = False
 
-
-class OnlyTwo(Unclosable):
-    """Every fourth one of a process cannot be made; the first can be closed, the others cannot."""
-
-    made: ClassVar = 0
-
-    def __init__(self, env):
-        super().__init__(env)
-        OnlyTwo.made += 1
-        if OnlyTwo.made % 4 == 0:
-            raise ArithmeticError("there is no third one")
-        self._first = OnlyTwo.made % 4 == 1
-
-    def close(self):
-        """Fails, except the first time."""
-        if not self._first:
-            super().close()
-
-
-class Unfit(gymnasium.Env):
-    """Shows what is not in its space, and raises when it is closed, once it was reset.
-
-    Args:
-      observation: what it shows instead.
-      when: at which step from its reset.
-      unclosed: whether it raises in `close`.
-    """
-
-    observation_space = spaces.Dict({"a": spaces.Box(0, 9, (3,), np.int32)})
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, observation=None, when=0, unclosed=False):
-        self._observation, self._when, self._unclosed = observation, when, unclosed
-        self._steps = -1
-
-    def reset(self, *, seed=None, options=None):
+    def reset(self, **options):
         """Starts."""
-        super().reset(seed=seed)
-        self._steps = 0
-        return self._observe(), {}
-
-    def step(self, action):
-        """Counts."""
-        self._steps += 1
-        return self._observe(), 0.0, False, self._steps >= 5, {}
+        self._is_reset = True
+        return super().reset(**options)
 
     def close(self):
         """Fails."""
-        if self._unclosed and self._steps >= 0:
-            raise ArithmeticError("it is not to be closed,\nit says")
-
-    def _observe(self):
-        if self._observation is not None and self._steps == self._when:
-            return self._observation
-        return {"a": np.zeros(3, np.int32)}
+        if self._is_reset:
+            raise ArithmeticError("not today")
 
 
-for _game in (Walk, Faulty, Picture, Drawn, Spaces, Unfit):
+for _game in (Walk, Faulty, Picture, Drawn, Spaces):
     gymnasium.register(f"Own/{_game.__name__}-v0", entry_point=f"{__name__}:{_game.__name__}")

@@ -124,9 +124,3 @@ def test_goal_terminates_and_limit_truncates(world):
     assert (cut.reward, cut.discount, cut.step_type) == (0.0, 1.0, types.LAST)
     _, both = step(_place((2, 1), time=9), jnp.int32(1))
     assert (both.reward, both.discount, both.step_type) == (1.0, 0.0, types.LAST)
-
-
-@pytest.mark.parametrize("settings", [{"rows": 0}, {"rows": 1, "columns": 1}, {"wall_density": 2}])
-def test_settings_that_make_no_sense(settings):
-    with pytest.raises(ValueError):
-        gridworld.GridWorld(**settings)

@@ -107,15 +107,6 @@ def test_minatar_observations_are_small_and_lossless(breakout):
     assert set(np.unique(theirs[5]["final_observation"])) == {0.0, 1.0}
 
 
-def test_every_minatar_game_is_binary():
-    """All five games speak in zeros and ones: casting to bool loses nothing."""
-    names = [name for name in [*QUICK, *SLOW] if name.endswith("MinAtar")]
-    for name in names:
-        inner, params = gymnax.Gymnax(name)._built
-        space = inner.observation_space(params)
-        assert (space.low, space.high) == (0, 1)
-
-
 def test_dynamics_draw_new_noise_at_every_step():
     """FrozenLake slips: the same move from the same place ends up in different ones."""
     env = gymnax.Gymnax("FrozenLake-misc")
@@ -153,14 +144,5 @@ def test_a_users_mistake_is_named(name, options, message):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(errors.UserError, match="pip install gymnax"):
+    with pytest.raises(errors.UserError, match="gymnax"):
         _ = gymnax.Gymnax("CartPole-v1").spec
-
-
-def test_data_that_cannot_be_fetched_is_named(monkeypatch):
-    def refuse(*_, **__):
-        raise OSError("no network in tests")
-
-    monkeypatch.setattr(registration, "make", refuse)
-    with pytest.raises(errors.UserError, match="could not be downloaded: no network"):
-        _ = gymnax.Gymnax("MNISTBandit-bsuite").spec

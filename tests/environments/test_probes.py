@@ -74,10 +74,6 @@ def test_every_situation_is_drawn_equally_often():
         assert np.all(np.abs(counts - 1200 / len(counts)) < 80)
 
 
-def test_delayed_reward_is_discounted_at_each_step():
-    np.testing.assert_allclose(probes.DelayedReward(length=4).value(0.5), [0.125, 0.25, 0.5, 1.0])
-
-
 def test_truncation_goes_on_for_ever_in_value_only():
     probe = probes.Truncation(length=3)
     state, timestep = probe.reset(jax.random.key(0))
@@ -155,11 +151,6 @@ def test_a_bandit_pays_who_sees_the_previous_reward_and_nobody_else(length):
     np.testing.assert_array_equal(jnp.mean(returns, axis=0), probe.return_without_inputs)
 
 
-def test_a_bandit_needs_two_pulls():
-    with pytest.raises(ValueError, match="length must be 2 or more, got 1"):
-        probes.Bandit(1)
-
-
 def test_continuous_targets_are_inside_the_bounds_and_best():
     probe = probes.ContinuousReward()
     action = probe.spec.action
@@ -170,12 +161,3 @@ def test_continuous_targets_are_inside_the_bounds_and_best():
     np.testing.assert_allclose(reward, probe.value(0.9))
     worse = jax.vmap(lambda s, a: probe.step(s, a)[1].reward)(state, jnp.asarray(targets + 0.1))
     np.testing.assert_allclose(worse, 1.0 - 0.02, rtol=1e-5)
-
-
-def test_all_lists_every_probe():
-    classes = {
-        thing
-        for thing in vars(probes).values()
-        if isinstance(thing, type) and hasattr(thing, "value") and thing is not probes.OneStep
-    }
-    assert classes == set(probes.ALL)

@@ -114,13 +114,6 @@ def test_flat_observation_keeps_the_mask():
     assert wrapped.spec.observation["action_mask"] == specs.Array((2, 3), np.bool_)
 
 
-def test_flat_observation_without_a_mask_is_an_array():
-    wrapped = wrappers.FlattenObservation(catch.Catch)
-    _, timestep = wrapped.reset(jax.random.key(0))
-    assert wrapped.spec.observation == specs.Array((50,), np.float32)
-    assert timestep.observation.shape == (50,)
-
-
 def test_flat_action_enumerates_all_pairs():
     wrapped = wrappers.FlattenAction(Endless())
     assert wrapped.spec.action == specs.DiscreteArray(6)
@@ -210,11 +203,6 @@ def test_stepping_from_a_shown_state_is_stepping(game):
 
 def test_a_searchable_environment_keeps_the_contract():
     check.check_environment(wrappers.Searchable(catch.Catch(rows=4)), num_steps=50)
-
-
-def test_states_are_no_part_of_other_observations():
-    assert environment.without_state(np.ones(3)).shape == (3,)
-    assert environment.without_state({"a": 1, environment.STATE: 2}) == {"a": 1}
 
 
 @pytest.mark.parametrize("host", [envpool.EnvPool])

@@ -5,9 +5,6 @@ Axis legend: `T` time, `B` streams.
 
 import os
 import pathlib
-import subprocess
-import sys
-import time
 
 import envpool as library
 import jax
@@ -15,10 +12,9 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from environments import envpool, jumanji
+from environments import envpool
 from environments.envpool import families
 from podracers import environment, errors, types
-from podracers.supervision import children
 from podracers.training import experiment
 from tests.environments import host_contract
 
@@ -64,25 +60,21 @@ def first_end(timestep):
     [
         ("CartPole-v1", {}, 100, True),
         ("Pendulum-v1", {}, 40, True),
-        ("MountainCar-v0", {}, 40, True),
         ("LunarLander-v3", {}, 40, True),
         ("HalfCheetah-v4", {}, 40, True),
         ("Hopper-v4", {}, 60, True),
         ("CartpoleBalance-v1", {}, 30, True),
         ("MiniGrid-LavaGapS5-v0", {}, 40, False),
-        ("BabyAI-GoToRedBallGrey-v0", {}, 40, True),
         ("Jumanji/Snake-v1", {}, 60, True),
         ("Jumanji/TSP-v1", {}, 60, True),
         ("Jumanji/Maze-v0", {}, 60, True),
         ("FrozenLake-v1", {}, 40, False),
         ("highway-v0", {}, 30, True),
-        ("FetchReach-v4", {}, 20, True),
+        slow("FetchReach-v4", {}, 20, True),
         ("Pong-v5", {}, 40, False),
         slow("Breakout-v5", STICKY, 200, True),
-        slow("CarRacing-v3", {}, 30, True),
         slow("MetaWorld/Basketball-v3", {}, 30, True),
         slow("gfootball/academy_empty_goal_close-v1", {}, 60, True),
-        slow("D1Basic-v1", {}, 30, True),
     ],
 )
 def test_contract_and_truncation(task_id, options, num_steps, random):
@@ -221,19 +213,6 @@ def test_frames_lie_channels_last_and_unstacked():
         np.testing.assert_array_equal(timestep.observation, np.moveaxis(expected, 1, -1))
 
 
-@pytest.mark.slow
-def test_dm_control_is_drawn_without_a_gpu():
-    if not any(pathlib.Path("/usr/share/glvnd/egl_vendor.d").glob("*.json")):
-        pytest.skip("no driver for EGL is installed")
-    options = {"from_pixels": True, "render_width": 24, "render_height": 16, "frame_skip": 8}
-    factory = envpool.EnvPool("CartpoleSwingup-v1", options)
-    assert factory.spec.observation.shape == (16, 24, 3)
-    frames = play(factory, [1.0] * 3, num_envs=2).observation
-    assert frames.dtype == np.uint8 and frames.shape == (4, 2, 16, 24, 3)
-    assert np.any(frames[0] != frames[-1])  # it moves
-    assert np.ptp(frames[0]) > 50  # there is something to see
-
-
 def test_doubles_become_floats():
     factory = envpool.EnvPool("HalfCheetah-v4")
     timestep = play(factory, [0.5] * 5, num_envs=2)
@@ -268,24 +247,6 @@ def test_a_joint_mask_makes_the_action_flat():
     host.close()
 
 
-def test_parts_of_a_multi_discrete_action_keep_their_masks():
-    spec = envpool.EnvPool("Jumanji/Cleaner-v0").spec
-    np.testing.assert_array_equal(spec.action.maximum, [3, 3, 3])
-    assert spec.observation["action_mask"].shape == (3, 4)
-
-
-def test_snake_has_the_shapes_of_its_twin_in_jax():
-    native = envpool.EnvPool("Jumanji/Snake-v1")
-    twin = jumanji.Jumanji("Snake-v1").spec
-    assert native.jax_twin == "@jumanji.Jumanji with Jumanji.name = 'Snake-v1'"
-    assert native.spec.max_episode_steps == twin.max_episode_steps
-    assert native.spec.action.num_values == twin.action.num_values
-    for one, other in zip(
-        jax.tree.leaves(native.spec.observation), jax.tree.leaves(twin.observation), strict=True
-    ):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-
-
 def test_parts_of_an_observation_are_chosen():
     factory = envpool.EnvPool("Jumanji/Snake-v1", observation_keys=("grid",))
     host, timestep = start(factory)
@@ -306,39 +267,16 @@ def test_jax_twins(task_id, twin):
     assert envpool.EnvPool(task_id).jax_twin == twin
 
 
-@pytest.mark.parametrize(
-    "task_id",
-    ["Pong-v5", "Jumanji/Snake-v1", "CartPole-v1", "Pendulum-v1", "gfootball/1_vs_1_easy-v1"],
-)
-def test_time_steps_are_drawn(task_id):
-    factory = envpool.EnvPool(task_id)
-    zeros = factory.spec.zero_observation()
-    image = factory.render(jax.tree.map(np.asarray, types.restart(zeros)))
-    assert image.dtype == np.uint8
-    assert image.shape[2] == 3
-    assert min(image.shape[:2]) >= 200
-
-
-def test_what_does_not_show_is_not_drawn():
-    assert not hasattr(envpool.EnvPool("Hopper-v4"), "render")
-    assert not hasattr(envpool.EnvPool("MiniGrid-Empty-5x5-v0"), "render")
+def test_images_are_drawn_and_nothing_else():
+    factory = envpool.EnvPool("Pong-v5")
+    zeros = jax.tree.map(np.asarray, types.restart(factory.spec.zero_observation()))
+    image = factory.render(zeros)
+    assert (image.dtype, image.shape) == (np.uint8, (252, 252, 3))
+    for task_id in ("Hopper-v4", "MiniGrid-Empty-5x5-v0"):
+        assert not hasattr(envpool.EnvPool(task_id), "render")
 
 
 # Threads, processes, files
-
-
-def test_send_does_not_wait_for_the_step():
-    host, _ = start(envpool.EnvPool("Pong-v5"), 16)
-    sending, receiving = [], []
-    for _ in range(15):
-        begun = time.perf_counter()
-        host.send(np.zeros(16, np.int32))
-        sent = time.perf_counter()
-        host.recv()
-        sending.append(sent - begun)
-        receiving.append(time.perf_counter() - sent)
-    host.close()
-    assert min(sending) < 0.2 * np.median(receiving)
 
 
 def threads():
@@ -354,37 +292,6 @@ def test_close_ends_the_threads_while_arrays_live_on():
     host.close()
     assert threads() == before
     assert np.isfinite(timestep.observation).all()
-
-
-def test_the_first_simulators_of_a_process_end_when_they_are_closed():
-    """Importing EnvPool keeps what the variables of its callers hold."""
-    program = (
-        "import sys, jax, numpy as np\n"
-        "from environments import envpool\n"
-        "recipe = envpool.EnvPool('CartPole-v1')\n"
-        "host = recipe.make(jax.random.key(0), np.arange(2, dtype=np.int32), 1)\n"
-        "print(sys.getrefcount(host._pool))"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert ended.stdout == b"2\n"  # the attribute and the argument
-
-
-@pytest.mark.slow
-def test_vizdoom_starts_without_a_race_and_leaves_nothing_behind(tmp_path, monkeypatch, capfd):
-    """Its engines would race to make a folder; where one loses, all wait for it for ever."""
-    monkeypatch.chdir(tmp_path)
-    for _ in range(3):
-        host, _ = start(envpool.EnvPool("D1Basic-v1"), 8)
-        directory = host._directory.path
-        assert pathlib.Path.cwd() == tmp_path
-        assert len(children.within(directory)) == 8
-        host.send(np.zeros(8, np.int32))
-        host.recv()
-        host.close()
-        assert not list(tmp_path.iterdir())
-        assert not os.path.exists(directory)
-        assert not children.within(directory)
-    assert capfd.readouterr() == ("", "")  # such as "_vizdoom.ini could not be saved"
 
 
 # Repeated actions
@@ -435,7 +342,7 @@ def test_a_time_limit_that_cannot_be_set_is_that_of_repeated_actions():
         return factory.spec.max_episode_steps
 
     assert limit(1334) == limit(None) == 1334  # 4,000 of EnvPool's
-    with pytest.raises(errors.UserError, match="after 1334 steps whatever it is told"):
+    with pytest.raises(errors.UserError, match="expected at most 1334"):
         limit(1335)
 
 
@@ -449,34 +356,30 @@ def test_the_contract_holds_where_actions_are_repeated():
 
 
 @pytest.mark.parametrize(
-    "task_id, settings, words",
+    "task_id, settings, named",
     [
-        ("Pong-v6", {}, "no task 'Pong-v6'; did you mean 'Pong-v5'"),
+        ("Pong-v6", {}, "'Pong-v5'"),
         ("ALE/Pong-v5", {}, "'Pong-v5'"),
-        (
-            "Pong-v5",
-            {"options": {"frameskip": 2}},
-            "no option 'frameskip'; did you mean 'frame_skip'",
-        ),
-        ("CartPole-v1", {"options": {"stack_num": 1}}, "no option 'stack_num'"),
-        ("Pong-v5", {"options": {"num_envs": 3}}, "the runner's"),
-        ("Pong-v5", {"options": {"max_episode_steps": 3}}, "it is EnvPool.max_episode_steps"),
-        ("Pong-v5", {"options": {"reward_clip": True}}, "agents clip them"),
-        ("Pong-v5", {"options": {"noop_max": 0}}, "at least 1"),
-        ("Pong-v5", {"options": {"frame_skip": "four"}}, "cannot make Pong-v5"),
-        ("Pong-v5", {"max_episode_steps": 0}, "a positive int"),
-        ("Pong-v5", {"action_repeat": 0}, "action_repeat: expected a positive int, got 0"),
-        ("Jumanji/Snake-v1", {"max_episode_steps": 5000}, "after 4000 steps"),
-        ("Jumanji/Snake-v1", {"observation_keys": ("gird",)}, "did you mean 'grid'"),
-        ("Pong-v5", {"observation_keys": ("grid",)}, "is one array"),
-        ("Go9x9-v1", {}, "2 agents at once"),
-        ("D1Basic-v1", {"options": {"use_combined_action": False}}, "needs finite bounds"),
+        ("Pong-v5", {"options": {"frameskip": 2}}, "'frame_skip'"),
+        ("CartPole-v1", {"options": {"stack_num": 1}}, "stack_num"),
+        ("Pong-v5", {"options": {"num_envs": 3}}, "num_envs"),
+        ("Pong-v5", {"options": {"max_episode_steps": 3}}, "EnvPool.max_episode_steps"),
+        ("Pong-v5", {"options": {"reward_clip": True}}, "reward_clip"),
+        ("Pong-v5", {"options": {"noop_max": 0}}, "noop_max"),
+        ("Pong-v5", {"options": {"frame_skip": "four"}}, "Pong-v5"),
+        ("Pong-v5", {"max_episode_steps": 0}, "EnvPool.max_episode_steps"),
+        ("Pong-v5", {"action_repeat": 0}, "EnvPool.action_repeat"),
+        ("Jumanji/Snake-v1", {"max_episode_steps": 5000}, "at most 4000"),
+        ("Jumanji/Snake-v1", {"observation_keys": ("gird",)}, "'grid'"),
+        ("Pong-v5", {"observation_keys": ("grid",)}, "EnvPool.observation_keys"),
+        ("Go9x9-v1", {}, "2 agents"),
+        ("D1Basic-v1", {"options": {"use_combined_action": False}}, "finite bounds"),
     ],
 )
-def test_mistakes_are_told_in_one_line(task_id, settings, words):
+def test_mistakes_are_one_line_that_names_the_option(task_id, settings, named):
     with pytest.raises(errors.UserError) as caught:
         _ = envpool.EnvPool(task_id, **settings).spec
-    assert words in str(caught.value)
+    assert named in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -490,46 +393,7 @@ def test_a_missing_system_library_is_named():
         pytest.skip("Qt 5 is installed")
 
 
-def test_a_missing_driver_of_images_is_named(monkeypatch):
-    monkeypatch.setattr(families.glob, "glob", lambda _: [])
-    with pytest.raises(errors.UserError, match="apt-get install libegl-mesa0"):
-        _ = envpool.EnvPool("CheetahRun-v1", {"from_pixels": True}).spec
-
-
-def test_any_missing_library_is_named():
-    error = ImportError("libfoo.so.6: cannot open shared object file: No such file or directory")
-    message = str(families.cannot_start("CartPole-v1", error))
-    assert "the system library libfoo.so.6" in message
-
-
 # Settings
-
-
-@pytest.mark.parametrize(
-    "files, num_actions, limit",
-    [
-        (("pong",), 18, 27000),
-        (("breakout",), 18, 27000),
-        (("pong", "atari_classic"), 6, 27000),
-        (("envpool_cartpole",), 2, 500),
-        (("envpool_snake",), 4, 4000),
-        (("halfcheetah",), None, 1000),
-    ],
-)
-def test_gin_files(files, num_actions, limit):
-    parts = [
-        "runners.gin",
-        "agents/ppo.gin",
-        *(f"environments/{name}.gin" for name in files),
-        "runners/anakin.gin",
-    ]
-    bindings = ["TOTAL_STEPS = 64", "NUM_ENVS = 2", "ROLLOUT_LENGTH = 4"]
-    loaded = experiment.load([str(ROOT / "gin" / part) for part in parts], bindings)
-    factory = loaded.environment()
-    assert getattr(factory.spec.action, "num_values", None) == num_actions
-    assert factory.spec.max_episode_steps == limit
-    with pytest.raises(errors.UserError, match="runs on the host"):
-        loaded.build()
 
 
 def test_atari_presets_start_as_their_sources_say():
