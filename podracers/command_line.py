@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from podracers import errors
-from podracers.hosts import processes
+from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
 from podracers.training import config_names
 
@@ -161,14 +161,14 @@ def run(main: Callable[[], int | None]) -> None:
         code, cause = main() or 0, None
     except (Exception, KeyboardInterrupt) as error:
         if not isinstance(error, errors.UserError | errors.RunFailure | KeyboardInterrupt):
-            processes.hear_causes()
+            peers.await_cause()
         code, cause, said = ending(error)
     if not cause and pipeline.close_failures():  # which have been said
         code = errors.RunFailure.exit_code
     several = processes.is_several()
     if cause:
         # First, for whoever says what another process told it ends at once.
-        processes.fail(cause, code)
+        peers.fail(cause, code)
         print(said, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from podracers import errors, evaluation, metrics, population, types
-from podracers.hosts import processes
+from podracers.hosts import peers, processes
 from podracers.training import (
     checkpoint,
     clock,
@@ -296,7 +296,7 @@ class Run:
 
     def _stopped(self) -> bool:
         """Returns whether this process is to stop; evaluations ask at every step."""
-        processes.touch()
+        peers.touch()
         return bool(self._stop)
 
     def _save(self, score: float | None) -> None:

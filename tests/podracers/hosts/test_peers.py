@@ -1,4 +1,7 @@
-"""Connections between processes of plain Python: who is lost, who is not, who is turned away."""
+"""Connections between processes of plain Python: which faults end all of them, with what cause.
+
+All groups of processes run at the same time: most of what they do is wait.
+"""
 
 import contextlib
 import signal
@@ -11,31 +14,189 @@ import pytest
 from podracers.hosts import peers
 from tests import groups
 
-_PROGRAM = """
-import sys
+TIMEOUT = 6  # seconds
+PROGRAM = f"""
+import os, signal, sys, threading, time
+from podracers import errors
 from podracers.hosts import peers
-process, port, timeout = int(sys.argv[1]), int(sys.argv[2]), 3.0
-if process == 0:
-    peers.lead("127.0.0.1", port, 2, timeout)
-    peers.begin("begin")
-else:
-    assert peers.follow(process, "127.0.0.1", port, 2, timeout) == "begin"
-print("ready", flush=True)
-sys.stdin.readline()
+
+process, port, count = map(int, sys.argv[1:])
+peers._PATIENCE = 1
+
+def begin(timeout={TIMEOUT}, count=count):
+    peers.connect(process, count, "127.0.0.1", port, "127.0.0.1", timeout)
+    print("ready", flush=True)
+
+def agree(times=100):  # each waits for a second
+    for _ in range(times):
+        peers.advance()
+        time.sleep(1.0)
+
+def main():
+    BODY
+
+try:
+    main()
+except (errors.UserError, errors.RunFailure) as error:
+    peers.fail(str(error), error.exit_code)
+    print(f"{{'error' if error.exit_code == 2 else 'failed'}}: {{error}}", file=sys.stderr)
+    sys.exit(error.exit_code)
 peers.leave()
 print("left", flush=True)
 """
+LOST = "failed: process 1 was lost: it closed its connection"
+# By name: number of processes, body, and by process its exit code and a part of stderr.
+CASES = {
+    "fails": (
+        3,
+        "begin(); raise_(process == 2, errors.RunFailure('the disk is full')); agree()",
+        {
+            0: (1, "failed: process 2: the disk is full"),
+            1: (1, "failed: process 2: the disk is full"),
+            2: (1, "failed: the disk is full"),
+        },
+    ),
+    "process 0 fails": (
+        3,
+        "begin(); raise_(process == 0, errors.UserError('no such option')); agree()",
+        dict.fromkeys(range(3), (2, "error: ")),
+    ),
+    "is killed": (
+        3,
+        "begin(); kill(process == 1); agree()",
+        {0: (1, LOST), 1: (-9, ""), 2: (1, LOST)},
+    ),
+    "process 0 is killed": (
+        2,
+        "begin(); kill(process == 0); agree()",
+        {0: (-9, ""), 1: (1, "failed: process 0 was lost: it closed its connection")},
+    ),
+    "is silent": (
+        2,
+        "begin(); stop(process == 1); agree()",
+        {0: (1, f"failed: process 1 was lost: nothing was heard of it for {TIMEOUT} s")},
+    ),
+    "loops": (
+        3,
+        "begin(); agree(1 if process == 1 else 2); time.sleep(60)",
+        dict.fromkeys(range(3), (1, "failed: process 1 makes no progress: the others have waited")),
+    ),
+    "is busy": (
+        2,
+        """
+    begin()
+    for _ in range(9 if process == 1 else 0):
+        peers.touch()
+        time.sleep(1.0)
+    peers.advance()
+    time.sleep(2.0 if process == 1 else 10.0)
+""",
+        {0: (0, ""), 1: (0, "")},
+    ),
+    "saves": (
+        2,
+        """
+    begin()
+    raise_(process == 1, errors.RunFailure("the disk is full"))
+    written = []
+    peers.finish_first(lambda: not written)
+    threading.Timer(2.0, lambda: (print("written", flush=True), written.append(1))).start()
+    agree()
+""",
+        {0: (1, "failed: process 1: the disk is full"), 1: (1, "failed: the disk is full")},
+    ),
+    "is missing": (
+        3,
+        "begin() if process != 1 else None",
+        {
+            0: (1, "nothing was heard of process 1: process 0 listens on 127.0.0.1:"),
+            2: (1, f"failed: process 0: within {TIMEOUT} s nothing was heard of process 1"),
+        },
+    ),
+    "process 0 is missing": (
+        2,
+        "begin() if process else None",
+        {1: (1, f"within {TIMEOUT} s nothing was heard of process 0 at 127.0.0.1:")},
+    ),
+    "is lost before all have come": (
+        3,
+        """
+    if process == 1:
+        peers._Peers.await_begin = lambda self: kill(True)
+    begin() if process != 2 else None
+""",
+        {0: (1, LOST)},
+    ),
+    "counts differently": (
+        2,
+        "begin(count=2 + process)",
+        {0: (1, "nothing was heard of process 1"), 1: (2, "--num_processes is 3 here, and 2 in")},
+    ),
+}
+HELPERS = """
+def raise_(condition, error):
+    if condition:
+        raise error
+
+def kill(condition):
+    if condition:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def stop(condition):
+    if condition:
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def _start(body, count, process, port):
+    code = (HELPERS + PROGRAM).replace("BODY", body)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, (process, port, count))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module", name="ended")
+def _ended():
+    """The exit code, stdout and stderr of each process of each case: `ended[name][process]`."""
+    started = {}
+    for name, (count, body, _) in CASES.items():
+        port = groups.free_port()
+        started[name] = [_start(body, count, number, port) for number in range(count)]
+    ended = {}
+    for name, group in started.items():
+        ended[name] = {}
+        for number in CASES[name][2]:
+            out, err = group[number].communicate(timeout=60)
+            ended[name][number] = group[number].returncode, out, err
+        for process in group:
+            process.kill()
+            process.communicate()
+    return ended
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_ends_all_processes_with_the_first_cause(ended, name):
+    for number, (code, phrase) in CASES[name][2].items():
+        actual, out, err = ended[name][number]
+        assert actual == code, (number, err)
+        assert phrase in err
+        assert err.count("\n") == (0 if code in (0, -9) else 1), err
+        assert ("left" in out) == (code == 0)
+    if name == "saves":
+        assert "written" in ended[name][0][1]
 
 
 @pytest.fixture(name="start")
-def _start():
-    """Starts a process by its number; all are ended with the test."""
+def _start_two():
+    """Starts a process of two by its number; all are ended with the test."""
     port, started = groups.free_port(), []
 
     def start(process):
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        command = [sys.executable, "-c", _PROGRAM, str(process), str(port)]
-        started.append(subprocess.Popen(command, text=True, **pipes))
+        started.append(_start("begin(3.0); sys.stdin.readline()", 2, process, port))
         return started[-1]
 
     start.port = port
@@ -45,43 +206,35 @@ def _start():
         each.communicate()
 
 
-def _assert_ready(*processes):
-    for each in processes:
-        assert each.stdout.readline() == "ready\n", each.communicate()[1]
-
-
 def _assert_leave(*processes):
     for each in processes:
         out, err = each.communicate("leave\n", timeout=30)
         assert (each.returncode, out, err) == (0, "left\n", "")
 
 
-@pytest.mark.slow
+def _assert_ready(*processes):
+    for each in processes:
+        assert each.stdout.readline() == "ready\n", each.communicate()[1]
+
+
 def test_a_group_that_was_suspended_as_a_whole_goes_on(start):
     group = start(0), start(1)
     _assert_ready(*group)
-    for number, seconds in ((signal.SIGSTOP, 5.0), (signal.SIGCONT, 2.0)):
+    for number, seconds in ((signal.SIGSTOP, 4.0), (signal.SIGCONT, 1.0)):
         for each in group:
             each.send_signal(number)
         time.sleep(seconds)
     _assert_leave(*group)
 
 
-def test_one_that_is_suspended_alone_is_lost(start):
-    first, second = start(0), start(1)
-    _assert_ready(first, second)
-    second.send_signal(signal.SIGSTOP)
-    assert first.wait(timeout=30) == 1
-    line = "failed: process 1 was lost: nothing was heard of it for 3 s\n"
-    assert first.stderr.read() == line
+NONSENSE = (b"[" * 100_000, b"null", b"[]", b'["hello"]', b'["hello", [], {}]', b"GET / HTTP")
 
 
-_NONSENSE = (b"[" * 100_000, b"null", b"[]", b'["hello"]', b'["hello", [], {}]', b"GET / HTTP")
-
-
-def test_whoever_speaks_nonsense_is_turned_away(start):
+def test_strangers_are_refused(start):
+    """A port scanner sends nothing, or nonsense; another process may belong to another run."""
     first = start(0)
-    for message in _NONSENSE:
+    silent = peers._call("127.0.0.1", start.port, 10.0)
+    for message in NONSENSE:
         with peers._call("127.0.0.1", start.port, 10.0) as stranger:
             stranger.send_bytes(message)
             with contextlib.suppress(EOFError, ConnectionError):  # it was closed
@@ -89,6 +242,7 @@ def test_whoever_speaks_nonsense_is_turned_away(start):
     second = start(1)
     _assert_ready(first, second)
     _assert_leave(first, second)
+    silent.close()
 
 
 def test_process_0_is_known_before_the_thread_that_reads_runs(monkeypatch):
