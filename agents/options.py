@@ -104,6 +104,7 @@ def _number_field(
 
 def check(agent: Any) -> None:
     """Raises a `UserError` for the first option of a dataclass that is out of its bounds."""
+    errors.require_types(agent)
     for field in dataclasses.fields(agent):
         if _CHECK in field.metadata:
             field.metadata[_CHECK](agent, field.name)

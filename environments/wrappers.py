@@ -46,6 +46,7 @@ class Wrapper:
     environment: environment.Environment | Callable[[], environment.Environment]
 
     def __post_init__(self):
+        errors.require_types(self)
         object.__setattr__(self, "environment", build(self.environment))
 
     @property

@@ -16,9 +16,9 @@ import jax
 from podracers import errors
 from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
-from podracers.training import config_names
+from podracers.training import config
 
-_OWN = tuple(f"{config_names.ROOT / name}{os.sep}" for name in (*config_names.PACKAGES, "scripts"))
+_OWN = tuple(f"{config.ROOT / name}{os.sep}" for name in (*config.PACKAGES, "scripts"))
 _RUNNERS = "gin/runners"
 
 
@@ -77,9 +77,9 @@ def runner_file(name: str) -> str:
       errors.UserError: there is none.
     """
     if name.endswith(".gin"):
-        config_names.require_file(name)
+        config.require_file(name)
         return name
-    known = [file.stem for file in (config_names.SHIPPED / _RUNNERS).glob("*.gin")]
+    known = [file.stem for file in (config.SHIPPED / _RUNNERS).glob("*.gin")]
     if name not in known:
         raise errors.UserError(f"there is no runner '{name}'{errors.nearest(name, known)}")
     return f"{_RUNNERS}/{name}.gin"

@@ -1,20 +1,26 @@
-"""The two ways in which a run ends early, the exit code of each, and what messages share."""
+"""Exceptions of a run that ends early, their exit codes, and checks and phrases of messages."""
 
+import collections.abc
+import dataclasses
 import difflib
-from collections.abc import Iterable
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 INT32_MAX = 2**31 - 1  # the largest number that shapes, indices and counters on a device can hold
 
 
 class UserError(ValueError):
-    """A user's mistake: one line that says what was expected and what came. Exit code 2."""
+    """A user's mistake: one line with the expected and the given value. Exit code 2."""
 
     exit_code = 2
 
 
 class RunFailure(RuntimeError):
-    """A run that cannot go on through no mistake in its configuration. Exit code 1."""
+    """A failure of a run whose configuration is valid. Exit code 1."""
 
     exit_code = 1
 
@@ -23,7 +29,7 @@ def require_count(part: Any, name: str, least: int = 1) -> None:
     """Raises a `UserError` unless the attribute `name` is an int from `least` to `INT32_MAX`.
 
     Args:
-      part: an agent, a runner or another part, whose attribute it is.
+      part: an agent, a runner or another part.
       name: the attribute's name.
       least: the lowest value that is allowed.
     """
@@ -36,25 +42,80 @@ def require_count(part: Any, name: str, least: int = 1) -> None:
     raise UserError(f"{type(part).__name__}.{name}: expected {expected}, got {value!r}")
 
 
+def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None:
+    """Raises a `UserError` for an option whose value is not of the annotated type.
+
+    Numbers, strings, None, tuples, lists, dicts and classes are checked; other objects fit any
+    annotation. Dataclasses among the values are checked in turn.
+
+    Args:
+      part: a dataclass; or a function, whose `arguments` are checked.
+      arguments: arguments of the function, by name: `locals()` where it begins.
+    """
+    part_type = type(part) if arguments is None else part
+    is_class = isinstance(part_type, type)
+    try:
+        hints = typing.get_type_hints(part_type.__init__ if is_class else part_type)
+    except (NameError, TypeError):  # in a user's code
+        return
+    for name, parameter in inspect.signature(part_type).parameters.items():
+        value = arguments[name] if arguments else getattr(part, name, parameter.default)
+        hint = hints.get(name, Any)
+        hint = hint.type if isinstance(hint, dataclasses.InitVar) else hint
+        if value is not parameter.default and not _fits(value, hint):
+            kind = hint.__name__ if isinstance(hint, type) else re.sub(r"\b(\w+\.)+", "", str(hint))
+            got = repr(value) if len(repr(value)) < 80 else type(value).__name__
+            if isinstance(value, int) and abs(value) > INT32_MAX:
+                got += ", beyond int32 (a float is written with a point)"
+            elif isinstance(value, type):
+                got = f"the class {value.__name__} (`@{value.__name__}()` is an instance)"
+            raise UserError(f"{part_type.__name__}.{name}: expected {kind}, got {got}")
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if dataclasses.is_dataclass(each) and not isinstance(each, type):
+                require_types(each)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Returns whether a literal or a class may stand where `hint` does."""
+    kind, items = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in items)
+    if kind is collections.abc.Callable:
+        return callable(value)
+    if isinstance(value, bool | int) and kind in (int, float):
+        # JAX makes an int32 of an int, also where a float is expected.
+        return not isinstance(value, bool) and abs(value) <= INT32_MAX
+    if isinstance(value, tuple | list) and kind in (tuple, list, collections.abc.Sequence):
+        if kind is not tuple or items[1:] == (...,):
+            items = items[:1] * len(value)
+        return not typing.get_args(hint) or (
+            len(items) == len(value) and all(map(_fits, value, items))
+        )
+    is_class = isinstance(kind, type) and kind is not Any and not typing.is_typeddict(kind)
+    if not is_class or not isinstance(value, int | float | str | tuple | list | dict | type | None):
+        return True
+    return not getattr(kind, "_is_protocol", False) and isinstance(value, kind)
+
+
 def first_line(error: BaseException) -> str:
-    """Returns the first line of a message, or the name of an exception without one."""
+    """Returns the first line of an exception's message, or its name if it has no message."""
     lines = (line.strip() for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an exception in one line, as Python prints it."""
+    """Returns an exception's name and the first line of its message, as Python prints them."""
     name, first = type(error).__name__, first_line(error)
     return name if first == name else f"{name}: {first}"
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
-    """Returns a phrase that names the known names nearest to `name`, for the end of a message.
+    """Returns a phrase with the valid names nearest to `name`, for the end of a message.
 
     Args:
       name: the name that the user wrote.
       known: every valid name.
-      most: the most names in the phrase.
+      most: largest number of names in the phrase.
 
     Returns:
       `"; did you mean 'a' or 'b'?"`, or `"; known: a, b, c"` where none is near and few are known,

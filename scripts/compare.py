@@ -18,7 +18,6 @@ of them should read follows its label and a colon, and is read last:
 import argparse
 import pathlib
 import re
-from collections.abc import Callable
 
 import rich.console
 from results import comparison, training_process
@@ -32,11 +31,8 @@ def main() -> int:
     output = pathlib.Path(
         arguments.output_dir or f"comparisons/{pathlib.Path(arguments.gin_file[0]).stem}"
     )
-    taken: dict[str, None] = {}
-    runs = _plan(arguments, output, taken.setdefault)
+    runs = _plan(arguments, output)
     console = rich.console.Console(highlight=False, soft_wrap=True)
-    for line in taken:
-        console.print(line, markup=False)
     if not training_process.train_all(runs, lambda line: console.print(line, markup=False)):
         console.print("stopped: the same command goes on where this one was")
         return 0
@@ -71,15 +67,12 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _plan(
-    arguments: argparse.Namespace, output: pathlib.Path, say: Callable[[str], None]
-) -> list[training_process.Run]:
+def _plan(arguments: argparse.Namespace, output: pathlib.Path) -> list[training_process.Run]:
     """Reads the configuration of all runs: what is wrong with the last is said before the first.
 
     Args:
       arguments: those of the command line.
       output: the folder of the comparison.
-      say: takes a line for each value that one file takes from another one before it.
 
     Raises:
       errors.UserError: one does not parse, or settles itself what the script is to settle.
@@ -95,7 +88,6 @@ def _plan(
                 [*arguments.gin_file, *files[label]],
                 [*settled, *arguments.gin_bindings, *bindings[label]],
                 output / "runs" / f"{label}-{seed}",
-                say,
             )
             if steps not in (None, run.total_steps):
                 raise errors.UserError(

@@ -19,7 +19,6 @@ parameters without num_envs to leave learning as it is.
 
 import argparse
 import dataclasses
-import functools
 import math
 import os
 import pathlib
@@ -41,8 +40,7 @@ def main() -> int:
     """Parses the command line, searches, and writes what was found."""
     arguments = _parse()
     console = rich.console.Console(highlight=False, soft_wrap=True)
-    say = functools.partial(console.print, markup=False)
-    runner = experiment.load(arguments.gin_file, arguments.gin_bindings, say).runner
+    runner = experiment.load(arguments.gin_file, arguments.gin_bindings).runner
     fields = [field.name for field in dataclasses.fields(runner)]
     wanted = arguments.parameters or [
         n for n in candidates.available(fields) if n != "rollout_length"

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from agents.networks import cores, encoders, layers
 from agents.networks import network as networks
-from podracers import environment
+from podracers import environment, errors
 
 _EPSILON = 1e-5  # a latent whose entries are all equal must not be divided by zero
 
@@ -207,6 +207,7 @@ def model(
       latent_size: size of the latent.
       hidden_sizes: sizes of the hidden layers of dynamics and of prediction.
     """
+    errors.require_types(model, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
     representation = networks.Composed(spec, Representation(torso, latent_size), frame_stack)
     return Model(
@@ -239,6 +240,7 @@ def image_model(
       frame_stack: number of frames that it sees; 1 for no stack.
       hidden_sizes: sizes of the hidden layers of rewards and of prediction.
     """
+    errors.require_types(image_model, locals())
     encoder = encoders.ResidualImage(encoders.ResidualTrunk(channels, num_blocks, strides))
     image = jax.tree.map(lambda x: x[None], spec.zero_observation())
     height, width = encoders.image_or_error(image, "image_model")[0].shape[1:3]
@@ -295,6 +297,7 @@ def policy_value(
       core: module of `agents.networks.cores`; by default none. AlphaZero refuses one with memory.
       hidden_sizes: sizes of the hidden layers after the encoder.
     """
+    errors.require_types(policy_value, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
     predictor = Predictor(num_actions, num_atoms, tuple(hidden_sizes))
     return networks.Composed(spec, PolicyValue(torso, predictor))

@@ -241,6 +241,7 @@ def actor_critic(
       frame_stack: number of frames that the encoder sees; 1 for no stack.
       separate_critic: whether the critic has an encoder (and a core) of its own.
     """
+    errors.require_types(actor_critic, locals())
     torso = Torso(encoder or encoders.MLP(), core or cores.FeedForward())
     torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
     return Composed(spec, ActorCriticModule(head, torsos), frame_stack)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from agents.networks import cores, encoders, layers
 from agents.networks import network as networks
-from podracers import environment
+from podracers import environment, errors
 
 
 def _split(key: jax.Array) -> jax.Array:
@@ -114,6 +114,7 @@ def q_network(
       num_atoms: see `QModule`; then the output is `[..., A, Z]`.
       noisy: see `QModule`.
     """
+    errors.require_types(q_network, locals())
     torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
     module = QModule(num_actions, torso, dueling, tuple(head_hidden_sizes), num_atoms, noisy)
     return networks.Composed(spec, module, frame_stack)

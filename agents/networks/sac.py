@@ -210,6 +210,7 @@ def sac_network(
         https://arxiv.org/abs/2004.13649; None for none.
       frame_stack: number of frames that are seen; 1 for no stack.
     """
+    errors.require_types(sac_network, locals())
     body = encoders.MLP(hidden_sizes, activation, layer_norm)
     trunk = encoders.MLP((trunk_size,), "tanh", layer_norm=True) if trunk_size else None
     return SACNetwork(

@@ -1,13 +1,20 @@
-"""Reads .gin files and bindings, and says in one line what is wrong with them.
+"""gin files and bindings: parsing, precedence, unused names, and one-line messages for mistakes.
 
-gin is applied at one root, `podracers.training.experiment.Experiment`; library code never asks it
-for anything. Files name what they use by Python's own names (`from agents import ppo`, then
-`ppo.PPO.gamma`), so anything that can be imported can be configured. Bindings of the command line
-may leave the module out (`PPO.gamma = 0.9`).
+gin is applied at one root, `podracers.training.experiment.Experiment`; library code never calls it.
+Files use Python's own names (`from agents import ppo`, then `ppo.PPO.gamma`), so anything that can
+be imported can be configured. Bindings of the command line may leave the module out
+(`PPO.gamma = 0.9`).
+
+Precedence: later files win over earlier ones, and bindings win over files. Bindings that only a
+replaced choice would use are dropped. Any other binding that nothing uses is an error. Types are
+not checked here, but by the classes that take the options.
 """
 
+import ast
 import contextlib
-import importlib.util  # gin's own include statement needs it, and forgets to import it
+import functools
+import importlib.util  # gin's include statement needs it without importing it
+import inspect
 import io
 import logging
 import os
@@ -18,14 +25,20 @@ from typing import Any, NamedTuple
 
 import gin
 from podracers import errors
-from podracers.training import config_check, config_names, config_values
 
-Bindings = config_check.Bindings
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout and where the project is installed
+# Folders that are searched for gin files, in this order.
+FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
+PACKAGES = ("agents", "environments", "podracers")
+_MACRO, _CONSTANT = "gin.macro", "gin.constant"
+
+Key = tuple[str, str]  # gin's: scope and selector
+# `{(scope, selector): {parameter: value}}`; a macro is `{(name, "gin.macro"): {"value": value}}`.
+Bindings = dict[Key, dict[str, Any]]
 
 
-def parse(
-    gin_files: Sequence[str], gin_bindings: Sequence[str], root: Callable[..., Any]
-) -> list[str]:
+def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> None:
     """Replaces gin's configuration by these files, in order, and then these bindings.
 
     Args:
@@ -34,29 +47,36 @@ def parse(
       gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
       root: the class whose parameters choose the parts of the experiment.
 
-    Returns:
-      A line for each value that one of the files takes from another one before it.
-
     Raises:
-      errors.UserError: a file that is missing or does not parse, an unknown name, a binding that
-        nothing uses, a macro or a parameter without a value, a value of the wrong type.
+      errors.UserError: a missing or malformed file, an unknown name, an unused binding, a macro
+        without a value or that needs itself, or a parameter of the root without a value.
     """
     gin.clear_config()
-    parsed, layers = [], []
+    layers: list[Bindings] = []
     with _without_logging():
         for path in gin_files:
-            parsed.append(_parse_file(path))
-            layers.append(_take())
+            require_file(path)
+            _parse_file(path, layers)
         for binding in gin_bindings:
             _parse_binding(binding)
     given = _take()
     _put(*layers, given)
-    config_check.check(root, gin.config._CONFIG, given, parsed)
-    return _overrides(gin_files, layers, given)
+    name = f"{root.__module__}.{root.__qualname__}"
+    values = gin.config._CONFIG.get(("", name), {})
+    missing = [
+        f"{root.__name__}.{parameter.name}"
+        for parameter in inspect.signature(root).parameters.values()
+        if parameter.default is parameter.empty and parameter.name not in values
+    ]
+    if missing:
+        raise errors.UserError(
+            f"no value for {', '.join(missing)}: bind it in a .gin file or a binding"
+        )
+    _drop_replaced(("", name), layers, given)
 
 
 class State(NamedTuple):
-    """What gin holds: it has no public way to set that aside."""
+    """A copy of gin's global state, for which gin has no public function."""
 
     bindings: Bindings
     used: Bindings  # the operative configuration
@@ -64,20 +84,20 @@ class State(NamedTuple):
 
 
 def snapshot() -> State:
-    """Returns gin's state as it is now."""
-    held = gin.config
-    return State(_copy(held._CONFIG), _copy(held._OPERATIVE_CONFIG), set(held._IMPORTS))
+    """Returns a copy of gin's state."""
+    state = gin.config
+    return State(_copy(state._CONFIG), _copy(state._OPERATIVE_CONFIG), set(state._IMPORTS))
 
 
 @contextlib.contextmanager
 def using(state: State) -> Iterator[None]:
-    """Puts gin in an earlier state, for as long as the context lasts.
+    """Puts gin into an earlier state within the context.
 
-    gin's configuration is one for the whole process, and what it makes reads it when called: an
-    experiment that was loaded first would otherwise be built from what was loaded last.
+    gin's configuration is global, and gin's classes read it when they are called: without this, an
+    experiment that was loaded first would be built from the configuration that was loaded last.
 
     Args:
-      state: a snapshot; what is used meanwhile is added to it.
+      state: a snapshot; parameters that are used within the context are added to it.
     """
     others = snapshot()
     _restore(state)
@@ -90,7 +110,7 @@ def using(state: State) -> Iterator[None]:
 
 
 def text() -> str:
-    """Returns the configuration as a .gin file that `parse` reads back."""
+    """Returns the configuration as a .gin file that `parse` accepts."""
     return gin.config_str()
 
 
@@ -100,8 +120,8 @@ def operative_text() -> str:
 
 
 def name_of(part: Callable[..., Any]) -> str:
-    """Returns the name by which .gin files know a class or a function that they have named."""
-    path = (part.__module__, part.__qualname__)  # of gin's subclass, too
+    """Returns gin's full selector of a class or a function that a .gin file has named."""
+    path = (part.__module__, part.__qualname__)  # equal for gin's subclass
     return next(
         selector
         for selector, known in gin.config._REGISTRY.items()
@@ -109,16 +129,33 @@ def name_of(part: Callable[..., Any]) -> str:
     )
 
 
-def call(root: Callable[..., Any]) -> Any:
-    """Returns `root()`, with its parameters from the configuration.
+@contextlib.contextmanager
+def user_errors(name: str) -> Iterator[None]:
+    """Turns errors of a constructor that gin calls into `errors.UserError`, in one line.
 
-    Raises:
-      errors.UserError: the root, or something that is made for it, refuses its parameters.
+    Args:
+      name: name of the part that is built, for messages that do not name an option.
     """
     try:
-        return gin.get_configurable(root)()
+        yield
+    except errors.UserError as error:
+        raise errors.UserError(errors.first_line(error)) from error  # gin appends lines
     except (TypeError, ValueError, RuntimeError) as error:
-        raise errors.UserError(errors.first_line(error)) from error
+        message = f"{name}: {errors.first_line(error)}"
+        if isinstance(error, TypeError) and " missing " in message:
+            message += "; bind it, or write the reference without parentheses (`@module.Name`)"
+        raise errors.UserError(message) from error
+
+
+def require_file(path: str) -> None:
+    """Raises `errors.UserError`, with the nearest names, unless there is such a gin file."""
+    if any((pathlib.Path(folder) / path).is_file() for folder in FOLDERS):
+        return
+    known = {file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin")}
+    # `name` and `experiments/name` are compared with the names that they could stand for.
+    prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
+    hint = errors.nearest(path, {file.removeprefix(prefix) for file in known})
+    raise errors.UserError(f"there is no gin file '{path}'{hint}")
 
 
 def _copy(bindings: Bindings) -> Bindings:
@@ -126,66 +163,44 @@ def _copy(bindings: Bindings) -> Bindings:
 
 
 def _restore(state: State) -> None:
-    """Puts gin in a state; what stays the same is there for other threads all the time."""
-    for held, wanted in (
+    """Updates gin's state in place; entries that stay are never absent for other threads."""
+    for current, target in (
         (gin.config._CONFIG, state.bindings),
         (gin.config._OPERATIVE_CONFIG, state.used),
     ):
-        held.update(_copy(wanted))
-        for key in held.keys() - wanted.keys():
-            del held[key]
+        current.update(_copy(target))
+        for key in current.keys() - target.keys():
+            del current[key]
     gin.config._IMPORTS.update(state.imports)
     gin.config._IMPORTS.intersection_update(state.imports)
 
 
 def _take() -> Bindings:
-    """Returns gin's bindings, and removes them."""
+    """Removes gin's bindings and returns them."""
     taken = _copy(gin.config._CONFIG)
     gin.config._CONFIG.clear()
     return taken
 
 
 def _put(*layers: Bindings) -> None:
-    """Gives bindings to gin; later layers win."""
+    """Adds bindings to gin's; later layers win."""
     for layer in layers:
         for key, parameters in layer.items():
             gin.config._CONFIG.setdefault(key, {}).update(parameters)
 
 
-def _parse_file(path: str) -> config_check.ParsedFile:
-    """Parses a file, and returns what it and its includes say."""
-    config_names.require_file(path)
-    read = _Reader()
-    # Lists that gin keeps for the whole process, and never clears.
-    gin.config._LOCATION_PREFIXES[:] = config_names.FOLDERS
-    gin.config._FILE_READERS[:] = [(read, os.path.isfile)]
-    try:
-        gin.parse_config_file(path)
-    except Exception as error:
-        raise config_names.explain(error, path) from error
-    references, subjects = zip(*map(config_values.names, read.texts))
-    return set().union(*references), set().union(*subjects)
-
-
-class _Reader:
-    """Opens files for gin: text in UTF-8, and no file from within itself.
-
-    Attributes:
-      texts: contents of the files that were read, includes among them.
-    """
-
-    def __init__(self):
-        self.texts: list[str] = []
-        self._open: list[str] = []
+def _parse_file(path: str, layers: list[Bindings]) -> None:
+    """Parses a file, and appends its bindings and those of its includes to `layers`."""
+    open_files: list[str] = []
 
     @contextlib.contextmanager
-    def __call__(self, path: str) -> Iterator[io.StringIO]:
-        """Opens a file; gin leaves the context once the file and its includes are parsed."""
-        if any(os.path.samefile(path, other) for other in self._open):
-            circle = " -> ".join([*self._open, path])
+    def read(path: str) -> Iterator[io.StringIO]:
+        # gin leaves this context once the file and its includes are parsed.
+        if any(os.path.samefile(path, other) for other in open_files):
+            circle = " -> ".join([*open_files, path])
             raise errors.UserError(f"files include one another in a circle: {circle}")
         try:
-            content = pathlib.Path(path).read_text(encoding="utf-8-sig")
+            stream = io.StringIO(pathlib.Path(path).read_text(encoding="utf-8-sig"))
         except UnicodeDecodeError as error:
             byte = f"0x{error.object[error.start]:02x} at {error.start}"
             raise errors.UserError(
@@ -193,14 +208,20 @@ class _Reader:
             ) from error
         except OSError as error:
             raise errors.UserError(f"'{path}': {error.strerror}") from error
-        self.texts.append(content)
-        self._open.append(path)
-        try:
-            stream = io.StringIO(content)
-            stream.name = path
-            yield stream
-        finally:
-            self._open.pop()
+        stream.name = path
+        open_files.append(path)
+        layers.append(_take())
+        yield stream
+        layers.append(_take())
+        open_files.pop()
+
+    # Lists that gin keeps for the whole process.
+    gin.config._LOCATION_PREFIXES[:] = FOLDERS
+    gin.config._FILE_READERS[:] = [(read, os.path.isfile)]
+    try:
+        gin.parse_config_file(path)
+    except Exception as error:
+        raise explain(error, path) from error
 
 
 def _parse_binding(binding: str) -> None:
@@ -213,25 +234,25 @@ def _parse_binding(binding: str) -> None:
         except ValueError as error:
             if "No configurable matching" not in str(error):
                 raise
-            _register(binding)  # it names a part that no file has named yet
+            _register(binding)  # the binding names a part that no file has named
             gin.parse_config(binding)
     except Exception as error:
-        raise config_names.explain(error, source) from error
+        raise explain(error, source) from error
 
 
 def _register(binding: str) -> None:
-    """Makes gin know the parts that a binding names, with or without their modules."""
+    """Registers the parts that a binding names, with or without their modules."""
     lines = ["from __gin__ import dynamic_registration"]
     subject = binding.partition("=")[0].strip().rpartition(".")[0]
     for scoped_name in {subject, *re.findall(r"@([\w./]+)", binding)} - {""}:
         name = scoped_name.rpartition("/")[2]
         module, _, symbol = name.rpartition(".")
         own = [
-            (*path.rpartition("."), symbol)
-            for path, symbols in config_names.parts().items()
+            path.rpartition(".")
+            for path, symbols in _parts().items()
             if symbol in symbols and (not module or f".{path}".endswith(f".{module}"))
         ]
-        for package, _, own_module, _ in own:
+        for package, _, own_module in own:
             lines.append(f"from {package} import {own_module}")
             lines.append(f"registered = @{own_module}.{symbol}")
         with contextlib.suppress(ImportError, ValueError):
@@ -239,13 +260,13 @@ def _register(binding: str) -> None:
                 lines += [f"import {module}", f"registered = @{name}"]
     kept = _take()
     gin.parse_config("\n".join(lines))
-    _take()  # what was only there to have names registered
+    _take()  # the macro `registered`
     _put(kept)
 
 
 @contextlib.contextmanager
 def _without_logging() -> Iterator[None]:
-    """Keeps gin quiet, which logs every folder in which it does not find a file, as an error."""
+    """Disables gin's log of every folder in which it does not find a file."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -254,21 +275,183 @@ def _without_logging() -> Iterator[None]:
         logging.disable(before)
 
 
-def _overrides(sources: Sequence[str], layers: Sequence[Bindings], given: Bindings) -> list[str]:
-    """Returns a line for each value in use that one file takes from another one before it."""
-    lines = []
-    for key, name in [(key, name) for key, values in gin.config._CONFIG.items() for name in values]:
-        found = [
-            (s, layer[key][name]) for s, layer in zip(sources, layers) if name in layer.get(key, {})
-        ]
-        if len(found) < 2 or name in given.get(key, {}):
+def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> None:
+    """Drops bindings of replaced choices; refuses other unused ones, and macros without a value.
+
+    A binding of a file is dropped if the experiment would use it with a value that another binding
+    has replaced, or if it is an option of another runner. Bindings of the command line have to be
+    used.
+    """
+    bound = gin.config._CONFIG
+    used, references = _used(root, bound)
+    every: dict[Key, dict[str, list[Any]]] = {}  # all values that a parameter was given
+    for layer in (*layers, given):
+        for key, values in layer.items():
+            for name, value in values.items():
+                every.setdefault(key, {}).setdefault(name, []).append(value)
+    known, _ = _used(root, every, refuse_circles=False)
+    for key in bound.keys() - used:
+        is_runner = hasattr(gin.config._REGISTRY[key[1]].wrapped, "steps_per_update")
+        if key in given or not (key in known or is_runner):
+            name = next(reversed(given.get(key, bound[key])))  # of the latest binding
+            raise errors.UserError(_unused(key, name, references))
+        del bound[key]
+    macros = {scope for scope, selector in bound if selector == _MACRO}
+    for name, selector in references:
+        if selector == _MACRO and name not in macros:
+            raise errors.UserError(f"the macro %{name} has no value{errors.nearest(name, macros)}")
+
+
+def _used(root: Key, bound: Bindings, refuse_circles: bool = True) -> tuple[set[Key], list[Key]]:
+    """Returns the bindings that building the root reads, and the references that lead to them."""
+    used, references = {root}, {}
+
+    def follow(values: Any, calls: tuple[str, ...]) -> None:
+        for reference in gin.config.iterate_references(values):
+            scope, selector = reference.config_key
+            shown = f"%{scope}" if selector == _MACRO else f"@{scope}/{_short(selector)}()"
+            shown = shown.replace("@/", "@")
+            if refuse_circles and reference.evaluate and shown in calls:
+                circle = [*calls[calls.index(shown) :], shown]
+                raise errors.UserError(f"{shown} needs itself: {' -> '.join(circle)}")
+            node = (scope, selector), reference.evaluate
+            if node in references:
+                continue
+            references[node] = None
+            in_effect = {}
+            for key in sorted(bound, key=lambda key: len(key[0])):  # the innermost scope wins
+                is_within = selector != _MACRO and f"{scope}/".startswith(f"{key[0]}/".lstrip("/"))
+                if selector == key[1] and (scope == key[0] or is_within):
+                    used.add(key)
+                    in_effect |= bound[key]
+            follow(list(in_effect.values()), (*calls, shown) if reference.evaluate else ())
+
+    follow(list(bound[root].values()), ())
+    return used, [key for key, _ in references]
+
+
+def _unused(key: Key, parameter: str, references: Sequence[Key]) -> str:
+    """Returns the message for a binding that nothing uses."""
+    scope, selector = key
+    parts = {s for _, s in references if s not in (_MACRO, _CONSTANT)}
+    if selector == _MACRO:
+        known = {name for name, s in references if s == _MACRO}
+        known |= {f"{_short(part)}.{name}" for part in parts for name in _parameters(part)}
+        return f"nothing uses the macro '{scope}'{errors.nearest(scope, known)}"
+    part = "/".join(filter(None, (scope, _short(selector))))
+    there = ", ".join(sorted(map(_short, parts)))
+    return f"nothing uses '{part}.{parameter}': this experiment has no {part}; it has {there}"
+
+
+def _short(selector: str) -> str:
+    """Returns the name of a part without its modules."""
+    return selector.rpartition(".")[2]
+
+
+@functools.cache
+def _parts() -> dict[str, list[str]]:
+    """Returns the public classes and functions of every module of this project, by dotted name.
+
+    Sources are parsed, not imported. A package stands for the modules whose names it re-exports.
+    """
+    found, within_packages = {}, set()
+    for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        body = ast.parse(path.read_text()).body
+        if path.stem != "__init__":
+            definitions = [
+                node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)
+            ]
+            found[name] = [node.name for node in definitions if not node.name.startswith("_")]
             continue
-        (earlier, old), (later, new) = found[-2:]
-        # To choose one of several that were offered replaces nothing.
-        if new != old and not (isinstance(old, tuple) and new in old):
-            scope, selector = key
-            shown = scope
-            if selector != config_check.MACRO:
-                shown = "/".join(filter(None, (scope, f"{config_check.short(selector)}.{name}")))
-            lines.append(f"{later} sets {shown} = {new!r} over {shown} = {old!r} of {earlier}")
-    return lines
+        name = name.removesuffix(".__init__")
+        exports = [
+            node
+            for node in body
+            if isinstance(node, ast.ImportFrom) and node.module.startswith(f"{name}.")
+        ]
+        if exports:
+            found[name] = sorted(alias.name for node in exports for alias in node.names)
+            within_packages |= {node.module for node in exports}
+    return {name: names for name, names in found.items() if name not in within_packages}
+
+
+def _parameters(selector: str) -> list[str]:
+    """Returns the names of the public parameters of a part."""
+    part = gin.config._REGISTRY.get_match(selector).wrapped
+    return [name for name in inspect.signature(part).parameters if not name.startswith("_")]
+
+
+def explain(error: Exception, source: str) -> errors.UserError:
+    """Returns a `UserError` with the place, the cause and the nearest name of a parser's error.
+
+    Args:
+      error: an exception of gin's parser, which appends places to the text, innermost file first.
+      source: the file that was parsed, or a phrase for a binding.
+    """
+    message = str(error)
+    place = re.search(r'In file "([^"]+)", line (\d+)', message)
+    where = f"{place[1]}:{place[2]}" if place else source
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}:{error.lineno}"
+    what = re.sub(r"\s*\([^()]*line \d+\)$", "", errors.first_line(error))
+    if isinstance(error, RecursionError):
+        what = "it is nested too deeply"
+    else:
+        for pattern, phrase in _PHRASES:
+            if found := re.search(pattern, message):
+                what = phrase(*found.groups())
+                break
+    what = what.removeprefix(f"'{source}': ")
+    return errors.UserError(f"{where}: {what}")
+
+
+def _unknown(name: str) -> str:
+    """Compares with `module.Name` where a module was written, else with `Name` alone."""
+    modules = [(_short(path), names) for path, names in _parts().items()]
+    known = {f"{module}.{part}" if "." in name else part for module, ps in modules for part in ps}
+    return f"there is no '{name}'{errors.nearest(name, known)}"
+
+
+def _unknown_module(name: str) -> str:
+    own = name.partition(".")[0] in PACKAGES
+    hint = errors.nearest(name, _parts()) if own else " (is it on PYTHONPATH?)"
+    return f"there is no module '{name}'{hint}"
+
+
+def _unknown_parameter(selector: str, name: str) -> str:
+    near = errors.nearest(name, _parameters(selector))
+    return f"'{_short(selector)}' has no parameter '{name}'{near}"
+
+
+def _unknown_file(path: str) -> str:
+    try:
+        require_file(path)
+    except errors.UserError as error:
+        return str(error)
+    return f"'{path}' cannot be read"
+
+
+def _bad_value(token: str = "") -> str:
+    return (
+        f"the value{token and f' {token!r}'} is neither a Python literal, nor @Reference, nor "
+        "%MACRO (a string needs quotes)"
+    )
+
+
+# Patterns of gin's messages; the first that matches decides.
+_PHRASES = (
+    (r"resolve selector ([\w.]+);", _unknown),
+    (r"No configurable matching(?: reference)? '@?(?:\w+/)*([\w.]+?)(?:\(\))?'", _unknown),
+    (
+        r"'(\w+)' was not provided by an import statement",
+        "'{}' is used but not imported in this file".format,
+    ),
+    (r"'([\w./]+)' doesn't have a parameter named '(\w+)'", _unknown_parameter),
+    (r"Failed to parse token '(.*)'", _bad_value),
+    (r"malformed node", _bad_value),
+    (r"No module named '([\w.]+)'", _unknown_module),
+    (r"cannot import name '(\w+)' from '([\w.]+)'", lambda n, m: _unknown_module(f"{m}.{n}")),
+    (r"Unable to open file: (.*)\. Searched", _unknown_file),
+    (r"\('(?:unexpected )?(EOF in [^']*)'", "{}: a bracket or a quote is not closed".format),
+)

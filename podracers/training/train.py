@@ -68,7 +68,7 @@ def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
     directory = run_directory.RunDirectory(arguments.run_dir) if arguments.run_dir else None
     resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
     console = rich.console.Console(highlight=False)
-    settings = _load(arguments, begun, console)
+    settings = _load(arguments, begun)
     text = config.text()
     processes.require_equal("the configuration", text)
     parts = settings.build()
@@ -105,24 +105,17 @@ def _create(directory: run_directory.RunDirectory, text: str) -> None:
     directory.write_config(text)
 
 
-def _load(
-    arguments: argparse.Namespace, begun: str | None, console: rich.console.Console
-) -> experiment.Experiment:
+def _load(arguments: argparse.Namespace, begun: str | None) -> experiment.Experiment:
     """Returns the experiment; `begun` is the text of the configuration that a run began with."""
-
-    def say(line: str) -> None:
-        if processes.is_lead():
-            console.print(line, markup=False, soft_wrap=True)
-
     files = command_line.gin_files(arguments)
     if begun is None:
-        return experiment.load(files, arguments.gin_bindings, say)
+        return experiment.load(files, arguments.gin_bindings)
     config_file = run_directory.RunDirectory(arguments.run_dir).config
     with tempfile.TemporaryDirectory() as folder:
         if not processes.is_lead():  # which may not see what process 0 does
             config_file = pathlib.Path(folder) / config_file.name
             config_file.write_text(begun)
-        return experiment.load([str(config_file), *files], arguments.gin_bindings, say)
+        return experiment.load([str(config_file), *files], arguments.gin_bindings)
 
 
 def _begun(

@@ -171,7 +171,6 @@ def plan(
     gin_files: Sequence[str],
     bindings: Sequence[str],
     path: pathlib.Path,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """Reads the configuration of a run, and so finds out what is wrong before anything is trained.
 
@@ -181,14 +180,13 @@ def plan(
       gin_files: paths of .gin files.
       bindings: those over the files.
       path: the run directory.
-      say: takes a line for each value that one file takes from another one before it.
 
     Raises:
       errors.UserError: the configuration does not parse, or insists on another seed.
     """
     bindings = [f"SEED = {seed}", *bindings]
     try:
-        settings = experiment.load(gin_files, bindings, say)
+        settings = experiment.load(gin_files, bindings)
     except errors.UserError as error:
         raise errors.UserError(f"{label}: {errors.first_line(error)}") from error
     if settings.seed != seed:

@@ -66,7 +66,7 @@ def test_environment_is_an_instance_a_class_or_a_callable():
     assert wrappers.RewardScale(partial).environment.rows == 6
     nested = wrappers.RewardScale(functools.partial(wrappers.TimeLimit, catch.Catch))
     assert isinstance(nested.environment.environment, catch.Catch)
-    with pytest.raises(ValueError, match=r"expected an environment.* got str"):
+    with pytest.raises(ValueError, match=r"RewardScale\.environment: expected"):
         wrappers.RewardScale("catch")
 
 

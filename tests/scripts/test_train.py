@@ -273,7 +273,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, config, run, binding
 
 
 @pytest.mark.slow
-def test_a_run_without_a_directory_says_what_it_is_and_what_its_files_overrule(tmp_path, config):
+def test_a_run_without_a_directory_is_named_by_what_it_is(tmp_path, config):
     later = tmp_path / "later.gin"
     later.write_text("SEED = 5\nTOTAL_STEPS = 128\nNUM_ENVS = 4\n")
     both = ("--gin_file", config, "--gin_file", later)
@@ -281,18 +281,15 @@ def test_a_run_without_a_directory_says_what_it_is_and_what_its_files_overrule(t
     assert result.returncode == 0, result.stderr
     (name,) = os.listdir(tmp_path / "runs")
     assert re.fullmatch(r"tiny-sebulba-seed5-\d{8}-\d{6}", name)
-    assert f"{later} sets SEED = 5 over SEED = 3 of {config}" in result.stdout.splitlines()
-    assert "RUNNER" not in result.stdout
-    # So does a run that goes on with other values.
+    # A resumed run takes other values.
     more = tmp_path / "more.gin"
     more.write_text("TOTAL_STEPS = 192\n")
     directory = pathlib.Path("runs", name)
     flags = ("--run_dir", directory, "--resume", "--runner", "sebulba", "--gin_file", more)
     resumed = processes.run("train", *flags, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    said = f"{more} sets TOTAL_STEPS = 192 over TOTAL_STEPS = 128 of {directory / 'config.gin'}"
-    assert said in resumed.stdout.splitlines()
-    assert resumed.stdout.count(" sets ") == 1
+    summary = json.loads((tmp_path / directory / "summary.json").read_text())
+    assert summary["environment_steps"] == 192
 
 
 def test_the_directory_of_a_population_says_all_of_its_seeds(config):

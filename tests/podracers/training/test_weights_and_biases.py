@@ -36,8 +36,11 @@ def test_refuses_values(options, message):
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        ("Experiment.tracker = 'wandb'", "Experiment.tracker: expected WeightsAndBiases"),
-        ("Experiment.tracker = @WeightsAndBiases", "with the parentheses"),
+        ("Experiment.tracker = 'wandb'", r"Experiment.tracker: expected @WeightsAndBiases\(\)"),
+        (
+            "Experiment.tracker = @WeightsAndBiases",
+            r"Experiment.tracker: expected @WeightsAndBiases\(\)",
+        ),
         ("WeightsAndBiases.project = 'p'", "nothing uses 'WeightsAndBiases.project'"),
     ],
 )
