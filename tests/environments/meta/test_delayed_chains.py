@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from environments.meta import delayed_chains, lifetimes
+from environments.meta import delayed_chains
 from podracers import errors, tasks
-from tests.environments.meta import q_learning
 
 
 def _episode(family, params, actions, key=0):
@@ -79,15 +78,6 @@ def test_lengths_and_right_actions_vary_with_the_task():
     for task, name in enumerate(family.variants):
         lengths = params.length[params.task == task]
         assert (lengths.min(), lengths.max()) == ((5, 50) if name[:4] == "long" else (5, 30))
-
-
-@pytest.mark.parametrize("variant", delayed_chains.VARIANTS)
-def test_q_learning_reaches_the_optimum(variant):
-    task = lifetimes.FixedTask(delayed_chains.DelayedChains((variant,)))
-    reached = q_learning.learn(task, 1_000 if variant == "distractor" else 3_000, gamma=1.0)
-    assert task.optimal_return == 1.0
-    # Noise of up to 49 rewards, over 1024 episodes.
-    assert abs(reached - 1.0) < (1.0 if variant.endswith("noisy") else 0.05)
 
 
 @pytest.mark.parametrize("settings", [{"variants": ("shor",)}, {"short": (1, 3)}, {"long": (9, 3)}])

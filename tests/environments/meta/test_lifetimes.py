@@ -8,12 +8,27 @@ import pytest
 from environments import catch
 from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import environment, errors, tasks, types
-from tests.environments.meta import q_learning
 
 MIXTURE = lifetimes.Mixture(
     (tabular_grids.TabularGrids(("small", "sparse")), delayed_chains.DelayedChains(("short",)))
 )
 NUM_STREAMS, NUM_ENVS, PERIOD = 40, 3, 10
+
+
+def _begin(candidate, key):
+    """Starts `NUM_STREAMS` lifetimes."""
+    return jax.vmap(candidate.reset)(jax.random.split(key, NUM_STREAMS))
+
+
+def _advance(candidate, state, timestep, action, key):
+    """Steps all streams; where a lifetime had ended, another one begins."""
+    stepped = jax.vmap(candidate.step)(state, action)
+    last = timestep.last()
+
+    def select(new, old):
+        return jnp.where(last.reshape(last.shape + (1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(select, _begin(candidate, key), stepped)
 
 
 @pytest.fixture(scope="module", name="stream")
@@ -26,12 +41,12 @@ def _stream():
         mask = timestep.observation[environment.ACTION_MASK]
         act_key, reset_key = jax.random.split(key)
         action = jax.random.categorical(act_key, jnp.where(mask, 0.0, -jnp.inf))
-        carry = q_learning.advance(candidate, state, timestep, action, reset_key)
+        carry = _advance(candidate, state, timestep, action, reset_key)
         return carry, carry[1]
 
     @jax.jit
     def run(key):
-        start = q_learning.begin(candidate, key, NUM_STREAMS)
+        start = _begin(candidate, key)
         (state, _), later = jax.lax.scan(step, start, jax.random.split(key, 80))
         return state, jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), start[1], later)
 

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from environments.meta import grid_optimum, lifetimes, tabular_grids
-from podracers import environment, errors, tasks, types
-from tests.environments.meta import q_learning
+from environments.meta import grid_optimum, tabular_grids
+from podracers import environment, errors, tasks
 
 MOVE = {name: index for index, name in enumerate(("n", "ne", "e", "se", "s", "sw", "w", "nw", "."))}
 
@@ -160,42 +159,6 @@ def test_the_optimum_is_that_of_brute_force(on_arrival):
     np.testing.assert_allclose(
         grid_optimum.finite_horizon_values(*arguments), _brute_force(*arguments), atol=1e-9
     )
-
-
-class _ExploringStarts(lifetimes.FixedTask):
-    """Short ends of episodes, which begin in all states: long levels show few of them otherwise."""
-
-    def reset(self, key):
-        state, _ = super().reset(key)
-        params = jax.tree.map(jnp.asarray, self.params)
-        there = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, state.present.shape)
-        time = jnp.maximum(0, params.max_steps - 40)
-        state = state._replace(present=state.present & there, time=time)
-        return state, types.restart(self.tasks._observe(params, state))
-
-
-# Steps of each stream, and the share of the optimum that the greedy policy reaches. It is
-# stationary, and the optimum knows how much time is left.
-@pytest.mark.parametrize(
-    ("level", "num_steps", "share"),
-    [
-        ("small", 4_000, 0.95),
-        pytest.param("dense", 40_000, 0.95, marks=pytest.mark.slow),
-        pytest.param("sparse", 20_000, 0.95, marks=pytest.mark.slow),
-        pytest.param("long", 40_000, 0.95, marks=pytest.mark.slow),
-        pytest.param("longer", 60_000, 0.95, marks=pytest.mark.slow),
-        pytest.param("long_dense", 40_000, 0.95, marks=pytest.mark.slow),
-    ],
-)
-def test_q_learning_reaches_the_optimum(level, num_steps, share):
-    family = tabular_grids.TabularGrids((level,), num_actions=(9,))
-    task = lifetimes.FixedTask(family)
-    starts = None if level == "small" else _ExploringStarts(family)
-    # A discount that tells near objects from far ones; their rewards decide nothing else.
-    # 8,064 states, of which noise in the values makes a greedy policy circle in some.
-    schedule = q_learning.to_a_fiftieth if level == "longer" else q_learning.to_a_tenth
-    reached = q_learning.learn(task, num_steps, gamma=0.95, starts=starts, schedule=schedule)
-    assert share * task.optimal_return < reached < 1.05 * task.optimal_return
 
 
 @pytest.mark.parametrize("settings", [{"levels": ("dens",)}, {"levels": ()}, {"num_actions": (5,)}])

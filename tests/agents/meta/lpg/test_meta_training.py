@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from agents.meta import lpg
-from agents.meta.lpg import bandit, tabular
+from agents.meta.lpg import bandit
 from environments import catch
-from podracers import agent as agent_lib
-from podracers import anakin, errors, evaluation, parallel, sebulba, tasks, types
+from podracers import anakin, errors, evaluation, parallel, sebulba, types
 from tests import documented
 from tests.agents.meta.lpg import lifetimes
 
@@ -50,10 +49,6 @@ def _history(runner):
         states.append(_numbers(state))
         state, report = runner.step(state, 1)
     return states, state, jax.device_get(report)
-
-
-def test_it_is_an_agent():
-    assert isinstance(lifetimes.agent(), agent_lib.Agent)
 
 
 def test_a_rule_is_learnt_and_lives_end(runner, history):
@@ -238,17 +233,6 @@ def test_the_bandit_prefers_what_earns_more():
     assert untried.logits()[0, 1] > untried.logits()[0, 0]
 
 
-def test_the_norm_of_a_step_is_clipped():
-    agent = lifetimes.agent(max_grad_norm=1e-3, adam_epsilon=1.0)
-    params = lifetimes.fresh_rule()
-    state = agent._optimizer.init(params)
-    gradient = jax.tree.map(lambda x: 1e3 * jnp.ones_like(x), params)
-    updates, _ = jax.jit(agent._optimizer.chain.update)(gradient, state.optimizer_state)
-    norm = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(updates)))
-    # Of what Adam divides by, epsilon is nearly all.
-    np.testing.assert_allclose(norm, 1e-3, rtol=0.01)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -268,13 +252,3 @@ def test_rollouts_of_another_length_are_refused():
     runner = anakin.Anakin(lifetimes.agent(), lifetimes.candidate(), 4, 6, num_devices=1)
     with pytest.raises(errors.UserError, match="ROLLOUT_LENGTH"):
         runner.trace(0)
-
-
-def test_merged_time_steps_are_those_of_environments(lived):
-    _, _, history = lived
-    timestep = jax.tree.map(lambda x: x[0], history[0][0])
-    merged = tabular.merged(timestep)
-    assert merged.reward.shape == merged.step_type.shape == (3,)
-    assert set(merged.observation) == {tasks.ROWS, "action_mask"}
-    cut = tabular.merged(timestep._replace(step_type=jnp.int8(types.LAST)))
-    assert cut.truncated().all()

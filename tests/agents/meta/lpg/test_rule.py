@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from agents.meta.lpg import rule as rule_lib
-from podracers import errors
 
 LENGTH, STREAMS, SIZE = 6, 4, 5
 RULE = rule_lib.Rule(hidden_size=8, prediction_size=SIZE)
@@ -39,13 +38,6 @@ def _changed(targets, window, **fields):
         policy, np.any(np.asarray(before.log_prediction != after.log_prediction), -1)
     )
     return policy
-
-
-def test_shapes(targets):
-    made = targets(_window())
-    assert made.policy.shape == (LENGTH, STREAMS)
-    assert made.log_prediction.shape == (LENGTH, STREAMS, SIZE)
-    np.testing.assert_allclose(np.exp(made.log_prediction).sum(-1), 1.0, rtol=1e-5)
 
 
 def test_the_past_sees_the_future_of_its_stream(targets):
@@ -81,18 +73,3 @@ def test_a_rule_may_see_no_predictions():
     before = blind.targets(params, window)
     after = blind.targets(params, window._replace(prediction=uniform, next_prediction=uniform))
     np.testing.assert_array_equal(before.policy, after.policy)
-
-
-def test_a_column_for_a_row_is_refused():
-    window = _window()
-    with pytest.raises(AssertionError):
-        RULE.targets(RULE.init(jax.random.key(0)), window._replace(reward=window.reward[..., None]))
-    made = RULE.targets(RULE.init(jax.random.key(0)), window)
-    log_prediction = jnp.log(window.prediction)
-    with pytest.raises(AssertionError):
-        rule_lib.agent_loss(window.action_prob[..., None], log_prediction, made, 0.5)
-
-
-def test_impossible_sizes_are_refused():
-    with pytest.raises(errors.UserError, match=r"Rule\.prediction_size"):
-        rule_lib.Rule(prediction_size=0)
