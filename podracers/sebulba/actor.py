@@ -1,8 +1,8 @@
 """An actor: a thread that steps its host environments and acts on its device.
 
-A rollout is a buffer on the device, donated from one call of the device's programs to the next and
-written in place. Each frame crosses to the device once, and what acting puts out never leaves it,
-but for the action.
+A rollout is a buffer on the device, which each program donates to the next and writes in place.
+Each frame is transferred to the device once, and of the outputs of `act` only the action is
+transferred back.
 
 Axis legend: `T` time, `B` streams of this actor, `H` streams of one of its batches, `L` the learner
 devices that it feeds.
@@ -35,18 +35,18 @@ class Carry(NamedTuple):
     rollout: types.Rollout  # buffers [T + 1, B, ...] and [T, B, ...]
     actor_state: Any  # [B, ...] the latest
     stream_keys: jax.Array  # [B] of this rollout
-    calls: jax.Array  # int32, time steps of a batch that were written: says which comes next
+    calls: jax.Array  # int32, number of batches written; it determines the next time and rows
 
 
 class Arrival(NamedTuple):
-    """A time step on its way to the device: each array of it is a transfer of its own."""
+    """A time step on its way to the device, where each array is a transfer of its own."""
 
     observation: types.PyTree  # [H, ...]
-    scalars: np.ndarray  # float32 `[3, H]`: reward, discount and step type, together
+    scalars: np.ndarray  # float32 `[3, H]`: reward, discount and step type, in one transfer
 
     @classmethod
     def of(cls, timestep: types.TimeStep) -> "Arrival":
-        """Packs a time step of the host, `[H, ...]`; a new array, for the device may keep it."""
+        """Packs a host time step `[H, ...]`, in a new array because the device may alias it."""
         scalars = np.empty((3, timestep.step_type.shape[0]), np.float32)
         scalars[0], scalars[1], scalars[2] = timestep[1:]
         return cls(timestep.observation, scalars)
@@ -58,13 +58,13 @@ class Arrival(NamedTuple):
 
 
 class DevicePrograms(NamedTuple):
-    """The jitted functions of one device; what is in NumPy crosses to it in the call.
+    """The jitted functions of one device; calls transfer their NumPy arguments to it.
 
     Attributes:
       init_actor: `(env_id [B]) -> actor_state`.
       begin: `(params, key, update, env_id [B], actor_state) -> Carry`, with empty buffers.
-      act: `(params, carry, arrival [H]) -> (carry, action [H])`; donates `carry`. Batches come in
-        order, at each time.
+      act: `(params, carry, arrival [H]) -> (carry, action [H])`; donates `carry`. Batches are
+        called in order, at each time.
       finish: `(carry, arrival [H]) -> carry`: writes the time step that bootstraps, for each batch
         in order; donates `carry`.
     """
@@ -76,7 +76,7 @@ class DevicePrograms(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """One actor's rollout, where the learner wants it."""
+    """One actor's rollout, on its learner devices."""
 
     version: int  # of the parameters that acted
     slices: tuple[types.Rollout, ...]  # one on each learner device that this actor feeds
@@ -84,7 +84,7 @@ class Shards(NamedTuple):
 
 @dataclasses.dataclass
 class _Batch:
-    """One of an actor's batches of environments, and where it is."""
+    """One of an actor's batches of environments."""
 
     host: environment_lib.HostEnvironment
     arrival: Arrival  # [H, ...] the latest, on the host unless two rollouts need it
@@ -93,13 +93,13 @@ class _Batch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Actor:
-    """Everything an actor needs; `run` is the body of its thread.
+    """An actor; `run` is the body of its thread.
 
     Attributes:
       programs: the jitted functions of its device.
       length: `T`.
       make: function that makes the environments of given indices.
-      num_batches: number of batches of `H` that its streams are cut into: while one is stepped,
+      num_batches: number of batches of `H` that its streams are split into: while one is stepped,
         the device acts for another.
       starting: activity of a batch until its first step is done, `pipeline.COMPILING` or
         `pipeline.STARTING`.
@@ -107,11 +107,11 @@ class Actor:
       device: the device that acts.
       learners: the learner devices that get its rollouts.
       key: the run's key.
-      first: the update that its first rollout is for.
+      first: the update of its first rollout.
       lag: most updates that a rollout's parameters may be behind; 0 and 1 are exact.
       versions: parameters as the learner publishes them, `{device: params}`.
       queue: the queue for its `Shards`.
-      pace: how fast its simulators step.
+      pace: the rate of its simulators.
     """
 
     programs: DevicePrograms
@@ -133,44 +133,20 @@ class Actor:
     )
 
     def run(self, worker: pipeline.Worker) -> None:
-        """Collects rollouts until it is cancelled."""
+        """Collects rollouts until the worker is cancelled."""
         try:
             self._run(worker)
         finally:
             self.close()
 
     def close(self) -> None:
-        """Closes every environment, whatever happens to the others."""
+        """Closes every environment; a failure does not keep the others from being closed."""
         while self._hosts:
             pipeline.close_environments(self._hosts.pop())
 
     def _run(self, worker: pipeline.Worker) -> None:
-        # Made here, where they are used: some simulators belong to the thread that makes them.
-        batches = self._start(worker)
-        with worker.doing(pipeline.COMPILING):
-            env_id, key = jax.device_put((self.env_id, self.key), self.device)
-            actor_state = self.programs.init_actor(env_id)
-        update, warm = self.first, False
-        while True:
-            with worker.doing(timing.FOR_PARAMETERS):
-                least = max(update - self.lag, self.first)
-                version, params = self.versions.get(least, exact=self.lag <= 1)
-            # What is compiled takes as long as it takes; later, the same call has a limit.
-            with worker.doing(timing.INFERENCE if warm else pipeline.COMPILING):
-                carry = self.programs.begin(
-                    params[self.device], key, np.int32(update), env_id, actor_state
-                )
-            carry = self._collect(worker, params[self.device], carry, batches, warm)
-            with worker.doing(timing.SENDING if warm else pipeline.COMPILING):
-                shards = self._send(carry.rollout)
-            with worker.doing(timing.FOR_SPACE):
-                self.queue.put(Shards(version, shards))
-            actor_state = carry.actor_state
-            update, warm = update + 1, True
-
-    def _start(self, worker: pipeline.Worker) -> list[_Batch]:
-        parts = np.split(self.env_id, self.num_batches)
-        for part in parts:
+        # Environments are made here because some simulators belong to the thread that makes them.
+        for part in np.split(self.env_id, self.num_batches):
             with worker.doing(self.starting):
                 self._hosts.append(self.make(part))
         batches = []
@@ -178,21 +154,36 @@ class Actor:
             with worker.doing(self.starting):
                 arrival = Arrival.of(host.reset())
             batches.append(_Batch(host, jax.device_put(arrival, self.device)))
-        return batches
+        with worker.doing(pipeline.COMPILING):
+            env_id, key = jax.device_put((self.env_id, self.key), self.device)
+            actor_state = self.programs.init_actor(env_id)
+        update, warm = self.first, False
+        while True:
+            with worker.doing(timing.FOR_PARAMETERS):
+                oldest = max(update - self.lag, self.first)
+                version, params = self.versions.get(oldest, exact=self.lag <= 1)
+                params = params[self.device]
+            # Compilation has no time limit; later calls of the same program have one.
+            with worker.doing(timing.INFERENCE if warm else pipeline.COMPILING):
+                carry = self.programs.begin(params, key, np.int32(update), env_id, actor_state)
+            carry = self._collect(worker, params, carry, batches, warm)
+            with worker.doing(timing.SENDING if warm else pipeline.COMPILING):
+                shards = self._send(carry.rollout)
+            with worker.doing(timing.FOR_SPACE):
+                self.queue.put(Shards(version, shards))
+            actor_state, update, warm = carry.actor_state, update + 1, True
 
     def _collect(self, worker, params, carry, batches, warm):
         """Returns the carry after `T` steps."""
-        programs = self.programs
         for step in range(self.length):
             for batch in batches:
                 if step:
                     self._receive(worker, batch, started=warm or step > 1)
-                first = not warm and step == 0 and batch is batches[0]
-                # The call itself takes the frame to the device.
-                with worker.doing(pipeline.COMPILING if first else timing.TRANSFER):
-                    carry, action = programs.act(params, carry, batch.arrival)
+                compiles = not warm and step == 0 and batch is batches[0]
+                with worker.doing(pipeline.COMPILING if compiles else timing.TRANSFER):
+                    carry, action = self.programs.act(params, carry, batch.arrival)
                     for leaf in jax.tree.leaves(action):
-                        leaf.copy_to_host_async()  # as soon as it is there
+                        leaf.copy_to_host_async()
                 with worker.doing(timing.INFERENCE):
                     action = jax.tree.map(np.asarray, action)
                 with worker.doing(timing.ENVIRONMENT if warm or step else self.starting):
@@ -202,37 +193,49 @@ class Actor:
             self._receive(worker, batch, started=warm or self.length > 1)
             with worker.doing(timing.TRANSFER):  # once, though two rollouts need it
                 batch.arrival = jax.device_put(batch.arrival, self.device)
-            first = not warm and batch is batches[0]
-            with worker.doing(pipeline.COMPILING if first else timing.INFERENCE):
-                carry = programs.finish(carry, batch.arrival)
+            compiles = not warm and batch is batches[0]
+            with worker.doing(pipeline.COMPILING if compiles else timing.INFERENCE):
+                carry = self.programs.finish(carry, batch.arrival)
         return carry
 
     def _receive(self, worker: pipeline.Worker, batch: _Batch, started: bool) -> None:
         """Waits for the next time step of a batch."""
         with worker.doing(timing.ENVIRONMENT if started else self.starting):
-            asked = time.perf_counter()
+            began = time.perf_counter()
             timestep = batch.host.recv()
             arrived = time.perf_counter()
         batch.arrival = Arrival.of(timestep)
-        self.pace.add(batch.host.num_envs, arrived - batch.sent, arrived - asked)
+        self.pace.add(batch.host.num_envs, arrived - batch.sent, arrived - began)
 
     def _send(self, rollout: types.Rollout) -> tuple[types.Rollout, ...]:
-        """Puts the rollout on the learner devices, straight from this one."""
+        """Transfers the rollout to the learner devices, directly from the device that acted."""
         count = len(self.learners)
-        parts = (rollout,) if count == 1 else cut(rollout, count)
-        shards = tuple(jax.device_put(part, device) for part, device in zip(parts, self.learners))
-        return jax.block_until_ready(shards)
+        slices = (rollout,) if count == 1 else split(rollout, count)
+        return jax.block_until_ready(tuple(map(jax.device_put, slices, self.learners)))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def split(rollout: types.Rollout, count: int) -> tuple[types.Rollout, ...]:
+    """Splits a rollout into `count` equal slices of its streams."""
+    parts = types.Rollout(
+        *(
+            jax.tree.map(lambda x, axis=axis: jnp.split(x, count, axis), tree)
+            for axis, tree in zip(STREAM_AXIS, rollout)
+        )
+    )
+    outer, inner = jax.tree.structure(rollout), jax.tree.structure([0] * count)
+    return tuple(jax.tree.transpose(outer, inner, parts))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActorPrograms:
-    """Makes the programs of actor devices.
+    """The programs of actor devices.
 
     Attributes:
       agent: the agent that acts.
       spec: the environment's specification.
       length: `T`.
-      num_envs: number of streams of all actors, of which each actor has a share.
+      num_envs: number of streams of all actors, which share them equally.
       precision: the precision that the agent computes with.
     """
 
@@ -244,43 +247,37 @@ class ActorPrograms:
 
     def template(self, params: types.PyTree, rows: int) -> types.Rollout:
         """Returns the shapes of a rollout of `rows` streams (`jax.ShapeDtypeStruct`)."""
-        env_id = jnp.arange(rows, dtype=jnp.int32)
-        actor_state = jax.eval_shape(lambda: self.agent.init_actor(env_id, self.num_envs))
-        timestep = self._timestep(rows)
-        stream_keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
-        action, _, extras = jax.eval_shape(self._decide, params, actor_state, timestep, stream_keys)
 
-        def over_time(length: int, tree: types.PyTree) -> types.PyTree:
+        def step(params, env_id, stream_keys, arrival):
+            actor_state = self.agent.init_actor(env_id, self.num_envs)
+            timestep = arrival.unpack()
+            action, _, extras = self._agent_act(params, actor_state, timestep, stream_keys)
+            return types.Rollout(timestep, action, extras, actor_state)
+
+        env_id = jax.ShapeDtypeStruct((rows,), np.int32)
+        stream_keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
+        shapes = jax.eval_shape(step, params, env_id, stream_keys, self._arrival(rows))
+
+        def over_time(tree: types.PyTree, length: int) -> types.PyTree:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype), tree)
 
         return types.Rollout(
-            timestep=over_time(self.length + 1, timestep),
-            action=over_time(self.length, action),
-            extras=over_time(self.length, extras),
-            actor_state=actor_state,
-        )
-
-    def _timestep(self, rows: int) -> types.TimeStep:
-        def leaf(shape, dtype):
-            return jax.ShapeDtypeStruct((rows, *shape), dtype)
-
-        return types.TimeStep(
-            observation=jax.tree.map(lambda s: leaf(s.shape, s.dtype), self.spec.observation),
-            reward=leaf((), np.float32),
-            discount=leaf((), np.float32),
-            step_type=leaf((), np.int8),
+            timestep=over_time(shapes.timestep, self.length + 1),
+            action=over_time(shapes.action, self.length),
+            extras=over_time(shapes.extras, self.length),
+            actor_state=shapes.actor_state,
         )
 
     def trace(
         self, device: jax.Device, params: types.PyTree, rows: int, num_batches: int
     ) -> DevicePrograms:
-        """Traces the programs of an actor as its thread will call them; nothing runs.
+        """Traces the programs of an actor as its thread calls them, and runs nothing.
 
         Args:
           device: the device that acts.
-          params: shapes of what acting needs.
+          params: shapes of the acting parameters.
           rows: streams of the actor.
-          num_batches: batches that its streams are cut into.
+          num_batches: batches that its streams are split into.
 
         Returns:
           A `jax.stages.Traced` in place of each program.
@@ -290,15 +287,8 @@ class ActorPrograms:
         actor_state = jax.eval_shape(self._init_actor, env_id)
         begin = (params, key, np.int32(0), env_id, actor_state)
         carry = jax.eval_shape(self._begin, *begin)
-        batch = rows // num_batches
-        observation = self._timestep(batch).observation
-        arrival = Arrival(observation, jax.ShapeDtypeStruct((3, batch), np.float32))
-        arguments = DevicePrograms(
-            init_actor=(env_id,),
-            begin=begin,
-            act=(params, carry, arrival),
-            finish=(carry, arrival),
-        )
+        arrival = self._arrival(rows // num_batches)
+        arguments = DevicePrograms((env_id,), begin, (params, carry, arrival), (carry, arrival))
         programs = zip(self.on(device), arguments)
         return DevicePrograms(*(program.trace(*each) for program, each in programs))
 
@@ -306,8 +296,8 @@ class ActorPrograms:
         """Returns the programs of a device; they are traced once for all devices."""
         if device not in self._programs:
             where = jax.sharding.SingleDeviceSharding(device)
-            # With the device in the program's type, an argument from the host and one that lies
-            # there already are the same program; by itself, JAX would compile it twice.
+            # With the device in the program's type, arguments on the host and on the device are the
+            # same program; otherwise JAX compiles it twice.
             self._programs[device] = DevicePrograms(
                 *(
                     jax.jit(traced, in_shardings=where, donate_argnums=donated)
@@ -315,11 +305,6 @@ class ActorPrograms:
                 )
             )
         return self._programs[device]
-
-    # Jitted, though within larger programs: what asks for its shapes traces it for the others, too.
-    @functools.cached_property
-    def _decide(self):
-        return jax.jit(self.precision.tracing()(self.agent.act), inline=True)
 
     @functools.cached_property
     def _programs(self) -> dict[jax.Device, DevicePrograms]:
@@ -331,16 +316,28 @@ class ActorPrograms:
             *map(jax.jit, (self._init_actor, self._begin, self._act, self._finish))
         )
 
+    # Jitted within larger programs, so that all of them share one trace.
+    @functools.cached_property
+    def _agent_act(self):
+        return jax.jit(self.precision.tracing()(self.agent.act), inline=True)
+
+    def _arrival(self, rows: int) -> Arrival:
+        """Returns the shapes of an arrival of `rows` streams."""
+        observation = jax.tree.map(
+            lambda spec: jax.ShapeDtypeStruct((rows, *spec.shape), spec.dtype),
+            self.spec.observation,
+        )
+        return Arrival(observation, jax.ShapeDtypeStruct((3, rows), np.float32))
+
     def _init_actor(self, env_id):
         return self.agent.init_actor(env_id, self.num_envs)
 
     def _begin(self, params, key, update, env_id, actor_state):
         act_key, _ = keys.act_and_learn(key, update)
         template = self.template(params, env_id.shape[0])
-        buffers = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), template)
-        # A copy: the state goes on changing, and the rollout has to keep this one.
-        first = jax.tree.map(jnp.copy, actor_state)
-        rollout = buffers._replace(actor_state=first)
+        rollout = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), template)
+        # A copy, because the rollout keeps the first state while later ones replace it in place.
+        rollout = rollout._replace(actor_state=jax.tree.map(jnp.copy, actor_state))
         stream_keys = keys.per_stream(act_key, env_id)
         return Carry(rollout, actor_state, stream_keys, jnp.zeros((), jnp.int32))
 
@@ -352,15 +349,15 @@ class ActorPrograms:
         def own(tree):
             return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, rows), tree)
 
-        actor_state = own(carry.actor_state)
         with jax.named_scope("act"):
             act_keys = keys.at_time(own(carry.stream_keys), time)
-            action, actor_state, extras = self._decide(params, actor_state, timestep, act_keys)
-        rollout = carry.rollout
-        rollout = rollout._replace(
-            timestep=_write(rollout.timestep, timestep, time, start),
-            action=_write(rollout.action, action, time, start),
-            extras=_write(rollout.extras, extras, time, start),
+            action, actor_state, extras = self._agent_act(
+                params, own(carry.actor_state), timestep, act_keys
+            )
+        rollout = carry.rollout._replace(
+            timestep=_write(carry.rollout.timestep, timestep, time, start),
+            action=_write(carry.rollout.action, action, time, start),
+            extras=_write(carry.rollout.extras, extras, time, start),
         )
         actor_state = jax.tree.map(
             lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0),
@@ -378,7 +375,7 @@ class ActorPrograms:
 
 
 def _place(carry: Carry, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the time of the next batch of so many rows, and its first row among the actor's."""
+    """Returns the time of the next batch of `rows` rows, and its first row."""
     time, batch = jnp.divmod(carry.calls, carry.stream_keys.shape[0] // rows)
     return time, batch * rows
 
@@ -391,18 +388,3 @@ def _write(buffers: types.PyTree, values: types.PyTree, time: Any, start: Any) -
         return jax.lax.dynamic_update_slice(buffer, value[None].astype(buffer.dtype), where)
 
     return jax.tree.map(write, buffers, values)
-
-
-@functools.partial(jax.jit, static_argnums=(1,))
-def cut(rollout: types.Rollout, slices: int) -> tuple[types.Rollout, ...]:
-    """Cuts a rollout into equal slices of its streams."""
-
-    def take(index: int) -> types.Rollout:
-        return types.Rollout(
-            *(
-                jax.tree.map(lambda x, axis=axis: jnp.split(x, slices, axis)[index], tree)
-                for axis, tree in zip(STREAM_AXIS, rollout)
-            )
-        )
-
-    return tuple(take(index) for index in range(slices))

@@ -1,4 +1,4 @@
-"""Steps a JAX environment in batches on the host: what Sebulba does with a task made for Anakin.
+"""A JAX environment as a host environment, so that Sebulba can step it.
 
 Axis legend: `B` streams.
 """
@@ -22,7 +22,7 @@ class JaxHostEnvironment:
 
     Attributes:
       environment: a one-stream JAX environment.
-      reset_batch: number of streams that are reset together; see `unroll.BatchedEnvironment`.
+      reset_batch: number of streams to reset together; see `unroll.BatchedEnvironment`.
     """
 
     environment: environment_lib.Environment
@@ -34,10 +34,10 @@ class JaxHostEnvironment:
         return self.environment.spec
 
     def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> "JaxHostBatch":
-        """Makes `B` streams; JAX's own pool of threads serves all of them."""
+        """Makes `B` streams; JAX's own thread pool steps all of them."""
         return JaxHostBatch(self, key, env_id)
 
-    # Compiled once for all batches of one size.
+    # Batches of one size share these programs.
     @functools.cached_property
     def _init(self):
         batched = unroll.BatchedEnvironment(self.environment, self.reset_batch)
@@ -50,18 +50,21 @@ class JaxHostEnvironment:
 
 
 class JaxHostBatch:
-    """`B` streams; a step runs while its caller does something else.
+    """`B` streams; a step runs asynchronously.
 
     Args:
-      factory: the factory that made it.
+      factory: the factory of this batch.
       key: one typed key, equal for all streams.
       env_id: `[B]` int32.
     """
 
     def __init__(self, factory: JaxHostEnvironment, key: jax.Array, env_id: np.ndarray):
         self._factory = factory
-        self._device = _host_device()
-        self._key, self._env_id = jax.device_put((key, env_id), self._device)
+        try:
+            device = jax.local_devices(backend="cpu")[0]
+        except RuntimeError:  # JAX was configured without a CPU backend
+            device = jax.local_devices()[0]
+        self._key, self._env_id = jax.device_put((key, env_id), device)
         self._state: Any = None
         self._timestep: types.TimeStep | None = None
 
@@ -73,30 +76,17 @@ class JaxHostBatch:
     def reset(self) -> types.TimeStep:
         """Starts every stream."""
         self._state, timestep = self._factory._init(self._key, self._env_id)
-        return _to_numpy(timestep)
+        return jax.tree.map(np.asarray, timestep)
 
     def send(self, action: types.PyTree) -> None:
         """Begins a step."""
-        # The state is on the device already, and the call takes the action there: `device_put`
-        # would cost more than the step.
+        # The call transfers the action; `device_put` would cost more than the step.
         self._state, self._timestep = self._factory._step(self._state, action)
 
     def recv(self) -> types.TimeStep:
         """Waits for the step."""
-        return _to_numpy(self._timestep)
+        return jax.tree.map(np.asarray, self._timestep)
 
     def close(self) -> None:
-        """Forgets the state."""
+        """Deletes the state."""
         self._state = self._timestep = None
-
-
-def _host_device() -> jax.Device:
-    """Returns a device of the host, or where JAX was told to have none, the default one."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return jax.local_devices()[0]
-
-
-def _to_numpy(timestep: types.TimeStep) -> types.TimeStep:
-    return jax.tree.map(np.asarray, timestep)

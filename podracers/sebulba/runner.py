@@ -2,7 +2,7 @@
 
 The architecture of Hessel et al., "Podracer architectures for scalable Reinforcement Learning",
 2021, https://arxiv.org/abs/2104.06272, section "Sebulba": simulators that cannot be compiled step
-on the host; each actor thread feeds its rollouts straight to the learner devices.
+on the host, and each actor thread sends its rollouts directly to the learner devices.
 
 Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 """
@@ -25,15 +25,15 @@ from podracers.supervision import pipeline
 
 @dataclasses.dataclass
 class _Session:
-    """Actors at work.
+    """Running actors.
 
     Attributes:
-      supervisor: watches over the actors' threads.
-      versions: the parameters that are published to them, `{device: params}`.
+      supervisor: supervises the actors' threads.
+      versions: the parameters published to the actors, `{device: params}`.
       queues: one for the rollouts of each actor.
-      timers: those of actors and learner.
+      timers: those of the actors and the learner.
       update: number of updates that the latest state has taken.
-      state: the latest state; None in an update.
+      state: the latest state; None during an update.
     """
 
     supervisor: pipeline.Supervisor
@@ -53,17 +53,17 @@ class Sebulba:
       environment: a factory of host environments, or a JAX environment.
       num_envs: `B`, streams over all actors of all processes.
       rollout_length: `T`, agent steps of each stream between updates.
-      actor_devices: an index into this process's devices for each actor thread (an index may come
+      actor_devices: an index into this process's devices for each actor thread (an index may occur
         several times); None to choose.
       learner_devices: indices of the devices that learn; None for those that do not act. All
-        processes place actors and learners alike, and their learner devices learn together.
-      lag: number of updates that a rollout's parameters are behind: 0, actors wait for the learner;
-        1, collecting overlaps learning, and is reproducible; more, the newest parameters are taken,
-        and they are at the most so much behind.
-      batches_per_actor: number of batches that an actor's streams are cut into, so that some step
-        while the device acts for others; None for 2, or for 1 where the devices that act are the
-        cores that step: there nothing is gained by it, and small batches cost more.
-      num_threads: threads of all simulators together; None for as many as there are cores.
+        processes have the same placement, and their learner devices learn together.
+      lag: number of updates that a rollout's parameters are behind. 0: actors wait for the learner.
+        1: collecting overlaps learning, and is reproducible. More: actors take the newest
+        parameters, which are at most `lag` updates old.
+      batches_per_actor: number of batches that an actor's streams are split into, so that some step
+        while the device acts for others. None for 2, or for 1 where the CPU acts: its cores step as
+        well, and small batches cost more.
+      num_threads: threads of all simulators together; None for the number of cores.
       timeout: seconds that a step of a simulator, or any other single wait, may take.
       precision: the precision that the agent computes with.
     """
@@ -81,32 +81,28 @@ class Sebulba:
     precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
-        for name, least in (
-            ("num_envs", 1),
-            ("rollout_length", 1),
-            ("batches_per_actor", 1),
-            ("lag", 0),
-            ("num_threads", 1),
-        ):
-            if getattr(self, name) is not None or name not in ("batches_per_actor", "num_threads"):
-                errors.require_count(self, name, least)
-        errors.require_count(self, "steps_per_update")
+        for name in ("num_envs", "rollout_length", "steps_per_update"):
+            errors.require_count(self, name)
+        errors.require_count(self, "lag", 0)
+        for name in ("batches_per_actor", "num_threads"):
+            if getattr(self, name) is not None:
+                errors.require_count(self, name)
         if not self.timeout > 0:
             raise errors.UserError(f"Sebulba.timeout: expected seconds, got {self.timeout!r}")
 
     @property
     def population(self) -> int:
-        """One seed a run."""
+        """Always 1: there are no populations."""
         return 1
 
     @property
     def population_values(self) -> dict[str, tuple[float, ...]]:
-        """There are no members that could differ."""
+        """Always empty: there are no populations."""
         return {}
 
     @property
     def updates_per_dispatch(self) -> int:
-        """Between any two updates the host may do something else, such as stop."""
+        """Always 1: the host dispatches each update."""
         return 1
 
     @property
@@ -116,7 +112,7 @@ class Sebulba:
 
     @functools.cached_property
     def placement(self) -> placement_lib.Placement:
-        """Which devices act and which learn; nothing touches one before this is asked for.
+        """The devices that act and learn. The constructor of a runner touches no device.
 
         Raises:
           errors.UserError: there is no such device, or the streams do not divide.
@@ -135,27 +131,33 @@ class Sebulba:
             self.learner_devices,
         )
 
+    @property
+    def num_batches(self) -> int:
+        """Number of batches that each actor's streams are split into."""
+        return self.batches_per_actor or (1 if parallel.platform() == "cpu" else 2)
+
     def describe(self) -> list[str]:
-        """Returns lines that say which devices and threads do what."""
-        count = len(self.placement.actors)
+        """Returns lines on devices, threads, batch sizes and memory usage."""
         processes = jax.process_count()
-        rows = self._rows_per_actor // self.num_batches
         each = f" on each of {processes} processes" if processes > 1 else ""
-        state = jax.eval_shape(lambda: self.init(0))
-        num_steps = self.num_envs * (self.rollout_length + 1)
-        observation = self.environment.spec.observation
-        trace = functools.partial(self.trace, 0)
-        memory = parallel.memory_usage(state, observation, num_steps, self.placement.mesh, trace)
+        memory = parallel.memory_usage(
+            jax.eval_shape(lambda: self.init(0)),
+            self.environment.spec.observation,
+            self.num_envs * (self.rollout_length + 1),
+            self.placement.mesh,
+            lambda: self.trace(0),
+        )
         return [
             f"Sebulba{each}, {self.placement.describe()}",
-            f"{count} x {self.num_batches} batches of {rows} environments on "
+            f"{len(self.placement.actors)} x {self.num_batches} batches of "
+            f"{self._rows_per_actor // self.num_batches} environments on "
             f"{self._threads_per_batch} threads each, x {self.rollout_length} steps = "
             f"{self.steps_per_update} agent steps an update, lag {self.lag}",
             *memory,
         ]
 
     def trace(self, seed: int) -> jax.stages.Traced:
-        """Traces one update, as the run will."""
+        """Traces one update as a run does; the run reuses the trace."""
         return self._learner.trace(jax.eval_shape(lambda: self.init(seed)))
 
     def trace_acting(self, seed: int) -> actor.DevicePrograms:
@@ -174,11 +176,11 @@ class Sebulba:
     ) -> tuple[learner_lib.SebulbaState, metrics.Report]:
         """Takes `num_updates` updates; `state` is donated.
 
-        A state that is not the one that was returned last, because it was restored or is that of
-        another seed, starts the simulators anew.
+        The simulators restart if `state` is not the one that the last call returned, such as a
+        restored state or that of another seed.
 
         Raises:
-          pipeline.WorkerError: an actor failed or hangs; what it raised is chained to it.
+          pipeline.WorkerError: an actor failed or hangs; its exception is chained.
         """
         if not self._sessions or self._sessions[0].state is not state:
             self._start(state)
@@ -200,7 +202,7 @@ class Sebulba:
     def _update(
         self, session: _Session, state: learner_lib.SebulbaState
     ) -> tuple[learner_lib.SebulbaState, metrics.Report]:
-        """Takes one update: waits for rollouts, learns, publishes."""
+        """Takes one update: waits for rollouts, learns, publishes parameters."""
         timer = session.timers.learner
         with timer(timing.FOR_ROLLOUTS):
             shards = [queue.get() for queue in session.queues]  # one rollout of each actor
@@ -212,18 +214,22 @@ class Sebulba:
             slices = [part for each in shards for part in each.slices]
             state, report = self._learner.learn(state, self._learner.assemble(slices))
             del shards, slices
-            params = self._params_of_actors(state)  # behind it, without waiting for it
+            params = self._copy_params(state)  # dispatched before the update has ended
             jax.block_until_ready((state, report, list(params.values())))
         session.update += 1
         with timer(timing.PUBLISHING):
-            self._publish(session, params)
+            oldest = session.update - self.lag
+            session.versions.publish(session.update, params, oldest)
         return state, report
 
-    def _params_of_actors(self, state: learner_lib.SebulbaState) -> dict[jax.Device, types.PyTree]:
-        """Sends actors a copy of the parameters, which no later donation can delete."""
+    def _copy_params(self, state: learner_lib.SebulbaState) -> dict[jax.Device, types.PyTree]:
+        """Copies the acting parameters to the actors' devices; no later donation deletes them."""
         copies = self._learner.copy_actor_params(state.learner)
         on_learners = {
-            device: jax.tree.map(lambda x, d=device: _on(d, x), copies)
+            device: jax.tree.map(
+                lambda x, d=device: next(s.data for s in x.addressable_shards if s.device == d),
+                copies,
+            )
             for device in self.placement.learners
         }
         source = on_learners[self.placement.learners[0]]
@@ -232,16 +238,12 @@ class Sebulba:
             for device in set(self.placement.actors)
         }
 
-    def _publish(self, session: _Session, params: dict[jax.Device, types.PyTree]) -> None:
-        """Lets actors have the parameters of this update."""
-        session.versions.publish(session.update, params, oldest=session.update - self.lag)
-
     def actor_params(self, state: learner_lib.SebulbaState) -> types.PyTree:
-        """Returns what acting needs; alive until `state` is donated."""
+        """Returns the acting parameters, valid until `state` is donated."""
         return self.agent.actor_params(state.learner)
 
     def diagnostics(self) -> metrics.Diagnostics:
-        """Returns where the time went since the last call, as shares of it."""
+        """Returns shares of the time since the last call, and the bottleneck."""
         if not self._sessions:
             return metrics.Diagnostics({}, "")
         return self._sessions[0].timers.take()
@@ -253,7 +255,7 @@ class Sebulba:
 
     @functools.cached_property
     def _sessions(self) -> list[_Session]:
-        """The actors at work: one session at most."""
+        """The session of the running actors; empty without one."""
         return []
 
     @functools.cached_property
@@ -273,26 +275,20 @@ class Sebulba:
         return learner_lib.Learner(self.agent, self._programs, self.placement, self.num_envs)
 
     @property
-    def num_batches(self) -> int:
-        """How many batches each actor's streams are cut into."""
-        by_backend = 1 if parallel.platform() == "cpu" else 2
-        return self.batches_per_actor or by_backend
-
-    @property
     def _rows_per_actor(self) -> int:
-        """How many streams each actor has."""
+        """Number of streams of each actor."""
         return self.num_envs // (jax.process_count() * len(self.placement.actors))
 
     @property
     def _threads_per_batch(self) -> int:
-        """How many of the host's threads step one batch: together no more than there are."""
+        """Number of host threads that step one batch; all batches together use all threads."""
         available = self.num_threads or parallel.num_host_cores()
         return max(available // (len(self.placement.actors) * self.num_batches), 1)
 
     def _start(self, state: learner_lib.SebulbaState) -> None:
         """Starts actors that collect for this state."""
         self.close()
-        # A copy on the host: the key in the state is donated with it.
+        # A copy on the host, because the key in the state is donated with it.
         key = state.key.addressable_data(0)
         key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
         supervisor = pipeline.Supervisor(self.timeout)
@@ -306,9 +302,9 @@ class Sebulba:
         )
         self._sessions.append(session)
         try:
-            params = self._params_of_actors(state)
+            params = self._copy_params(state)
             jax.block_until_ready(list(params.values()))
-            self._publish(session, params)
+            session.versions.publish(session.update, params, oldest=session.update - self.lag)
             for index in range(len(self.placement.actors)):
                 each = self._actor(session, index, key)
                 worker = supervisor.start(f"actor {index}", each.run, each.close)
@@ -319,11 +315,9 @@ class Sebulba:
             raise
 
     def _actor(self, session: _Session, index: int, key: jax.Array) -> actor.Actor:
-        place = self.placement
-        number = jax.process_index() * len(place.actors) + index  # among those of all processes
-        rows = self._rows_per_actor
-        env_id = np.arange(number * rows, (number + 1) * rows, dtype=np.int32)
-        feeds = index * place.learners_per_actor // place.actors_per_learner
+        place, rows = self.placement, self._rows_per_actor
+        number = jax.process_index() * len(place.actors) + index  # over all processes
+        first_learner = index * place.learners_per_actor // place.actors_per_learner
         stream_key = keys.streams(key, session.update)
         is_host = environment_lib.is_host(self.environment)
         return actor.Actor(
@@ -333,9 +327,9 @@ class Sebulba:
             num_batches=self.num_batches,
             # The first step of a JAX environment is compiled.
             starting=pipeline.STARTING if is_host else pipeline.COMPILING,
-            env_id=env_id,
+            env_id=np.arange(number * rows, (number + 1) * rows, dtype=np.int32),
             device=place.actors[index],
-            learners=place.learners[feeds : feeds + place.learners_per_actor],
+            learners=place.learners[first_learner : first_learner + place.learners_per_actor],
             key=key,
             first=session.update,
             lag=self.lag,
@@ -343,8 +337,3 @@ class Sebulba:
             queue=session.queues[index],
             pace=timing.Pace(self.num_batches),
         )
-
-
-def _on(device: jax.Device, x: jax.Array) -> jax.Array:
-    """Returns the part of an array that lies on a device."""
-    return next(shard.data for shard in x.addressable_shards if shard.device == device)

@@ -1,6 +1,7 @@
-"""Where the time went, and what is said of it."""
+"""Shares of time, rates of simulators, and the verdict."""
 
 import math
+import re
 import time
 
 import pytest
@@ -8,69 +9,54 @@ import pytest
 from podracers.sebulba import timing
 from podracers.supervision import pipeline
 
-LEARNER = {"wait_for_rollouts": 0.0, "learning": 1.0, "publishing": 0.0}
-LEARNER |= {"elsewhere": 0.0, "host": 0.0}
+LEARNER = dict.fromkeys(("wait_for_rollouts", "learning", "publishing", "elsewhere", "host"), 0.0)
 ACTORS = dict.fromkeys(
-    (
-        "environment",
-        "inference",
-        "transfer",
-        "sending",
-        "wait_for_parameters",
-        "wait_for_queue",
-        "compiling",
-        "host",
-    ),
+    ("environment", "inference", "transfer", "sending", "wait_for_parameters", "wait_for_queue"),
     0.0,
-)
+) | {"compiling": 0.0, "host": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("learner", "actors", "pace", "said"),
+    ("learner", "actors", "pace", "verdict"),
     [
         (
             {"wait_for_rollouts": 0.6, "learning": 0.4},
             {"environment": 0.9, "inference": 0.1},
             0.92,
-            "environments limit: 92% of the rate they could step at, 90% of the actors' time, "
-            "while the learner idles 60%; more host cores would help",
+            "environments limit: 92% of the rate .* 90% of the actors' time, .* learner idles 60%",
         ),
         (
             {"wait_for_rollouts": 0.6, "learning": 0.4},
             {"environment": 0.3, "inference": 0.5, "transfer": 0.2},
             math.nan,
-            "inference limits: 70% of the actors' time, while the learner idles 60%; more actor "
-            "devices would help",
+            "inference limits: 70% of the actors' time",
         ),
         (
             {"learning": 0.9, "publishing": 0.1},
             {"environment": 0.5, "wait_for_parameters": 0.4, "wait_for_queue": 0.1},
             0.5,
-            "learning limits: the learner is busy 100% of the time, and actors wait 50% of "
-            "theirs; more learner devices would help",
+            "learning limits: actors wait 50%",
         ),
         (
-            # What actors wait for is an evaluation.
+            # The actors wait for an evaluation.
             {"learning": 0.4, "elsewhere": 0.5},
             {"environment": 0.4, "wait_for_parameters": 0.6},
             0.5,
-            "environments limit: 50% of the rate they could step at, 40% of the actors' time, "
-            "while the learner idles 0%; more host cores would help",
+            "environments limit: 50% of the rate .* 40% of the actors' time",
         ),
         (
             {"wait_for_rollouts": 0.5, "learning": 0.5},
             {"environment": 0.5, "wait_for_parameters": 0.5},
             0.5,
-            "acting and learning take turns: actors wait 50% of their time, the learner 50%; a "
-            "larger Sebulba.lag would help",
+            "acting and learning take turns: .* a larger Sebulba.lag",
         ),
     ],
 )
-def test_the_verdict_names_what_limits(learner, actors, pace, said):
-    assert timing.verdict({**LEARNER, **learner}, {**ACTORS, **actors}, pace) == said
+def test_the_verdict_names_the_bottleneck(learner, actors, pace, verdict):
+    assert re.match(verdict, timing.verdict({**LEARNER, **learner}, {**ACTORS, **actors}, pace))
 
 
-def test_shares_add_up_and_begin_anew():
+def test_shares_add_up_and_are_reset():
     timers = timing.Timers()
     timers.actors.append(pipeline.Timer())
     with timers.learner(timing.LEARNING):
@@ -87,10 +73,10 @@ def test_shares_add_up_and_begin_anew():
     assert timers.take().values["time/learner/learning"] == 0.0
 
 
-def test_the_possible_rate_comes_from_steps_that_were_waited_for():
+def test_the_possible_rate_is_that_of_steps_with_known_latency():
     pace = timing.Pace(num_batches=2)
     pace.add(steps=10, seconds=0.1, waited=0.05)
-    pace.add(steps=10, seconds=5.0, waited=0.0)  # it had ended long before anybody asked
+    pace.add(steps=10, seconds=5.0, waited=0.0)  # the step ended before polling
     rate, possible = pace.take()
     assert possible == pytest.approx(200.0)
     assert rate > 0.0
