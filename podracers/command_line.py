@@ -1,4 +1,4 @@
-"""What the scripts share: how they start JAX, and how they end."""
+"""Command lines of the scripts: shared options, JAX's start, and exit codes."""
 
 import argparse
 import contextlib
@@ -19,15 +19,10 @@ from podracers.supervision import pipeline, watchdog
 from podracers.training import config
 
 _OWN = tuple(f"{config.ROOT / name}{os.sep}" for name in (*config.PACKAGES, "scripts"))
-_RUNNERS = "gin/runners"
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line, as with any other mistake.
-
-    Args:
-      options: those of `argparse.ArgumentParser`; the description is printed as it is.
-    """
+    """A parser that raises `errors.UserError` and prints the description unchanged."""
 
     def __init__(self, **options: Any):
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
@@ -51,18 +46,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def count(text: str) -> int:
-    """Returns a number of things from the command line, as the `type` of an option.
-
-    Raises:
-      argparse.ArgumentTypeError: it is no whole number, or less than 1.
-    """
+    """Returns a positive int from the command line, as the `type` of an option."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
     return int(text)
 
 
 def gin_files(arguments: argparse.Namespace) -> list[str]:
-    """Returns the .gin files that a command line names, the runner's last.
+    """Returns the .gin files of a command line, the runner's last.
 
     Raises:
       errors.UserError: there is no such runner.
@@ -71,34 +62,34 @@ def gin_files(arguments: argparse.Namespace) -> list[str]:
 
 
 def runner_file(name: str) -> str:
-    """Returns the .gin file that chooses a runner: one of gin/runners, by name or by path.
+    """Returns the .gin file of a runner: a file's path, or the name of a file in gin/runners.
 
     Raises:
-      errors.UserError: there is none.
+      errors.UserError: there is no such file.
     """
     if name.endswith(".gin"):
         config.require_file(name)
         return name
-    known = [file.stem for file in (config.SHIPPED / _RUNNERS).glob("*.gin")]
+    known = [file.stem for file in (config.SHIPPED / "gin" / "runners").glob("*.gin")]
     if name not in known:
         raise errors.UserError(f"there is no runner '{name}'{errors.nearest(name, known)}")
-    return f"{_RUNNERS}/{name}.gin"
+    return f"gin/runners/{name}.gin"
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs on disk, unless the environment says where or forbids it.
+    """Caches compiled programs on disk, so that a second start compiles nothing.
 
-    A second start of the same configuration compiles nothing. `JAX_COMPILATION_CACHE_DIR` names
-    another folder; `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
+    JAX's environment variables win: `JAX_COMPILATION_CACHE_DIR` names another folder, and
+    `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache.
     """
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    wanted = {
+    settings = {
         "jax_compilation_cache_dir": str(pathlib.Path(base) / "podracers" / "jax"),
-        # Small programs are many, and cost more in all than the large one.
+        # The many small programs take longer to compile than the large one.
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
-    for name, value in wanted.items():
+    for name, value in settings.items():
         if not os.environ.get(name.upper()):
             jax.config.update(name, value)
 
@@ -129,7 +120,7 @@ def require_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> None:
 
 
 class Ending(NamedTuple):
-    """How a script ends that has raised something."""
+    """Exit of a script that raised an exception."""
 
     code: int  # of the process
     cause: str  # one line
@@ -137,93 +128,87 @@ class Ending(NamedTuple):
 
 
 def ending(error: BaseException) -> Ending:
-    """Returns how a script ends of an exception.
+    """Returns the exit code and the report of an exception.
 
-    A mistake, and a failure whose cause is known, get one line; anything else is a bug, and keeps
-    its traceback, with a last line that says where: in the user's own code, if it went through any.
+    A `UserError` or `RunFailure` is reported in one line, as is a lack of memory. Other exceptions
+    are bugs: their traceback is followed by the innermost line of the user's own code, or of this
+    project.
     """
     if isinstance(error, errors.UserError | errors.RunFailure):
-        # gin appends to whatever passes through the parts that it made.
-        cause = errors.first_line(error)
+        cause = errors.first_line(error)  # gin appends lines
         kind = "error" if isinstance(error, errors.UserError) else "failed"
         return Ending(error.exit_code, cause, f"{kind}: {cause}")
     if isinstance(error, KeyboardInterrupt):
         return Ending(130, "interrupted", "interrupted")
-    code, cause = errors.RunFailure.exit_code, _cause(error)
-    if _is_out_of_memory(error):
+    first = error
+    while isinstance(first, pipeline.WorkerError) and first.__cause__:
+        first = first.__cause__  # the exception of the thread
+    cause, code = _cause(first), errors.RunFailure.exit_code
+    is_jax = isinstance(first, jax.errors.JaxRuntimeError)
+    if isinstance(first, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(first)):
         return Ending(code, f"out of memory: {cause}", f"failed: out of memory: {cause}")
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Runs a script's `main` and exits: with its result, or as `ending` says."""
+    """Runs a script's `main`, and exits with its result or with the code of `ending`."""
+    code, end = 0, None
     try:
-        code, cause = main() or 0, None
+        code = main() or 0
     except (Exception, KeyboardInterrupt) as error:
         if not isinstance(error, errors.UserError | errors.RunFailure | KeyboardInterrupt):
             peers.await_cause()
-        code, cause, said = ending(error)
-    if not cause and pipeline.close_failures():  # which have been said
+        end = ending(error)
+        code = end.code
+    if not end and pipeline.close_failures():  # which are already printed
         code = errors.RunFailure.exit_code
     several = processes.is_several()
-    if cause:
-        # First, for whoever says what another process told it ends at once.
-        peers.fail(cause, code)
-        print(said, file=sys.stderr)
+    if end:
+        # Before the report: a process that reports a peer's failure exits at once.
+        peers.fail(end.cause, code)
+        print(end.report, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    if (cause and several) or pipeline.abandoned():
-        # Leaving in order would wait for processes that are gone, or for threads that do not come
-        # back, and for what they hold.
-        if not cause:
+    if (end and several) or pipeline.abandoned():
+        # An orderly exit would wait for processes that are gone or for threads that hang.
+        if not end:
             processes.leave()
         watchdog.kill_children()
         os._exit(code)
-    if not several:  # else the others may take their time
+    if not several:  # other processes may take longer
         watchdog.expect_end()
     sys.exit(code)
 
 
 def compare() -> None:
-    """Is `podracers-compare`: runs `scripts/compare.py`, which is installed as data."""
+    """Command `podracers-compare`: runs `scripts/compare.py`, which is installed as data."""
     script = pathlib.Path(__file__).parent / "scripts" / "compare.py"
-    sys.path.insert(0, str(script.parent))  # of the modules beside it
+    sys.path.insert(0, str(script.parent))  # its modules
     runpy.run_path(str(script), run_name="__main__")
-
-
-def _first(error: BaseException) -> BaseException:
-    """Returns what a thread raised, where that is why another one failed."""
-    while isinstance(error, pipeline.WorkerError) and error.__cause__:
-        error = error.__cause__
-    return error
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    first = _first(error)
-    on_device = isinstance(first, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(first)
-    return on_device or isinstance(first, MemoryError)
 
 
 def _cause(error: BaseException) -> str:
     """Returns an exception in one line, with the innermost place in the user's own code.
 
-    Where no frame is the user's, it is the innermost of this project.
+    Without a frame of the user's, it is the innermost place of this project.
     """
-    error = _first(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if os.path.realpath(frame.filename).startswith(_OWN)]
-    users = [frame for frame in frames if frame not in own and not _is_of_library(frame.filename)]
-    what = errors.one_line(error)
-    for frame in reversed(users or own):
+    own, users = [], []
+    for frame in traceback.extract_tb(error.__traceback__):
         path = frame.filename
-        with contextlib.suppress(OSError, ValueError):  # the working directory may be gone
-            path = str(pathlib.Path(path).relative_to(pathlib.Path.cwd()))
-        return f"{path}:{frame.lineno} in {frame.name}: {what}"
-    return what
-
-
-def _is_of_library(path: str) -> bool:
-    # What has no file was generated, such as the constructor of a dataclass.
-    if path.startswith(("<", sysconfig.get_path("stdlib"))):
-        return True
-    return not {"site-packages", "dist-packages"}.isdisjoint(pathlib.Path(path).parts)
+        # Generated code, such as a dataclass's constructor, has no file.
+        is_library = path.startswith(("<", sysconfig.get_path("stdlib"))) or not {
+            "site-packages",
+            "dist-packages",
+        }.isdisjoint(pathlib.Path(path).parts)
+        if os.path.realpath(path).startswith(_OWN):
+            own.append(frame)
+        elif not is_library:
+            users.append(frame)
+    what = errors.one_line(error)
+    if not (users or own):
+        return what
+    frame = (users or own)[-1]
+    path = frame.filename
+    with contextlib.suppress(OSError, ValueError):  # the working directory may be gone
+        path = str(pathlib.Path(path).relative_to(pathlib.Path.cwd()))
+    return f"{path}:{frame.lineno} in {frame.name}: {what}"
