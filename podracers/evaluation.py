@@ -3,15 +3,15 @@
 Counting only first episodes avoids the bias of a fixed number of steps, in which short episodes are
 counted more often than long ones.
 
-Axis legend: `P` population (absent where it is 1), `E` episodes, `B` of them that host environments
-play together.
+Axis legend: `P` population (absent where it is 1), `E` episodes, `B` episodes that host
+environments play together.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ from podracers import environment as environment_lib
 from podracers import errors, parallel, types, video
 from podracers import population as population_lib
 from podracers import precision as precision_lib
+from podracers.hosts import processes
 from podracers.supervision import pipeline
 from podracers.training import check
 
@@ -30,16 +31,16 @@ DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no l
 MAX_BATCH = 64  # simulators that are alive at the same time
 _NUM_EPISODES, _NUM_HOST_EPISODES = 512, 64  # by default; simulators are slow
 _TIMEOUT = 60.0  # seconds
-_SALT = 0x5EED  # keeps evaluation apart from every stream of the runner
-_PERIODIC, _FINAL = range(2)  # what an evaluation's key is folded from, besides the seed
+_SALT = 0x5EED  # separates the keys of evaluations from those of the runner's streams
+_PERIODIC, _FINAL = range(2)  # folded into the key of an evaluation, besides the seed
 
-# What acting's keys are folded from: a number that no episode has. Folding them from the key of the
-# reset would give the very keys that `jax.random.split` makes of it inside the environment.
+# Folded into the keys of acting: a number that no episode has. Folding them from the key of the
+# reset would give the keys that `jax.random.split` makes of it inside the environment.
 _ACTING = 2**31 - 1
 
 
 class Episodes(NamedTuple):
-    """What was reached, on the host."""
+    """Returns and lengths of episodes, on the host."""
 
     returns: np.ndarray  # [P, E] float32, undiscounted, of the environment's own rewards
     lengths: np.ndarray  # [P, E] int32, agent steps
@@ -61,42 +62,31 @@ class Episodes(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What parameters reach, acting as the agent does in evaluation, and greedily beside it."""
+    """Episodes of the agent's evaluation policy, and of its greedy policy."""
 
     episodes: Episodes
-    greedy: Episodes | None = None  # None where the former are greedy, or these are not wanted
+    greedy: Episodes | None = None  # None if `episodes` are greedy, or none were requested
 
     @property
     def score(self) -> float:
-        """The mean return over all episodes and members: what checkpoints are ranked by."""
+        """The mean return over all episodes and members, by which checkpoints are ranked."""
         return float(np.mean(self.episodes.returns))
 
     def by_prefix(self) -> dict[str, Episodes]:
-        """Returns both by what the names of their metrics begin with."""
+        """Returns both by the prefix of the names of their metrics."""
         return {"": self.episodes} | ({} if self.greedy is None else {"greedy_": self.greedy})
 
 
 class Stopped(Exception):
-    """An evaluation was given up on, because nobody wants its result any more."""
-
-
-_Doing = Callable[[str], AbstractContextManager[None]]  # see `pipeline.Worker.doing`
-
-
-class _Carry(NamedTuple):
-    state: Any
-    timestep: types.TimeStep
-    actor_state: Any
-    episodes: Episodes
-    time: jax.Array
+    """`stop()` became true before the end of an evaluation."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluator:
     """Plays `E` episodes, in a JAX environment all at once, on the host a batch at a time.
 
-    All programs run on one device, the first of those that hold the parameters: programs of several
-    devices stay the runner's.
+    All programs run on one device, the first that holds the parameters: only the runner launches
+    programs of several devices.
 
     Attributes:
       agent: the agent that acts.
@@ -107,8 +97,8 @@ class Evaluator:
       population_values: by option of the agent, one number for each member (see
         `podracers.population`).
       max_steps: agent steps after which an episode is cut; None for the environment's own limit.
-      timeout: seconds that a step of a simulator may take, in recordings too; None for 60.
-      precision: the precision that the agent computes with.
+      timeout: seconds that a step of a simulator may take; None for 60.
+      precision: precision of the agent's computations.
     """
 
     agent: agent_lib.Agent
@@ -144,15 +134,15 @@ class Evaluator:
         stop: Callable[[], bool] = lambda: False,
         share: tuple[int, int] = (0, 1),
     ) -> Episodes:
-        """Returns what the policy reaches; the same key gives the same episodes.
+        """Returns the policy's episodes; the same key gives the same episodes.
 
         Args:
           params: the agent's acting parameters, `[P, ...]`.
           key: one typed key, of the evaluation.
-          stop: function that returns true once nobody wants the result any more; the one program
-            of a JAX environment does not ask.
-          share: `(index, count)`: of so many equal parts of the episodes, which to play; all parts,
-            joined, are the episodes of one that plays them all.
+          stop: called at every step on the host, returns true to cancel the evaluation; the one
+            program of a JAX environment cannot be cancelled.
+          share: `(index, count)`: plays the part `index` of `count` equal parts of the episodes;
+            all parts, joined, equal the result of one that plays them all.
 
         Raises:
           Stopped: `stop()` was true before the end.
@@ -166,9 +156,25 @@ class Evaluator:
             return Episodes(none, none.astype(np.int32), none.astype(np.bool_))
         if not self._is_host:
             return Episodes(*jax.device_get(self._run(*_on_one_device(params, key), env_id)))
+        # Batches of one size, so that acting compiles once; surplus episodes are dropped.
+        size = -(-env_id.size // -(-env_id.size // MAX_BATCH))
 
         def play(worker: pipeline.Worker) -> Episodes:
-            return self._run_on_host(params, key, env_id, worker.doing)
+            batches = []
+            for start in range(first, end, size):
+                batch = np.arange(start, start + size, dtype=np.int32)
+                returns = np.zeros(size, np.float64)
+                lengths, finished = np.zeros(size, np.int32), np.zeros(size, np.bool_)
+                with contextlib.closing(self._steps(params, key, batch, worker)) as steps:
+                    next(steps)
+                    for _, timestep in steps:
+                        returns += np.where(finished, 0.0, timestep.reward)
+                        lengths += ~finished
+                        finished |= timestep.last()
+                        if np.all(finished[batch < end]):
+                            break
+                batches.append(Episodes(returns.astype(np.float32), lengths, finished))
+            return Episodes(*(leaf[: env_id.size] for leaf in Episodes.join(batches)))
 
         try:
             return pipeline.call("evaluation", play, self._host_timeout, stop)
@@ -181,10 +187,10 @@ class Evaluator:
         return dataclasses.replace(self, agent=agent, population=1, population_values={})
 
     def record(self, params: types.PyTree, key: jax.Array) -> list[Any]:
-        """Plays the first of the episodes of `run`, and returns what `environment.render` takes.
+        """Plays the first of the episodes of `run`, and returns arguments of `environment.render`.
 
         Args:
-          params: those of one member.
+          params: parameters of one member.
           key: the key that `run` has.
 
         Returns:
@@ -193,13 +199,24 @@ class Evaluator:
         """
         if self._is_host:
             return self._record_on_host(params, key, lambda _, timestep: _first_row(timestep))
-        return self._record(*_on_one_device(params, key))
+        params, key = _on_one_device(params, key)
+        reset_keys, act_keys, actor_state = self._jitted_begin(key, np.zeros(1, np.int32))
+        state, timestep = jax.jit(jax.vmap(self.environment.reset))(reset_keys)
+        step = jax.jit(jax.vmap(self.environment.step))
+        states = [_first_row(state)]
+        for time in range(self.limit):
+            action, actor_state = self._jitted_act(params, actor_state, timestep, act_keys, time)
+            state, timestep = step(state, action)
+            states.append(_first_row(state))
+            if timestep.last()[0]:
+                break
+        return states
 
     def film(self, params: types.PyTree, key: jax.Array) -> list[np.ndarray]:
-        """Returns the pictures of the episode of `record`, uint8 `[height, width, 3]`.
+        """Returns frames of the episode of `record`, uint8 `[height, width, 3]`.
 
         Raises:
-          errors.UserError: the environment cannot be drawn.
+          errors.UserError: the environment cannot be rendered.
         """
         if not hasattr(self.environment, "render") and hasattr(self.environment, "filmed"):
             filmed = dataclasses.replace(self, environment=self.environment.filmed())
@@ -238,10 +255,9 @@ class Evaluator:
     def _jitted_act(self):
         return jax.jit(self._act)
 
-    # JAX environments: an evaluation is one program.
-
     @functools.cached_property
     def _run(self):
+        """One program that evaluates all members in a JAX environment."""
         if self.population == 1:
             return jax.jit(self._run_member)
 
@@ -256,86 +272,29 @@ class Evaluator:
         return jax.jit(run)
 
     def _run_member(self, params: types.PyTree, key: jax.Array, env_id: jax.Array) -> Episodes:
-        count = env_id.size
+        shape = env_id.shape
         reset_keys, act_keys, actor_state = self._begin(key, env_id)
         state, timestep = jax.vmap(self.environment.reset)(reset_keys)
-        start = _Carry(
-            state=state,
-            timestep=timestep,
-            actor_state=actor_state,
-            episodes=Episodes(
-                jnp.zeros((count,)), jnp.zeros((count,), jnp.int32), jnp.zeros((count,), bool)
-            ),
-            time=jnp.zeros((), jnp.int32),
-        )
+        episodes = Episodes(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool))
 
-        def unfinished(carry: _Carry) -> jax.Array:
-            return (carry.time < self.limit) & ~jnp.all(carry.episodes.finished)
+        def unfinished(carry) -> jax.Array:
+            time, *_, episodes = carry
+            return (time < self.limit) & ~jnp.all(episodes.finished)
 
-        def step(carry: _Carry) -> _Carry:
-            action, actor_state = self._act(
-                params, carry.actor_state, carry.timestep, act_keys, carry.time
-            )
-            state, timestep = jax.vmap(self.environment.step)(carry.state, action)
-            running = ~carry.episodes.finished
+        def step(carry):
+            time, state, timestep, actor_state, episodes = carry
+            action, actor_state = self._act(params, actor_state, timestep, act_keys, time)
+            state, timestep = jax.vmap(self.environment.step)(state, action)
+            running = ~episodes.finished
             episodes = Episodes(
-                carry.episodes.returns + jnp.where(running, timestep.reward, 0.0),
-                carry.episodes.lengths + running.astype(jnp.int32),
-                carry.episodes.finished | timestep.last(),
+                episodes.returns + jnp.where(running, timestep.reward, 0.0),
+                episodes.lengths + running.astype(jnp.int32),
+                episodes.finished | timestep.last(),
             )
-            return _Carry(state, timestep, actor_state, episodes, carry.time + 1)
+            return time + 1, state, timestep, actor_state, episodes
 
-        return jax.lax.while_loop(unfinished, step, start).episodes
-
-    def _record(self, params: types.PyTree, key: jax.Array) -> list[Any]:
-        reset_keys, act_keys, actor_state = self._jitted_begin(key, np.zeros(1, np.int32))
-        state, timestep = jax.jit(jax.vmap(self.environment.reset))(reset_keys)
-        step = jax.jit(jax.vmap(self.environment.step))
-        states = [_first_row(state)]
-        for time in range(self.limit):
-            action, actor_state = self._jitted_act(params, actor_state, timestep, act_keys, time)
-            state, timestep = step(state, action)
-            states.append(_first_row(state))
-            if timestep.last()[0]:
-                break
-        return states
-
-    # Host environments: a supervised thread steps them.
-
-    def _run_on_host(
-        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, doing: _Doing
-    ) -> Episodes:
-        count, first = env_id.size, env_id[0]
-        # Batches of one size, so that acting compiles once; what is beyond the last is dropped.
-        size = -(-count // -(-count // MAX_BATCH))
-        batches = [
-            self._play(params, key, np.arange(start, start + size, dtype=np.int32), env_id, doing)
-            for start in range(first, first + count, size)
-        ]
-        return Episodes(*(np.concatenate(leaves)[:count] for leaves in zip(*batches)))
-
-    def _play(
-        self,
-        params: types.PyTree,
-        key: jax.Array,
-        env_id: np.ndarray,
-        wanted: np.ndarray,
-        doing: _Doing,
-    ) -> Episodes:
-        """Returns a batch of episodes, leaves `[B]`, once all that are wanted have ended."""
-        returns = np.zeros(env_id.shape, np.float64)
-        lengths = np.zeros(env_id.shape, np.int32)
-        finished = np.zeros(env_id.shape, np.bool_)
-        counted = np.isin(env_id, wanted)
-        with contextlib.closing(self._steps(params, key, env_id, doing)) as steps:
-            next(steps)
-            for _, timestep in steps:
-                returns += np.where(finished, 0.0, timestep.reward)
-                lengths += ~finished
-                finished |= timestep.last()
-                if np.all(finished[counted]):
-                    break
-        return Episodes(returns.astype(np.float32), lengths, finished)
+        start = (jnp.zeros((), jnp.int32), state, timestep, actor_state, episodes)
+        return jax.lax.while_loop(unfinished, step, start)[-1]
 
     def _record_on_host(
         self,
@@ -343,11 +302,11 @@ class Evaluator:
         key: jax.Array,
         take: Callable[[environment_lib.HostEnvironment, types.TimeStep], Any],
     ) -> list[Any]:
-        """Plays the first episode, and returns what `take` makes of each time step of it."""
+        """Plays the first episode, and returns the results of `take`, one for each time step."""
 
         def play(worker: pipeline.Worker) -> list[Any]:
             taken, env_id = [], np.zeros(1, np.int32)
-            with contextlib.closing(self._steps(params, key, env_id, worker.doing)) as steps:
+            with contextlib.closing(self._steps(params, key, env_id, worker)) as steps:
                 for host, timestep in steps:
                     taken.append(take(host, timestep))
                     if timestep.last()[0]:
@@ -357,34 +316,34 @@ class Evaluator:
         return pipeline.call("recording", play, self._host_timeout)
 
     def _steps(
-        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, doing: _Doing
+        self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, worker: pipeline.Worker
     ) -> Iterator[tuple[environment_lib.HostEnvironment, types.TimeStep]]:
         """Yields the environments of some episodes, with each time step `[B, ...]` up to the limit.
 
-        It has to be closed, which closes the environments.
+        The caller must close the generator, which closes the environments.
 
         Args:
           params: the agent's acting parameters.
           key: the key that `run` has.
-          env_id: `[B]` int32, which of the episodes.
-          doing: context manager of the activity (`pipeline.Worker.doing`).
+          env_id: `[B]` int32, indices of the episodes.
+          worker: the supervised thread that steps the environments.
         """
         params, key = _on_one_device(params, key)
-        with doing(pipeline.COMPILING):
+        with worker.doing(pipeline.COMPILING):
             _, act_keys, actor_state = self._jitted_begin(key, env_id)
-        with doing(pipeline.STARTING):
+        with worker.doing(pipeline.STARTING):
             host = self.environment.make(key, env_id, parallel.num_host_cores())
         try:
-            with doing(pipeline.STARTING):
+            with worker.doing(pipeline.STARTING):
                 timestep = host.reset()
             yield host, timestep
             for time in range(self.limit):
-                with doing("inference" if time else pipeline.COMPILING):
+                with worker.doing("inference" if time else pipeline.COMPILING):
                     action, actor_state = self._jitted_act(
                         params, actor_state, timestep, act_keys, np.int32(time)
                     )
                     action = np.asarray(jax.device_get(action))
-                with doing("environment step" if time else pipeline.STARTING):
+                with worker.doing("environment step" if time else pipeline.STARTING):
                     host.send(action)
                     timestep = host.recv()
                 yield host, timestep
@@ -392,17 +351,46 @@ class Evaluator:
             pipeline.close_environments(host)
 
 
+def play_together(
+    play: Callable[[tuple[int, int]], Iterable[Episodes | None]],
+) -> list[Episodes] | None:
+    """Plays a share of an evaluation in each of several processes; all of them call it.
+
+    Args:
+      play: called with the share (see `Evaluator.run`), returns sets of its episodes; None among
+        them is left out.
+
+    Returns:
+      The complete sets in process 0; None elsewhere, and if a signal stopped any process.
+    """
+    file = io.BytesIO()
+    try:
+        leaves = [leaf for episodes in play(processes.share()) for leaf in episodes or ()]
+        np.savez_compressed(file, *leaves)
+    except Stopped:
+        pass  # an empty message
+    sets = []  # of each process
+    for message in processes.gather(file.getvalue()) or [b""]:
+        if not message:
+            return None
+        # No pickle: any program that reaches the port may have sent it.
+        with np.load(io.BytesIO(message), allow_pickle=False) as arrays:
+            leaves = [arrays[f"arr_{index}"] for index in range(len(arrays))]
+        sets.append([Episodes(*leaves[at : at + 3]) for at in range(0, len(leaves), 3)])
+    return [Episodes.join(parts) for parts in zip(*sets, strict=True)]
+
+
 def run_key(seed: int, update: int | None = None) -> jax.Array:
-    """Returns the key of a run's evaluation, apart from all keys of training.
+    """Returns the key of a run's evaluation, which no training stream uses.
 
     The final evaluation of a run has the same key as `scripts/evaluate.py`, whichever checkpoint it
-    evaluates: checkpoints are compared on the same episodes. Evaluations during training have
-    others, so that the points of a learning curve have independent errors, and so that the best
-    checkpoint, which they choose, is judged on episodes that did not choose it.
+    evaluates: checkpoints are compared on the same episodes. Evaluations during training have other
+    keys, so that the points of a learning curve have independent errors, and the best checkpoint is
+    evaluated on other episodes than those that selected it.
 
     Args:
       seed: the run's seed.
-      update: number of updates that were taken; None for the final evaluation.
+      update: number of updates so far; None for the final evaluation.
     """
     key = jax.random.fold_in(jax.random.key(seed), _SALT)
     if update is None:
@@ -411,7 +399,7 @@ def run_key(seed: int, update: int | None = None) -> jax.Array:
 
 
 def episode_keys(key: jax.Array, episode: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    """Returns the key of an episode's reset, and the one that acting's are folded from by time."""
+    """Returns the key of an episode's reset, and the key into which acting folds the time."""
     acting = jax.random.fold_in(key, _ACTING)
     return jax.random.fold_in(key, episode), jax.random.fold_in(acting, episode)
 
@@ -432,15 +420,15 @@ def _on_one_device(params: types.PyTree, key: jax.Array) -> tuple[types.PyTree, 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UniformPolicy:
-    """Acts uniformly at random among the legal actions: what every return is measured against.
+    """Acts uniformly at random among the legal actions: the baseline of every return.
 
-    It has the acting half of `podracers.agent.Agent` only.
+    It has only the acting methods of `podracers.agent.Agent`.
     """
 
     spec: environment_lib.EnvironmentSpec
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> tuple[()]:
-        """Remembers nothing."""
+        """Returns an empty actor state."""
         return ()
 
     def act(self, params, actor_state, timestep, key, evaluation=False):

@@ -5,47 +5,135 @@ import dataclasses
 import logging
 import math
 import pathlib
+import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import jax
 import numpy as np
 
-from podracers import errors, evaluation, metrics, population, types
+from podracers import errors, evaluation, metrics, population
 from podracers.hosts import peers, processes
 from podracers.training import (
     checkpoint,
-    clock,
     config,
     config_values,
     gathering,
     loggers,
     run_directory,
-    shared_evaluation,
-    signals,
     storage,
-    weights_and_biases,
 )
 from podracers.training import experiment as experiment_lib
 
 _LOGGER = logging.getLogger(__name__)
 
 
+class StopRequest:
+    """Records SIGTERM and SIGINT (Ctrl-C) instead of ending the process; a context manager.
+
+    True once a signal has arrived. A second Ctrl-C raises `KeyboardInterrupt`. Outside the main
+    thread, where Python allows no signal handlers, it is never true.
+    """
+
+    def __init__(self):
+        self.signal: signal.Signals | None = None
+        self._previous = {}
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+        # The signal may have interrupted a write to the same stream.
+        with contextlib.suppress(RuntimeError):
+            print(f"{self.signal.name}: saving a checkpoint, then leaving", file=sys.stderr)
+
+
+class Clock:
+    """Wall time and training rate of a run, over all its starts; it starts when it is made.
+
+    The first dispatch after a start compiles, so neither its time nor its steps count in a rate.
+
+    Attributes:
+      first_dispatch: seconds of the first dispatches of all starts, compilation included.
+      latest_rate: agent steps per second of the latest dispatch; NaN before the second one.
+    """
+
+    def __init__(self):
+        self._start = time.perf_counter()
+        self._training = 0.0  # seconds
+        self._steps = 0  # agent steps taken in that time
+        self._is_compiled = False
+        self.first_dispatch = 0.0
+        self.latest_rate = math.nan
+
+    @property
+    def wall(self) -> float:
+        """Seconds since the start of the run, earlier starts included."""
+        return time.perf_counter() - self._start
+
+    @property
+    def rate(self) -> float:
+        """Agent steps per second of training, without compilation; NaN before it is known."""
+        return self._steps / self._training if self._training else math.nan
+
+    def add_dispatch(self, seconds: float, steps: int) -> None:
+        """Adds one dispatch, from its launch to its metrics."""
+        if not self._is_compiled:
+            self.first_dispatch += seconds
+            self._is_compiled = True
+            return
+        self._training += seconds
+        self._steps += steps
+        self.latest_rate = steps / seconds
+
+    def record(self) -> dict[str, float]:
+        """Returns the times that a checkpoint stores."""
+        return {
+            "wall": self.wall,
+            "training": self._training,
+            "steps": self._steps,
+            "first_dispatch": self.first_dispatch,
+        }
+
+    def resume(self, record: Mapping[str, float]) -> None:
+        """Adds the times of earlier starts, as returned by `record`."""
+        self._start -= record["wall"]
+        self._training += record["training"]
+        self._steps += record["steps"]
+        self.first_dispatch += record["first_dispatch"]
+
+
 class Run:
     """Trains one experiment in one run directory.
 
-    Of several processes each has one, takes the same decisions, and plays its share of evaluations;
-    only the first of them writes and speaks.
+    Each of several processes has a `Run`, takes the same decisions, and plays its share of
+    evaluations; only process 0 writes logs and prints.
 
     Args:
-      experiment: the settings of the run.
-      parts: the parts that it builds.
+      experiment: the configuration of the run.
+      parts: the parts built from it.
       directory: the run directory; it exists.
       stop: true once the run is to end early.
-      resume: continue from the newest whole checkpoint in it.
-      say: takes lines for the person who watches.
-      progress: whether the terminal shows how far the run is.
+      resume: continue from the newest valid checkpoint in the directory.
+      say: called with each line to print.
+      progress: whether the terminal shows the progress of the run.
     """
 
     def __init__(
@@ -54,12 +142,12 @@ class Run:
         parts: experiment_lib.Parts,
         directory: run_directory.RunDirectory,
         *,
-        stop: signals.StopRequest,
+        stop: StopRequest,
         resume: bool = False,
         say: Callable[[str], None] = print,
         progress: bool = True,
     ):
-        self._clock = clock.Clock()
+        self._clock = Clock()
         self._experiment = experiment
         self._directory = directory
         self._say = say if processes.is_lead() else lambda line: None
@@ -69,27 +157,27 @@ class Run:
         self._parts = parts
         if experiment.checkpoint_directory is not None:
             directory.checkpoints = storage.path(experiment.checkpoint_directory)
-        self._runner = self._parts.runner
+        self._runner = runner = self._parts.runner
+        # Seeds of the members of a population; empty without one.
+        seeds = range(experiment.seed, experiment.seed + runner.population)
+        self._seeds = list(seeds) if runner.population > 1 else []
         self._update = 0
-        self._loggers: loggers.Loggers | None = None
-        self._tensorboard: loggers.TensorBoardLogger | None = None
-        self._tracked: weights_and_biases.TrackedRun | None = None
-        self._is_configuration_kept = False
         self._resume = resume
-        self._verdict = self._said = ""  # of the runner: the newest, and which kind was said
+        self._is_configuration_kept = False
+        self._latest_verdict = self._printed_verdict = ""  # of the runner: its kind
         processes.on_lead(directory.lock.acquire)
         with contextlib.ExitStack() as on_failure:  # the process may live on, as that of a notebook
             on_failure.callback(directory.lock.release)
             self._checkpointer = self._make_checkpointer()
             on_failure.callback(self._checkpointer.close)
             with experiment.configured():
-                for line in self._runner.describe():
+                for line in runner.describe():
                     self._say(line)
-                self._state = self._runner.init(experiment.seed)
+                self._state = runner.init(experiment.seed)
             if resume:
                 self._restore()
             on_failure.pop_all()
-        # Now: by the end of the run its checkout may be at another commit.
+        # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = run_directory.provenance()
 
     def _make_checkpointer(self) -> checkpoint.Checkpointer | gathering.GatheringCheckpointer:
@@ -101,62 +189,285 @@ class Run:
             settings.checkpoint_replay,
         )
 
+    def _restore(self) -> None:
+        restored = self._checkpointer.restore(self._state)
+        if restored is None:
+            self._say("there is no checkpoint yet: starting from the beginning")
+            return
+        step, state, metadata = restored
+        if metadata["seed"] != self._experiment.seed:
+            raise errors.UserError(
+                f"this run has the seed {metadata['seed']}, and cannot continue with "
+                f"{self._experiment.seed}"
+            )
+        if step != metadata["update"] * self._runner.steps_per_update:
+            raise errors.UserError(
+                f"this run has updates of {step // metadata['update']} agent steps, and cannot "
+                f"continue with {self._runner.steps_per_update}"
+            )
+        self._state, self._update = state, metadata["update"]
+        self._clock.resume(metadata["clock"])
+        self._say(f"resuming from step {step:,}")
+
     @property
     def steps(self) -> int:
         """Agent steps so far, over all environments of one member of the population."""
         return self._update * self._runner.steps_per_update
 
     def train(self) -> dict[str, Any] | None:
-        """Runs to the end, or until a signal asks to stop.
+        """Trains to the end, or until a signal stops the run.
 
         Returns:
-          The summary (in process 0; elsewhere an empty one), or None where a signal ended the run
-          early.
+          The summary (in process 0; an empty one elsewhere), or None if a signal stopped the run.
 
         Raises:
           errors.RunFailure: a metric is not finite, or a file cannot be written.
         """
-        with self._experiment.configured():
-            return self._train()
-
-    def _train(self) -> dict[str, Any] | None:
         total = self._parts.num_updates
-        try:
-            self._loggers = loggers.Loggers(self._writers(total))
-            with self._loggers:
-                while not self._must_stop() and self._update < total:
-                    self._advance()
-                if not self._stopping and (summary := self._finish()) is not None:
-                    return summary
-            if self._update:  # before that there is nothing to go on from
-                self._save(None)
-                self._commit()
-            self._say(f"stopped at {self.steps:,} steps: continue with --resume")
-            return None
-        finally:
-            self._close()
+        with self._experiment.configured():
+            try:
+                with loggers.Loggers(self._open_loggers()) as self._loggers:
+                    while not self._must_stop() and self._update < total:
+                        self._run_period()
+                    if not self._stopping and (summary := self._finish()) is not None:
+                        return summary
+                if self._update:  # before the first update there is no progress to save
+                    self._save(None)
+                    self._checkpointer.wait()
+                    self._require_directory()
+                self._say(f"stopped at {self.steps:,} steps: continue with --resume")
+                return None
+            finally:
+                self._close()
 
-    def _writers(self, total: int) -> list[loggers.Logger]:
-        """Returns where the numbers of the run go; in process 0 alone they go anywhere."""
+    def _open_loggers(self) -> list[loggers.Logger]:
+        """Returns the loggers of process 0; other processes have none."""
+        self._tensorboard = self._tracked = None
         if not processes.is_lead():
             return []
         resumed = self.steps if self._resume else None
         self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
-        writers = [loggers.JsonlLogger(self._directory.metrics, resumed), self._tensorboard]
+        opened = [loggers.JsonlLogger(self._directory.metrics, resumed), self._tensorboard]
         if (tracker := self._experiment.tracker) is not None:
-            self._tracked = tracker.open(self._directory.path, self._resume, self._say)
-            writers.append(self._tracked)
+            self._tracked = tracker.open(self._directory, self._resume, self._say)
+            opened.append(self._tracked)
         if self._progress:
-            writers.append(loggers.TerminalLogger(total * self._runner.steps_per_update))
-        return writers
+            total = self._parts.num_updates * self._runner.steps_per_update
+            opened.append(loggers.TerminalLogger(total))
+        return opened
 
     def _must_stop(self) -> bool:
-        """Returns whether a signal has reached any process; all of them ask at the same moment."""
+        """Returns whether a signal has reached any process; all processes call it together."""
         self._stopping = self._stopping or processes.any_process(bool(self._stop))
         return self._stopping
 
+    def _run_period(self) -> None:
+        """Runs the updates of one log period, then logs, evaluates and saves as they are due."""
+        experiment, first_step = self._experiment, self.steps
+        report = self._take_updates()
+        self._require_directory()
+        if processes.is_lead():
+            self._write_configuration(first_step)
+        self._check_finite(report)
+        values = metrics.summarize(report.means, self._seeds)
+        diagnostics = self._runner.diagnostics()
+        values |= diagnostics.values
+        values["steps_per_second"] = self._clock.latest_rate
+        values["wall_time"] = self._clock.wall
+
+        # Print a verdict of a new kind, such as "learner-bound", once two periods agree on it.
+        kind = diagnostics.verdict.partition(":")[0]
+        if kind and kind == self._latest_verdict and kind != self._printed_verdict:
+            self._say(diagnostics.verdict)
+            self._printed_verdict = kind
+        self._latest_verdict = kind
+
+        score = None
+        if experiment.evaluation_period and self._update % experiment.evaluation_period == 0:
+            score, judged, _ = self._evaluate()
+            for prefix, episodes in judged.by_prefix().items() if judged else ():
+                name, lengths = f"evaluation/{prefix}", np.mean(episodes.lengths, axis=-1)
+                values |= metrics.label(f"{name}return", episodes.mean_return(), self._seeds)
+                values |= metrics.label(f"{name}length", lengths, self._seeds)
+        self._loggers.write(self.steps, values)
+        period = experiment.checkpoint_period
+        # The last update is saved with the score of the final evaluation.
+        due = period and self._update % period == 0 and self._update < self._parts.num_updates
+        if score is not None or due:
+            self._save(score)
+
+    def _take_updates(self) -> metrics.Report:
+        """Runs updates up to the next boundary of any period, or fewer if the run is to stop.
+
+        The JAX profiler traces the updates if `profile_update` is among them; TensorBoard (with its
+        profile plugin) and Perfetto read the trace.
+        """
+        experiment = self._experiment
+        periods = (
+            experiment.log_period,
+            experiment.evaluation_period,
+            experiment.checkpoint_period,
+        )
+        distances = [period - self._update % period for period in periods if period]
+        count = min(*distances, self._parts.num_updates - self._update)
+        profiler = contextlib.nullcontext()
+        profiled = experiment.profile_update
+        if profiled in range(self._update, self._update + count) and processes.is_lead():
+            folder = self._directory.path / "profile"
+            profiler = jax.profiler.trace(folder, create_perfetto_trace=True)
+        chunk = self._runner.updates_per_dispatch or count
+        report, taken, start = None, 0, time.perf_counter()
+        with profiler:
+            while taken < count and not (taken and self._must_stop()):
+                size = min(chunk, count - taken)
+                self._state, part = self._runner.step(self._state, size)
+                report = part if report is None else metrics.merge(report, part)
+                taken += size
+            report = jax.device_get(report)
+        steps = taken * self._runner.steps_per_update
+        self._clock.add_dispatch(time.perf_counter() - start, steps)
+        self._update += taken
+        return report
+
+    def _check_finite(self, report: metrics.Report) -> None:
+        """Raises `errors.RunFailure` if a metric is not finite; it names member and update."""
+        first = {name: int(np.min(update)) for name, update in report.first_nonfinite.items()}
+        name = min(first, key=first.get)
+        if first[name] == metrics.NEVER:
+            return
+        member = ""
+        if self._seeds:
+            index = int(np.argmin(report.first_nonfinite[name]))
+            options = population.described(self._runner.population_values, index)
+            member = f" of seed {self._seeds[index]}{options}"
+        saved = self._checkpointer.latest_step()
+        kept = "nothing was saved yet"
+        if saved is not None:
+            kept = f"the newest checkpoint is of step {saved:,}"
+        raise errors.RunFailure(
+            f"the metric '{name}'{member} became NaN or infinite at update {first[name]} "
+            f"({first[name] * self._runner.steps_per_update:,} steps); {kept}"
+        )
+
+    def _evaluate(
+        self, final: bool = False
+    ) -> tuple[float | None, evaluation.Evaluation | None, evaluation.Episodes | None]:
+        """Plays an evaluation; each process plays its share.
+
+        Args:
+          final: the evaluation is the last one, on the episodes of `scripts/evaluate.py`, and a
+            uniform policy plays them too.
+
+        Returns:
+          The score; and in process 0 the evaluation and, if `final`, the uniform policy's episodes.
+          The score is None if a signal stopped the evaluation in any process.
+        """
+        # Of several processes, each acts on a device of its own.
+        params = processes.local(self._runner.actor_params(self._state))
+        key = evaluation.run_key(self._experiment.seed, None if final else self._update)
+
+        def stopped() -> bool:  # called at every step of a host environment
+            peers.touch()
+            return bool(self._stop)
+
+        def play(share: tuple[int, int]) -> list[evaluation.Episodes | None]:
+            sets = [*self._parts.evaluate(params, key, stopped, share)]
+            if final:
+                policy = evaluation.UniformPolicy(self._parts.environment.spec)
+                evaluator = dataclasses.replace(self._parts.evaluator, agent=policy, population=1)
+                sets.append(evaluator.run((), key, stopped, share))
+            return sets
+
+        played = evaluation.play_together(play)
+        uniform = played.pop() if played and final else None
+        judged = evaluation.Evaluation(*played) if played else None
+        return processes.on_lead(lambda: judged and judged.score), judged, uniform
+
+    def _save(self, score: float | None) -> None:
+        self._require_directory()
+        metadata = {
+            "update": self._update,
+            "seed": self._experiment.seed,
+            "population": self._runner.population,
+            "clock": self._clock.record(),
+        }
+        params = self._runner.actor_params(self._state)
+        self._checkpointer.save(self.steps, self._state, params, metadata, score)
+
+    def _require_directory(self) -> None:
+        if processes.is_lead():
+            self._directory.require_there()
+
+    def _write_configuration(self, first_step: int) -> None:
+        """Writes the operative configuration, unless an earlier start has written the same one.
+
+        gin knows the operative configuration once an update was taken.
+
+        Args:
+          first_step: agent steps before that update; events of this step outlive a resumption.
+        """
+        path = self._directory.operative_config
+        if self._is_configuration_kept:
+            return
+        self._is_configuration_kept = True
+        self._is_configuration_kept = True
+        used = config.operative_text()
+        hyperparameters = config_values.hyperparameters(used)
+        if self._tracked is not None:
+            self._tracked.write_configuration(hyperparameters)
+        if path.is_file() and path.read_bytes() == used.encode():
+            return
+        if used:  # empty where Python configured everything
+            texts = {"config": config.text(), "operative_config": used}
+            self._tensorboard.write_configuration(first_step, texts, hyperparameters)
+        self._directory.write(path, used)
+
+    def _finish(self) -> dict[str, Any] | None:
+        """Runs the final evaluation, saves, and writes the summary; None if a signal stopped it."""
+        score, judged, uniform = self._evaluate(final=True)
+        if score is None:
+            return None
+        self._save(score)
+        self._checkpointer.wait()
+        self._require_directory()
+        if judged is None:
+            return {}
+        numbers, returns = {}, {}
+        for prefix, episodes in judged.by_prefix().items():
+            returns[f"{prefix}return"] = by_seed = episodes.mean_return()
+            numbers |= {
+                f"{prefix}return": float(np.mean(episodes.returns)),
+                f"{prefix}standard_error": episodes.standard_error(),
+                f"{prefix}length": float(np.mean(episodes.lengths)),
+                f"{prefix}episodes": int(episodes.returns.size),
+                f"{prefix}unfinished": int(np.sum(~episodes.finished)),
+            }
+            if self._seeds:
+                pairs = zip(map(str, self._seeds), by_seed.tolist())
+                numbers[f"{prefix}return_by_seed"] = dict(pairs)
+        rate = self._clock.rate * self._runner.population
+        summary = {
+            "evaluation": numbers,
+            "random_policy_return": float(np.mean(uniform.returns)),
+            "environment_steps": self.steps * self._runner.population,
+            "wall_time_s": round(self._clock.wall, 3),
+            "steps_per_second": None if math.isnan(rate) else round(rate, 1),
+            "first_dispatch_s": round(self._clock.first_dispatch, 3),  # compilation included
+            "seed": self._experiment.seed,
+            "updates": self._update,
+            "best_checkpoint": self._checkpointer.best_step(),
+            **self._experiment.precision.describe(),
+            **self._provenance,
+        }
+        if options := self._runner.population_values:
+            summary["members"] = population.rows(options, self._seeds, returns)
+        self._directory.write_summary(summary)
+        if self._tracked is not None:
+            self._tracked.write_summary(summary)
+        return summary
+
     def _close(self) -> None:
-        """Ends threads and simulators, and the last save; what fails here hides no first cause."""
+        """Ends threads, simulators and the last save; its failures do not hide a first cause."""
         cause = sys.exception()
         try:
             self._runner.close()
@@ -171,265 +482,6 @@ class Run:
             finally:
                 self._directory.lock.release()
 
-    def _advance(self) -> None:
-        """Takes the updates of one log period, then does whatever falls due."""
-        experiment = self._experiment
-        begun = self.steps
-        report = self._take_updates(self._until_due())
-        self._require_directory()
-        if processes.is_lead():
-            self._keep_configuration(begun)
-        self._check_finite(report)
-        values = metrics.summarize(report.means, self._members())
-        diagnostics = self._runner.diagnostics()
-        values |= diagnostics.values
-        self._note_verdict(diagnostics.verdict)
-        values["steps_per_second"] = self._clock.latest_rate
-        values["wall_time"] = self._clock.wall
-        score = None
-        if _due(self._update, experiment.evaluation_period):
-            score, judged = self._judge()
-            values |= judged
-        self._loggers.write(self.steps, values)
-        # The last state is saved with the score of the final evaluation.
-        due = _due(self._update, experiment.checkpoint_period)
-        if score is not None or (due and self._update < self._parts.num_updates):
-            self._save(score)
-
-    def _judge(self) -> tuple[float | None, dict[str, float]]:
-        """Returns a score, and what is logged of it; None where a signal stopped the evaluation."""
-        params = self._acting_params()
-        key = evaluation.run_key(self._experiment.seed, self._update)
-
-        def play(share: tuple[int, int]) -> evaluation.Evaluation:
-            return self._parts.evaluate(params, key, self._stopped, share)
-
-        played = shared_evaluation.play_together(play)
-        return processes.on_lead(lambda: self._judged(played))
-
-    def _judged(
-        self, played: list[evaluation.Episodes] | None
-    ) -> tuple[float | None, dict[str, float]]:
-        if played is None:
-            return None, {}
-        judged, values, members = evaluation.Evaluation(*played), {}, self._members()
-        for prefix, episodes in judged.by_prefix().items():
-            name, lengths = f"evaluation/{prefix}", np.mean(episodes.lengths, axis=-1)
-            values |= metrics.label(f"{name}return", episodes.mean_return(), members)
-            values |= metrics.label(f"{name}length", lengths, members)
-        return judged.score, values
-
-    def _take_updates(self, count: int) -> metrics.Report:
-        """Takes updates, fewer if the run is to stop and the runner can; returns their report."""
-        most = self._runner.updates_per_dispatch or count
-        report, taken = None, 0
-        with self._clock.dispatch() as dispatch, self._profiled(count):
-            while taken < count and not (taken and self._must_stop()):
-                chunk = min(most, count - taken)
-                self._state, part = self._runner.step(self._state, chunk)
-                report = part if report is None else metrics.merge(report, part)
-                taken += chunk
-            report = jax.device_get(report)
-            dispatch.steps = taken * self._runner.steps_per_update
-        self._update += taken
-        return report
-
-    def _profiled(self, count: int) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that is traced if `profile_update` is among the next updates.
-
-        TensorBoard (with its profile plugin) and Perfetto read what is written.
-        """
-        update = self._experiment.profile_update
-        if update is None or not self._update <= update < self._update + count:
-            return contextlib.nullcontext()
-        if not processes.is_lead():
-            return contextlib.nullcontext()
-        return jax.profiler.trace(self._directory.path / "profile", create_perfetto_trace=True)
-
-    def _note_verdict(self, verdict: str) -> None:
-        """Says what limits the speed once it has been the same for two periods, and is news."""
-        kind, latest = (line.partition(":")[0] for line in (verdict, self._verdict))
-        if kind and kind == latest and kind != self._said:
-            self._say(verdict)
-            self._said = kind
-        self._verdict = verdict
-
-    def _until_due(self) -> int:
-        """Returns how many updates to take: never beyond the next boundary of any period."""
-        experiment = self._experiment
-        periods = (
-            experiment.log_period,
-            experiment.evaluation_period,
-            experiment.checkpoint_period,
-        )
-        distances = [period - self._update % period for period in periods if period]
-        return min(*distances, self._parts.num_updates - self._update)
-
-    def _members(self) -> list[int]:
-        """Returns the seed of each member of a population; empty where there is but one."""
-        count, first = self._runner.population, self._experiment.seed
-        return list(range(first, first + count)) if count > 1 else []
-
-    def _check_finite(self, report: metrics.Report) -> None:
-        first = {name: int(np.min(update)) for name, update in report.first_nonfinite.items()}
-        name = min(first, key=first.get)
-        if first[name] == metrics.NEVER:
-            return
-        members = np.atleast_1d(report.first_nonfinite[name])
-        worst, values = int(np.argmin(members)), self._runner.population_values
-        own = population.described(values, worst)
-        member = f" of seed {self._members()[worst]}{own}" if self._members() else ""
-        saved = self._checkpointer.latest_step()
-        kept = (
-            f"the newest checkpoint is of step {saved:,}"
-            if saved is not None
-            else "nothing was saved yet"
-        )
-        raise errors.RunFailure(
-            f"the metric '{name}'{member} became NaN or infinite at update {first[name]} "
-            f"({first[name] * self._runner.steps_per_update:,} steps); {kept}"
-        )
-
-    def _acting_params(self) -> types.PyTree:
-        """Returns what evaluation acts with, on devices of this process."""
-        return processes.local(self._runner.actor_params(self._state))
-
-    def _stopped(self) -> bool:
-        """Returns whether this process is to stop; evaluations ask at every step."""
-        peers.touch()
-        return bool(self._stop)
-
-    def _save(self, score: float | None) -> None:
-        self._require_directory()
-        metadata = {
-            "update": self._update,
-            "seed": self._experiment.seed,
-            "population": self._runner.population,
-            "clock": self._clock.record(),
-        }
-        params = self._runner.actor_params(self._state)
-        self._checkpointer.save(self.steps, self._state, params, metadata, score)
-
-    def _commit(self) -> None:
-        """Waits until the last checkpoint is where it belongs."""
-        self._checkpointer.wait()
-        self._require_directory()
-
-    def _require_directory(self) -> None:
-        if processes.is_lead():
-            self._directory.require_there()
-
-    def _restore(self) -> None:
-        restored = self._checkpointer.restore(self._state)
-        if restored is None:
-            self._say("there is no checkpoint yet: starting from the beginning")
-            return
-        step, state, metadata = restored
-        if metadata["seed"] != self._experiment.seed:
-            raise errors.UserError(
-                f"this run has the seed {metadata['seed']}, and cannot go on with "
-                f"{self._experiment.seed}"
-            )
-        if step != metadata["update"] * self._runner.steps_per_update:
-            raise errors.UserError(
-                f"this run has updates of {step // metadata['update']} agent steps, and cannot go "
-                f"on with {self._runner.steps_per_update}"
-            )
-        self._state, self._update = state, metadata["update"]
-        self._clock.resume(metadata["clock"])
-        self._say(f"resuming from step {step:,}")
-
-    def _keep_configuration(self, begun: int) -> None:
-        """Writes what was used, also to TensorBoard, unless an earlier start has written the same.
-
-        What gin has called is known once an update was taken.
-
-        Args:
-          begun: agent steps before that update: what is logged up to there outlives a resumption.
-        """
-        path = self._directory.operative_config
-        if self._is_configuration_kept and path.exists():
-            return
-        self._is_configuration_kept = True
-        used = config.operative_text()
-        hyperparameters = config_values.hyperparameters(used)
-        if self._tracked is not None:
-            self._tracked.write_configuration(hyperparameters)
-        if path.is_file() and path.read_bytes() == used.encode():
-            return
-        if used:  # what Python alone has configured is not known here
-            texts = {"config": config.text(), "operative_config": used}
-            self._tensorboard.write_texts(begun, texts)
-            self._tensorboard.write_hyperparameters(hyperparameters)
-        self._directory.write(path, used)
-
-    def _finish(self) -> dict[str, Any] | None:
-        """Evaluates for the last time, saves, and writes the summary; None where it was stopped."""
-        params = self._acting_params()
-        key = evaluation.run_key(self._experiment.seed)
-
-        def play(share: tuple[int, int]) -> list[evaluation.Episodes | None]:
-            judged = self._parts.evaluate(params, key, self._stopped, share)
-            return [*judged, self._uniform(key, share)]
-
-        played = shared_evaluation.play_together(play)
-        judged = evaluation.Evaluation(*played[:-1]) if played else None
-        score = processes.on_lead(lambda: judged and judged.score)
-        if score is None:
-            return None
-        self._save(score)
-        self._commit()
-        return self._summarize(judged, played[-1]) if judged else {}
-
-    def _summarize(
-        self, judged: evaluation.Evaluation, uniform: evaluation.Episodes
-    ) -> dict[str, Any]:
-        """Returns the summary, and writes it."""
-        summary = {
-            "evaluation": {
-                f"{prefix}{name}": value
-                for prefix, episodes in judged.by_prefix().items()
-                for name, value in self._numbers(episodes).items()
-            },
-            "random_policy_return": float(np.mean(uniform.returns)),
-            "environment_steps": self.steps * self._runner.population,
-            "wall_time_s": round(self._clock.wall, 3),
-            "steps_per_second": _rounded(self._clock.rate * self._runner.population),
-            "first_dispatch_s": round(self._clock.first_dispatch, 3),  # compilation included
-            "seed": self._experiment.seed,
-            "updates": self._update,
-            "best_checkpoint": self._checkpointer.best_step(),
-            **self._experiment.precision.describe(),
-            **self._provenance,
-        }
-        if values := self._runner.population_values:
-            columns = {f"{p}return": each.mean_return() for p, each in judged.by_prefix().items()}
-            summary["members"] = population.rows(values, self._members(), columns)
-        self._directory.write_summary(summary)
-        if self._tracked is not None:
-            self._tracked.write_summary(summary)
-        return summary
-
-    def _numbers(self, episodes: evaluation.Episodes) -> dict[str, Any]:
-        """Returns what the summary says of episodes."""
-        values = {
-            "return": float(np.mean(episodes.returns)),
-            "standard_error": episodes.standard_error(),
-            "length": float(np.mean(episodes.lengths)),
-            "episodes": int(episodes.returns.size),
-            "unfinished": int(np.sum(~episodes.finished)),
-        }
-        if self._members():
-            by_seed = zip(self._members(), episodes.mean_return())
-            values["return_by_seed"] = {str(seed): float(mean) for seed, mean in by_seed}
-        return values
-
-    def _uniform(self, key: jax.Array, share: tuple[int, int]) -> evaluation.Episodes:
-        """Returns what a policy reaches that acts uniformly at random."""
-        policy = evaluation.UniformPolicy(self._parts.environment.spec)
-        evaluator = dataclasses.replace(self._parts.evaluator, agent=policy, population=1)
-        return evaluator.run((), key, self._stopped, share)
-
 
 def train(
     experiment: experiment_lib.Experiment,
@@ -438,19 +490,19 @@ def train(
 ) -> dict[str, Any] | None:
     """Trains an experiment in a new run directory, from Python and in one process.
 
-    It is what the command `train.py` does, without a word but to `say`. `loggers.read_rows` reads
-    what it logs, `trained.load` what was learnt.
+    It does what the command `train.py` does, and prints nothing. `loggers.read_rows` reads its log,
+    `trained.load` the trained policy.
 
     Args:
       experiment: as `experiment.load` returns it.
-      path: the run directory's path; it is made.
-      say: takes lines for the person who watches.
+      path: path of the run directory, which is created.
+      say: called with each line that the command would print.
 
     Returns:
-      The summary, or None where a signal ended the run early.
+      The summary, or None if a signal stopped the run.
 
     Raises:
-      errors.UserError: the parts do not fit, or there is a directory already.
+      errors.UserError: the parts do not fit, or the directory exists.
       errors.RunFailure: see `Run.train`.
     """
     directory = run_directory.RunDirectory(path)
@@ -462,13 +514,5 @@ def train(
     directory.create()
     with experiment.configured():
         directory.write_config(config.text())
-    with signals.StopRequest() as stop:
+    with StopRequest() as stop:
         return Run(experiment, parts, directory, stop=stop, say=say, progress=False).train()
-
-
-def _due(update: int, period: int) -> bool:
-    return bool(period) and update % period == 0
-
-
-def _rounded(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 1)

@@ -14,7 +14,7 @@ import rich.table
 
 from podracers import command_line, errors
 from podracers.hosts import processes
-from podracers.training import config, experiment, run, run_directory, signals, storage
+from podracers.training import config, experiment, run, run_directory, storage
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     if arguments.distributed or group.coordinator or processes.is_cluster():
         processes.initialize(group, arguments.peer_timeout)
     command_line.require_accelerator()
-    with signals.StopRequest() as stop:
+    with run.StopRequest() as stop:
         return _train(arguments, stop)
 
 
@@ -64,7 +64,7 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _train(arguments: argparse.Namespace, stop: signals.StopRequest) -> int:
+def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     directory = run_directory.RunDirectory(arguments.run_dir) if arguments.run_dir else None
     resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
     console = rich.console.Console(highlight=False)

@@ -14,7 +14,7 @@ from results import reproduction, training_process
 from results import rows as results
 
 from podracers import errors
-from podracers.training import signals
+from podracers.training import run as run_lib
 
 _NICE = 10  # a suite runs for hours, beside other work
 _AND = " and "
@@ -79,7 +79,7 @@ def train(
     training_process.make_folder(output)
     left, seconds = _missing(rows, seeds, output)
     whole = True
-    with signals.StopRequest() as stop:
+    with run_lib.StopRequest() as stop:
         for number, (row, run) in enumerate(left):
             time = _time([row.name for row, _ in left[number:]], seconds)
             say(f"[{number + 1}/{len(left)}] {row.name}, seed {run.seed}; {time}")

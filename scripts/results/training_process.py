@@ -20,7 +20,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from podracers import errors
-from podracers.training import config, experiment, loggers, run_directory, signals
+from podracers.training import config, experiment, loggers, run_directory
+from podracers.training import run as run_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MORE = "; more in "  # before the path of a log, in the message of a failure
@@ -117,7 +118,7 @@ class Run:
         run_dir = ("--run_dir", self.directory.path.as_posix())
         return shlex.join(["python", "scripts/train.py", *self.arguments, *run_dir])
 
-    def train(self, stop: signals.StopRequest, nice: int = 0) -> bool:
+    def train(self, stop: run_lib.StopRequest, nice: int = 0) -> bool:
         """Trains, or goes on with what was begun earlier, and shows how far it is.
 
         What the child prints goes to a log beside the run directory.
@@ -199,7 +200,7 @@ def plan(
 
 def train_all(runs: Sequence[Run], say: Callable[[str], None]) -> bool:
     """Trains runs one after the other, or what is missing; returns whether all are finished."""
-    with signals.StopRequest() as stop:
+    with run_lib.StopRequest() as stop:
         for number, run in enumerate(runs, 1):
             state = "resuming" if run.directory.config.exists() else "training"
             state = "there already" if run.directory.summary.exists() else state

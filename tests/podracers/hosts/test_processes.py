@@ -142,7 +142,6 @@ def test_evaluations_are_shared():
         """
 begin()
 from podracers import evaluation
-from podracers.training import shared_evaluation
 
 def episodes(share, size):
     index, count = share
@@ -158,13 +157,13 @@ def stopped(share):
         raise evaluation.Stopped
     return play(share)
 
-played = shared_evaluation.play_together(play)
+played = evaluation.play_together(play)
 assert (played is None) == (process != 0)
 for found, size in zip(played or (), (6, 3), strict=True) if played else ():
     np.testing.assert_array_equal(found.returns, np.arange(size) + 0.1)
     np.testing.assert_array_equal(found.lengths, np.arange(size))
     assert found.finished.dtype == bool and found.lengths.dtype == np.int32
-assert shared_evaluation.play_together(stopped) is None
+assert evaluation.play_together(stopped) is None
 """,
         count=3,
     )

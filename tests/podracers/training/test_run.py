@@ -8,7 +8,9 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
+import threading
 import time
 
 import jax.numpy as jnp
@@ -27,7 +29,6 @@ from podracers.training import (
     experiment,
     run,
     run_directory,
-    signals,
     train,
     trained,
 )
@@ -296,7 +297,7 @@ def test_members_with_values_of_their_own_are_told_apart_and_resumed(tmp_path):
 def test_a_member_that_diverges_is_named_with_its_values(settings, tmp_path):
     own = functools.partial(settings.runner, population_values={"gamma": (0.9, 0.5)})
     parts = dataclasses.replace(settings, runner=own).build()
-    with signals.StopRequest() as stop:
+    with run.StopRequest() as stop:
         directory = run_directory.RunDirectory(tmp_path)
         runner = run.Run(settings, parts, directory, stop=stop, progress=False)
         means = {"loss/total": np.float32([6, 4])}
@@ -591,3 +592,52 @@ def test_a_summary_names_the_commit_that_trained(settings, tmp_path, monkeypatch
 
     summary, _ = _run(settings, run_directory.RunDirectory(tmp_path), Moved())
     assert summary["commit"] not in ("later", None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_to_stop_and_a_second_ctrl_c_interrupts(number, capsys):
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    with run.StopRequest() as stop:
+        assert not stop
+        os.kill(os.getpid(), number)
+        assert stop.signal == number and stop
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert number.name in capsys.readouterr().err
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_thread_can_train_without_signal_handlers():
+    seen = []
+
+    def enter():
+        with run.StopRequest() as stop:
+            seen.append(bool(stop))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+
+
+def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
+    clocks = []
+    for dispatches in ([(30.0, 64), (2.0, 64), (1.0, 128)], [(10.0, 64), (3.0, 64)]):
+        clock = run.Clock()
+        now[0] += 5.0  # such as restoring a checkpoint
+        if clocks:
+            clock.resume(clocks[-1].record() | {"wall": 38.0})
+        for index, (seconds, steps) in enumerate(dispatches):
+            now[0] += seconds
+            clock.add_dispatch(seconds, steps)
+            if index == 0:
+                assert math.isnan(clock.latest_rate)
+                assert clocks or math.isnan(clock.rate)
+        clocks.append(clock)
+        now[0] += 1000.0  # between two starts
+    assert (clocks[0].rate, clocks[0].latest_rate, clocks[0].first_dispatch) == (64.0, 128.0, 30.0)
+    assert clocks[1].rate == (64 + 128 + 64) / (2.0 + 1.0 + 3.0)
+    assert clocks[1].first_dispatch == 40.0
+    assert clocks[1].wall == 38.0 + 18.0 + 1000.0
