@@ -49,9 +49,9 @@ IN_PARALLEL := -n $(WORKERS) --dist worksteal
 TRAIN_TIME := about 4 minutes, installing included
 TEST_TIME := about 9 minutes
 CHECK_TIME := about 10 seconds
-# Of experiments that were chosen, only docs/results.md knows.
+# Times of other experiments are in docs/generated/results.md.
 SAID_TRAIN_TIME := $(if $(filter filefile,$(origin EXPERIMENT)$(origin RUNNER)),$(TRAIN_TIME) (on two cores),\
-  docs/results.md says how long experiments take)
+  docs/generated/results.md has times of experiments)
 
 help:
 	@echo "make install"

@@ -3,13 +3,13 @@ r"""Compares runners on one experiment, over seeds: curves by step and by second
   python scripts/compare.py --gin_file gin/experiments/snake_ppo.gin \
       --runners anakin sebulba --seeds 3
 
-trains every runner with every seed (`scripts/train.py`, each in a process of its own, one after the
-other; runners take turns), then writes comparison.png and comparison.json beside the runs, and
-prints a table. The same command goes on where an earlier one was stopped, and trains nothing twice.
+trains every runner with every seed (`scripts/train.py`, each in its own process, in turns), then
+writes comparison.png and comparison.json beside the runs, and prints a table. The same command
+continues after it was stopped, and trains no run twice.
 
-A runner is a file of gin/runners, by name or by path; it is read after the experiment's files. With
-`LABEL=NAME` it goes by another name, so that one runner can be compared with itself. What only one
-of them should read follows its label and a colon, and is read last:
+A runner is a file of gin/runners, by name or by path; it is read after the experiment's files.
+`LABEL=NAME` gives it another name, so that a runner can be compared with itself. Files and bindings
+of one runner follow its label and a colon, and are read last:
 
   --runners anakin sebulba --runner_gin sebulba:gin/environments/envpool_snake.gin
   --runners waits=sebulba overlaps=sebulba --runner_bindings 'waits:Sebulba.lag = 0'
@@ -26,105 +26,96 @@ from podracers import command_line, errors
 
 
 def main() -> int:
-    """Parses the command line, trains what is missing, and writes the comparison."""
-    arguments = _parse()
-    output = pathlib.Path(
-        arguments.output_dir or f"comparisons/{pathlib.Path(arguments.gin_file[0]).stem}"
-    )
-    runs = _plan(arguments, output)
+    """Parses the command line, trains the missing runs, and writes the comparison."""
+    options = _parse()
+    experiment = pathlib.Path(options.gin_file[0]).stem
+    output = pathlib.Path(options.output_dir or f"comparisons/{experiment}")
     console = rich.console.Console(highlight=False, soft_wrap=True)
+    runs = _plan(options, output)
     if not training_process.train_all(runs, lambda line: console.print(line, markup=False)):
-        console.print("stopped: the same command goes on where this one was")
+        console.print("stopped: the same command continues")
         return 0
-    results = [comparison.read(run.label, run.seed, run.command, run.directory) for run in runs]
-    summary = results[0].summary
-    names = ", ".join(pathlib.Path(path).stem for path in arguments.gin_file)
-    seeds = f"{arguments.seeds} seed{'s' if arguments.seeds > 1 else ''}"
-    title = f"{names}: {seeds}, {summary['device']}, {summary['host_cores']} host cores"
-    compared = comparison.Comparison(results)
-    compared.draw(title, output / "comparison.png")
-    options = {name: value for name, value in vars(arguments).items() if value}
-    compared.write(options, output / "comparison.json")
-    rich.console.Console(highlight=False).print(compared.table())
+    runners: dict[str, list[comparison.Result]] = {}
+    for run in runs:
+        runners.setdefault(run.label, []).append(comparison.read(run))
+    summary = runners[runs[0].label][0].summary
+    names = ", ".join(pathlib.Path(path).stem for path in options.gin_file)
+    hardware = f"{summary['device']}, {summary['host_cores']} host cores"
+    title = f"{names}: {options.seeds} seed{'s' * (options.seeds > 1)}, {hardware}"
+    comparison.draw(runners, title, output / "comparison.png")
+    given = {name: value for name, value in vars(options).items() if value}
+    comparison.write(runners, given, output / "comparison.json")
+    rich.console.Console(highlight=False).print(comparison.table(runners))
     console.print(f"{output / 'comparison.png'}\n{output / 'comparison.json'}", markup=False)
     return 0
 
 
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
-    parser.add_argument("--gin_file", action="append", required=True, metavar="PATH")
-    parser.add_argument("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
-    parser.add_argument("--runners", nargs="+", required=True, metavar="[LABEL=]NAME")
-    parser.add_argument("--runner_gin", action="append", default=[], metavar="LABEL:PATH")
-    parser.add_argument(
-        "--runner_bindings", action="append", default=[], metavar="'LABEL:NAME = VALUE'"
-    )
-    parser.add_argument(
-        "--seeds", type=command_line.count, default=3, help="how many: 0, 1, ... (default: 3)"
-    )
-    parser.add_argument("--total_steps", type=int, help="agent steps of each run")
-    parser.add_argument("--output_dir", metavar="DIR", help="default: comparisons/<experiment>")
+    add, several = parser.add_argument, {"action": "append", "default": []}
+    add("--gin_file", action="append", required=True, metavar="PATH")
+    add("--gin_bindings", **several, metavar="'NAME = VALUE'")
+    add("--runners", nargs="+", required=True, metavar="[LABEL=]NAME")
+    add("--runner_gin", **several, metavar="LABEL:PATH")
+    add("--runner_bindings", **several, metavar="'LABEL:NAME = VALUE'")
+    add("--seeds", type=command_line.count, default=3, help="number of seeds (default: 3)")
+    add("--total_steps", type=int, help="agent steps of each run")
+    add("--output_dir", metavar="DIR", help="default: comparisons/<experiment>")
     return parser.parse_args()
 
 
-def _plan(arguments: argparse.Namespace, output: pathlib.Path) -> list[training_process.Run]:
-    """Reads the configuration of all runs: what is wrong with the last is said before the first.
+def _plan(options: argparse.Namespace, output: pathlib.Path) -> list[training_process.Run]:
+    """Reads the configurations of all runs, so that mistakes are found before any training.
 
     Args:
-      arguments: those of the command line.
+      options: of the command line.
       output: the folder of the comparison.
 
     Raises:
-      errors.UserError: one does not parse, or settles itself what the script is to settle.
+      errors.UserError: a configuration does not parse, or binds the seed or the agent steps.
     """
-    files, bindings = _of_runners(arguments)
-    steps, runs = arguments.total_steps, []
-    settled = [] if steps is None else [f"TOTAL_STEPS = {steps}"]
-    for seed in range(arguments.seeds):  # runners take turns: a machine that drifts, drifts for all
+    files, bindings = _of_runners(options)
+    steps, runs = options.total_steps, []
+    bound = [] if steps is None else [f"TOTAL_STEPS = {steps}"]
+    for seed in range(options.seeds):  # runners take turns: the machine's speed drifts
         for label in files:
             run = training_process.plan(
                 label,
                 seed,
-                [*arguments.gin_file, *files[label]],
-                [*settled, *arguments.gin_bindings, *bindings[label]],
+                [*options.gin_file, *files[label]],
+                [*bound, *options.gin_bindings, *bindings[label]],
                 output / "runs" / f"{label}-{seed}",
             )
             if steps not in (None, run.total_steps):
                 raise errors.UserError(
-                    f"{label}: --total_steps is {steps}, but the configuration insists on "
-                    f"{run.total_steps}"
+                    f"{label}: --total_steps is {steps}, the configuration's {run.total_steps}"
                 )
             runs.append(run)
     return runs
 
 
-def _of_runners(arguments: argparse.Namespace) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Returns what each runner alone reads, by label: files, and bindings."""
+def _of_runners(options: argparse.Namespace) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Returns the files and the bindings of each runner alone, by label."""
     files: dict[str, list[str]] = {}
-    for entry in arguments.runners:
+    for entry in options.runners:
         label, _, name = entry.rpartition("=")
         path = command_line.runner_file(name)
         label = label or pathlib.Path(path).stem
         if not re.fullmatch(r"[\w.-]+", label):
             raise errors.UserError(f"--runners {entry}: a label is letters, digits, '.', '_', '-'")
         if label in files:
-            raise errors.UserError(
-                f"--runners: '{label}' is there twice; give each a label, such as other={name}"
-            )
+            raise errors.UserError(f"--runners: '{label}' occurs twice; use labels: other={name}")
         files[label] = [path]
     bindings = {label: [] for label in files}
-    for option, entries, lists in (
-        ("--runner_gin", arguments.runner_gin, files),
-        ("--runner_bindings", arguments.runner_bindings, bindings),
-    ):
-        for entry in entries:
-            label, colon, value = entry.partition(":")
+    for option, lists in (("runner_gin", files), ("runner_bindings", bindings)):
+        for entry in getattr(options, option):
+            label, colon, value = (part.strip() for part in entry.partition(":"))
             if not colon:
-                raise errors.UserError(f"{option} '{entry}': expected a label, a colon and a value")
-            if label.strip() not in files:
+                raise errors.UserError(f"--{option}: expected a label and a colon, got '{entry}'")
+            if label not in files:
                 hint = errors.nearest(label, files)
-                raise errors.UserError(f"{option}: '{label}' is none of --runners{hint}")
-            lists[label.strip()].append(value.strip())
+                raise errors.UserError(f"--{option}: '{label}' is none of --runners{hint}")
+            lists[label].append(value)
     return files, bindings
 
 

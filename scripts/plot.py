@@ -1,18 +1,17 @@
 """Plots learning curves: python scripts/plot.py --run_dir DIR [DIR ...] --out FILE.png.
 
-Runs that differ in nothing but the seed become one curve: the mean over seeds, with the range
-between them shaded. A run of a population is several seeds, and one curve for each combination of
-its `population_values`. What tells runs apart is what their config.gin says, not how their folders
-are called: the same seed under two runners is two curves. Each environment has a panel; its title
-says agent, environment and runner, where they are the same for all of its curves, and the legend
-what differs. Of several runs of one configuration and one seed, the newest is drawn.
+Runs that differ only in the seed become one curve: the mean over seeds, with the range shaded. A
+run of a population is several seeds, with a curve for each combination of its `population_values`.
+Runs are distinguished by their config.gin, not by the names of their folders. Each environment has
+a panel; the legend has the parameters that differ. Of several runs with one configuration and one
+seed, the newest is drawn.
 """
 
 import math
 import sys
 
 import matplotlib.pyplot as plt
-from results import curves, groups, plotting
+from results import curves, plotting
 
 from podracers import command_line
 
@@ -23,23 +22,22 @@ def main() -> None:
     parser.add_argument("--run_dir", action="extend", nargs="+", required=True, metavar="DIR")
     parser.add_argument("--metric", default="episode/return")
     parser.add_argument("--out", required=True, metavar="FILE.png")
-    arguments = parser.parse_args()
-    runs = [groups.read(path) for path in dict.fromkeys(arguments.run_dir)]
-    drawn, said = curves.panels(runs, arguments.metric)
-    for line in said:
-        print(line, file=sys.stderr)
-    columns = min(3, math.ceil(math.sqrt(len(drawn))))
-    rows = -(-len(drawn) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(4.6 * columns, 3.6 * rows), squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[len(drawn) :]:
+    options = parser.parse_args()
+    runs = [curves.read(path) for path in dict.fromkeys(options.run_dir)]
+    panels, notes = curves.panels(runs, options.metric)
+    for note in notes:
+        print(note, file=sys.stderr)
+    columns = min(3, math.ceil(math.sqrt(len(panels))))
+    rows = math.ceil(len(panels) / columns)
+    size = (4.6 * columns, 3.6 * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
         axis.remove()
-    for axis, panel in zip(axes.flat, drawn):
-        curves.draw(axis, panel, arguments.metric)
-    plotting.save(figure, arguments.out)
-    count = sum(len(panel.curves) for panel in drawn)
-    print(f"{arguments.out}: {count} curve{'s' if count > 1 else ''}")
+    for axis, panel in zip(axes.flat, panels):
+        curves.draw(axis, panel, options.metric)
+    plotting.save(figure, options.out)
+    count = sum(len(panel.curves) for panel in panels)
+    print(f"{options.out}: {count} curve{'s' if count > 1 else ''}")
 
 
 if __name__ == "__main__":

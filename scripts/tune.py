@@ -13,7 +13,7 @@ time, the start's values are written. A candidate that does not divide, takes to
 long is skipped. Ctrl-C keeps the best so far.
 
 num_envs and rollout_length change what is learnt from how many agent steps, not only how fast they
-come: see docs/tuning.md. rollout_length is searched only where --parameters names it; name the
+come: see docs/evidence.md. rollout_length is searched only where --parameters names it; name the
 parameters without num_envs to leave learning as it is.
 """
 

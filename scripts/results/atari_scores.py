@@ -2,21 +2,18 @@
 
 The scores of both, in 57 games with up to 30 no-ops at the start, are those of Wang et al. 2016,
 "Dueling Network Architectures for Deep Reinforcement Learning", https://arxiv.org/abs/1511.06581,
-table 2, who keep the random policy's of Mnih et al. 2015, https://doi.org/10.1038/nature14236,
-where those have the game. (Badia et al. 2020, https://arxiv.org/abs/2003.13350, give a random
-policy 0.0 in Video Pinball, and agree in all else.) Names are EnvPool's, without the version.
+table 2, who use the random policy's scores of Mnih et al. 2015, https://doi.org/10.1038/nature14236,
+in the games of that paper. (Badia et al. 2020, https://arxiv.org/abs/2003.13350, differ in one: 0.0
+for a random policy in Video Pinball.) Names are EnvPool's, without the version.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-from results import aggregates
 
 from podracers import errors
 
 
 class Reference(NamedTuple):
-    """What to compare a score with, in points of the game."""
+    """Reference scores, in points of the game."""
 
     random: float
     human: float
@@ -57,14 +54,3 @@ def normalized(game: str, score: float) -> float:
         raise errors.UserError(f"no Atari game '{game}'{errors.nearest(game, REFERENCES)}")
     random, human = REFERENCES[game]
     return (score - random) / (human - random)
-
-
-def summarize(scores: Mapping[str, Sequence[float]]) -> dict[str, aggregates.Estimate]:
-    """Returns what an agent reaches over several games: human-normalised statistics by name.
-
-    Args:
-      scores: points by game and by run; as many runs of each game.
-    """
-    return aggregates.summarize(
-        [[normalized(game, score) for score in runs] for game, runs in scores.items()]
-    )

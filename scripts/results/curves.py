@@ -1,115 +1,230 @@
 """Learning curves of run directories: a panel for each environment, a curve for each configuration.
 
+Runs are grouped by the parameters in their `config.gin`, not by the names of their folders.
+
 `K` points of a curve.
 """
 
 import collections
+import dataclasses
 import textwrap
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib.axes
 import numpy as np
-from results import groups, plotting
+from results import plotting
 
 from podracers import errors
+from podracers.training import config_values, run_directory
 
+_ROOT = "experiment.Experiment"
+_ROLES = ("agent", "environment", "runner")
+_CHOICES = tuple(f"{_ROOT}.{role}" for role in _ROLES)
+# Parameters without influence on learning (docs/architecture.md, "Determinism"). A member of a
+# population equals the run of its seed.
+_NOT_LEARNT = {
+    _ROOT: "seed log_period evaluation_period evaluation_episodes greedy_evaluation_episodes "
+    "evaluation_max_steps checkpoint_period keep_latest keep_best profile_update",
+    "runner": "population population_values reset_batch num_threads timeout",
+}
+IGNORED = {f"{part}.{name}" for part, names in _NOT_LEARNT.items() for name in names.split()}
+_NAMES = ("name", "task_id", "env_id")  # parameters by which adaptors choose an environment
 _LEGEND_WIDTH = 52  # characters
 _LINES = ("-", "--", ":", "-.")
 
 
-class Curve(NamedTuple):
-    """One configuration, over its seeds."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """One run directory, or some members of its population.
 
-    label: str
-    seeds: list[tuple[np.ndarray, np.ndarray]]  # agent steps and values, `[K]`, of each
+    Parameters have names such as `ppo.PPO.gamma`; those of either runner, `runner.num_envs`.
+    """
+
+    directory: run_directory.RunDirectory
+    given: dict[str, Any]  # bound parameters, macros replaced by their values
+    used: dict[str, Any]  # parameters of `operative_config.gin`, with defaults
+    seeds: frozenset[int] | None = None  # of these members; None for all
+
+    def value(self, name: str) -> Any:
+        """Returns a parameter; None if it is unknown."""
+        return self.given.get(name, self.used.get(name))
+
+    def knows(self, name: str) -> bool:
+        """Returns whether the value of a parameter is known."""
+        return name in self.given or name in self.used
+
+    def part(self, role: str) -> str:
+        """Returns the class of the agent, the environment or the runner."""
+        return str(self.value(f"{_ROOT}.{role}"))
+
+    def has(self, part: str) -> bool:
+        """Returns whether a class is part of the run."""
+        values = (*self.given.values(), *self.used.values())
+        return any(isinstance(x, config_values.Reference) and x.name == part for x in values)
+
+    @property
+    def environment(self) -> str:
+        """Name of the environment inside its wrappers."""
+        selector = self.value(f"{_ROOT}.environment").name
+        while isinstance(inner := self.value(f"{selector}.environment"), config_values.Reference):
+            selector = inner.name
+        names = [self.value(f"{selector}.{name}") for name in _NAMES]
+        return next((x for x in names if isinstance(x, str)), selector.rpartition(".")[2])
 
 
 class Panel(NamedTuple):
     """The configurations of one environment."""
 
     title: str
-    curves: list[Curve]
+    # By label: agent steps and values, both `[K]`, of each seed.
+    curves: dict[str, list[tuple[np.ndarray, np.ndarray]]]
 
 
-def panels(runs: Sequence[groups.Run], metric: str) -> tuple[list[Panel], list[str]]:
-    """Returns what is drawn, and one line on each seed that several runs of a configuration have.
+def read(path: str) -> Run:
+    """Returns a run by its directory.
 
     Raises:
-      errors.UserError: a run has logged no such metric.
+      errors.UserError: there is no run, or its configuration cannot be read.
+    """
+    directory = run_directory.RunDirectory(path)
+    directory.require()
+    given, used = _parameters(directory.config), {}
+    if directory.operative_config.is_file():
+        used = _parameters(directory.operative_config)
+    for name in _CHOICES:
+        if not isinstance(given.get(name), config_values.Reference):
+            raise errors.UserError(f"'{directory.config}' has no {name.partition('.')[2]}")
+    runner = f"{given[f'{_ROOT}.runner'].name}."
+
+    def renamed(values: dict[str, Any]) -> dict[str, Any]:
+        def name_of(name: str) -> str:
+            return f"runner.{name.removeprefix(runner)}" if name.startswith(runner) else name
+
+        return {name_of(name): value for name, value in values.items()}
+
+    return Run(directory, renamed(given), renamed(used))
+
+
+def _parameters(path: Any) -> dict[str, Any]:
+    try:
+        values = config_values.read(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.UserError(f"cannot read '{path}': {error}") from error
+    macros = {name: value for name, value in values.items() if "." not in name}
+    parameters = {name: value for name, value in values.items() if "." in name}
+    return {name: config_values.resolve(value, macros) for name, value in parameters.items()}
+
+
+def by_values(run: Run) -> list[Run]:
+    """Returns a run for each combination of the members' `population_values`."""
+    options = run.value("runner.population_values") or {}
+    if not options:
+        return [run]
+    agent, seed = run.value(f"{_ROOT}.agent").name, run.value(f"{_ROOT}.seed")
+    members = collections.defaultdict(set)
+    for index in range(run.value("runner.population")):
+        members[tuple(each[index % len(each)] for each in options.values())].add(seed + index)
+    names = [f"{agent}.{str(name).rpartition('.')[2]}" for name in options]
+    return [
+        dataclasses.replace(run, given=run.given | dict(zip(names, values)), seeds=frozenset(seeds))
+        for values, seeds in members.items()
+    ]
+
+
+def panels(runs: Sequence[Run], metric: str) -> tuple[list[Panel], list[str]]:
+    """Returns the panels, and a line for each seed that several runs of a configuration have.
+
+    Raises:
+      errors.UserError: a run has not logged the metric.
     """
     by_environment = collections.defaultdict(list)
-    parts = [part for run in runs for part in groups.by_values(run)]
-    for group in groups.by_configuration(parts):
-        by_environment[group[0].environment].append(group)
-    drawn, said = [], []
-    for environment, configurations in by_environment.items():
-        curves = []
-        differences = groups.differences(configurations)
-        for configuration, difference in zip(configurations, differences):
-            seeds, notes = _seeds(configuration, metric)
+    for part in (part for run in runs for part in by_values(run)):
+        by_environment[part.environment].append(part)
+    drawn, notes = [], []
+    for environment, own in by_environment.items():
+        curves = {}
+        for difference, group in _configurations(own):
+            seeds, lines = _seeds(group, metric)
             count = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
-            what = ", ".join(f"{name} = {value}" for name, value in difference.items())
-            curves.append(Curve(f"{what} ({count})" if what else count, list(seeds.values())))
-            said += notes
-        drawn.append(Panel(_title(environment, configurations), curves))
-    return drawn, said
+            label = ", ".join(f"{name} = {value}" for name, value in difference.items())
+            curves[f"{label} ({count})" if label else count] = list(seeds.values())
+            notes += lines
+        agents, runners = ({run.part(role) for run in own} for role in ("agent", "runner"))
+        title = f"{agents.pop()} on {environment}" if len(agents) == 1 else environment
+        title += f", {runners.pop()}" if len(runners) == 1 else ""
+        drawn.append(Panel(title, curves))
+    return drawn, notes
 
 
-def _title(environment: str, configurations: Sequence[Sequence[groups.Run]]) -> str:
-    """Returns the environment, with the agent and the runner where there is but one."""
-    agents, runners = (
-        {run.part(role) for group in configurations for run in group}
-        for role in ("agent", "runner")
-    )
-    agent = f"{agents.pop()} on " if len(agents) == 1 else ""
-    return f"{agent}{environment}" + (f", {runners.pop()}" if len(runners) == 1 else "")
+def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]]]:
+    """Returns the runs of each configuration, with the parameters that differ between these.
+
+    A parameter of a part is compared between the configurations that have the part.
+    """
+    given = dict.fromkeys([*_CHOICES, *(name for run in runs for name in run.given)])
+    names = [name for name in given if name not in IGNORED]
+    groups = collections.defaultdict(list)
+    for run in runs:
+        groups[tuple(_normal(run.value(name)) for name in names)].append(run)
+    firsts = [group[0] for group in groups.values()]
+    differences: list[dict[str, str]] = [{} for _ in firsts]
+    for name in names:
+        part, _, short = name.rpartition(".")
+        if part == "runner":
+            knowing = {run.part("runner") for run in firsts if run.knows(name)}
+            known = [run.part("runner") in knowing for run in firsts]
+        else:
+            known = [run.knows(name) or run.has(part) for run in firsts]
+        values = {_normal(run.value(name)) for run, own in zip(firsts, known) if own}
+        for difference, run, own in zip(differences, firsts, known):
+            if len(values) > 1 and own:
+                value = run.value(name) if run.knows(name) else "default"
+                value = f"{value:g}" if isinstance(value, float) else str(value)
+                difference[name if short in difference else short] = value
+    return list(zip(differences, groups.values()))
+
+
+def _normal(value: Any) -> str:
+    """Returns equal texts for equal settings, such as 1e5 and 100000, a list and a tuple."""
+    if isinstance(value, float) and value.is_integer():
+        return repr(int(value))
+    if isinstance(value, dict):
+        return repr(sorted((_normal(key), _normal(each)) for key, each in value.items()))
+    if type(value) in (list, tuple):
+        return repr([_normal(each) for each in value])
+    return repr(tuple(value)) if isinstance(value, config_values.Reference) else repr(value)
 
 
 def _seeds(
-    runs: Sequence[groups.Run], metric: str
+    runs: Sequence[Run], metric: str
 ) -> tuple[dict[int, tuple[np.ndarray, np.ndarray]], list[str]]:
-    """Returns the curve of each seed, and what to say of those that several runs have."""
-    curves, sources, said = {}, {}, {}
+    """Returns the newest curve of each seed, and a note for each seed that has several."""
+    curves, sources, notes = {}, {}, {}
     for run in sorted(runs, key=lambda run: run.directory.config.stat().st_mtime_ns):
-        path = str(run.directory.path)
-        for seed, curve in _members(run, metric).items():
+        path, rows = str(run.directory.path), plotting.read_log(run.directory.path)
+        members = [s for s in plotting.members(rows, metric) if run.seeds is None or s in run.seeds]
+        names = {seed: f"{metric}/seed_{seed}" for seed in members}
+        for seed, name in (names or {run.value(f"{_ROOT}.seed"): metric}).items():
+            steps, values = plotting.series(rows, name)
+            if not steps.size:
+                raise errors.UserError(f"'{path}' has logged no '{metric}'")
             if sources.get(seed, path) != path:
-                said[seed] = (
-                    f"seed {seed} of one configuration was trained in '{sources[seed]}' and in "
-                    f"'{path}': that counts as one seed, and the newest, '{path}', is drawn"
-                )
-            curves[seed], sources[seed] = curve, path
-    return dict(sorted(curves.items())), list(said.values())
-
-
-def _members(run: groups.Run, metric: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Returns agent steps and values, both `[K]`, of each seed of a run."""
-    rows = plotting.read_log(run.directory.path)
-    seeds = [s for s in plotting.members(rows, metric) if run.seeds is None or s in run.seeds]
-    names = {seed: f"{metric}/seed_{seed}" for seed in seeds} or {run.seed: metric}
-    curves = {seed: plotting.series(rows, name) for seed, name in names.items()}
-    if not all(steps.size for steps, _ in curves.values()):
-        raise errors.UserError(f"'{run.directory.path}' has logged no '{metric}'")
-    return {seed: (steps, values[0]) for seed, (steps, values) in curves.items()}
+                notes[seed] = f"seed {seed} is in '{sources[seed]}' and in '{path}': the newer one"
+                notes[seed] += f", '{path}', is drawn"
+            curves[seed], sources[seed] = (steps, values[0]), path
+    return dict(sorted(curves.items())), list(notes.values())
 
 
 def draw(axis: matplotlib.axes.Axes, panel: Panel, metric: str) -> None:
     """Draws a panel: the mean of each configuration over its seeds, and their range."""
-    for number, curve in enumerate(panel.curves):
+    for number, (label, seeds) in enumerate(panel.curves.items()):
         row, column = divmod(number, len(plotting.COLORS))
         style = {"color": plotting.COLORS[column], "linestyle": _LINES[row % len(_LINES)]}
-        label = _wrapped(curve.label)
-        plotting.draw_band(axis, plotting.band(curve.seeds), label=label, **style)
+        unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
+        wrapped = textwrap.fill(unbroken, _LEGEND_WIDTH)
+        plotting.draw_band(axis, plotting.band(seeds), label=wrapped, **style)
     axis.set_title(panel.title, fontsize=10)
-    axis.set_xlabel("agent steps")
-    axis.xaxis.set_major_formatter(plotting.engineering())
     axis.set_ylabel(metric.replace("/", " "))
-    plotting.tidy(axis)
+    plotting.tidy(axis, "agent steps")
     axis.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-
-
-def _wrapped(label: str) -> str:
-    """Returns a label in lines that end between its parts."""
-    parts = [part.replace(" ", "\u00a0") for part in label.split(", ")]
-    return textwrap.fill(", ".join(parts), _LEGEND_WIDTH)

@@ -1,4 +1,4 @@
-"""Tables in Markdown, and pages with parts that are made by a script."""
+"""Tables in Markdown, and pages with generated parts."""
 
 import pathlib
 import re
@@ -8,36 +8,29 @@ from podracers import errors
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Returns a table as Markdown."""
+    """Returns a table."""
     made = [headings, ["---"] * len(headings), *lines]
     cells = [[cell.replace("|", r"\|") for cell in line] for line in made]
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def fill(text: str, parts: Mapping[str, str]) -> str:
-    """Returns a page with other parts between their marks, `<!-- begin: NAME -->` and `end`.
+    """Replaces the parts between `<!-- begin: NAME -->` and `<!-- end: NAME -->`.
 
     Raises:
-      errors.UserError: a mark is missing, or is there twice.
+      errors.UserError: a mark is missing or occurs twice.
     """
     for name, part in parts.items():
         begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
         pattern = f"(?<={re.escape(begin)}).*?(?={re.escape(end)})"
         text, found = re.subn(pattern, lambda _, made=part: made, text, flags=re.DOTALL)
         if found != 1:
-            raise errors.UserError(
-                f"the page has {found} places for '{name}', expected one: "
-                f"'{begin.strip()}' and '{end}'"
-            )
+            raise errors.UserError(f"expected one '{begin.strip()}' and '{end}', found {found}")
     return text
 
 
 def read(path: pathlib.Path) -> str:
-    """Returns the text of a page.
-
-    Raises:
-      errors.UserError: it cannot be read.
-    """
+    """Returns the text of a file; raises errors.UserError if it cannot be read."""
     try:
         return path.read_text()
     except OSError as error:
@@ -45,11 +38,7 @@ def read(path: pathlib.Path) -> str:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Writes a page.
-
-    Raises:
-      errors.UserError: it cannot be written.
-    """
+    """Writes a file; raises errors.UserError if that is impossible."""
     try:
         path.write_text(text)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the scripts that draw share: reading curves from run directories, averaging them, style.
+"""Curves from run directories, averages over seeds, and the style of all pictures.
 
 `S` seeds (runs, or members of a population), `K` points of a curve.
 """
@@ -24,7 +24,7 @@ COLORS = (
     *("#2bb3c0", "#e377c2", "#9aa624", "#1f2f5f", "#f0b429", "#6b3fa0"),
 )
 GREY = "#8a8f98"
-_GRID = 256  # points of a common grid: more than a picture shows
+_GRID = 256  # points of a common grid
 
 
 class Band(NamedTuple):
@@ -32,12 +32,12 @@ class Band(NamedTuple):
 
     x: np.ndarray  # [K]
     mean: np.ndarray  # [K]
-    least: np.ndarray  # [K]
-    most: np.ndarray  # [K]
+    low: np.ndarray  # [K]
+    high: np.ndarray  # [K]
 
 
 def read_log(path: str | pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the lines of a run's `metrics.jsonl`.
+    """Returns the lines of a run's `metrics.jsonl`; none for a run that has just begun.
 
     Raises:
       errors.UserError: there is no run in that folder.
@@ -45,12 +45,11 @@ def read_log(path: str | pathlib.Path) -> list[dict[str, Any]]:
     """
     directory = run_directory.RunDirectory(path)
     directory.require()
-    # A run that has just begun has none yet.
     return loggers.read_rows(directory.metrics) if directory.metrics.exists() else []
 
 
 def members(rows: Iterable[Mapping[str, Any]], metric: str) -> list[int]:
-    """Returns the seeds of a population that a metric was logged of; none if there was but one."""
+    """Returns the seeds of a population that logged a metric; none for a single run."""
     prefix = f"{metric}/seed_"
     names = {name for row in rows for name in row if name.startswith(prefix)}
     return sorted(int(name.removeprefix(prefix)) for name in names)
@@ -59,12 +58,12 @@ def members(rows: Iterable[Mapping[str, Any]], metric: str) -> list[int]:
 def series(
     rows: Sequence[Mapping[str, Any]], metric: str, x: str = "step"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where a metric was measured, `[K]`, and what was, `[S, K]`.
+    """Returns the places of measurements, `[K]`, and their values, `[S, K]`.
 
     Args:
-      rows: the lines of one run's log.
-      metric: its name; a population's members are rows of the result.
-      x: name of the axis: `step` (agent steps) or `wall_time` (seconds).
+      rows: lines of one run's log.
+      metric: its name.
+      x: axis: `step` (agent steps) or `wall_time` (seconds).
     """
     rows = [row for row in rows if row.get(metric) is not None and row.get(x) is not None]
     names = [f"{metric}/seed_{seed}" for seed in members(rows, metric)] or [metric]
@@ -73,10 +72,10 @@ def series(
 
 
 def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band | None:
-    """Returns the mean over seeds and their range, between points joined by straight lines.
+    """Returns the mean over seeds and their range, linearly interpolated.
 
-    The grid ends where the shortest curve does, and begins where the last one does, so that every
-    point is a mean over all seeds. Seeds without a point are left out; None where no seed has one.
+    The grid covers the steps that all seeds have. Seeds without a point are left out; None if no
+    seed has one.
 
     Args:
       curves: `x` and values of each seed, both `[K]`; `K` may differ.
@@ -92,11 +91,10 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band | None:
 
 
 def draw_band(axis: matplotlib.axes.Axes, drawn: Band, **style: Any) -> None:
-    """Draws the mean as a line, and shades from the least to the most."""
+    """Draws the mean as a line, and shades the range."""
     (line,) = axis.plot(drawn.x, drawn.mean, **{"linewidth": 1.8, **style})
-    axis.fill_between(
-        drawn.x, drawn.least, drawn.most, color=line.get_color(), alpha=0.2, linewidth=0
-    )
+    color = line.get_color()
+    axis.fill_between(drawn.x, drawn.low, drawn.high, color=color, alpha=0.2, linewidth=0)
 
 
 def colors(names: Iterable[Any]) -> dict[Any, str]:
@@ -104,23 +102,21 @@ def colors(names: Iterable[Any]) -> dict[Any, str]:
     return {name: COLORS[n % len(COLORS)] for n, name in enumerate(names)}
 
 
-def tidy(axis: matplotlib.axes.Axes) -> None:
-    """Gives an axis the look that all pictures share."""
+def tidy(axis: matplotlib.axes.Axes, xlabel: str = "") -> None:
+    """Sets the style of an axis; with a label, its numbers are 5k for 5000, 2M for two million."""
     axis.grid(color="#e4e6ea")
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def engineering() -> matplotlib.ticker.Formatter:
-    """Returns what writes 5k for 5000, and 2M for two million."""
-    return matplotlib.ticker.EngFormatter(sep="")
+    if xlabel:
+        axis.set_xlabel(xlabel)
+        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
 
 
 def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:
-    """Writes a picture, and forgets it.
+    """Writes a picture and closes the figure.
 
     Raises:
-      errors.UserError: there is no such folder, or no such format.
+      errors.UserError: the folder or the format does not exist.
     """
     try:
         figure.savefig(path, dpi=120)

@@ -1,12 +1,18 @@
-"""A published result, trained once more: its runs, what they reached, and how that compares."""
+"""Rows of docs/results.json, trained again: runs, results, agreement, suites.
 
+A suite is trained seed by seed, so that every row has one before any has two. Each run is recorded
+when it ends.
+"""
+
+import collections
+import dataclasses
 import datetime
 import functools
-import math
 import pathlib
 import platform
 import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import rich.table
@@ -14,172 +20,213 @@ from results import aggregates, plotting, training_process
 from results import rows as results
 
 from podracers import command_line, errors
-from podracers.training import run_directory
+from podracers.training import run as run_lib
 
 _SIGNIFICANT = 0.05
-_SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
-_LAST_UPDATE = 0.05  # relative: a run ends with a whole update
+_NICE = 10  # a suite runs for hours, beside other work
 _RETURN = "evaluation/return"
+report = functools.partial(print, flush=True)
 
 
-def stopped_early(row: results.Row) -> str:
-    """Returns a remark on a row that was recorded before its end, and is compared with nothing."""
-    try:
-        total = plan(row, 0, pathlib.Path()).total_steps
-    except errors.UserError as error:  # such as an extra that is not installed
-        return f"; does not load: {error}"
-    if row.measured is None or _is_long_enough(row.measured, total):
-        return ""
-    return f"; recorded at {row.measured.agent_steps:,} of {total:,} agent steps: no verdict"
-
-
-def plan(row: results.Row, seed: int, output: pathlib.Path) -> training_process.Run:
+def plan(row: results.Row, seed: int, folder: pathlib.Path) -> training_process.Run:
     """Returns the run of one seed, in a folder of the row."""
     files = [row.gin_file, command_line.runner_file(row.runner.lower())]
-    path = output / f"seed-{seed}"
+    path = folder / f"seed-{seed}"
     return training_process.plan(row.name, seed, files, row.gin_bindings, path)
 
 
-def same_steps(known: results.Measured, steps: int) -> bool:
-    """Returns whether the seeds of a row were trained for so many agent steps."""
-    return math.isclose(known.agent_steps, steps, rel_tol=_SAME_STEPS)
-
-
-def is_whole(known: results.Measured, total: int) -> bool:
-    """Returns whether the seeds of a row were trained for `total` agent steps and no longer."""
-    return _is_long_enough(known, total) and known.agent_steps < total * (1 + _LAST_UPDATE)
-
-
-def _is_long_enough(known: results.Measured, total: int) -> bool:
-    return known.agent_steps > total * (1 - _SAME_STEPS)
-
-
-def train(row: results.Row, count: int, output: pathlib.Path) -> bool:
-    """Trains the first so many seeds, or what is missing of them; returns whether all are there.
-
-    Raises:
-      errors.UserError: the configuration is mistaken, or the folder holds something else.
-      errors.RunFailure: a run failed.
-    """
-    runs = [plan(row, seed, output) for seed in range(count)]
-    return training_process.train_all(runs, functools.partial(print, flush=True))
-
-
-def measured(output: pathlib.Path, seeds: Sequence[int], note: str) -> results.Measured:
-    """Returns what finished runs have reached."""
-    directories = [run_directory.RunDirectory(output / f"seed-{seed}") for seed in seeds]
-    summaries = [directory.read_summary() for directory in directories]
-    last = summaries[-1]
-    written = max(directory.summary.stat().st_mtime for directory in directories)
-    return results.Measured(
-        date=datetime.datetime.fromtimestamp(written, datetime.UTC).date().isoformat(),
-        hardware=_hardware(last),
-        jax=last["versions"]["jax"],
-        agent_steps=last["environment_steps"],
-        episodes=last["evaluation"]["episodes"],
-        random_policy=aggregates.sample([s["random_policy_return"] for s in summaries]).mean,
-        runs=tuple(
-            results.SeedRun(
-                seed=s["seed"],
-                final_return=s["evaluation"]["return"],
-                wall_time_s=s["wall_time_s"],
-                commit=s["commit"],
-                greedy_return=s["evaluation"].get("greedy_return"),
-                curve=_curve(directory, s),
-                settings=training_process.settings_digest(directory.read_config()),
-            )
-            for directory, s in zip(directories, summaries)
-        ),
-        note=note,
+def finished(run: training_process.Run) -> results.Run:
+    """Returns the results of a finished run."""
+    directory = run.directory
+    summary = directory.read_summary()
+    judged, log = summary["evaluation"], plotting.read_log(directory.path)
+    seconds, values = plotting.series(log, _RETURN, "wall_time")
+    steps, _ = plotting.series(log, _RETURN)
+    end = summary["environment_steps"]
+    curve = [
+        (int(step), round(second, 1), round(value, 4))
+        for step, second, value in zip(steps, seconds, *values)
+        if step < end
+    ]
+    written = datetime.datetime.fromtimestamp(directory.summary.stat().st_mtime, datetime.UTC)
+    return results.Run(
+        seed=summary["seed"],
+        final_return=judged["return"],
+        agent_steps=end,
+        episodes=judged["episodes"],
+        random_policy=summary["random_policy_return"],
+        date=written.date().isoformat(),
+        hardware=_hardware(summary),
+        jax=summary["versions"]["jax"],
+        wall_time_s=summary["wall_time_s"],
+        commit=summary["commit"],
+        greedy_return=judged.get("greedy_return"),
+        settings=training_process.settings_digest(directory.read_config()),
+        curve=(*curve, (end, round(summary["wall_time_s"], 1), round(judged["return"], 4))),
     )
 
 
-def _curve(
-    directory: run_directory.RunDirectory, summary: Mapping[str, Any]
-) -> tuple[tuple[float, float, float], ...]:
-    """Returns agent steps, seconds and return of each evaluation, the final one included."""
-    log = plotting.read_log(directory.path)
-    seconds, values = plotting.series(log, _RETURN, "wall_time")
-    steps, _ = plotting.series(log, _RETURN)
-    points = [
-        (int(step), round(second, 1), round(value, 4))
-        for step, second, value in zip(steps, seconds, *values)
-    ]
-    end = summary["environment_steps"]
-    final = (end, round(summary["wall_time_s"], 1), round(summary["evaluation"]["return"], 4))
-    return (*(point for point in points if point[0] < end), final)
-
-
 def processor() -> str:
-    """Returns what this machine's processor is called; empty where nobody says so."""
-    information = pathlib.Path("/proc/cpuinfo")  # Linux, where `platform` does not know the model
+    """Returns the name of this machine's processor; empty if unknown."""
+    information = pathlib.Path("/proc/cpuinfo")  # Linux, where `platform` has no model
     text = information.read_text() if information.exists() else ""
     found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     return found[1].strip() if found else platform.processor()
 
 
-def _hardware(summary: Mapping[str, Any]) -> str:
-    """Returns in words what a run was made on; this machine has made it."""
+def _hardware(summary: dict[str, Any]) -> str:
     host = f"{summary['host_cores']} cores, {processor() or platform.machine()}"
     if summary["platform"] == "cpu":
         return f"{host}, no accelerator"
     return f"{summary['device']}; {host}"
 
 
-def table(name: str, sides: Mapping[str, results.Measured]) -> rich.table.Table:
-    """Returns returns by seed, then what they say together, one measurement beside the other."""
-    made = rich.table.Table(title=name, title_justify="left", box=None, pad_edge=False)
+def table(row: results.Row, new: Sequence[results.Run]) -> rich.table.Table:
+    """Returns recorded and new returns by seed, with their summaries."""
+    made = rich.table.Table(title=row.name, title_justify="left", box=None, pad_edge=False)
     made.add_column("", no_wrap=True)
-    for heading in sides:
+    sides = [runs for runs in (row.runs, new) if runs]
+    for heading in ("old", "new")[-len(sides) :]:
         made.add_column(heading, justify="right", no_wrap=True)
-    by_seed = [{run.seed: run.final_return for run in each.runs} for each in sides.values()]
-    for seed in sorted({seed for known in by_seed for seed in known}):
-        cells = [results.number(known[seed]) if seed in known else "-" for known in by_seed]
+    returns = [{run.seed: run.final_return for run in runs} for runs in sides]
+    for seed in sorted({seed for known in returns for seed in known}):
+        cells = [results.number(known[seed]) if seed in known else "-" for known in returns]
         made.add_row(f"return of seed {seed}", *cells)
-    for label, cell in (
-        ("mean", lambda each: results.number(each.sample.mean)),
-        ("95%, bootstrap", lambda each: results.interval(each.bootstrap_interval())),
-        ("95%, Student's t", lambda each: results.interval(each.sample.student_interval())),
-        ("random policy", lambda each: results.number(each.random_policy)),
-        ("agent steps, each seed", lambda each: f"{each.agent_steps:,}"),
-    ):
-        made.add_row(label, *map(cell, sides.values()))
+    samples = [aggregates.Sample.of(list(known.values())) for known in returns]
+    made.add_row("mean", *(results.number(sample.mean) for sample in samples))
+    intervals = [results.interval(sample.interval()) for sample in samples]
+    made.add_row("95%, Student's t", *intervals)
+    made.add_row("agent steps, each seed", *(f"{runs[-1].agent_steps:,}" for runs in sides))
+    for name in ("date", "hardware", "jax"):
+        made.add_row(name, *(getattr(runs[-1], name) for runs in sides))
     return made
 
 
-def verdict(old: results.Measured | None, new: results.Measured) -> tuple[str, bool]:
-    """Returns whether two measurements agree, in words, and whether they clearly do not."""
-    if old is None:
-        return "nothing to compare with: this was not measured before", False
-    if other := _otherwise_measured(old, new):
-        return f"no verdict: {other}", False
-    before = {run.seed: run.final_return for run in old.runs}
-    common = [run for run in new.runs if run.seed in before]
-    if common and all(run.final_return == before[run.seed] for run in common):
-        return f"identical: {len(common)} seed(s) with the very same returns", False
-    p = aggregates.p_of_equal_means(old.sample, new.sample)
-    difference = f"the means differ by {new.sample.mean - old.sample.mean:+.3g}"
+def verdict(old: Sequence[results.Run], new: Sequence[results.Run]) -> tuple[str, bool]:
+    """Returns whether two sets of runs agree, in words, and whether they significantly differ."""
+    pairs, difference = [(one, other) for one in old for other in new], ""
+    if not old:
+        difference = "nothing was recorded before"
+    elif not all(one.took(other.agent_steps) for one, other in pairs):
+        steps = f"{old[-1].agent_steps:,} then and {new[-1].agent_steps:,} now"
+        difference = f"different agent steps, {steps}"
+    elif not all(one.is_of(other.settings) for one, other in pairs):
+        difference = "different configurations"
+    elif {one.actions for one in old} != {other.actions for other in new}:
+        kinds = f"{old[0].actions} then and {new[0].actions} now"
+        difference = f"different actions in evaluations, {kinds}"
+    if difference:
+        return f"no verdict: {difference}", False
+    common = [(one, other) for one, other in pairs if one.seed == other.seed]
+    if common and all(one.final_return == other.final_return for one, other in common):
+        return f"identical: {len(common)} seed(s) with equal returns", False
+    returns = [[run.final_return for run in runs] for runs in (old, new)]
+    means = [statistics.fmean(each) for each in returns]
+    difference = f"the means differ by {means[1] - means[0]:+.3g}"
+    p = aggregates.p_of_equal_means(*returns)
     if p is None:
-        return f"no verdict: {difference}, and of one seed nobody knows how much it varies", False
-    if math.isnan(p):
-        return f"no test: {difference}, and how much seeds vary was not kept", False
-    differs = p < _SIGNIFICANT
-    word = "differ" if differs else "agree"
-    return f"{word}: {difference}, p = {p:.2g} (Welch's t-test)", differs
+        return f"no verdict: {difference}, and one seed has no spread", False
+    word = "differ" if p < _SIGNIFICANT else "agree"
+    return f"{word}: {difference}, p = {p:.2g} (Welch's t-test)", p < _SIGNIFICANT
 
 
-def _otherwise_measured(old: results.Measured, new: results.Measured) -> str:
-    """Returns what two measurements do not have in common, in words; empty where all is."""
-    if not same_steps(old, new.agent_steps):
-        return f"other agent steps, {old.agent_steps:,} then and {new.agent_steps:,} now"
-    if not all(one.is_of(other.settings) for one in old.runs for other in new.runs):
-        return "the configuration was another one then"
-    kinds = [kind(measured.runs) for measured in (old, new)]
-    if kinds[0] != kinds[1]:
-        return f"other evaluations, of {kinds[0]} actions then and {kinds[1]} ones now"
-    return ""
+def train_suite(
+    rows: Sequence[results.Row], seeds: int, output: pathlib.Path, path: pathlib.Path
+) -> bool | None:
+    """Trains the missing seeds of rows, and records each run in the file of results.
+
+    A run that another process trains is left to it.
+
+    Args:
+      rows: of the suite.
+      seeds: number of seeds of each row.
+      output: folder for the run directories; stopped runs continue there.
+      path: the file of results.
+
+    Returns:
+      Whether all rows have their seeds; None if the work was stopped.
+    """
+    training_process.make_folder(output)
+    missing, seconds = _missing(rows, seeds, output)
+    complete = True
+    with run_lib.StopRequest() as stop:
+        for number, (row, run) in enumerate(missing):
+            left = _time_left([row.name for row, _ in missing[number:]], seconds)
+            report(f"[{number + 1}/{len(missing)}] {run.name}; {left}")
+            failed = None
+            try:
+                if _is_elsewhere(run):
+                    complete = False
+                    continue
+                if not run.train(stop, _NICE):
+                    return None
+            except (errors.UserError, errors.RunFailure) as error:
+                if stop:
+                    raise
+                complete = False
+                if _is_elsewhere(run):  # the other process started a moment earlier
+                    continue
+                report(f"failed: {errors.first_line(error)}")
+                failed = results.Failure(run.seed, _message(error, run))
+            _record(path, row.name, run, failed)
+            if not failed:
+                seconds[row.name].append(run.directory.read_summary()["wall_time_s"])
+    return complete
 
 
-def kind(runs: Sequence[results.SeedRun]) -> str:
-    """Returns which actions the evaluations of runs took: sampled ones, or greedy."""
-    return "sampled" if any(run.greedy_return is not None for run in runs) else "greedy"
+def _missing(
+    rows: Sequence[results.Row], seeds: int, output: pathlib.Path
+) -> tuple[list[tuple[results.Row, training_process.Run]], dict[str, list[float]]]:
+    """Returns the runs that are not recorded, seed by seed, and seconds of those that are."""
+    digests = {
+        row.name: training_process.settings_digest(plan(row, 0, output).config) for row in rows
+    }
+    runs, seconds = [], collections.defaultdict(list)
+    for seed in range(seeds):
+        for row in rows:
+            # A folder for each configuration, so that changed settings start new runs.
+            run = plan(row, seed, output / f"{row.name}-{digests[row.name]}")
+            kept = row.kept(run.total_steps, digests[row.name])
+            known = [each for each in kept if each.seed == seed]
+            seconds[row.name] += [each.wall_time_s for each in known if each.wall_time_s]
+            runs += [] if known else [(row, run)]
+    return runs, seconds
+
+
+def _is_elsewhere(run: training_process.Run) -> bool:
+    """Returns, and reports, whether another process trains a run."""
+    try:
+        run.directory.lock.require_free()
+    except errors.UserError as error:
+        report(f"left out: {errors.first_line(error)}")
+        return True
+    return False
+
+
+def _time_left(names: Sequence[str], seconds: dict[str, list[float]]) -> str:
+    """Returns an estimate of the time of runs, from other seeds of the same rows."""
+    known = [statistics.fmean(seconds[name]) for name in names if seconds[name]]
+    unknown = len(names) - len(known)
+    text = f"about {sum(known) / 60:.0f} min left" if known else "time left unknown"
+    return f"{text}, and {unknown} run(s) of unknown length" if known and unknown else text
+
+
+def _message(error: Exception, run: training_process.Run) -> str:
+    """Returns the message of a failure without the run's name and folder, for publication."""
+    line = errors.first_line(error).removeprefix(f"{run.name}: ")
+    line = line.partition(training_process.MORE)[0]
+    return line.replace(str(run.directory.path), run.directory.path.name)
+
+
+def _record(
+    path: pathlib.Path, name: str, run: training_process.Run, failed: results.Failure | None
+) -> None:
+    """Adds a run, or its failure, to its row in the file."""
+
+    def added(row: results.Row) -> results.Row:
+        if not failed:
+            return row.with_run(finished(run))
+        others = tuple(each for each in row.failures if each.seed != run.seed)
+        return dataclasses.replace(row, failures=(*others, failed))
+
+    results.update(name, added, path)

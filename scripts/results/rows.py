@@ -1,14 +1,13 @@
-"""What agents reach, row by row: docs/results.json, read, checked and written.
+"""Results of agents, docs/results.json: read, checked and written.
 
-A row is an agent on an environment under a runner: the command that trains it, and what was
-measured the last time that somebody recorded it.
+The file is a list of rows. A row is an agent on an environment under a runner, with the experiment
+that trains it, and its recorded runs, one for each seed.
 """
 
 import contextlib
 import dataclasses
 import fcntl
 import json
-import math
 import os
 import pathlib
 import re
@@ -21,93 +20,60 @@ from results import aggregates, training_process
 from podracers import errors
 
 PATH = training_process.ROOT / "docs" / "results.json"
+_SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
+_LAST_UPDATE = 0.05  # relative: a run ends with a whole update
 
 
 @dataclasses.dataclass(frozen=True)
-class SeedRun:
-    """One training run."""
+class Run:
+    """One training run, of one seed."""
 
-    seed: int  # of everything in it that is random
-    final_return: float  # mean of its final evaluation
+    seed: int
+    final_return: float  # mean return of its final evaluation
+    agent_steps: int
+    episodes: int  # of the final evaluation
+    random_policy: float  # mean return of uniform legal actions
+    date: str  # ISO 8601
+    hardware: str
+    jax: str  # version
     wall_time_s: float | None = None  # with start-up, compilation and evaluations
-    commit: str | None = None  # of this repository, with `-dirty` where files differed
-    # That of greedy actions, where `final_return` is of sampled ones.
-    greedy_return: float | None = None
-    # Of each evaluation: agent steps, seconds since the start, mean return.
+    commit: str | None = None  # with `-dirty` if files differed
+    greedy_return: float | None = None  # of greedy actions, if `final_return` is of sampled ones
+    settings: str | None = None  # `training_process.settings_digest`; None for old runs
+    # Agent steps, seconds since the start and mean return of each evaluation.
     curve: tuple[tuple[float, float, float], ...] = ()
-    settings: str | None = None  # `training_process.settings_digest` of its configuration
+
+    @property
+    def actions(self) -> str:
+        """How its evaluations choose actions."""
+        return "greedy" if self.greedy_return is None else "sampled"
 
     def is_of(self, settings: str | None) -> bool:
-        """Returns whether it was trained with these settings, as far as they were kept."""
+        """Returns whether the settings are the same, as far as they were recorded."""
         return None in (self.settings, settings) or self.settings == settings
+
+    def took(self, steps: int) -> bool:
+        """Returns whether it was trained for `steps` agent steps, to the end of an update."""
+        return steps * (1 - _SAME_STEPS) < self.agent_steps < steps * (1 + _LAST_UPDATE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A training run that did not come to its end."""
+    """A training run that failed."""
 
     seed: int
-    message: str  # its error, in a line
+    message: str  # one line
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """What others reported of a task."""
+    """A published result of the same task."""
 
     value: float  # mean return
-    source: str  # who, and where
+    source: str
     steps: str  # with their unit
-    error: float | None = None  # what stands behind their plus-minus sign
-    protocol: str = ""  # what differs from the row's
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """What was measured of a row, at one time on one machine."""
-
-    date: str  # ISO 8601, of the last run
-    hardware: str  # in words
-    jax: str  # its version
-    agent_steps: int  # of each seed
-    episodes: int  # of each seed's final evaluation
-    # The return of a policy that is uniform over the legal actions; None where it was not kept.
-    random_policy: float | None = None
-    runs: tuple[SeedRun, ...] = ()  # one for each seed; empty where only a summary was kept
-    mean: float | None = None  # that summary
-    standard_error: float | None = None  # that summary
-    num_seeds: int | None = None  # that summary
-    # Of a seed, from the least to the most, where it is not known by seed.
-    wall_times_s: tuple[float, ...] = ()
-    note: str = ""  # what a reader has to know besides
-
-    @property
-    def returns(self) -> list[float]:
-        """The return of each seed; empty where only a summary was kept."""
-        return [run.final_return for run in self.runs]
-
-    @property
-    def sample(self) -> aggregates.Sample:
-        """What is known of the returns over seeds."""
-        if self.runs:
-            return aggregates.sample(self.returns)
-        error = math.nan if self.standard_error is None else self.standard_error
-        return aggregates.Sample(self.mean, error, self.num_seeds)
-
-    def bootstrap_interval(self) -> tuple[float, float] | None:
-        """Returns the 95% bootstrap interval of the mean; None with one run, or without returns."""
-        return aggregates.estimate([self.returns]).interval if self.runs else None
-
-    @property
-    def wall_times(self) -> list[float]:
-        """Seconds that single seeds took, as far as they are known."""
-        known = [run.wall_time_s for run in self.runs if run.wall_time_s is not None]
-        return known or list(self.wall_times_s)
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds that all seeds took, one after the other; None where that is not known."""
-        times = self.wall_times
-        return sum(times) / len(times) * self.sample.runs if times else None
+    error: float | None = None  # the number after the source's plus-minus sign
+    protocol: str = ""  # differences from the row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,53 +81,83 @@ class Row:
     """An agent on an environment under a runner."""
 
     experiment: str  # a file of gin/experiments, by name, or any .gin file, by path
-    runner: str  # the name of its class, in lower case that of a file of gin/runners
-    agent: str  # its class; after a comma, what tells rows of one task apart
-    environment: str  # what a table calls it
-    drawn_with: str | None = None  # the environment that it is another implementation of
-    measured: Measured | None = None  # the numbers; None where there are none yet
-    gin_bindings: tuple[str, ...] = ()  # of `scripts/train.py`, without the seed
-    variant: str = ""  # what tells rows of one experiment with other bindings apart
-    most: float | None = None  # the highest return there is, where it is known
-    atari_game: str | None = None  # its name in `atari_scores.py`, where it is one
-    suite: str | None = None  # the suite that trains it (scripts/reproduce.py --suite)
-    published: tuple[Published, ...] = ()  # to stand beside it; the first one is 1 in aggregates
-    explanation: str = ""  # why it reaches less than was published
-    failures: tuple[Failure, ...] = ()  # of seeds that have not been trained since
+    runner: str  # the class; in lower case a file of gin/runners
+    agent: str  # the class; after a comma, the variant
+    environment: str  # name in tables
+    drawn_with: str | None = None  # the environment of which this is another implementation
+    gin_bindings: tuple[str, ...] = ()  # without the seed
+    variant: str = ""  # name of these bindings, if an experiment has several rows
+    highest: float | None = None  # possible return
+    atari_game: str | None = None  # name in `atari_scores.py`
+    suite: str | None = None  # see scripts/reproduce.py --suite
+    published: tuple[Published, ...] = ()  # the first one is 1 in aggregates
+    explanation: str = ""  # reason for a lower return than published
+    note: str = ""
+    failures: tuple[Failure, ...] = ()  # of seeds without a run
+    runs: tuple[Run, ...] = ()  # one for each seed
 
     @property
     def short(self) -> str:
-        """The experiment's name, and the variant's."""
+        """Name of the experiment and the variant."""
         name = pathlib.PurePath(self.experiment).stem
         return f"{name}-{self.variant}" if self.variant else name
 
     @property
     def name(self) -> str:
-        """Experiment and runner, as the names of run directories begin."""
+        """Name of experiment, variant and runner."""
         return f"{self.short}-{self.runner.lower()}"
 
     @property
     def gin_file(self) -> str:
-        """The experiment's file."""
+        """Path of the experiment's file."""
         is_path = self.experiment.endswith(".gin")
         return self.experiment if is_path else f"gin/experiments/{self.experiment}.gin"
 
-    def arguments(self, seed: int) -> list[str]:
-        """Returns the arguments of `scripts/train.py`, without the run directory."""
-        named = ["--gin_file", self.gin_file, "--runner", self.runner.lower()]
-        return named + training_process.flags([], [f"SEED = {seed}", *self.gin_bindings])
-
     def command(self, seed: int) -> str:
         """Returns the command that trains one seed."""
-        return shlex.join(["python", "scripts/train.py", *self.arguments(seed)])
+        words = ["--gin_file", self.gin_file, "--runner", self.runner.lower()]
+        words += training_process.flags([], [f"SEED = {seed}", *self.gin_bindings])
+        return shlex.join(["python", "scripts/train.py", *words])
+
+    @property
+    def returns(self) -> list[float]:
+        """Final returns by seed."""
+        return [run.final_return for run in self.runs]
+
+    @property
+    def sample(self) -> aggregates.Sample:
+        """Summary of the returns; there must be a run."""
+        return aggregates.Sample.of(self.returns)
+
+    @property
+    def random_policy(self) -> float:
+        """Mean return of a random policy."""
+        return aggregates.Sample.of([run.random_policy for run in self.runs]).mean
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of all seeds, one after the other; None if unknown."""
+        known = [run.wall_time_s for run in self.runs if run.wall_time_s is not None]
+        return sum(known) / len(known) * len(self.runs) if known else None
+
+    def kept(self, steps: int, settings: str | None) -> list[Run]:
+        """Returns the recorded runs of as many agent steps with the same settings."""
+        return [run for run in self.runs if run.took(steps) and run.is_of(settings)]
+
+    def with_run(self, new: Run) -> "Row":
+        """Returns the row with another run; runs of other steps or settings are dropped."""
+        others = [run for run in self.kept(new.agent_steps, new.settings) if run.seed != new.seed]
+        runs = tuple(sorted([*others, new], key=lambda run: run.seed))
+        failures = tuple(each for each in self.failures if each.seed != new.seed)
+        return dataclasses.replace(self, runs=runs, failures=failures)
 
 
 def read(path: pathlib.Path = PATH) -> dict[str, Row]:
-    """Returns the rows of a file by their names, in its order.
+    """Returns the rows of a file by name, in its order.
 
     Raises:
-      errors.UserError: it cannot be read, a row does not say what it has to, or two have one name,
-        or one agent, runner and environment (or Atari game): tables could not tell them apart.
+      errors.UserError: the file cannot be read, a row is incomplete, or two rows have the same name
+        or the same agent, runner and environment (or Atari game).
     """
     try:
         entries = json.loads(path.read_text())
@@ -174,7 +170,7 @@ def read(path: pathlib.Path = PATH) -> dict[str, Row]:
         try:
             row = _row(entry)
             if row.name in rows:
-                raise ValueError(f"'{row.name}' is there twice")
+                raise ValueError(f"'{row.name}' occurs twice")
             for task in {row.environment, row.atari_game} - {None}:
                 other = taken.setdefault((row.agent, row.runner, task), row.name)
                 if other != row.name:
@@ -186,44 +182,29 @@ def read(path: pathlib.Path = PATH) -> dict[str, Row]:
 
 
 def _row(entry: Mapping[str, Any]) -> Row:
+    def run(each: Mapping[str, Any]) -> Run:
+        return Run(**{**each, "curve": tuple(map(tuple, each.get("curve", ())))})
+
     made = {
         "gin_bindings": tuple(entry.get("gin_bindings", ())),
-        "measured": _measured(entry["measured"]) if "measured" in entry else None,
         "published": tuple(Published(**each) for each in entry.get("published", ())),
         "failures": tuple(Failure(**each) for each in entry.get("failures", ())),
+        "runs": tuple(run(each) for each in entry.get("runs", ())),
     }
     return Row(**{**entry, **made})
 
 
-def _measured(entry: Mapping[str, Any]) -> Measured:
-    measured = dict(entry)
-    runs = tuple(
-        SeedRun(**{**run, "curve": tuple(map(tuple, run.get("curve", ())))})
-        for run in measured.pop("runs", ())
-    )
-    times = tuple(measured.pop("wall_times_s", ()))
-    found = Measured(**measured, runs=runs, wall_times_s=times)
-    if not runs and None in (found.mean, found.num_seeds):
-        raise ValueError("expected 'runs', or 'mean' and 'num_seeds'")
-    return found
-
-
-def number(value: float | None) -> str:
-    """Returns a return as tables show it: with as many digits as are worth reading."""
-    if value is None:
-        return "not kept"
+def number(value: float) -> str:
+    """Returns a return with the digits that tables show."""
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
     return f"{value:.{digits}f}"
 
 
-def mean(known: Measured) -> str:
-    """Returns the mean over seeds as tables show it, with its standard error."""
-    sample = known.sample
+def mean(sample: aggregates.Sample) -> str:
+    """Returns the mean over seeds with its standard error."""
     if sample.runs < 2:
         return number(sample.mean)
     error = sample.standard_error
-    if math.isnan(error):
-        return number(sample.mean)
     return f"{number(sample.mean)} ± {error:.{'2g' if error < 99.5 else '0f'}}"
 
 
@@ -232,30 +213,35 @@ def interval(bounds: tuple[float, float] | None) -> str:
     return "none" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
 
 
-def find(rows: Mapping[str, Row], experiment: str, runner: str | None = None) -> Row:
-    """Returns the row of an experiment: the first, where no runner is named.
+def find(
+    rows: Mapping[str, Row],
+    experiment: str | None = None,
+    runner: str | None = None,
+    suite: str | None = None,
+) -> list[Row]:
+    """Returns the rows with this experiment (`Row.short`), runner and suite; None means any.
 
     Raises:
       errors.UserError: there is none; names the nearest.
     """
-    found = {row.runner.lower(): row for row in rows.values() if row.short == experiment}
-    if not found:
-        known = {row.short for row in rows.values()}
-        hint = errors.nearest(experiment, known) or "; --list names all"
-        raise errors.UserError(f"there is no result of '{experiment}'{hint}")
-    wanted = next(iter(found)) if runner is None else runner.lower()
-    if wanted not in found:
-        hint = errors.nearest(wanted, found)
-        raise errors.UserError(f"there is no result of '{experiment}' under '{runner}'{hint}")
-    return found[wanted]
+    found = list(rows.values())
+    for kind, value in (("suite", suite), ("short", experiment), ("runner", runner)):
+        if value is not None:
+            known = {str(getattr(row, kind)).lower(): None for row in found if getattr(row, kind)}
+            if value.lower() not in known:
+                name = "experiment" if kind == "short" else kind
+                hint = errors.nearest(value, known)
+                raise errors.UserError(f"no result with {name} '{value}'{hint}")
+            found = [row for row in found if str(getattr(row, kind)).lower() == value.lower()]
+    return found
 
 
 def update(name: str, change: Callable[[Row], Row], path: pathlib.Path = PATH) -> None:
-    """Replaces a row by what `change` makes of it, while no other process does so.
+    """Replaces a row by `change(row)`, under a lock.
 
     Raises:
       errors.UserError: the file has no such row.
-      errors.RunFailure: its folder cannot be locked, or the file not be written.
+      errors.RunFailure: its folder cannot be locked, or the file cannot be written.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -271,25 +257,25 @@ def update(name: str, change: Callable[[Row], Row], path: pathlib.Path = PATH) -
 
 
 def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:
-    """Writes all rows, whole or not at all."""
-    entries = [_kept(dataclasses.asdict(row)) for row in rows.values()]
-    temporary = path.with_name(f".{path.name}.partial")
+    """Writes all rows atomically, without empty fields, a line for each run."""
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, dict):
+            pairs = value.items()
+            return {key: kept(each) for key, each in pairs if each not in (None, (), [], "")}
+        return [kept(each) for each in value] if isinstance(value, list | tuple) else value
+
+    entries = [kept(dataclasses.asdict(row)) for row in rows.values()]
+    lines: list[str] = []
+    for run in (run for entry in entries for run in entry.get("runs", ())):
+        lines.append(json.dumps(run, ensure_ascii=False))
+        run.clear()
+        run["line"] = len(lines) - 1
     text = json.dumps(entries, indent=1, ensure_ascii=False)
-    # A point of a curve is a line.
-    text = re.sub(r"\[\s+([-+.\w]+(?:,\s+[-+.\w]+)*)\s+\]", _in_a_line, text)
+    text = re.sub(r'\{\s+"line": (\d+)\s+\}', lambda found: lines[int(found[1])], text)
+    temporary = path.with_name(f".{path.name}.partial")
     try:
         temporary.write_text(text + "\n")
         os.replace(temporary, path)
     except OSError as error:
         raise errors.RunFailure(f"cannot write '{path}': {error.strerror}") from error
-
-
-def _in_a_line(numbers: re.Match) -> str:
-    return f"[{' '.join(numbers[1].split())}]"
-
-
-def _kept(value: Any) -> Any:
-    """Returns a tree without what says nothing."""
-    if isinstance(value, dict):
-        return {key: _kept(each) for key, each in value.items() if each not in (None, (), [], "")}
-    return [_kept(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""What agents reach that rules of learning teach: results as JSON, a table, a picture.
+"""Evaluations of learnt update rules: JSON files, a table, a picture.
 
 `N` kinds of tasks, `R` rules, `S` segments of a lifetime.
 """
@@ -23,16 +23,16 @@ CONTENDERS = (RULE, A2C, BLIND, RANDOM)
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What was reached in one kind of task.
+    """Results in one kind of task.
 
     Attributes:
-      experiment: the file that describes it.
+      experiment: its file.
       name: of the task.
-      optimum: mean of the highest expected return, over the tasks that were drawn.
-      shares: of the optimum, `[R][S]` by contender, means over lifetimes. A2C has a repetition for
-        each rule, in the tasks that the rule was judged in; so has the random rule, other rules.
-      a2c: the learning rate and the entropy cost that suit A2C best.
-      candidates: `(learning rate, entropy cost, share of the optimum at the end)`, of all those.
+      optimum: mean over the sampled tasks of the highest expected return.
+      shares: shares of the optimum, `[R][S]` by contender, means over lifetimes. A2C and the random
+        rules have a repetition for each rule, in the tasks of that rule.
+      a2c: the best learning rate and entropy cost of A2C.
+      candidates: `(learning rate, entropy cost, share of the optimum at the end)` of all others.
     """
 
     experiment: str
@@ -44,12 +44,12 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True)
-class Judgement:
-    """What one command of scripts/evaluate_rule.py found.
+class Evaluation:
+    """Results of one command of scripts/evaluate_rule.py.
 
     Attributes:
-      command: the words after its name.
-      rules: what each rule was read from.
+      command: arguments of the script.
+      rules: sources of the rules.
       lifetimes: of each rule and each experiment, in all kinds of tasks.
       steps: of each environment in a lifetime.
       tasks: results.
@@ -62,8 +62,8 @@ class Judgement:
     tasks: list[Task]
 
 
-def write(found: Judgement, path: pathlib.Path) -> None:
-    """Writes results as JSON."""
+def write(found: Evaluation, path: pathlib.Path) -> None:
+    """Writes results as JSON, with four decimal places."""
     entries = dataclasses.asdict(found)
     for task in entries["tasks"]:
         task["optimum"] = round(task["optimum"], 4)
@@ -73,37 +73,34 @@ def write(found: Judgement, path: pathlib.Path) -> None:
     markdown.write(path, json.dumps(entries) + "\n")
 
 
-def read(path: pathlib.Path) -> Judgement:
-    """Returns what `write` wrote.
-
-    Raises:
-      errors.UserError: it cannot be read, or is something else.
-    """
+def read(path: pathlib.Path) -> Evaluation:
+    """Returns a file of results; raises errors.UserError if it has another schema."""
     try:
         entries = json.loads(markdown.read(path))
         tasks = [Task(**(task | {"a2c": tuple(task["a2c"])})) for task in entries.pop("tasks")]
-        return Judgement(**entries, tasks=tasks)
+        return Evaluation(**entries, tasks=tasks)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise errors.UserError(f"'{path}' holds no results of scripts/evaluate_rule.py") from error
+        raise errors.UserError(
+            f"'{path}': expected results of scripts/evaluate_rule.py ({error})"
+        ) from error
 
 
 def estimate(shares: Sequence[Sequence[float]], segment: int = -1) -> aggregates.Estimate:
-    """Returns the median over rules `[R][S]` of what is reached in a segment of lifetimes."""
-
-    def median(runs: np.ndarray, axis: int = -1) -> np.ndarray:
-        return np.median(runs, axis=axis)
-
-    return aggregates.estimate([[curve[segment] for curve in shares]], median)
+    """Returns the median over rules, `[R][S]`, in one segment of lifetimes."""
+    return aggregates.bootstrap([[curve[segment] for curve in shares]], np.median)
 
 
-def table(found: Judgement) -> str:
+def table(found: Evaluation) -> str:
     """Returns shares of the optimum at the end of a lifetime, as Markdown."""
     contenders = [name for name in CONTENDERS if name in found.tasks[0].shares]
     lines = []
     for task in found.tasks:
-        numbers = [_number(estimate(task.shares[name])) for name in contenders]
-        title = f"`{task.name}` of `{pathlib.Path(task.experiment).stem}`"
-        lines.append([title, *numbers, f"{task.a2c[0]:g}, {task.a2c[1]:g}"])
+        cells = [f"`{task.name}` of `{pathlib.Path(task.experiment).stem}`"]
+        for name in contenders:
+            each = estimate(task.shares[name])
+            bounds = "" if each.interval is None else " [{:.2f}, {:.2f}]".format(*each.interval)
+            cells.append(f"{each.value:.2f}{bounds}")
+        lines.append([*cells, f"{task.a2c[0]:g}, {task.a2c[1]:g}"])
     headings = ["task", *contenders, "A2C's learning rate, entropy cost"]
     return (
         markdown.table(headings, lines)
@@ -113,24 +110,18 @@ def table(found: Judgement) -> str:
     )
 
 
-def draw(found: Judgement, path: pathlib.Path) -> None:
+def draw(found: Evaluation, path: pathlib.Path) -> None:
     """Draws shares of the optimum over lifetimes: medians over rules and 95% intervals."""
+    size = (3.1 * len(found.tasks), 2.9)
     figure, axes = plt.subplots(
-        1,
-        len(found.tasks),
-        figsize=(3.1 * len(found.tasks), 2.9),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
+        1, len(found.tasks), figsize=size, sharey=True, squeeze=False, layout="constrained"
     )
     colors = plotting.colors(CONTENDERS)
     for axis, task in zip(axes[0], found.tasks):
-        for name in reversed(task.shares):
-            curves = task.shares[name]
-            found_at = [estimate(curves, segment) for segment in range(len(curves[0]))]
-            middle = np.array([each.value for each in found_at])
-            ranges = [each.interval or (each.value, each.value) for each in found_at]
-            low, high = np.array(ranges).T
+        for name, curves in reversed(task.shares.items()):
+            points = [estimate(curves, segment) for segment in range(len(curves[0]))]
+            middle = np.array([each.value for each in points])
+            low, high = np.array([each.interval or (each.value,) * 2 for each in points]).T
             x = (np.arange(len(middle)) + 0.5) / len(middle)
             band = plotting.Band(x, middle, low, high)
             plotting.draw_band(axis, band, color=colors[name], label=name)
@@ -141,9 +132,3 @@ def draw(found: Judgement, path: pathlib.Path) -> None:
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=4, fontsize=8)
     plotting.save(figure, path)
-
-
-def _number(found: aggregates.Estimate) -> str:
-    if found.interval is None:
-        return f"{found.value:.2f}"
-    return "{:.2f} [{:.2f}, {:.2f}]".format(found.value, *found.interval)

@@ -1,9 +1,8 @@
-"""Training runs as child processes: started, watched, and never left behind.
+"""Training runs as child processes.
 
-A child has a process of its own, so nothing is shared with the next one and its device's memory is
-free when it ends; no cache of compiled programs, unless the environment says otherwise, so that
-every run pays for its own; and a session of its own, so that a Ctrl-C in the terminal reaches this
-process alone, which passes it on once.
+Each run has its own process, which frees the device's memory when it ends; no cache of compiled
+programs, unless the environment enables it, so that every run pays for its own compilation; and its
+own session, so that Ctrl-C reaches this process alone, which forwards it once.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from podracers import errors
 from podracers.training import config, experiment, loggers, run_directory
@@ -26,15 +25,11 @@ from podracers.training import run as run_lib
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MORE = "; more in "  # before the path of a log, in the message of a failure
 _POLL_PERIOD = 0.1  # seconds
-_ENVIRONMENT = {
-    "JAX_ENABLE_COMPILATION_CACHE": "false",
-    "PYTHONUNBUFFERED": "1",  # lines in the order in which they came
-}
-_LEAVE_TIMEOUT = 300.0  # seconds for a child to save its checkpoint, once it is asked to leave
-# Becomes the script named after it, once the kernel has promised (prctl, PR_SET_PDEATHSIG; Linux
-# only) to ask it to leave should its parent be killed. Code of one's own between fork and exec
-# (`preexec_fn`) would do it, too, but is not safe beside other threads.
-_BECOME = """
+_ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONUNBUFFERED": "1"}
+_LEAVE_TIMEOUT = 300.0  # seconds for a child to save its checkpoint after SIGTERM
+# Starts the script after asking the kernel (prctl, PR_SET_PDEATHSIG; Linux only) to send SIGTERM if
+# the parent is killed. Code between fork and exec (`preexec_fn`) is not safe beside threads.
+_START = """
 import ctypes, os, signal, sys
 os.nice(int(sys.argv[2]))
 if sys.platform == "linux":
@@ -45,62 +40,17 @@ os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
 """
 
 
-def make_folder(path: pathlib.Path) -> None:
-    """Makes a folder where there is none.
-
-    Raises:
-      errors.UserError: it cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise errors.UserError(f"cannot make '{path}': {error.strerror}") from error
-
-
 def flags(gin_files: Sequence[str], bindings: Sequence[str]) -> list[str]:
-    """Returns the arguments of `scripts/train.py` that name files and bindings."""
+    """Returns the arguments of `scripts/train.py` for files and bindings."""
     options = {"--gin_file": gin_files, "--gin_bindings": bindings}
     return [part for flag, values in options.items() for value in values for part in (flag, value)]
 
 
-@contextlib.contextmanager
-def started(
-    arguments: Sequence[str],
-    log: pathlib.Path,
-    environment: Mapping[str, str] | None = None,
-    nice: int = 0,
-) -> Iterator[subprocess.Popen]:
-    """Starts `scripts/train.py`; however the context is left, the process is gone.
-
-    Args:
-      arguments: those of the script.
-      log: takes what the child prints.
-      environment: variables over those of this process.
-      nice: how much of its priority the child gives up, as of nice(1).
-    """
-    script = str(ROOT / "scripts" / "train.py")
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _BECOME, str(os.getpid()), str(nice), script, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**_ENVIRONMENT, **os.environ, **(environment or {})},
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # and the simulators' processes
-            process.wait()
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training run that is to be there; `plan` makes it."""
+    """A planned training run; see `plan`."""
 
-    label: str  # what is trained
+    label: str
     seed: int
     arguments: tuple[str, ...]  # of `scripts/train.py`, without the run directory
     directory: run_directory.RunDirectory
@@ -109,7 +59,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return f"{self.label}, seed {self.seed}"
 
     @property
@@ -119,21 +69,21 @@ class Run:
         return shlex.join(["python", "scripts/train.py", *self.arguments, *run_dir])
 
     def train(self, stop: run_lib.StopRequest, nice: int = 0) -> bool:
-        """Trains, or goes on with what was begun earlier, and shows how far it is.
+        """Trains, or continues a run that was stopped, and shows its progress.
 
-        What the child prints goes to a log beside the run directory.
+        The child's output goes to a log beside the run directory.
 
         Args:
-          stop: true once this process is asked to leave: then the child is asked, too.
-          nice: how much of its priority the child gives up.
+          stop: true after this process was asked to stop: the child is asked, too.
+          nice: decrease of the child's priority.
 
         Returns:
-          Whether the run was finished; False where it was stopped.
+          Whether the run is finished; False if it was stopped.
 
         Raises:
           errors.UserError: the directory has another run or cannot be made, or the child ended with
-            a user's mistake, in its own words.
-          errors.RunFailure: it ended with a failure.
+            a user's mistake.
+          errors.RunFailure: the child failed.
         """
         path, begun = self.directory.path, self.directory.config.exists()
         if begun and _settings(self.directory.read_config()) != _settings(self.config):
@@ -143,22 +93,26 @@ class Run:
         if self.directory.summary.exists() or stop:
             return self.directory.summary.exists()
         log = path.with_name(f"{path.name}.log")
-        arguments = ["--resume"] if begun else self.arguments
         make_folder(path.parent)
-        with started([*arguments, "--run_dir", str(path)], log, nice=nice) as process:
+        words = ["--resume"] if begun else self.arguments
+        with _started([*words, "--run_dir", str(path)], log, nice) as process:
             display = loggers.TerminalLogger(self.total_steps)
-            rows = _follow(self.directory.metrics)
-            try:
-                while process.poll() is None and not stop:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_POLL_PERIOD)
-                    for row in next(rows):
-                        display.write(row.pop("step"), row)
-            finally:
-                display.close()
-            if process.poll() is None:
-                _ask_to_leave(process, self.name)
-        if stop and process.returncode == -signal.SIGTERM:  # before it was ready to be asked
+            running = True
+            while running and not stop:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_PERIOD)
+                running = process.poll() is None
+                _show_last_row(self.directory.metrics, display)
+            display.close()
+            if running:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(_LEAVE_TIMEOUT)
+                except subprocess.TimeoutExpired as error:
+                    raise errors.RunFailure(
+                        f"{self.name}: killed; it did not stop within {_LEAVE_TIMEOUT:.0f} s"
+                    ) from error
+        if stop and process.returncode == -signal.SIGTERM:  # before it installed its handler
             return False
         if process.returncode:
             error = failure(process.returncode, log)
@@ -173,17 +127,17 @@ def plan(
     bindings: Sequence[str],
     path: pathlib.Path,
 ) -> Run:
-    """Reads the configuration of a run, and so finds out what is wrong before anything is trained.
+    """Reads the configuration of a run, so that mistakes are found before any training.
 
     Args:
-      label: name of what is trained, in messages.
+      label: name in messages.
       seed: the run's seed, bound before `bindings`.
       gin_files: paths of .gin files.
-      bindings: those over the files.
+      bindings: over the files.
       path: the run directory.
 
     Raises:
-      errors.UserError: the configuration does not parse, or insists on another seed.
+      errors.UserError: the configuration does not parse, or binds another seed.
     """
     bindings = [f"SEED = {seed}", *bindings]
     try:
@@ -191,94 +145,98 @@ def plan(
     except errors.UserError as error:
         raise errors.UserError(f"{label}: {errors.first_line(error)}") from error
     if settings.seed != seed:
-        raise errors.UserError(
-            f"{label}: expected the seed {seed}, but the configuration insists on {settings.seed}"
-        )
+        raise errors.UserError(f"{label}: expected the seed {seed}, got {settings.seed}")
     directory, arguments = run_directory.RunDirectory(path), tuple(flags(gin_files, bindings))
     return Run(label, seed, arguments, directory, settings.total_steps, config.text())
 
 
-def train_all(runs: Sequence[Run], say: Callable[[str], None]) -> bool:
-    """Trains runs one after the other, or what is missing; returns whether all are finished."""
+def train_all(runs: Sequence[Run], report: Callable[[str], None]) -> bool:
+    """Trains the missing runs one after the other; returns whether all are finished."""
     with run_lib.StopRequest() as stop:
         for number, run in enumerate(runs, 1):
             state = "resuming" if run.directory.config.exists() else "training"
-            state = "there already" if run.directory.summary.exists() else state
-            say(
-                f"[{number}/{len(runs)}] {run.label}, seed {run.seed}: {state} "
-                f"({run.directory.path})"
-            )
+            state = "finished before" if run.directory.summary.exists() else state
+            report(f"[{number}/{len(runs)}] {run.name}: {state} ({run.directory.path})")
             if not run.train(stop):
                 return False
     return True
 
 
-def _settings(text: str) -> list[str]:
-    """Returns the lines of a configuration that set something, whichever process wrote it.
+def make_folder(path: pathlib.Path) -> None:
+    """Makes a folder; raises errors.UserError if that is impossible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.UserError(f"cannot make '{path}': {error.strerror}") from error
 
-    Where files name one module by several names, gin writes any of them, another one in each
-    process: modules have their whole names here, and lines the order of these. A long value, which
-    gin breaks into lines, is one line.
+
+@contextlib.contextmanager
+def _started(words: Sequence[str], log: pathlib.Path, nice: int) -> Iterator[subprocess.Popen]:
+    """Starts `scripts/train.py`, and kills it on exit if it still runs."""
+    script = str(ROOT / "scripts" / "train.py")
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START, str(os.getpid()), str(nice), script, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=_ENVIRONMENT | os.environ,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # and its processes
+            process.wait()
+
+
+def _show_last_row(metrics: pathlib.Path, display: loggers.TerminalLogger) -> None:
+    """Shows the last complete line of a run's metrics."""
+    data = b""
+    with contextlib.suppress(OSError), metrics.open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - 2**16, 0))
+        data = file.read()
+    complete, _, _ = data.rpartition(b"\n")
+    with contextlib.suppress(ValueError):
+        row = loggers.parse_row(complete.rpartition(b"\n")[2])
+        values = {name: math.nan if x is None else x for name, x in row.items()}
+        display.write(values.pop("step"), values)
+
+
+def _settings(text: str) -> list[str]:
+    """Returns the bindings of a configuration, sorted, with full names of modules.
+
+    gin may write any of the names by which files import a module, and breaks long values into
+    lines.
     """
     text = re.sub(r" ?\\?\n +", " ", text)
     imports = re.findall(r"^from (\S+) import (\w+)(?: as (\w+))?$", text, re.MULTILINE)
     modules = {alias or name: f"{package}.{name}" for package, name, alias in imports}
 
-    def whole(line: str) -> str:
+    def full(line: str) -> str:
         return re.sub(r"(?<![\w.'\"])\w+(?=\.)", lambda name: modules.get(name[0], name[0]), line)
 
     lines = [line for line in text.splitlines() if line]
-    return sorted(whole(line) for line in lines if not re.match(r"#|from |import ", line))
+    return sorted(full(line) for line in lines if not re.match(r"#|from |import ", line))
 
 
 def settings_digest(text: str) -> str:
-    """Returns a digest of what a configuration sets, the seed apart."""
+    """Returns a digest of a configuration's bindings without the seed."""
     lines = [line for line in _settings(text) if not line.startswith("SEED = ")]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
-def _ask_to_leave(process: subprocess.Popen, name: str) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(_LEAVE_TIMEOUT)
-    except subprocess.TimeoutExpired as error:
-        raise errors.RunFailure(
-            f"{name}: did not end within {_LEAVE_TIMEOUT:.0f} s of being asked to, and was killed"
-        ) from error
-
-
 def failure(code: int, log: pathlib.Path) -> errors.UserError | errors.RunFailure:
-    """Returns what a child said that it ended of."""
+    """Returns the error with which a child ended, from its log."""
     text = log.read_text(errors="replace")
-    said = re.findall(r"^(?:error|failed): (.*)$", text, re.MULTILINE)
+    reported = re.findall(r"^(?:error|failed): (.*)$", text, re.MULTILINE)
     lines = [line for line in text.splitlines() if line.strip()]
     if code < 0:
         message = f"the run was killed by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
-            message += ", as the system does when memory runs out"
+        message += " (out of memory?)" if code == -signal.SIGKILL else ""
     else:
-        message = (said or lines or [f"the run ended with exit code {code}"])[-1]
+        message = (reported or lines or [f"the run ended with exit code {code}"])[-1]
     if code == errors.UserError.exit_code:
         return errors.UserError(message)
-    return errors.RunFailure(message if said and code > 0 else f"{message}{MORE}'{log}'")
-
-
-def _follow(path: pathlib.Path) -> Iterator[list[dict[str, float]]]:
-    """Yields again and again what lines a file of JSON lines gained, NaN where null stands."""
-    position = path.stat().st_size if path.exists() else 0
-    while True:
-        data = b""
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            # A run that resumes cuts the file back to its checkpoint.
-            position = min(position, file.seek(0, os.SEEK_END))
-            file.seek(position)
-            data = file.read()
-        data = data[: data.rfind(b"\n") + 1]
-        position += len(data)
-        rows = []
-        for line in data.splitlines():
-            # A file that was cut back and has grown again is read from the middle of a line.
-            with contextlib.suppress(ValueError):
-                row = loggers.parse_row(line)
-                rows.append({k: math.nan if v is None else v for k, v in row.items()})
-        yield rows
+    return errors.RunFailure(message if reported and code > 0 else f"{message}{MORE}'{log}'")

@@ -59,14 +59,13 @@ def test_pieces_run_on_a_cpu(tmp_path):
     file = tmp_path / "mine.json"
     script = str(processes.ROOT / "scripts" / "accelerator.py")
     command = [sys.executable, script, "--repeats", "1", "--batches", "8", "--json", str(file)]
-    command += ["machine", "parity", "catch", "sebulba", "--minutes", "25"]
+    command += ["machine", "parity", "catch", "--minutes", "25"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(file.read_text())["results"]
-    assert [*results] == [f"device_{name}" for name in ("machine", "parity", "catch", "sebulba")]
+    assert [*results] == [f"device_{name}" for name in ("machine", "parity", "catch")]
     difference = [row["median"] for row in results["device_parity"]["rows"]]
     assert len(difference) == 2 and max(difference) < 1e-3  # after one update, and after five
-    assert results["device_sebulba"]["rows"][-1]["median"] > 0.3
 
 
 @pytest.mark.slow

@@ -77,18 +77,18 @@ def test_rules_are_judged_saved_and_teach(run_dir, run):
     arguments = [x for binding in bindings for x in ("--gin_bindings", binding)]
     _trained(taught, "--gin_file", "gin/experiments/catch_lpg_rule.gin", *arguments)
     refused = processes.run("evaluate_rule", "--run_dir", taught)
-    processes.assert_mistake(refused, "LPG alone learns a rule")
+    processes.assert_mistake(refused, "expected the agent LPG")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "words", "message"),
     [
-        ("evaluate_rule", [], "which rules?"),
+        ("evaluate_rule", [], "expected rules"),
         ("evaluate_rule", ["--rule", "OTHER"], "name an experiment"),
-        ("evaluate_rule", ["--rule", "OTHER", "--gin_file", "TINY"], "is of another rule"),
-        ("evaluate_rule", ["--rule", "OTHER", "--gin_file", "CATCH"], "LPG alone learns a rule"),
-        ("evaluate_rule", ["--run_dir", "RUN", "--lifetimes", "1"], "none of 1 was in the task"),
+        ("evaluate_rule", ["--rule", "OTHER", "--gin_file", "TINY"], "expected the rule"),
+        ("evaluate_rule", ["--rule", "OTHER", "--gin_file", "CATCH"], "expected the agent LPG"),
+        ("evaluate_rule", ["--run_dir", "RUN", "--lifetimes", "1"], "none of 1 was in task"),
         ("train", ["--gin_file", "CATCH", "--gin_bindings", "RULE = 'none.npz'"], "no rule"),
         ("train", ["--gin_file", "TINY", "--gin_bindings", "NUM_ENVS = 3"], "does not divide"),
         ("train", ["--gin_file", "TINY", "--gin_file", "gin/environments/catch.gin"], "parameters"),

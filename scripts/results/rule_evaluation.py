@@ -1,0 +1,146 @@
+"""Evaluation of learnt update rules (LPG): lifetimes of agents beside those of other learners.
+
+`H` combinations of hyper-parameters, `S` segments of a lifetime.
+"""
+
+import argparse
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from results import rules as results
+
+from agents.meta import lifetime_evaluation
+from agents.meta.lpg import meta_training, rule_file, tabular_a2c
+from podracers import errors, evaluation, types
+from podracers.training import experiment, trained
+
+
+class Rule(NamedTuple):
+    """A rule, and the hyper-parameters of agents that meta-training found."""
+
+    name: str  # its source
+    params: types.PyTree
+    arm_logits: dict[str, jax.Array]  # [H] by kind of task; empty for the file of a rule
+
+    def actor_params(self, tasks: tuple[str, ...], num_arms: int) -> meta_training.ActorParams:
+        """Returns the parameters of agents; for an unknown task, with the mean of all logits."""
+        known = list(self.arm_logits.values()) or [jnp.zeros((num_arms,))]
+        mean = jnp.mean(jnp.stack(known), axis=0)
+        logits = jnp.stack([self.arm_logits.get(task, mean) for task in tasks])
+        return meta_training.ActorParams(self.params, logits)
+
+
+def load(
+    options: argparse.Namespace, settings: experiment.Experiment
+) -> tuple[meta_training.LPG, list[Rule]]:
+    """Returns all rules, and their agent: that of the first run, or else of the experiment.
+
+    Raises:
+      errors.UserError: a run or an experiment has another agent, or a rule of another size.
+    """
+    policies = [trained.load(path, options.best) for path in options.run_dir]
+    agents = [policy.parts.agent for policy in policies] or [settings.build().agent]
+    for path, agent in zip([*options.run_dir, *options.gin_file], agents):
+        if not isinstance(agent, meta_training.LPG):
+            raise errors.UserError(f"'{path}': expected the agent LPG, got {type(agent).__name__}")
+        for field in dataclasses.fields(agent):
+            value, first = (getattr(each, field.name) for each in (agent, agents[0]))
+            if field.name != "spec" and value != first:
+                raise errors.UserError(
+                    f"'{path}': expected LPG.{field.name} = {first!r}, as in the first run, "
+                    f"got {value!r}"
+                )
+    rules = []
+    for path, policy in zip(options.run_dir, policies):
+        arms = dict(zip(policy.parts.environment.tasks.task_names, policy.params.arm_logits))
+        rules.append(Rule(f"{path} at step {policy.step:,}", policy.params.rule, arms))
+    for path in options.rule:
+        rule, params = rule_file.load(path)
+        if rule != agents[0].rule:
+            raise errors.UserError(f"'{path}': expected the rule {agents[0].rule}, got {rule}")
+        rules.append(Rule(path, params, {}))
+    return agents[0], rules
+
+
+def evaluate(
+    agent: meta_training.LPG, rules: list[Rule], file: str, lifetimes: Any, seed: int, count: int
+) -> list[results.Task]:
+    """Returns shares of the optimum by kind of task, of rules and of other learners.
+
+    Args:
+      agent: of the rules.
+      rules: to evaluate.
+      file: the experiment.
+      lifetimes: its environment; all lifetimes have the longest length.
+      seed: of tasks and of random rules.
+      count: lifetimes of each repetition.
+    """
+    lifetimes = dataclasses.replace(lifetimes, min_periods=lifetimes.max_periods)
+    trial = _Trial(lifetimes, evaluation.run_key(seed), count)
+    agent = dataclasses.replace(agent, spec=lifetimes.spec)
+    params = [rule.actor_params(trial.names, len(agent.arms)) for rule in rules]
+    no_costs = (0.0,) * len(agent.prediction_costs)
+    blind = dataclasses.replace(agent, sees_predictions=False, prediction_costs=no_costs)
+    shared = (agent.chunk_length, agent.gamma, agent.gae_lambda, agent.critic_step_size)
+    a2c = tabular_a2c.TabularA2C(lifetimes.spec, *shared)
+    # A2C is tuned on tasks of its own, of the same kind.
+    num_tasks, num_arms = len(trial.names), len(a2c.arms)
+    arms = [_only(np.full(num_tasks, arm), num_arms) for arm in range(num_arms)]
+    candidates = np.stack([trial.shares(a2c, arm, len(params))[:, -1] for arm in arms])
+    best = np.argmax(candidates, axis=0)  # [tasks]
+    shares = {name: [] for name in results.CONTENDERS}
+    for number, each in enumerate(params):
+        random = each._replace(rule=agent.rule.init(jax.random.key(seed + number)))
+        for name, learner, what in [
+            (results.RULE, agent, each),
+            (results.A2C, a2c, _only(best, num_arms)),
+            (results.BLIND, blind, each),
+            (results.RANDOM, agent, random),
+        ]:
+            shares[name].append(trial.shares(learner, what, number))
+    optimum = np.nanmean([trial.optimum(number) for number in range(len(params))], axis=0)
+    return [
+        results.Task(
+            file,
+            name,
+            float(optimum[task]),
+            {who: [curves[task].tolist() for curves in each] for who, each in shares.items()},
+            tuple(map(float, a2c.arms[best[task]])),
+            [(*map(float, arm), float(x)) for arm, x in zip(a2c.arms, candidates[:, task])],
+        )
+        for task, name in enumerate(trial.names)
+    ]
+
+
+class _Trial:
+    """Lifetimes of agents in the tasks of one experiment; optima are computed once."""
+
+    def __init__(self, lifetimes: Any, key: jax.Array, count: int):
+        self.names = lifetimes.tasks.task_names
+        self._lifetimes, self._key, self._count = lifetimes, key, count
+        self._optima = {}  # [L] by repetition
+
+    def shares(self, agent: Any, params: types.PyTree, repetition: int) -> np.ndarray:
+        """Returns mean shares of the optimum, `[tasks, S]`; each repetition has its own tasks."""
+        key = jax.random.fold_in(self._key, repetition)
+        lives = lifetime_evaluation.live(agent, self._lifetimes, params, key, self._count)
+        if repetition not in self._optima:
+            self._optima[repetition] = lives.task, lives.optimum(self._lifetimes.tasks)
+        for number, name in enumerate(self.names):
+            if number not in lives.task:
+                raise errors.UserError(f"--lifetimes: none of {self._count} was in task '{name}'")
+        shares = lives.returns / self._optima[repetition][1][:, None]
+        return np.stack([np.nanmean(shares[lives.task == n], 0) for n in range(len(self.names))])
+
+    def optimum(self, repetition: int) -> np.ndarray:
+        """Returns the mean optimum of each kind of task, of an earlier repetition."""
+        task, optimum = self._optima[repetition]
+        return np.array([np.mean(optimum[task == n]) for n in range(len(self.names))])
+
+
+def _only(arm: np.ndarray, count: int) -> jax.Array:
+    """Returns logits, `[tasks, H]`, that select one arm for each kind of task, `[tasks]`."""
+    return jnp.where(np.arange(count) == arm[:, None], 0.0, -jnp.inf)

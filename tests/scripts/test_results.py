@@ -1,0 +1,291 @@
+"""Tests of recorded results: statistics, the file of rows, the generated pages."""
+
+import concurrent.futures
+import dataclasses
+import itertools
+import json
+import shutil
+
+import envpool
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+
+from podracers import command_line, errors
+from podracers.training import experiment
+from tests import processes
+
+
+@pytest.fixture(scope="module")
+def modules(tools):
+    names = ("aggregates", "atari_scores", "markdown", "rows", "rules", "suite_picture", "tables")
+    return tools(*(f"results.{name}" for name in names))
+
+
+def _exact(tasks, statistic):
+    """Returns the percentiles of a statistic over every resample of every task."""
+    resamples = [list(itertools.product(runs, repeat=len(runs))) for runs in tasks]
+    chosen = itertools.product(*resamples)
+    reached = [statistic(*(np.array(runs) for runs in each)) for each in chosen]
+    return np.percentile(reached, [2.5, 97.5])
+
+
+def test_interquartile_means(modules):
+    scores = [[0.0, 1.0, 2.0, 3.0], [10.0, 10.0, 10.0, 14.0], [5.0, 5.0, 5.0, 5.0]]
+    iqm = modules.aggregates.interquartile_mean
+    # Of twelve scores in order, the three lowest and the three highest are left out.
+    assert modules.aggregates.bootstrap(scores, iqm).value == pytest.approx((3 + 4 * 5 + 10) / 6)
+    tasks = [[0.0, 1.0, 5.0], [2.0, 2.5, 4.0]]
+    found = modules.aggregates.bootstrap(tasks, iqm)
+    np.testing.assert_allclose(found.interval, _exact(tasks, iqm), atol=0.11)
+    # Runs are resampled within their task.
+    constant = modules.aggregates.bootstrap([[0.0] * 3, [100.0] * 3], iqm)
+    assert (constant.value, constant.interval) == (50.0, (50.0, 50.0))
+    assert modules.aggregates.bootstrap([[3.0], [5.0]], iqm).interval is None
+
+
+def test_probability_of_improvement_counts_pairs(modules):
+    # Of six pairs, four are won and one is a tie.
+    one, other = [1.0, 3.0, 4.0], [1.0, 2.0]
+    assert modules.aggregates.improvement([(one, other)]).value == pytest.approx(4.5 / 6)
+    assert modules.aggregates.improvement([([2.0], [2.0])]) == modules.aggregates.Estimate(
+        0.5, None
+    )
+    found = modules.aggregates.improvement([(one, other), ([0.0, 1.0], [5.0, 5.0])])
+    assert found.value == pytest.approx(4.5 / 12)
+
+    def chance(one, other):
+        return np.mean([1.0 if a > b else 0.5 * (a == b) for a in one for b in other])
+
+    np.testing.assert_allclose(found.interval, _exact([one, other], chance) / 2, atol=0.03)
+
+
+def test_students_interval_and_welchs_test(modules):
+    sample = modules.aggregates.Sample(-177.0, 6.0, 3)
+    # 4.302653 is the 97.5th percentile of Student's t with two degrees of freedom.
+    assert sample.interval() == pytest.approx((-177 - 25.815916, -177 + 25.815916))
+    assert modules.aggregates.Sample.of([2.0]).interval() is None
+    found = modules.aggregates.Sample.of([1.0, 2.0, 6.0])
+    assert (found.mean, found.runs) == (3.0, 3)
+    assert found.standard_error == pytest.approx((7.0 / 3.0) ** 0.5)
+    p, one, other = modules.aggregates.p_of_equal_means, [1.0, 2.0, 4.0, 4.5], [3.0, 7.0, 8.0]
+    assert p(one, other) == pytest.approx(stats.ttest_ind(one, other, equal_var=False).pvalue)
+    assert p([1.0, 1.0], [1.0, 1.0]) == 1.0
+    assert p([1.0, 1.0], [0.9, 0.9]) == 0.0
+    assert p([1.0], [0.9, 0.9]) is None
+
+
+def test_atari_scores(modules):
+    scores = modules.atari_scores
+    assert len(scores.REFERENCES) == 57
+    assert not {f"{game}-v5" for game in scores.REFERENCES} - set(envpool.list_all_envs())
+    assert scores.normalized("Pong", 16.0) == pytest.approx(36.7 / 35.3)
+    assert scores.normalized("Skiing", -17098.1 - 12761.2) == pytest.approx(-1.0)
+    with pytest.raises(errors.UserError, match="'Pong'"):
+        scores.normalized("Pong-v5", 0.0)
+
+
+RUN = {"agent_steps": 5_000_000, "episodes": 64, "random_policy": -1.0, "date": "2026-01-31"}
+RUN |= {"hardware": "a machine", "jax": "0", "wall_time_s": 10.0, "commit": "c" * 40}
+
+
+def _entry(name, returns, **options):
+    runs = [{**RUN, "seed": n, "final_return": value} for n, value in enumerate(returns)]
+    entry = {"experiment": name, "runner": "Anakin", "agent": "PPO", "environment": name}
+    return entry | {"runs": runs, "highest": 3.0} | options
+
+
+def _read(modules, folder, *entries):
+    path = folder / "results.json"
+    path.write_text(json.dumps(entries))
+    return modules.rows.read(path), path
+
+
+def test_rows_are_read_and_written(modules, tmp_path):
+    curve = [[100, 1.5, 0.0], [200, 2.5, 1.0]]
+    entry = _entry("a", [1.0, 3.0], gin_bindings=["A.x = 1"], suite="s")
+    entry["runs"][0] |= {"curve": curve, "greedy_return": 0.5, "settings": "x"}
+    rows, path = _read(modules, tmp_path, entry, _entry("folder/b.gin", [], variant="two"))
+    a, b = rows.values()
+    assert a.command(3) == (
+        "python scripts/train.py --gin_file gin/experiments/a.gin --runner anakin "
+        "--gin_bindings 'SEED = 3' --gin_bindings 'A.x = 1'"
+    )
+    assert (b.name, b.gin_file) == ("b-two-anakin", "folder/b.gin")
+    assert (a.returns, a.seconds, a.random_policy) == ([1.0, 3.0], 20.0, -1.0)
+    assert (a.runs[0].actions, a.runs[1].actions) == ("sampled", "greedy")
+    modules.rows.write(rows, path)
+    assert modules.rows.read(path) == rows
+    assert json.loads(path.read_text())[0] == entry
+    assert len(path.read_text().splitlines()) < 30  # a line for each run
+    assert modules.rows.find(rows, "b-two", "anakin") == [b]
+    assert modules.rows.find(rows, suite="s") == [a]
+    for query, hint in ((("c",), "known: a, b"), (("a", "anakim"), "'anakin'")):
+        with pytest.raises(errors.UserError, match=hint):
+            modules.rows.find(rows, *query)
+
+
+def test_a_new_run_replaces_runs_of_other_settings(modules, tmp_path):
+    failures = [{"seed": 2, "message": "m"}]
+    rows, _ = _read(modules, tmp_path, _entry("a", [1.0, 3.0], failures=failures))
+    row = rows["a-anakin"]
+    new = dataclasses.replace(row.runs[0], seed=2, settings="new")
+    joined = row.with_run(new)
+    assert [run.seed for run in joined.runs] == [0, 1, 2]  # old settings are unknown
+    assert joined.failures == ()
+    other = dataclasses.replace(new, seed=0, settings="other")
+    assert [run.seed for run in joined.with_run(other).runs] == [0, 1]
+    longer = dataclasses.replace(new, agent_steps=6_000_000)
+    assert [run.seed for run in joined.with_run(longer).runs] == [2]
+    assert new.took(4_990_000) and not new.took(4_700_000) and not new.took(5_100_000)
+
+
+def test_concurrent_updates_are_all_recorded(modules, tmp_path):
+    _, path = _read(modules, tmp_path, _entry("a", [1.0]))
+
+    def note(text):
+        def noted(row):
+            return dataclasses.replace(row, note=row.note + text)
+
+        for _ in range(10):
+            modules.rows.update("a-anakin", noted, path)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(note, "xyz"))
+    assert sorted(modules.rows.read(path)["a-anakin"].note) == sorted("xyz" * 10)
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(errors.UserError, match="a-anakin"):
+        modules.rows.update("a-anakn", lambda row: row, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase"),
+    [
+        ("{", "Expecting"),
+        ('{"a": {"agent": "A"}}', "expected a list of rows"),
+        ('[{"agent": "A"}]', "row 0: "),
+        (json.dumps([_entry("a", []) | {"runs": [{"seed": 0}]}]), "final_return"),
+        (json.dumps([_entry("a", [1.0]), _entry("a", [1.0])]), "row 1: 'a-anakin' occurs twice"),
+        (json.dumps([_entry("a", []), _entry("b", [], environment="a")]), "task of 'a-anakin'"),
+    ],
+)
+def test_incomplete_files_are_refused(modules, tmp_path, text, phrase):
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(errors.UserError) as caught:
+        modules.rows.read(path)
+    assert phrase in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_every_published_row_describes_a_run(modules):
+    rows = modules.rows.read()
+    for row in rows.values():
+        runner = command_line.runner_file(row.runner.lower())
+        files = [str(processes.ROOT / row.gin_file), runner]
+        settings = experiment.load(files, ["SEED = 7", *row.gin_bindings])
+        assert settings.seed == 7, row.name
+        assert settings.runner.__name__ == row.runner, row.name
+        assert settings.agent.__name__ == row.agent.partition(",")[0], row.name
+        for published in row.published if row.runs and not row.explanation else ():
+            reached = row.sample.mean + 0.005 * abs(published.value)
+            assert reached >= published.value - (published.error or 0.0), row.name
+    assert len({row.command(0) for row in rows.values()}) == len(rows)
+
+
+def test_the_page_of_results(modules, tmp_path):
+    published = [{"value": 2.0, "source": "somebody", "steps": "1M", "error": 0.5}]
+    suite = {"suite": "s", "published": published}
+    failures = [{"seed": 2, "message": "out of memory"}]
+    dqn = {"agent": "DQN", "runner": "Sebulba", **suite}
+    rows, _ = _read(
+        modules,
+        tmp_path,
+        _entry("one", [2.0, 2.0], **suite),
+        _entry("two", [5.0, 5.0], failures=failures, **suite),
+        _entry("one", [2.0, 1.0], **dqn),
+        _entry("two", [2.0, 9.0], **dqn),
+        _entry("three", [], **suite),
+        _entry("pong", [16.0], atari_game="Pong"),
+    )
+    page = modules.tables.page(rows, {"s": "results/suite_s.png"})
+    assert "| two | Sebulba |  |  |  | 5.50 (5M) |  |  |  |  | -1.00 | 3 |" in page
+    two = "| `two` | `anakin` | PPO | two | 5.00 ± 0 | 5.00 to 5.00 | 2: 5.00, 5.00 |  |"
+    two += " 64, greedy | -1.00 | 3 | 5M | 10 s | 2.00 ± 0.50 (somebody, 1M) |"
+    assert f"{two} seed 2 failed: out of memory |" in page
+    assert "| `three` | `anakin` | PPO | three | queued |" in page
+    # Of random -1 and published 2, the scores are 1, 1 and 2, 2; the middle half is 1, 2.
+    assert "| PPO under Anakin | one, two | 2 | 1.50 (" in page
+    # A tie and a win, twice: 0.75; a win and a loss, twice: 0.5.
+    assert "| PPO under Anakin | DQN under Sebulba | one, two | 0.62 | 0.25 to 1.00 |" in page
+    assert "![Learning curves of s" in page
+    assert "| Pong | `pong` | `anakin` | 1 | 16.0 | -20.7 | 14.6 | 1.04 |" in page
+    command = "--gin_file gin/experiments/one.gin --runner anakin --gin_bindings 'SEED = 0'"
+    assert f"`python scripts/train.py {command}` | 2026-01-31 | cccccccccc | a machine |" in page
+    # Neither different agent steps nor different kinds of evaluation are compared.
+    for change in ({"agent_steps": 9_000_000}, {"greedy_return": 9.0}):
+        row = rows["two-sebulba"]
+        runs = tuple(dataclasses.replace(run, **change) for run in row.runs)
+        changed = rows | {row.name: dataclasses.replace(row, runs=runs)}
+        assert "probability of improvement" not in modules.tables.page(changed, {})
+
+
+def test_pages_are_generated_and_checked(modules, tmp_path, call):
+    curve = [[100, 1.0, 0.0], [200, 2.0, 3.0]]
+    entry = _entry("one", [3.0], suite="s")
+    entry["runs"][0]["curve"] = curve
+    generated = tmp_path / "docs" / "generated"
+    (generated / "results").mkdir(parents=True)
+    _read(modules, tmp_path / "docs", entry)
+    source = processes.ROOT / "docs" / "generated"
+    for folder, name in (("benchmarks", "cartpole"), ("rules", "small")):
+        (generated / folder).mkdir()
+        shutil.copy(source / folder / f"{name}.json", generated / folder)
+    for name in ("results", "benchmarks"):
+        (generated / f"{name}.md").write_text("")
+    readme = tmp_path / "README.md"
+    readme.write_text("prose\n<!-- begin: readme -->\nold\n<!-- end: readme -->\n")
+    (tmp_path / "docs" / "meta_learning.md").write_text(
+        "<!-- begin: small -->\n<!-- end: small -->"
+    )
+    assert call("report", "--root", tmp_path, "--check") == 1
+    assert "old" in readme.read_text()
+    assert call("report", "--root", tmp_path) == 0
+    assert call("report", "--root", tmp_path, "--check") == 0
+    assert readme.read_text().startswith("prose\n<!-- begin: readme -->\n| environment |")
+    assert "a PPO in one file" in (generated / "benchmarks.md").read_text()
+    with Image.open(generated / "results" / "suite_s.png") as image:
+        assert image.width > 300
+    readme.write_text("no marks")
+    with pytest.raises(errors.UserError, match="begin: readme"):
+        call("report", "--root", tmp_path)
+
+
+def test_the_published_pages_are_up_to_date(call):
+    assert call("report", "--check") == 0, "run: python scripts/report.py"
+
+
+def test_evaluations_of_rules(modules, tmp_path):
+    rules = modules.rules
+    shares = {
+        rules.RULE: [[0.0, 0.9], [0.1, 1.0], [0.0, 0.2]],
+        rules.A2C: [[0.5, 1.0]] * 3,
+        rules.BLIND: [[0.0, 0.5]] * 3,
+        rules.RANDOM: [[0.0, -0.25]] * 3,
+    }
+    task = rules.Task("gin/some.gin", "small", 2.5, shares, (40.0, 0.01), [(40.0, 0.01, 1.0)])
+    found = rules.Evaluation("--run_dir a b c", ["a", "b", "c"], 64, 2399, [task])
+    assert (
+        "| `small` of `some` | 0.90 [0.20, 1.00] | 1.00 [1.00, 1.00] | 0.50 [0.50, 0.50] "
+        "| -0.25 [-0.25, -0.25] | 40, 0.01 |" in rules.table(found)
+    )
+    path = tmp_path / "small.json"
+    rules.write(found, path)
+    assert rules.table(rules.read(path)) == rules.table(found)
+    assert rules.read(path).tasks[0].shares == shares
+    path.write_text('{"command": "x"}')
+    with pytest.raises(errors.UserError, match=r"small\.json"):
+        rules.read(path)
+    rules.draw(found, tmp_path / "small.png")
+    with Image.open(tmp_path / "small.png") as image:
+        assert image.width > 200
