@@ -1,11 +1,11 @@
 """Values and rewards as categorical distributions over a fixed support (two-hot), as in MuZero.
 
-A scalar is first squashed, so that one support serves returns of any size, and then split between
-the two atoms that it lies between. Schrittwieser et al., "Mastering Atari, Go, chess and shogi by
+A scalar is squashed, so that one support serves returns of any size, and then split between its two
+neighbouring atoms. Schrittwieser et al., "Mastering Atari, Go, chess and shogi by
 planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix F.
 
-The formulas are not rlax's because of float32. There, for numbers from 0.1 to 1, the inverse of the
-squashing is off by a relative 1e-3 (here 3e-7), and probabilities by 1e-5.
+rlax's formulas are not used because of float32: for numbers from 0.1 to 1, its inverse of the
+squashing has a relative error of 1e-3 (here 3e-7), and its probabilities of 1e-5.
 
 Axis legend: `Z` atoms.
 """
@@ -46,7 +46,7 @@ class Support:
     """Evenly spaced atoms from `-bound` to `bound`, in squashed units.
 
     Attributes:
-      bound: largest atom. 30 stands for 905, and 300 for 58,706: see `largest`.
+      bound: largest atom. 30 represents 905, and 300 represents 58,706; see `largest`.
       num_atoms: `Z`, odd, so that zero is an atom.
     """
 
@@ -82,7 +82,7 @@ class Support:
         return signed_parabolic(jnp.sum(jax.nn.softmax(logits, axis=-1) * atoms, axis=-1))
 
     def beyond(self, x: jax.Array) -> jax.Array:
-        """Returns a bool `[...]`: whether `x` lies outside of the support."""
+        """Returns whether `x` lies outside of the support, bool `[...]`."""
         return jnp.abs(signed_hyperbolic(x)) > self.bound
 
     def cross_entropy(self, logits: jax.Array, x: jax.Array) -> jax.Array:

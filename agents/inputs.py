@@ -1,10 +1,10 @@
 """Network inputs beside the observation: the previous action and the reward that followed it.
 
-IMPALA's and R2D2's recurrent agents see both (Espeholt et al. 2018,
-https://arxiv.org/abs/1802.01561; Kapturowski et al. 2019,
-https://openreview.net/forum?id=r1lyTjAqYX), and an agent that adapts within an episode has to (Duan
-et al. 2016, "RL²", https://arxiv.org/abs/1611.02779). At the first time step of an episode both are
-zero.
+Recurrent agents of IMPALA and R2D2 see both (Espeholt et al., 2018,
+https://arxiv.org/abs/1802.01561; Kapturowski et al., 2019,
+https://openreview.net/forum?id=r1lyTjAqYX), and agents that adapt within an episode need both (Duan
+et al., "RL²", 2016, https://arxiv.org/abs/1611.02779). Both are zero at the first time step of an
+episode.
 
 Axis legend: `T` time, `B` streams, `D` parts of a multi-discrete action, `F` features.
 """
@@ -22,20 +22,20 @@ from podracers import environment, types
 
 
 class ActorState(NamedTuple):
-    """The actor state of a stream, carried from step to step and from rollout to rollout."""
+    """The actor state of a stream."""
 
     core: Any  # [B, ...] of the network
-    action: Any  # [B, ...] the previous one; () where the network does not see it
+    action: Any  # [B, ...] the previous action; () if the network does not see it
 
 
 def zero_action(action_spec: specs.Array, batch_size: int) -> jax.Array:
-    """Returns zeros `[B, ...]` in the shape and dtype of the actions that agents choose."""
+    """Returns zeros `[B, ...]` in the shape and dtype of an agent's actions."""
     dtype = jnp.float32 if np.issubdtype(action_spec.dtype, np.floating) else jnp.int32
     return jnp.zeros((batch_size, *action_spec.shape), dtype)
 
 
 def extended_spec(spec: environment.EnvironmentSpec) -> environment.EnvironmentSpec:
-    """Returns the spec with observations as `extended` makes them."""
+    """Returns the spec with the observations of `extended`."""
     action = jax.eval_shape(lambda: _features(zero_action(spec.action, 1), spec.action))
     observation = _beside(
         spec.observation, specs.Array(action.shape[1:], np.float32), specs.Array((), np.float32)
@@ -46,11 +46,11 @@ def extended_spec(spec: environment.EnvironmentSpec) -> environment.EnvironmentS
 def extended(
     timestep: types.TimeStep, action: jax.Array, action_spec: specs.Array
 ) -> types.TimeStep:
-    """Returns time steps whose observations hold the previous action and the reward.
+    """Returns time steps with the previous action and reward in their observations.
 
     Args:
-      timestep: `[..., B]`, with rewards as they are learnt from.
-      action: `[..., B, ...]`, the one before each time step, as the environment took it.
+      timestep: `[..., B]`, with preprocessed rewards.
+      action: `[..., B, ...]`, the environment's action before each time step.
       action_spec: action specification of the environment.
     """
     first = timestep.first()
@@ -60,11 +60,9 @@ def extended(
 
 
 def extended_rollout(rollout: types.Rollout, action_spec: specs.Array) -> types.TimeStep:
-    """Returns the time steps `[T + 1, B]` of a rollout, `extended`.
+    """Returns the `extended` time steps `[T + 1, B]` of a rollout.
 
-    Args:
-      rollout: `[T, B, ...]`, acted with an `actor_state` whose `action` is the previous one.
-      action_spec: action specification of the environment.
+    The rollout's `actor_state` holds the action before its first time step.
     """
     action = jnp.concatenate([rollout.actor_state.action[None], rollout.action])
     return extended(rollout.timestep, action, action_spec)

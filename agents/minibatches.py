@@ -1,10 +1,9 @@
-"""Shuffled minibatches of a rollout that do not depend on how many devices share it.
+"""Shuffled minibatches of a rollout that do not depend on the number of devices.
 
-A permutation of a device's whole share would make other minibatches on two devices than on one.
-Instead neighbouring items form groups of `M`, and each group gives one item, drawn at random
-without replacement, to each of the `M` minibatches. That is a stratified shuffle: every minibatch
-holds its share of every stream (or every stretch of time), and the global minibatches are the same
-on any number of devices.
+Neighbouring items form groups of `M`, and each group gives one item, drawn at random without
+replacement, to each of the `M` minibatches. This is a stratified shuffle: every minibatch has its
+share of every stream (or every stretch of time). A permutation of a device's whole share would
+instead give other minibatches on two devices than on one.
 
 Axis legend: `T` time, `B` streams of this device, `M` minibatches.
 """
@@ -19,9 +18,9 @@ from podracers import errors, parallel, types
 
 
 def _ranks(uniform: jax.Array) -> jax.Array:
-    """Returns the rank of each number along the last axis: a random permutation.
+    """Returns the rank of each number along the last axis; equal numbers rank by index.
 
-    By comparisons: XLA's sort of many short rows is slow on CPU. Equal numbers rank by index.
+    Computed by comparisons, because XLA's sort of many short rows is slow on CPU.
     """
     size = uniform.shape[-1]
     smaller = uniform[..., None, :] < uniform[..., :, None]  # [..., M, M]
@@ -52,7 +51,7 @@ def _take(tree: types.PyTree, permutation: jax.Array, axis: int) -> types.PyTree
 
 
 def over_time(tree: types.PyTree, key: jax.Array, num_minibatches: int) -> types.PyTree:
-    """Deals the transitions of each stream out to minibatches: for networks without a recurrence.
+    """Deals the transitions of each stream out to minibatches, for networks without recurrence.
 
     Args:
       tree: leaves `[T, B, ...]`.
@@ -75,11 +74,11 @@ def over_time(tree: types.PyTree, key: jax.Array, num_minibatches: int) -> types
 def over_streams(
     tree: types.PyTree, rows: types.PyTree, key: jax.Array, num_minibatches: int
 ) -> tuple[types.PyTree, types.PyTree]:
-    """Deals whole streams out to minibatches: for recurrent networks, and for V-trace.
+    """Deals whole streams out to minibatches, for recurrent networks and for V-trace.
 
     Args:
       tree: leaves `[T, B, ...]`.
-      rows: leaves `[B, ...]` that go with the streams: the memory before the first step.
+      rows: leaves `[B, ...]` of the streams, such as the memory before the first step.
       key: one typed key, equal on all devices.
       num_minibatches: `M`, which divides `B`.
 
@@ -99,18 +98,18 @@ def over_streams(
 def deal(
     network: networks.Network, batch: Any, core: Any, key: jax.Array, num_minibatches: int
 ) -> types.PyTree:
-    """Deals a rollout out to minibatches as its network allows; `M` leads.
+    """Deals a rollout out to minibatches, by streams if its network is recurrent.
 
     Args:
       network: network that learns from them.
       batch: a named tuple, leaves `[T, B, ...]`, with the time steps as `timestep`.
       core: `[B, ...]` of the network before it.
       key: one typed key, equal on all devices.
-      num_minibatches: `M`, which divides `B` where the network is recurrent, else `T`.
+      num_minibatches: `M`, which divides `B` for a recurrent network, else `T`.
 
     Returns:
-      Items for `select`. Of recurrent networks, whole streams with their cores; of others,
-      `[M, T / M, B]` int32, the numbers `time * B + stream` of transitions.
+      Items for `select` with leading axis `M`: whole streams with their cores, or for other
+      networks `[M, T / M, B]` int32, the numbers `time * B + stream` of transitions.
     """
     if network.is_recurrent:
         return over_streams(batch, core, key, num_minibatches)
@@ -122,16 +121,10 @@ def deal(
 def select(
     network: networks.Network, batch: Any, core: Any, item: types.PyTree
 ) -> tuple[Any, types.PyTree]:
-    """Returns one minibatch, and the cores before the first time step of it.
+    """Returns one minibatch, and the cores before its first time step.
 
-    Transitions are gathered only here, with the few frames before each of them, so the stacks of
-    frames of a whole rollout are never in memory.
-
-    Args:
-      network: as in `deal`.
-      batch: as in `deal`.
-      core: as in `deal`.
-      item: one of those that `deal` returned.
+    Transitions are gathered only here, with the few frames before each, so the stacks of frames of
+    a whole rollout are never in memory. `item` is one row of the result of `deal`.
     """
     if network.is_recurrent:
         return item

@@ -1,4 +1,4 @@
-"""A stochastic policy with a value function, and how it acts; PPO and IMPALA hold one.
+"""A stochastic policy with a value function, of PPO and IMPALA.
 
 Axis legend: `T` time, `B` streams of one device.
 """
@@ -21,7 +21,7 @@ class Learner(NamedTuple):
 
     train_state: optimization.TrainState
     normalizer: Any  # statistics of observations and returns, see `preprocessing`; or ()
-    update: jax.Array  # int32, number of rollouts that were learnt from
+    update: jax.Array  # int32, number of rollouts so far
 
     @property
     def params(self) -> types.PyTree:
@@ -39,23 +39,21 @@ class ActorParams(NamedTuple):
 class Extras(NamedTuple):
     """The data of each step that acting stores for learning."""
 
-    raw: jax.Array  # the action before it was squashed or clipped
-    log_prob: jax.Array  # [T, B] of `raw`, under the policy that acted
-    value: jax.Array  # [T, B], by the parameters that acted
+    raw: jax.Array  # action before squashing or clipping
+    log_prob: jax.Array  # [T, B] of `raw`, under the acting policy
+    value: jax.Array  # [T, B], from the acting parameters
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-    """A network with an action head, which may see the previous action and reward.
-
-    Time steps that come in are preprocessed already.
+    """A network with an action head, for preprocessed time steps.
 
     Attributes:
       spec: specification of the environment.
-      make_network: `make_network(spec, head)` returns a network that puts out `ActorCriticOutput`.
-      head_kind: kind of the action head, None for the usual one of the action's specification.
+      make_network: `make_network(spec, head)` returns a network with output `ActorCriticOutput`.
+      head_kind: kind of the action head; None for the default of the action's specification.
       previous_action_and_reward: whether the network sees the previous action and reward beside the
-        observation, see `agents.inputs`; None for networks that are recurrent.
+        observation, see `agents.inputs`; by default only if it is recurrent.
     """
 
     spec: environment.EnvironmentSpec
@@ -70,7 +68,7 @@ class Policy:
 
     @functools.cached_property
     def network(self) -> networks.Network:
-        """The network, for observations as it sees them."""
+        """The network, for observations with its additional inputs."""
         return self.make_network(self._network_spec, self.head)
 
     @functools.cached_property
@@ -102,17 +100,9 @@ class Policy:
         key: jax.Array,
         greedy: bool = False,
     ) -> tuple[types.PyTree, inputs.ActorState, Extras]:
-        """Samples an action for each stream, or takes the most probable one.
+        """Samples an action for each stream, or takes the most probable one if `greedy` (static).
 
-        Args:
-          params: parameters of the network.
-          actor_state: `[B, ...]`.
-          timestep: `[B, ...]`.
-          key: `[B]` typed keys.
-          greedy: whether to take the most probable action (static).
-
-        Returns:
-          `(action, actor_state, extras)`, each `[B, ...]`.
+        Returns `(action, actor_state, extras)`, each `[B, ...]`; `key` is `[B]` typed keys.
         """
         mask = encoders.action_mask(timestep.observation)
         if self._sees_previous:
@@ -128,16 +118,13 @@ class Policy:
         return action, actor_state, Extras(raw, log_prob, output.value)
 
     def network_inputs(self, rollout: types.Rollout) -> types.TimeStep:
-        """Returns the time steps `[T + 1, B]` of a rollout as the network saw them acting."""
+        """Returns the time steps `[T + 1, B]` of a rollout with the network's inputs in acting."""
         if self._sees_previous:
             return inputs.extended_rollout(rollout, self.spec.action)
         return rollout.timestep
 
 
 def agent_steps(learner: Learner, rollout: types.Rollout) -> jax.Array:
-    """Returns the agent steps over all streams before a rollout, float32.
-
-    All rollouts have the same length, so their number is enough to know.
-    """
+    """Returns the agent steps over all streams before a rollout of the usual length, float32."""
     local_steps = rollout.extras.log_prob.size
     return learner.update.astype(jnp.float32) * (local_steps * parallel.axis_size())

@@ -94,7 +94,11 @@ def acted(agent: Any, environment: streams.RandomEpisodes) -> Experience:
 
     layout = parallel.make_mesh(jax.devices()[:1])
     mapped = jax.shard_map(run, mesh=layout, in_specs=(), out_specs=P(), check_vma=False)
-    return Experience(agent, *jax.device_get(jax.jit(mapped)()))
+    given = Experience(agent, *jax.device_get(jax.jit(mapped)()))
+    timestep = given.rollout.timestep
+    assert timestep.truncated()[1:-1].any() and timestep.terminated()[1:-1].any()
+    assert not timestep.first()[0].all()
+    return given
 
 
 @functools.cache

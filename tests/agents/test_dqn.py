@@ -1,4 +1,7 @@
-"""DQN's update, with the parts that every agent with replay holds: rhythm, targets, rewards."""
+"""DQN's loss against a slow one, and the update that agents with replay have in common.
+
+Axis legend: `T` time, `N` drawn sequences, `A` actions, `Z` atoms.
+"""
 
 import functools
 
@@ -7,16 +10,168 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import dqn, optimization, replay
+from agents import dqn, networks, optimization, replay
+from agents.networks import encoders, heads
 from podracers import errors, parallel, types
 from tests import streams
 
+N_STEP, FRAMES, BATCH, GAMMA = 3, 2, 64, 0.9
+ENVIRONMENT = streams.RandomEpisodes(masked=True)
+ATOMS = np.linspace(-4.0, 2.0, 7)
+CATEGORICAL = heads.CategoricalReturn(-4.0, 2.0, 7)
+
+
+def _agent(**options):
+    network = functools.partial(
+        networks.q_network, encoder=encoders.MLP((8,)), frame_stack=FRAMES, dueling=True
+    )
+    return dqn.DQN(ENVIRONMENT.spec, network, gamma=GAMMA, n_step=N_STEP, **options)
+
+
+def _sample():
+    """Returns sequences in which episodes end anywhere, in either way."""
+    rng = np.random.default_rng(0)
+    shape = (FRAMES - 1 + N_STEP + 1, BATCH)
+    step_type = np.full(shape, types.MID, np.int8)
+    for time, stream in np.argwhere(rng.random(shape) < 0.2):
+        if step_type[time, stream] == types.MID:
+            step_type[time, stream] = types.LAST
+            if time + 1 < shape[0]:
+                step_type[time + 1, stream] = types.FIRST
+    terminated = (step_type == types.LAST) & (rng.random(shape) < 0.5)
+    mask = rng.random((*shape, 3)) < 0.7
+    observation = {
+        "features": rng.normal(size=(*shape, 3)).astype(np.float32),
+        "action_mask": mask | ~mask.any(-1, keepdims=True),
+    }
+    reward = rng.normal(size=shape) * (step_type != types.FIRST)
+    timestep = types.TimeStep(
+        observation, reward.astype(np.float32), 1.0 - terminated.astype(np.float32), step_type
+    )
+    action = rng.integers(0, 3, (shape[0] - 1, BATCH)).astype(np.int32)
+    return replay.Sample(
+        rollout=jax.tree.map(jnp.asarray, types.Rollout(timestep, action, (), ())),
+        item=None,
+        weight=jnp.asarray(rng.random(BATCH), jnp.float32),
+        key=jax.random.split(jax.random.key(0), BATCH),
+    )
+
+
+def _params(agent, seed):
+    """Returns parameters whose values differ from action to action."""
+    params = jax.jit(agent.init_learner)(jax.random.key(seed)).params
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    moved = [x + 0.5 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
+    return jax.tree.unflatten(tree, moved)
+
+
+def _project(atoms, probabilities):
+    """Splits the probability of each moved atom between the two that it lies between."""
+    projected = np.zeros(ATOMS.size)
+    place = (np.clip(atoms, ATOMS[0], ATOMS[-1]) - ATOMS[0]) / (ATOMS[1] - ATOMS[0])
+    for where, probability in zip(place, probabilities):
+        low = int(np.floor(where + 1e-6))
+        projected[low] += probability * (1.0 - (where - low))
+        if low + 1 < ATOMS.size:
+            projected[low + 1] += probability * (where - low)
+    return projected
+
+
+def _softmax(logits):
+    return np.exp(logits) / np.sum(np.exp(logits), axis=-1, keepdims=True)
+
+
+def _slow_losses(agent, params, target, sample):
+    """Returns the losses `[N]` and the mean targets `[N]`; both without meaning after LAST."""
+    timestep, action = jax.device_get((sample.rollout.timestep, sample.rollout.action))
+    core = agent._network.initial_core(BATCH)
+
+    def unroll(params):  # [T + 1, N, ...], of every time step
+        output = agent._network.unroll(params, core, sample.rollout.timestep)[0]
+        return np.asarray(output, np.float64)
+
+    output, later = unroll(params), unroll(target)
+    is_distribution = agent.distribution is not None
+    values, later_values = output, later
+    if is_distribution:
+        values, later_values = (_softmax(x) @ ATOMS for x in (output, later))
+    losses, targets, begin = np.zeros(BATCH), np.zeros(BATCH), FRAMES - 1
+    for b in range(BATCH):
+        total, discount = 0.0, 1.0
+        for t in range(begin + 1, begin + N_STEP + 1):
+            total += discount * timestep.reward[t, b]
+            discount *= GAMMA * timestep.discount[t, b]
+            if timestep.step_type[t, b] == types.LAST:
+                break
+        selector = values[t, b] if agent.double else later_values[t, b]
+        best = np.argmax(np.where(timestep.observation["action_mask"][t, b], selector, -np.inf))
+        taken = action[begin, b]
+        targets[b] = total + discount * later_values[t, b, best]
+        if is_distribution:
+            expected = _project(total + discount * ATOMS, _softmax(later[t, b, best]))
+            losses[b] = -np.sum(expected * np.log(_softmax(output[begin, b, taken])))
+        else:
+            losses[b] = 0.5 * (targets[b] - values[begin, b, taken]) ** 2
+    return losses, targets
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("distribution", [None, CATEGORICAL], ids=["value", "categorical"])
+def test_the_loss_equals_a_slow_one(distribution, double):
+    """Returns to the end of episodes, frames, masks, weights and the projection, all at once."""
+    agent = _agent(distribution=distribution, double=double, huber=1e6)
+    sample = _sample()
+    params, target = _params(agent, 1), _params(agent, 2)
+    losses, targets = _slow_losses(agent, params, target, sample)
+    kept = np.asarray(sample.rollout.timestep.step_type[FRAMES - 1] != types.LAST)
+    assert 5 < np.sum(~kept) < 30
+    output = jax.jit(agent._loss)(params, sample, target)
+    loss = np.sum((sample.weight * losses)[kept]) / kept.sum()
+    np.testing.assert_allclose(output.metrics["loss/total"].result(), loss, rtol=1e-4)
+    value = output.metrics["value/target"].result()
+    np.testing.assert_allclose(value, targets[kept].mean(), rtol=1e-4, atol=1e-5)
+    priority = losses if distribution else np.sqrt(2.0 * losses)
+    priority = np.where(kept, priority, -1.0)
+    np.testing.assert_allclose(output.priority, priority, rtol=1e-3, atol=1e-4)
+
+
+def test_noise_is_of_each_sequence_and_of_each_parameters():
+    agent = _agent(noisy=True, double=True)
+    params, sample = _params(agent, 1), _sample()
+    time = jnp.zeros((2, BATCH), jnp.int32)
+    same = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :1], x.shape), sample.rollout.timestep)
+    outputs = jax.jit(agent._outputs)(params, same, time, sample.key)
+    assert np.unique(outputs[0], axis=0).shape[0] == BATCH
+    np.testing.assert_array_equal(outputs[0], outputs[1])  # one noise for both time steps
+
+
+def test_noise_explores_in_training_alone():
+    agent = _agent(noisy=True, epsilon=0.0, epsilon_steps=1)
+    learner = jax.jit(agent.init_learner)(jax.random.key(0))
+    learner = learner._replace(agent_steps=jnp.int32(10))
+    timestep = jax.tree.map(
+        lambda x: jnp.repeat(x[0, :1], BATCH, axis=0), _sample().rollout.timestep
+    )
+    timestep = timestep._replace(
+        observation=timestep.observation | {"action_mask": jnp.ones((BATCH, 3), bool)}
+    )
+    key = jax.random.split(jax.random.key(1), BATCH)
+    core = agent.init_actor(jnp.arange(BATCH), BATCH)
+
+    def act(evaluation):
+        chosen = jax.jit(functools.partial(agent.act, evaluation=evaluation))
+        return chosen(agent.actor_params(learner), core, timestep, key)[0]
+
+    assert np.unique(act(False)).size == 3
+    assert np.unique(act(True)).size == 1
+
+
 NUM_ENVS, LENGTH = 4, 5
-ENVIRONMENT = streams.RandomEpisodes()
 
 
-@pytest.fixture(autouse=True)
-def _counting_loss(monkeypatch):
+@pytest.fixture
+def counting_loss(monkeypatch):
     """A loss with a gradient of -1: each gradient step of Adam adds the learning rate."""
 
     def init_learner(self, key):
@@ -33,30 +188,22 @@ def _counting_loss(monkeypatch):
     monkeypatch.setattr(dqn.DQN, "_loss", loss)
 
 
-def _rollout(rewards):
-    """Returns a rollout `[T, B]` of a long episode."""
-    shape = (LENGTH + 1, NUM_ENVS)
-    observation = jax.tree.map(
-        lambda spec: jnp.zeros((*shape, *spec.shape), spec.dtype), ENVIRONMENT.spec.observation
-    )
-    timestep = types.TimeStep(
-        observation, rewards, jnp.ones(shape), jnp.full(shape, types.MID, jnp.int8)
-    )
-    return types.Rollout(timestep, jnp.zeros((LENGTH, NUM_ENVS), jnp.int32), (), ())
-
-
-def _agent(**options):
+def _run(updates, reward=0.0, **options):
+    """Returns the learner and the metrics after each rollout of a long episode."""
     options = {"batch_size": 4, "replay_capacity": 200, "min_replay": 1} | options
-    return dqn.DQN(ENVIRONMENT.spec, learning_rate=0.5, **options)
-
-
-def _run(agent, updates, reward=0.0):
-    """Returns the learner and the metrics after each rollout."""
-    rollout = _rollout(jnp.full((LENGTH + 1, NUM_ENVS), reward))
-    mesh = parallel.make_mesh(jax.devices()[:1])
+    spec = streams.RandomEpisodes().spec
+    agent = dqn.DQN(spec, learning_rate=0.5, **options)
+    shape = (LENGTH + 1, NUM_ENVS)
+    timestep = types.TimeStep(
+        observation=jnp.zeros((*shape, *spec.observation.shape)),
+        reward=jnp.full(shape, reward),
+        discount=jnp.ones(shape),
+        step_type=jnp.full(shape, types.MID, jnp.int8),
+    )
+    rollout = types.Rollout(timestep, jnp.zeros((LENGTH, NUM_ENVS), jnp.int32), (), ())
     mapped = functools.partial(
         jax.shard_map,
-        mesh=mesh,
+        mesh=parallel.make_mesh(jax.devices()[:1]),
         in_specs=jax.sharding.PartitionSpec(),
         out_specs=jax.sharding.PartitionSpec(),
         check_vma=False,
@@ -66,8 +213,7 @@ def _run(agent, updates, reward=0.0):
         return types.AgentState(agent.init_learner(key), agent.init_memory(rollout))
 
     update = jax.jit(mapped(agent.update))
-    state = jax.jit(mapped(init))(jax.random.key(0))
-    history = []
+    state, history = jax.jit(mapped(init))(jax.random.key(0)), []
     for index in range(updates):
         state, metrics = update(state, rollout, jax.random.key(index))
         history.append((state.learner, {k: float(m.result()) for k, m in metrics.items()}))
@@ -83,8 +229,8 @@ def _run(agent, updates, reward=0.0):
         (1.3, [6, 7, 6, 7]),
     ],
 )
-def test_the_replay_ratio_decides_how_many_gradient_steps_follow(ratio, expected):
-    history = _run(_agent(replay_ratio=ratio), 4)
+def test_the_replay_ratio_decides_the_number_of_gradient_steps(counting_loss, ratio, expected):
+    history = _run(4, replay_ratio=ratio)
     assert [metrics["replay/gradient_steps"] for _, metrics in history] == expected
     learner, _ = history[-1]
     assert int(learner.gradient_steps) == sum(expected)
@@ -92,76 +238,44 @@ def test_the_replay_ratio_decides_how_many_gradient_steps_follow(ratio, expected
     np.testing.assert_allclose(learner.params["w"], 0.5 * sum(expected), rtol=1e-4)
 
 
-def test_nothing_is_learnt_before_there_is_enough():
-    history = _run(_agent(min_replay=60, replay_ratio=1.0), 4)
+def test_a_replay_ratio_without_any_gradient_step_is_a_user_error(counting_loss):
+    with pytest.raises(errors.UserError, match="replay_ratio = 1e-09"):
+        _run(1, replay_ratio=1e-9)
+
+
+def test_nothing_is_learnt_before_the_minimum_of_replay(counting_loss):
+    history = _run(4, min_replay=60, replay_ratio=1.0, reward=-7.0, reward_clip=2.0)
     steps = [metrics["replay/gradient_steps"] for _, metrics in history]
     assert steps == [0, 0, 5, 5]
     assert [metrics["replay/size"] for _, metrics in history] == [20, 40, 60, 80]
     assert float(history[1][0].params["w"]) == 0.0
     assert np.isnan(history[1][1]["loss/total"])  # nothing was counted
+    assert history[3][1]["reward"] == -2.0
 
 
-def test_rewards_are_scaled_then_clipped():
-    agent = _agent(replay_ratio=1.0, reward_scale=0.5, reward_clip=1.0)
-    assert _run(agent, 1, reward=1.0)[0][1]["reward"] == 0.5
-    assert _run(agent, 1, reward=-7.0)[0][1]["reward"] == -1.0
-
-
-def test_targets_are_copied_now_and_then():
-    history = _run(_agent(replay_ratio=0.4, target_period=3), 4)  # two steps a rollout
+def test_targets_are_copied_periodically_or_follow_slowly(counting_loss):
+    history = _run(4, replay_ratio=0.4, target_period=3)  # two steps a rollout
     targets = [float(learner.target["w"]) for learner, _ in history]
     np.testing.assert_allclose(targets, [0.0, 1.5, 3.0, 3.0], rtol=1e-4)
-
-
-def test_targets_follow_slowly():
-    history = _run(_agent(replay_ratio=0.2, target_rate=0.25), 3)
     params, target = 0.0, 0.0
-    for learner, _ in history:
+    for learner, _ in _run(3, replay_ratio=0.2, target_rate=0.25):
         params += 0.5
         target += 0.25 * (params - target)
         np.testing.assert_allclose(learner.target["w"], target, rtol=1e-4)
 
 
-def test_the_learning_rate_falls_to_zero():
-    history = _run(_agent(replay_ratio=0.2, anneal_steps=40), 3)
-    weights = [float(learner.params["w"]) for learner, _ in history]
-    np.testing.assert_allclose(weights, [0.25, 0.25, 0.25], rtol=1e-4)
-
-
-def test_the_importance_exponent_rises_to_one(monkeypatch):
-    exponents = []
-    sample = replay.Replay.sample
+def test_schedules_count_agent_steps(counting_loss, monkeypatch):
+    """The learning rate falls to 0, and the importance exponent rises to 1."""
+    exponents, sample = [], replay.Replay.sample
 
     def recorded(self, memory, key, exponent):
         jax.debug.callback(lambda x: exponents.append(float(x)), exponent)
         return sample(self, memory, key, exponent)
 
     monkeypatch.setattr(replay.Replay, "sample", recorded)
-    _run(
-        _agent(
-            replay_ratio=0.2, priority_exponent=0.5, importance_exponent=0.4, importance_steps=40
-        ),
-        3,
-    )
+    options = {"priority_exponent": 0.5, "importance_exponent": 0.4, "importance_steps": 40}
+    history = _run(3, replay_ratio=0.2, anneal_steps=40, **options)
+    weights = [float(learner.params["w"]) for learner, _ in history]
+    np.testing.assert_allclose(weights, [0.25, 0.25, 0.25], rtol=1e-4)
     jax.effects_barrier()
     np.testing.assert_allclose(exponents, [0.7, 1.0, 1.0], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"batch_size": 0}, "DQN.batch_size: expected a positive int, got 0"),
-        ({"target_period": 10**30}, "DQN.target_period: expected at most 2147483647, got 10"),
-        ({"max_grad_norm": 10**400}, "DQN.max_grad_norm: expected a positive number or None"),
-        ({"gamma": 1.5}, r"DQN.gamma: expected a number in \[0, 1\], got 1.5"),
-        ({"replay_ratio": 0.0}, "DQN.replay_ratio: expected a positive number, got 0.0"),
-        ({"target_rate": -1.0}, "DQN.target_rate: expected a number in"),
-        ({"replay_capacity": 3}, "replay_capacity = 3 transitions is too small"),
-        ({"batch_size": 400}, "replay_capacity = 200 transitions is smaller than one batch"),
-        ({"min_replay": 197}, "min_replay = 197: expected at most 196"),
-        ({"replay_ratio": 1e-9}, "replay_ratio = 1e-09: .* never be a gradient step"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(errors.UserError, match=message):
-        _run(_agent(**options), 1)

@@ -10,6 +10,10 @@ import pytest
 from agents import minibatches
 from podracers import errors, parallel
 
+hypothesis = pytest.importorskip("hypothesis")
+strategies = hypothesis.strategies
+
+SETTINGS = hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 P = jax.sharding.PartitionSpec
 LENGTH, BATCH, NUM = 6, 24, 3
 ITEM = np.arange(LENGTH * BATCH, dtype=np.int32).reshape(LENGTH, BATCH)
@@ -36,77 +40,66 @@ def _compiled(function, num_devices):
     return jax.jit(mapped)
 
 
-def _over_time(num_devices=1, seed=0):
-    dealt = _compiled("time", num_devices)(jax.random.key(seed), TREE)
-    return jax.tree.map(np.asarray, dealt)
+@functools.cache
+def _deal(function, num_devices=1, seed=0):
+    """Returns the minibatches, and the rows with each (`()` for transitions)."""
+    rows = (ROWS,) if function == "streams" else ()
+    dealt = _compiled(function, num_devices)(jax.random.key(seed), TREE, *rows)
+    return jax.tree.map(np.asarray, dealt if rows else (dealt, ()))
 
 
-def _over_streams(num_devices=1, seed=0):
-    dealt = _compiled("streams", num_devices)(jax.random.key(seed), TREE, ROWS)
-    return jax.tree.map(np.asarray, dealt)
-
-
-def test_over_time_deals_every_transition_once_and_keeps_streams():
-    dealt = _over_time()
+@SETTINGS
+@hypothesis.given(strategies.integers(0, 2**31 - 1), strategies.sampled_from([1, 4]))
+def test_over_time_deals_every_transition_once_and_keeps_streams(seed, num_devices):
+    dealt, _ = _deal("time", num_devices, seed)
     assert dealt["item"].shape == (NUM, LENGTH // NUM, BATCH)
-    assert dealt["feature"].shape == (NUM, LENGTH // NUM, BATCH, 2)
     np.testing.assert_array_equal(np.sort(dealt["item"].ravel()), ITEM.ravel())
-    np.testing.assert_array_equal(
-        dealt["item"] % BATCH, np.broadcast_to(np.arange(BATCH), dealt["item"].shape)
-    )
-
-
-def test_over_streams_deals_every_stream_once_and_keeps_time():
-    dealt, rows = _over_streams()
-    assert dealt["item"].shape == (NUM, LENGTH, BATCH // NUM)
-    assert rows["double"].shape == (NUM, BATCH // NUM, 2)
-    np.testing.assert_array_equal(np.sort(rows["row"].ravel()), np.arange(BATCH))
-    for minibatch in range(NUM):
-        expected = ITEM[:, rows["row"][minibatch]]
-        np.testing.assert_array_equal(dealt["item"][minibatch], expected)
-    np.testing.assert_array_equal(rows["double"][..., 0], 2.0 * rows["row"])
-
-
-@pytest.mark.parametrize("deal", [_over_time, _over_streams])
-def test_leaves_move_together(deal):
-    dealt = deal()
-    dealt = dealt[0] if isinstance(dealt, tuple) else dealt
+    streams = np.broadcast_to(np.arange(BATCH), dealt["item"].shape)
+    np.testing.assert_array_equal(dealt["item"] % BATCH, streams)
+    # Groups of `M` neighbours give one item to each minibatch.
+    groups = dealt["item"] // BATCH // NUM
+    np.testing.assert_array_equal(groups, np.broadcast_to(groups[:1], groups.shape))
     np.testing.assert_array_equal(dealt["feature"][..., 0], dealt["item"])
     np.testing.assert_array_equal(dealt["feature"][..., 1], -dealt["item"])
 
 
-@pytest.mark.parametrize("deal", [_over_time, _over_streams])
-@pytest.mark.parametrize("num_devices", [2, 4])
-def test_global_minibatches_do_not_depend_on_the_devices(deal, num_devices):
-    jax.tree.map(np.testing.assert_array_equal, deal(num_devices), deal(1))
+@SETTINGS
+@hypothesis.given(strategies.integers(0, 2**31 - 1), strategies.sampled_from([1, 4]))
+def test_over_streams_deals_every_stream_once_and_keeps_time(seed, num_devices):
+    dealt, rows = _deal("streams", num_devices, seed)
+    assert dealt["item"].shape == (NUM, LENGTH, BATCH // NUM)
+    np.testing.assert_array_equal(np.sort(rows["row"].ravel()), np.arange(BATCH))
+    for minibatch in range(NUM):
+        expected = ITEM[:, rows["row"][minibatch]]
+        np.testing.assert_array_equal(dealt["item"][minibatch], expected)
+    np.testing.assert_array_equal(rows["double"], 2.0 * rows["row"][..., None] * np.ones(2))
+    np.testing.assert_array_equal(dealt["feature"][..., 1], -dealt["item"])
 
 
-@pytest.mark.parametrize("deal", [_over_time, _over_streams])
-def test_keys_and_groups_differ(deal):
-    first, again, other = (jax.tree.leaves(deal(4, seed))[-1] for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    assert np.any(first != other)
+@pytest.mark.parametrize("function", ["time", "streams"])
+def test_global_minibatches_depend_on_the_key_and_not_on_the_devices(function):
+    for num_devices in (2, 4):
+        jax.tree.map(
+            np.testing.assert_array_equal, _deal(function, num_devices), _deal(function, 1)
+        )
+    assert np.any(_deal(function, 4, 1)[0]["item"] != _deal(function, 4)[0]["item"])
 
 
 def test_every_stream_and_every_device_draws_for_itself():
     """With one draw for all streams, or for all devices, columns would repeat."""
-    time = _over_time(4)["item"] // BATCH  # [M, T / M, B]
+    time = _deal("time", 4)[0]["item"] // BATCH  # [M, T / M, B]
     columns = {column.tobytes() for column in np.moveaxis(time, -1, 0)}
     assert len(columns) > BATCH // 3  # of 36 permutations
-    _, rows = _over_streams(4)
+    _, rows = _deal("streams", 4)
     assert len({group.tobytes() for group in rows["row"].T % NUM}) > 2  # of 6
 
 
-@pytest.mark.parametrize("deal", [_over_time, _over_streams])
-def test_each_item_goes_to_each_minibatch_equally_often(deal):
+@pytest.mark.parametrize("function", ["time", "streams"])
+def test_each_item_goes_to_each_minibatch_equally_often(function):
     counts = np.zeros((NUM, ITEM.size))
-    seeds = 60
-    for seed in range(seeds):
-        dealt = deal(1, seed)
-        dealt = dealt[0] if isinstance(dealt, tuple) else dealt
-        for minibatch in range(NUM):
-            counts[minibatch, dealt["item"][minibatch].ravel()] += 1
-    np.testing.assert_array_equal(counts.sum(axis=0), seeds)
+    for seed in range(60):
+        for minibatch, items in enumerate(_deal(function, 1, seed)[0]["item"]):
+            counts[minibatch, items.ravel()] += 1
     # Twenty of sixty are expected, with a deviation of 3.7.
     assert counts.min() > 3 and counts.max() < 38
 

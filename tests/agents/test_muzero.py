@@ -1,9 +1,8 @@
-"""MuZero: its model, its loss, and what it refuses.
+"""MuZero: its model, its loss and its searches.
 
 Axis legend: `N` sequences, `K` unrolled steps.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -12,19 +11,14 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import muzero, networks, planning, replay
-from agents.networks import cores, encoders
+from agents import muzero, planning, replay
+from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
-from environments import catch, pendulum
-from podracers import environment, errors, types
+from environments import catch
+from podracers import environment, types
 
 K, N_STEPS, SEQUENCES = 2, 3, 6
 SPEC = catch.Catch().spec
-
-
-def _image_spec():
-    image = specs.Array((6, 5, 4), np.float32)
-    return environment.EnvironmentSpec("Images", image, specs.DiscreteArray(3))
 
 
 def _make(**options):
@@ -128,7 +122,7 @@ def test_searches_are_repeated_with_the_parameters_of_now(made):
     stream = jax.tree.map(lambda x: x[:, 4:5], sample.rollout.timestep)
     search = jax.jit(agent.act, static_argnames="evaluation")
     found = reanalyzed(params, sample, True).rollout.extras
-    for time in (0, 1, K + N_STEPS):
+    for time in (0, K + N_STEPS):
         timestep = jax.tree.map(lambda x: x[time], stream)  # noqa: B023
         acting = planning.ActorParams(params, (), jnp.float32(1.0))
         _, _, expected = search(acting, (), timestep, keys[:1], evaluation=True)
@@ -139,70 +133,27 @@ def test_searches_are_repeated_with_the_parameters_of_now(made):
     jax.tree.map(np.testing.assert_array_equal, kept, sample.rollout.extras)
 
 
-def test_stacks_of_frames_are_searched_after_their_burn_in():
-    network = functools.partial(
-        muzero_networks.model,
-        encoder=encoders.MLP((8,)),
-        latent_size=8,
-        hidden_sizes=(8,),
-        frame_stack=3,
-    )
-    agent = _make(network=network)
-    params = jax.jit(agent._network.init)(jax.random.key(0))
-    length = 2 + K + N_STEPS + 1
-    random = np.random.default_rng(0)
-    shape = (length + 1, SEQUENCES)
-    timestep = types.TimeStep(
-        random.normal(size=(*shape, *SPEC.observation.shape)).astype(np.float32),
-        np.zeros(shape, np.float32),
-        np.ones(shape, np.float32),
-        np.full(shape, types.MID, np.int8),
-    )
-    extras = planning.Extras(jnp.zeros((length, SEQUENCES, 3)), jnp.zeros((length, SEQUENCES)))
-    rollout = types.Rollout(timestep, np.zeros((length, SEQUENCES), np.int32), extras, ())
-    keys = jax.random.split(jax.random.key(2), SEQUENCES)
-    sample = replay.Sample(rollout, None, np.ones(SEQUENCES), keys)
-    found = jax.jit(agent._reanalyzed)(params, sample, True).rollout.extras
-    np.testing.assert_allclose(np.sum(found.policy, axis=-1)[2:], 1.0, rtol=1e-5)
-    np.testing.assert_array_equal(found.policy[:2], 0.0)
-    # With fresh values, later policies are not learnt from.
-    fresh = dataclasses.replace(agent, fresh_values=True)
-    found = jax.jit(fresh._reanalyzed)(params, sample, True).rollout.extras
-    expected = np.isin(np.arange(length), 2 + np.arange(K + 1))[:, None] * np.ones(SEQUENCES)
-    np.testing.assert_allclose(np.sum(found.policy, axis=-1), expected, rtol=1e-5)
-
-
-def test_images_are_imagined_as_images_with_a_plane_for_each_action():
-    """The action reaches every place alike; a model of one row is that of several under `vmap`."""
-    spec = _image_spec()
+def test_images_are_imagined_with_a_plane_for_each_action():
+    """The action reaches every place alike."""
+    image = specs.Array((6, 5, 4), np.float32)
+    spec = environment.EnvironmentSpec("Images", image, specs.DiscreteArray(3))
     model = muzero_networks.image_model(spec, 3, 9, channels=2, strides=(2,), hidden_sizes=(4,))
-    params = jax.jit(model.init)(jax.random.key(0))
-    timestep = networks.zero_timestep(spec)
-    image = np.random.default_rng(0).normal(size=(1, 6, 5, 4)).astype(np.float32)
-    timestep = timestep._replace(observation=image)
-    latent, _ = model.representation.step(params["representation"], (), timestep)
-    assert latent.shape == (1, 3 * 3 * 2)
-    np.testing.assert_allclose([latent.min(), latent.max()], [0.0, 1.0], atol=1e-4)
-    trunk = params["dynamics"]["ResidualTrunk_0"]
-    assert trunk["Conv_0"]["kernel"].shape == (3, 3, 2 + 3, 2)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    latent = np.random.default_rng(0).uniform(size=(1, 3 * 3 * 2)).astype(np.float32)
     # Without blocks and with a kernel that sees actions alone, the change is the action's number.
-    kernel = jnp.zeros((3, 3, 5, 2)).at[1, 1, 2:].set(jnp.arange(3.0)[:, None])
+    kernel = jnp.zeros((3, 3, 2 + 3, 2)).at[1, 1, 2:].set(jnp.arange(3.0)[:, None])
     kernel = kernel.at[1, 1, 2:, 1].multiply(2.0)
-    trunk = jax.tree.map(jnp.zeros_like, trunk) | {
-        "Conv_0": {"kernel": kernel, "bias": jnp.zeros(2)}
-    }
-    params["dynamics"]["ResidualTrunk_0"] = trunk
+    trunk = params["dynamics"]["ResidualTrunk_0"]
+    assert trunk["Conv_0"]["kernel"].shape == kernel.shape
+    trunk["Conv_0"]["kernel"] = kernel
     actions = jnp.array([0, 1, 2])
-    after, reward = model.imagine(params, jnp.repeat(latent, 3, axis=0), actions)
+    after, reward = jax.jit(model.imagine)(params, jnp.repeat(latent, 3, axis=0), actions)
     assert reward.shape == (3, 9)
     for action in range(3):
         moved = latent.reshape(-1, 2) + action * np.array([1.0, 2.0])
         expected = muzero_networks.scale_latent(moved.reshape(-1))
         np.testing.assert_allclose(after[action], expected, rtol=1e-4, atol=1e-5)
-    one = jax.vmap(lambda action: model.imagine(params, latent[0], action))(actions)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), one, (after, reward)
-    )
 
 
 def test_a_returns_share_beyond_the_support_is_told(made):
@@ -245,48 +196,9 @@ def test_latents_span_zero_to_one_and_equal_ones_stay_finite():
     assert np.all(np.isfinite(slope))
 
 
-def test_all_weights_decay():
-    params = {"kernel": jnp.ones(3)}
-    chain = _make(weight_decay=0.25)._optimizer.chain
-    updates, _ = chain.update({"kernel": jnp.zeros(3)}, chain.init(params), params)
-    np.testing.assert_allclose(updates["kernel"], 0.25)
-
-
 def test_the_temperature_falls_with_agent_steps():
     agent = _make(temperature=1.0, final_temperature=0.5, temperature_steps=100)
     learner = jax.jit(agent.init_learner)(jax.random.key(0))
     for steps, expected in ((0, 1.0), (50, 0.75), (1000, 0.5)):
         params = agent.actor_params(learner._replace(agent_steps=jnp.int32(steps)))
         np.testing.assert_allclose(params.temperature, expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"unroll_steps": 0}, "MuZero.unroll_steps: expected a positive int, got 0"),
-        ({"n_steps": 0}, "MuZero.n_steps: expected a positive int"),
-        ({"temperature": 0.0}, "MuZero.temperature: expected a positive number"),
-        ({"final_temperature": -1.0}, "MuZero.final_temperature: expected 0 or more"),
-        ({"reanalyze": 1.5}, r"MuZero.reanalyze: expected a number in \[0, 1\], got 1.5"),
-        ({"weight_decay": -1.0}, "MuZero.weight_decay: expected 0 or more"),
-        ({"support": 0.0}, "a support needs a positive bound"),
-        ({"support_atoms": 8}, "odd number of atoms, 3 or more; got bound = 4.0, atoms = 8"),
-        (
-            {"reward_clip": 10.0, "support": 4.0, "gamma": 1.0},
-            r"holds returns up to 2\d.*rewards up to 10.0 add up to 90: expected a support of at "
-            r"least 8\.6",
-        ),
-        (
-            {"network": functools.partial(muzero_networks.model, core=cores.LSTM(8))},
-            "MuZero learns no recurrent network",
-        ),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(errors.UserError, match=message):
-        _make(**options)
-
-
-def test_continuous_actions_are_refused():
-    with pytest.raises(errors.UserError, match=r"MuZero needs discrete actions.*use SAC"):
-        muzero.MuZero(pendulum.Pendulum().spec)

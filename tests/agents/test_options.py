@@ -1,25 +1,48 @@
-"""Options out of their bounds are refused by name, in one line."""
+"""User mistakes in the options of agents: errors of one line that name the option."""
 
 import functools
 import math
 
 import pytest
 
-from agents import alphazero, dqn, impala, muzero, ppo, pqn, r2d2, sac
+from agents import (
+    alphazero,
+    categorical,
+    dqn,
+    impala,
+    muzero,
+    networks,
+    ppo,
+    pqn,
+    r2d2,
+    sac,
+    tree_search,
+)
+from agents.networks import cores, heads
+from agents.networks import muzero as muzero_networks
 from environments import catch, wrappers
 from podracers import errors
+from tests import streams
 
-_GAME = catch.Catch()
-_AGENTS = {
-    "PPO": functools.partial(ppo.PPO, _GAME.spec),
-    "IMPALA": functools.partial(impala.IMPALA, _GAME.spec),
-    "DQN": functools.partial(dqn.DQN, _GAME.spec),
-    "PQN": functools.partial(pqn.PQN, _GAME.spec),
-    "R2D2": functools.partial(r2d2.R2D2, _GAME.spec),
-    "SAC": functools.partial(sac.SAC, _GAME.spec),
-    "MuZero": functools.partial(muzero.MuZero, _GAME.spec),
-    "AlphaZero": functools.partial(alphazero.AlphaZero, wrappers.Searchable(_GAME).spec),
+_SPEC = catch.Catch().spec
+_MAKE = {
+    "PPO": functools.partial(ppo.PPO, _SPEC),
+    "IMPALA": functools.partial(impala.IMPALA, _SPEC),
+    "DQN": functools.partial(dqn.DQN, _SPEC),
+    "PQN": functools.partial(pqn.PQN, _SPEC),
+    "R2D2": functools.partial(r2d2.R2D2, _SPEC, burn_in=4, sequence_length=16),
+    "SAC": functools.partial(sac.SAC, streams.RandomEpisodes().spec),
+    "MuZero": functools.partial(muzero.MuZero, _SPEC),
+    "AlphaZero": functools.partial(alphazero.AlphaZero, wrappers.Searchable(catch.Catch()).spec),
+    "Search": tree_search.Search,
+    "CategoricalReturn": heads.CategoricalReturn,
+    "support": categorical.Support,
 }
+_AGENTS = list(_MAKE)[:8]
+_CONTINUOUS, _MULTI_DISCRETE = (
+    streams.RandomEpisodes(actions=actions).spec for actions in ("continuous", "multi_discrete")
+)
+_RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(8))
 
 
 @pytest.mark.parametrize(
@@ -36,30 +59,78 @@ _AGENTS = {
         ("PPO", "entropy_cost", math.nan),
         ("PPO", "learning_rate", None),
         ("PPO", "learning_rate", True),
+        ("PPO", "clip_epsilon_final", 0.1),  # without anneal_steps
+        ("PPO", "entropy_cost_final", 0.1),
         ("IMPALA", "num_minibatches", 0),
+        ("IMPALA", "optimizer", "rmspop"),
         ("IMPALA", "max_grad_norm", 0.0),
         ("IMPALA", "max_grad_norm", math.inf),
-        ("IMPALA", "vtrace_lambda", 1.1),
         ("IMPALA", "rmsprop_decay", -0.1),
         ("IMPALA", "clip_rho", 0.0),
+        ("DQN", "target_period", 10**30),
+        ("DQN", "max_grad_norm", 10**400),
         ("DQN", "replay_ratio", math.inf),
-        ("DQN", "replay_ratio", None),
+        ("DQN", "replay_ratio", 0.0),
         ("DQN", "target_rate", math.nan),
-        ("PQN", "epochs", 0),
         ("PQN", "epsilon", 1.5),
         ("PQN", "q_lambda", None),
+        ("R2D2", "burn_in", 15),
+        ("R2D2", "burn_in", -1),
         ("R2D2", "epsilon_exponent", None),
-        ("SAC", "reward_scale", None),
-        ("MuZero", "final_temperature", None),
+        ("R2D2", "priority_mix", 1.5),
+        ("SAC", "target_entropy", 1.0),
+        ("SAC", "random_steps", -1),
+        ("SAC", "random_shift", 1.5),
+        ("SAC", "random_shift", 4),  # without an image
+        ("SAC", "weight_decay", -0.1),
+        ("MuZero", "final_temperature", -1.0),
+        ("MuZero", "reanalyze", 1.5),
+        ("Search", "kind", "gumbal"),
+        ("Search", "max_depth", 0),
+        ("Search", "num_simulations", 10**6),
         *((name, "reward_clip", value) for name in _AGENTS for value in (0.0, -1.0, math.inf)),
     ],
 )
-def test_impossible_options_are_errors(name, option, value):
-    with pytest.raises(errors.UserError, match=f"{name}.{option}: expected") as caught:
-        _AGENTS[name](**{option: value})
+def test_an_impossible_option_is_named(name, option, value):
+    with pytest.raises(errors.UserError, match=rf"{name}\.{option}: ") as caught:
+        _MAKE[name](**{option: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("IMPALA", {"optimizer": "rmspop"}, "did you mean 'rmsprop'"),
+        ("Search", {"kind": "gumbal"}, "did you mean 'gumbel'"),
+        *((name, {"spec": _CONTINUOUS}, "SAC") for name in ("DQN", "PQN", "R2D2", "MuZero")),
+        ("DQN", {"spec": _MULTI_DISCRETE}, "PPO"),
+        ("SAC", {"spec": _MULTI_DISCRETE}, "PPO or IMPALA"),
+        ("SAC", {"spec": _CONTINUOUS, "target_entropy": 0.7}, "less than 0.693"),
+        ("AlphaZero", {"spec": _SPEC}, "Searchable"),
+        ("DQN", {"network": _RECURRENT}, "use R2D2"),
+        ("R2D2", {"network": networks.q_network}, "has no core"),
+        (
+            "MuZero",
+            {"network": functools.partial(muzero_networks.model, core=cores.LSTM(8))},
+            "recurrent",
+        ),
+        ("MuZero", {"reward_clip": 10.0, "support": 4.0, "gamma": 1.0}, "at least 8.6"),
+        ("MuZero", {"support_atoms": 8}, "odd number of atoms"),
+        ("support", {"bound": 0.0}, "positive bound"),
+        ("support", {"num_atoms": 1}, "odd number of atoms"),
+        ("CategoricalReturn", {"num_atoms": 1}, "2 atoms"),
+        ("CategoricalReturn", {"minimum": 2.0, "maximum": 2.0}, "minimum < maximum"),
+        ("CategoricalReturn", {"maximum": math.inf}, "minimum < maximum"),
+        ("CategoricalReturn", {"minimum": math.nan}, "minimum < maximum"),
+    ],
+)
+def test_an_error_names_a_way_out(name, options, message):
+    make = _MAKE[name].func if "spec" in options else _MAKE[name]
+    with pytest.raises(errors.UserError, match=message) as caught:
+        make(**options)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", _AGENTS)
 def test_none_leaves_out_what_is_optional(name):
-    _AGENTS[name](anneal_steps=None, max_grad_norm=None, reward_clip=None)
+    _MAKE[name](anneal_steps=None, max_grad_norm=None, reward_clip=None)

@@ -3,6 +3,7 @@
 Axis legend: `T` time, `N` sequences, `K` imagined steps, `A` actions.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -63,13 +64,14 @@ def _slow(timestep, extras, row, k_steps, n_steps):
     return values, rewards, policies
 
 
-@pytest.mark.parametrize(("k_steps", "n_steps"), [(5, 3), (1, 1), (2, 8), (0, 4)])
+@pytest.mark.parametrize(("k_steps", "n_steps"), [(5, 3), (2, 8), (0, 4)])
 def test_targets_are_those_of_a_slow_loop(k_steps, n_steps):
     timestep, extras = _stream(seed=k_steps)
     cut = slice(0, k_steps + n_steps + 1)
     timestep = types.TimeStep(*(x[cut] for x in timestep))
     extras = planning.Extras(*(x[cut] for x in extras))
-    found = planning.targets(timestep, extras, GAMMA, k_steps, n_steps)
+    targets = jax.jit(planning.targets, static_argnums=(3, 4))
+    found = jax.device_get(targets(timestep, extras, GAMMA, k_steps, n_steps))
     counted = 0
     for row in range(SEQUENCES):
         values, rewards, policies = _slow(timestep, extras, row, k_steps, n_steps)

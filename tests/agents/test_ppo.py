@@ -13,7 +13,7 @@ import pytest
 
 from agents import minibatches, policy, ppo
 from agents.networks import cores
-from podracers import errors, parallel
+from podracers import parallel
 from tests import streams
 from tests.agents import experience
 
@@ -89,7 +89,7 @@ def test_an_update_equals_a_slow_one(slow, num_devices):
         np.testing.assert_allclose(means[name], value, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("update", [0, 5, 20])
+@pytest.mark.parametrize("update", [0, 5])
 def test_clip_and_entropy_cost_fall_with_the_agent_steps(update):
     """Half of the schedule is over after five rollouts: as if the options had these values."""
     given = experience.collect("ppo", "feed_forward")
@@ -110,12 +110,6 @@ def test_clip_and_entropy_cost_fall_with_the_agent_steps(update):
     for name in ("loss/total", "policy/clip_fraction"):
         np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5)
         assert (actual[name] == pytest.approx(constant[name])) == (update == 0)
-
-
-@pytest.mark.parametrize("name", ["clip_epsilon_final", "entropy_cost_final"])
-def test_a_schedule_without_an_end_is_an_error(name):
-    with pytest.raises(errors.UserError, match=f"PPO.{name}: expected None where there are no"):
-        ppo.PPO(experience.ENVIRONMENT.spec, **{name: 0.1})
 
 
 @functools.cache
@@ -164,19 +158,14 @@ def test_stacks_of_drawn_transitions_are_those_of_the_whole_unroll():
     tags, stacks = _minibatches(1)
     np.testing.assert_array_equal(np.sort(tags.ravel()), np.arange(LENGTH * BATCH))
     np.testing.assert_array_equal(stacks, expected[tags // BATCH, tags % BATCH])
-
-
-def test_minibatches_of_stacks_hold_transitions_of_all_streams():
-    tags, _ = _minibatches(1)
-    for minibatch in tags:
+    for minibatch in tags:  # transitions of all streams, and not of the same times
         np.testing.assert_array_equal(np.bincount(minibatch % BATCH), LENGTH // 2)
-        assert len(set(minibatch // BATCH)) > LENGTH // 2  # and not of the same times
+        assert len(set(minibatch // BATCH)) > LENGTH // 2
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
-def test_minibatches_of_stacks_do_not_depend_on_the_devices(num_devices):
+def test_minibatches_of_stacks_do_not_depend_on_the_devices():
     def in_order(tags, stacks):
         order = np.argsort(tags, axis=1)
         return np.take_along_axis(tags, order, 1), np.take_along_axis(stacks, order[..., None], 1)
 
-    streams.assert_same(in_order(*_minibatches(num_devices)), in_order(*_minibatches(1)))
+    streams.assert_same(in_order(*_minibatches(4)), in_order(*_minibatches(1)))

@@ -87,58 +87,41 @@ class Mixture:
         return _MixtureState(which, tuple(state for state, _ in pairs)), timestep
 
 
+def _replay(steps, **options):
+    """Returns options of agents with replay."""
+    shared = {"gamma": GAMMA, "learning_rate": 3e-3, "replay_ratio": 4.0, "batch_size": 256}
+    return shared | {"replay_capacity": steps // 4, "min_replay": 1024} | options
+
+
+def _q_network(hidden, **options):
+    options = {"encoder": encoders.MLP((hidden,))} | options
+    return functools.partial(networks.q_network, **options)
+
+
 def _actor_critic(algorithm, spec, hidden, core, steps, **options):
     network = functools.partial(networks.actor_critic, encoder=encoders.MLP((hidden,)), core=core)
-    options = {"learning_rate": 0.02, "anneal_steps": steps, "entropy_cost": 0.001} | options
+    options |= {"learning_rate": 0.02, "anneal_steps": steps, "entropy_cost": 0.001}
     return algorithm(spec, network=network, gamma=GAMMA, **options)
 
 
 def _dqn(spec, hidden, core, steps, **options):
-    del core
-    network = functools.partial(networks.q_network, encoder=encoders.MLP((hidden,)))
-    return dqn.DQN(
-        spec,
-        network=network,
-        learning_rate=3e-3,
-        gamma=GAMMA,
-        batch_size=256,
-        replay_ratio=4.0,
-        replay_capacity=steps // 4,
-        min_replay=1024,
-        target_period=20,
-        epsilon=0.2,
-        epsilon_steps=steps // 2,
-        **options,
-    )
+    options |= {"target_period": 20, "epsilon": 0.2, "epsilon_steps": steps // 2}
+    return dqn.DQN(spec, network=_q_network(hidden), **_replay(steps, **options))
 
 
 def _pqn(spec, hidden, core, steps):
     encoder = encoders.MLP((hidden,), "relu", layer_norm=True)
-    network = functools.partial(networks.q_network, encoder=encoder, core=core)
     options = {"learning_rate": 1e-2, "anneal_steps": steps, "epsilon_steps": steps // 2}
+    network = _q_network(hidden, encoder=encoder, core=core)
     return pqn.PQN(spec, network=network, gamma=GAMMA, epsilon=0.2, **options)
 
 
 def _r2d2(spec, hidden, core, steps):
-    core = cores.LSTM(32) if core is None else core
-    return r2d2.R2D2(
-        spec,
-        network=functools.partial(
-            networks.q_network, encoder=encoders.MLP((hidden,)), core=core, dueling=True
-        ),
-        sequence_length=12,
-        burn_in=4,
-        n_step=3,
-        learning_rate=3e-3,
-        gamma=GAMMA,
-        batch_size=64,
-        replay_ratio=4.0,
-        replay_capacity=steps // 2,
-        min_replay=2048,
-        target_period=20,
-        epsilon_base=0.6,
-        epsilon_exponent=3.0,
-    )
+    network = _q_network(hidden, core=cores.LSTM(32) if core is None else core, dueling=True)
+    options = {"sequence_length": 12, "burn_in": 4, "n_step": 3, "target_period": 20}
+    options |= {"epsilon_base": 0.6, "epsilon_exponent": 3.0, "batch_size": 64}
+    options |= {"replay_capacity": steps // 2, "min_replay": 2048}
+    return r2d2.R2D2(spec, network=network, **_replay(steps, **options))
 
 
 class _Extras(NamedTuple):
@@ -169,50 +152,23 @@ class _ValuedSAC:
 
 
 def _sac(spec, hidden, core, steps):
-    del hidden, core
     is_discrete = isinstance(spec.action, specs.DiscreteArray)
+    options = {"target_entropy": 0.05 if is_discrete else -4.0, "initial_temperature": 0.1}
+    options |= {"anneal_steps": steps, "batch_size": 128, "target_rate": 0.05}
     network = functools.partial(sac_networks.sac_network, hidden_sizes=(32, 32), activation="tanh")
-    agent = sac.SAC(
-        spec,
-        network=network,
-        learning_rate=3e-3,
-        anneal_steps=steps,
-        gamma=GAMMA,
-        batch_size=128,
-        replay_ratio=4.0,
-        replay_capacity=steps // 4,
-        min_replay=1024,
-        target_rate=0.05,
-        initial_temperature=0.1,
-        target_entropy=0.05 if is_discrete else -4.0,
-    )
-    return _ValuedSAC(agent)
+    return _ValuedSAC(sac.SAC(spec, network=network, **_replay(steps, **options)))
 
 
 def _muzero(spec, hidden, core, steps):
-    del hidden, core
-    network = functools.partial(
-        muzero_networks.model,
-        encoder=encoders.MLP((32,), "relu"),
-        latent_size=32,
-        hidden_sizes=(32,),
-    )
+    encoder = encoders.MLP((32,), "relu")
+    sizes = {"encoder": encoder, "latent_size": 32, "hidden_sizes": (32,)}
+    options = {"support": 4.0, "support_atoms": 33, "unroll_steps": 3, "n_steps": 3}
+    options |= {"final_temperature": 0.5, "temperature_steps": steps, "learning_rate": 4e-3}
     return muzero.MuZero(
         spec,
-        network=network,
+        network=functools.partial(muzero_networks.model, **sizes),
         search=functools.partial(tree_search.Search, num_simulations=8, max_depth=4),
-        gamma=GAMMA,
-        support=4.0,
-        support_atoms=33,
-        unroll_steps=3,
-        n_steps=3,
-        learning_rate=4e-3,
-        batch_size=256,
-        replay_ratio=4.0,
-        replay_capacity=steps // 4,
-        min_replay=1024,
-        final_temperature=0.5,
-        temperature_steps=steps,
+        **_replay(steps, **options),
     )
 
 

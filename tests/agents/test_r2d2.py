@@ -1,4 +1,4 @@
-"""R2D2's loss and priorities against slow ones, what it sees, remembers and stores, and bad input.
+"""R2D2's loss and priorities against slow ones, and how it acts.
 
 Axis legend: `T` time, `B` streams, `L` transitions of a sequence, `U` of them after the burn-in,
 `N` sequences, `A` actions.
@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rlax
 
-from agents import categorical, networks, policy, r2d2, replay
+from agents import networks, policy, r2d2, replay
 from agents.networks import cores, encoders
 from podracers import errors, types, unroll
 from tests import streams
@@ -203,36 +202,6 @@ def test_no_gradient_passes_the_burn_in_or_the_target(given, loss):
     )
 
 
-def test_errors_equal_rlax_on_sequences_that_terminate(given):
-    """rlax cuts where the discount is zero; a truncation it cannot tell from a step."""
-    rng = np.random.default_rng(0)
-    timestep = given.rollout.timestep
-    timestep = timestep._replace(discount=np.where(timestep.last(), 0.0, 1.0).astype(np.float32))
-    q_values, q_target = (
-        rng.normal(size=(LENGTH + 1, NUM, 3), scale=5.0).astype(np.float32) for _ in range(2)
-    )
-    action = rng.integers(3, size=(LENGTH, NUM))
-    best = np.argmax(q_values, axis=-1)
-    values = categorical.signed_parabolic(_chosen(q_target, best))
-    actual = AGENT._td_target(timestep, values) - _chosen(q_values[:-1], action)
-    expected = jax.vmap(
-        lambda *args: rlax.transformed_n_step_q_learning(
-            *args, n=STEPS, tx_pair=rlax.SIGNED_HYPERBOLIC_PAIR
-        ),
-        1,
-        1,
-    )(
-        q_values[:-1],
-        action,
-        q_target[1:],
-        best[1:],
-        timestep.reward[1:],
-        GAMMA * timestep.discount[1:],
-    )
-    kept = ~timestep.last()[:-1]
-    np.testing.assert_allclose(actual[kept], expected[kept], rtol=1e-3, atol=1e-3)
-
-
 def test_a_truncation_bootstraps_from_its_own_last_observation():
     """By hand: h(1 + 0.9 * (2 + 0.9 * 3)), where rlax would go on into the next episode."""
     timestep = types.TimeStep(
@@ -261,18 +230,6 @@ def test_first_priorities_are_those_of_the_values_that_acted(given):
     np.testing.assert_allclose(actual, expected[None], rtol=1e-4)
 
 
-def test_replay_keeps_the_core_and_the_action_before_a_rollout(given):
-    """Both the recurrent state and the stack of frames, from which acting goes on."""
-    kept = r2d2._replay_item(given.rollout).actor_state
-    assert kept.epsilon == ()
-    streams.assert_same(kept.core, given.rollout.actor_state.core)
-    streams.assert_same(kept.action, given.rollout.actor_state.action)
-    assert kept.core.frames["observation"]["features"].shape == (NUM, 1, 3)
-    assert kept.core.frames["previous_action"].shape == (NUM, 1, 3)
-    assert np.any(kept.core.frames["previous_action"] != 0.0)
-    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(kept.core.states))
-
-
 def test_illegal_actions_are_never_taken(given):
     """Neither at random nor as the best."""
     timestep, action = given.rollout.timestep, given.rollout.action
@@ -288,25 +245,6 @@ def test_streams_explore_by_their_global_number():
     np.testing.assert_array_equal(part, whole[4:])
     np.testing.assert_allclose(whole, 0.4 ** (1.0 + np.arange(8)), rtol=1e-6)
     np.testing.assert_allclose(AGENT.init_actor(jnp.arange(3), 8, True).epsilon, 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"burn_in": 15}, r"R2D2.burn_in: expected an int from 0 to sequence_length - 2 = 14, got"),
-        ({"burn_in": -1}, "R2D2.burn_in: expected an int from 0"),
-        ({"n_step": 0}, "R2D2.n_step: expected a positive int"),
-        ({"priority_mix": 1.5}, "R2D2.priority_mix"),
-        ({"epsilon_base": -0.1}, "R2D2.epsilon_base"),
-        ({"network": networks.q_network}, "has no core: set q_network.core = @cores.LSTM()"),
-        ({"spec": streams.RandomEpisodes(actions="continuous").spec}, "use SAC or PPO"),
-        ({"spec": streams.RandomEpisodes(actions="multi_discrete").spec}, "use SAC or PPO"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, message):
-    with pytest.raises(errors.UserError, match=message) as caught:
-        _agent(**options)
-    assert "\n" not in str(caught.value)
 
 
 def test_steps_that_would_never_be_learnt_from_are_refused(given):

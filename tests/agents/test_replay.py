@@ -1,7 +1,6 @@
-"""Replay against a slow model of a ring: what is drawn, how often, and with which weight.
+"""Replay against a slow model of a ring: the draws, their frequencies and their weights.
 
-Everything that is stored says when it was stored and in which stream, so that a sequence that was
-put together wrongly shows it.
+Everything that is stored tells its time and stream, so a sequence from wrong places shows it.
 
 Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `K` new
 sequences of a stream, `B` streams, `N` drawn sequences.
@@ -16,9 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import replay
+from agents import alphazero, replay, tree_search
+from agents.networks import encoders
+from agents.networks import muzero as muzero_networks
+from environments import wrappers
 from podracers import errors, parallel, types
-from tests import streams
+from tests import contract, streams
+
+hypothesis = pytest.importorskip("hypothesis")
+strategies = hypothesis.strategies
 
 P = jax.sharding.PartitionSpec
 COLUMNS = P(None, parallel.AXIS)
@@ -26,7 +31,7 @@ ALPHA, BETA = 0.7, 0.6
 
 
 class Case(NamedTuple):
-    """What is stored, and where."""
+    """Sizes and kind of a replay."""
 
     steps: int  # T
     length: int  # L
@@ -50,135 +55,129 @@ class Case(NamedTuple):
         return replay.Replay(capacity, self.length, 8, *exponents)
 
 
-CASES = [
-    Case(steps=3, length=1, rollouts=5),
-    Case(steps=4, length=5, rollouts=3, num_devices=2, spare=15),  # not a step to spare
-    Case(steps=2, length=5, rollouts=7, num_streams=3),
-    Case(steps=4, length=4, rollouts=2, recurrent=True),
-    Case(steps=3, length=7, rollouts=6, num_devices=4, recurrent=True),
-    Case(steps=1, length=3, rollouts=8, recurrent=True),
-    Case(steps=3, length=4, rollouts=5, prioritized=True),
-    Case(steps=4, length=6, rollouts=4, num_devices=4, recurrent=True, prioritized=True),
-]
-
-
-def _name(case: Case) -> str:
-    kinds = ["states"] * case.recurrent + ["priorities"] * case.prioritized
-    sizes = f"T={case.steps} L={case.length} C={case.capacity} D={case.num_devices}"
-    return " ".join([sizes, *kinds])
-
-
-def _rollout(case: Case, number: int) -> types.Rollout:
-    """Returns the rollout of this number; times and streams are all that it holds."""
-    time = (number * case.steps + np.arange(case.steps + 1))[:, None]
-    time = np.broadcast_to(time, (case.steps + 1, case.num_streams))
-    stream = np.broadcast_to(np.arange(case.num_streams), time.shape)
-    timestep = types.TimeStep(
-        observation={"frame": np.stack([time // 256, time % 256, stream], -1).astype(np.uint8)},
-        reward=_mark(time, stream).astype(np.float32),
-        discount=(time % 3 > 0).astype(np.float32),
-        step_type=(time % 3).astype(np.int8),
-    )
-    mark = _mark(time, stream)
-    return types.Rollout(
-        timestep=timestep,
-        action=mark[:-1].astype(np.int32),
-        extras={"seen": mark[:-1].astype(np.float32)},
-        actor_state=mark[0].astype(np.int32) if case.recurrent else (),
-    )
+CASES = {
+    "short": Case(steps=3, length=1, rollouts=5),
+    "nothing_to_spare": Case(steps=4, length=5, rollouts=3, num_devices=2, spare=15),
+    "three_streams": Case(steps=2, length=5, rollouts=7, num_streams=3),
+    "states": Case(steps=3, length=7, rollouts=6, num_devices=4, recurrent=True),
+    "states_every_step": Case(steps=1, length=3, rollouts=8, recurrent=True),
+    "priorities": Case(steps=3, length=4, rollouts=5, prioritized=True),
+    "states_priorities": Case(4, 6, 4, num_devices=4, recurrent=True, prioritized=True),
+}
 
 
 def _mark(time, stream):
     return 100 * time + stream
 
 
+def _rollout(case: Case, number: int) -> types.Rollout:
+    """Returns the rollout of this number, which holds only times and streams."""
+    time = (number * case.steps + np.arange(case.steps + 1))[:, None]
+    time = np.broadcast_to(time, (case.steps + 1, case.num_streams))
+    stream = np.broadcast_to(np.arange(case.num_streams), time.shape)
+    mark = _mark(time, stream)
+    timestep = types.TimeStep(
+        observation={"frame": np.stack([time // 256, time % 256, stream], -1).astype(np.uint8)},
+        reward=mark.astype(np.float32),
+        discount=(time % 3 > 0).astype(np.float32),
+        step_type=(time % 3).astype(np.int8),
+    )
+    actor_state = mark[0].astype(np.int32) if case.recurrent else ()
+    extras = {"seen": mark[:-1].astype(np.float32)}
+    return types.Rollout(timestep, mark[:-1].astype(np.int32), extras, actor_state)
+
+
 def _first_priority(mark):
-    """Returns the priority that a sequence starts with, from the mark of its first step."""
+    """Returns the initial priority of a sequence, from the mark of its first step."""
     return 0.1 + mark % 7
 
 
 def _second_priority(mark):
-    """Returns the priority that it has once it was drawn; some are not to be drawn any more."""
+    """Returns its priority after a draw; negative for some, which are not drawn again."""
     return (0.5 + mark % 5) * (1.0 - 2.0 * (mark % 11 == 3))
 
 
 def _value(priorities):
-    """Returns what draws are in proportion to."""
+    """Returns the numbers that draws are proportional to."""
     priorities = np.array(list(priorities))
     return np.where(priorities < 0.0, 0.0, np.abs(priorities) ** ALPHA)
 
 
 class Outcome(NamedTuple):
-    """What one rollout led to."""
+    """The results of one rollout."""
 
     ready: jax.Array
     size: jax.Array
-    new: jax.Array  # [K, B] which sequences are new, by the mark of their first step
+    new: jax.Array  # [K, B] marks of the first steps of new sequences
     exists: jax.Array  # [K, B]
     recent: types.Rollout  # [L + K - 1, B, ...]
     sample: replay.Sample
+
+
+def _map(function, num_devices=1, **specs):
+    mesh = parallel.make_mesh(jax.devices()[:num_devices])
+    return jax.shard_map(function, mesh=mesh, check_vma=False, **specs)
 
 
 @functools.cache
 def _compiled(case: Case):
     """Returns `init(rollout)` and `step(memory, rollout, key)`, over the devices of a case."""
     buffer = case.replay
-    # More than the ring holds: a batch of such a size would be refused.
-    many = dataclasses.replace(buffer, batch_size=case.drawn)
+    # More than the ring holds: `init` would refuse a batch of this size.
+    large_batch = dataclasses.replace(buffer, batch_size=case.drawn)
 
     def step(memory, rollout, key):
         memory = buffer.add(memory, rollout)
         item, exists = buffer.new_items(memory, case.steps)
-        latest = []
+        recent = rollout
 
-        def priority_fn(recent):
-            latest.append((recent, recent.action[: item.index.shape[0]]))
-            return _first_priority(latest[0][1])
+        def priority_fn(latest):
+            nonlocal recent
+            recent = latest
+            return _first_priority(latest.action[: item.index.shape[0]])
 
         memory = buffer.prioritize_new(memory, rollout, priority_fn)
-        recent, new = latest[0] if case.prioritized else (rollout, rollout.action)
-        sample = many.sample(memory, key)
+        new = recent.action[: item.index.shape[0]]
+        sample = large_batch.sample(memory, key)
         ready = buffer.ready(memory)
-        if case.prioritized:
-            second = _second_priority(sample.rollout.action[0])
-            written = buffer.update_priorities(memory, sample.item, second)
-            memory = jax.tree.map(lambda x, y: jnp.where(ready, x, y), written, memory)
+        second = _second_priority(sample.rollout.action[0])
+        written = buffer.update_priorities(memory, sample.item, second)
+        memory = jax.tree.map(lambda x, y: jnp.where(ready, x, y), written, memory)
         sample = sample._replace(key=jax.random.key_data(sample.key))
         return memory, Outcome(ready, buffer.size(memory), new, exists, recent, sample)
 
     rollout = types.Rollout(COLUMNS, COLUMNS, COLUMNS, P(parallel.AXIS))
     memory = rows = P(parallel.AXIS)
-    sample = replay.Sample(rollout, rows, rows, rows)
-    outcome = Outcome(P(), P(), COLUMNS, COLUMNS, rollout, sample)
-    mesh = parallel.make_mesh(jax.devices()[: case.num_devices])
-    mapped = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
-    init = mapped(buffer.init, in_specs=(rollout,), out_specs=memory)
-    step = mapped(step, in_specs=(memory, rollout, P()), out_specs=(memory, outcome))
+    outcome = Outcome(P(), P(), COLUMNS, COLUMNS, rollout, replay.Sample(rollout, *[rows] * 3))
+    init = _map(buffer.init, case.num_devices, in_specs=(rollout,), out_specs=memory)
+    step = _map(
+        *(step, case.num_devices), in_specs=(memory, rollout, P()), out_specs=(memory, outcome)
+    )
     return jax.jit(init), jax.jit(step, donate_argnums=0)
 
 
 class Model:
-    """A ring in plain Python, which looks for what may be drawn step by step."""
+    """A ring in plain Python that checks step by step which sequences are whole."""
 
     def __init__(self, case: Case):
         self.case = case
         self.slots = [None] * case.capacity
         self.head = 0
-        self.priorities: dict[int, float] = {}
+        self.priorities: dict[int, float] = {}  # of all sequences, by mark
 
     def add(self) -> list[int]:
-        """Writes a rollout, and returns the starts that were not there before."""
+        """Writes a rollout, and returns the new starts."""
         before = set(self.starts())
         for time in range(self.head, self.head + self.case.steps + 1):
             self.slots[time % self.case.capacity] = time
         self.head += self.case.steps
         starts = self.starts()
-        kept = set(self.marks())
-        self.priorities = {m: p for m, p in self.priorities.items() if m in kept}
+        marks = [_mark(t, b) for t in starts for b in range(self.case.num_streams)]
+        self.priorities = {m: self.priorities.get(m, _first_priority(m)) for m in marks}
         return [start for start in starts if start not in before]
 
     def starts(self) -> list[int]:
-        """Returns the times at which whole sequences begin, of which nothing was overwritten."""
+        """Returns the times at which whole sequences begin."""
         period = self.case.steps if self.case.recurrent else 1
         return [
             start
@@ -189,154 +188,115 @@ class Model:
             )
         ]
 
-    def marks(self) -> list[int]:
-        """Returns the marks of all sequences that may be drawn."""
-        return [_mark(t, b) for t in self.starts() for b in range(self.case.num_streams)]
-
-
-class Moment(NamedTuple):
-    """A rollout after which something can be drawn."""
-
-    outcome: Outcome
-    marks: list[int]  # what may be drawn
-    new: list[int]  # which starts are new
-    priorities: dict[int, float]  # at the draw
-    total: Any  # of the priorities after it, by the tree and by the model
+    def probabilities(self) -> dict[int, float]:
+        """Returns those of all marks: proportional within a shard, and shards are equal."""
+        case, marks = self.case, np.array(list(self.priorities))
+        if not case.prioritized:
+            return dict.fromkeys(self.priorities, 1.0 / len(marks))
+        shards = np.gcd.reduce([case.num_streams, case.drawn, 8])
+        value = _value(self.priorities.values())
+        shard = marks % 100 // (case.num_streams // shards)
+        portions = value / np.bincount(shard, value)[shard] / shards
+        return {m: p for m, p in zip(marks.tolist(), portions) if p > 0.0}
 
 
 @functools.cache
-def _history(case: Case) -> list[Moment]:
-    """Stores rollouts until the ring has gone round three times, and draws after each."""
+def _outcomes(case: Case) -> list[tuple[Outcome, Any]]:
+    """Stores rollouts for three rounds of the ring and draws; returns outcomes and sums."""
     init, step = _compiled(case)
-    memory = init(_rollout(case, 0))
-    model, moments = Model(case), []
+    memory, found = init(_rollout(case, 0)), []
     for number in range(3 * case.rollouts + 1):
         key = jax.random.fold_in(jax.random.key(0), number)
         memory, outcome = step(memory, _rollout(case, number), key)
-        outcome = jax.device_get(outcome)
+        total = np.sum(memory.priorities.total()) if case.prioritized else None
+        found.append((jax.device_get(outcome), total))
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_draws_are_those_of_a_slow_model(name):
+    """Whole sequences of one stream, as often as they should be, with exact weights."""
+    case = CASES[name]
+    model, moments = Model(case), 0
+    for outcome, total in _outcomes(case):
         new = model.add()
-        for mark in (_mark(t, b) for t in new for b in range(case.num_streams)):
-            model.priorities[mark] = _first_priority(mark)
-        assert outcome.ready == bool(model.marks())
+        assert outcome.ready == bool(model.priorities)
         assert outcome.size == min(model.head, case.capacity - 1)
         if not outcome.ready:
             assert not outcome.exists.any()
             continue
-        priorities = dict(model.priorities)
-        total = None
-        if case.prioritized:
-            for mark in outcome.sample.rollout.action[0]:
-                model.priorities[int(mark)] = _second_priority(int(mark))
-            expected = np.sum(_value(model.priorities.values()))
-            total = np.sum(memory.priorities.total()), expected
-        moments.append(Moment(outcome, model.marks(), new, priorities, total))
-    assert len(moments) > 2 * case.rollouts
-    return moments
-
-
-@pytest.mark.parametrize("case", CASES, ids=_name)
-def test_sequences_are_whole_and_of_one_stream(case):
-    """No time is missing or repeated: none straddles the place where the ring is written."""
-    for outcome, *_ in _history(case):
-        rollout = outcome.sample.rollout
-        frame = rollout.timestep.observation["frame"]
-        assert frame.dtype == np.uint8
-        high, low, stream = np.moveaxis(frame.astype(int), -1, 0)
-        time = 256 * high + low  # [L + 1, N]
-        assert time.shape == (case.length + 1, case.drawn)
-        np.testing.assert_array_equal(time, time[0] + np.arange(case.length + 1)[:, None])
-        np.testing.assert_array_equal(stream, np.broadcast_to(stream[0], stream.shape))
-        mark = _mark(time, stream)
-        np.testing.assert_array_equal(rollout.timestep.reward, mark)
-        np.testing.assert_array_equal(rollout.timestep.step_type, time % 3)
-        np.testing.assert_array_equal(rollout.timestep.discount, time % 3 > 0)
-        np.testing.assert_array_equal(rollout.action, mark[:-1])
-        np.testing.assert_array_equal(rollout.extras["seen"], mark[:-1])
-        if case.recurrent:
-            np.testing.assert_array_equal(rollout.actor_state, mark[0])
-
-
-@pytest.mark.parametrize("case", CASES, ids=_name)
-def test_every_whole_sequence_is_drawn_and_nothing_else(case):
-    for outcome, marks, _, priorities, _ in _history(case):
-        counts = np.bincount(outcome.sample.rollout.action[0], minlength=max(marks) + 1)
-        assert counts.sum() == case.drawn
-        probability = np.full(len(marks), 1.0 / len(marks))
-        if case.prioritized:
-            probability = _probability(case, marks, priorities)
-        alive = np.array(marks)[probability > 0.0]
+        moments += 1
+        _assert_whole(case, outcome.sample.rollout)
+        marks = outcome.sample.rollout.action[0]
+        probabilities = model.probabilities()
+        alive = np.array(list(probabilities))
+        counts = np.bincount(marks, minlength=alive.max() + 1)
         assert set(np.flatnonzero(counts)) == set(alive)
-        expected = case.drawn * probability[probability > 0.0]
-        chi_square = np.sum((counts[alive] - expected) ** 2 / expected)
+        expected = case.drawn * np.array(list(probabilities.values()))
         freedom = max(len(alive) - 1, 1)
         # Each shard gives an equal part, which only makes the counts more even.
+        chi_square = np.sum((counts[alive] - expected) ** 2 / expected)
         assert chi_square < freedom + 5.0 * np.sqrt(2.0 * freedom)
+        if not case.prioritized:
+            np.testing.assert_array_equal(outcome.sample.weight, 1.0)
+            continue
+        size = len(model.priorities)
+        weight = np.array([(size * probabilities[mark]) ** -BETA for mark in marks])
+        largest = (size * min(probabilities.values())) ** -BETA
+        np.testing.assert_allclose(outcome.sample.weight, weight / largest, rtol=1e-5)
+        _assert_new(case, outcome, new)
+        model.priorities |= {int(mark): _second_priority(int(mark)) for mark in marks}
+        np.testing.assert_allclose(total, np.sum(_value(model.priorities.values())), rtol=1e-5)
+    assert moments > 2 * case.rollouts
 
 
-def _probability(case: Case, marks, priorities):
-    """Returns how likely sequences are: in proportion within a shard, shards equally."""
-    shards = np.gcd.reduce([case.num_streams, case.drawn, 8])
-    value = _value(priorities[mark] for mark in marks)
-    shard = np.array(marks) % 100 // (case.num_streams // shards)
-    return value / np.bincount(shard, value)[shard] / shards
+def _assert_whole(case: Case, rollout: types.Rollout) -> None:
+    """Asserts that no time is missing or repeated: no sequence crosses the write position."""
+    high, low, stream = np.moveaxis(rollout.timestep.observation["frame"].astype(int), -1, 0)
+    time = 256 * high + low  # [L + 1, N]
+    assert time.shape == (case.length + 1, case.drawn)
+    np.testing.assert_array_equal(time, time[0] + np.arange(case.length + 1)[:, None])
+    np.testing.assert_array_equal(stream, np.broadcast_to(stream[0], stream.shape))
+    mark = _mark(time, stream)
+    np.testing.assert_array_equal(rollout.timestep.reward, mark)
+    np.testing.assert_array_equal(rollout.timestep.step_type, time % 3)
+    np.testing.assert_array_equal(rollout.timestep.discount, time % 3 > 0)
+    np.testing.assert_array_equal(rollout.action, mark[:-1])
+    np.testing.assert_array_equal(rollout.extras["seen"], mark[:-1])
+    if case.recurrent:
+        np.testing.assert_array_equal(rollout.actor_state, mark[0])
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.prioritized], ids=_name)
-def test_new_sequences_are_those_that_the_latest_rollout_completed(case):
-    for outcome, _, new, _, _ in _history(case):
-        exists = outcome.exists
-        np.testing.assert_array_equal(exists, np.broadcast_to(exists[:, :1], exists.shape))
-        expected = [[_mark(t, b) for b in range(case.num_streams)] for t in new]
-        np.testing.assert_array_equal(outcome.new[exists[:, 0]], expected)
-        # The piece that they all lie in ends with the latest whole one.
-        reward = outcome.recent.timestep.reward[-1]
-        newest = new[-1] + case.length
-        np.testing.assert_array_equal(reward, _mark(newest, np.arange(case.num_streams)))
-        if case.recurrent:
-            np.testing.assert_array_equal(outcome.recent.actor_state, expected[-1])
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.prioritized], ids=_name)
-def test_importance_weights_are_exact(case):
-    for outcome, marks, _, priorities, _ in _history(case):
-        probability = _probability(case, marks, priorities)
-        alive = probability > 0.0
-        weight = (len(marks) * probability[alive]) ** -BETA
-        weight = dict(zip(np.array(marks)[alive], weight))
-        expected = np.array([weight[mark] for mark in outcome.sample.rollout.action[0]])
-        np.testing.assert_allclose(outcome.sample.weight, expected / expected.max(), rtol=1e-5)
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.prioritized], ids=_name)
-def test_priorities_of_what_was_overwritten_are_gone(case):
-    for moment in _history(case):
-        actual, expected = moment.total
-        np.testing.assert_allclose(actual, expected, rtol=1e-5)
-
-
-def test_without_priorities_all_weights_are_one():
-    for moment in _history(CASES[0]):
-        np.testing.assert_array_equal(moment.outcome.sample.weight, 1.0)
+def _assert_new(case: Case, outcome: Outcome, new: list[int]) -> None:
+    """Asserts that the new sequences are those that the latest rollout completed."""
+    exists = outcome.exists
+    np.testing.assert_array_equal(exists, np.broadcast_to(exists[:, :1], exists.shape))
+    expected = [[_mark(t, b) for b in range(case.num_streams)] for t in new]
+    np.testing.assert_array_equal(outcome.new[exists[:, 0]], expected)
+    newest = _mark(new[-1] + case.length, np.arange(case.num_streams))
+    np.testing.assert_array_equal(outcome.recent.timestep.reward[-1], newest)
+    if case.recurrent:
+        np.testing.assert_array_equal(outcome.recent.actor_state, expected[-1])
 
 
 @pytest.mark.parametrize(("prioritized", "counts"), [(False, [4]), (True, [2, 4])])
 def test_any_number_of_devices_draws_the_same(prioritized, counts):
     case = Case(3, 4, 5, num_streams=8, prioritized=prioritized, drawn=64)
-    expected = _history(case)
     for num_devices in counts:
-        for ours, theirs in zip(_history(case._replace(num_devices=num_devices)), expected):
-            sample, other = ours.outcome.sample, theirs.outcome.sample
-            streams.assert_same(sample.rollout, other.rollout)
-            streams.assert_same(sample.key, other.key)
-            np.testing.assert_allclose(sample.weight, other.weight, rtol=1e-6)
-            assert len(np.unique(sample.key, axis=0)) == 64
+        others = _outcomes(case._replace(num_devices=num_devices))
+        for (ours, _), (theirs, _) in zip(others, _outcomes(case)):
+            if ours.ready:
+                streams.assert_same(ours.sample.rollout, theirs.sample.rollout)
+                streams.assert_same(ours.sample.key, theirs.sample.key)
+                np.testing.assert_allclose(ours.sample.weight, theirs.sample.weight, rtol=1e-6)
+                assert len(np.unique(ours.sample.key, axis=0)) == 64
 
 
 @pytest.mark.parametrize("earlier", [1, 4])  # the second rollout of the ring, and again the first
 def test_episodes_that_a_resumed_run_left_behind_are_truncated(earlier):
     """Simulators begin anew there: no transition leads from the old episode into the new one."""
     case = Case(steps=3, length=1, rollouts=4)
-    rollout = _rollout(case, 1)
+    rollout, buffer = _rollout(case, 1), case.replay
     step_type = np.full_like(rollout.timestep.step_type, types.MID)
     step_type[-1, 1::2] = types.LAST  # unlike the time step before it
     begun = step_type.copy()
@@ -353,10 +313,7 @@ def test_episodes_that_a_resumed_run_left_behind_are_truncated(earlier):
         slot = (time + (earlier - 1) * case.steps) % (case.rollouts * case.steps)
         return rows.step_type.read(stream, slot), rows.discount.read(stream, slot)
 
-    buffer = case.replay
-    mesh = parallel.make_mesh(jax.devices()[:1])
-    mapped = jax.shard_map(run, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False)
-    stored, discount = jax.jit(mapped)()
+    stored, discount = jax.jit(_map(run, in_specs=(), out_specs=P()))()
     expected = np.full(stored.shape, types.MID)
     expected[::2, case.steps - 1 : case.steps + 1] = types.LAST, types.FIRST
     expected[1::2, case.steps] = types.LAST
@@ -365,82 +322,98 @@ def test_episodes_that_a_resumed_run_left_behind_are_truncated(earlier):
     np.testing.assert_array_equal(discount, np.concatenate([kept, kept], 1))
 
 
-def test_what_has_no_priority_yet_gets_the_highest_so_far():
+@functools.cache
+def _added_after():
+    """Returns a function of two priorities: those of the tree before and after a third rollout."""
     case = Case(steps=2, length=2, rollouts=8, num_streams=1, prioritized=True, drawn=8)
     buffer = case.replay
 
-    def run():
+    def run(priority):
         memory = buffer.init(_rollout(case, 0))
         for number in range(2):
             memory = buffer.add(memory, _rollout(case, number))
         first = memory.priorities.levels[0][0, :8]
         item = replay.Item(jnp.zeros(2, jnp.int32), jnp.array([0, 1]))
-        memory = buffer.update_priorities(memory, item, jnp.array([0.0, 1e9]))
+        memory = buffer.update_priorities(memory, item, priority)
         memory = buffer.add(memory, _rollout(case, 2))
         return first, memory.priorities.levels[0][0, :8]
 
-    mesh = parallel.make_mesh(jax.devices()[:1])
-    mapped = jax.shard_map(run, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False)
-    first, then = jax.jit(mapped)()
+    return jax.jit(_map(run, in_specs=(P(),), out_specs=P()))
+
+
+@hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@hypothesis.given(strategies.tuples(*[strategies.floats(-1.0, 1e9, width=32)] * 2))
+@hypothesis.example((0.0, 1e9))
+def test_new_sequences_get_the_highest_priority_so_far(priorities):
+    first, then = _added_after()(np.array(priorities, np.float32))
     np.testing.assert_array_equal(first, [1, 1, 1, 0, 0, 0, 0, 0])
-    # Nothing is forgotten for good, and nothing is all that there is.
-    least, most = 1e-6**ALPHA, 1e6**ALPHA
-    np.testing.assert_allclose(then, [least, most, 1, most, most, 0, 0, 0], rtol=1e-5)
+    # Never zero, so that each may be drawn again, nor infinite; negative ones are not drawn.
+    values = [0.0 if p < 0.0 else np.clip(p, 1e-6, 1e6) ** ALPHA for p in priorities]
+    highest = max(1.0, *values)
+    np.testing.assert_allclose(then, [*values, 1, highest, highest, 0, 0, 0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capacity": 31}, "needs at least 32"),
+        ({"capacity": 31}, "replay_capacity = 31 .* needs at least 32"),
         ({"capacity": 4000, "batch_size": 1001}, "smaller than one batch: 1001 sequences of 4"),
         ({"capacity": 4000, "batch_size": 6}, "batch_size = 6 does not divide over 4 learner"),
-        ({"capacity": 0}, "needs at least 32"),
+        ({"capacity": 40, "min_size": 40}, "min_replay = 40: expected at most"),
     ],
 )
-def test_what_cannot_be_drawn_from_is_refused(options, message):
-    options = {"sequence_length": 4, "batch_size": 8} | options
-    buffer = replay.Replay(**options)
-    case = Case(steps=4, length=4, rollouts=2)
-    mesh = parallel.make_mesh(jax.devices()[:4])
-    mapped = jax.shard_map(
-        buffer.init,
-        mesh=mesh,
-        in_specs=(types.Rollout(COLUMNS, COLUMNS, COLUMNS, P()),),
-        out_specs=P(),
-        check_vma=False,
-    )
+def test_an_impossible_replay_is_a_user_error(options, message):
+    buffer = replay.Replay(**{"sequence_length": 4, "batch_size": 8} | options)
+    in_specs = (types.Rollout(COLUMNS, COLUMNS, COLUMNS, P()),)
+    init = _map(buffer.init, 4, in_specs=in_specs, out_specs=P())
     with pytest.raises(errors.UserError, match=message):
-        jax.eval_shape(mapped, _rollout(case, 0))
-    with pytest.raises(AttributeError):
-        buffer.capacity = 1
+        jax.eval_shape(init, _rollout(Case(steps=4, length=4, rollouts=2), 0))
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_donated_ring_is_written_in_place(prioritized):
     """The compiled program has no room for a second one."""
     case = Case(8, 4, 64, num_streams=16, prioritized=prioritized, drawn=32)
-    buffer = case.replay
-
-    def template(number):
-        rollout = _rollout(case, number)
-        frame = jnp.zeros((case.steps + 1, case.num_streams, 32, 32), jnp.uint8)
-        return rollout._replace(timestep=rollout.timestep._replace(observation=frame))
+    buffer, rollout = case.replay, _rollout(case, 0)
+    frame = jnp.zeros((case.steps + 1, case.num_streams, 32, 32), jnp.uint8)
+    rollout = rollout._replace(timestep=rollout.timestep._replace(observation=frame))
 
     def step(memory, rollout, key):
         memory = buffer.add(memory, rollout)
         sample = buffer.sample(memory, key)
         total = jnp.sum(sample.rollout.timestep.observation, dtype=jnp.int32)
-        if prioritized:
-            memory = buffer.update_priorities(memory, sample.item, sample.weight)
-        return memory, total
+        return buffer.update_priorities(memory, sample.item, sample.weight), total
 
-    mesh = parallel.make_mesh(jax.devices()[:1])
-    mapped = functools.partial(jax.shard_map, mesh=mesh, out_specs=P(), check_vma=False)
-    memory = jax.eval_shape(mapped(buffer.init, in_specs=(P(),)), template(0))
+    memory = jax.eval_shape(_map(buffer.init, in_specs=(P(),), out_specs=P()), rollout)
     size = parallel.num_bytes(memory.ring)
     assert size > 8 * 2**20
-    jitted = jax.jit(mapped(step, in_specs=(P(), P(), P())), donate_argnums=0)
-    analysis = jitted.lower(memory, template(0), jax.random.key(0)).compile().memory_analysis()
+    jitted = jax.jit(_map(step, in_specs=(P(), P(), P()), out_specs=P()), donate_argnums=0)
+    analysis = jitted.lower(memory, rollout, jax.random.key(0)).compile().memory_analysis()
     assert analysis.alias_size_in_bytes >= size
     assert analysis.output_size_in_bytes - analysis.alias_size_in_bytes < size / 16
     assert analysis.temp_size_in_bytes < size / 4
+
+
+def _alphazero():
+    candidate = wrappers.Searchable(streams.RandomEpisodes(end=0.0))
+    network = functools.partial(
+        muzero_networks.policy_value, encoder=encoders.MLP((8,)), hidden_sizes=(8,)
+    )
+    search = functools.partial(tree_search.Search, num_simulations=2, max_depth=2)
+    sizes = {"n_steps": 2, "batch_size": 16, "min_replay": 48, "replay_capacity": 200}
+    agent = alphazero.AlphaZero(candidate.spec, network=network, search=search, **sizes)
+    return agent, candidate
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", "r2d2", "sac", "sac_discrete", "muzero", "alphazero"])
+def test_the_replay_ratio_counts_the_states_that_are_learnt_from(name):
+    """Every agent takes the mean of its values over exactly the states of its loss."""
+    agent, candidate = _alphazero() if name == "alphazero" else contract.AGENTS[name]()
+    if name != "alphazero":
+        candidate = dataclasses.replace(candidate, end=0.0)  # no state is an ending
+    agent = dataclasses.replace(agent, replay_ratio=2.0)
+    subject = contract.RUNNERS["anakin"].make(agent, candidate, 1)
+    state, _ = subject.step(subject.init(0), 3)  # until every stream has a sequence
+    _, report = subject.step(state, 4)
+    assert report.means["value/mean"].count == 2.0 * 4 * subject.steps_per_update

@@ -4,16 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rlax
 
 from agents import returns
 from podracers import types
 
-GAMMA = 0.9
+hypothesis = pytest.importorskip("hypothesis")
+strategies = hypothesis.strategies
+
+SETTINGS = hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
+SEEDS, LAMBDAS = strategies.integers(0, 1000), strategies.floats(0.0, 1.0, width=32)
+GAMMA, LENGTH, BATCH = 0.9, 20, 6
 
 
-def _rollout(seed=0, length=40, batch=6):
-    """Returns time steps `[T + 1, B]` of many short episodes, some cut, some terminated."""
+def _rollout(seed=0, length=LENGTH, batch=BATCH):
+    """Returns time steps `[T + 1, B]` of short episodes, truncated or terminated, and values."""
     rng = np.random.default_rng(seed)
     step_type = np.zeros((length + 1, batch), np.int8)
     discount = np.ones((length + 1, batch), np.float32)
@@ -30,6 +34,11 @@ def _rollout(seed=0, length=40, batch=6):
             previous = step_type[t, b]
     values = rng.normal(size=(length + 1, batch)).astype(np.float32)
     return types.TimeStep(values, reward, discount, step_type), values
+
+
+_GAE, _LAMBDA_RETURNS, _VTRACE = (
+    jax.jit(function) for function in (returns.gae, returns.lambda_returns, returns.vtrace)
+)
 
 
 def _loop(timestep, values, lambda_):
@@ -52,30 +61,25 @@ def _loop(timestep, values, lambda_):
     return result
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.5, 0.95, 1.0])
-def test_advantages_and_returns_equal_a_slow_loop(lambda_):
-    timestep, values = _rollout()
-    assert (timestep.step_type[1:-1] == types.LAST).any(axis=0).all()
+@SETTINGS
+@hypothesis.given(SEEDS, LAMBDAS)
+@hypothesis.example(0, 0.0)
+@hypothesis.example(0, 1.0)
+def test_advantages_and_lambda_returns_equal_a_slow_loop(seed, lambda_):
+    timestep, values = _rollout(seed)
     expected = _loop(timestep, values, lambda_)
     with jax.numpy_rank_promotion("raise"):
-        advantage = jax.jit(returns.gae)(timestep, values, GAMMA, lambda_)
-        lambda_returns = jax.jit(returns.lambda_returns)(timestep, values, GAMMA, lambda_)
-        weights = jax.jit(returns.weights)(timestep)
-    kept = np.asarray(weights) > 0.0
+        advantage = _GAE(timestep, values, GAMMA, lambda_)
+        lambda_returns = _LAMBDA_RETURNS(timestep, values, GAMMA, lambda_)
+    kept = np.asarray(returns.weights(timestep)) > 0.0
     np.testing.assert_array_equal(kept, timestep.step_type[:-1] != types.LAST)
-    np.testing.assert_allclose(advantage[kept], (expected - values[:-1])[kept], atol=2e-6)
-    np.testing.assert_allclose(lambda_returns[kept], expected[kept], atol=2e-6)
-
-
-def test_one_step_advantages_are_temporal_differences():
-    timestep, values = _rollout(seed=1)
-    actual = returns.gae(timestep, values, GAMMA, 0.0)
-    expected = timestep.reward[1:] + GAMMA * timestep.discount[1:] * values[1:] - values[:-1]
-    np.testing.assert_allclose(actual, expected, atol=1e-6)
-
-
-def _lambda_returns(timestep, values, lambda_):
-    return values[:-1] + returns.gae(timestep, values, GAMMA, lambda_)
+    np.testing.assert_allclose(advantage[kept], (expected - values[:-1])[kept], atol=5e-6)
+    np.testing.assert_allclose(lambda_returns[kept], expected[kept], atol=5e-6)
+    # Without any importance weight, V-trace's targets are the same; so is the advantage with 1.
+    vtrace = _VTRACE(timestep, values, np.zeros((LENGTH, BATCH), np.float32), GAMMA, lambda_)
+    np.testing.assert_allclose(vtrace.target[kept], expected[kept], atol=5e-6)
+    if lambda_ == 1.0:
+        np.testing.assert_allclose(vtrace.advantage[kept], advantage[kept], atol=5e-6)
 
 
 def _slow_n_step(timestep, values, n):
@@ -94,23 +98,19 @@ def _slow_n_step(timestep, values, n):
     return result
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 39, 40, 60])
+@pytest.mark.parametrize("n", [1, 3, LENGTH - 1, LENGTH, 30])
 def test_n_step_returns_equal_a_slow_loop(n):
-    timestep, values = _rollout(seed=7)
-    assert timestep.truncated().any() and timestep.terminated().any()
-    with jax.numpy_rank_promotion("raise"):
-        actual = jax.jit(returns.n_step, static_argnums=3)(timestep, values, GAMMA, n)
-    kept = np.asarray(returns.weights(timestep)) > 0.0
-    np.testing.assert_allclose(actual[kept], _slow_n_step(timestep, values, n)[kept], atol=2e-6)
-
-
-def test_n_step_returns_meet_the_others_at_both_ends():
-    timestep, values = _rollout(seed=9)
-    for n, lambda_ in ((1, 0.0), (40, 1.0)):
-        actual = returns.n_step(timestep, values, GAMMA, n)
-        expected = _lambda_returns(timestep, values, lambda_)
+    n_step = jax.jit(returns.n_step, static_argnums=3)
+    for seed in (7, 8, 9):
+        timestep, values = _rollout(seed)
+        with jax.numpy_rank_promotion("raise"):
+            actual = n_step(timestep, values, GAMMA, n)
         kept = timestep.step_type[:-1] != types.LAST
+        expected = _slow_n_step(timestep, values, n)
         np.testing.assert_allclose(actual[kept], expected[kept], atol=5e-6)
+        if n in (1, LENGTH):  # as lambda-returns with 0 and 1
+            expected = _loop(timestep, values, 0.0 if n == 1 else 1.0)
+            np.testing.assert_allclose(actual[kept], expected[kept], atol=5e-6)
 
 
 def test_n_step_returns_by_hand():
@@ -165,57 +165,22 @@ def _slow_vtrace(timestep, values, log_ratio, lambda_, clip_rho, clip_pg_rho):
     return target, advantage
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("clips", [(1.0, 1.0), (2.0, 0.5)])
-def test_vtrace_equals_a_slow_loop(lambda_, clips):
-    timestep, values = _rollout(seed=2)
-    log_ratio = np.random.default_rng(3).normal(size=values[1:].shape).astype(np.float32)
-    assert (timestep.truncated() & (values > 0.0)).any() and timestep.terminated().any()
+@SETTINGS
+@hypothesis.given(SEEDS, LAMBDAS, strategies.sampled_from([(1.0, 1.0), (2.0, 0.5)]))
+def test_vtrace_equals_a_slow_loop(seed, lambda_, clips):
+    timestep, values = _rollout(seed)
+    rng = np.random.default_rng(seed + 1)
+    log_ratio = rng.normal(size=values[1:].shape).astype(np.float32)
     expected = _slow_vtrace(timestep, values, log_ratio, lambda_, *clips)
     with jax.numpy_rank_promotion("raise"):
-        actual = jax.jit(returns.vtrace)(timestep, values, log_ratio, GAMMA, lambda_, *clips)
-    kept = np.asarray(returns.weights(timestep)) > 0.0
+        actual = _VTRACE(timestep, values, log_ratio, GAMMA, lambda_, *clips)
+    kept = timestep.step_type[:-1] != types.LAST
     for ours, theirs in zip(actual, expected):
-        np.testing.assert_allclose(ours[kept], theirs[kept], atol=5e-6)
-    # The importance weights of actions that were ignored change nothing.
-    changed = np.where(kept, log_ratio, 50.0)
-    again = jax.jit(returns.vtrace)(timestep, values, changed, GAMMA, lambda_, *clips)
-    for ours, theirs in zip(again, actual):
+        np.testing.assert_allclose(ours[kept], theirs[kept], atol=1e-5)
+    # The importance weights of ignored actions change nothing.
+    changed = np.where(kept, log_ratio, np.float32(50.0))
+    for ours, theirs in zip(_VTRACE(timestep, values, changed, GAMMA, lambda_, *clips), actual):
         np.testing.assert_array_equal(ours[kept], theirs[kept])
-
-
-def test_vtrace_equals_rlax_without_truncations():
-    timestep, values = _rollout(seed=4)
-    last = timestep.step_type == types.LAST
-    timestep = timestep._replace(discount=np.where(last, 0.0, 1.0).astype(np.float32))
-    log_ratio = np.random.default_rng(5).normal(size=values[1:].shape).astype(np.float32)
-    clips = {"clip_rho": 1.5, "clip_pg_rho": 2.0}
-    actual = returns.vtrace(timestep, values, log_ratio, GAMMA, 1.0, **clips)
-    expected = jax.vmap(
-        lambda *args: rlax.vtrace_td_error_and_advantage(*args, 1.0, 1.5, 2.0), 1, 1
-    )(
-        values[:-1],
-        values[1:],
-        timestep.reward[1:],
-        GAMMA * timestep.discount[1:],
-        np.exp(log_ratio),
-    )
-    kept = ~last[:-1]
-    targets = values[:-1] + expected.errors
-    np.testing.assert_allclose(actual.target[kept], targets[kept], atol=5e-6)
-    np.testing.assert_allclose(actual.advantage[kept], expected.pg_advantage[kept], atol=5e-6)
-
-
-@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
-def test_on_policy_vtrace_is_the_lambda_return(lambda_):
-    timestep, values = _rollout(seed=6)
-    actual = returns.vtrace(timestep, values, jnp.zeros(values[1:].shape), GAMMA, lambda_)
-    expected = _lambda_returns(timestep, values, lambda_)
-    np.testing.assert_allclose(actual.target, expected, atol=2e-6)
-    if lambda_ == 1.0:
-        advantage = returns.gae(timestep, values, GAMMA, lambda_)
-        kept = timestep.step_type[:-1] != types.LAST
-        np.testing.assert_allclose(actual.advantage[kept], advantage[kept], atol=2e-6)
 
 
 def test_vtrace_bootstraps_from_the_final_value_at_a_truncation_only():

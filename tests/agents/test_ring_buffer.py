@@ -3,6 +3,8 @@
 Axis legend: `C` time steps in the ring, `T` of a rollout, `B` streams, `N` sequences.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,10 @@ from agents import ring_buffer
 from podracers import parallel, types
 from tests import streams
 
+hypothesis = pytest.importorskip("hypothesis")
+strategies = hypothesis.strategies
+
+SETTINGS = hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 STEPS, CHUNKS, STREAMS, LENGTH = 3, 5, 4, 7  # T, C / T, B, L
 CAPACITY = STEPS * CHUNKS
 # Scalars, vectors, odd images, whole lanes, images that are padded, nothing at all.
@@ -40,7 +46,7 @@ def _rollout(number: int) -> types.Rollout:
 
 @pytest.fixture(scope="module")
 def rings():
-    """The ring after each of many rollouts, which write round it twice."""
+    """The ring after each of many rollouts, which fill it twice."""
     write = jax.jit(ring_buffer.write, donate_argnums=0)
     ring, found = ring_buffer.zeros(_rollout(0), CHUNKS), []
     for number in range(2 * CHUNKS + 2):
@@ -49,45 +55,47 @@ def rings():
     return found
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_a_sequence_is_what_was_written(rings, platform):
-    """Both forms of reading run on a CPU."""
+@functools.cache
+def _cut(platform):
+    """Both ways of reading run on a CPU."""
+    with parallel.compiling_for(platform):
+        return jax.jit(ring_buffer.cut, static_argnums=3)
+
+
+@SETTINGS
+@hypothesis.given(
+    strategies.integers(CHUNKS - 1, 2 * CHUNKS + 1),
+    strategies.lists(strategies.integers(0, STREAMS - 1), min_size=3, max_size=3),
+    strategies.sampled_from(["cpu", "tpu"]),
+)
+def test_a_sequence_is_what_was_written(rings, number, stream, platform):
+    begin = number - LENGTH // STEPS  # number of the first rollout of the sequence
+    start = np.full(3, begin * STEPS % CAPACITY)
+    with parallel.compiling_for(platform):
+        actual = _cut(platform)(rings[number], start, np.array(stream), LENGTH)
+    parts = [_rollout(n) for n in range(begin, number + 1)]
+
+    def joined(*xs, length=LENGTH):
+        return np.concatenate([*(x[:STEPS] for x in xs), xs[-1][STEPS:]])[:length][:, stream]
+
+    time = jax.tree.map(functools.partial(joined, length=LENGTH + 1), *(p.timestep for p in parts))
+    streams.assert_same(actual.timestep, time)
+    streams.assert_same(actual.action, joined(*(p.action for p in parts)))
+    streams.assert_same(actual.extras, joined(*(p.extras for p in parts)))
+    state = jax.tree.map(lambda x: x[stream], parts[0].actor_state)
+    streams.assert_same(actual.actor_state, state)
+
+
+def test_only_elements_of_nearly_whole_lanes_are_padded(rings):
     assert ring_buffer.capacity(rings[0]) == CAPACITY
     assert ring_buffer.period(rings[0]) == STEPS
     assert ring_buffer.num_streams(rings[0]) == STREAMS
-    stream = np.array([2, 0, 2])
-
-    def cut(ring, *place):
-        with parallel.compiling_for(platform):
-            return jax.jit(ring_buffer.cut, static_argnums=3)(ring, *place)
-
-    def joined(*xs, most=LENGTH):
-        return np.concatenate([*(x[:STEPS] for x in xs), xs[-1][STEPS:]])[:most][:, stream]
-
-    for number in range(CHUNKS - 1, len(rings)):
-        begin = number - LENGTH // STEPS  # the rollout whose steps come first
-        start = np.full(3, begin * STEPS % CAPACITY)
-        actual = cut(rings[number], start, stream, LENGTH)
-        parts = [_rollout(n) for n in range(begin, number + 1)]
-        time = jax.tree.map(lambda *xs: joined(*xs, most=LENGTH + 1), *(p.timestep for p in parts))
-        streams.assert_same(actual.timestep, time)
-        streams.assert_same(actual.action, joined(*(p.action for p in parts)))
-        streams.assert_same(actual.extras, joined(*(p.extras for p in parts)))
-        state = jax.tree.map(lambda x: x[stream], parts[0].actor_state)
-        streams.assert_same(actual.actor_state, state)
-
-
-def test_what_is_padded_is_hardly_longer(rings):
-    """Frames are rows of whole lanes; a short vector, padded, would take many times its memory."""
     rows = rings[0].timestep.observation
     for shape in SHAPES:
         data, size = rows[str(shape)].data, int(np.prod(shape))
-        assert data.shape[:1] == (STREAMS,)
-        if shape in ((128,), (2, 64), (37, 31), (84, 84, 1)):
-            assert data.shape[1:] == (CAPACITY, -(-size // 128) * 128)
-        else:
-            assert data.shape[1:] == (CAPACITY * size,)
-        assert data.size <= STREAMS * CAPACITY * size * 1.125
+        is_padded = shape in ((128,), (2, 64), (37, 31), (84, 84, 1))
+        padded = (CAPACITY, -(-size // 128) * 128) if is_padded else (CAPACITY * size,)
+        assert data.shape == (STREAMS, *padded)
 
 
 def test_places_fit_into_int32():
