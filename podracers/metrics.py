@@ -1,4 +1,4 @@
-"""Metrics that stay on the device: means that add up, episode statistics, a watch for NaN.
+"""Metrics on the device: mergeable means, episode statistics, and a check for NaN.
 
 Axis legend: `B` streams.
 """
@@ -13,21 +13,21 @@ import numpy as np
 
 from podracers import parallel, types
 
-NEVER = 2**31 - 1  # an update index that no run reaches: this metric was always finite
+NEVER = 2**31 - 1  # instead of an update index: the metric was always finite
 
 
 class Report(NamedTuple):
-    """What a runner hands to its caller: metrics over several updates."""
+    """Metrics over several updates, which a runner returns."""
 
     means: dict[str, types.Mean]
     first_nonfinite: dict[str, jax.Array]  # int32: the first update whose metric was not finite
 
 
 class Diagnostics(NamedTuple):
-    """What a runner measured on the host since it was last asked: where the time went."""
+    """Timings on the host since the previous call, and the bottleneck."""
 
-    values: dict[str, float]  # by the names that they are logged under
-    verdict: str  # one line on what limits the speed; empty where there is nothing to say
+    values: dict[str, float]  # by their names in the log
+    verdict: str  # one line on the bottleneck; empty if it is unknown
 
 
 def empty(means: dict[str, types.Mean]) -> Report:
@@ -99,14 +99,14 @@ class EpisodeStatistics(NamedTuple):
     def track_rollout(self, timestep: types.TimeStep) -> "EpisodeStatistics":
         """Adds the time steps `[T + 1, B]` of a rollout; the first of them was added before.
 
-        Where that is FIRST, the episode begins: simulators that restart leave nothing behind.
+        If that is FIRST, the episode starts anew, as after the restart of a simulator.
         """
         first = timestep.step_type[0] == types.FIRST
         began = self._replace(
             running_return=jnp.where(first, 0.0, self.running_return),
             running_length=jnp.where(first, 0.0, self.running_length),
         )
-        # Of the time steps only these count: a scan over observations would copy them.
+        # Without observations, which a scan would copy.
         arrived = types.TimeStep((), *(x[1:] for x in timestep[1:]))
         ended, _ = jax.lax.scan(lambda carry, x: (carry.track(x), None), began, arrived)
         return ended
@@ -123,7 +123,7 @@ class EpisodeStatistics(NamedTuple):
 
 
 def label(name: str, values: np.ndarray, seeds: Sequence[int]) -> dict[str, float]:
-    """Returns one number as it is logged: by itself, or over a population and for each member.
+    """Returns the logged values of one number: itself, or those of a population and each member.
 
     Args:
       name: the metric's name.

@@ -2,7 +2,6 @@
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -10,11 +9,11 @@ from PIL import Image
 from podracers import environment as environment_lib
 from podracers import errors
 
-_Environment = environment_lib.Environment | environment_lib.HostEnvironmentFactory
 
-
-def require(environment: _Environment) -> None:
-    """Raises `errors.UserError` unless the environment, or its simulator, can draw."""
+def require(
+    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory,
+) -> None:
+    """Raises `errors.UserError` unless the environment, or its simulator, can be rendered."""
     if hasattr(environment, "render"):
         return
     if not hasattr(environment, "filmed"):
@@ -23,35 +22,14 @@ def require(environment: _Environment) -> None:
 
 
 def save(
-    environment: _Environment,
-    states: Sequence[Any],
-    path: str | pathlib.Path,
-    frames_per_second: float = 12.0,
-) -> None:
-    """Draws an episode and writes it as a GIF that loops, with a pause on the last frame.
-
-    Args:
-      environment: one that has `render`.
-      states: the arguments of `render`, on the host: states, or time steps of a host environment.
-      path: the GIF's path.
-      frames_per_second: the animation's speed.
-
-    Raises:
-      errors.UserError: the environment cannot be rendered, or the file not written.
-    """
-    require(environment)
-    write([environment.render(state) for state in states], path, frames_per_second)
-
-
-def write(
     frames: Sequence[np.ndarray], path: str | pathlib.Path, frames_per_second: float = 12.0
 ) -> None:
-    """Writes pictures as a GIF that loops, with a pause on the last of them.
+    """Writes frames as a GIF that loops, with a pause on the last frame.
 
     Args:
-      frames: uint8 `[height, width, 3]`.
+      frames: uint8 `[height, width, 3]`, as `evaluation.Evaluator.film` returns them.
       path: the GIF's path.
-      frames_per_second: the animation's speed.
+      frames_per_second: speed of the animation.
 
     Raises:
       errors.UserError: the file cannot be written.

@@ -1,11 +1,10 @@
 """Evaluates a run: python scripts/evaluate.py --run_dir DIR [--episodes N] [--video FILE.gif].
 
-Of the last checkpoint of a finished run it says what `summary.json` says; any other checkpoint
-plays the same episodes. Where evaluations sample from the policy, the return of greedy actions is
-printed beside.
+For the last checkpoint of a finished run it prints the returns of `summary.json`; any other
+checkpoint plays the same episodes. If evaluations sample from the policy, it also prints the return
+of greedy actions.
 """
 
-import argparse
 import dataclasses
 
 import jax
@@ -32,46 +31,38 @@ def main() -> int:
 
     directory = run_directory.RunDirectory(arguments.run_dir)
     directory.require()
-    settings = _settings(directory, arguments)
-    parts = settings.build()
-    if arguments.video:
-        video.require(parts.environment)
-    place = settings.checkpoint_directory
-    step, params = trained.params(directory, parts, arguments.best, place)
-    population = parts.runner.population
-    key = evaluation.run_key(settings.seed)
-    judged = parts.evaluate(params, key)
-    print(f"step {step:,}: {_described(judged.episodes)}")
-    if judged.greedy is not None:
-        print(f"greedy: {_described(judged.greedy)}")
-    if arguments.video:
-        member = params if population == 1 else jax.tree.map(lambda x: x[0], params)
-        frames = parts.evaluator.of_member(0).film(member, key)
-        video.write(frames, arguments.video)
-        print(f"{arguments.video}: {len(frames)} frames")
-    return 0
-
-
-def _settings(
-    directory: run_directory.RunDirectory, arguments: argparse.Namespace
-) -> experiment.Experiment:
-    """Returns the experiment of a run, with the episodes that the command line asks for."""
     settings = experiment.load([str(directory.config)], [])
     if (seed := arguments.seed) is not None:
         if not 0 <= seed < 2**31:
             raise errors.UserError(f"--seed: expected 0 <= seed < 2**31, got {seed}")
         settings = dataclasses.replace(settings, seed=seed)
     if (count := arguments.episodes) is not None:
-        # Where there are no greedy episodes, there still are none.
+        # An experiment without greedy episodes stays without them.
         greedy = settings.greedy_evaluation_episodes and count
         settings = dataclasses.replace(
             settings, evaluation_episodes=count, greedy_evaluation_episodes=greedy
         )
-    return settings
+    parts = settings.build()
+    if arguments.video:
+        video.require(parts.environment)
+    place = settings.checkpoint_directory
+    step, params = trained.params(directory, parts, arguments.best, place)
+    key = evaluation.run_key(settings.seed)
+    judged = parts.evaluate(params, key)
+    print(f"step {step:,}: {_described(judged.episodes)}")
+    if judged.greedy is not None:
+        print(f"greedy: {_described(judged.greedy)}")
+    if arguments.video:
+        is_population = parts.runner.population > 1
+        member = jax.tree.map(lambda x: x[0], params) if is_population else params
+        frames = parts.evaluator.of_member(0).film(member, key)
+        video.save(frames, arguments.video)
+        print(f"{arguments.video}: {len(frames)} frames")
+    return 0
 
 
 def _described(episodes: evaluation.Episodes) -> str:
-    """Returns what episodes say, by member if there are several."""
+    """Returns the mean return and length of episodes, and the return of each member."""
     mean = episodes.mean_return()
     over = f"{mean.size} members" if mean.ndim else f"{episodes.returns.size} episodes"
     by_member = ", by member: " + ", ".join(f"{each:.2f}" for each in mean) if mean.ndim else ""
@@ -83,7 +74,7 @@ def _described(episodes: evaluation.Episodes) -> str:
 
 
 def command() -> None:
-    """Is `podracers-evaluate` and `scripts/evaluate.py`: exits with the result of `main`."""
+    """Runs `main` as `podracers-evaluate` and `scripts/evaluate.py`, and exits."""
     command_line.run(main)
 
 

@@ -1,4 +1,4 @@
-"""What a run has learnt, loaded from its directory."""
+"""Trained parameters, loaded from a run directory."""
 
 import pathlib
 from typing import NamedTuple
@@ -10,19 +10,19 @@ from podracers.training import checkpoint, experiment, run_directory
 
 
 class TrainedPolicy(NamedTuple):
-    """What acts: `parts.agent.act(params, ...)`.
+    """A trained agent, which acts by `parts.agent.act(params, ...)`.
 
     A population's parameters have a leading axis, one entry for each member.
     """
 
     settings: experiment.Experiment
     parts: experiment.Parts  # agent, environment, runner and evaluator, built
-    step: int  # agent steps that it had learnt for
+    step: int  # agent steps of training
     params: types.PyTree  # on the first device
 
 
 def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
-    """Returns what a run has learnt; nothing is written, and the run may go on meanwhile.
+    """Returns the trained agent of a run, which may be running; nothing is written.
 
     Args:
       path: the run directory's path.
@@ -49,20 +49,21 @@ def params(
 
     Args:
       directory: the run directory.
-      parts: the parts of its configuration, also where that is Python and no `config.gin`.
+      parts: the parts of its configuration, which may be Python without `config.gin`.
       best: the best evaluated checkpoint, not the newest.
       place: the experiment's `checkpoint_directory`.
     """
 
-    def member(key):
+    def init(key):
         return parts.agent.actor_params(parts.agent.init_learner(key))
 
-    population = parts.runner.population
-    keys = jax.random.split(jax.random.key(0), population)
-    shapes = jax.eval_shape(jax.vmap(member) if population > 1 else lambda k: member(k[0]), keys)
+    key = jax.random.key(0)
+    if (population := parts.runner.population) > 1:
+        init, key = jax.vmap(init), jax.random.split(key, population)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     template = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+        jax.eval_shape(init, key),
     )
     checkpointer = checkpoint.Checkpointer(place or directory.checkpoints, read_only=True)
     restored = checkpointer.restore_params(template, best)

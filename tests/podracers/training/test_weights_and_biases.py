@@ -125,6 +125,7 @@ def test_a_resumed_run_continues_the_run_of_weights_and_biases(tmp_path, monkeyp
     ] * 2
 
 
+@pytest.mark.slow
 def test_the_installed_package_accepts_our_options(tmp_path, monkeypatch):
     """Offline, with wandb itself."""
     pytest.importorskip("wandb.sdk")
