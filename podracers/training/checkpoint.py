@@ -1,67 +1,72 @@
-"""Checkpoints of a whole run: saved in the background, verified before they are believed.
+"""Checkpoints of a whole run: saved in the background, and verified before they are restored.
 
-A checkpoint `directory/<step>` holds three items, written by orbax and committed by one rename:
+A checkpoint `directory/<step>` has three items, written by orbax and committed by one rename:
 
-- `state`: everything that the runner needs to go on;
-- `params`: the acting parameters by themselves, so that an evaluation reads nothing else;
-- `metadata`: JSON: how far the run is, the score, and the shape of every leaf;
+- `state`: the complete state of the runner, with or without replay;
+- `params`: the acting parameters alone, so that an evaluation reads nothing else;
+- `metadata`: JSON: the progress of the run, the score, and the path, shape and dtype of every leaf;
 
-and a manifest of checksums beside them (see `podracers.training.manifest`). In a bucket a file that
-is written last stands for the rename. Replay may be left out of `state`.
+and beside them the checksums of their files (`podracers.training.manifest`). In a bucket, the file
+that is written last stands for the rename. Of several processes each writes the arrays of its own
+devices, into a folder that all of them see; process 0 commits and removes.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import math
 import os
 import pathlib
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from podracers import agent as agent_lib
 from podracers import errors, types
-from podracers.hosts import global_arrays
-from podracers.training import manifest, orbax_support, presence, schema, storage, writers
+from podracers.hosts import peers, processes
+from podracers.training import manifest, storage
 
 _LOGGER = logging.getLogger(__name__)
 
-_SCORE = "score.json"  # of an evaluation after the checkpoint was committed
-_STRUCTURE = [[str, [schema.COUNT], str]]  # of each leaf: path, shape, dtype
-_RECORD = {
+_TIMEOUT = 3600  # seconds in which all processes have to write their part
+_SCORE = "score.json"  # of an evaluation after the commit
+_STRUCTURE = [[manifest.is_text, [manifest.is_count], manifest.is_text]]  # path, shape, dtype
+_METADATA = {
     "user": {
-        "update": schema.POSITIVE,
-        "seed": schema.COUNT,
-        "population": schema.POSITIVE,
+        "update": lambda value: manifest.is_count(value) and value > 0,
+        "seed": manifest.is_count,
+        "population": manifest.is_count,
         "clock": {
-            "wall": schema.DURATION,
-            "training": schema.DURATION,
-            "steps": schema.COUNT,
-            "first_dispatch": schema.DURATION,
+            "wall": manifest.is_duration,
+            "training": manifest.is_duration,
+            "steps": manifest.is_count,
+            "first_dispatch": manifest.is_duration,
         },
     },
-    "score": (schema.REAL, None),
+    "score": manifest.optional(manifest.is_number),
     "state": _STRUCTURE,
     "params": _STRUCTURE,
 }
-_COMMIT_BY_FILE = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
 
 
 class Checkpointer:
-    """Saves, keeps and restores the checkpoints of one run. Call it from the main thread only.
+    """Saves, keeps and restores the checkpoints of one run.
 
-    One process uses it, or all of several that see one folder, which then make the same calls; for
-    several that do not, see `gathering.GatheringCheckpointer`.
+    The main thread calls it. Of several processes, all make the same calls in the same order.
 
     Args:
-      directory: folder of the checkpoints, of a disk or a bucket; made if need be.
-      keep_latest: number of the newest to keep.
-      keep_best: number of those with the highest scores to keep besides.
-      read_only: never write, and leave alone what another process is writing: for evaluation.
-      replay: save replay, and refuse to go on with a checkpoint that has none.
-      together: all processes use it.
+      directory: folder of the checkpoints, on a disk or in a bucket, that all processes see; it is
+        made if it does not exist.
+      keep_latest: number of the newest checkpoints to keep.
+      keep_best: number of the checkpoints with the highest scores to keep besides.
+      read_only: write nothing, and leave partial checkpoints of other processes: for evaluation.
+      replay: save replay, and refuse checkpoints without it.
     """
 
     def __init__(
@@ -71,60 +76,46 @@ class Checkpointer:
         keep_best: int = 1,
         read_only: bool = False,
         replay: bool = True,
-        together: bool = False,
     ):
-        orbax_support.quieten()
         self._directory = storage.path(directory)
+        self._keep_latest, self._keep_best = keep_latest, keep_best
         self._read_only, self._replay = read_only, replay
-        self._writers = writers.Together() if together else writers.Alone()
-        self._keep = (keep_latest, keep_best)
-        self._saving: int | None = None  # the step that a background thread is writing
-        self._scores: dict[int, float] = {}
-        self._descriptor: int | None = None  # of the directory: orbax would make another in silence
+        self._saving: tuple[int, float | None] | None = None  # step and score, in the background
+        self._descriptor: int | None = None  # of a folder on a disk
         if not read_only:
             self._descriptor = storage.make(self._directory)
-            if storage.is_bucket(self._directory):
-                self._writers.on_one(lambda: storage.remove_uncommitted(self._directory))
-        self._manager = self._open()
-        self._scores |= dict(self._writers.on_one(self._noted_scores))
-        self._writers.attach(self.is_saving)
-
-    def _open(self) -> ocp.CheckpointManager:
-        policies = ocp.checkpoint_managers
-        latest, best = self._keep
-        who = self._writers.options()
-        is_bucket = storage.is_bucket(self._directory)
-        options = ocp.CheckpointManagerOptions(
-            create=False,
-            read_only=self._read_only,
-            # What a killed run left half-written. In a bucket orbax would take for it whatever it
-            # did not commit itself.
-            cleanup_tmp_directories=not self._read_only and not is_bucket,
-            atomicity_options=_COMMIT_BY_FILE if is_bucket else None,
-            # Steps are listed by name alone: one damaged file must not stop the others being read.
-            lightweight_initialize=True,
-            preservation_policy=policies.AnyPreservationPolicy(
-                [policies.LatestN(latest), orbax_support.BestScores(self._scores, best)]
-            ),
-            async_options=ocp.AsyncOptions(
-                post_finalization_callback=self._write_manifest,
-                # Where folders cannot be made, orbax's threads would wait for them for minutes, and
-                # the end of the process for those threads.
-                create_directories_asynchronously=False,
-                **self._writers.asynchronous(),
-            ),
-            multiprocessing_options=who,
+            processes.on_lead(self._remove_partial)
+        self._steps: list[int] = processes.on_lead(lambda: storage.steps(self._directory))
+        self._scores: dict[int, float] = dict(processes.on_lead(self._read_scores))
+        # With these options processes meet in the key-value store of JAX: background threads cannot
+        # enter a collective.
+        self._processes = ocp.options.MultiprocessingOptions(
+            primary_host=0, active_processes=set(range(processes.count()))
         )
-        handlers = orbax_support.handlers(who)
-        return ocp.CheckpointManager(
-            self._directory, options=options, item_names=tuple(handlers), item_handlers=handlers
-        )
+        self._writer: ocp.AsyncCheckpointer | None = None
+        _silence_orbax()
+        if not read_only:
+            commit_file = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
+            self._writer = ocp.AsyncCheckpointer(
+                ocp.CompositeCheckpointHandler(
+                    state=self._array_handler(),
+                    params=self._array_handler(),
+                    metadata=ocp.JsonCheckpointHandler(multiprocessing_options=self._processes),
+                ),
+                async_options=ocp.AsyncOptions(
+                    timeout_secs=_TIMEOUT,
+                    barrier_sync_fn=self._barrier,
+                    post_finalization_callback=self._write_manifest,
+                    # If folders cannot be made, orbax's threads would wait for minutes.
+                    create_directories_asynchronously=False,
+                ),
+                multiprocessing_options=self._processes,
+                atomicity_options=commit_file if storage.is_bucket(self._directory) else None,
+            )
+            peers.finish_first(self._is_saving)
 
-    def _reopen(self) -> None:
-        """Has orbax look anew; its `reload` reads files of every step, and one may be damaged."""
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            self._manager.close()
-        self._manager = self._open()
+    def _array_handler(self) -> ocp.StandardCheckpointHandler:
+        return ocp.StandardCheckpointHandler(multiprocessing_options=self._processes)
 
     def save(
         self,
@@ -136,30 +127,30 @@ class Checkpointer:
     ) -> None:
         """Starts to save a checkpoint, and returns once the arrays are copied from the devices.
 
-        A step that was saved already is left as it is, but for its score if there is a new one.
+        A step that was saved already is not saved again, but a new score of it is.
 
         Args:
-          step: the checkpoint's name; grows from one checkpoint to the next.
+          step: the name of the checkpoint.
           state: arrays, typed keys and Python numbers.
           params: the parameters that `score` belongs to.
           metadata: the run's `update` (of which `step` is a multiple), `seed`, `population` and
             `clock`, as JSON can hold them.
-          score: the higher, the better; None, or what is not finite, where there is none.
+          score: higher is better; None or not finite if there is none.
 
         Raises:
-          errors.RunFailure: this checkpoint, or the one before it, could not be written; or the
-            directory is not the one that it was.
+          errors.RunFailure: this checkpoint or the one before it could not be written, or the
+            directory was moved, removed or replaced.
         """
         self.wait()
         score = None if score is None or not math.isfinite(score) else float(score)
-        if step in self._manager.all_steps():
+        if step in self._steps:
             if score not in (None, self._scores.get(step)):
-                self._rescore(step, score)
+                processes.on_lead(lambda: self._write_score(step, score))
+                self._scores[step] = score
             return
         if not self._replay:
             state = agent_lib.without_replay(state)
-        # Keys are saved as their data, for those of several processes come as such.
-        state, params = global_arrays.plain((state, params))
+        state, params = _key_data((state, params))
         record = {
             "user": dict(metadata),
             "score": score,
@@ -171,118 +162,117 @@ class Checkpointer:
             params=ocp.args.StandardSave(params),
             metadata=ocp.args.JsonSave(record),
         )
-        if score is not None:
-            self._scores[step] = score  # before the save, which decides what to keep
-        self._saving = step
-        self._writers.begin(self._partial_folder)
+        self._saving = step, score
         try:
-            if not self._manager.save(step, args=items):  # orbax skips what is not the newest
-                raise ValueError(f"step {self.latest_step()} was saved already")
-        except Exception as error:  # see `_finish`
+            self._writer.save(self._directory / str(step), args=items)
+        except Exception as error:  # clients of buckets raise almost anything
             raise self._failed_save(error) from error
 
     def wait(self) -> None:
-        """Blocks until the last save is committed.
+        """Blocks until the last save is committed, and removes checkpoints not to be kept.
 
         Raises:
-          errors.RunFailure: it could not be written, or is not where it was written.
+          errors.RunFailure: it could not be written, or the directory is not the same any more.
         """
-        self._writers.agree(self._finish())
-
-    def _finish(self) -> errors.RunFailure | None:
-        """Waits for the last save, and returns what went wrong."""
+        if self._writer is None:
+            return
         try:
-            self._manager.wait_until_finished()
-        except Exception as error:  # clients of buckets raise almost anything
-            return self._failed_save(error)
-        self._saving = None
-        try:
-            self._require_there()
-        except errors.RunFailure as error:
-            return error
-        return None
-
-    def _require_there(self) -> None:
+            self._writer.wait_until_finished()
+        except Exception as error:  # see `save`
+            raise self._failed_save(error) from error
         if self._descriptor is not None:
-            presence.require(self._directory, self._descriptor)
+            storage.require_same(self._directory, self._descriptor)
+        if self._saving is None:
+            return
+        step, score = self._saving
+        self._saving = None
+        self._steps = sorted({*self._steps, step})
+        if score is not None:
+            self._scores[step] = score
+        scored = sorted((step for step in self._steps if step in self._scores), key=self._rank)
+        kept = {
+            *self._steps[-self._keep_latest :],
+            *scored[max(len(scored) - self._keep_best, 0) :],
+        }
+        removed = [step for step in self._steps if step not in kept]
+        self._steps = [step for step in self._steps if step in kept]
+        for step in removed if processes.is_lead() else ():
+            with contextlib.suppress(OSError):  # the next start has another chance
+                storage.remove(self._directory / str(step))
 
-    def is_saving(self) -> bool:
+    def _rank(self, step: int) -> tuple[float, int]:
+        return self._scores.get(step, -math.inf), step
+
+    def _is_saving(self) -> bool:
         """Returns whether a save is not committed yet; any thread may ask."""
-        return self._manager.is_saving_in_progress()
+        saving = self._saving
+        return saving is not None and saving[0] not in storage.steps(self._directory)
 
     def latest_step(self) -> int | None:
-        """Returns the newest step that was saved, or None."""
-        return self._manager.latest_step()
+        """Returns the newest step that was saved or is being saved, or None."""
+        return self._saving[0] if self._saving else max(self._steps, default=None)
 
     def best_step(self) -> int | None:
         """Returns the step with the highest score, or None where nothing was scored."""
-        scored = [step for step in self._manager.all_steps() if step in self._scores]
-        return max(scored, key=lambda step: (self._scores[step], step), default=None)
+        scored = (step for step in self._steps if step in self._scores)
+        return max(scored, key=self._rank, default=None)
 
     def restore(self, template: types.PyTree) -> tuple[int, types.PyTree, dict[str, Any]] | None:
-        """Restores the newest whole checkpoint, and sets damaged ones aside.
+        """Restores the newest checkpoint that is not damaged, and renames damaged ones.
 
         Args:
-          template: the state's structure: arrays, or `jax.ShapeDtypeStruct` with shardings.
+          template: the structure of the state: arrays, or `jax.ShapeDtypeStruct` with shardings.
+            Its own replay is returned where the checkpoint has none.
 
         Returns:
-          `(step, state, metadata)`, or None where there is no checkpoint at all. The state lies as
-          the template's shardings say, whatever devices it was saved from.
+          `(step, state, metadata)`, or None if there is no checkpoint. The shardings of the state
+          are those of the template, whatever devices it was saved from.
 
         Raises:
           errors.UserError: the checkpoint belongs to another agent, network or environment, or has
             no replay.
           errors.RunFailure: every checkpoint is damaged.
         """
-        restored = self.restore_saved(template)
+        self.wait()
+        restored = self._restore_first("state", template, sorted(self._steps)[::-1])
         if restored is None:
             return None
         step, state, metadata = restored
         return step, agent_lib.with_replay(state, template), metadata
 
-    def restore_saved(
-        self, template: types.PyTree
-    ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
-        """Does what `restore` does; a state that was saved without replay comes back so."""
-        self.wait()
-        return self._restore_first("state", template, sorted(self._all_steps())[::-1])
-
     def restore_params(
         self, template: types.PyTree, best: bool = False
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
-        """Does what `restore` does with the acting parameters alone.
+        """Restores the acting parameters alone; see `restore`.
 
         Args:
-          template: the parameters' structure.
-          best: take the highest score; the newest where nothing was scored.
+          template: the structure of the parameters.
+          best: take the highest score instead of the newest; the newest if there is no score.
         """
         self.wait()
-        steps = sorted(self._all_steps())[::-1]
-        if best:
-            steps.sort(key=lambda step: self._scores.get(step, -math.inf), reverse=True)
+        steps = sorted(self._steps, key=self._rank if best else None)[::-1]
         return self._restore_first("params", template, steps)
 
     def close(self) -> None:
-        """Waits for the last save, and frees the background threads.
+        """Waits for the last save, and stops the background threads.
 
         Raises:
           errors.RunFailure: the last save could not be written.
         """
         try:
-            if fault := self._finish():
-                with contextlib.suppress(Exception):  # for which the same save fails once more
-                    self._manager.close()
-                raise fault
-            self._manager.close()
+            self.wait()
         finally:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
+            if self._writer is not None:
+                with contextlib.suppress(Exception):  # `wait` has raised it
+                    self._writer.close()
+                if self._descriptor is not None:
+                    os.close(self._descriptor)
+                    self._descriptor = None
 
     def _restore_first(
         self, item: str, template: types.PyTree, steps: Sequence[int]
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
-        """Restores `item` of the first step that is whole."""
+        """Restores `item` of the first step that is not damaged."""
         damaged: dict[int, str] = {}
         for step in steps:
             try:
@@ -294,7 +284,8 @@ class Checkpointer:
             for other, reason in damaged.items():
                 _LOGGER.warning("checkpoint %d is damaged (%s); %s %d", other, reason, verb, step)
             if item == "state" and not self._read_only:
-                self._set_aside(damaged)
+                processes.on_lead(lambda: self._set_aside(damaged))
+                self._steps = [step for step in self._steps if step not in damaged]
             return step, tree, metadata
         if damaged:
             listed = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
@@ -305,139 +296,177 @@ class Checkpointer:
         self, item: str, template: types.PyTree, step: int
     ) -> tuple[types.PyTree, dict[str, Any]]:
         """Verifies and restores one item of one step, with the metadata."""
-        folder = self._directory / str(step)
-        self._writers.verify(folder, (item, "metadata"))
-        record = self._read_metadata(step)
-        plain = global_arrays.plain(template)
-        difference = manifest.difference(record[item], manifest.structure(plain))
-        if difference and item == "state":
-            bare = agent_lib.without_replay(template)
-            if not manifest.difference(record[item], manifest.structure(global_arrays.plain(bare))):
-                self._writers.on_one(lambda: self._require_replay(folder))
-                template, plain, difference = bare, global_arrays.plain(bare), None
-        self._writers.on_one(lambda: _require_fitting(folder, difference))
-        arguments = ocp.args.StandardRestore(orbax_support.abstract(plain))
+        folder, fault = self._directory / str(step), None
         try:
-            restored = self._manager.restore(step, args=ocp.args.Composite(**{item: arguments}))
+            manifest.verify(folder, (item, "metadata"), processes.share())
+        except manifest.DamagedError as error:
+            fault = str(error)
+        if fault := next(filter(None, processes.all_say(fault)), None):
+            raise manifest.DamagedError(fault)
+        record = self._read_metadata(step)
+
+        def difference(template: types.PyTree) -> str | None:
+            return manifest.difference(record[item], manifest.structure(_key_data(template)))
+
+        message = difference(template) and f"does not fit this run: {difference(template)}"
+        bare = agent_lib.without_replay(template)
+        if message and item == "state" and not difference(bare):
+            template, message = bare, None
+            if self._replay:
+                message = (
+                    "has no replay: bind Experiment.checkpoint_replay = False, as it was when it "
+                    "was saved, to go on with an empty one"
+                )
+        if message:
+
+            def refuse():
+                raise errors.UserError(f"checkpoint {folder} {message}")
+
+            processes.on_lead(refuse)
+        arguments = ocp.args.StandardRestore(jax.tree.map(_abstract, _key_data(template)))
+        try:
+            tree = self._array_handler().restore(folder / item, args=arguments)
         except Exception as error:  # orbax and tensorstore raise almost anything here
-            raise self._unreadable(error) from error
-        return global_arrays.like(restored[item], template), record["user"]
-
-    def _require_replay(self, folder: storage.Path) -> None:
-        if self._replay:
-            raise errors.UserError(
-                f"checkpoint {folder} has no replay: bind Experiment.checkpoint_replay = False, as "
-                "it was when it was saved, to go on with an empty one"
-            )
-
-    def _unreadable(self, error: Exception) -> manifest.DamagedError | errors.RunFailure:
-        """Returns what to raise where the files are what was written, and yet cannot be restored.
-
-        Of several processes others may have restored them, so none takes another checkpoint.
-        """
-        found = manifest.unreadable("", error)
-        if self._writers.is_one or isinstance(found, errors.RunFailure):
-            return found
-        return errors.RunFailure(f"could not read a checkpoint: {found}")
+            found = manifest.unreadable("", error)
+            if processes.is_several() and isinstance(found, manifest.DamagedError):
+                # Other processes may have restored it, so none takes another checkpoint.
+                found = errors.RunFailure(f"could not read a checkpoint: {found}")
+            raise found from error
+        return jax.tree.map(_with_key, tree, template), record["user"]
 
     def _read_metadata(self, step: int) -> dict[str, Any]:
         """Returns the metadata item of a step; raises `manifest.DamagedError`."""
         try:
-            record = json.loads((self._directory / str(step) / "metadata/metadata").read_bytes())
-        except Exception as error:  # see `_finish`
+            text = (self._directory / str(step) / "metadata/metadata").read_bytes()
+            record = manifest.parse(text, _METADATA)
+        except Exception as error:  # see `save`
             raise manifest.unreadable("metadata", error) from error
-        if said := schema.fault(record, _RECORD):
-            raise manifest.DamagedError(f"metadata: {said}")
         if step % record["user"]["update"]:
             raise manifest.DamagedError(
                 f"metadata: {step} steps are no multiple of {record['user']['update']} updates"
             )
         return record
 
-    def _rescore(self, step: int, score: float) -> None:
-        """Keeps the score of a later evaluation of the same parameters beside a checkpoint."""
+    def _read_scores(self) -> list[tuple[int, float]]:
+        """Returns `(step, score)` of the checkpoints that have one; in process 0."""
+        scores = {}
+        for step in self._steps:
+            with contextlib.suppress(manifest.DamagedError):  # `restore` reports it
+                scores[step] = self._read_metadata(step)["score"]
+            with contextlib.suppress(OSError, ValueError):  # few checkpoints have a later one
+                text = (self._directory / str(step) / _SCORE).read_bytes()
+                scores[step] = manifest.parse(text, {"score": manifest.is_number})["score"]
+        return [(step, score) for step, score in scores.items() if score is not None]
+
+    def _write_score(self, step: int, score: float) -> None:
+        """Writes the score of a later evaluation beside a checkpoint, in process 0."""
         path = self._directory / str(step) / _SCORE
-
-        def write():
-            try:
-                storage.write(path, json.dumps({"score": score}))
-            except Exception as error:  # see `_finish`
-                message = f"could not write {path}: {manifest.reason(error)}"
-                raise errors.RunFailure(message) from error
-
-        self._writers.on_one(write)
-        self._scores[step] = score
-
-    def _noted_scores(self) -> list[tuple[int, float]]:
-        """Returns the steps that have scores, with them."""
-        scores = ((step, self._noted_score(step)) for step in self._manager.all_steps())
-        return [(step, score) for step, score in scores if score is not None]
-
-    def _noted_score(self, step: int) -> float | None:
         try:
-            score = self._read_metadata(step)["score"]
-        except manifest.DamagedError:
-            return None  # `restore` says so, if it comes to that
-        with contextlib.suppress(OSError, ValueError):  # few checkpoints have a later one
-            path = self._directory / str(step) / _SCORE
-            score = schema.parse(path.read_bytes(), {"score": schema.REAL})["score"]
-        return score
+            storage.write(path, json.dumps({"score": score}))
+        except Exception as error:  # see `save`
+            raise errors.RunFailure(f"could not write {path}: {manifest.reason(error)}") from error
 
     def _set_aside(self, steps: Mapping[int, str]) -> None:
-        """Renames damaged checkpoints, for their steps will be saved anew."""
-
-        def rename():
-            for step in steps:
-                aside = self._directory / f"damaged-{step}"
-                try:
-                    storage.rename(self._directory / str(step), aside)
-                except Exception as error:  # see `_finish`
-                    message = f"could not set the damaged checkpoint {step} aside as {aside}"
-                    raise errors.RunFailure(f"{message}: {manifest.reason(error)}") from error
-
-        self._writers.on_one(rename)
+        """Renames damaged checkpoints, whose steps will be saved again, in process 0."""
         for step in steps:
-            self._scores.pop(step, None)
-        if steps:
-            self._reopen()
+            target = self._directory / f"damaged-{step}"
+            try:
+                storage.rename(self._directory / str(step), target)
+            except Exception as error:  # see `save`
+                raise errors.RunFailure(
+                    f"could not rename the damaged checkpoint {step} to {target}: "
+                    f"{manifest.reason(error)}"
+                ) from error
 
-    def _all_steps(self) -> list[int]:
-        """Returns the steps that process 0 knows of."""
-        return self._writers.on_one(lambda: list(self._manager.all_steps()))
+    def _barrier(self, *, key: str, timeout_ms: int) -> None:
+        """Waits for the other processes, in the background thread of each."""
+        if "async_write_complete" in key:
+            manifest.write_part(self._partial_folder(), processes.index())
+        ocp.multihost.get_barrier_sync_fn(processes=self._processes.active_processes)(
+            key=key, timeout_ms=timeout_ms
+        )
 
     def _write_manifest(self) -> None:
-        """Runs in orbax's background thread: all is written, and not yet committed."""
-        manifest.write(self._partial_folder(), self._writers.parts())
+        """Writes the checksums, in the background thread of process 0, before the commit."""
+        parts = processes.count() if processes.is_several() else 0
+        manifest.write(self._partial_folder(), parts)
 
     def _partial_folder(self) -> storage.Path:
-        """Returns where the save under way is being written."""
-        (folder,) = self._partial_folders(self._saving)
+        (folder,) = storage.partial(self._directory, self._saving[0])
         return folder
 
-    def _partial_folders(self, step: int | None) -> list[storage.Path]:
-        if storage.is_bucket(self._directory):
-            return [self._directory / str(step)]
-        return sorted(self._directory.glob(f"{step}.orbax-checkpoint-tmp*"))
+    def _remove_partial(self, step: int | None = None) -> None:
+        for folder in storage.partial(self._directory, step):
+            with contextlib.suppress(OSError):
+                storage.remove(folder)
 
     def _failed_save(self, error: Exception) -> errors.RunFailure:
-        """Cleans up after a save that failed, and returns what to raise."""
-        step, self._saving = self._saving, None
-        self._scores.pop(step, None)
-        if self._writers.is_one and step is not None:  # others may still be writing
-            for partial in self._partial_folders(step):
-                orbax_support.remove(partial)  # room for what comes after
-        try:
-            self._require_there()
-        except errors.RunFailure as cause:
-            with contextlib.suppress(OSError):
-                self._directory.rmdir()  # what orbax made anew, and only if it is empty
-            return cause
-        if self._writers.is_one:
-            self._reopen()
+        """Returns the error to raise for a save that failed, and removes what it has written."""
+        step, self._saving = self._saving and self._saving[0], None
+        if self._descriptor is not None:
+            try:
+                storage.require_same(self._directory, self._descriptor)
+            except errors.RunFailure as cause:
+                with contextlib.suppress(OSError):
+                    self._directory.rmdir()  # orbax has made it anew; only if it is empty
+                return cause
+        if not processes.is_several():  # others may still be writing
+            self._remove_partial(step)
         folder = self._directory / str(step)
         return errors.RunFailure(f"could not save checkpoint {folder}: {manifest.reason(error)}")
 
 
-def _require_fitting(folder: storage.Path, difference: str | None) -> None:
-    if difference:
-        raise errors.UserError(f"checkpoint {folder} does not fit this run: {difference}")
+def _is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+_data_of_key = jax.jit(jax.random.key_data)  # jitted, it takes keys of several processes
+
+
+def _key_data(tree: types.PyTree) -> types.PyTree:
+    """Returns the tree with the data of typed keys in their place, of arrays or of their shapes."""
+
+    def data(x):
+        if not _is_key(x):
+            return x
+        if isinstance(x, jax.Array):
+            return _data_of_key(x)
+        shape = jax.eval_shape(jax.random.key_data, x)
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=x.sharding)
+
+    return jax.tree.map(data, tree)
+
+
+def _with_key(data: Any, template: Any) -> Any:
+    """Returns typed keys with this data where the template has typed keys, else the data."""
+    if not _is_key(template):
+        return data
+    impls: list[Any] = []  # `key_impl` does not take abstract keys
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), template)
+    wrap = functools.partial(jax.random.wrap_key_data, impl=impls[0])
+    return jax.jit(wrap, out_shardings=template.sharding)(data)
+
+
+def _abstract(x: Any) -> Any:
+    if isinstance(x, jax.Array):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    return x
+
+
+@functools.cache
+def _silence_orbax() -> None:
+    """Keeps tracebacks of orbax's threads off the terminal; their first error is raised here."""
+    logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
+    # Only orbax uses asyncio here. After the first write that fails, the errors of the other writes
+    # are not retrieved, and the other writes find no event loop.
+    logging.getLogger("asyncio").addFilter(
+        lambda record: "never retrieved" not in record.getMessage()
+    )
+    warnings.filterwarnings("ignore", "coroutine .*was never awaited", RuntimeWarning)
+    hook = sys.unraisablehook
+
+    def report(unraisable):
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    sys.unraisablehook = report

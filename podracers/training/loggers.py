@@ -25,13 +25,13 @@ from tensorboard.plugins.text import summary_v2 as text_summary
 from tensorboard.summary.writer import record_writer
 
 from podracers import errors
-from podracers.training import presence, schema
+from podracers.training import manifest, storage
 
 _LOGGER = logging.getLogger(__name__)
 
 # Metrics that the terminal shows, by label.
 _SHOWN = {"return": "episode/return", "eval": "evaluation/return", "loss": "loss/total"}
-_ROW = {"step": schema.COUNT, str: (schema.REAL, None)}
+_ROW = {"step": manifest.is_count, str: manifest.optional(manifest.is_number)}
 
 
 class Logger(Protocol):
@@ -80,7 +80,7 @@ class JsonlLogger:
         with _naming(self._path):
             self._file.write(json.dumps({"step": int(step), **finite}) + "\n")
             self._file.flush()
-        presence.require(self._path, self._file.fileno())
+        storage.require_same(self._path, self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
@@ -118,7 +118,7 @@ def parse_row(line: str | bytes) -> dict[str, float | None]:
     Raises:
       ValueError: the line is damaged.
     """
-    return schema.parse(line, _ROW)
+    return manifest.parse(line, _ROW)
 
 
 class TensorBoardLogger:
@@ -154,7 +154,7 @@ class TensorBoardLogger:
             if not math.isnan(value)
         ]
         self._add(event_pb2.Event(step=int(step), summary=summary_pb2.Summary(value=scalars)))
-        presence.require(self._path, self._file.fileno())
+        storage.require_same(self._path, self._file.fileno())
 
     def write_configuration(
         self, step: int, texts: Mapping[str, str], values: Mapping[str, bool | float | str]

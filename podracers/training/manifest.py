@@ -1,96 +1,148 @@
-"""What tells a whole checkpoint from a damaged one, and a fitting one from a foreign one.
+"""Integrity of a run's files: checksums and array shapes of checkpoints, and checks of JSON files.
 
-Array files carry no checksums of their own, so a flipped bit in one would restore in silence. A
-manifest of the size and the CRC-32 of every file is written into a checkpoint before its commit.
-Where several processes write a checkpoint, each sums up its own part of it.
+Array files have no checksums of their own, so a flipped bit in one would be restored silently. A
+manifest with the size and the CRC-32 of every file is written into a checkpoint before its commit.
 """
 
 import errno
+import itertools
 import json
 import os
 import pathlib
 import re
+import reprlib
+import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from podracers import errors, types
-from podracers.training import schema
 
 MANIFEST = "manifest.json"
-_SUMS = {str: [schema.COUNT, schema.COUNT]}  # by file: size, CRC-32
 _CHUNK = 1 << 20  # bytes read at a time
-_UNFINISHED = ".orbax-checkpoint-tmp"  # what orbax adds to names until the commit
+UNFINISHED = ".orbax-checkpoint-tmp"  # orbax's suffix for names of folders before the commit
 
-
-# What says nothing of a file but that it cannot be read now, or by this process.
-_NOT_NOW = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ESTALE}
-_NOT_NOW_WORDS = re.compile(
+# Errors that do not prove damage: the file cannot be read now, or not by this process.
+_TRANSIENT_CODES = {
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ESTALE,
+}
+_TRANSIENT_WORDS = re.compile(
     "RESOURCE_EXHAUSTED|UNAVAILABLE|PERMISSION_DENIED|UNAUTHENTICATED|DEADLINE_EXCEEDED"
 )
-_CLIENTS = {"aiohttp", "gcsfs", "google", "requests"}  # of buckets
+_BUCKET_CLIENTS = {"aiohttp", "gcsfs", "google", "requests"}
 
 
 class DamagedError(Exception):
-    """One checkpoint cannot be used; the text says why, in one line."""
+    """One checkpoint cannot be used; the message gives the reason in one line."""
 
 
-def unreadable(what: str, error: BaseException) -> DamagedError | errors.RunFailure:
-    """Returns what to raise where something of a checkpoint could not be read.
+def unreadable(name: str, error: BaseException) -> DamagedError | errors.RunFailure:
+    """Returns the error to raise where a part of a checkpoint could not be read.
 
-    A checkpoint that is called damaged is set aside, so lack of memory, of file descriptors, of
-    permission or of a connection does not count as damage: it ends the run.
+    A damaged checkpoint is set aside. Lack of memory, file descriptors, permission or a connection
+    is not damage: it ends the run.
+
+    Args:
+      name: the file, or an empty string.
+      error: the exception of the attempt to read it.
     """
-    text = f"{what}: {reason(error)}" if what else reason(error)
-    causes = [error]
-    while causes[-1].__cause__ is not None:
-        causes.append(causes[-1].__cause__)
-    for cause in causes:
-        is_lost = isinstance(cause, MemoryError | ConnectionError | TimeoutError)
-        is_lost |= type(cause).__module__.partition(".")[0] in _CLIENTS
-        is_lost |= isinstance(cause, OSError) and cause.errno in _NOT_NOW
-        if is_lost or _NOT_NOW_WORDS.search(str(cause)):
+    text = f"{name}: {reason(error)}".removeprefix(": ")
+    cause: BaseException | None = error
+    while cause is not None:
+        if (
+            isinstance(cause, MemoryError | ConnectionError | TimeoutError)
+            or (isinstance(cause, OSError) and cause.errno in _TRANSIENT_CODES)
+            or type(cause).__module__.partition(".")[0] in _BUCKET_CLIENTS
+            or _TRANSIENT_WORDS.search(str(cause))
+        ):
             return errors.RunFailure(f"could not read a checkpoint: {text}")
+        cause = cause.__cause__
     return DamagedError(text)
 
 
-def write(folder: pathlib.Path, known: Mapping[str, list[int]] | None = None) -> None:
+def reason(error: BaseException) -> str:
+    """Returns the root cause of `error` in one line."""
+    while error.__cause__ is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split()) or type(error).__name__
+    if code := re.search(r"os_error_code='(\d+)'", text):
+        return os.strerror(int(code[1]))  # tensorstore wraps it in a paragraph
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def write_part(folder: pathlib.Path, process: int) -> None:
+    """Writes the checksums of the files that one of several processes has written.
+
+    Args:
+      folder: the checkpoint, not committed yet.
+      process: the index of the process; orbax gives each a folder of its own.
+    """
+    own = [item / f"ocdbt.process_{process}" for item in folder.iterdir() if item.is_dir()]
+    paths = [path for each in own if each.exists() for path in files(each)]
+    sums = {_name(folder, path): _checksum(path) for path in paths}
+    (folder / f"manifest.{process}.json").write_text(json.dumps(sums))
+
+
+def write(folder: pathlib.Path, processes: int = 0) -> None:
     """Writes the manifest of every file in the sub-folders of `folder`.
 
     Files of the top level are left out: orbax still writes there when it commits.
 
     Args:
       folder: the checkpoint.
-      known: what `part` has returned of some of the files, whose sums it takes as they are.
+      processes: number of processes that have called `write_part`; their checksums are taken over.
 
     Raises:
-      FileNotFoundError: one of them is not there.
+      FileNotFoundError: a file that another process wrote is not visible to this one.
     """
-    known = known or {}
-    names = [_name(folder, path) for item in _folders(folder) for path in files(item)]
-    if missing := set(known) - set(names):
-        raise FileNotFoundError(errno.ENOENT, f"{min(missing)} was written, and is not there")
-    sums = {name: known.get(name) or _checksum(folder / name) for name in names}
+    known = {}
+    for part in (folder / f"manifest.{process}.json" for process in range(processes)):
+        known |= json.loads(part.read_text())
+        part.unlink()
+    items = sorted(item for item in folder.iterdir() if item.is_dir())
+    paths = {_name(folder, path): path for item in items for path in files(item)}
+    if missing := known.keys() - paths:
+        raise FileNotFoundError(errno.ENOENT, f"{min(missing)} is not visible to process 0")
+    sums = {name: known.get(name) or _checksum(path) for name, path in paths.items()}
     (folder / MANIFEST).write_text(json.dumps(sums, indent=1))
 
 
-def part(folder: pathlib.Path, process: int) -> dict[str, list[int]]:
-    """Returns the sums of what one of several processes has written into a checkpoint.
+def verify(folder: pathlib.Path, items: Sequence[str], share: tuple[int, int] = (0, 1)) -> None:
+    """Checks that the sub-folders `items` hold what was written.
 
     Args:
-      folder: the checkpoint, not committed yet.
-      process: the number of the process; orbax gives each a folder of its own.
+      folder: the checkpoint.
+      items: names of sub-folders.
+      share: `(i, n)`: check the `i`-th of `n` shares of the files.
+
+    Raises:
+      DamagedError: a file is missing, truncated or changed.
+      errors.RunFailure: a file cannot be read now, see `unreadable`.
     """
-    own = [item / f"ocdbt.process_{process}" for item in _folders(folder)]
-    found = [path for each in own if each.exists() for path in files(each)]
-    return {_name(folder, path): _checksum(path) for path in found}
-
-
-def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
-    return [item for item in sorted(folder.iterdir()) if item.is_dir()]
+    try:
+        sums = parse((folder / MANIFEST).read_bytes(), {str: [is_count, is_count]})
+    except (OSError, ValueError) as error:
+        raise unreadable(MANIFEST, error) from error
+    names = [name for name in sums if name.split("/")[0] in items]
+    if missing := set(items) - {name.split("/")[0] for name in names}:
+        raise DamagedError(f"{MANIFEST}: no files of {min(missing)}")
+    for name in itertools.islice(names, share[0], None, share[1]):
+        try:
+            found = _checksum(folder / name)
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            raise unreadable(name, error) from error
+        if found != sums[name]:
+            raise DamagedError(f"{name}: checksum does not match")
 
 
 def files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -103,37 +155,9 @@ def files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _name(folder: pathlib.Path, path: pathlib.Path) -> str:
-    """Returns the name of a file in its checkpoint, which orbax gives its items at the end."""
+    """Returns the name that a file has in its checkpoint after the commit."""
     item, *rest = path.relative_to(folder).parts
-    return "/".join([item.partition(_UNFINISHED)[0], *rest])
-
-
-def verify(folder: pathlib.Path, items: Sequence[str], share: tuple[int, int] = (0, 1)) -> None:
-    """Checks that the sub-folders `items` hold what was written.
-
-    Args:
-      folder: the checkpoint.
-      items: names of sub-folders.
-      share: `(i, n)`: check the `i`-th of `n` shares of the files.
-
-    Raises:
-      DamagedError: a file is missing, cut short or changed.
-      errors.RunFailure: a file cannot be read now, see `unreadable`.
-    """
-    try:
-        sums = schema.parse((folder / MANIFEST).read_bytes(), _SUMS)
-    except (OSError, ValueError) as error:
-        raise unreadable(MANIFEST, error) from error
-    names = [name for name in sums if name.split("/")[0] in items]
-    if missing := set(items) - {name.split("/")[0] for name in names}:
-        raise DamagedError(f"{MANIFEST}: nothing on {min(missing)}")
-    for name in names[share[0] :: share[1]]:
-        try:
-            found = _checksum(folder / name)
-        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-            raise unreadable(name, error) from error
-        if found != sums[name]:
-            raise DamagedError(f"{name}: checksum does not match")
+    return "/".join([item.partition(UNFINISHED)[0], *rest])
 
 
 def _checksum(path: pathlib.Path) -> list[int]:
@@ -174,13 +198,70 @@ def difference(found: list[list[Any]], expected: list[list[Any]]) -> str | None:
     return None
 
 
-def reason(error: BaseException) -> str:
-    """Returns one line that says what went wrong at the root of `error`."""
-    while error.__cause__ is not None and not isinstance(error, OSError):
-        error = error.__cause__
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = " ".join(str(error).split()) or type(error).__name__
-    if code := re.search(r"os_error_code='(\d+)'", text):
-        return os.strerror(int(code[1]))  # tensorstore wraps it in a paragraph
-    return text if len(text) <= 200 else text[:197] + "..."
+def is_count(value: Any) -> bool:
+    """Returns whether a JSON value is an integer from 0 to the largest of 64 bits."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a JSON value is a finite number."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def is_duration(value: Any) -> bool:
+    """Returns whether a JSON value is a finite number of seconds, 0 or more."""
+    return is_number(value) and value >= 0
+
+
+def is_text(value: Any) -> bool:
+    """Returns whether a JSON value is a string."""
+    return isinstance(value, str)
+
+
+def optional(schema: Any) -> Callable[[Any], bool]:
+    """Returns a predicate that also allows null, and so a missing field."""
+    return lambda value: value is None or fault(value, schema) is None
+
+
+def parse(text: str | bytes, schema: Any) -> Any:
+    """Returns the value of a JSON text; files of a run may have been damaged.
+
+    Args:
+      text: the JSON text.
+      schema: the expected form (see `fault`).
+
+    Raises:
+      ValueError: the text is not JSON, or does not have the expected form; in one line.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if text := fault(value, schema):
+        raise ValueError(text)
+    return value
+
+
+def fault(value: Any, schema: Any, name: str = "") -> str | None:
+    """Returns a phrase on the first part of a JSON value that a schema does not allow, or None.
+
+    Args:
+      value: the value.
+      schema: a predicate; `{"field": schema}` for an object, in which the schema of the key `str`
+        holds for all other fields, and missing fields count as null; `[schema]` for an array, or
+        `[schema, schema, ...]` for one of this length.
+      name: of the value, in messages.
+    """
+    parts: list[tuple[str, Any, Any]] = []
+    if isinstance(schema, dict) and isinstance(value, dict):
+        schemas = schema if str not in schema else dict.fromkeys(value, schema[str]) | schema
+        fields = [field for field in schemas if field is not str]
+        parts = [
+            (f"{name}.{field}".lstrip("."), value.get(field), schemas[field]) for field in fields
+        ]
+    elif isinstance(schema, list) and isinstance(value, list) and len(schema) in (1, len(value)):
+        schemas = schema * len(value) if len(schema) == 1 else schema
+        parts = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(value, schemas))]
+    elif not callable(schema) or not schema(value):
+        return f"'{name or 'it'}' is {reprlib.repr(value)}"
+    return next(filter(None, (fault(each, kind, path) for path, each, kind in parts)), None)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import logging
 import math
 import pathlib
@@ -22,7 +23,6 @@ from podracers.training import (
     checkpoint,
     config,
     config_values,
-    gathering,
     loggers,
     run_directory,
     storage,
@@ -168,7 +168,12 @@ class Run:
         processes.on_lead(directory.lock.acquire)
         with contextlib.ExitStack() as on_failure:  # the process may live on, as that of a notebook
             on_failure.callback(directory.lock.release)
-            self._checkpointer = self._make_checkpointer()
+            self._checkpointer = checkpoint.Checkpointer(
+                directory.checkpoints,
+                experiment.keep_latest,
+                experiment.keep_best,
+                replay=experiment.checkpoint_replay,
+            )
             on_failure.callback(self._checkpointer.close)
             with experiment.configured():
                 for line in runner.describe():
@@ -179,15 +184,6 @@ class Run:
             on_failure.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = run_directory.provenance()
-
-    def _make_checkpointer(self) -> checkpoint.Checkpointer | gathering.GatheringCheckpointer:
-        settings = self._experiment
-        return gathering.open_checkpoints(
-            self._directory.checkpoints,
-            settings.checkpoint_directory,
-            (settings.keep_latest, settings.keep_best),
-            settings.checkpoint_replay,
-        )
 
     def _restore(self) -> None:
         restored = self._checkpointer.restore(self._state)
@@ -396,7 +392,7 @@ class Run:
 
     def _require_directory(self) -> None:
         if processes.is_lead():
-            self._directory.require_there()
+            self._directory.lock.require_there()
 
     def _write_configuration(self, first_step: int) -> None:
         """Writes the operative configuration, unless an earlier start has written the same one.
@@ -461,7 +457,7 @@ class Run:
         }
         if options := self._runner.population_values:
             summary["members"] = population.rows(options, self._seeds, returns)
-        self._directory.write_summary(summary)
+        self._directory.write(self._directory.summary, json.dumps(summary, indent=2) + "\n")
         if self._tracked is not None:
             self._tracked.write_summary(summary)
         return summary
@@ -513,6 +509,6 @@ def train(
         experiment.tracker.require()
     directory.create()
     with experiment.configured():
-        directory.write_config(config.text())
+        directory.write(directory.config, config.text())
     with StopRequest() as stop:
         return Run(experiment, parts, directory, stop=stop, say=say, progress=False).train()

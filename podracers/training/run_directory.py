@@ -1,61 +1,178 @@
-"""The folder of a run: what is in it, and what it says of the machine that made it."""
+"""The files of a run, the lock that keeps a second run out, and the provenance of its results."""
 
 import collections
+import contextlib
+import fcntl
 import functools
 import importlib.metadata
-import json
+import io
+import logging
 import os
 import pathlib
 import platform
 import site
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import weakref
 from typing import Any
 
 import jax
 
 from podracers import errors
-from podracers.training import presence, run_lock, schema, storage
+from podracers.training import manifest, storage
 
+LOCK = ".lock"
+
+_LOGGER = logging.getLogger(__name__)
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "podracers")
 
-_SUMMARY = {  # what others read of it
+
+def _is_float(value: Any) -> bool:
+    """Returns whether a JSON value is a finite number or NaN."""
+    return manifest.is_number(value) or value != value  # noqa: PLR0124
+
+
+_SUMMARY = {  # fields that other programs read
     "evaluation": {
-        "return": (schema.REAL, float),  # NaN, too
-        "return_by_seed": schema.Optional({str: (schema.REAL, float)}),
-        "episodes": schema.COUNT,
+        "return": _is_float,
+        "return_by_seed": manifest.optional({str: _is_float}),
+        "episodes": manifest.is_count,
     },
-    "random_policy_return": (schema.REAL, float),
-    "environment_steps": schema.COUNT,
-    "wall_time_s": schema.DURATION,
-    "steps_per_second": (schema.DURATION, None),
-    "first_dispatch_s": schema.DURATION,
-    "seed": schema.COUNT,
-    "device": str,
-    "platform": str,
-    "host_cores": schema.COUNT,
-    "versions": {"jax": str},
-    "commit": (str, None),
+    "random_policy_return": _is_float,
+    "environment_steps": manifest.is_count,
+    "wall_time_s": manifest.is_duration,
+    "steps_per_second": manifest.optional(manifest.is_duration),
+    "first_dispatch_s": manifest.is_duration,
+    "seed": manifest.is_count,
+    "device": manifest.is_text,
+    "platform": manifest.is_text,
+    "host_cores": manifest.is_count,
+    "versions": {"jax": manifest.is_text},
+    "commit": manifest.optional(manifest.is_text),
 }
 
 
+class Lock:
+    """The lock of one run directory, which the operating system frees when the process ends.
+
+    It is an `flock` of a file that stays in the directory. Programs that this process starts and
+    its copies by `fork`, which may outlive it, do not inherit the lock.
+
+    Args:
+      directory: the run directory.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        self._path = directory / LOCK
+        self._file: io.FileIO | None = None
+        self._directory: int | None = None  # a descriptor of the locked directory
+
+    def acquire(self) -> None:
+        """Takes the lock, unless this object has it already.
+
+        On a file system without locks it logs a warning and does not exclude other runs.
+
+        Raises:
+          errors.UserError: another run has it; the message names its process.
+          errors.RunFailure: the file of the lock cannot be written.
+        """
+        if self._file is not None:
+            return
+        with contextlib.ExitStack() as on_failure:
+            try:
+                file = on_failure.enter_context(self._path.open("ab+", buffering=0))
+                try:
+                    self._flock(file, fcntl.LOCK_EX)
+                except OSError as error:
+                    _LOGGER.warning(
+                        "the run directory '%s' cannot be locked (%s): do not start a second run "
+                        "in it",
+                        self._path.parent,
+                        error.strerror,
+                    )
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
+                self._directory = os.open(self._path.parent, os.O_RDONLY)
+            except OSError as error:
+                message = f"could not write '{self._path}': {error.strerror}"
+                raise errors.RunFailure(message) from error
+            on_failure.pop_all()
+        self._file = file
+        _held.add(self)
+
+    def release(self) -> None:
+        """Frees the lock, if this object has it."""
+        if self._file is not None:
+            self._file.close()
+            os.close(self._directory)
+            self._file = self._directory = None
+
+    def __del__(self):
+        self.release()
+
+    def require_free(self) -> None:
+        """Raises `errors.UserError` if another run has the lock; does not take it."""
+        if self._file is None:
+            with contextlib.suppress(OSError), self._path.open("rb") as file:
+                self._flock(file, fcntl.LOCK_SH)
+
+    def is_there(self) -> bool:
+        """Returns whether the directory is the one that was locked; true where none was."""
+        return self._file is None or storage.is_same(self._path.parent, self._directory)
+
+    def require_there(self) -> None:
+        """Checks that `is_there`, and takes the lock again if only its file was removed.
+
+        Raises:
+          errors.RunFailure: the directory was moved, removed or replaced.
+          errors.UserError: the file was removed, and another run has taken the lock.
+        """
+        if self._file is None:
+            return
+        storage.require_same(self._path.parent, self._directory)
+        if not storage.is_same(self._path, self._file.fileno()):
+            self.release()
+            self.acquire()
+
+    def _flock(self, file: io.FileIO, operation: int) -> None:
+        try:
+            fcntl.flock(file, operation | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = self._path.read_bytes()[:200].decode(errors="replace").strip()
+            raise errors.UserError(
+                f"the run directory '{self._path.parent}' is in use by "
+                f"{holder or 'another process'}: wait until that run has ended, or end it"
+            ) from error
+
+
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _release_in_copy() -> None:
+    """Closes the files in a copy of this process, which would keep the locks while it lives."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_in_copy)
+
+
 class RunDirectory:
-    """Names the files of a run.
+    """The files of a run.
 
     Args:
       path: the folder.
 
     Attributes:
-      checkpoints: where they are, unless the experiment says otherwise.
+      checkpoints: the folder of the checkpoints, unless the experiment names another one.
       lock: keeps other runs out of the folder, once it is acquired.
     """
 
     def __init__(self, path: str | pathlib.Path):
         self.path = pathlib.Path(path)
-        self.lock = run_lock.RunLock(self.path)
-        self._config_text: str | None = None
+        self.lock = Lock(self.path)
         self.config = self.path / "config.gin"
         self.operative_config = self.path / "operative_config.gin"
         self.metrics = self.path / "metrics.jsonl"
@@ -63,14 +180,12 @@ class RunDirectory:
         self.summary = self.path / "summary.json"
 
     def refuse_used(self) -> None:
-        """Raises `errors.UserError` if there is something already."""
+        """Raises `errors.UserError` if the folder has files, but for a lock or partial files."""
         try:
-            used = self.path.exists() and (
-                not self.path.is_dir() or any(map(_is_kept, self.path.iterdir()))
-            )
+            names = [each.name for each in self.path.iterdir()] if self.path.exists() else []
         except OSError as error:
             raise self._cannot_make(error) from error
-        if used:
+        if any(name != LOCK and not name.endswith(".partial") for name in names):
             self.lock.require_free()
             raise errors.UserError(
                 f"the run directory '{self.path}' is there already: continue it with --resume, or "
@@ -81,7 +196,7 @@ class RunDirectory:
         """Makes the folder.
 
         Raises:
-          errors.UserError: there is something already, or it cannot be made.
+          errors.UserError: it exists and is used, or it cannot be made.
         """
         self.refuse_used()
         try:
@@ -93,7 +208,7 @@ class RunDirectory:
         return errors.UserError(f"cannot make the run directory '{self.path}': {error.strerror}")
 
     def require(self) -> None:
-        """Raises `errors.UserError` unless a run was begun here."""
+        """Raises `errors.UserError` unless the folder has the configuration of a run."""
         if not self.config.is_file():
             siblings = [str(config.parent) for config in self.path.parent.glob("*/config.gin")]
             raise errors.UserError(
@@ -101,39 +216,11 @@ class RunDirectory:
                 f"{errors.nearest(str(self.path), siblings)}"
             )
 
-    def require_there(self) -> None:
-        """Checks that the folder is the one that was locked, and that its configuration is kept.
-
-        Raises:
-          errors.RunFailure: it was moved, removed or replaced; the message says what is left of it.
-        """
-        if not self.lock.is_there():
-            location = self.lock.location()
-            raise errors.RunFailure(
-                f"the run directory '{self.path}' was {presence.fate(location)} while the run "
-                f"wrote to it; {self._left(location)}"
-            )
-        self.lock.keep()
-        if self._config_text is not None and not self.config.exists():
-            self.write(self.config, self._config_text)
-
-    def _left(self, location: str | None) -> str:
-        """Returns what is left of a run whose folder is not where it was."""
-        folder = self.checkpoints
-        if folder.is_relative_to(self.path):
-            if location is None:
-                return "what is left of it could not be found"
-            folder = pathlib.Path(location) / folder.name
-        steps = storage.steps(folder) if location or folder is self.checkpoints else []
-        if not steps:
-            return "no checkpoint is left"
-        return f"its newest checkpoint is of step {max(steps):,}"
-
     def read_config(self) -> str:
         """Returns `config.gin`.
 
         Raises:
-          errors.UserError: it cannot be read, or is no text.
+          errors.UserError: it cannot be read, or is not text.
         """
         try:
             return self.config.read_text()
@@ -148,76 +235,50 @@ class RunDirectory:
         """Returns `summary.json`.
 
         Raises:
-          errors.RunFailure: it cannot be read, or lacks what a run writes.
+          errors.RunFailure: it cannot be read, or lacks a field.
         """
         try:
-            return schema.parse(self.summary.read_bytes(), _SUMMARY)
+            return manifest.parse(self.summary.read_bytes(), _SUMMARY)
         except OSError as error:
             raise errors.RunFailure(f"cannot read '{self.summary}': {error.strerror}") from error
         except ValueError as error:
             raise errors.RunFailure(
                 f"'{self.summary}' is damaged ({error}): remove it, and continue the run with "
-                "--resume, which writes it anew"
+                "--resume, which writes it again"
             ) from error
-
-    def write_config(self, text: str) -> None:
-        """Writes `config.gin`, and once more whenever `require_there` misses it."""
-        self._config_text = text
-        self.write(self.config, text)
 
     def write(self, path: pathlib.Path, content: str) -> None:
         """Writes a file whole or not at all."""
-        temporary = path.with_name(f".{path.name}.partial")
         try:
-            temporary.write_text(content)
-            os.replace(temporary, path)
+            storage.write(path, content)
         except OSError as error:
             raise errors.RunFailure(f"cannot write '{path}': {error.strerror}") from error
 
-    def write_summary(self, values: Mapping[str, Any]) -> None:
-        """Writes `summary.json`."""
-        self.write(self.summary, json.dumps(values, indent=2) + "\n")
-
-
-def _is_kept(path: pathlib.Path) -> bool:
-    """Returns whether a file is more than a lock, or what is left of one that was half written."""
-    return path.name != run_lock.NAME and not (
-        path.name.startswith(".") and path.name.endswith(".partial")
-    )
-
 
 def provenance() -> dict[str, Any]:
-    """Returns which device, versions and commits a result comes from."""
+    """Returns the device, the versions and the commits that a result comes from."""
     devices = jax.devices()
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     return {
         "device": f"{len(devices)} x {devices[0].device_kind}",
         "platform": devices[0].platform,
         "host_cores": os.cpu_count(),
         "processes": jax.process_count(),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": versions,
         "commit": _commit(),
         "other_commits": _other_commits(),
     }
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
 def _commit(root: pathlib.Path = _ROOT) -> str | None:
     """Returns the commit of a checkout, with `-dirty` where files differ; None without git.
 
-    A folder within one is none: what was installed there has no commit that git would know. The
-    file of this repository that results are recorded in while others train is no part of what
-    trains them.
+    The results that this repository records while others train do not make it `-dirty`.
     """
-    if not (root / ".git").exists():
+    if not (root / ".git").exists():  # an installed copy inside of a checkout has no commit
         return None
     name = _git(root, "describe", "--always", "--abbrev=40", "--exclude=*")
     ignored = (".", ":!docs/results.json") if root == _ROOT else (".",)
@@ -230,14 +291,20 @@ def _commit(root: pathlib.Path = _ROOT) -> str | None:
 def _other_commits() -> dict[str, str | None]:
     """Returns the commit of each loaded package whose code is in another checkout than this one.
 
-    These are the user's own agents, environments and networks, and what they import from there. A
-    file that git does not know makes its package `-dirty`.
+    These are the user's own agents, environments and networks, and their imports from there. A file
+    that git does not track makes its package `-dirty`.
     """
+    prefixes = (sys.prefix, sys.base_prefix, site.getusersitepackages())
+    installed = {pathlib.Path(prefix).resolve() for prefix in prefixes}  # may be in a checkout
+    has_git = functools.cache(lambda folder: (folder / ".git").exists())
     files = collections.defaultdict(list)  # by package and checkout
     for name, module in list(sys.modules.items()):
-        path = getattr(module, "__file__", None)
-        if path and (root := _checkout(pathlib.Path(path).resolve())) not in (None, _ROOT):
-            files[name.partition(".")[0], root].append(path)
+        if not (file := getattr(module, "__file__", None)):
+            continue
+        folders = pathlib.Path(file).resolve().parents
+        root = next(filter(has_git, folders), None)
+        if root not in (None, _ROOT) and installed.isdisjoint(folders):
+            files[name.partition(".")[0], root].append(file)
     commits = {}
     for (package, root), paths in sorted(files.items()):
         commit = _commit(root)
@@ -247,22 +314,8 @@ def _other_commits() -> dict[str, str | None]:
     return commits
 
 
-def _checkout(path: pathlib.Path) -> pathlib.Path | None:
-    """Returns the git checkout that a file is in; None for what was installed."""
-    if any(path.is_relative_to(prefix) for prefix in _installed()):
-        return None
-    return next((folder for folder in path.parents if (folder / ".git").exists()), None)
-
-
-@functools.cache
-def _installed() -> frozenset[pathlib.Path]:
-    """Returns where Python and what is installed for it are, which may lie within a checkout."""
-    prefixes = (sys.prefix, sys.base_prefix, site.getusersitepackages())
-    return frozenset(pathlib.Path(prefix).resolve() for prefix in prefixes)
-
-
 def _git(root: pathlib.Path, *arguments: str) -> str | None:
-    """Returns what git prints about a checkout; None where it fails."""
+    """Returns the output of git in a checkout; None if it fails."""
     command = ["git", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: in a folder, or in a bucket (`gs://BUCKET/FOLDER`).
+"""Folders of checkpoints: on a disk, or in a bucket (`gs://BUCKET/FOLDER`).
 
 A rename in a bucket copies object by object, so a checkpoint in one is committed by a file that is
 written last, and a folder without that file is no checkpoint.
@@ -10,7 +10,6 @@ import os
 import pathlib
 import secrets
 import shutil
-from collections.abc import Iterator
 
 from etils import epath
 
@@ -18,17 +17,17 @@ from podracers import errors
 from podracers.hosts import processes
 from podracers.training import manifest
 
-COMMITTED = "commit_success.txt"  # as orbax names it
+COMMITTED = "commit_success.txt"  # orbax's name
 _SCHEME = "gs://"
-_MARK = ".podracers"  # says that what lies in a folder are checkpoints of a run
+_PROBE = ".podracers"  # first part of the names of files that tests of access write
 _EXPECTED = "an absolute path, or gs://BUCKET/FOLDER"
 
-# The methods of both that are used here have the same names.
+# Only methods that both have are used.
 Path = pathlib.Path | epath.Path
 
 
 def check(option: str, place: str) -> None:
-    """Raises `errors.UserError` unless the text of an option names a folder or a bucket's."""
+    """Raises `errors.UserError` unless the value of an option names a folder or a bucket's."""
     if isinstance(place, str):
         bucket, _, folder = place.removeprefix(_SCHEME).partition("/")
         is_folder = bucket and folder.strip("/")
@@ -42,11 +41,11 @@ def path(place: str | os.PathLike) -> Path:
     text = os.fspath(place)
     if not text.startswith(_SCHEME):
         return pathlib.Path(text).absolute()
-    import fsspec  # noqa: PLC0415 (nobody else needs it)
+    import fsspec  # noqa: PLC0415 (only buckets need it)
 
-    # What tensorstore and other processes write would be missing in listings that are remembered.
+    # A cached listing would lack the files of tensorstore and of other processes.
     fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # tracebacks of what is raised here
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its errors are raised here
     return epath.Path(text)
 
 
@@ -69,8 +68,34 @@ def make(directory: Path) -> int | None:
 
 
 def _make(folder: Path) -> None:
-    if not os.fspath(folder).startswith(_SCHEME):  # buckets have no folders, and would be made
+    if not os.fspath(folder).startswith(_SCHEME):  # there, mkdir would make a bucket
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def is_same(path: pathlib.Path, descriptor: int) -> bool:
+    """Returns whether a path still leads to the open file or folder `descriptor`.
+
+    An open file accepts writes after its removal, and libraries make missing folders anew: without
+    this check a run could end with success and leave nothing. A path that cannot be examined now
+    counts as the same: the next write fails with the reason.
+    """
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+
+
+def require_same(path: pathlib.Path, descriptor: int) -> None:
+    """Raises `errors.RunFailure` where `is_same` is false."""
+    if is_same(path, descriptor):
+        return
+    fate = "moved or removed"
+    with contextlib.suppress(OSError):  # only Linux has this
+        place = os.readlink(f"/proc/self/fd/{descriptor}")
+        fate = "removed" if place.endswith(" (deleted)") else f"moved to '{place}'"
+    raise errors.RunFailure(f"'{path}' was {fate} while the run wrote to it")
 
 
 def write(file: Path, text: str) -> None:
@@ -84,7 +109,7 @@ def write(file: Path, text: str) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder with all that is in it, or a file; nothing where there is neither."""
+    """Removes a folder with its contents, or a file, if there is one."""
     if is_bucket(folder):
         with contextlib.suppress(FileNotFoundError):
             epath.Path(folder).rmtree()
@@ -95,7 +120,7 @@ def remove(folder: Path) -> None:
 
 
 def rename(folder: Path, target: Path) -> None:
-    """Gives a folder another name, in the place of what had it; in a bucket file by file."""
+    """Renames a folder, and replaces `target`; in a bucket file by file."""
     remove(target)
     if not is_bucket(folder):
         folder.rename(target)
@@ -107,106 +132,99 @@ def rename(folder: Path, target: Path) -> None:
     remove(folder)
 
 
-def remove_uncommitted(directory: Path) -> None:
-    """Removes the folders in a bucket that a killed run left without their last file."""
-    for folder in _entries(directory):
-        if folder.name.isdigit() and not (folder / COMMITTED).exists():
-            remove(folder)
-
-
 def steps(directory: Path) -> list[int]:
-    """Returns the steps whose checkpoints lie in a folder, in order."""
+    """Returns the steps of the committed checkpoints in a folder, in order."""
     names = [folder.name for folder in _entries(directory) if folder.name.isdigit()]
     if is_bucket(directory):
         names = [name for name in names if (directory / name / COMMITTED).exists()]
     return sorted(map(int, names))
 
 
+def partial(directory: Path, step: int | None = None) -> list[Path]:
+    """Returns the folders of checkpoints, or of that of one step, that are not committed."""
+    names = {each.name: each for each in _entries(directory)}
+    if is_bucket(directory):
+        found = [each for name, each in names.items() if name.isdigit()]
+        found = [each for each in found if not (each / COMMITTED).exists()]
+    else:
+        found = [each for name, each in names.items() if manifest.UNFINISHED in name]
+    return [each for each in found if step in (None, int(each.name.partition(".")[0]))]
+
+
 def _entries(directory: Path) -> list[Path]:
-    """Returns what is in a folder; nothing where there is none, as in buckets if it is empty."""
+    """Returns the contents of a folder; a bucket has no empty folders."""
     try:
         return list(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def is_begun(place: str) -> bool:
-    """Returns, to process 0, whether a folder that runs may share holds checkpoints.
+def require_shared(
+    option: str, place: str | os.PathLike, resume: bool | None, advice: str = ""
+) -> bool:
+    """Checks that all processes can write to the same folder, and makes it.
 
-    Raises:
-      errors.UserError: it cannot be looked at.
-    """
-    with _mistakes(place, "cannot be read"):
-        return bool(steps(path(place)))
-
-
-def require(option: str, place: str, resume: bool) -> None:
-    """Checks that all processes see the folder of an option, and can write to it.
-
-    All processes call it. The folder is made, and a file in it says what it is for.
+    All processes call it, before the first update. Process 0 writes a file, and the others look for
+    it.
 
     Args:
-      option: its name, for messages.
+      option: name of the folder, for messages.
       place: the folder.
-      resume: whether checkpoints may be in it.
+      resume: whether there may be files in it; None: only if there are checkpoints in it.
+      advice: end of the message for processes that do not share the folder.
+
+    Returns:
+      `resume`; where that is None, whether there are checkpoints.
 
     Raises:
-      errors.UserError: it cannot be written, is not one and the same to all processes, or has
-        something else in it.
+      errors.UserError: a process cannot write to it or sees another folder, or it is in use.
     """
-    directory, token = path(place), secrets.token_hex(8)
-    probe = f"{_MARK}-{processes.on_lead(lambda: _begin(option, place, token, resume))}"
+    directory = path(place)
+    where = f"{option} = '{directory}'"
+
+    def write_probe() -> tuple[str, bool]:
+        name = f"{_PROBE}-{secrets.token_hex(8)}"
+        try:
+            _make(directory)
+            resumed = bool(steps(directory)) if resume is None else resume
+            found = (entry.name for entry in _entries(directory))
+            used = sorted(each for each in found if not each.startswith(_PROBE))
+            if resumed or not used:
+                (directory / name).write_text("")
+                return name, resumed
+        except Exception as error:  # see `make`
+            raise errors.UserError(f"{where} cannot be written: {_cause(error)}") from error
+        raise errors.UserError(
+            f"{where} is in use (it contains '{used[0]}'): continue that run with --resume, or "
+            "name another folder"
+        )
+
+    name, resumed = processes.on_lead(write_probe)
     fault = None
     try:
-        if (directory / probe).exists():
-            mine = directory / f"{probe}-{processes.index()}"
-            mine.write_text(probe)
-            mine.unlink()
+        if (directory / name).exists():
+            own = directory / f"{name}-{processes.index()}"
+            own.write_text("")
+            own.unlink()
         else:
-            fault = "does not see what process 0 has written there: all have to share it"
+            fault = f"does not see the files of process 0{advice}"
     except Exception as error:  # see `make`
         fault = f"cannot write to it: {_cause(error)}"
     faults = processes.all_say(fault)
-    processes.on_lead(lambda: _end(option, directory / probe, faults))
+
+    def remove_probe() -> None:
+        with contextlib.suppress(OSError):
+            (directory / name).unlink()
+        for index, each in enumerate(faults):
+            if each:
+                raise errors.UserError(f"{where}: process {index} {each}")
+
+    processes.on_lead(remove_probe)
+    return resumed
 
 
-def _begin(option: str, place: str, token: str, resume: bool) -> str:
-    """Writes, in process 0, what the others are to find; returns its name."""
-    directory = path(place)
-    with _mistakes(f"{option} = '{place}'", "cannot be written"):
-        _make(directory)
-        found = {entry.name for entry in _entries(directory)}
-        if resume or not (other := {name for name in found if not name.startswith(_MARK)}):
-            (directory / _MARK).write_text("checkpoints of one run\n")
-            (directory / f"{_MARK}-{token}").write_text(token)
-            return token
-    raise errors.UserError(
-        f"{option} = '{place}' is in use (it has '{min(other)}' in it): continue that run with "
-        "--resume, or name another folder"
-    )
-
-
-def _end(option: str, probe: Path, faults: list[str | None]) -> None:
-    """Removes, in process 0, what the others were to find, and says what went wrong."""
-    with contextlib.suppress(OSError):
-        probe.unlink()
-    for index, fault in enumerate(faults):
-        if fault:
-            where = f"{option} = '{probe.parent}'"
-            raise errors.UserError(f"{where}: process {index} {fault}")
-
-
-@contextlib.contextmanager
-def _mistakes(what: str, how: str) -> Iterator[None]:
-    """Makes of all that goes wrong within a mistake of the user."""
-    try:
-        yield
-    except Exception as error:  # see `make`
-        raise errors.UserError(f"{what} {how}: {_cause(error)}") from error
-
-
-def _cause(error: BaseException) -> str:
-    """Returns one line that says what went wrong; of a missing package, how to get it."""
+def _cause(error: Exception) -> str:
+    """Returns the cause in one line; for a missing package, the command that installs it."""
     if isinstance(error, ImportError):
         return "buckets need the package gcsfs: pip install 'podracers[gcs]'"
     return manifest.reason(error)

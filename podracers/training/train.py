@@ -16,6 +16,11 @@ from podracers import command_line, errors
 from podracers.hosts import processes
 from podracers.training import config, experiment, run, run_directory, storage
 
+_SHARE = (
+    ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
+    "gs://BUCKET/FOLDER"
+)
+
 
 def main() -> int:
     """Parses the command line, trains, and prints what was reached."""
@@ -46,7 +51,8 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
         "several processes",
         "One run over all devices of several processes, each started with the same command. Slurm "
         "and TPU pods say by themselves which processes there are; elsewhere --coordinator and the "
-        "rest do. Process 0 writes the run directory; the others need not see it.",
+        "rest do. All of them write checkpoints: all must see the run directory, or the folder of "
+        "Experiment.checkpoint_directory.",
     )
     group.add_argument(
         "--distributed", action="store_true", help="be one of several processes, or fail"
@@ -73,7 +79,7 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     processes.require_equal("the configuration", text)
     parts = settings.build()
     directory = directory or run_directory.RunDirectory(
-        _default(arguments.gin_file[0], settings, parts)
+        processes.on_lead(lambda: _default(arguments.gin_file[0], settings, parts))
     )
     experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
     if settings.tracker is not None:
@@ -82,15 +88,17 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
         return 0
     is_new = not resume
     if (shared := settings.checkpoint_directory) is not None:
-        # What is kept elsewhere outlives a run directory, as that of a machine that is gone.
+        # Checkpoints elsewhere outlive a run directory, such as that of a machine that is gone.
         if is_new and arguments.resume_if_begun:
-            resume = processes.on_lead(lambda: storage.is_begun(shared))
-        storage.require("Experiment.checkpoint_directory", shared, resume)
+            resume = None
+        resume = storage.require_shared("Experiment.checkpoint_directory", shared, resume)
+    elif processes.is_several():
+        storage.require_shared("the run directory", directory.path, True, _SHARE)
     if is_new:
         processes.on_lead(lambda: _create(directory, text))
     trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, say=console.print)
     if resume:  # new bindings are kept once the checkpoint is known to fit them
-        processes.on_lead(lambda: directory.write_config(text))
+        processes.on_lead(lambda: directory.write(directory.config, text))
     summary = trainer.train()
     if summary:
         console.print(_table(summary, directory))
@@ -102,7 +110,7 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
 def _create(directory: run_directory.RunDirectory, text: str) -> None:
     directory.create()
     directory.lock.acquire()
-    directory.write_config(text)
+    directory.write(directory.config, text)
 
 
 def _load(arguments: argparse.Namespace, begun: str | None) -> experiment.Experiment:

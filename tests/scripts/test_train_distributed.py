@@ -74,7 +74,7 @@ def _wait_for(num_lines: int, run_dir: pathlib.Path, started) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("runner", "count"), [("anakin", 2), ("sebulba", 2), ("anakin", 4)])
 def test_several_processes_learn_what_one_learns(runner, count, reference, tmp_path):
-    """The same curve and parameters, the same evaluations; others need not see the directory."""
+    """The same curve and parameters, the same evaluations."""
     config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
     devices = 4 // count
     started = groups.train(
@@ -97,14 +97,10 @@ def test_several_processes_learn_what_one_learns(runner, count, reference, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [False, True], ids=["gathered", "shared"])
-def test_a_signal_to_any_stops_all_and_any_number_goes_on(shared, reference, tmp_path):
-    """Two processes are stopped, four are killed, and one brings the run to its end.
-
-    Process 0 saves what all of them hold, or each its own part in a folder that all of them see.
-    """
+def test_a_signal_to_any_stops_all_and_any_number_goes_on(reference, tmp_path):
+    """Two processes are stopped, four are killed, and one brings the run to its end."""
     extra = f"\nexperiment.Experiment.checkpoint_directory = '{tmp_path / 'shared'}'\n"
-    config, run_dir = processes.config_file(tmp_path, SHORT + extra * shared), tmp_path / "run"
+    config, run_dir = processes.config_file(tmp_path, SHORT + extra), tmp_path / "run"
     begun = ("--run_dir", run_dir, "--resume_if_begun")
     started = groups.train(2, 2, *_arguments(config, "anakin", 2), *begun)
     _wait_for(3, run_dir, started)
@@ -131,12 +127,12 @@ def test_a_signal_to_any_stops_all_and_any_number_goes_on(shared, reference, tmp
     )
     assert last.returncode == 0, last.stderr
     _assert_same(run_dir, reference("anakin"))
-    assert (tmp_path / "shared").exists() == shared != (run_dir / "checkpoints").exists()
+    assert (tmp_path / "shared").exists() and not (run_dir / "checkpoints").exists()
 
 
 @pytest.mark.slow
 def test_replay_is_left_out_by_any_number_of_processes(tmp_path):
-    """Of two that gather; one process then refuses to go on with it, unless it is told to."""
+    """One process then refuses to go on with it, unless it is told to."""
     run_dir = tmp_path / "run"
     begun = (
         *("--gin_file", "gin/experiments/catch_dqn.gin", "--run_dir", run_dir),
@@ -169,7 +165,7 @@ def test_the_others_end_with_process_0(tmp_path):
 
 @pytest.mark.slow
 def test_mistakes_are_said_once(tmp_path):
-    """A directory that is used, and processes that are given different settings."""
+    """A directory that is used or not shared, and settings that do not fit."""
     config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "file").touch()
@@ -179,6 +175,15 @@ def test_mistakes_are_said_once(tmp_path):
         assert result.stderr.count("is there already") == 1, result.stderr
         assert "Traceback" not in result.stderr
     shutil.rmtree(run_dir)
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+    started = groups.train(2, 1, "--gin_file", config, "--run_dir", "run", folders=folders)
+    for result in groups.finish(started):
+        assert result.returncode == 2, result.stderr
+        assert result.stderr.count("process 1 does not see the files of process 0") == 1
+        assert "Experiment.checkpoint_directory" in result.stderr
+    assert not list((tmp_path / "one" / "run").iterdir())  # the name is free for another attempt
     nowhere = f"Experiment.checkpoint_directory = '{config}/checkpoints'"
     for binding, phrase in (
         ("NUM_ENVS = 7", "does not divide over 2 devices"),

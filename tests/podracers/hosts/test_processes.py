@@ -11,10 +11,9 @@ from tests import groups
 
 _BEGIN = """
 import os, pathlib, signal, sys
-import jax, ml_dtypes, numpy as np
+import jax, numpy as np
 from podracers import command_line, errors, parallel
 from podracers.hosts import processes as distributed
-from podracers.hosts import global_arrays
 process = int(sys.argv[1])
 
 def begin():
@@ -36,11 +35,8 @@ def _run(body: str, count: int = 2, num_devices: int = 1):
     return groups.python(code, count, num_devices)
 
 
-def test_they_agree_and_pass_arrays_on():
-    """Every kind of array makes the round trip, in pieces that do not divide it.
-
-    Nothing listens but at the address of the coordinator; a mistake in process 0 ends all.
-    """
+def test_they_agree():
+    """Nothing listens but at the address of the coordinator; a mistake in process 0 ends all."""
     results = _run(
         """
 begin()
@@ -59,41 +55,6 @@ assert distributed.any_process(process == 1)
 assert distributed.on_lead(lambda: ["from", process]) == ["from", 0]
 assert distributed.all_say(process) == [0, 1]
 distributed.require_equal("the text", "same")
-global_arrays._PIECE = 96
-mesh = parallel.make_mesh()
-def put(x, *spec):
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
-rng = np.random.default_rng(0)
-expected = {
-    "whole": np.arange(5.0, dtype=np.float32),
-    "number": np.int32(7),
-    "rows": rng.normal(size=(28, 3)).astype(np.float32),
-    "columns": rng.normal(size=(3, 20, 2)).astype(ml_dtypes.bfloat16),
-    "long": rng.integers(0, 9, (8, 100)).astype(np.int16),
-    "bits": rng.random((12, 5)) < 0.5,
-}
-split = {"rows": ("data",), "long": ("data",), "columns": (None, "data"), "bits": ("data",)}
-tree = {name: put(np.asarray(x), *split.get(name, ())) for name, x in expected.items()}
-keys = put(np.arange(4, dtype=np.uint32), "data")
-tree["keys"] = jax.jit(jax.vmap(jax.random.key))(keys)
-largest, gather = [], global_arrays._gather
-global_arrays._gather = lambda sharding, block: largest.append(block) or gather(sharding, block)
-host = global_arrays.to_host(tree)
-assert max(np.prod(block) for block in largest) <= 96 // 4, largest  # of each of four shards
-assert (1, 12) in largest, largest  # a row was too much
-if process == 0:
-    for name, x in expected.items():
-        np.testing.assert_array_equal(host[name], x)
-        assert host[name].dtype == np.asarray(x).dtype
-else:
-    assert all(leaf is None for leaf in host.values())
-back = global_arrays.to_devices(host, tree)
-for name, x in tree.items():
-    assert back[name].dtype == x.dtype and back[name].sharding == x.sharding, name
-    for shard, other in zip(back[name].addressable_shards, x.addressable_shards, strict=True):
-        ours, theirs = (global_arrays.plain(s.data) for s in (shard, other))
-        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs), err_msg=name)
 print("done", flush=True)
 distributed.all_say("done")
 distributed.on_lead(lambda: (_ for _ in ()).throw(errors.UserError("no such option")))

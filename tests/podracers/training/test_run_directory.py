@@ -1,15 +1,24 @@
-"""Tests of the folder of a run."""
+"""Tests of the folder of a run, and of its lock: real processes, which are killed."""
 
+import contextlib
+import errno
+import fcntl
 import importlib
 import json
+import os
 import pathlib
+import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from podracers import errors
-from podracers.training import run_directory
+from podracers.training import run_directory, storage
+from tests import processes
 
 
 def test_makes_a_folder_once(tmp_path):
@@ -56,7 +65,7 @@ def test_says_where_a_result_comes_from(tmp_path):
     assert found["platform"] == "cpu"
     assert {"python", "jax", "flax", "optax", "podracers"} <= found["versions"].keys()
     directory = run_directory.RunDirectory(tmp_path)
-    directory.write_summary(found)
+    directory.write(directory.summary, json.dumps(found))
     assert json.loads(directory.summary.read_text()) == found
 
 
@@ -127,7 +136,7 @@ def test_a_lock_makes_no_used_folder_and_is_named_where_there_is_one(tmp_path):
     directory, other = (run_directory.RunDirectory(tmp_path) for _ in range(2))
     directory.lock.acquire()
     other.refuse_used()
-    directory.write_config("SEED = 0\n")
+    directory.write(directory.config, "SEED = 0\n")
     with pytest.raises(errors.UserError, match="in use by process"):
         other.refuse_used()
     directory.lock.release()
@@ -167,9 +176,9 @@ SUMMARY = {
         (lambda text: text[: len(text) // 2], "Unterminated"),
         (lambda text: "", "Expecting value"),
         (lambda text: "[" * 100000, "nested too deeply"),
-        (lambda text: text.replace("640", '"640"'), "'environment_steps' is \"640\""),
-        (lambda text: text.replace('"seed": 3,', ""), "it has no 'seed'"),
-        (lambda text: text.replace('{"3": 1.0}', "[]"), "'evaluation.return_by_seed' is an array"),
+        (lambda text: text.replace("640", '"640"'), "'environment_steps' is '640'"),
+        (lambda text: text.replace('"seed": 3,', ""), "'seed' is None"),
+        (lambda text: text.replace('{"3": 1.0}', "[]"), "'evaluation.return_by_seed' is []"),
     ],
 )
 def test_a_damaged_summary_is_one_line(tmp_path, damage, reason):
@@ -181,3 +190,167 @@ def test_a_damaged_summary_is_one_line(tmp_path, damage, reason):
         directory.read_summary()
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# Takes the lock, starts what may outlive it, says so, and waits.
+_HOLD = """
+import os, pathlib, subprocess, sys, time
+from podracers.training import run_directory
+
+lock = run_directory.Lock(pathlib.Path(sys.argv[1]))
+lock.acquire()
+child = 0
+if sys.argv[2] == "fork":
+    begun, begins = os.pipe()
+    if not (child := os.fork()):
+        os.close(1)
+        os.write(begins, b".")
+        time.sleep(60)
+    os.read(begun, 1)
+if sys.argv[2] == "program":
+    child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL).pid
+if sys.argv[2] == "inheriting":
+    child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False).pid
+if sys.argv[2] == "workers":
+    import gymnasium
+    from environments.gymnasium import async_vector, sync_vector
+
+    class Slow(gymnasium.Wrapper):
+        def step(self, action):
+            time.sleep(60)
+
+    factory = sync_vector.EnvFactory(gymnasium.spec("CartPole-v1"), {}, (Slow,))
+    vector = async_vector.AsyncVector(factory, [0, 1], [0, 1], 2)
+    vector.reset()
+    vector.send([0, 0])
+    child = vector._processes[0].pid
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def _holder(directory: pathlib.Path, child: str = ""):
+    """A process that holds the lock; yields it, and the process that it has started."""
+    command = [sys.executable, "-c", _HOLD, str(directory), child]
+    process = subprocess.Popen(command, cwd=processes.ROOT, stdout=subprocess.PIPE, text=True)
+    started = int(process.stdout.readline())
+    try:
+        yield process, started
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        if started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(started, signal.SIGKILL)
+
+
+def test_a_second_run_is_told_who_is_there(tmp_path):
+    lock = run_directory.Lock(tmp_path)
+    lock.require_free()
+    assert not list(tmp_path.iterdir())
+    with _holder(tmp_path) as (process, _):
+        who = f"process {process.pid} on host {re.escape(socket.gethostname())}: wait"
+        for attempt in (lock.acquire, lock.require_free, lock.acquire):
+            with pytest.raises(errors.UserError, match=f"'{tmp_path}' is in use by {who}"):
+                attempt()
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("child", ["", "fork", "program", "inheriting", "workers"])
+def test_a_lock_is_free_once_its_process_was_killed(tmp_path, child):
+    with _holder(tmp_path, child) as (process, started):
+        process.kill()
+        process.wait()
+        if started:
+            os.kill(started, 0)  # it lives
+        lock = run_directory.Lock(tmp_path)
+        lock.require_free()
+        lock.acquire()
+        lock.release()
+
+
+def test_a_lock_is_taken_once_and_given_back(tmp_path):
+    lock, other = run_directory.Lock(tmp_path), run_directory.Lock(tmp_path)
+    lock.acquire()
+    lock.acquire()
+    with pytest.raises(errors.UserError, match=f"process {os.getpid()} on"):
+        other.acquire()
+    lock.require_free()
+    lock.release()
+    lock.release()
+    other.acquire()
+    del other  # so does a lock that nobody refers to any more
+    lock.acquire()
+    lock.release()
+
+
+@pytest.mark.parametrize("fate", ["moved", "removed", "replaced"])
+def test_a_directory_that_was_moved_removed_or_replaced_is_noticed(tmp_path, fate):
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    folder.mkdir()
+    lock = run_directory.Lock(folder)
+    lock.acquire()
+    lock.require_there()
+    folder.rename(moved)
+    if fate == "removed":
+        shutil.rmtree(moved)
+    if fate == "replaced":
+        folder.mkdir()
+    assert not lock.is_there()
+    place = "removed" if fate == "removed" else f"moved to '{moved}'"
+    with pytest.raises(errors.RunFailure, match=f"^'{folder}' was {place} while the run wrote"):
+        lock.require_there()
+    lock.release()
+
+
+def test_a_lock_whose_file_was_removed_is_taken_again(tmp_path):
+    lock, other = run_directory.Lock(tmp_path), run_directory.Lock(tmp_path)
+    lock.acquire()
+    (tmp_path / run_directory.LOCK).unlink()
+    lock.require_there()
+    with pytest.raises(errors.UserError, match=f"in use by process {os.getpid()} on"):
+        other.acquire()
+    (tmp_path / run_directory.LOCK).unlink()
+    other.acquire()
+    with pytest.raises(errors.UserError, match="in use by process"):
+        lock.require_there()
+    other.release()
+
+
+def test_a_directory_that_cannot_be_examined_now_counts_as_there(tmp_path, monkeypatch):
+    lock = run_directory.Lock(tmp_path)
+    lock.acquire()
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage.os, "stat", fail)
+        is_there = lock.is_there()
+    assert is_there
+
+
+def test_a_lock_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / run_directory.LOCK).mkdir()
+    with pytest.raises(errors.RunFailure, match=r"could not write '.*/\.lock': Is a directory$"):
+        run_directory.Lock(tmp_path).acquire()
+
+
+def test_a_file_system_without_locks_lets_everybody_in_and_says_so(tmp_path, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)  # no such file system can be mounted here
+    lock, other = run_directory.Lock(tmp_path), run_directory.Lock(tmp_path)
+    lock.require_free()
+    assert not caplog.records
+    lock.acquire()
+    other.require_free()
+    other.acquire()
+    (message, _) = (record.message for record in caplog.records)
+    assert message.startswith(f"the run directory '{tmp_path}' cannot be locked (No locks avail")
+    assert lock.is_there() and other.is_there()
+    lock.release()
+    other.release()

@@ -1,4 +1,4 @@
-"""Tests of where checkpoints lie; a local folder stands in for a bucket."""
+"""Tests of the folders of checkpoints; a local folder stands in for a bucket."""
 
 import os
 import pathlib
@@ -13,36 +13,37 @@ from podracers.training import checkpoint, storage
 _OPTION = "Experiment.checkpoint_directory"
 
 
-@pytest.mark.parametrize("place", ["runs/a", "gs://", "gs://bucket", "gs://bucket/", "s3://a/b", 3])
-def test_what_is_no_absolute_path_is_refused(place):
-    with pytest.raises(errors.UserError, match=r"expected an absolute path, or gs://BUCKET/FOLDER"):
+def test_places():
+    for place in ("runs/a", "gs://", "gs://bucket", "gs://bucket/", "s3://a/b", 3):
+        with pytest.raises(
+            errors.UserError, match=f"^{_OPTION}: expected an absolute path, or gs:"
+        ):
+            storage.check(_OPTION, place)
+    for place in ("/mnt/runs/a", "gs://bucket/a", "gs://bucket/a/b/"):
         storage.check(_OPTION, place)
+        assert os.fspath(storage.path(place)) == place.rstrip("/")
+        assert storage.is_bucket(storage.path(place)) == place.startswith("gs")
 
 
-@pytest.mark.parametrize("place", ["/mnt/runs/a", "gs://bucket/a", "gs://bucket/a/b/"])
-def test_folders_and_buckets(place):
-    storage.check(_OPTION, place)
-    assert os.fspath(storage.path(place)) == place.rstrip("/")
-    assert storage.is_bucket(storage.path(place)) == place.startswith("gs")
-
-
-def test_a_folder_is_of_one_run(tmp_path):
+def test_a_folder_has_the_checkpoints_of_one_run(tmp_path):
     place = tmp_path / "new" / "checkpoints"
-    storage.require(_OPTION, str(place), resume=False)
-    storage.require(_OPTION, str(place), resume=False)  # nothing was saved meanwhile
-    assert [path.name for path in place.iterdir()] == [".podracers"]
-    assert not storage.is_begun(str(place))
+    for resume in (False, None):
+        assert not storage.require_shared(_OPTION, place, resume)
+    assert not list(place.iterdir())
+    (place / "other").mkdir()
+    with pytest.raises(errors.UserError, match=r"is in use \(it contains 'other'\).*--resume"):
+        storage.require_shared(_OPTION, place, None)
     (place / "10").mkdir()
-    assert storage.is_begun(str(place))
-    storage.require(_OPTION, str(place), resume=True)
-    with pytest.raises(errors.UserError, match=r"is in use \(it has '10' in it\).*--resume"):
-        storage.require(_OPTION, str(place), resume=False)
+    assert storage.require_shared(_OPTION, place, resume=True)
+    assert storage.require_shared(_OPTION, place, None)
+    with pytest.raises(errors.UserError, match=r"is in use \(it contains '10'\).*--resume"):
+        storage.require_shared(_OPTION, place, resume=False)
 
 
-def test_what_cannot_be_written_is_refused_in_one_line(tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(errors.UserError, match="cannot be written: Not a directory") as caught:
-        storage.require(_OPTION, str(tmp_path / "file" / "checkpoints"), resume=False)
+        storage.require_shared(_OPTION, tmp_path / "file" / "checkpoints", resume=False)
     assert "\n" not in str(caught.value)
 
 
@@ -60,7 +61,7 @@ def _save(checkpointer: checkpoint.Checkpointer, step: int, score: float | None 
 
 
 def test_in_a_bucket_the_last_file_commits(bucket):
-    """Folders of others are left alone, half-written ones are no checkpoints."""
+    """Other folders are left alone, and partial checkpoints are removed."""
     checkpointer = checkpoint.Checkpointer(bucket)
     for step in (10, 20, 30):
         _save(checkpointer, step)
