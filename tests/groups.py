@@ -30,8 +30,12 @@ def train(
     num_processes: int,
     num_devices: int,
     *arguments: object,
+    folders: Sequence[pathlib.Path] = (processes.ROOT,),
 ) -> list[subprocess.Popen]:
-    """Starts `scripts/train.py` in so many processes of so many devices each."""
+    """Starts `scripts/train.py` in so many processes of so many devices each.
+
+    The processes take their working directories from `folders` in turn.
+    """
     group = ("--coordinator", f"127.0.0.1:{free_port()}", "--num_processes", num_processes)
     return [
         processes.start(
@@ -40,6 +44,7 @@ def train(
             *group,
             *("--process_id", process, "--peer_timeout", PEER_TIMEOUT),
             environment=environment(num_devices),
+            cwd=folders[process % len(folders)],
         )
         for process in range(num_processes)
     ]

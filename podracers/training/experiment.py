@@ -88,7 +88,7 @@ class Experiment:
         at the end; 0 for no additional ones.
       checkpoint_directory: absolute path, or `gs://BUCKET/FOLDER`, for the checkpoints of this run
         only. Every process must see it, and writes its own part. None for `checkpoints` in the run
-        directory, which process 0 writes.
+        directory, which every process must see then.
       checkpoint_replay: whether checkpoints contain replay; without it they are small, and a
         resumed run starts with empty replay.
       keep_latest: number of latest checkpoints to keep.
