@@ -1,8 +1,7 @@
-"""Every .gin file of the project builds, and what it describes takes one update."""
+"""Every .gin file builds, is traced, and some take an update."""
 
 import dataclasses
 import fractions
-import importlib.util
 import os
 import pathlib
 import re
@@ -26,7 +25,7 @@ SMALL = (
     "Experiment.evaluation_episodes = 4",
     "Experiment.evaluation_max_steps = 10",
 )
-# Loops that are unrolled: what takes the time here is compiling.
+# Short loops are compiled faster.
 SMALL_AGENTS = {
     "PPO": ("PPO.epochs = 1", "PPO.num_minibatches = 1"),
     "IMPALA": ("IMPALA.num_minibatches = 1",),
@@ -50,18 +49,32 @@ SMALL_AGENTS = {
         "SAC.replay_ratio = 1.0",
     ),
 }
-# Experiments that take an update in every run of the tests.
-COMPILED = {
-    "snake_ppo",
-    "pong_ppo_cpu",
+TRACED = ("memory_r2d2", "pendulum_sac", "pong_ppo_cpu", "snake_ppo")  # in every run of the tests
+# Experiments that take an update: one of each agent, runner and kind of environment that
+# test_agents.py does not combine.
+UPDATES = (
+    *TRACED,
+    "cartpole_rainbow",
+    "catch_alphazero",
+    "catch_disco_rule",
     "catch_impala",
-    "cartpole_dqn",
-    "memory_pqn",
-    "memory_r2d2",
-    "pendulum_sac",
-}
-SLOW = ("brax", "breakout", "atari_classic", "sac_mujoco", "sac_pixels")
-# What a file leaves for the user to choose.
+    "catch_muzero",
+    "dmc_cartpole_swingup_pixels_sac",
+    "dmc_cheetah_run_simba",
+    "envpool_jumanji_ppo",
+    "football_impala",
+    "gymnax_breakout_pqn",
+    "halfcheetah_ppo",
+    "jumanji_ppo",
+    "lpg_small",
+    "maze_alphazero",
+    "mujoco_sac",
+    "pong_dqn_cpu",
+    "pong_impala_cpu",
+    "pong_r2d2_cpu",
+    "tabular_grid_lpg_rule",
+)
+# Values that a file leaves to the user.
 CHOICES = {
     "gin/environments/jumanji.gin": ("Jumanji.name = 'Maze-v0'",),
     "gin/environments/gymnasium.gin": ("Gymnasium.env_id = 'CartPole-v1'",),
@@ -70,7 +83,7 @@ CHOICES = {
     "gin/environments/atari.gin": ("EnvPool.task_id = 'Pong-v5'",),
     "gin/environments/atari_classic.gin": ("EnvPool.task_id = 'Pong-v5'",),
 }
-# What a file needs beside it: Atari's networks see frames of a size that no JAX environment has.
+# Files that a part needs: Atari's networks take frames of a size that no JAX environment has.
 BESIDE = {
     f"gin/agents/{path.name}": ("gin/environments/pong.gin",)
     for path in (ROOT / "gin/agents").glob("*_atari*.gin")
@@ -80,65 +93,63 @@ BESIDE["gin/agents/lpg.gin"] = ("gin/environments/lifetimes.gin",)
 BESIDE["gin/agents/alphazero.gin"] = ("gin/environments/catch_searchable.gin",)
 
 
-# Parts that `test_experiments` traces, where an experiment that is not slow includes them.
-INCLUDED = {
-    name
-    for path in (ROOT / "gin/experiments").glob("*.gin")
-    if not path.stem.startswith(SLOW)
-    for name in re.findall(r"^include '(.*)'", path.read_text(), re.M)
-}
-
-
-def _is_slow(path):
-    if str(path.relative_to(ROOT)) in INCLUDED:
-        return True
-    return path.stem.startswith(SLOW) or (path.parent.name == "agents" and "_atari" in path.stem)
-
-
 def _files(*folders):
-    """Returns the files as parameters of a test; physics takes a minute to compile.
-
-    More of Atari's repeat what `pong`, `atari` and the experiments show. An agent or environment
-    by itself repeats what the experiments that include it show.
-    """
-    paths = [path for folder in folders for path in sorted((ROOT / "gin" / folder).rglob("*.gin"))]
+    """Returns the .gin files of folders as parameters of a test."""
     return [
-        pytest.param(
-            str(path.relative_to(ROOT)),
-            marks=pytest.mark.slow if _is_slow(path) else (),
-            id=path.stem,
-        )
-        for path in paths
+        pytest.param(path.relative_to(ROOT).as_posix(), id=path.stem)
+        for folder in folders
+        for path in sorted((ROOT / "gin" / folder).glob("*.gin"))
     ]
 
 
-def _environments(path):
-    """Returns the modules of environments that the file imports."""
-    return re.findall(r"^from environments import (\w+)", (ROOT / path).read_text(), re.M)
-
-
 def _require_extras(path):
-    """Skips if the file needs an optional package that is not installed."""
-    for module in _environments(path):
-        if module in ("brax", "gymnax") and importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
+    """Skips if the file needs an optional package or driver that is not installed."""
+    text = (ROOT / path).read_text()
+    for module in re.findall(r"^from environments import (brax|gymnax)", text, re.M):
+        pytest.importorskip(module)
     drivers = pathlib.Path("/usr/share/glvnd/egl_vendor.d")
-    if "'from_pixels': True" in (ROOT / path).read_text() and not any(drivers.glob("*.json")):
+    if "'from_pixels': True" in text and not any(drivers.glob("*.json")):
         pytest.skip("EGL is not installed")
 
 
-def _load_small(files, bindings):
+def _load_small(path, *bindings):
+    """Returns the experiment of a file, with few environments and short loops."""
+    _require_extras(path)
+    files = [path]
+    if not path.startswith("gin/experiments"):
+        files = [*DEFAULTS, *BESIDE.get(path, ()), path]
+    bindings = [*SMALL, *CHOICES.get(path, ()), *bindings]
     agent = experiment.load(files, bindings).agent.__name__
     return experiment.load(files, [*bindings, *SMALL_AGENTS.get(agent, ())])
 
 
-def _trace(files, bindings):
-    loaded = _load_small(files, bindings)
-    experiment.check(loaded.build(), loaded.seed)
+@pytest.mark.parametrize("path", _files("experiments"))
+def test_experiments_can_be_built(path):
+    """Under each runner of its kind of environment, and the network fits the observations."""
+    _require_extras(path)
+    assert not re.search("anakin|sebulba", pathlib.Path(path).stem)
+    assert "gin/runners/" not in (ROOT / path).read_text()
+    parts = experiment.load([path], []).build()
+    assert parts.num_updates > 0
+    assert jax.eval_shape(parts.agent.init_learner, jax.random.key(0))
+    is_host = environment.is_host(parts.environment)
+    assert type(parts.runner) is (sebulba.Sebulba if is_host else anakin.Anakin)
+    if not is_host:
+        other = experiment.load([path, "gin/runners/sebulba.gin"], []).build().runner
+        assert type(other) is sebulba.Sebulba
+        assert other.steps_per_update == parts.runner.steps_per_update
 
 
-def _take_one_update(files, bindings):
-    loaded = _load_small(files, bindings)
+@pytest.mark.parametrize("path", _files("agents", "environments"))
+def test_parts_can_be_built(path):
+    parts = _load_small(path).build()
+    assert jax.eval_shape(parts.agent.init_learner, jax.random.key(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UPDATES)
+def test_experiments_take_an_update(name):
+    loaded = _load_small(f"gin/experiments/{name}.gin")
     parts = loaded.build()
     experiment.check(parts, loaded.seed)
     state = parts.runner.init(loaded.seed)
@@ -150,50 +161,30 @@ def _take_one_update(files, bindings):
         assert np.all(np.isfinite(leaf))
 
 
-@pytest.mark.parametrize("path", _files("experiments"))
-def test_experiments_can_be_built(path):
-    """Nothing is traced: `make check` does no more."""
-    _require_extras(path)
-    parts = experiment.load([path], []).build()
-    assert parts.num_updates > 0
+# Other experiments, and parts that no experiment includes.
+INCLUDED = {
+    name
+    for path in (ROOT / "gin/experiments").glob("*.gin")
+    for name in re.findall(r"^include '(.*)'", path.read_text(), re.M)
+}
 
 
-@pytest.mark.parametrize("path", _files("experiments"))
-def test_experiments(path):
-    """All are traced, and some take an update; the rest do in the slow test below."""
-    _require_extras(path)
-    if pathlib.Path(path).stem in COMPILED:
-        _take_one_update([path], SMALL)
-        return
-    _trace([path], SMALL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", _files("experiments"))
-def test_experiments_take_an_update(path):
-    _require_extras(path)
-    _take_one_update([path], SMALL)
-
-
-@pytest.mark.parametrize("path", _files("agents", "environments", "runners"))
-def test_parts(path):
-    """They are traced; most of them take an update in some experiment."""
-    _require_extras(path)
-    _trace([*DEFAULTS, *BESIDE.get(path, ()), path], [*SMALL, *CHOICES.get(path, ())])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", _files("agents", "environments", "runners"))
-def test_parts_take_an_update(path):
-    _require_extras(path)
-    files = [*DEFAULTS, *BESIDE.get(path, ()), path]
-    _take_one_update(files, [*SMALL, *CHOICES.get(path, ())])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(*path.values, id=path.id, marks=() if path.id in TRACED else pytest.mark.slow)
+        for path in _files("agents", "environments", "experiments")
+        if path.id in TRACED or (path.id not in UPDATES and path.values[0] not in INCLUDED)
+    ],
+)
+def test_files_are_traced(path):
+    loaded = _load_small(path)
+    experiment.check(loaded.build(), loaded.seed)
 
 
 # Settings of machines, after an experiment: NUM_ENVS is theirs, so rollouts are short.
 BASE = "gin/experiments/catch_ppo.gin"
 SHORT = ("ROLLOUT_LENGTH = 2", *SMALL_AGENTS["PPO"])
-MORE_DEVICES = {"v5e_8": 8}  # than conftest.py fakes
 
 
 def _check_under_both(path):
@@ -203,30 +194,29 @@ def _check_under_both(path):
         experiment.check(loaded.build(), loaded.seed)
 
 
+CHIPS = (1, 4, 8, 16)  # presets of large batches
 SAME = {"gpu_8": "v5e_8", "v5p": "v4_8", "v6e_8": "v5e_8"}  # presets that are another's
 
 
-def _is_machine(path):
-    """Returns whether a preset is of a machine of its own, and binds no rollout of its own."""
-    name = pathlib.Path(path).stem
-    return name not in SAME and not name.startswith("large_batch")
+MACHINES = ("colab_tpu", "cpu", "gpu", "pod", "v4_8", "v5e_8")
 
 
 @pytest.mark.parametrize(
-    "path", [each for each in _files("hardware") if _is_machine(each.values[0])]
+    "name", [pytest.param(n, marks=() if n == "v4_8" else pytest.mark.slow) for n in MACHINES]
 )
-def test_hardware(path):
-    count = MORE_DEVICES.get(pathlib.Path(path).stem)
-    if count is None:
+def test_hardware(name):
+    path = f"gin/hardware/{name}.gin"
+    if name != "v5e_8":
         _check_under_both(path)
         return
+    # Eight devices: more than conftest.py fakes.
     result = subprocess.run(
         [
             *(sys.executable, "-c"),
             f"from tests import test_gin_files; test_gin_files._check_under_both({path!r})",
         ],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"},
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
         capture_output=True,
         text=True,
         timeout=240,
@@ -254,12 +244,6 @@ def test_hardware_of_another_name(name, other):
         assert own.num_envs in (512, 1024)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
-def test_hardware_takes_an_update(runner):
-    _take_one_update([BASE, f"gin/runners/{runner}.gin", "gin/hardware/v4_8.gin"], SHORT)
-
-
 @pytest.mark.parametrize("runner", ["anakin", "sebulba"])
 def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner, tmp_path):
     hardware, chosen = "gin/hardware/v4_8.gin", f"gin/runners/{runner}.gin"
@@ -275,7 +259,7 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
     assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64
 
 
-@pytest.mark.parametrize("chips", [1, 4, 8, 16])
+@pytest.mark.parametrize("chips", CHIPS)
 def test_a_large_batch_is_of_anakin_alone(chips):
     presets = [f"gin/hardware/{name}.gin" for name in ("v4_8", f"large_batch_{chips}")]
     files = ["gin/experiments/cartpole_ppo.gin", *presets]
@@ -348,24 +332,11 @@ def test_the_heads_of_r2d2_on_atari_are_those_published():
     }
 
 
-@pytest.mark.parametrize("name", ["dqn", "r2d2", pytest.param("muzero", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", "r2d2", "muzero"])
 def test_atari_agents_with_replay_are_traced_at_full_size(name):
     """Experiments trace PPO and IMPALA."""
     _at_full_size(f"gin/agents/{name}_atari.gin").runner.trace(0)
-
-
-@pytest.mark.parametrize("path", _files("experiments"))
-def test_experiments_name_no_runner_and_parse_under_each(path):
-    _require_extras(path)
-    assert not re.search("anakin|sebulba", pathlib.Path(path).stem)
-    assert "gin/runners/" not in (ROOT / path).read_text()
-    parts = experiment.load([path], []).build()
-    is_host = environment.is_host(parts.environment)
-    assert type(parts.runner) is (sebulba.Sebulba if is_host else anakin.Anakin)
-    for name in ["sebulba"] if is_host else ["anakin", "sebulba"]:
-        runner = experiment.load([path, f"gin/runners/{name}.gin"], []).build().runner
-        assert type(runner).__name__.lower() == name
-        assert runner.steps_per_update == parts.runner.steps_per_update
 
 
 @pytest.mark.parametrize("path", _files("runners"))
@@ -375,17 +346,9 @@ def test_the_files_of_runners_bind_the_runner_and_nothing_else(path):
     assert "include" not in text
 
 
-@pytest.mark.parametrize("new", ["cartpole_ppo", "cartpole_masked_r2d2", "catch_alphazero"])
-def test_an_old_name_leads_to_the_new_one(new):
-    with pytest.raises(errors.UserError, match=f"did you mean 'gin/experiments/{new}.gin'"):
-        experiment.load([f"gin/experiments/{new}_anakin.gin"], [])
-
-
-def test_what_is_compiled_is_there():
-    there = {path.stem for path in (ROOT / "gin" / "experiments").glob("*.gin")}
-    assert there >= COMPILED
-
-
 def test_every_file_is_tried():
-    tried = {path.parent.name for path in (ROOT / "gin").glob("*/*.gin")}
-    assert tried <= {"agents", "environments", "experiments", "hardware", "runners"}
+    folders = {path.parent.name for path in (ROOT / "gin").glob("*/*.gin")}
+    assert folders == {"agents", "environments", "experiments", "hardware", "runners"}
+    hardware = {path.id for path in _files("hardware")}
+    tried = {*MACHINES, *SAME, *(f"large_batch_{n}" for n in CHIPS)}
+    assert hardware == tried
