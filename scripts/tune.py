@@ -1,24 +1,25 @@
-r"""Finds the settings of an experiment's runner that are fastest on this machine.
+r"""Searches the fastest settings of an experiment's runner on this machine.
 
   python scripts/tune.py --gin_file gin/experiments/cartpole_ppo.gin --out tuned.gin
 
-measures candidates, each in a process of its own, and writes the fastest as a file to add after the
+measures settings, each in its own process, and writes the fastest as a file to add after the
 experiment's own:
 
   python scripts/train.py --gin_file gin/experiments/cartpole_ppo.gin --gin_file tuned.gin
 
-The search begins with the experiment's own values, and goes along one parameter after the other. At
-the end the start and the best are measured again, turn by turn; where the best does not win each
-time, the start's values are written. A candidate that does not divide, takes too much memory or too
-long is skipped. Ctrl-C keeps the best so far.
+The search starts with the experiment's values, and follows one parameter after the other. At the
+end the start and the best are measured again, in turns; unless the best wins each time, the start's
+values are written. Settings that do not divide, or use too much memory or time, are skipped. Ctrl-C
+keeps the best so far.
 
-num_envs and rollout_length change what is learnt from how many agent steps, not only how fast they
-come: see docs/evidence.md. rollout_length is searched only where --parameters names it; name the
-parameters without num_envs to leave learning as it is.
+num_envs and rollout_length change learning, not only its speed: see docs/evidence.md.
+rollout_length is searched only if --parameters names it; name parameters without num_envs to leave
+learning unchanged.
 """
 
 import argparse
 import dataclasses
+import datetime
 import math
 import os
 import pathlib
@@ -26,9 +27,11 @@ import re
 import shlex
 import signal
 import sys
+import tempfile
+import textwrap
 
-import rich.console
-from tuning import candidates, tuner
+from results import markdown
+from tuning import candidates, search
 
 from podracers import command_line, errors
 from podracers.training import experiment
@@ -37,62 +40,59 @@ _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def main() -> int:
-    """Parses the command line, searches, and writes what was found."""
-    arguments = _parse()
-    console = rich.console.Console(highlight=False, soft_wrap=True)
-    runner = experiment.load(arguments.gin_file, arguments.gin_bindings).runner
+    """Parses the command line, searches, and writes the file."""
+    options = _parse()
+    runner = experiment.load(options.gin_file, options.gin_bindings).runner
     fields = [field.name for field in dataclasses.fields(runner)]
-    wanted = arguments.parameters or [
-        n for n in candidates.available(fields) if n != "rollout_length"
-    ]
-    choices = [candidates.Choice.parse(text, fields, runner.__name__) for text in wanted]
-    if not choices:
-        raise errors.UserError(f"{runner.__name__} has none of {', '.join(candidates.PARAMETERS)}")
-    # SIGTERM keeps the best so far, as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    search = tuner.Tuner(arguments, f"{runner.__module__}.{runner.__qualname__}", choices, console)
-    if arguments.dry_run:
-        search.list_candidates()
-        return 0
-    out = pathlib.Path(arguments.out)
-    if out.is_dir() or not os.access(out.parent, os.W_OK):  # found before minutes are spent
+    default = [name for name in candidates.available(fields) if name != "rollout_length"]
+    choices = candidates.parse(options.parameters or default, fields, runner.__name__)
+    out = pathlib.Path(options.out)
+    if out.is_dir() or not os.access(out.parent, os.W_OK):  # before the search
         raise errors.UserError(f"--out: cannot write '{out}'")
-    search.run()
-    search.write(out, shlex.join(["python", "scripts/tune.py", *sys.argv[1:]]))
+    name = f"{runner.__module__}.{runner.__qualname__}"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    with tempfile.TemporaryDirectory(prefix="tune-") as cache:  # each program compiles once
+        found, facts, confirm = search.run(options, name, choices, cache)
+    verdict = found.verdict(confirm)
+    made, command = facts.provenance, shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
+    lines = [
+        f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {made['device']}, {facts.machine.num_cores} "
+        f"host cores, jax {made['versions'].get('jax')}, commit {made['commit']}",
+        "For this experiment on this machine; add it after the experiment's own file.",
+    ]
+    if learnt := [name for name in candidates.LEARNT if name in found.start]:
+        lines.append(f"{' and '.join(learnt)}: other values change learning, and periods.")
+    for each, outcome in found.measured:
+        lines.append(f"  {search.describe(each, found.start)}: {outcome.text}")
+    wrapped = [part for line in [*lines, *verdict] for part in textwrap.wrap(line, 98)]
+    package, _, module = runner.__module__.rpartition(".")
+    text = "".join(f"# {line}\n" for line in [f"Made by: {command}", *wrapped])
+    text += f"from __gin__ import dynamic_registration\n\nfrom {package} import {module}\n\n"
+    for field, value in found.chosen(confirm).items():
+        text += f"{module}.{runner.__name__}.{field} = {value!r}\n"
+    markdown.write(out, text)
+    print("\n".join([*verdict, f"{out}: add it after the experiment, --gin_file {out}"]))
     return 0
 
 
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
     parser.add_experiment(required=True)
-    parser.add_argument("--out", default="tuned.gin", metavar="PATH", help="default: tuned.gin")
-    parser.add_argument("--minutes", type=float, default=5.0, help="about how long (default: 5)")
-    parser.add_argument(
-        "--memory",
-        type=_bytes,
-        metavar="SIZE",
-        help="the most that a candidate may take, such as 8GB: of a device that has memory of its "
-        "own, else of the host (default: four fifths of the host's)",
-    )
-    parser.add_argument(
-        "--parameters",
-        nargs="+",
-        metavar="NAME[=V,V]",
-        help=f"what to search, of {', '.join(candidates.PARAMETERS)}, perhaps with the values to "
-        "try; default: all that the runner has but rollout_length, which, as num_envs does, "
-        "changes what is learnt",
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=1.0, help="length of a measurement (default: 1)"
-    )
-    parser.add_argument("--dry_run", action="store_true", help="list what is tried first")
-    arguments = parser.parse_args()
-    arguments.gin_file = command_line.gin_files(arguments)
+    add = parser.add_argument
+    add("--out", default="tuned.gin", metavar="PATH", help="default: tuned.gin")
+    add("--minutes", type=float, default=5.0, help="limit of the search (default: 5)")
+    memory = "limit, such as 8GB, of a device with its own memory, else of the host (default: 80%%)"
+    add("--memory", type=_bytes, metavar="SIZE", help=memory)
+    names = f"of {', '.join(candidates.FIELDS)}, with or without values to try"
+    add("--parameters", nargs="+", metavar="NAME[=V,V]", help=names)
+    add("--seconds", type=float, default=1.0, help="length of a measurement (default: 1)")
+    options = parser.parse_args()
+    options.gin_file = command_line.gin_files(options)
     for name in ("minutes", "seconds"):
-        value = getattr(arguments, name)
+        value = getattr(options, name)
         if not 0 < value < math.inf:
             raise errors.UserError(f"--{name}: expected more than 0, got {value:g}")
-    return arguments
+    return options
 
 
 def _bytes(text: str) -> float:

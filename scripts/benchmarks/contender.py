@@ -46,8 +46,11 @@ class Contender:
         try:
             with mock.patch.dict(os.environ, environment or {}):
                 self._process.start()
-        finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        except BaseException:  # such as a Ctrl-C during the start
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            self.kill()
+            raise
         there.close()
 
     def __call__(self) -> float:

@@ -1,215 +1,72 @@
-"""Which settings of a runner `scripts/tune.py` tries.
+"""Settings of a runner that `scripts/tune.py` tries.
 
-A candidate is the settings of a runner that are searched. From one candidate a parameter leads to
-others, in directions: the values above it, the nearest first, and those below.
+Settings are values of the runner's fields by name. From settings, a parameter leads to others in
+directions: the values above, nearest first, and those below.
 """
 
 import ast
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from podracers import errors
 
-LEARNT = ("num_envs", "rollout_length")  # these change what is learnt, not only how fast
+Settings = dict[str, Any]
+# Fields of the runner that each parameter sets.
 _SPLIT = ("actor_devices", "learner_devices")
+FIELDS = {
+    "num_envs": ("num_envs",),
+    "devices": _SPLIT,
+    "actor_threads": _SPLIT,
+    "batches_per_actor": ("batches_per_actor",),
+    "num_threads": ("num_threads",),
+    "reset_batch": ("reset_batch",),
+    "rollout_length": ("rollout_length",),
+}
+LEARNT = ("num_envs", "rollout_length")  # these change learning, not only its speed
+_OPTIONAL = ("batches_per_actor", "num_threads", "reset_batch")  # these may be None
 _RESET_BATCHES = (1, 4, 16, 64, 256)
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """Settings of a runner, by name."""
-
-    values: tuple[tuple[str, Any], ...]
-
-    def get(self, name: str) -> Any:
-        """Returns a value; None where it is not searched."""
-        return dict(self.values).get(name)
-
-    def changed(self, **values: Any) -> "Candidate":
-        """Returns a candidate that differs in these values."""
-        return Candidate(tuple((dict(self.values) | values).items()))
-
-    def bindings(self, runner: str) -> list[str]:
-        """Returns gin bindings for a runner of this name."""
-        return [f"{runner}.{name} = {value!r}" for name, value in self.values]
-
-    def describe(self, start: "Candidate") -> str:
-        """Returns what is not as in `start`."""
-        other = dict(start.values)
-        names = [f"{name} {value}" for name, value in self.values if value != other[name]]
-        return ", ".join(names) or "the experiment's own values"
+_MAX_PER_DEVICE = 8  # actor threads of a device, and batches of an actor
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What candidates depend on besides one another."""
+    """The machine, and the defaults that a runner chooses on it."""
 
-    num_devices: int  # of the process
+    num_devices: int
     num_cores: int  # of the host
-    is_host: bool = False  # whether the environment is stepped by threads of its own, on the host
-    # The index of the device of each actor thread, where the experiment does not say.
-    actors: tuple[int, ...] = ()
-    # The index of each learner device, where the experiment does not say.
-    learners: tuple[int, ...] = ()
-    num_batches: int | None = None  # of each actor, where the experiment does not say
+    is_host: bool = False  # whether environments are stepped on the host
+    actors: tuple[int, ...] = ()  # index of the device of each actor thread
+    learners: tuple[int, ...] = ()  # index of each learner device
+    num_batches: int | None = None  # of each actor
 
 
-# Values above and below the current one, the nearest first.
-_Values = tuple[Sequence[Any], Sequence[Any]]
+def available(fields: Sequence[str]) -> list[str]:
+    """Returns the parameters of a runner with these fields."""
+    return [name for name, own in FIELDS.items() if set(own) <= set(fields)]
 
 
-def _doubled(now: int, most: int, parts: int | None = None) -> _Values:
-    """Returns doubles up to `most`, and whole halves, down to one of so many parts."""
-    doubles = [now << n for n in range(1, most.bit_length()) if now << n <= most]
-    shares = [1 << n for n in range(1, now.bit_length()) if (1 << n) <= (parts or now)]
-    return doubles, [now // share for share in shares if now % share == 0]
+def parse(
+    texts: Sequence[str], fields: Sequence[str], runner: str
+) -> dict[str, list[int | None] | None]:
+    """Returns the values to try by parameter; None to derive them from the settings.
 
+    Args:
+      texts: `NAME` or `NAME=VALUE,VALUE` each.
+      fields: of the runner.
+      runner: its name.
 
-def _simulator_threads(candidate: Candidate, machine: Machine) -> _Values:
-    if not machine.is_host:  # environments in JAX are stepped by its own threads
-        return [], []
-    return _doubled(candidate.get("num_threads") or machine.num_cores, 2 * machine.num_cores)
-
-
-def _resets(candidate: Candidate, machine: Machine) -> _Values:
-    """Climbs to None at the end: that every lane is reset at every step."""
-    del machine
-    now = candidate.get("reset_batch")
-    streams = candidate.get("num_envs") or _RESET_BATCHES[-1] + 1
-    if now is None or isinstance(now, str):
-        return [], _RESET_BATCHES[::-1]
-    above = [value for value in _RESET_BATCHES if now < value < streams]
-    return [*above, None], [value for value in _RESET_BATCHES[::-1] if value < now]
-
-
-# Devices are split: some of them act, with as many threads each; where all act, all learn, too.
-
-
-def _split(candidate: Candidate, machine: Machine) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    actors, learners = (candidate.get(name) for name in _SPLIT)
-    return actors or machine.actors, learners or machine.learners
-
-
-def _acting_devices(candidate: Candidate, machine: Machine) -> _Values:
-    actors, learners = map(set, _split(candidate, machine))
-    now = machine.num_devices if actors & learners else len(actors)
-    return range(now + 1, machine.num_devices + 1), range(now - 1, 0, -1)
-
-
-def _num_threads(candidate: Candidate, machine: Machine) -> int:
-    actors, _ = _split(candidate, machine)
-    return len(actors) // max(len(set(actors)), 1) or 1
-
-
-def _with_acting(candidate: Candidate, acting: int, machine: Machine) -> Candidate | None:
-    """Lets so many devices act, and as many others learn as can be fed evenly."""
-    count = machine.num_devices
-    if not 1 <= acting <= count:
-        return None
-    first, most = (0, count) if acting == count else (acting, count - acting)
-    threads = _num_threads(candidate, machine)
-    actors = tuple(device for device in range(acting) for _ in range(threads))
-    learning = next(n for n in range(most, 0, -1) if _divides(n, len(actors)))
-    return _changed(candidate, (actors, tuple(range(first, first + learning))), machine)
-
-
-def _with_threads(candidate: Candidate, threads: int, machine: Machine) -> Candidate | None:
-    """Changes how many threads feed a device, and leaves the devices as they are."""
-    actors, learners = _split(candidate, machine)
-    fed = tuple(device for device in dict.fromkeys(actors) for _ in range(threads))
-    if fed != actors and not _divides(len(fed), len(learners)):
-        return None
-    return _changed(candidate, (fed, learners), machine)
-
-
-def _divides(one: int, other: int) -> bool:
-    return one % other == 0 or other % one == 0
-
-
-def _changed(candidate: Candidate, split: Any, machine: Machine) -> Candidate:
-    if split == _split(candidate, machine):
-        return candidate
-    return candidate.changed(**dict(zip(_SPLIT, split)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """A coordinate of the search."""
-
-    fields: tuple[str, ...]  # of the runner that it sets
-    # The values above and below that of a candidate.
-    values: Callable[[Candidate, Machine], _Values]
-    # Returns the candidate with another value, None where there is none; None for one field that
-    # holds the value itself.
-    move: Callable[[Candidate, int, Machine], Candidate | None] | None = None
-    optional: bool = False  # whether the value may be None
-
-
-_KNOWN = {
-    "num_envs": Parameter(
-        ("num_envs",), lambda c, m: _doubled(c.get("num_envs"), 64 * c.get("num_envs"))
-    ),
-    "devices": Parameter(_SPLIT, _acting_devices, _with_acting),
-    "actor_threads": Parameter(
-        _SPLIT, lambda *at: _doubled(_num_threads(*at), 8), move=_with_threads
-    ),
-    "batches_per_actor": Parameter(
-        ("batches_per_actor",),
-        lambda c, m: _doubled(c.get("batches_per_actor") or m.num_batches or 1, 8),
-        optional=True,
-    ),
-    "num_threads": Parameter(("num_threads",), _simulator_threads, optional=True),
-    "reset_batch": Parameter(("reset_batch",), _resets, optional=True),
-    "rollout_length": Parameter(
-        ("rollout_length",),
-        lambda c, m: _doubled(c.get("rollout_length"), 4 * c.get("rollout_length"), 4),
-    ),
-}
-PARAMETERS = tuple(_KNOWN)
-FIELDS = tuple(dict.fromkeys(field for each in _KNOWN.values() for field in each.fields))
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """A parameter that is searched."""
-
-    name: str  # one of `PARAMETERS`
-    # Those to try; None for those that follow from the candidate.
-    values: tuple[Any, ...] | None = None
-
-    @classmethod
-    def parse(cls, text: str, fields: Sequence[str], runner: str) -> "Choice":
-        """Returns what `NAME` or `NAME=VALUE,VALUE` says of a runner with these fields.
-
-        Raises:
-          errors.UserError: there is no such parameter, or a value is none.
-        """
+    Raises:
+      errors.UserError: the runner has no such parameter, or a value is invalid.
+    """
+    known, chosen = available(fields), {}
+    for text in texts:
         name, equals, rest = text.partition("=")
-        known = available(fields)
         if name not in known:
-            raise errors.UserError(
-                f"--parameters: {runner} has no '{name}'{errors.nearest(name, known)}"
-            )
-        return cls(
-            name, tuple(_value(name, shown) for shown in rest.split(",")) if equals else None
-        )
-
-    def directions(self, candidate: Candidate, machine: Machine) -> list[list[Candidate]]:
-        """Returns the candidates that this parameter leads to, from near to far."""
-        parameter = _KNOWN[self.name]
-        if self.values is None:
-            directions = parameter.values(candidate, machine)
-        else:
-            directions = [[value] for value in self.values]
-
-        def moved(value: Any) -> Candidate | None:
-            if parameter.move:
-                return parameter.move(candidate, value, machine)
-            return candidate.changed(**{self.name: value})
-
-        made = [[moved(value) for value in direction] for direction in directions]
-        return [[each for each in direction if each is not None] for direction in made]
+            hint = errors.nearest(name, known)
+            raise errors.UserError(f"--parameters: {runner} has no '{name}'{hint}")
+        chosen[name] = [_value(name, each) for each in rest.split(",")] if equals else None
+    return chosen
 
 
 def _value(name: str, text: str) -> int | None:
@@ -217,20 +74,106 @@ def _value(name: str, text: str) -> int | None:
         value = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
         value = text
-    if (type(value) is int and value > 0) or (value is None and _KNOWN[name].optional):
+    if (type(value) is int and value > 0) or (value is None and name in _OPTIONAL):
         return value
     raise errors.UserError(
         f"--parameters {name}: expected whole numbers such as {name}=2,4, got '{text}'"
     )
 
 
-def available(fields: Sequence[str]) -> list[str]:
-    """Returns which parameters a runner with these fields has."""
-    return [name for name, each in _KNOWN.items() if set(each.fields) <= set(fields)]
+def start(names: Sequence[str], values: Mapping[str, Any]) -> Settings:
+    """Returns the searched fields with their values of the experiment."""
+    fields = dict.fromkeys(field for name in names for field in FIELDS[name])
+    return {field: tuple(v) if isinstance(v := values[field], list) else v for field in fields}
 
 
-def start(choices: Sequence[Choice], values: Mapping[str, Any]) -> Candidate:
-    """Returns where the search starts, from the values that the experiment gives its runner."""
-    names = dict.fromkeys(field for each in choices for field in _KNOWN[each.name].fields)
-    as_tuple = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    return Candidate(tuple((name, as_tuple[name]) for name in names))
+def directions(
+    name: str, values: Sequence[Any] | None, settings: Settings, machine: Machine
+) -> list[list[Settings]]:
+    """Returns the settings that a parameter leads to, from near to far in each direction."""
+    lists = [[value] for value in values] if values else _values(name, settings, machine)
+
+    def moved(value: Any) -> Settings | None:
+        if name == "devices":
+            return _with_acting(settings, value, machine)
+        if name == "actor_threads":
+            return _with_threads(settings, value, machine)
+        return settings | {name: value}
+
+    made = [[moved(value) for value in own] for own in lists]
+    return [[each for each in own if each is not None] for own in made]
+
+
+def _values(name: str, settings: Settings, machine: Machine) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Returns the values above and below the current one, the nearest first."""
+    now, cores = settings.get(name), machine.num_cores
+    found: tuple[Sequence[Any], Sequence[Any]] = ([], [])
+    if name == "num_envs":
+        found = _doubled(now, 64 * now)
+    elif name == "rollout_length":
+        found = _doubled(now, 4 * now, 4)
+    elif name == "batches_per_actor":
+        found = _doubled(now or machine.num_batches or 1, _MAX_PER_DEVICE)
+    elif name == "num_threads" and machine.is_host:  # of simulators
+        found = _doubled(now or cores, 2 * cores)
+    elif name == "actor_threads":
+        found = _doubled(_num_threads(settings, machine), _MAX_PER_DEVICE)
+    elif name == "devices":
+        actors, learners = map(set, _split(settings, machine))
+        acting = machine.num_devices if actors & learners else len(actors)
+        found = range(acting + 1, machine.num_devices + 1), range(acting - 1, 0, -1)
+    elif name == "reset_batch":  # None resets every stream
+        most = settings.get("num_envs") or _RESET_BATCHES[-1] + 1
+        now = most if now is None else now
+        above = [value for value in _RESET_BATCHES if now < value < most]
+        above += [None] if settings[name] is not None else []
+        below = [value for value in _RESET_BATCHES[::-1] if value < now]
+        found = above, below
+    return found
+
+
+def _doubled(now: int, most: int, parts: int | None = None) -> tuple[list[int], list[int]]:
+    """Returns doubles up to `most`, and whole halves down to one of `parts` parts."""
+    doubles = [now << n for n in range(1, most.bit_length()) if now << n <= most]
+    shares = [1 << n for n in range(1, now.bit_length()) if (1 << n) <= (parts or now)]
+    return doubles, [now // share for share in shares if now % share == 0]
+
+
+def _split(settings: Settings, machine: Machine) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    actors, learners = (settings.get(name) for name in _SPLIT)
+    return actors or machine.actors, learners or machine.learners
+
+
+def _num_threads(settings: Settings, machine: Machine) -> int:
+    actors, _ = _split(settings, machine)
+    return len(actors) // max(len(set(actors)), 1) or 1
+
+
+def _with_acting(settings: Settings, acting: int, machine: Machine) -> Settings | None:
+    """Lets `acting` devices act; if all act, all learn, too; else as many others as divide."""
+    count = machine.num_devices
+    if not 1 <= acting <= count:
+        return None
+    first, most = (0, count) if acting == count else (acting, count - acting)
+    threads = _num_threads(settings, machine)
+    actors = tuple(device for device in range(acting) for _ in range(threads))
+    learning = next(n for n in range(most, 0, -1) if _divides(n, len(actors)))
+    return _with_split(settings, (actors, tuple(range(first, first + learning))), machine)
+
+
+def _with_threads(settings: Settings, threads: int, machine: Machine) -> Settings | None:
+    """Changes the number of actor threads of each acting device."""
+    actors, learners = _split(settings, machine)
+    fed = tuple(device for device in dict.fromkeys(actors) for _ in range(threads))
+    if fed != actors and not _divides(len(fed), len(learners)):
+        return None
+    return _with_split(settings, (fed, learners), machine)
+
+
+def _divides(one: int, other: int) -> bool:
+    return one % other == 0 or other % one == 0
+
+
+def _with_split(settings: Settings, split: Any, machine: Machine) -> Settings:
+    same = split == _split(settings, machine)
+    return settings if same else settings | dict(zip(_SPLIT, split))

@@ -1,4 +1,4 @@
-"""One candidate of `scripts/tune.py`, in a process of its own: its speed and its memory."""
+"""Settings of a runner, measured in their own process: speed and memory."""
 
 import dataclasses
 import math
@@ -19,43 +19,42 @@ from podracers import environment as environment_lib
 from podracers.training import experiment, run_directory
 
 TURNS = 3
-_CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the process of a candidate knows before it compiles anything."""
+    """Facts of the process that are known before compilation."""
 
-    machine: candidates.Machine  # where it runs
-    values: Mapping[str, Any]  # of the runner's fields, by name
-    platform: str  # "cpu", "gpu" or "tpu"
-    provenance: Mapping[str, Any]  # see `run_directory.provenance`
+    machine: candidates.Machine
+    values: Mapping[str, Any]  # of the runner's fields
+    platform: str
+    provenance: Mapping[str, Any]
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a candidate."""
+    """Result of one measurement."""
 
-    # Agent steps per second of each turn, compilation apart.
-    rates: list[float] = dataclasses.field(default_factory=list)
-    host_memory: int = 0  # the most bytes that the process and its children had resident
-    # The most bytes in use on the fullest device; None where that is the host's.
-    device_memory: int | None = None
-    facts: Facts | None = None  # of the process; None if it did not come so far
-    problem: str = ""  # why it was not measured, in one line; empty where it was
-    refused: bool = False  # whether the settings are at fault, such as those that do not divide
-    seconds: float = 0.0  # what it took, start of the process and compilation included
-    compiling: float = 0.0  # seconds of that which a compiled program saves
+    rates: list[float] = dataclasses.field(default_factory=list)  # agent steps/s of each turn
+    memory: int = 0  # peak bytes: of the fullest device that has its own memory, else of the host
+    problem: str = ""  # reason of a failure, in one line
+    refused: bool = False  # whether the settings are invalid, for example do not divide
+    seconds: float = 0.0  # with start and compilation
+    facts: Facts | None = None
 
     @property
     def rate(self) -> float:
-        """The median rate; NaN where nothing was measured."""
+        """Median rate; NaN after a failure."""
         return math.nan if self.problem or not self.rates else statistics.median(self.rates)
 
     @property
-    def memory(self) -> int:
-        """The memory that is bounded: the device's where it has its own, else the host's."""
-        return self.host_memory if self.device_memory is None else self.device_memory
+    def text(self) -> str:
+        """Rates and memory, or the reason of the failure."""
+        if self.problem:
+            return self.problem
+        spread = f" ({min(self.rates):,.0f} to {max(self.rates):,.0f})" * (len(self.rates) > 1)
+        memory = parallel.readable_bytes(self.memory)
+        return f"{self.rate:,.0f}{spread} agent steps/s, {memory}"
 
 
 def run(
@@ -63,45 +62,40 @@ def run(
     limit: float,
     memory: float,
     cache: str,
-    *,
-    turns: int = TURNS,
     floor: float = 0.0,
 ) -> Outcome:
     """Measures in a child process.
 
     Args:
       training: arguments of `Trial`.
-      limit: seconds, after which the child is ended.
-      memory: bytes; a child that takes more is ended.
-      cache: a folder for compiled programs, where the environment names no other.
-      turns: number of measurements.
-      floor: agent steps per second; a candidate that is slower gets one turn.
+      limit: seconds; then the child is killed.
+      memory: bytes; a child that uses more is killed.
+      cache: folder for compiled programs, unless the environment names one.
+      floor: agent steps per second; after a slower turn there is no other.
     """
-    start = time.monotonic()
-    outcome = Outcome()
+    start, outcome = time.monotonic(), Outcome()
+    variable = "JAX_COMPILATION_CACHE_DIR"
 
-    def look() -> None:
-        outcome.host_memory = max(outcome.host_memory, child.memory())
-        on_host = outcome.facts is not None and outcome.facts.platform == "cpu"
-        taken = outcome.host_memory if on_host else outcome.device_memory or 0
-        if taken > memory:
-            taken, memory_ = parallel.readable_bytes(taken), parallel.readable_bytes(memory)
-            raise errors.RunFailure(f"takes {taken}, more than {memory_}")
+    def watch() -> None:
+        if outcome.facts is None or outcome.facts.platform == "cpu":
+            outcome.memory = max(outcome.memory, child.memory())
+        if outcome.memory > memory:
+            used, allowed = map(parallel.readable_bytes, (outcome.memory, memory))
+            raise errors.RunFailure(f"uses {used}, more than {allowed}")
         if time.monotonic() - start > limit:
             raise errors.RunFailure(f"not measured within {limit:.0f} s")
 
     with tempfile.TemporaryDirectory() as folder:
+        variables = {variable: os.environ.get(variable, cache)}
         log = pathlib.Path(folder) / "log"
-        variables = {_CACHE: os.environ.get(_CACHE, cache)}
         child = contender.Contender("candidate", Trial, *training, environment=variables, log=log)
         try:
-            outcome.facts = child.ask("facts", look)
-            child.ask("check", look)
-            for _ in range(turns):
-                outcome.rates.append(child.ask("__call__", look))
-                outcome.compiling = child.ask("compiling", look)
-                outcome.device_memory = child.ask("device_memory", look)
-                look()
+            outcome.facts = child.ask("facts", watch)
+            child.ask("check", watch)
+            while len(outcome.rates) < TURNS:
+                outcome.rates.append(child.ask("__call__", watch))
+                outcome.memory = child.ask("device_memory", watch) or outcome.memory
+                watch()
                 if outcome.rates[-1] < floor:
                     break
         except (errors.UserError, errors.RunFailure) as error:
@@ -113,7 +107,13 @@ def run(
 
 
 class Trial:
-    """A candidate in its own process."""
+    """Settings in their own process.
+
+    Args:
+      gin_files: of the experiment.
+      bindings: over the files.
+      seconds: length of a turn.
+    """
 
     def __init__(self, gin_files: Sequence[str], bindings: Sequence[str], seconds: float):
         command_line.use_compilation_cache()
@@ -122,12 +122,8 @@ class Trial:
         self._stepper: measure.Stepper | None = None
 
     def check(self) -> None:
-        """Refuses parts that do not fit; see `experiment.check`."""
+        """Raises errors.UserError if the parts do not fit; see `experiment.check`."""
         experiment.check(self._parts, self._settings.seed)
-
-    def compiling(self) -> float:
-        """Returns the seconds that the first update took longer than the second one."""
-        return self._stepper.compiling
 
     def __call__(self) -> float:
         """Returns agent steps per second."""
@@ -137,29 +133,26 @@ class Trial:
         return self._stepper()
 
     def facts(self) -> Facts:
-        """Returns what is known before anything is compiled."""
-        parts, devices = self._parts, jax.local_devices()
-        runner = parts.runner
+        """Returns facts without compilation."""
+        runner, devices = self._parts.runner, jax.local_devices()
         try:
             placement = getattr(runner, "placement", None)
-        except errors.UserError:  # the streams do not divide: `check` says so
+        except errors.UserError:  # the streams do not divide; `check` reports it
             placement = None
         split = (placement.actors, placement.learners) if placement else ((), ())
-        actors, learners = (tuple(map(devices.index, each)) for each in split)
         machine = candidates.Machine(
-            num_devices=len(devices),
-            num_cores=len(os.sched_getaffinity(0)),
-            is_host=environment_lib.is_host(parts.environment),
-            actors=actors,
-            learners=learners,
-            num_batches=getattr(runner, "num_batches", None),
+            len(devices),
+            len(os.sched_getaffinity(0)),
+            environment_lib.is_host(self._parts.environment),
+            *(tuple(map(devices.index, own)) for own in split),
+            getattr(runner, "num_batches", None),
         )
-        fields = [name for name in candidates.FIELDS if hasattr(runner, name)]
-        values = {name: getattr(runner, name) for name in fields}
+        fields = {field for own in candidates.FIELDS.values() for field in own}
+        values = {name: getattr(runner, name) for name in fields if hasattr(runner, name)}
         return Facts(machine, values, devices[0].platform, run_directory.provenance())
 
     def device_memory(self) -> int | None:
-        """Returns the most bytes in use on the fullest device; None where that is the host's."""
+        """Returns the peak bytes of the fullest device; None without device memory."""
         stats = [device.memory_stats() or {} for device in jax.local_devices()]
         peaks = [each.get("peak_bytes_in_use") for each in stats]
         return None if None in peaks else max(peaks)
