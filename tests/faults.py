@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import threading
 import time
+import weakref
 from typing import Any
 
 import jax
@@ -22,8 +23,11 @@ RAISE, MISTAKE, HANG, SLOW, NAN = "raise", "mistake", "hang", "slow", "nan"
 SEIZE = "seize"  # hangs, and lets no other thread run Python
 
 
+plans: weakref.WeakSet["Plan"] = weakref.WeakSet()  # all of this process
+
+
 class SimulatorError(Exception):
-    """What a broken simulator raises."""
+    """The error of a broken simulator."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,6 +52,9 @@ class Plan:
     seconds: float = 0.1
     marker: str = ""
     over: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def __post_init__(self):
+        plans.add(self)
 
     def set(self, what: str = "", **options: Any) -> None:
         """Changes the plan; what is not named gets its default."""

@@ -1,4 +1,4 @@
-"""Sebulba's runs end well, whatever happens to them: real processes, and simulators that fail."""
+"""Runs of Sebulba end well: in this process, but where a signal or native code ends the process."""
 
 import contextlib
 import json
@@ -7,6 +7,7 @@ import pathlib
 import random
 import re
 import signal
+import threading
 import time
 
 import jax
@@ -54,7 +55,15 @@ WORKERS = (
     "Gymnasium.vectorization = 'async'",
     "Experiment.evaluation_period = 0",  # which would start processes each time
 )
+TRAIN = "podracers.training.train"
 PATIENCE = 120.0  # seconds that a loaded machine may take for what takes a moment
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    yield
+    for plan in faults.plans:
+        plan.over.set()
 
 
 @pytest.fixture(scope="module", name="config")
@@ -125,211 +134,195 @@ def _checkpoints(path):
     return sorted(int(folder.name) for folder in folders)
 
 
-def _resume(path, *bindings):
-    resumed = _run("--run_dir", path, "--resume", bindings=bindings)
-    assert resumed.returncode == 0, resumed.stderr
+def _assert_whole(path):
     assert json.loads((path / "summary.json").read_text())["updates"] == 12
     steps = [line["step"] for line in processes.log(path)]
     assert steps == sorted(set(steps)) and steps[-1] == 768
-    return resumed
+    assert _checkpoints(path)[-1] == 768
 
 
-def _assert_traceback(ended, *order):
-    """Checks that a run failed with a traceback in which these follow one another."""
-    assert ended.returncode == 1, ended.stderr
-    places = [ended.stderr.find(phrase) for phrase in ("Traceback", *order)]
-    assert places == sorted(places) and places[0] >= 0, ended.stderr
+@pytest.fixture(name="train")
+def _train(run, config, tmp_path):
+    """Trains or resumes in this process: `train(*bindings)`."""
+    path = tmp_path / "run"
+
+    def train(*bindings):
+        flags = [flag for binding in bindings for flag in ("--gin_bindings", binding)]
+        begun = (path / "config.gin").exists()
+        begin = ("--resume",) if begun else ("--gin_file", config)
+        return run(TRAIN, *begin, "--run_dir", path, *flags)
+
+    train.path = path
+    return train
 
 
 # Failures.
 
 
-@pytest.mark.slow
-def test_an_environment_that_raises(config, tmp_path):
-    path = tmp_path / "run"
-    fault = ("Faulty.what = 'raise'", "Faulty.step = 61", "Faulty.stream = 5")  # of update 7
-    ended = _run("--gin_file", config, "--run_dir", path, bindings=fault)
-    _assert_traceback(
-        ended,
-        "SimulatorError: the simulator broke in recv at step 61",
-        "direct cause",
-        "WorkerError: actor 0 failed: SimulatorError",
-    )
-    saved = _checkpoints(path)
-    assert saved[-1] in (256, 384)  # the update before may not have been learnt from
-    resumed = _resume(path, "Faulty.what = ''")
-    assert f"resuming from step {saved[-1]}" in resumed.stdout
-
-
-@pytest.mark.slow
-def test_an_environment_that_hangs(config, tmp_path):
-    path, marker = tmp_path / "run", tmp_path / "marker"
-    fault = ("Faulty.what = 'hang'", "Faulty.step = 61", f"Faulty.marker = '{marker}'")
-    process = _start(
-        *("--gin_file", config, "--run_dir", path), bindings=("Sebulba.timeout = 4.0", *fault)
-    )
-    while not marker.exists() and process.poll() is None:
-        time.sleep(0.02)
-    began = time.monotonic()
-    ended = _finish(process)
-    assert 3.0 < time.monotonic() - began < PATIENCE / 2
-    _assert_traceback(ended, "actor 0 hangs: ", "'environment step'", "plan.over.wait()")
-    assert _checkpoints(path)[-1] in (256, 384)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("where", "who"),
-    [
-        (faults.MAKE, "actor"),
-        (faults.MAKE, "evaluation"),
-        (faults.RECV, "actor"),
-        (faults.CLOSE, "actor"),
-    ],
+GAMES = (
+    *WORKERS,
+    "Gymnasium.env_id = 'tests.environments.own_games:Own/Faulty-v0'",
 )
-def test_an_environment_that_hangs_and_lets_nobody_else_run(config, tmp_path, where, who):
-    """Not even the thread that looks for what hangs."""
-    path, marker = tmp_path / "run", tmp_path / "marker"
-    fault = (
-        *("Faulty.what = 'seize'", f"Faulty.where = '{where}'", f"Faulty.who = '{who}'"),
-        *(f"Faulty.marker = '{marker}'", "Faulty.child = True", "Sebulba.timeout = 4.0"),
-    )
-    process = _start("--gin_file", config, "--run_dir", path, bindings=fault)
-    while not marker.exists() and process.poll() is None:
-        time.sleep(0.02)
-    began = time.monotonic()
-    ended = _finish(process)
-    assert 3.0 < time.monotonic() - began < PATIENCE / 2
+AT_UPDATE_7 = "Faulty.step = 61"
+# By name: bindings, what the report has in this order, and which checkpoint may be the last.
+FAULTS = {
+    "raise": (
+        ("Faulty.what = 'raise'", AT_UPDATE_7, "Faulty.stream = 5"),
+        (
+            "Traceback",
+            "SimulatorError: the simulator broke in recv at step 61",
+            "direct cause",
+            "WorkerError: actor 0 failed: SimulatorError",
+        ),
+        (256, 384),  # the update before may not have been learnt from
+    ),
+    "nan": (
+        ("Faulty.what = 'nan'", AT_UPDATE_7),
+        ("became NaN or infinite at update 7 (448 steps); the newest checkpoint is of step 384",),
+        (384,),
+    ),
+    "hang": (
+        ("Faulty.what = 'hang'", AT_UPDATE_7, "Sebulba.timeout = 3.0"),
+        ("Traceback", "actor 0 hangs: ", "'environment step'", "plan.over.wait()"),
+        (256, 384),
+    ),
+    "hang in make": (
+        ("Faulty.what = 'hang'", "Faulty.where = 'make'", "Sebulba.timeout = 3.0"),
+        ("Traceback", "actor 0 hangs: ", "'starting', and the limit is 3 s"),
+        (),
+    ),
+    "hang in evaluation": (
+        ("Faulty.what = 'hang'", "Faulty.who = 'evaluation'", "Sebulba.timeout = 3.0"),
+        ("Traceback", "evaluation hangs: ", "plan.over.wait()"),
+        (256,),
+    ),
+    "worker hangs": (
+        (*GAMES, "Gymnasium.options = {'fault': 'hang'}", "Sebulba.timeout = 5.0"),
+        ("Traceback", "actor 0 hangs: "),
+        None,
+    ),
+    "worker exits": (
+        (*GAMES, "Gymnasium.options = {'fault': 'exit'}"),
+        ("Traceback", "worker process 0 ended with exit code 7"),
+        None,
+    ),
+}
+FAST = ("raise", "nan", "hang")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in FAULTS]
+)
+def test_a_fault_ends_a_run_with_its_cause_and_its_checkpoints(train, name):
+    bindings, phrases, last = FAULTS[name]
+    ended = train(*bindings)
     assert ended.returncode == 1, ended.stderr
-    assert "failed: for " in ended.stderr and "no thread of Python has run" in ended.stderr
-    assert "in _strike" in ended.stderr  # where it hangs
-    assert "Traceback" not in ended.stderr
+    places = [ended.stderr.find(phrase) for phrase in phrases]
+    assert places == sorted(places) and places[0] >= 0, ended.stderr
+    assert ("Traceback" in ended.stderr) == ("Traceback" in phrases)
+    if last:
+        assert _checkpoints(train.path)[-1] in last
+    if name == "raise":
+        saved = _checkpoints(train.path)[-1]
+        assert f"resuming from step {saved}" in train("Faulty.what = ''").stdout
+        _assert_whole(train.path)
 
 
 @pytest.mark.slow
-def test_an_environment_that_hangs_while_it_is_made(config, tmp_path):
-    path = tmp_path / "run"
-    fault = ("Faulty.what = 'hang'", "Faulty.where = 'make'", "Sebulba.timeout = 3.0")
-    ended = _run("--gin_file", config, "--run_dir", path, bindings=fault)
-    _assert_traceback(ended, "actor 0 hangs: ", "'starting', and the limit is 3 s")
-
-
-@pytest.mark.slow
-def test_an_evaluation_that_hangs(config, tmp_path):
-    path = tmp_path / "run"
-    fault = ("Faulty.what = 'hang'", "Faulty.step = 5", "Faulty.who = 'evaluation'")
-    ended = _run(
-        *("--gin_file", config, "--run_dir", path), bindings=("Sebulba.timeout = 4.0", *fault)
-    )
-    _assert_traceback(ended, "evaluation hangs: ", "plan.over.wait()")
-    assert _checkpoints(path)[-1] == 256
-
-
-@pytest.mark.slow
-def test_simulators_that_hang_in_closing_do_not_spoil_the_end(config, tmp_path):
-    path = tmp_path / "run"
-    fault = ("Faulty.what = 'hang'", "Faulty.where = 'close'", "Faulty.child = True")
-    ended = _run(
-        *("--gin_file", config, "--run_dir", path), bindings=("Sebulba.timeout = 4.0", *fault)
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads((path / "summary.json").read_text())["updates"] == 12
-    assert _checkpoints(path)[-1] == 768
-
-
-@pytest.mark.slow
-def test_worker_processes_that_hang_or_die(config, tmp_path):
-    phrases = {"hang": "actor 0 hangs: ", "exit": "worker process 0 ended with exit code 7"}
-    game = (
-        *WORKERS,
-        "Gymnasium.env_id = 'tests.environments.own_games:Own/Faulty-v0'",
-        "Sebulba.timeout = 5.0",
-    )
-    started = {
-        fault: _start(
-            *("--gin_file", config, "--run_dir", tmp_path / fault),
-            bindings=(*game, f"Gymnasium.options = {{'fault': '{fault}'}}"),
+def test_native_code_that_holds_pythons_lock_is_ended(config, tmp_path):
+    """Not even the thread that looks for what hangs can run."""
+    started = {}
+    for where, who in (("recv", "actor"), ("close", "actor"), ("make", "evaluation")):
+        fault = (
+            *("Faulty.what = 'seize'", f"Faulty.where = '{where}'", f"Faulty.who = '{who}'"),
+            *("Faulty.child = True", "Sebulba.timeout = 4.0"),
         )
-        for fault in phrases
-    }
-    for fault, process in started.items():
-        _assert_traceback(_finish(process), phrases[fault])
+        path = tmp_path / f"{where}-{who}"
+        started[where, who] = _start("--gin_file", config, "--run_dir", path, bindings=fault)
+    for process in started.values():
+        ended = _finish(process)
+        assert ended.returncode == 1, ended.stderr
+        assert "failed: for " in ended.stderr and "no thread of Python has run" in ended.stderr
+        assert "in _strike" in ended.stderr  # where it hangs
+        assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_environments_that_cannot_be_closed_fail_a_run_in_one_line_and_spoil_nothing(
-    config, tmp_path, vectorization
-):
-    path = tmp_path / "run"
-    game = (
-        *("Faulty.inner = @gymnasium.Gymnasium()", f"Gymnasium.vectorization = '{vectorization}'"),
-        "Gymnasium.env_id = 'tests.environments.own_games:Own/Unfit-v0'",
-        "Gymnasium.options = {'unclosed': True}",
-    )
-    ended = _run("--gin_file", config, "--run_dir", path, bindings=game)
-    assert ended.returncode == 1, ended.stderr
-    said = [line for line in ended.stderr.splitlines() if "closing" in line]
-    assert len(said) == 1, ended.stderr
-    assert re.search(
-        r"failed: Own/Unfit-v0: closing stream \d: ArithmeticError: it is not", said[0]
-    )
-    assert "Traceback" not in ended.stderr
-    assert json.loads((path / "summary.json").read_text())["updates"] == 12
-    assert _checkpoints(path)[-1] == 768
+def test_simulators_that_cannot_be_closed_do_not_spoil_the_end(config, tmp_path):
+    """One that hangs is left behind; an error is one line, and the exit code of a failure."""
+    started = {}
+    for name in (faults.HANG, faults.RAISE):
+        child = f"Faulty.child = {name == faults.HANG}"  # it is killed
+        where = ("Faulty.where = 'close'", "Sebulba.timeout = 4.0")
+        bindings = (f"Faulty.what = '{name}'", child, *where)
+        path = tmp_path / name
+        started[name] = _start("--gin_file", config, "--run_dir", path, bindings=bindings)
+    for name, process in started.items():
+        ended = _finish(process)
+        assert ended.returncode == (name == faults.RAISE), ended.stderr
+        assert "Traceback" not in ended.stderr
+        lines = [line for line in ended.stderr.splitlines() if "SimulatorError" in line]
+        assert len(lines) == (name == faults.RAISE), ended.stderr
+        _assert_whole(tmp_path / name)
 
 
-@pytest.mark.slow
-def test_a_learner_that_meets_a_nan(config, tmp_path):
-    path = tmp_path / "run"
-    fault = ("Faulty.what = 'nan'", "Faulty.step = 61")
-    ended = _run("--gin_file", config, "--run_dir", path, bindings=fault)
-    assert ended.returncode == 1, ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert re.fullmatch(
-        r"failed: the metric '\S+' became NaN or infinite at update 7 \(448 steps\); the newest "
-        r"checkpoint is of step 384",
-        ended.stderr.splitlines()[-1],
-    )
-    assert _checkpoints(path)[-1] == 384
+def test_what_fails_while_a_run_leaves_hides_no_first_cause(config, tmp_path, caplog):
+    loaded = experiment.load([str(config)], ["Faulty.what = 'raise'", "Faulty.step = 20"])
+    directory = run_directory.RunDirectory(tmp_path)
+    trainer = run.Run(loaded, loaded.build(), directory, stop=(), say=lambda _: None)
+    close = trainer._checkpointer.close
+
+    def fail():
+        close()
+        raise errors.RunFailure("could not save")
+
+    trainer._checkpointer.close = fail
+    with pytest.raises(pipeline.WorkerError):
+        trainer.train()
+    assert "could not save" in caplog.text
 
 
 # Signals.
-
-
-_MAKING, _COLLECTING = ("make", 0, "actor"), ("recv", 61, "actor")
-_EVALUATING = ("recv", 5, "evaluation")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "where", "step", "who"),
     [
-        (signal.SIGINT, *_COLLECTING),
-        (signal.SIGTERM, *_EVALUATING),
-        (signal.SIGTERM, *_MAKING),
-        (signal.SIGINT, *_MAKING),
-        (signal.SIGTERM, *_COLLECTING),
-        (signal.SIGINT, *_EVALUATING),
+        (signal.SIGTERM, "recv", 61, "actor"),
+        (signal.SIGINT, "make", 0, "actor"),
+        (signal.SIGTERM, "recv", 5, "evaluation"),
     ],
 )
-def test_a_signal_ends_a_run_in_order(config, tmp_path, number, where, step, who):
-    path, marker = tmp_path / "run", tmp_path / "marker"
-    slow = (
-        *("Faulty.what = 'slow'", "Faulty.seconds = 0.2", f"Faulty.marker = '{marker}'"),
-        *(f"Faulty.where = '{where}'", f"Faulty.step = {step}", f"Faulty.who = '{who}'"),
-    )
-    process = _start("--gin_file", config, "--run_dir", path, bindings=slow)
-    _signal(process, number, marker.exists)
-    stopped = _finish(process)
+def test_a_signal_ends_a_run_in_order(train, tmp_path, number, where, step, who):
+    marker, ended = tmp_path / "marker", threading.Event()
+
+    def send():
+        while not (marker.exists() or ended.wait(0.01)):
+            pass
+        os.kill(os.getpid(), number)
+
+    previous = signal.signal(number, lambda *_: None)  # if the run should end before
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        stopped = train(
+            *("Faulty.what = 'slow'", "Faulty.seconds = 0.2", f"Faulty.marker = '{marker}'"),
+            *(f"Faulty.where = '{where}'", f"Faulty.step = {step}", f"Faulty.who = '{who}'"),
+        )
+    finally:
+        ended.set()
+        thread.join()
+        signal.signal(number, previous)
     assert stopped.returncode == 0, stopped.stderr
-    assert "Traceback" not in stopped.stderr
     steps = int(re.search(r"stopped at ([\d,]+) steps", stopped.stdout)[1].replace(",", ""))
-    assert _checkpoints(path)[-1] == steps
+    assert steps < 768
+    assert _checkpoints(train.path)[-1] == steps
     if who == "evaluation":  # which was not waited for
-        assert "evaluation/return" not in processes.log(path)[-1]
-    resumed = _resume(path, "Faulty.what = ''")
+        assert "evaluation/return" not in processes.log(train.path)[-1]
+    resumed = train("Faulty.what = ''")
     assert f"resuming from step {steps:,}" in resumed.stdout
+    _assert_whole(train.path)
 
 
 @pytest.mark.slow
@@ -363,23 +356,45 @@ def test_a_second_interrupt_does_not_wait(config, tmp_path):
     ("bindings", "num_workers"), [((), 0), pytest.param(WORKERS, 2, marks=pytest.mark.slow)]
 )
 def test_a_run_that_is_killed_takes_its_workers_along_and_resumes(
-    config, tmp_path, bindings, num_workers
+    config, train, bindings, num_workers
 ):
-    path = tmp_path / "run"
-    process = _start("--gin_file", config, "--run_dir", path, bindings=bindings)
+    process = _start("--gin_file", config, "--run_dir", train.path, bindings=bindings)
     workers = []
 
     def learns():
         workers[:] = _workers(process)
-        return processes.num_lines(path) >= 5
+        return processes.num_lines(train.path) >= 5
 
     killed = processes.interrupt(process, signal.SIGKILL, learns)
     assert killed.returncode == -signal.SIGKILL
     assert len(workers) == num_workers
     _finish(process)
-    saved = _checkpoints(path)
-    resumed = _resume(path)
-    assert f"resuming from step {saved[-1]}" in resumed.stdout
+    saved = _checkpoints(train.path)
+    assert f"resuming from step {saved[-1]}" in train().stdout
+    _assert_whole(train.path)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_at_random_moments_gets_to_its_end(config, train):
+    chance, path = random.Random(0), train.path
+    for _ in range(4):
+        begun = (path / "config.gin").exists()
+        begin = ("--resume",) if begun else ("--gin_file", config)
+        process = _start(*begin, "--run_dir", path, bindings=WORKERS)
+        number = chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+        time.sleep(chance.uniform(0.0, 12.0))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        ended = _finish(process)
+        if "saving a checkpoint" in ended.stderr:
+            assert ended.returncode == 0, ended.stderr
+            assert "Traceback" not in ended.stderr
+        elif ended.returncode not in (0, -number):  # in the middle of Python's imports
+            assert ended.stdout == "", ended
+        if (path / "checkpoints").exists():
+            _checkpoints(path)
+    train()
+    _assert_whole(path)
 
 
 def test_a_resumed_run_has_the_state_that_was_saved(config, tmp_path):
@@ -405,112 +420,47 @@ def test_a_resumed_run_has_the_state_that_was_saved(config, tmp_path):
     assert second.train()["updates"] == 12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_a_run_that_is_stopped_at_random_moments_gets_to_its_end(config, tmp_path, seed):
-    path = tmp_path / "run"
-    chance = random.Random(seed)
-    for _ in range(6):
-        started = (
-            ("--run_dir", path, "--resume")
-            if (path / "config.gin").exists()
-            else (*("--gin_file", config, "--run_dir", path),)
-        )
-        process = _start(*started, bindings=WORKERS if seed == 0 else ())
-        number = chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-        time.sleep(chance.uniform(0.0, 12.0))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        ended = _finish(process)
-        if "saving a checkpoint" in ended.stderr:
-            assert ended.returncode == 0, ended.stderr
-            assert "Traceback" not in ended.stderr
-        elif ended.returncode not in (0, -number):  # in the middle of Python's imports
-            assert ended.stdout == "", ended
-        if (path / "checkpoints").exists():
-            _checkpoints(path)
-    if (path / "config.gin").exists():
-        _resume(path)
-
-
-def test_what_fails_while_a_run_leaves_hides_no_first_cause(config, tmp_path, caplog):
-    loaded = experiment.load([str(config)], ["Faulty.what = 'raise'", "Faulty.step = 20"])
-    directory = run_directory.RunDirectory(tmp_path)
-    trainer = run.Run(loaded, loaded.build(), directory, stop=(), say=lambda _: None)
-    close = trainer._checkpointer.close
-
-    def fail():
-        close()
-        raise errors.RunFailure("could not save")
-
-    trainer._checkpointer.close = fail
-    with pytest.raises(pipeline.WorkerError):
-        trainer.train()
-    assert "could not save" in caplog.text
-
-
-# What a run says of itself.
+# Reports and mistakes.
 
 
 @pytest.mark.slow
-def test_a_run_tells_where_its_time_goes_and_traces_an_update(config, tmp_path):
-    path = tmp_path / "run"
-    ended = _run(
-        *("--gin_file", config, "--run_dir", path),
-        bindings=("Experiment.profile_update = 3", "Experiment.log_period = 2"),
-    )
+def test_a_run_reports_where_its_time_goes_and_traces_an_update(train):
+    ended = train("Experiment.profile_update = 3", "Experiment.log_period = 2")
     assert ended.returncode == 0, ended.stderr
-    assert list((path / "profile").rglob("*.xplane.pb"))
-    lines = processes.log(path)
+    assert list((train.path / "profile").rglob("*.xplane.pb"))
+    lines = processes.log(train.path)
     for line in lines:
         for thread in ("learner", "actor"):
             shares = [v for name, v in line.items() if name.startswith(f"time/{thread}/")]
             assert sum(shares) == pytest.approx(1.0)
             assert 0.0 <= line[f"idle/{thread}"] <= 1.0
-    assert lines[0]["lag/mean"] == 0.5  # the first rollout has nothing to be behind of
+    assert lines[0]["lag/mean"] == 0.5  # the first rollout cannot be behind
     assert all(line["lag/1"] == 1.0 for line in lines[1:])
     assert re.search(r"(limits?|take turns): ", ended.stdout)
 
 
-# Mistakes.
+CARTPOLE = ("gin/experiments/cartpole_impala.gin", "gin/environments/envpool_cartpole.gin")
 
 
 @pytest.mark.parametrize(
-    ("binding", "message"),
+    ("files", "binding", "phrases"),
     [
-        ("Sebulba.num_envs = 7", "does not divide .*: use 6 or 8"),
-        ("Sebulba.lag = -1", r"Sebulba\.lag: expected an int of at least 0, got -1"),
-        ("Sebulba.timeout = 0", r"Sebulba\.timeout: expected seconds, got 0"),
+        ((), "Sebulba.num_envs = 7", ("does not divide", "use 6 or 8")),
+        ((), "Sebulba.lag = -1", ("Sebulba.lag", "got -1")),
+        ((), "Sebulba.timeout = 0", ("Sebulba.timeout", "got 0")),
+        ((), "Sebulba.actor_devices = (0, 7)", ("4 devices", "no device 7")),
+        (
+            (CARTPOLE[0], "gin/runners/sebulba.gin", CARTPOLE[1]),
+            "EnvPool.task_id = 'CartPol-v1'",
+            ("'CartPole-v1'",),
+        ),
+        (CARTPOLE, "RUNNER = @anakin.Anakin", ("--runner sebulba", "@cartpole.CartPole")),
     ],
 )
-def test_a_mistake_is_one_line(config, binding, message):
-    with pytest.raises(errors.UserError, match=f"^[^\n]*{message}[^\n]*$"):
-        loaded = experiment.load([str(config)], [binding])
-        experiment.check(loaded.build(), loaded.seed)
-
-
-@pytest.mark.slow
-def test_mistakes_end_a_run_before_it_leaves_anything(config, tmp_path):
-    host = ("--gin_file", "gin/environments/envpool_cartpole.gin")
-    anakin = ("--gin_file", "gin/experiments/cartpole_impala.gin")
-    sebulba = ("--gin_file", "gin/runners/sebulba.gin")
-    cases = [
-        (
-            ("--gin_file", config),
-            "Sebulba.actor_devices = (0, 7)",
-            ("Sebulba.actor_devices = (0, 7)", "4 devices", "no device 7"),
-        ),
-        ((*anakin, *sebulba, *host), "EnvPool.task_id = 'CartPol-v1'", ("'CartPole-v1'",)),
-        (
-            (*anakin, *host, "--runner", "anakin"),
-            "SEED = 1",
-            ("runs on the host", "--runner sebulba", "@cartpole.CartPole"),
-        ),
-    ]
-    started = [
-        _start(*files, "--run_dir", tmp_path / "run", bindings=(binding,))
-        for files, binding, _ in cases
-    ]
-    for process, (_, _, phrases) in zip(started, cases):
-        processes.assert_mistake(_finish(process), *phrases)
+def test_a_mistake_ends_a_run_before_it_leaves_anything(
+    run, config, tmp_path, files, binding, phrases
+):
+    flags = [flag for file in files or (config,) for flag in ("--gin_file", file)]
+    ended = run(TRAIN, *flags, "--run_dir", tmp_path / "run", "--gin_bindings", binding)
+    processes.assert_mistake(ended, *phrases)
     assert os.listdir(tmp_path) == []
