@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agents import impala, ppo
-from agents.networks import cores
+from agents.networks import cores, encoders
 from podracers import parallel, types, unroll
 from tests import contract, streams
 
@@ -126,24 +126,33 @@ def update(experience: Experience, num_devices: int = 1) -> tuple[Any, dict[str,
     return learner, {name: float(mean.result()) for name, mean in means.items()}
 
 
-def outputs(agent: Any, params: Any, rollout: types.Rollout):
-    """Returns logits and values `[T + 1, B, ...]`, from one step of the network after another."""
-    (core, action), logits, values = rollout.actor_state, [], []
-    for time in range(LENGTH + 1):
+def outputs(network: Any, params: Any, rollout: types.Rollout, clip: float = 1.0) -> Any:
+    """Returns a network's outputs `[T + 1, B, ...]`, from one step of it after another.
+
+    Rewards are scaled by 0.5 and clipped where the network sees them.
+    """
+    core, action, *_ = rollout.actor_state
+    step, results = jax.jit(network.step), []
+    for time in range(len(rollout.timestep.reward)):
         timestep = jax.tree.map(lambda x: x[time], rollout.timestep)  # noqa: B023
-        if agent._policy.network.is_recurrent:
+        if network.is_recurrent:
             going = ~timestep.first()
             seen = {
-                "observation": timestep.observation,
+                "observation": encoders.without_mask(timestep.observation),
                 "previous_action": np.eye(3, dtype=np.float32)[action] * going[:, None],
-                "previous_reward": np.clip(0.5 * timestep.reward, -1.0, 1.0) * going,
+                "previous_reward": np.clip(0.5 * timestep.reward, -clip, clip) * going,
             }
             timestep = timestep._replace(observation=seen)
-            action = rollout.action[min(time, LENGTH - 1)]
-        output, core = agent._policy.network.step(params, core, timestep)
-        logits.append(output.policy)
-        values.append(output.value)
-    return jnp.stack(logits), jnp.stack(values)
+            action = rollout.action[min(time, len(rollout.action) - 1)]
+        output, core = step(params, core, timestep)
+        results.append(output)
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
+
+
+def learnt_timestep(rollout: types.Rollout) -> types.TimeStep:
+    """Returns the time steps with scaled and clipped rewards, for `agents.returns`."""
+    reward = np.clip(0.5 * rollout.timestep.reward, -1.0, 1.0)
+    return rollout.timestep._replace(reward=reward)
 
 
 def clipped_gradient(loss, params: Any) -> tuple[float, Any, float]:

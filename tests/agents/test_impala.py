@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import impala
+from agents import impala, returns
 from tests import contract, streams
 from tests.agents import experience
 
@@ -27,25 +27,6 @@ def _off_policy(network):
     return given._replace(learner=jax.device_get(learner))
 
 
-def _slow_vtrace(rollout, values, ratio):
-    """Returns targets and advantages `[T, B]`; 0.9 is the discount and 0.8 lambda."""
-    timestep = rollout.timestep
-    reward, last = np.clip(0.5 * timestep.reward, -1.0, 1.0), timestep.last()
-    rho = np.minimum(ratio, 1.0)
-    target, advantage = np.zeros((LENGTH, BATCH)), np.zeros((LENGTH, BATCH))
-    for b in range(BATCH):
-        for t in reversed(range(LENGTH)):
-            is_end = t + 1 == LENGTH or last[t + 1, b]
-            arrival = values[t + 1, b] if is_end else target[t + 1, b]
-            discount = 0.9 * timestep.discount[t + 1, b]
-            error = reward[t + 1, b] + discount * values[t + 1, b] - values[t, b]
-            trace = discount * 0.8 * rho[t, b] * (arrival - values[t + 1, b])
-            target[t, b] = values[t, b] + rho[t, b] * error + trace
-            action_value = reward[t + 1, b] + discount * arrival
-            advantage[t, b] = rho[t, b] * (action_value - values[t, b])
-    return target, advantage
-
-
 def _slow_update(given):
     """Returns the parameters after one step of clipped RMSProp, and the loss before it."""
     agent, learner, rollout = given
@@ -54,16 +35,17 @@ def _slow_update(given):
     def log_policy(logits):
         return jnp.sum(jax.nn.log_softmax(logits[:-1]) * chosen, axis=-1)
 
-    outputs = jax.jit(lambda params: experience.outputs(agent, params, rollout))
-    logits, values = outputs(learner.params)
-    values = np.asarray(values, np.float64)
-    ratio = np.exp(np.asarray(log_policy(logits) - rollout.extras.log_prob, np.float64))
+    outputs = functools.partial(experience.outputs, agent._policy.network, rollout=rollout)
+    logits, values = jax.jit(outputs)(learner.params)
+    log_ratio = log_policy(logits) - rollout.extras.log_prob
+    ratio = np.exp(log_ratio)
     kept = ~rollout.timestep.last()[:-1]
     assert np.ptp(ratio[kept]) > 0.5  # far enough from the policy that acted
-    target, advantage = _slow_vtrace(rollout, values, ratio)
+    timestep = experience.learnt_timestep(rollout)
+    target, advantage = jax.device_get(returns.vtrace(timestep, values, log_ratio, 0.9, 0.8))
 
     def loss(params):
-        logits, values = experience.outputs(agent, params, rollout)
+        logits, values = outputs(params)
         log_p = jax.nn.log_softmax(logits[:-1])
         entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
         value_loss = 0.25 * (values[:-1] - target) ** 2

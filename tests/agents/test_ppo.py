@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import minibatches, policy, ppo
+from agents import minibatches, policy, ppo, returns
 from agents.networks import cores
 from podracers import parallel
 from tests import streams
@@ -22,36 +22,19 @@ NUM_FRAMES = 3  # of the network "frames"
 P = jax.sharding.PartitionSpec
 
 
-def _slow_advantages(rollout, values):
-    """Sums discounted errors forward, to the end of the episode or of the rollout."""
-    reward = np.clip(0.5 * rollout.timestep.reward, -1.0, 1.0)
-    advantage = np.zeros((LENGTH, BATCH))
-    for b in range(BATCH):
-        for t in range(LENGTH):
-            factor = 1.0
-            for s in range(t, LENGTH):
-                following = 0.9 * rollout.timestep.discount[s + 1, b] * values[s + 1, b]
-                advantage[t, b] += factor * (reward[s + 1, b] + following - values[s, b])
-                factor *= 0.9 * 0.8
-                if rollout.timestep.last()[s + 1, b]:
-                    break
-    return advantage
-
-
 def _slow_update(given):
     """Returns the parameters after one step of clipped Adam, and the loss before it."""
     agent, learner, rollout = given
-    outputs = jax.jit(lambda params: experience.outputs(agent, params, rollout))
-    _, values = outputs(learner.params)
-    values = np.asarray(values, np.float64)
-    advantage = _slow_advantages(rollout, values)
+    outputs = functools.partial(experience.outputs, agent._policy.network, rollout=rollout)
+    values = np.asarray(jax.jit(outputs)(learner.params).value)
+    advantage = np.asarray(returns.gae(experience.learnt_timestep(rollout), values, 0.9, 0.8))
     target = advantage + values[:-1]
     kept = ~rollout.timestep.last()[:-1]
     advantage = (advantage - advantage[kept].mean()) / advantage[kept].std()
     chosen = np.eye(3)[rollout.action]
 
     def loss(params):
-        logits, values = experience.outputs(agent, params, rollout)
+        logits, values = outputs(params)
         log_p = jax.nn.log_softmax(logits[:-1])
         ratio = jnp.exp(jnp.sum(log_p * chosen, axis=-1) - rollout.extras.log_prob)
         entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import networks, pqn
+from agents import networks, pqn, returns
 from agents.networks import cores, encoders
 from tests import streams
 from tests.agents import experience
@@ -49,57 +49,19 @@ def _given(network):
     return experience.acted(_agent(network), ENVIRONMENT)
 
 
-def _values(given, params):
-    """Returns `[T + 1, B, A]`, from one step of the network after another."""
-    agent, _, rollout = given
-    (core, action), values = rollout.actor_state, []
-    for time in range(LENGTH + 1):
-        timestep = jax.tree.map(lambda x: x[time], rollout.timestep)  # noqa: B023
-        if agent._network.is_recurrent:
-            going = ~timestep.first()
-            seen = {
-                "observation": {"features": timestep.observation["features"]},
-                "previous_action": np.eye(3, dtype=np.float32)[action] * going[:, None],
-                "previous_reward": np.clip(0.5 * timestep.reward, -1.0, 1.0) * going,
-            }
-            timestep = timestep._replace(observation=seen)
-            action = rollout.action[min(time, LENGTH - 1)]
-        q_values, core = agent._network.step(params, core, timestep)
-        values.append(q_values)
-    return jnp.stack(values)
-
-
-def _slow_targets(rollout, q_values):
-    """A weighted sum of the n-step returns from each time step to the end of its episode."""
-    timestep = rollout.timestep
-    reward = np.clip(0.5 * timestep.reward, -1.0, 1.0)
-    best = np.where(timestep.observation["action_mask"], q_values, -np.inf).max(axis=-1)
-    targets = np.zeros((LENGTH, BATCH))
-    for b in range(BATCH):
-        for t in range(LENGTH):
-            total, discount, weight = 0.0, 1.0, 1.0
-            for s in range(t + 1, LENGTH + 1):
-                total += discount * reward[s, b]
-                discount *= GAMMA * timestep.discount[s, b]
-                is_over = s == LENGTH or timestep.last()[s, b]
-                portion = weight if is_over else weight * (1.0 - LAMBDA)
-                targets[t, b] += portion * (total + discount * best[s, b])
-                weight *= LAMBDA
-                if is_over:
-                    break
-    return targets
-
-
 def _slow_update(given):
     """Returns the parameters after a step, what is measured, and the targets."""
-    _, learner, rollout = given
-    q_values = np.asarray(jax.jit(lambda p: _values(given, p))(learner.params), np.float64)
-    targets = _slow_targets(rollout, q_values)
+    agent, learner, rollout = given
+    values = functools.partial(experience.outputs, agent._network, rollout=rollout)
+    q_values = np.asarray(jax.jit(values)(learner.params))
+    best = np.where(rollout.timestep.observation["action_mask"], q_values, -np.inf).max(axis=-1)
+    timestep = experience.learnt_timestep(rollout)
+    targets = np.asarray(returns.lambda_returns(timestep, best, GAMMA, LAMBDA))
     kept = ~rollout.timestep.last()[:-1]
     chosen = np.eye(3)[rollout.action]
 
     def loss(params):
-        taken = jnp.sum(_values(given, params)[:-1] * chosen, axis=-1)
+        taken = jnp.sum(values(params)[:-1] * chosen, axis=-1)
         return jnp.sum(jnp.where(kept, 0.5 * (taken - targets) ** 2, 0.0)) / kept.sum()
 
     value, gradient, norm = experience.clipped_gradient(loss, learner.params)

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import networks, policy, r2d2, replay
+from agents import networks, policy, r2d2, replay, returns
 from agents.networks import cores, encoders
 from podracers import errors, types, unroll
 from tests import streams
+from tests.agents import experience
 
 P = jax.sharding.PartitionSpec
 GAMMA, STEPS, BURN_IN, MIX = 0.9, 3, 4, 0.9
@@ -95,22 +96,9 @@ def _sample(rollout: types.Rollout, weight=None) -> replay.Sample:
 
 
 def _slow_values(params, rollout):
-    """Returns `[T + 1, B, A]`, from one step of the network after another, in real rewards."""
-    core, action = rollout.actor_state.core, rollout.actor_state.action
-    step, values = jax.jit(AGENT._network.step), []
-    for t in range(LENGTH + 1):
-        timestep = jax.tree.map(lambda x: x[t], rollout.timestep)  # noqa: B023
-        kept = ~timestep.first()
-        seen = {
-            "observation": {"features": timestep.observation["features"]},
-            "previous_action": np.eye(3, dtype=np.float32)[action] * kept[:, None],
-            "previous_reward": 0.5 * timestep.reward,
-            "action_mask": timestep.observation["action_mask"],
-        }
-        q_values, core = step(params, core, timestep._replace(observation=seen))
-        values.append(q_values)
-        action = rollout.action[min(t, LENGTH - 1)]
-    return np.stack(values).astype(np.float64)
+    """Returns `[T + 1, B, A]`; rewards are not clipped."""
+    q_values = experience.outputs(AGENT._network, params, rollout, clip=np.inf)
+    return np.asarray(q_values, np.float64)
 
 
 def _h(x):
@@ -127,20 +115,13 @@ def _legal(q_values, rollout):
 
 
 def _slow_errors(rollout, taken, bootstrap, until=LENGTH):
-    """Returns errors `[until - BURN_IN, B]`: a walk of up to n steps from each step."""
-    timestep = rollout.timestep
-    result = np.zeros((until - BURN_IN, NUM))
-    for b in range(NUM):
-        for t in range(BURN_IN, until):
-            goal, discount = 0.0, 1.0
-            for s in range(t + 1, min(t + STEPS, until) + 1):
-                goal += discount * 0.5 * timestep.reward[s, b]
-                discount *= GAMMA * timestep.discount[s, b]
-                if timestep.last()[s, b]:
-                    break
-            goal += discount * _inverse(bootstrap[s, b])
-            result[t - BURN_IN, b] = _h(goal) - taken[t, b]
-    return result
+    """Returns errors `[until - BURN_IN, B]` against rescaled n-step returns of scaled rewards."""
+    timestep = rollout.timestep._replace(reward=0.5 * rollout.timestep.reward)
+    timestep, values = jax.tree.map(
+        lambda x: x[BURN_IN : until + 1], (timestep, _inverse(bootstrap).astype(np.float32))
+    )
+    goal = np.asarray(returns.n_step(timestep, values, GAMMA, STEPS), np.float64)
+    return _h(goal) - taken[BURN_IN:until]
 
 
 def _slow_priority(errors_, last):
