@@ -169,7 +169,7 @@ class DQN:
         return output if self.distribution is None else self.distribution.mean(output)
 
     def _loss(self, params, sample, target):
-        """Returns the losses of single states `[N]`; the sequences hold their n-step returns."""
+        """Returns the losses `[N]`, with targets of up to `n_step` rewards of one episode."""
         timestep, action, _, _ = sample.rollout
         tm1 = self._network.memory_length  # earlier time steps fill the stack of frames
         weight = (~timestep.last()[tm1]).astype(jnp.float32)  # [N] 0 where the action was ignored
