@@ -1,4 +1,4 @@
-"""What an agent is: a handful of pure functions that know nothing of the runner.
+"""The Agent protocol: pure functions that are independent of the runner.
 
 Axis legend: `T` time, `B` the streams of one shard (of one device, or of one actor thread).
 """
@@ -13,24 +13,24 @@ from podracers import types
 
 @runtime_checkable
 class Agent(Protocol):
-    """A frozen dataclass of static configuration, built from an `EnvironmentSpec` (`spec=`).
+    """Frozen dataclass of static configuration, built from an `EnvironmentSpec` (`spec=`).
 
-    An agent whose policy is stochastic may have one more field, `greedy_evaluation: bool`: whether
-    `act` takes the most probable action in evaluation, or samples it. Evaluations then measure both
+    An agent with a stochastic policy may have a field `greedy_evaluation: bool`: whether `act`
+    takes the most probable action in evaluation instead of a sample. Evaluations then measure both
     (see `greedy`).
     """
 
     def init_learner(self, key: jax.Array) -> Any:
-        """Returns what is identical on every learner device: parameters, optimizer, counters."""
+        """Returns the state that learner devices share: parameters, optimizer state, counters."""
 
     def init_memory(self, rollout: types.Rollout) -> Any:
-        """Returns what one learner device keeps to itself; `()` for an agent without memory.
+        """Returns the memory of one learner device; `()` for an agent without memory.
 
-        Every leaf has a first axis, along which runners lay the devices' memories side by side:
-        best that of the streams, for then any number of devices can go on with what another saved.
+        Runners concatenate the devices' memories along the first axis of every leaf. If that axis
+        is the streams, a run can be resumed with another number of devices.
 
         Args:
-          rollout: a template of one shard's rollout; only its shapes and dtypes count.
+          rollout: a template of one shard's rollout; only its shapes and dtypes are used.
         """
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
@@ -39,11 +39,11 @@ class Agent(Protocol):
         Args:
           env_id: `[B]` int32, the global index of each stream.
           num_envs: number of streams in all.
-          evaluation: whether the streams are evaluated rather than learnt from.
+          evaluation: whether the streams are for evaluation.
         """
 
     def actor_params(self, learner: Any) -> types.PyTree:
-        """Returns what acting needs of the learner: the part that is shipped to actors."""
+        """Returns the part of the learner that `act` needs and that is sent to actors."""
 
     def act(
         self,
@@ -57,12 +57,11 @@ class Agent(Protocol):
 
         Args:
           params: the result of `actor_params`.
-          actor_state: `[B, ...]`; reset here, by the agent, where `timestep` is FIRST.
+          actor_state: `[B, ...]`; the agent resets it where `timestep` is FIRST.
           timestep: `[B, ...]`.
-          key: `[B]` typed keys, one a stream: what a stream does never depends on which device or
-            thread carries it, or on its neighbours.
-          evaluation: act as the policy is to be judged, without what only serves exploration
-            (static).
+          key: `[B]` typed keys, one for each stream, so that a stream's actions do not depend on
+            its device, its thread or other streams.
+          evaluation: act without exploration (static).
 
         Returns:
           `(action, actor_state, extras)`, each `[B, ...]`.
@@ -71,7 +70,7 @@ class Agent(Protocol):
     def update(
         self, state: types.AgentState, rollout: types.Rollout, key: jax.Array
     ) -> tuple[types.AgentState, dict[str, types.Mean]]:
-        """Learns from one rollout, in zero or more gradient steps; called once a rollout, always.
+        """Learns from one rollout in zero or more gradient steps; called once for every rollout.
 
         Runs under the mapped axis of `podracers.parallel`, on this device's shard of the rollout.
 
@@ -81,7 +80,7 @@ class Agent(Protocol):
           key: one typed key, equal on all devices.
 
         Returns:
-          The new state, and metrics that are this device's share: the runner merges them.
+          The new state, and this device's share of the metrics, which the runner merges.
         """
 
 
@@ -92,7 +91,7 @@ def greedy(agent: Agent) -> Agent | None:
       agent: any agent.
 
     Returns:
-      None where its evaluations are greedy already, or it has no field `greedy_evaluation`.
+      None if its evaluations are already greedy, or it has no field `greedy_evaluation`.
     """
     if getattr(agent, "greedy_evaluation", True):
         return None
@@ -102,8 +101,8 @@ def greedy(agent: Agent) -> Agent | None:
 def without_replay(state: types.PyTree) -> types.PyTree:
     """Returns a runner's state with `()` in the place of replay.
 
-    Replay is whatever node of an agent's memory has an attribute `is_replay`: past rollouts, in the
-    place of which an agent can begin with none.
+    Replay is any node of an agent's memory with a true attribute `is_replay`: past rollouts, which
+    an agent can start without.
     """
     return jax.tree.map(lambda x: () if _is_replay(x) else x, state, is_leaf=_is_replay)
 
@@ -112,8 +111,8 @@ def with_replay(state: types.PyTree, fresh: types.PyTree) -> types.PyTree:
     """Returns a state with the replay of another one wherever it has none.
 
     Args:
-      state: as a runner made it, or as `without_replay` returned it.
-      fresh: a whole one.
+      state: a runner's state, or a result of `without_replay`.
+      fresh: a runner's state with replay.
     """
 
     def one(given, x):

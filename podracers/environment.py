@@ -1,12 +1,12 @@
-"""What an environment is: a pure one-stream protocol for JAX, a batched one for the host.
+"""Environment protocols: pure functions of one stream in JAX, and batched environments on the host.
 
 Observations are an array or a (nested) dict of arrays. The top-level key `action_mask` is reserved:
 a bool array, true where an action is legal, `[A]` for a discrete action and `[D, A]` for a
-multi-discrete one of `D` parts with at most `A` values each. The top-level key `environment_state`
-is reserved too: what it holds is for agents that search with the environment, and no network sees
-it (`environments.wrappers.Searchable`).
+multi-discrete one of `D` parts with at most `A` values each. The reserved key `environment_state`
+contains the state for agents that search with the environment; networks do not receive it
+(`environments.wrappers.Searchable`).
 
-Action specifications (`dm_env.specs`) tell agents which kind of policy they need:
+The action specification (`dm_env.specs`) determines the kind of policy:
 
 - `specs.DiscreteArray(num_values)`: one integer in `[0, num_values)`.
 - an integer `specs.BoundedArray` of shape `(D,)`: multi-discrete; part `d` lies in
@@ -30,15 +30,15 @@ RESERVED = (ACTION_MASK, STATE)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EnvironmentSpec:
-    """The shapes, dtypes and limits of one stream; no batch axis anywhere.
+    """Shapes, dtypes and limits of one stream, without a batch axis.
 
     Attributes:
       name: the environment's name in logs and error messages.
       observation: a pytree whose leaves are `dm_env.specs.Array`.
       action: a `dm_env.specs` array, as the module's docstring says.
-      max_episode_steps: the time limit in agent steps, or None where there is none.
-      model: the environment that steps from the states that observations show; None where they
-        show none.
+      max_episode_steps: the time limit in agent steps, or None.
+      model: the environment that steps from the states in observations; None if observations
+        contain no state.
     """
 
     name: str
@@ -53,19 +53,19 @@ class EnvironmentSpec:
 
 
 class EnvironmentModel(Protocol):
-    """An environment whose observations show its state, under the key `STATE`."""
+    """An environment whose observations contain its state, under the key `STATE`."""
 
     def step_from(
         self, state: types.PyTree, action: jax.Array
     ) -> tuple[types.TimeStep, types.PyTree]:
-        """Returns where an action leads from a state (one stream, no batch axis).
+        """Returns the time step and state after an action (one stream, no batch axis).
 
         Args:
           state: the part of an observation under `STATE`.
           action: one action of this environment.
 
         Returns:
-          The time step, whose observation shows no state, and the state as it would show it.
+          The time step, whose observation contains no state, and the next state.
         """
 
 
@@ -78,7 +78,7 @@ def without_state(observation: types.PyTree) -> types.PyTree:
 
 @runtime_checkable
 class Environment(Protocol):
-    """A pure environment of one stream, without auto-reset; the runner batches and resets it.
+    """Pure environment of one stream, without auto-reset; the runner batches and resets it.
 
     An implementation may also have `render(state) -> np.ndarray`, uint8 `[height, width, 3]`, which
     runs on the host and serves videos only.
@@ -89,18 +89,19 @@ class Environment(Protocol):
         """The shapes of this environment."""
 
     def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Starts an episode. The state carries whatever randomness later steps need."""
+        """Starts an episode. The state contains the keys of later steps."""
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Advances one step; what it returns for a state whose episode ended is thrown away."""
+        """Advances one step; the result for a state whose episode ended is discarded."""
 
 
 @runtime_checkable
 class HostEnvironment(Protocol):
     """`B` environments that are stepped together on the host, with next-step auto-reset (S1).
 
-    `send` and `recv` alternate. All leaves are NumPy and `[B, ...]`, in the dtypes of the spec, and
-    fresh at each call: nobody writes into an array that was handed out. One thread at a time calls.
+    `send` and `recv` alternate. All leaves are NumPy arrays `[B, ...]` in the dtypes of the spec.
+    Each call returns new arrays, which are not written to afterwards. Calls come from one thread at
+    a time.
     """
 
     @property
@@ -108,61 +109,61 @@ class HostEnvironment(Protocol):
         """The batch size `B`."""
 
     def reset(self) -> types.TimeStep:
-        """Starts an episode of every environment; called once, before all else."""
+        """Starts an episode of every environment; called once, first."""
 
     def send(self, action: np.ndarray) -> None:
-        """Begins a step of every environment; waits as little as the simulator allows.
+        """Starts a step of every environment, without waiting where the simulator allows it.
 
         Args:
-          action: `[B, ...]`; ignored where the latest time step was LAST, and the episode restarts.
+          action: `[B, ...]`; ignored where the latest time step was LAST: the episode restarts.
         """
 
     def recv(self) -> types.TimeStep:
-        """Waits for the step that `send` began, and returns where it led."""
+        """Waits for the step that `send` started, and returns its time steps."""
 
     def close(self) -> None:
-        """Frees what the simulators hold: threads, processes, files. A second call does nothing.
+        """Frees threads, processes and files of the simulators. A second call does nothing.
 
-        Where another thread hangs in `recv` for good, this is called beside it, and must not wait.
+        Must not wait for another thread that hangs in `recv`.
         """
 
 
 @runtime_checkable
 class HostEnvironmentFactory(Protocol):
-    """A factory of host environments: a frozen dataclass of static configuration.
+    """Factory of host environments: a frozen dataclass of static configuration.
 
-    An experiment names one where it would name a JAX environment. An implementation may also have
+    An experiment names it in the place of a JAX environment. For videos, an implementation may have
     `render(timestep) -> np.ndarray`, uint8 `[height, width, 3]`, of one environment's time step
-    (no batch axis), which serves videos. One whose simulators alone can draw may have `filmed()`
-    instead: the same factory, whose host environments have `render() -> list[np.ndarray]`, a
-    picture of each where it stands. It raises `errors.UserError` where nothing can be drawn.
+    (no batch axis). If only simulators can draw, it may have `filmed()` instead: the same factory,
+    whose host environments have `render() -> list[np.ndarray]`, the current image of each. It
+    raises `errors.UserError` if nothing can be drawn.
     """
 
     @property
     def spec(self) -> EnvironmentSpec:
-        """The shapes of one environment; cheap, and without a simulator that stays alive."""
+        """Shapes of one environment; cheap, and keeps no simulator."""
 
     def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> HostEnvironment:
         """Makes `B` environments.
 
         Args:
-          key: one typed key, equal for all streams of a run, and another one for its evaluations.
-          env_id: `[B]` int32, the global indices of the streams: each has a seed of its own, which
-            depends on `key` and its index alone (`stream_seeds`).
-          num_threads: number of the host's threads that the simulators may use.
+          key: one typed key, equal for all streams of a run, and a different one for evaluations.
+          env_id: `[B]` int32, global indices of the streams; the seed of each depends only on `key`
+            and its index (`stream_seeds`).
+          num_threads: number of host threads that the simulators may use.
         """
 
 
 def is_host(environment: Any) -> bool:
-    """Returns whether this is a factory of host environments, rather than a JAX environment."""
+    """Returns whether this is a factory of host environments, not a JAX environment."""
     return hasattr(environment, "make")
 
 
 def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:
     """Returns a seed for each stream, `[B]` int64 in `[0, 2**31)`.
 
-    Streams of one key never share a seed, whichever thread or host they are on: the map from index
-    to seed is one to one. Neighbours are far apart, for simulators that count on from their seed.
+    Streams of one key never share a seed, on any thread or host: the map from index to seed is one
+    to one. Seeds of neighbours are far apart, for simulators that derive seeds by counting.
 
     Args:
       key: one typed key.

@@ -1,4 +1,4 @@
-"""What a runner is: it moves an experiment forward and knows nothing of any algorithm."""
+"""The Runner protocol: acting, stepping environments and updating, independent of the algorithm."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -10,18 +10,18 @@ from podracers import metrics, types
 
 @runtime_checkable
 class Runner(Protocol):
-    """A frozen dataclass of static configuration, built with `agent=` and `environment=`.
+    """Frozen dataclass of static configuration, built with `agent=` and `environment=`.
 
     Attributes:
       steps_per_update: agent steps of one update, over all streams, all devices and one member of
         the population.
       population: number of independent seeds trained at once. With more than one, parameters and
         metrics carry a leading axis `[P]`.
-      population_values: by option of the agent, one number for each member; empty where members
-        differ in their seeds alone (see `podracers.population`).
-      updates_per_dispatch: most updates that a caller should ask of `step`, so that it may
-        stop in between; None where any number costs one dispatch.
-      timeout: seconds that a step of a simulator on the host may take; None where there is none.
+      population_values: by option of the agent, one number for each member; empty if members
+        differ only in their seeds (see `podracers.population`).
+      updates_per_dispatch: largest number of updates of a `step`, so that the caller can stop in
+        between; None if any number takes one dispatch.
+      timeout: seconds that a step of a host simulator may take; None without host simulators.
     """
 
     steps_per_update: int
@@ -31,29 +31,29 @@ class Runner(Protocol):
     timeout: float | None
 
     def trace(self, seed: int) -> jax.stages.Traced:
-        """Traces one update and runs nothing, so that parts that do not fit are refused early.
+        """Traces one update without running it, so that parts that do not fit are refused early.
 
         Returns:
-          The program of an update, as far as it is traced: it can be compiled and looked at.
+          The traced program of an update, which can be compiled and inspected.
         """
 
     def init(self, seed: int) -> Any:
         """Returns the pytree of arrays that a checkpoint holds; member `p` is seeded `seed + p`."""
 
     def step(self, state: Any, num_updates: int) -> tuple[Any, metrics.Report]:
-        """Takes `num_updates` updates: each is one rollout from every stream and one learning step.
+        """Runs `num_updates` updates, each of one rollout from every stream and one `Agent.update`.
 
-        `state` is donated. The report is on the device and need not be waited for.
+        `state` is donated. The report is on the device; the call does not wait for it.
         """
 
     def actor_params(self, state: Any) -> types.PyTree:
-        """Returns what acting needs; alive until `state` is donated."""
+        """Returns the parameters for acting; valid until `state` is donated."""
 
     def describe(self) -> list[str]:
-        """Returns a few lines for the start of a run: devices, batch, what goes where."""
+        """Returns lines for the start of a run: devices, batch and placement."""
 
     def diagnostics(self) -> metrics.Diagnostics:
-        """Returns where the host's time went since the last call; empty where nobody measured."""
+        """Returns the host's times by activity since the last call; empty if not measured."""
 
     def close(self) -> None:
         """Frees threads and simulators."""
