@@ -1,4 +1,4 @@
-"""How scripts end: what a failure in somebody's own code is reported as."""
+"""Exit codes and reports of scripts, and the check for an accelerator."""
 
 import os
 import re
@@ -26,13 +26,6 @@ from agents import ppo
 class MyAgent(ppo.PPO):
     def _loss(self, params, minibatch, agent_steps):
         return jnp.zeros(5) + jnp.zeros(3)  # the mistake
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Confused(ppo.PPO):
-    def act(self, params, actor_state, timestep, key, evaluation=False):
-        if jnp.all(timestep.reward > 0):
-            return None
 """
 SHAPES = "TypeError: add got incompatible shapes for broadcasting: (5,), (3,)."
 CONFIG = """
@@ -77,13 +70,6 @@ def test_a_bug_in_an_agent_ends_with_its_line(my_agent, make):
     assert report[-1] == f"my_agent.py:{_line_of('the mistake')} in _loss: {SHAPES}"
 
 
-def test_a_message_of_many_lines_ends_with_the_first_of_them(my_agent):
-    environment = catch.Catch()
-    runner = anakin.Anakin(my_agent.Confused(environment.spec), environment, 4, 4)
-    report = _report(lambda: runner.trace(0))
-    assert report[-1].startswith(f"my_agent.py:{_line_of('jnp.all')} in act: TracerBoolConversion")
-
-
 def test_a_bug_in_a_thread_ends_with_its_line(my_agent):
     def work(worker):
         my_agent.MyAgent._loss(None, None, None, None)
@@ -109,19 +95,24 @@ def test_a_bug_of_this_project_ends_with_its_line():
     )
 
 
-def test_memory_that_is_not_there_gets_one_line():
-    report = _report(lambda: jax.block_until_ready(jnp.zeros(10**14, jnp.uint8)))
-    (line,) = report
+@pytest.mark.parametrize(
+    ("error", "code", "report"),
+    [
+        (errors.UserError("no\nmore"), 2, "error: no"),
+        (errors.RunFailure("full"), 1, "failed: full"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (MemoryError("all of it"), 1, "failed: out of memory: MemoryError: all of it"),
+    ],
+)
+def test_known_causes_get_one_line(error, code, report):
+    end = command_line.ending(error)
+    assert (end.code, end.report) == (code, report)
+
+
+def test_memory_that_a_device_lacks_gets_one_line():
+    (line,) = _report(lambda: jax.block_until_ready(jnp.zeros(10**14, jnp.uint8)))
     assert line.startswith("failed: out of memory: ")
     assert "100000000000000 bytes" in line
-
-
-def test_mistakes_and_failures_get_one_line():
-    def fail(error):
-        raise error
-
-    assert _report(lambda: fail(errors.UserError("no\nmore")), 2) == ["error: no"]
-    assert _report(lambda: fail(errors.RunFailure("full")), 1) == ["failed: full"]
 
 
 def test_training_ends_with_the_line_of_a_bug(tmp_path):

@@ -1,6 +1,7 @@
-"""`check_environment` finds each fault, and says it in one line."""
+"""`check_environment` finds each fault, and reports it in one line."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -53,26 +54,18 @@ class Good:
         return state, types.transition(self.observe(state.time), 1.0, terminated)
 
 
-def _spoil_reset(**fields):
-    """Returns a class whose `reset` returns a time step with other fields."""
+def _spoil(method, **fields):
+    """Returns a class whose `reset` or `step` returns a time step with other fields."""
 
-    class Spoilt(Good):
-        def reset(self, key):
-            state, timestep = super().reset(key)
-            return state, timestep._replace(**{k: f(timestep) for k, f in fields.items()})
+    def spoilt(self, *arguments):
+        state, timestep = getattr(Good, method)(self, *arguments)
+        return state, timestep._replace(**{k: f(timestep) for k, f in fields.items()})
 
-    return Spoilt
+    return _with(**{method: spoilt})
 
 
-def _spoil_step(**fields):
-    """Returns a class whose `step` returns a time step with other fields."""
-
-    class Spoilt(Good):
-        def step(self, state, action):
-            state, timestep = super().step(state, action)
-            return state, timestep._replace(**{k: f(timestep) for k, f in fields.items()})
-
-    return Spoilt
+_spoil_reset = functools.partial(_spoil, "reset")
+_spoil_step = functools.partial(_spoil, "step")
 
 
 def _with(**members):
@@ -268,25 +261,23 @@ def test_good_environments_pass():
     check.check_environment(empty_at_last, num_steps=20)
 
 
-@pytest.mark.parametrize("thing", [3, "catch", check.check_environment, None])
-def test_what_is_no_environment_at_all(thing):
-    kind = type(thing).__name__
-    with pytest.raises(errors.UserError, match=f"{kind} is not an environment: it has no spec, no"):
-        check.check_environment(thing)
+class Needy(Good):
+    def __init__(self, level):
+        self.level = level
 
 
-def test_a_gym_environment_is_recognised():
-    with pytest.raises(errors.UserError, match="looks like a Gym environment"):
-        check.check_environment(gymnasium.make("CartPole-v1"))
-
-
-def test_a_class_that_needs_arguments():
-    class Needy(Good):
-        def __init__(self, level):
-            self.level = level
-
-    with pytest.raises(errors.UserError, match=r"Needy cannot be made without arguments.*level"):
-        check.check_environment(Needy)
+@pytest.mark.parametrize(
+    ("candidate", "message"),
+    [
+        (3, "int is not an environment: it has no spec, no"),
+        (None, "NoneType is not an environment"),
+        (gymnasium.make("CartPole-v1"), "looks like a Gym environment"),
+        (Needy, "Needy cannot be made without arguments.*level"),
+    ],
+)
+def test_refuses_other_objects(candidate, message):
+    with pytest.raises(errors.UserError, match=message):
+        check.check_environment(candidate)
 
 
 @pytest.mark.parametrize(
