@@ -1,16 +1,14 @@
 """Measures the device of this machine in ten minutes: python scripts/accelerator.py [PIECE ...].
 
-Runs the benchmarks `device_PIECE` (scripts/benchmark.py), each in its own process: the device by
-itself; agreement of both runners and the CPU; Anakin by batch on Catch, CartPole, Snake and
-Breakout; Sebulba on Pong beside EnvPool's own rate; learning; and, on an accelerator, Pong to 18 in
-the remaining time. Writes a file of results and a page after each piece. The same command continues
-with the pieces that are missing; a piece that is named is measured again.
+Runs the benchmarks `device_PIECE` (scripts/benchmark.py), each in its own process: agreement of
+both runners and the CPU; Anakin by batch on Catch, CartPole, Snake and Breakout; Sebulba on Pong
+beside EnvPool's own rate; learning. Writes a file of results and a page after each piece. The same
+command continues with the pieces that are missing; a piece that is named is measured again.
 
 Exit code 1: a piece failed, or an agent did not learn.
 """
 
 import argparse
-import os
 import pathlib
 import signal
 import subprocess
@@ -24,7 +22,6 @@ from results import markdown
 from podracers import command_line, errors
 
 _MIN_TIME = 15.0  # seconds: with less remaining, no piece starts
-_OVERHEAD = 45.0  # seconds of `pong` before and after its training
 _SAME = ("device", "platform", "host_cores", "versions")
 
 
@@ -53,16 +50,12 @@ def main() -> int:
         if not options.names and f"device_{name}" in known:
             print(f"{name}: measured before", flush=True)
             continue
-        on_cpu = record and record.provenance["platform"] == "cpu"
-        if name == "pong" and on_cpu and not options.names:
-            print("pong: takes an hour on a CPU; name it to run it", flush=True)
-            continue
         remaining = 60.0 * options.minutes - (time.monotonic() - start)
         try:
-            if remaining < _MIN_TIME + _OVERHEAD * (name == "pong"):
+            if remaining < _MIN_TIME:
                 raise TimeoutError
             part = _measure(name, options, remaining)
-        except TimeoutError:
+        except (TimeoutError, subprocess.TimeoutExpired):
             left.append(name)
             continue
         except errors.RunFailure as error:
@@ -70,7 +63,11 @@ def main() -> int:
             failed.append(name)
             continue
         record = _merge(record, part, options.json)
-        _write(record, options.json)
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        record.write(options.json)
+        title = f"# Measurements of {record.provenance['device']}, by `make accelerator`\n\n"
+        section = record.section(options.json.stem, options.json.name)
+        markdown.write(options.json.with_suffix(".md"), title + section)
         notes = part.results[f"device_{name}"].notes
         failed += [name] * any("NOT LEARN" in note for note in notes)
     if left:
@@ -84,7 +81,7 @@ def _measure(name: str, options: argparse.Namespace, seconds: float) -> records.
     """Runs one piece.
 
     Raises:
-      TimeoutError: it did not end within `seconds`.
+      subprocess.TimeoutExpired: it did not end within `seconds`.
       errors.UserError, errors.RunFailure: the last line of its output.
     """
     script = pathlib.Path(__file__).with_name("benchmark.py")
@@ -92,22 +89,13 @@ def _measure(name: str, options: argparse.Namespace, seconds: float) -> records.
         file = pathlib.Path(folder) / "part.json"
         command = [sys.executable, str(script), f"device_{name}", "--json", str(file)]
         command += ["--repeats", str(options.repeats)]
-        command += ["--seconds", str(max(int(seconds - _OVERHEAD), 1))]
         command += ["--batches", *map(str, options.batches)] if options.batches else []
-        process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, start_new_session=True
+        done = subprocess.run(
+            command, stderr=subprocess.PIPE, text=True, timeout=seconds, check=False
         )
-        try:
-            _, output = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError from error
-        finally:
-            if process.poll() is None:  # with the processes that it started
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        if process.returncode:
-            lines = output.strip().splitlines() or [f"exit code {process.returncode}"]
-            mistake = process.returncode == errors.UserError.exit_code
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            mistake = done.returncode == errors.UserError.exit_code
             kind = errors.UserError if mistake else errors.RunFailure
             raise kind(lines[-1].removeprefix("error: "))
         return records.read(file)
@@ -131,14 +119,6 @@ def _merge(
     order = [f"device_{piece}" for piece in device.PIECES]
     results = {name: results[name] for name in order if name in results}
     return records.Record(f"scripts/accelerator.py --json {file}", results, made)
-
-
-def _write(record: records.Record, file: pathlib.Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    record.write(file)
-    head = f"# Measurements of {record.provenance['device']}\n\nGenerated by `make accelerator`.\n"
-    section = record.section(file.stem, file.name)
-    markdown.write(file.with_suffix(".md"), f"{head}\n{section}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ def _parse() -> argparse.Namespace:
     add("--json", type=pathlib.Path, metavar="FILE")
     several = {"type": command_line.count, "nargs": "+", "metavar": "N"}
     add("--batches", **several, help="environments of catch, *_batches and device")
-    add("--seconds", type=command_line.count, default=300, metavar="N", help="limit of device_pong")
     add("--devices", **several, default=[], help="tpu: numbers of chips (default: 1)")
     bindings = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
     add("--gin_bindings", **bindings, help="replay, sebulba, lpg, tpu, device: of the experiment")

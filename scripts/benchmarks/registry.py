@@ -30,7 +30,7 @@ def _replay(agent: str) -> _Benchmark:
 
 
 def _device(piece: str) -> _Benchmark:
-    return lambda o: device.benchmark(piece, o.repeats, o.batches, o.gin_bindings, o.seconds)
+    return lambda o: device.benchmark(piece, o.repeats, o.batches, o.gin_bindings)
 
 
 def _tpu(agent: str) -> _Benchmark:
