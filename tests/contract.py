@@ -1,7 +1,7 @@
-"""What every agent has to keep under every runner; each joins with one line in its list.
+"""Agents and runners for tests of the contract between them; each is one line in its table.
 
-An agent is recorded by an agent around it, which keeps the latest rollout in its memory and marks
-every action with the version of the parameters that chose it. So nothing here looks into a runner.
+`Recorder` wraps an agent, keeps the latest rollout in its memory and marks every action with the
+version of the parameters that chose it, so that tests need no internals of a runner.
 
 Axis legend: `T` time, `B` streams, `D` devices, `U` updates.
 """
@@ -28,7 +28,7 @@ NUM_UPDATES = 5
 
 
 def tiny_network(core=None, **options) -> Callable[..., networks.Network]:
-    """Returns a network of eight units: what takes the time is compiling it."""
+    """Returns a network of eight units, which compiles fast."""
     return functools.partial(
         networks.actor_critic, encoder=encoders.MLP((8,)), core=core, **options
     )
@@ -93,7 +93,7 @@ def _pqn(**memory):
 
 
 def _r2d2():
-    """R2D2 with memory of every kind, whose sequences are longer than rollouts."""
+    """Returns R2D2 with a core and stacked frames, and sequences longer than rollouts."""
     candidate = streams.RandomEpisodes(masked=True)
     agent = r2d2.R2D2(
         candidate.spec,
@@ -167,7 +167,7 @@ def _muzero():
     return agent, candidate
 
 
-# Between them the agents of one algorithm cover every kind of action and of memory.
+# Together the agents of one algorithm cover every kind of action and of memory.
 AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]] = {
     "ppo": lambda: _ppo("discrete", True, tiny_network()),
     "ppo_lstm": lambda: _ppo("multi_discrete", True, tiny_network(cores.LSTM(8))),
@@ -222,12 +222,12 @@ def _sebulba(agent, candidate, num_devices: int) -> runner.Runner:
 
 
 class RunnerCase(NamedTuple):
-    """How to build a runner, and what it promises.
+    """A runner and its properties.
 
     Attributes:
       make: `make(agent, environment, num_devices)`.
-      lag: how far the parameters that act are behind.
-      saves_streams: whether a state holds the environments too, so that they go on where it ends.
+      lag: number of updates that the acting parameters are behind.
+      saves_streams: whether a state holds the environments too, so that they continue.
     """
 
     make: Callable[[agent_lib.Agent, environment.Environment, int], runner.Runner]
@@ -257,7 +257,7 @@ class Recorder:
 
     Attributes:
       agent: the agent under test.
-      traces: the names of the methods in which JAX traced it, one entry each time.
+      traces: the name of the method for each trace by JAX.
     """
 
     agent: agent_lib.Agent

@@ -1,4 +1,4 @@
-"""One global gradient, whatever the number of devices; memory usage that is refused."""
+"""Gradient steps do not depend on the number of devices; memory usage; devices to compile for."""
 
 import functools
 from typing import Any, NamedTuple
@@ -14,8 +14,16 @@ from podracers import errors, parallel, types
 from tests import streams
 
 P = jax.sharding.PartitionSpec
+ROWS = P(parallel.AXIS)
 NUM_ROWS = 8
 MAX_NORM = 0.05
+
+
+def _mapped(function, num_devices=4, out_specs=ROWS):
+    """Returns a function that is mapped over the rows of its arguments."""
+    mesh = parallel.make_mesh(jax.devices()[:num_devices])
+    specs = {"in_specs": ROWS, "out_specs": out_specs}
+    return jax.jit(jax.shard_map(function, mesh=mesh, check_vma=False, **specs))
 
 
 def _data():
@@ -50,14 +58,7 @@ def _step(num_devices):
         everywhere = jax.tree.map(lambda leaf: leaf[None], (params, optimizer_state, norm))
         return everywhere, parallel.global_sum(mean)
 
-    mapped = jax.shard_map(
-        run,
-        mesh=parallel.make_mesh(jax.devices()[:num_devices]),
-        in_specs=P(parallel.AXIS),
-        out_specs=(P(parallel.AXIS), P()),
-        check_vma=False,
-    )
-    return jax.jit(mapped)(*_data())
+    return _mapped(run, num_devices, (ROWS, P()))(*_data())
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
@@ -89,21 +90,11 @@ def test_replicas_are_identical():
         np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
 
 
-def _global_mean(x, weight):
-    mapped = jax.shard_map(
-        lambda x, weight: parallel.global_mean(types.Mean.of(x, weight))[None],
-        mesh=parallel.make_mesh(),
-        in_specs=P(parallel.AXIS),
-        out_specs=P(parallel.AXIS),
-        check_vma=False,
-    )
-    return jax.jit(mapped)(x, weight)
-
-
 def test_the_global_mean_is_of_totals_and_counts():
+    mean = _mapped(lambda x, weight: parallel.global_mean(types.Mean.of(x, weight))[None])
     x, weight = jnp.array([1.0, 2.0, 5.0, 100.0]), jnp.array([1.0, 1.0, 1.0, 0.0])
-    np.testing.assert_allclose(_global_mean(x, weight), 8.0 / 3.0, rtol=1e-6)
-    np.testing.assert_array_equal(_global_mean(x, jnp.zeros(4)), 0.0)
+    np.testing.assert_allclose(mean(x, weight), 8.0 / 3.0, rtol=1e-6)
+    np.testing.assert_array_equal(mean(x, jnp.zeros(4)), 0.0)
 
 
 def test_a_gradient_step_adds_over_devices_once():
@@ -115,20 +106,14 @@ def test_a_gradient_step_adds_over_devices_once():
         params = _params()
         return parallel.gradient_step(loss, params, optimizer.init(params), optimizer)[0]
 
-    mapped = jax.shard_map(
-        run, mesh=parallel.make_mesh(), in_specs=P(parallel.AXIS), out_specs=P(), check_vma=False
-    )
-    assert str(jax.make_jaxpr(mapped)(*_data())).count("psum") == 1
+    assert str(jax.make_jaxpr(_mapped(run, out_specs=P()))(*_data())).count("psum") == 1
 
 
 def test_the_axis():
     def where(x):
         return x + parallel.axis_index() * 10 + parallel.axis_size()
 
-    mapped = jax.shard_map(
-        where, mesh=parallel.make_mesh(), in_specs=P(parallel.AXIS), out_specs=P(parallel.AXIS)
-    )
-    np.testing.assert_array_equal(jax.jit(mapped)(jnp.zeros(4, jnp.int32)), [4, 14, 24, 34])
+    np.testing.assert_array_equal(_mapped(where)(jnp.zeros(4, jnp.int32)), [4, 14, 24, 34])
     assert parallel.make_mesh().devices.tolist() == jax.devices()
 
 
@@ -155,15 +140,7 @@ def test_small_leaves_are_summed_together_and_large_ones_by_themselves():
     def run(tree):
         return parallel.global_sum(jax.tree.map(lambda x: x[0], tree))
 
-    mapped = jax.jit(
-        jax.shard_map(
-            run,
-            mesh=parallel.make_mesh(jax.devices()[:4]),
-            in_specs=P(parallel.AXIS),
-            out_specs=P(),
-            check_vma=False,
-        )
-    )
+    mapped = _mapped(run, out_specs=P())
     sums = mapped(tree)
     for leaf, total in zip(jax.tree.leaves(tree), jax.tree.leaves(sums), strict=True):
         assert (total.shape, total.dtype) == (leaf.shape[1:], leaf.dtype)

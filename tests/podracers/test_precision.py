@@ -33,9 +33,8 @@ def _dtypes(jaxpr, primitive: str) -> list[tuple[str, ...]]:
     [
         (encoders.MLP((8, 8), layer_norm=True), None),
         (encoders.CNN((4,), hidden_sizes=(8,)), cores.LSTM(8, layer_norm=True)),
-        (encoders.ImpalaResNet((4,), 8), cores.GRU(8)),
     ],
-    ids=["mlp", "cnn_lstm", "resnet_gru"],
+    ids=["mlp", "cnn_lstm"],
 )
 def test_bodies_compute_in_bfloat16_and_all_that_is_kept_is_float32(encoder, core):
     network = networks.actor_critic(SPEC, heads.Categorical(3), encoder=encoder, core=core)
@@ -56,16 +55,6 @@ def test_bodies_compute_in_bfloat16_and_all_that_is_kept_is_float32(encoder, cor
     assert ("bfloat16", "bfloat16") in products
     assert ("float32", "float32") in products  # of the heads
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(kept))
-
-
-def test_bfloat16_is_near_float32_and_not_the_same():
-    encoder = encoders.MLP((16, 16))
-    observation = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
-    params = encoder.init(jax.random.key(0), observation)
-    exact = encoder.apply(params, observation)
-    with BFLOAT16.tracing():
-        rounded = encoder.apply(params, observation).astype(jnp.float32)
-    assert 1e-4 < np.max(np.abs(exact - rounded)) < 0.05
 
 
 def _precise(**options):
