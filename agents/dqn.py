@@ -97,7 +97,7 @@ class DQN:
         return self.network(self.spec, self.spec.action.num_values, **outputs)
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-    _optimizer = functools.cached_property(optimization.adam)
+    _optimizer = functools.cached_property(optimization.adam_of)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:

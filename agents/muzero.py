@@ -123,7 +123,7 @@ class MuZero:
         return self.search()
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-    _optimizer = functools.cached_property(optimization.adam)
+    _optimizer = functools.cached_property(optimization.adam_of)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:

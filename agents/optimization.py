@@ -117,22 +117,36 @@ def annealed(
     return schedule(agent_steps.astype(jnp.float32))
 
 
-def adam(agent: Any, decayed: Any = True) -> Optimizer:
-    """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980) for an agent's options.
+def adam(
+    learning_rate: float,
+    anneal_steps: float | None = None,
+    epsilon: float = 1e-8,
+    max_grad_norm: float | None = None,
+    weight_decay: float = 0.0,
+    decayed: Any = True,
+) -> Optimizer:
+    """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980); see `agents.options`.
 
-    Args:
-      agent: agent with `learning_rate`, `adam_epsilon` and `max_grad_norm`, and with `anneal_steps`
-        and `weight_decay` where it has them; see `agents.options`.
-      decayed: the parameters that decay: a tree of bools, or a prefix of one (Loshchilov and
-        Hutter, "Decoupled Weight Decay Regularization", 2017, https://arxiv.org/abs/1711.05101).
+    `decayed` is a tree of bools, or a prefix of one: the parameters with `weight_decay` (Loshchilov
+    and Hutter, "Decoupled Weight Decay Regularization", 2017, https://arxiv.org/abs/1711.05101).
     """
-    transformation = optax.scale_by_adam(eps=agent.adam_epsilon)
-    weight_decay = getattr(agent, "weight_decay", 0.0)
+    transformation = optax.scale_by_adam(eps=epsilon)
     if weight_decay:
         decay = optax.add_decayed_weights(weight_decay, decayed)
         transformation = optax.chain(transformation, decay)
-    anneal_steps = getattr(agent, "anneal_steps", None)
-    return Optimizer(transformation, agent.learning_rate, anneal_steps, agent.max_grad_norm)
+    return Optimizer(transformation, learning_rate, anneal_steps, max_grad_norm)
+
+
+def adam_of(agent: Any, decayed: Any = True) -> Optimizer:
+    """Returns `adam` with the options of an agent, which may lack a schedule or weight decay."""
+    return adam(
+        agent.learning_rate,
+        getattr(agent, "anneal_steps", None),
+        agent.adam_epsilon,
+        agent.max_grad_norm,
+        getattr(agent, "weight_decay", 0.0),
+        decayed,
+    )
 
 
 def count_steps(agent_steps: jax.Array, rollout: types.Rollout) -> jax.Array:

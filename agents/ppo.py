@@ -94,7 +94,7 @@ class PPO:
         return policy.Policy(self.spec, self.network, self.head, self.previous_action_and_reward)
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-    _optimizer = functools.cached_property(optimization.adam)
+    _optimizer = functools.cached_property(optimization.adam_of)
 
     def init_learner(self, key: jax.Array) -> policy.Learner:
         """Returns fresh parameters."""

@@ -121,7 +121,7 @@ class R2D2:
         return inputs.extended_spec(self.spec)
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-    _optimizer = functools.cached_property(optimization.adam)
+    _optimizer = functools.cached_property(optimization.adam_of)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:

@@ -122,7 +122,7 @@ class SAC:
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
         decayed = sac_networks.Params(policy=True, critic=True, log_temperature=False)
-        return optimization.adam(self, decayed)
+        return optimization.adam_of(self, decayed)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:

@@ -1,7 +1,6 @@
 """Gradient steps against optax and a slow gradient of the global mean."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,22 +80,15 @@ def test_numbers_change_linearly_to_a_final_value_and_stay_there(final, at_30):
     assert value(100) == value(2**30) == (1.0 if final is None else final)
 
 
-class _Options(NamedTuple):
-    learning_rate: float = 0.1
-    adam_epsilon: float = 1e-8
-    max_grad_norm: float | None = None
-    weight_decay: float = 0.0
-
-
 def test_weight_decay_is_decoupled_and_leaves_out_other_parameters():
     params = {"w": jnp.array([2.0, -4.0]), "b": jnp.array([3.0])}
     gradient = {"w": jnp.array([0.5, 0.5]), "b": jnp.array([-0.1])}
 
-    def updates(*arguments):
-        chain = optimization.adam(*arguments).chain
+    def updates(**options):
+        chain = optimization.adam(0.1, **options).chain
         return chain.update(gradient, chain.init(params), params)[0]
 
-    plain = updates(_Options())
-    decayed = updates(_Options(weight_decay=0.25), {"w": True, "b": False})
+    plain = updates()
+    decayed = updates(weight_decay=0.25, decayed={"w": True, "b": False})
     np.testing.assert_allclose(decayed["w"], plain["w"] + 0.25 * params["w"])
     np.testing.assert_array_equal(decayed["b"], plain["b"])

@@ -163,7 +163,7 @@ class LPG:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        return optimization.adam(self)
+        return optimization.adam_of(self)
 
     def init_learner(self, key: jax.Array) -> Learner:
         """Returns a fresh rule, and a bandit that has tried nothing."""

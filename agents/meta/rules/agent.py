@@ -133,7 +133,7 @@ class RuleAgent:
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        adam = optimization.adam(self)
+        adam = optimization.adam_of(self)
         if self.max_update is None:
             return adam
         clipped = optax.chain(adam.transformation, optax.clip(self.max_update))
