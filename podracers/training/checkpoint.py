@@ -190,14 +190,11 @@ class Checkpointer:
         if score is not None:
             self._scores[step] = score
         scored = sorted((step for step in self._steps if step in self._scores), key=self._rank)
-        kept = {
-            *self._steps[-self._keep_latest :],
-            *scored[max(len(scored) - self._keep_best, 0) :],
-        }
-        removed = [step for step in self._steps if step not in kept]
-        self._steps = [step for step in self._steps if step in kept]
+        best = scored[::-1][: self._keep_best]
+        removed = {*self._steps[: -self._keep_latest]}.difference(best)
+        self._steps = [step for step in self._steps if step not in removed]
         for step in removed if processes.is_lead() else ():
-            with contextlib.suppress(OSError):  # the next start has another chance
+            with contextlib.suppress(Exception):  # see `save`; the next start lists it again
                 storage.remove(self._directory / str(step))
 
     def _rank(self, step: int) -> tuple[float, int]:
@@ -234,7 +231,7 @@ class Checkpointer:
           errors.RunFailure: every checkpoint is damaged.
         """
         self.wait()
-        restored = self._restore_first("state", template, sorted(self._steps)[::-1])
+        restored = self._restore_first("state", template, self._steps[::-1])
         if restored is None:
             return None
         step, state, metadata = restored
@@ -286,6 +283,8 @@ class Checkpointer:
             if item == "state" and not self._read_only:
                 processes.on_lead(lambda: self._set_aside(damaged))
                 self._steps = [step for step in self._steps if step not in damaged]
+                for other in damaged:
+                    self._scores.pop(other, None)
             return step, tree, metadata
         if damaged:
             listed = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
@@ -397,7 +396,7 @@ class Checkpointer:
 
     def _remove_partial(self, step: int | None = None) -> None:
         for folder in storage.partial(self._directory, step):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):  # see `save`; the next start tries again
                 storage.remove(folder)
 
     def _failed_save(self, error: Exception) -> errors.RunFailure:

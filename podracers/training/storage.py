@@ -142,13 +142,15 @@ def steps(directory: Path) -> list[int]:
 
 def partial(directory: Path, step: int | None = None) -> list[Path]:
     """Returns the folders of checkpoints, or of that of one step, that are not committed."""
-    names = {each.name: each for each in _entries(directory)}
+    found = [each for each in _entries(directory) if step in (None, _step(each))]
     if is_bucket(directory):
-        found = [each for name, each in names.items() if name.isdigit()]
-        found = [each for each in found if not (each / COMMITTED).exists()]
-    else:
-        found = [each for name, each in names.items() if manifest.UNFINISHED in name]
-    return [each for each in found if step in (None, int(each.name.partition(".")[0]))]
+        return [each for each in found if each.name.isdigit() and not (each / COMMITTED).exists()]
+    return [each for each in found if manifest.UNFINISHED in each.name]
+
+
+def _step(folder: Path) -> int | None:
+    name = folder.name.partition(".")[0]
+    return int(name) if name.isdigit() else None
 
 
 def _entries(directory: Path) -> list[Path]:

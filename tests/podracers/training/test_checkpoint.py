@@ -1,6 +1,5 @@
 """Tests of checkpoints: what is saved comes back, and what is damaged never does."""
 
-import contextlib
 import functools
 import json
 import logging
@@ -105,15 +104,7 @@ def _restore(directory: pathlib.Path, **kwargs):
         checkpointer.close()
 
 
-def test_nothing_saved(tmp_path):
-    checkpointer = checkpoint.Checkpointer(tmp_path / "new" / "checkpoints")
-    assert checkpointer.latest_step() is None
-    assert checkpointer.restore(_make_state()) is None
-    assert checkpointer.restore_params({}, best=True) is None
-    checkpointer.close()
-
-
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize("num_devices", [1, 4])
 def test_restores_on_any_number_of_devices(saved, num_devices):
     checkpointer = checkpoint.Checkpointer(saved, read_only=True)
     template = _make_state(num_devices)
@@ -196,6 +187,9 @@ def test_a_donated_state_is_saved_as_it_was(tmp_path):
 
 def test_a_step_is_saved_once(tmp_path):
     checkpointer = checkpoint.Checkpointer(tmp_path)
+    assert checkpointer.latest_step() is None
+    assert checkpointer.restore(_make_state()) is None
+    assert checkpointer.restore_params({}, best=True) is None
     _save(checkpointer, 5)
     assert checkpointer.latest_step() == 5
     _save(checkpointer, 5)
@@ -242,10 +236,9 @@ def test_damage_to_any_file_is_noticed(saved, copied, damage):
 
 
 def test_falls_back_says_so_and_goes_on(copied, caplog):
-    (array_file,) = [
-        max((copied / "30" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
-    ]
+    array_file = max((copied / "30" / "state").rglob("d/*"), key=os.path.getsize)
     _flip(array_file)
+    (copied / "damaged-30").write_text("replaced, though it is not a folder")
     with caplog.at_level(logging.WARNING):
         checkpointer = checkpoint.Checkpointer(copied)
         step, _, _ = checkpointer.restore(_make_state())
@@ -254,10 +247,10 @@ def test_falls_back_says_so_and_goes_on(copied, caplog):
     assert record.message.startswith("checkpoint 30 is damaged (state/")
     assert record.message.endswith("; resuming from 20")
     # The steps after the fallback are taken again, and saved again.
+    assert (copied / "damaged-30" / "state").is_dir()
     _save(checkpointer, 30)
     checkpointer.close()
     assert _restore(copied)[0] == 30
-    assert (copied / "damaged-30").is_dir()
 
 
 def _rewrite(folder: pathlib.Path, change: Callable[[dict], None]) -> None:
@@ -310,13 +303,6 @@ def test_damaged_json_does_not_stop_a_run(copied, name):
     assert _restore(copied)[0] == 50
 
 
-def test_a_damaged_checkpoint_is_set_aside_whatever_lies_there(copied):
-    (copied / "damaged-30").write_text("not a folder")
-    (copied / "30" / "manifest.json").unlink()
-    assert _restore(copied)[0] == 20
-    assert (copied / "damaged-30" / "state").is_dir()
-
-
 def _threads() -> set[threading.Thread]:
     """Returns those that the end of the process would wait for."""
     return {thread for thread in threading.enumerate() if not thread.daemon}
@@ -332,13 +318,7 @@ def _remove(directory: pathlib.Path) -> None:
         shutil.rmtree(directory.with_name("away"), ignore_errors=True)
 
 
-def _replace_by_a_file(directory: pathlib.Path) -> None:
-    _move(directory)
-    with contextlib.suppress(IsADirectoryError):  # which was made anew already
-        directory.write_text("not a folder")
-
-
-def _replace_by_a_folder(directory: pathlib.Path) -> None:
+def _replace(directory: pathlib.Path) -> None:
     _move(directory)
     directory.mkdir(exist_ok=True)
 
@@ -349,8 +329,7 @@ def _replace_by_a_folder(directory: pathlib.Path) -> None:
         (_remove, "removed", None),
         (_remove, "removed", 0.01),
         (_move, "moved to .*/away'", 0.01),
-        (_replace_by_a_file, "moved to .*/away'", 0.01),
-        (_replace_by_a_folder, "moved to .*/away'", None),
+        (_replace, "moved to .*/away'", None),
     ],
 )
 def test_a_directory_that_vanishes_ends_saving_at_once(tmp_path, capfd, harm, fate, seconds):
@@ -376,22 +355,6 @@ def test_a_directory_that_vanishes_ends_saving_at_once(tmp_path, capfd, harm, fa
         time.sleep(0.01)
     assert not left
     assert "Traceback" not in capfd.readouterr().err
-
-
-def test_a_file_system_that_becomes_read_only_ends_saving_at_once(small_disk):
-    before = _threads()
-    checkpointer = checkpoint.Checkpointer(small_disk)
-    _save(checkpointer, 1)
-    checkpointer.wait()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    start = time.monotonic()
-    with pytest.raises(errors.RunFailure, match=r"could not save .*/2: Read-only file system$"):
-        _save(checkpointer, 2)
-        checkpointer.wait()
-    checkpointer.close()
-    while (left := _threads() - before) and time.monotonic() < start + 20.0:
-        time.sleep(0.01)
-    assert not left
 
 
 def test_a_half_written_checkpoint_is_ignored(copied):
@@ -460,26 +423,28 @@ def _small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_is_reported_and_loses_nothing(small_disk, capfd):
+def test_a_full_or_read_only_disk_is_reported_and_loses_nothing(small_disk, capfd):
     checkpointer = checkpoint.Checkpointer(small_disk)
     _save(checkpointer, 1)
     checkpointer.wait()
     big = np.random.default_rng(0).integers(0, 256, 4 << 20).astype(np.uint8)
-    with pytest.raises(errors.RunFailure, match="No space left on device") as caught:
+    full = f"^could not save checkpoint {small_disk / '2'}: No space left on device$"
+    with pytest.raises(errors.RunFailure, match=full):
         checkpointer.save(
             2, _make_state()._replace(memory=big), {"w": big[:1]}, _metadata(2), score=9.0
         )
         checkpointer.wait()
-    assert str(caught.value).startswith(f"could not save checkpoint {small_disk / '2'}: ")
-    assert "\n" not in str(caught.value)
-    assert checkpointer.latest_step() == 1
-    assert checkpointer.best_step() is None
+    assert (checkpointer.latest_step(), checkpointer.best_step()) == (1, None)
     _save(checkpointer, 3)  # there is room again
     step, state, _ = checkpointer.restore(_make_state())
     assert step == 3
     _assert_equal(state, _make_state(value=3.0))
-    checkpointer.close()
     assert sorted(path.name for path in small_disk.iterdir()) == ["1", "3"]
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(errors.RunFailure, match=r"could not save .*/4: Read-only file system$"):
+        _save(checkpointer, 4)
+        checkpointer.wait()
+    checkpointer.close()
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -520,7 +485,7 @@ def test_replay_can_be_left_out(tmp_path):
 # Several processes, each of which writes its own part.
 
 _SEVERAL = """
-import os, resource, signal, sys, time
+import os, pathlib, resource, signal, sys
 import jax, numpy as np
 from podracers import command_line, parallel
 from podracers.hosts import peers, processes
@@ -571,11 +536,11 @@ def _several(body: str, folder: pathlib.Path, count: int = 2, num_devices: int =
     return groups.python(code + "\ncommand_line.run(main)\n", count, num_devices)
 
 
-def _says(results, *phrases: str) -> None:
+def _assert_restored(results, *steps: int) -> None:
     for result in results:
         assert result.returncode == 0, result.stderr
-        for phrase in phrases:
-            assert phrase in result.stdout, result.stdout
+        lines = [line for line in result.stdout.splitlines() if line.startswith("restored")]
+        assert lines == [f"restored {step} 10" for step in steps]
 
 
 def _restore_in_one(folder: pathlib.Path) -> int:
@@ -606,21 +571,30 @@ def _restore_in_one(folder: pathlib.Path) -> int:
 
 @pytest.mark.slow
 def test_what_two_write_any_number_restores(tmp_path):
-    """Each vouches for its own files; the oldest stays for its score; damage is seen by all."""
-    saved = _several("for step in (10, 20, 30, 40): save(step)\ncheckpointer.close()", tmp_path)
-    _says(saved)
+    """Each sums up its own files; the oldest is kept for its score; damage is seen by all."""
+    _assert_restored(
+        _several("for step in (10, 20, 30, 40): save(step)\ncheckpointer.close()", tmp_path)
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "30", "40"]
+    assert sorted(path.name for path in (tmp_path / "40").glob("manifest*")) == ["manifest.json"]
     sums = json.loads((tmp_path / "40/manifest.json").read_text())
     for process in (0, 1):
         assert any(name.startswith(f"state/ocdbt.process_{process}/") for name in sums)
     assert _restore_in_one(tmp_path) == 40
-    body = "restore()\nsave(50)\ncheckpointer.wait()\nrestore()\ncheckpointer.close()"
-    _says(_several(body, tmp_path, count=4, num_devices=1), "restored 40 10", "restored 50 10")
-    largest = max((tmp_path / "50/state").glob("ocdbt.process_3/d/*"), key=os.path.getsize)
-    data = bytearray(largest.read_bytes())
-    data[len(data) // 2] ^= 1
-    largest.write_bytes(data)
-    _says(_several("restore()\ncheckpointer.close()", tmp_path), "restored 40 10")
+    body = """
+restore()
+save(50)
+checkpointer.wait()
+restore()
+if process == 3:
+    files = pathlib.Path(folder, "50/state").glob("ocdbt.process_3/d/*")
+    os.truncate(max(files, key=os.path.getsize), 100)
+processes.all_say(None)
+restore()
+checkpointer.close()
+"""
+    results = _several(body, tmp_path, count=4, num_devices=1)
+    _assert_restored(results, 40, 50, 40)
     assert (tmp_path / "damaged-50").is_dir()
 
 

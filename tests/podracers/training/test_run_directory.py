@@ -1,6 +1,5 @@
 """Tests of the folder of a run, and of its lock: real processes, which are killed."""
 
-import contextlib
 import errno
 import fcntl
 import importlib
@@ -21,18 +20,19 @@ from podracers.training import run_directory, storage
 from tests import processes
 
 
-def test_makes_a_folder_once(tmp_path):
+def test_makes_a_folder_that_is_not_used(tmp_path):
     directory = run_directory.RunDirectory(tmp_path / "runs" / "one")
     directory.create()
-    directory.create()  # there is nothing in it yet
+    directory.lock.acquire()
+    other = run_directory.RunDirectory(directory.path)
+    other.create()  # a lock alone is no use
     directory.write(directory.config, "SEED = 0\n")
+    with pytest.raises(errors.UserError, match="in use by process"):
+        other.create()
+    directory.lock.release()
     with pytest.raises(errors.UserError, match="continue it with --resume"):
-        directory.create()
-
-
-def test_refuses_to_make_a_folder_below_a_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        other.create()
+    for path in (directory.config, directory.config / "run"):
         with pytest.raises(errors.UserError, match="run directory"):
             run_directory.RunDirectory(path).create()
 
@@ -132,18 +132,6 @@ def test_a_checkout_without_a_commit_is_named_all_the_same(own):
     assert found == {"my_agent": None, "my_games": None}
 
 
-def test_a_lock_makes_no_used_folder_and_is_named_where_there_is_one(tmp_path):
-    directory, other = (run_directory.RunDirectory(tmp_path) for _ in range(2))
-    directory.lock.acquire()
-    other.refuse_used()
-    directory.write(directory.config, "SEED = 0\n")
-    with pytest.raises(errors.UserError, match="in use by process"):
-        other.refuse_used()
-    directory.lock.release()
-    with pytest.raises(errors.UserError, match="continue it with --resume"):
-        other.refuse_used()
-
-
 def test_a_configuration_that_is_no_text_is_a_mistake(tmp_path):
     directory = run_directory.RunDirectory(tmp_path)
     directory.config.write_bytes(b"SEED = \xff\xfe\n")
@@ -192,83 +180,51 @@ def test_a_damaged_summary_is_one_line(tmp_path, damage, reason):
     assert "\n" not in str(caught.value)
 
 
-# Takes the lock, starts what may outlive it, says so, and waits.
+# Takes the lock, starts two programs that outlive it, prints their process ids, and waits.
 _HOLD = """
 import os, pathlib, subprocess, sys, time
 from podracers.training import run_directory
 
 lock = run_directory.Lock(pathlib.Path(sys.argv[1]))
 lock.acquire()
-child = 0
-if sys.argv[2] == "fork":
-    begun, begins = os.pipe()
-    if not (child := os.fork()):
-        os.close(1)
-        os.write(begins, b".")
-        time.sleep(60)
-    os.read(begun, 1)
-if sys.argv[2] == "program":
-    child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL).pid
-if sys.argv[2] == "inheriting":
-    child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False).pid
-if sys.argv[2] == "workers":
-    import gymnasium
-    from environments.gymnasium import async_vector, sync_vector
-
-    class Slow(gymnasium.Wrapper):
-        def step(self, action):
-            time.sleep(60)
-
-    factory = sync_vector.EnvFactory(gymnasium.spec("CartPole-v1"), {}, (Slow,))
-    vector = async_vector.AsyncVector(factory, [0, 1], [0, 1], 2)
-    vector.reset()
-    vector.send([0, 0])
-    child = vector._processes[0].pid
-print(child, flush=True)
+begun, begins = os.pipe()
+if not (copy := os.fork()):
+    os.close(1)
+    os.write(begins, b".")
+    time.sleep(60)
+os.read(begun, 1)
+inheriting = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False)
+print(copy, inheriting.pid, flush=True)
 time.sleep(60)
 """
 
 
-@contextlib.contextmanager
-def _holder(directory: pathlib.Path, child: str = ""):
-    """A process that holds the lock; yields it, and the process that it has started."""
-    command = [sys.executable, "-c", _HOLD, str(directory), child]
-    process = subprocess.Popen(command, cwd=processes.ROOT, stdout=subprocess.PIPE, text=True)
-    started = int(process.stdout.readline())
-    try:
-        yield process, started
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        if started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(started, signal.SIGKILL)
-
-
-def test_a_second_run_is_told_who_is_there(tmp_path):
+def test_a_lock_is_free_once_its_process_was_killed(tmp_path):
+    """Until then another process is told who has it; copies and children do not keep it."""
     lock = run_directory.Lock(tmp_path)
     lock.require_free()
     assert not list(tmp_path.iterdir())
-    with _holder(tmp_path) as (process, _):
-        who = f"process {process.pid} on host {re.escape(socket.gethostname())}: wait"
+    command = [sys.executable, "-c", _HOLD, str(tmp_path)]
+    holder = subprocess.Popen(command, cwd=processes.ROOT, stdout=subprocess.PIPE, text=True)
+    children = [int(child) for child in holder.stdout.readline().split()]
+    try:
+        who = f"process {holder.pid} on host {re.escape(socket.gethostname())}: wait"
         for attempt in (lock.acquire, lock.require_free, lock.acquire):
             with pytest.raises(errors.UserError, match=f"'{tmp_path}' is in use by {who}"):
                 attempt()
-        assert process.poll() is None
-
-
-@pytest.mark.parametrize("child", ["", "fork", "program", "inheriting", "workers"])
-def test_a_lock_is_free_once_its_process_was_killed(tmp_path, child):
-    with _holder(tmp_path, child) as (process, started):
-        process.kill()
-        process.wait()
-        if started:
-            os.kill(started, 0)  # it lives
-        lock = run_directory.Lock(tmp_path)
+        assert holder.poll() is None
+        holder.kill()
+        holder.wait()
+        for child in children:
+            os.kill(child, 0)  # it lives
         lock.require_free()
         lock.acquire()
         lock.release()
+    finally:
+        holder.kill()
+        holder.communicate()
+        for child in children:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_lock_is_taken_once_and_given_back(tmp_path):

@@ -82,5 +82,13 @@ def test_in_a_bucket_the_last_file_commits(bucket):
     step, state, _ = checkpointer.restore({"x": jnp.zeros(1000)})
     assert step == 20
     np.testing.assert_array_equal(state["x"], np.arange(1000.0) + 20)
+    _save(checkpointer, 30)
     checkpointer.close()
-    assert sorted(path.name for path in bucket.iterdir()) == ["10", "20", "damaged-30", "other"]
+    assert checkpointer.best_step() is None  # the score was that of the damaged one
+    assert sorted(path.name for path in bucket.iterdir()) == [
+        "10",
+        "20",
+        "30",
+        "damaged-30",
+        "other",
+    ]
