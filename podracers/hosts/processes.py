@@ -224,10 +224,10 @@ def on_lead(function: Callable[[], Any]) -> Any:
     """
     if not is_several():
         return function()
-    key = f"podracers/message/{next(_messages)}"
+    key, client = f"podracers/message/{next(_messages)}", _STATE.client
     peers.advance()
     if not is_lead():
-        message = hear(key)
+        message = json.loads(client.blocking_key_value_get(key, _MESSAGE_TIMEOUT_MS))
         for kind in (errors.UserError, errors.RunFailure):
             if kind.__name__ in message:
                 peers.leave()  # process 0 reports it
@@ -237,13 +237,13 @@ def on_lead(function: Callable[[], Any]) -> Any:
         value = function()
     except (errors.UserError, errors.RunFailure) as error:
         kind = errors.UserError if isinstance(error, errors.UserError) else errors.RunFailure
-        say(key, {kind.__name__: str(error)})
+        client.key_value_set(key, json.dumps({kind.__name__: str(error)}))
         raise
-    say(key, {"value": value})
+    client.key_value_set(key, json.dumps({"value": value}))
     return value
 
 
-def all_say(value: Any) -> list[Any]:
+def all_gather(value: Any) -> list[Any]:
     """Returns the value of each process, by its number; all of them call it at the same moment.
 
     Args:
@@ -251,25 +251,11 @@ def all_say(value: Any) -> list[Any]:
     """
     if not is_several():
         return [value]
-    key = f"podracers/values/{next(_messages)}"
+    key, client = f"podracers/values/{next(_messages)}", _STATE.client
     peers.advance()
-    say(f"{key}/{index()}", value)
-    return [hear(f"{key}/{each}") for each in range(count())]
-
-
-def say(key: str, value: Any) -> None:
-    """Publishes a value that JSON can hold, once for each key; any thread may call it."""
-    _STATE.client.key_value_set(key, json.dumps(value))
-
-
-def hear(key: str) -> Any:
-    """Waits for the value that a process publishes under a key; any thread may call it."""
-    return json.loads(_STATE.client.blocking_key_value_get(key, _MESSAGE_TIMEOUT_MS))
-
-
-def forget(key: str) -> None:
-    """Removes a published value that no process will ask for."""
-    _STATE.client.key_value_delete(key)
+    client.key_value_set(f"{key}/{index()}", json.dumps(value))
+    keys = [f"{key}/{each}" for each in range(count())]
+    return [json.loads(client.blocking_key_value_get(k, _MESSAGE_TIMEOUT_MS)) for k in keys]
 
 
 def gather(mine: bytes) -> list[bytes] | None:

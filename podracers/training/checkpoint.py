@@ -300,7 +300,7 @@ class Checkpointer:
             manifest.verify(folder, (item, "metadata"), processes.share())
         except manifest.DamagedError as error:
             fault = str(error)
-        if fault := next(filter(None, processes.all_say(fault)), None):
+        if fault := next(filter(None, processes.all_gather(fault)), None):
             raise manifest.DamagedError(fault)
         record = self._read_metadata(step)
 

@@ -212,7 +212,7 @@ def require_shared(
             fault = f"does not see the files of process 0{advice}"
     except Exception as error:  # see `make`
         fault = f"cannot write to it: {_cause(error)}"
-    faults = processes.all_say(fault)
+    faults = processes.all_gather(fault)
 
     def remove_probe() -> None:
         with contextlib.suppress(OSError):

@@ -53,10 +53,10 @@ assert distributed.is_several() and distributed.is_lead() == (process == 0)
 assert len(jax.devices()) == 4 and not distributed.any_process(False)
 assert distributed.any_process(process == 1)
 assert distributed.on_lead(lambda: ["from", process]) == ["from", 0]
-assert distributed.all_say(process) == [0, 1]
+assert distributed.all_gather(process) == [0, 1]
 distributed.require_equal("the text", "same")
 print("done", flush=True)
-distributed.all_say("done")
+distributed.all_gather("done")
 distributed.on_lead(lambda: (_ for _ in ()).throw(errors.UserError("no such option")))
 """,
         num_devices=2,
@@ -201,6 +201,6 @@ def test_a_process_alone_has_nothing_to_agree_on():
     assert not processes.is_several()
     assert processes.is_lead()
     assert processes.on_lead(lambda: {"any": "thing"}) == {"any": "thing"}
-    assert processes.all_say(7) == [7]
+    assert processes.all_gather(7) == [7]
     assert processes.any_process(True) is True
     assert processes.any_process(False) is False
