@@ -14,16 +14,16 @@ import pytest
 from podracers.hosts import peers
 from tests import groups
 
-TIMEOUT = 6  # seconds
+TIMEOUT = 10  # seconds, where a process is missing or silent
 PROGRAM = f"""
 import os, signal, sys, threading, time
 from podracers import errors
 from podracers.hosts import peers
 
 process, port, count = map(int, sys.argv[1:])
-peers._PATIENCE = 1
+peers._PATIENCE = 0.2  # times 30 s
 
-def begin(timeout={TIMEOUT}, count=count):
+def begin(timeout=30, count=count):
     peers.connect(process, count, "127.0.0.1", port, "127.0.0.1", timeout)
     print("ready", flush=True)
 
@@ -73,7 +73,7 @@ CASES = {
     ),
     "is silent": (
         2,
-        "begin(); stop(process == 1); agree()",
+        f"begin({TIMEOUT}); stop(process == 1); agree()",
         {0: (1, f"failed: process 1 was lost: nothing was heard of it for {TIMEOUT} s")},
     ),
     "loops": (
@@ -107,7 +107,7 @@ CASES = {
     ),
     "is missing": (
         3,
-        "begin() if process != 1 else None",
+        f"begin({TIMEOUT}) if process != 1 else None",
         {
             0: (1, "nothing was heard of process 1: process 0 listens on 127.0.0.1:"),
             2: (1, f"failed: process 0: within {TIMEOUT} s nothing was heard of process 1"),
@@ -115,7 +115,7 @@ CASES = {
     ),
     "process 0 is missing": (
         2,
-        "begin() if process else None",
+        f"begin({TIMEOUT}) if process else None",
         {1: (1, f"within {TIMEOUT} s nothing was heard of process 0 at 127.0.0.1:")},
     ),
     "is lost before all have come": (
@@ -129,7 +129,7 @@ CASES = {
     ),
     "counts differently": (
         2,
-        "begin(count=2 + process)",
+        f"begin({TIMEOUT}, count=2 + process)",
         {0: (1, "nothing was heard of process 1"), 1: (2, "--num_processes is 3 here, and 2 in")},
     ),
 }
