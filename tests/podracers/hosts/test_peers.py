@@ -15,7 +15,7 @@ from podracers.hosts import peers
 from tests import groups
 
 TIMEOUT = 10  # seconds, where a process is missing or silent
-PROGRAM = f"""
+PROGRAM = """
 import os, signal, sys, threading, time
 from podracers import errors
 from podracers.hosts import peers
@@ -39,7 +39,7 @@ try:
     main()
 except (errors.UserError, errors.RunFailure) as error:
     peers.fail(str(error), error.exit_code)
-    print(f"{{'error' if error.exit_code == 2 else 'failed'}}: {{error}}", file=sys.stderr)
+    print(f"{'error' if error.exit_code == 2 else 'failed'}: {error}", file=sys.stderr)
     sys.exit(error.exit_code)
 peers.leave()
 print("left", flush=True)
