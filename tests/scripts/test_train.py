@@ -1,15 +1,12 @@
-"""Tests of training as a user starts, stops, kills and resumes it: real processes."""
+"""Tests of training as a user starts, stops, kills and resumes it."""
 
 import json
 import os
 import pathlib
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import time
 
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
@@ -18,7 +15,7 @@ from podracers.training import experiment, train
 from tests import processes
 
 USER_ENVIRONMENT = '''
-"""A corridor that somebody wrote elsewhere: after a hundred steps its reward is not a number."""
+"""An environment outside of the project, whose reward becomes NaN."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -94,101 +91,65 @@ def test_tensorboard_reads_what_the_log_says(reference):
     assert points == [(line["step"], line["loss/total"]) for line in processes.log(reference)]
 
 
+# In this process, for the fixture `run`.
+_HERE = "podracers.training.train"
+
+
+def _steps(path):
+    """Returns the newest checkpoint's step."""
+    steps = [int(each.name) for each in (path / "checkpoints").iterdir() if each.name.isdigit()]
+    return max(steps, default=0)
+
+
 @pytest.mark.exact
 @pytest.mark.slow
-def test_a_second_start_compiles_nothing_and_repeats_the_first_bit_for_bit(
+def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
     reference, folder, config
 ):
-    result = processes.run(
-        "train",
-        *("--gin_file", config, "--run_dir", folder / "second"),
+    path = folder / "interrupted"
+    killed = processes.interrupt(
+        processes.start("train", "--gin_file", config, "--run_dir", path),
+        signal.SIGKILL,
+        lambda: processes.num_lines(path) >= 10 and _steps(path) >= 512,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    for number in (signal.SIGTERM, signal.SIGINT):
+        lines = processes.num_lines(path) + 4  # it is cut back to the checkpoint before it grows
+        process = processes.start("train", "--run_dir", path, "--resume")
+        stopped = processes.interrupt(
+            process, number, lambda lines=lines: processes.num_lines(path) >= lines
+        )
+        assert stopped.returncode == 0, stopped.stderr
+        assert "Traceback" not in stopped.stderr
+        steps = int(re.search(r"stopped at ([\d,]+) steps", stopped.stdout)[1].replace(",", ""))
+        assert _steps(path) == steps and steps < 2560
+        assert not (path / "summary.json").exists()
+    resumed = processes.run(
+        *("train", "--run_dir", path, "--resume"),
         environment={"JAX_DEBUG_LOG_MODULES": "jax._src.compiler"},
     )
-    assert result.returncode == 0, result.stderr
-    assert "Persistent compilation cache hit" in result.stderr
-    assert re.findall(r"CACHE MISS for '(.*?)'", result.stderr) == []
-    processes.assert_same_end(reference, folder / "second")
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
-@pytest.mark.exact
-def test_a_signal_ends_a_run_in_order_and_resuming_changes_nothing(
-    reference, folder, config, number
-):
-    path = folder / number.name
-    process = processes.start("train", "--gin_file", config, "--run_dir", path)
-    stopped = processes.interrupt(process, number, lambda: processes.num_lines(path) >= 9)
-    assert stopped.returncode == 0, stopped.stderr
-    assert "Traceback" not in stopped.stderr
-    steps = int(re.search(r"stopped at ([\d,]+) steps", stopped.stdout)[1].replace(",", ""))
-    assert 9 * 64 <= steps < 2560
-    assert (path / "checkpoints" / str(steps)).is_dir()
-    assert not (path / "summary.json").exists()
-
-    wall_time = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])["wall_time"]
-    resumed = processes.run("train", "--run_dir", path, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert f"resuming from step {steps:,}" in resumed.stdout
+    assert "Persistent compilation cache hit" in resumed.stderr
+    assert re.findall(r"CACHE MISS for '(.*?)'", resumed.stderr) == []
     processes.assert_same_end(reference, path)
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     times = [line["wall_time"] for line in lines]
     assert times == sorted(times)
     summary = json.loads((path / "summary.json").read_text())
-    assert summary["wall_time_s"] > times[-1] > wall_time
+    assert summary["wall_time_s"] > times[-1]
 
 
-@pytest.mark.slow
-def test_a_signal_before_training_began_is_no_failure(folder, config):
-    path = folder / "early"
-    process = processes.start("train", "--gin_file", config, "--run_dir", path)
-    stopped = processes.interrupt(process, signal.SIGTERM, (path / "config.gin").exists)
-    assert stopped.returncode == 0, stopped.stderr
-    assert "Traceback" not in stopped.stderr
-    assert "stopped at" in stopped.stdout
-    resumed = processes.run("train", "--run_dir", path, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-
-
-def _kill_and_resume(reference, path, config, kills):
-    chance = random.Random(kills)
-    arguments = ("--gin_file", config)
-    for kill in range(kills):
-        process = processes.start("train", "--run_dir", path, *arguments)
-        # The first time after the first checkpoint, of update 8.
-        target = processes.num_lines(path) + chance.randrange(1, 5) + (8 if kill == 0 else 0)
-        killed = processes.interrupt(
-            process, signal.SIGKILL, lambda target=target: processes.num_lines(path) >= target
-        )
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        arguments = ("--resume",)
-    resumed = processes.run("train", "--run_dir", path, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    processes.assert_same_end(reference, path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [1, 6])
-def test_a_run_that_is_killed_ends_as_if_left_alone(reference, folder, config, kills):
-    _kill_and_resume(reference, folder / f"killed-{kills}", config, kills)
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over(reference, folder):
+def test_a_damaged_checkpoint_is_passed_over(reference, folder, run, caplog):
     path = folder / "damaged"
     shutil.copytree(reference, path)
     for file in (path / "checkpoints" / "2560" / "state").glob("d/*"):
         file.write_bytes(file.read_bytes()[:-7])
-    result = processes.run("train", "--run_dir", path, "--resume")
+    result = run(_HERE, "--run_dir", path, "--resume")
     assert result.returncode == 0, result.stderr
-    assert "checkpoint 2560 is damaged" in result.stderr
+    assert "checkpoint 2560 is damaged" in caplog.text
     assert "resuming from step 2,048" in result.stdout
     processes.assert_same_end(reference, path)
-
-
-# In this process, for the fixture `run`.
-_HERE = "podracers.training.train"
 
 
 def test_a_foreign_checkpoint_is_refused(reference, folder, run):
@@ -200,7 +161,7 @@ def test_a_foreign_checkpoint_is_refused(reference, folder, run):
     assert "columns = 7" not in (path / "config.gin").read_text()
 
 
-def test_an_environment_of_ones_own_and_a_nan(folder):
+def test_an_environment_of_ones_own_and_a_nan(folder, run, monkeypatch):
     package = folder / "path" / "my_lab"
     package.mkdir(parents=True)
     (package / "corridors.py").write_text(USER_ENVIRONMENT)
@@ -211,12 +172,9 @@ def test_an_environment_of_ones_own_and_a_nan(folder):
         + "experiment.Experiment.environment = @corridors.Corridor\n"
         + "experiment.Experiment.evaluation_max_steps = 20\n"
     )
-    result = processes.run(
-        "train",
-        *("--gin_file", config, "--run_dir", folder / "own"),
-        *("--gin_bindings", "corridors.Corridor.poison = 90"),
-        environment={"PYTHONPATH": str(folder / "path")},
-    )
+    monkeypatch.syspath_prepend(folder / "path")
+    binding = ("--gin_bindings", "corridors.Corridor.poison = 90")
+    result = run(_HERE, "--gin_file", config, "--run_dir", folder / "own", *binding)
     assert result.returncode == 1, result.stderr
     assert "Traceback" not in result.stderr
     assert re.search(
@@ -242,15 +200,15 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_a_run_and_loses_nothing(reference, small_disk, config):
+def test_a_full_disk_ends_a_run_and_loses_nothing(reference, small_disk, config, run):
     path = small_disk / "run"
-    full = processes.run("train", "--gin_file", config, "--run_dir", path)
+    full = run(_HERE, "--gin_file", config, "--run_dir", path)
     assert full.returncode == 1, full.stderr
     assert "Traceback" not in full.stderr
     assert "No space left" in full.stderr.splitlines()[-1]
     assert list((path / "checkpoints").glob("[0-9]*/manifest.json"))
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    resumed = processes.run("train", "--run_dir", path, "--resume")
+    resumed = run(_HERE, "--run_dir", path, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming from step" in resumed.stdout
     processes.assert_same_end(reference, path)
@@ -273,11 +231,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, config, run, binding
 
 
 @pytest.mark.slow
-def test_a_run_without_a_directory_is_named_by_what_it_is(tmp_path, config):
+def test_a_run_without_a_directory_is_named_by_what_it_is(tmp_path, config, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     later = tmp_path / "later.gin"
     later.write_text("SEED = 5\nTOTAL_STEPS = 128\nNUM_ENVS = 4\n")
     both = ("--gin_file", config, "--gin_file", later)
-    result = processes.run("train", *both, "--runner", "sebulba", cwd=tmp_path)
+    result = run(_HERE, *both, "--runner", "sebulba")
     assert result.returncode == 0, result.stderr
     (name,) = os.listdir(tmp_path / "runs")
     assert re.fullmatch(r"tiny-sebulba-seed5-\d{8}-\d{6}", name)
@@ -286,9 +245,9 @@ def test_a_run_without_a_directory_is_named_by_what_it_is(tmp_path, config):
     more.write_text("TOTAL_STEPS = 192\n")
     directory = pathlib.Path("runs", name)
     flags = ("--run_dir", directory, "--resume", "--runner", "sebulba", "--gin_file", more)
-    resumed = processes.run("train", *flags, cwd=tmp_path)
+    resumed = run(_HERE, *flags)
     assert resumed.returncode == 0, resumed.stderr
-    summary = json.loads((tmp_path / directory / "summary.json").read_text())
+    summary = json.loads((directory / "summary.json").read_text())
     assert summary["environment_steps"] == 192
 
 
@@ -298,52 +257,17 @@ def test_the_directory_of_a_population_says_all_of_its_seeds(config):
     assert re.fullmatch(r"runs/tiny-anakin-seeds3-10-\d{8}-\d{6}", path)
 
 
-def test_a_damaged_configuration_is_one_line(reference, folder):
-    path = folder / "binary"
-    path.mkdir()
-    (path / "config.gin").write_bytes(b"\x7fELF\xff\xfe\x00\x01" * 9)
-    started = [
-        processes.start("train", "--run_dir", path, "--resume"),
-        processes.start("evaluate", "--run_dir", path),
-    ]
-    for process in started:
-        processes.assert_mistake(processes.finish(process), "config.gin")
-
-
-@pytest.mark.slow
-def test_a_second_run_in_one_directory_is_told_who_is_there(folder, config):
-    path = folder / "twice"
-    bindings = ("--gin_bindings", "TOTAL_STEPS = 100_000_000")
-    first = processes.start("train", "--gin_file", config, "--run_dir", path, *bindings)
-    try:
-        while not list(path.glob("checkpoints/[0-9]*/manifest.json")) and first.poll() is None:
-            time.sleep(0.05)
-        others = [
-            processes.start("train", "--gin_file", config, "--run_dir", path),
-            processes.start("train", "--run_dir", path, "--resume"),
-        ]
-        for other in others:
-            who = f"in use by process {first.pid} on host {socket.gethostname()}"
-            processes.assert_mistake(processes.finish(other), who)
-        watched = processes.run("evaluate", "--run_dir", path, "--episodes", 4)
-        assert watched.returncode == 0, watched.stderr
-        assert first.poll() is None
-    finally:
-        first.kill()
-        processes.finish(first)
-    resumed = processes.run(
-        "train", "--run_dir", path, "--resume", "--gin_bindings", "TOTAL_STEPS = 64"
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    assert "resuming from step" in resumed.stdout
-
-
 def test_mistakes_about_run_directories(reference, folder, config, run):
     (folder / "file").write_text("not a folder")
+    (folder / "binary").mkdir()
+    (folder / "binary" / "config.gin").write_bytes(b"\x7fELF\xff\xfe\x00\x01" * 9)
     cases = {
         ("--gin_file", config, "--run_dir", reference): "continue it with --resume",
         ("--gin_file", config, "--run_dir", folder / "file" / "run"): "Not a directory",
         ("--run_dir", folder / "referense", "--resume"): f"did you mean '{reference}'",
+        ("--run_dir", folder / "binary", "--resume"): "config.gin",
+        ("--resume",): "--resume needs --run_dir",
+        ("--run_dir", folder / "new"): "no --gin_file",
     }
     for arguments, phrase in cases.items():
         processes.assert_mistake(run(_HERE, *arguments), phrase)
@@ -351,25 +275,25 @@ def test_mistakes_about_run_directories(reference, folder, config, run):
 
 
 @pytest.mark.slow
-def test_checkpoints_elsewhere_outlive_the_run_directory(tmp_path):
+def test_checkpoints_elsewhere_outlive_the_run_directory(tmp_path, run):
     """A launcher goes on from them with a new directory; another run is refused there."""
     config, run_dir, kept = processes.config_file(tmp_path), tmp_path / "run", tmp_path / "kept"
     binding = ("--gin_bindings", f"Experiment.checkpoint_directory = '{kept}'")
     begin = ("--gin_file", config, "--run_dir", run_dir, "--resume_if_begun", *binding)
-    first = processes.run("train", *begin, "--gin_bindings", "TOTAL_STEPS = 1024")
+    first = run(_HERE, *begin, "--gin_bindings", "TOTAL_STEPS = 1024")
     assert first.returncode == 0, first.stderr
     assert not (run_dir / "checkpoints").exists()
-    evaluated = processes.run("evaluate", "--run_dir", run_dir)
+    evaluated = run("podracers.training.evaluate", "--run_dir", run_dir)
     assert "step 1,024: return" in evaluated.stdout, evaluated.stderr
-    other = processes.run("train", "--gin_file", config, "--run_dir", tmp_path / "other", *binding)
+    other = run(_HERE, "--gin_file", config, "--run_dir", tmp_path / "other", *binding)
     processes.assert_mistake(other, f"'{kept}' is in use", "--resume")
     assert not (tmp_path / "other").exists()
     shutil.rmtree(run_dir)
-    last = processes.run("train", *begin)
+    last = run(_HERE, *begin)
     assert last.returncode == 0, last.stderr
     assert "resuming from step 1,024" in last.stdout
     assert processes.final_state(run_dir)[0] == 2560
-    relative = processes.run(
-        "train", "--gin_file", config, "--gin_bindings", "Experiment.checkpoint_directory = 'kept'"
+    relative = run(
+        _HERE, "--gin_file", config, "--gin_bindings", "Experiment.checkpoint_directory = 'kept'"
     )
     processes.assert_mistake(relative, "expected an absolute path, or gs://BUCKET/FOLDER")
