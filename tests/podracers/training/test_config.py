@@ -79,6 +79,7 @@ MISTAKES = {
     "PPO.network = 3": ("PPO.network", "Callable"),
     "PPO.head = @encoders.CNN": ("PPO.head", "CNN"),
     "catch.Catch.rows = 3.5": ("Catch.rows", "3.5"),
+    "catch.Catch.rows = True": ("Catch.rows", "True"),
     "Experiment.environment = @TimeLimit\nTimeLimit.environment = @Catch\n"
     "TimeLimit.max_episode_steps = 'x'": ("TimeLimit.max_episode_steps",),
     "Anakin.num_envs = '8'": ("Anakin.num_envs", "'8'"),

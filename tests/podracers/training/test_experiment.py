@@ -199,6 +199,7 @@ def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path):
     file = str(processes.config_file(tmp_path))
     first = experiment.load([file], ["PPO.gamma = 0.5", "actor_critic.separate_critic = False"])
     second = experiment.load(["gin/experiments/pendulum_ppo.gin"], ["PPO.gamma = 0.75"])
+    now = config.text()
     copy = dataclasses.replace(dataclasses.replace(first, seed=8), seed=9)
     parts = copy.build()
     assert (copy.seed, parts.agent.gamma, parts.environment.spec.name) == (9, 0.5, "Catch")
@@ -206,7 +207,6 @@ def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path):
     for agent in (parts.agent, parts.greedy_evaluator.agent):
         params = jax.eval_shape(agent.init_learner, jax.random.key(0)).params
         assert "torsos_1" not in params
-    now = config.text()
     with copy.configured():
         assert "PPO.gamma = 0.5" in config.text()
         assert "from environments import catch" in config.text()
