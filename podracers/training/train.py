@@ -74,7 +74,15 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     directory = run_directory.RunDirectory(arguments.run_dir) if arguments.run_dir else None
     resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
     console = rich.console.Console(highlight=False)
-    settings = _load(arguments, begun)
+    files = command_line.gin_files(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        if begun is not None:  # other processes may not see the run directory of process 0
+            begun_file = directory.config
+            if not processes.is_lead():
+                begun_file = pathlib.Path(folder) / "config.gin"
+                begun_file.write_text(begun)
+            files = [str(begun_file), *files]
+        settings = experiment.load(files, arguments.gin_bindings)
     text = config.text()
     processes.require_equal("the configuration", text)
     parts = settings.build()
@@ -95,7 +103,13 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     elif processes.is_several():
         storage.require_shared("the run directory", directory.path, True, _SHARE)
     if is_new:
-        processes.on_lead(lambda: _create(directory, text))
+
+        def create():
+            directory.create()
+            directory.lock.acquire()
+            directory.write(directory.config, text)
+
+        processes.on_lead(create)
     trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, say=console.print)
     if resume:  # new bindings are kept once the checkpoint is known to fit them
         processes.on_lead(lambda: directory.write(directory.config, text))
@@ -107,29 +121,10 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     return 0
 
 
-def _create(directory: run_directory.RunDirectory, text: str) -> None:
-    directory.create()
-    directory.lock.acquire()
-    directory.write(directory.config, text)
-
-
-def _load(arguments: argparse.Namespace, begun: str | None) -> experiment.Experiment:
-    """Returns the experiment; `begun` is the text of the configuration that a run began with."""
-    files = command_line.gin_files(arguments)
-    if begun is None:
-        return experiment.load(files, arguments.gin_bindings)
-    config_file = run_directory.RunDirectory(arguments.run_dir).config
-    with tempfile.TemporaryDirectory() as folder:
-        if not processes.is_lead():  # which may not see what process 0 does
-            config_file = pathlib.Path(folder) / config_file.name
-            config_file.write_text(begun)
-        return experiment.load([str(config_file), *files], arguments.gin_bindings)
-
-
 def _begun(
     arguments: argparse.Namespace, directory: run_directory.RunDirectory | None
 ) -> tuple[bool, str | None]:
-    """Returns whether to resume, and the configuration so far; refuses an unsuitable directory."""
+    """Returns whether to resume, and the text of the configuration that the run began with."""
     if directory is None:
         for option in ("resume", "resume_if_begun"):
             if getattr(arguments, option):
@@ -149,7 +144,7 @@ def _begun(
 
 
 def _default(gin_file: str, settings: experiment.Experiment, parts: experiment.Parts) -> str:
-    """Returns where a run goes that was given no directory."""
+    """Returns the path of the run directory if the command line names none."""
     runner = type(parts.runner).__name__.lower()
     seeds = f"seed{settings.seed}"
     if parts.runner.population > 1:
@@ -159,7 +154,7 @@ def _default(gin_file: str, settings: experiment.Experiment, parts: experiment.P
 
 
 def _table(summary: dict, directory: run_directory.RunDirectory) -> rich.table.Table:
-    """Returns what was reached, and where its files are."""
+    """Returns a table of the results and the run directory."""
     judged = summary["evaluation"]
     seeds = judged.get("return_by_seed", {})
     over = f"{len(seeds)} seeds" if seeds else f"{judged['episodes']} episodes"
@@ -189,7 +184,7 @@ def _table(summary: dict, directory: run_directory.RunDirectory) -> rich.table.T
 
 
 def _table_of_members(members: list[dict]) -> rich.table.Table:
-    """Returns the seed, the own values and the returns of each member of a population."""
+    """Returns a table of seed, option values and returns of each member of a population."""
     options, judged = members[0]["values"], [n for n in members[0] if n.endswith("return")]
     table = rich.table.Table(title="Members", title_justify="left")
     for name in ("seed", *options, *(name.replace("_", " ") for name in judged)):
@@ -201,7 +196,7 @@ def _table_of_members(members: list[dict]) -> rich.table.Table:
 
 
 def command() -> None:
-    """Is `podracers-train` and `scripts/train.py`: exits with the result of `main`."""
+    """Runs `main` as `podracers-train` and `scripts/train.py`, and exits."""
     command_line.run(main)
 
 

@@ -120,23 +120,7 @@ def test_a_recording_is_of_the_first_episode(expected):
     totals = [float(state.total) for state in states]
     np.testing.assert_allclose(np.diff(totals), expected[0], rtol=1e-4, atol=1e-5)
     assert [int(state.time) for state in states] == list(range(len(states)))
-
-
-def test_a_recording_stops_at_its_limit(expected):
-    assert len(expected[0]) > 1
     assert len(dataclasses.replace(EVALUATOR, max_steps=1).record(1, KEY)) == 2
-
-
-def test_the_limit_is_that_of_the_environment_unless_given():
-    @dataclasses.dataclass(frozen=True, eq=False)
-    class Limited(streams.RandomEpisodes):
-        @property
-        def spec(self):
-            return dataclasses.replace(super().spec, max_episode_steps=9)
-
-    assert EVALUATOR.limit == evaluation.DEFAULT_MAX_STEPS
-    assert evaluation.Evaluator(AGENT, Limited(), 1).limit == 9
-    assert evaluation.Evaluator(AGENT, Limited(), 1, max_steps=4).limit == 4
 
 
 def test_acting_uses_no_key_that_the_reset_used():
@@ -397,7 +381,7 @@ class _Counted:
         self.inner.close()
 
 
-def test_environments_are_closed_one_batch_after_the_other(monkeypatch):
+def test_environments_are_closed_after_every_batch_and_after_a_failure(monkeypatch):
     monkeypatch.setattr(evaluation, "MAX_BATCH", 4)
     factory = Counted()
     evaluator = dataclasses.replace(HOST_EVALUATOR, environment=factory)
@@ -405,9 +389,6 @@ def test_environments_are_closed_one_batch_after_the_other(monkeypatch):
     assert factory.events == ["made", "closed"] * 2
     evaluator.record(PARAMS, HOST_KEY)
     assert factory.events == ["made", "closed"] * 3
-
-
-def test_environments_are_closed_after_a_failure():
     factory = Counted(fail=True)
     with pytest.raises(ArithmeticError):
         dataclasses.replace(HOST_EVALUATOR, environment=factory).run(PARAMS, HOST_KEY)
@@ -455,17 +436,6 @@ def test_defaults_and_limits_follow_the_kind_of_environment():
     for some in (FACTORY, ENVIRONMENT):
         with pytest.raises(errors.UserError, match="0 episodes"):
             evaluation.Evaluator(agent, some, 0)
-
-
-def test_envpool_is_judged_alike():
-    factory = envpool.EnvPool("CartPole-v1", max_episode_steps=40)
-    evaluator = evaluation.Evaluator(HostAlternating(), factory, HOST_EPISODES)
-    episodes = evaluator.run(PARAMS, HOST_KEY)
-    np.testing.assert_array_equal(episodes.returns, episodes.lengths)
-    assert episodes.finished.all() and len(set(episodes.lengths)) > 1
-    np.testing.assert_array_equal(evaluator.run(PARAMS, HOST_KEY).lengths, episodes.lengths)
-    timesteps = evaluator.record(PARAMS, HOST_KEY)
-    assert len(timesteps) == episodes.lengths[0] + 1
 
 
 def test_atari_is_recorded_as_it_is_drawn():
