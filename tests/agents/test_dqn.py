@@ -136,14 +136,23 @@ def test_the_loss_equals_a_slow_one(distribution, double):
     np.testing.assert_allclose(output.priority, priority, rtol=1e-3, atol=1e-4)
 
 
-def test_noise_is_of_each_sequence_and_of_each_parameters():
+def test_noise_is_of_each_sequence_and_of_each_parameters(monkeypatch):
     agent = _agent(noisy=True, double=True)
-    params, sample = _params(agent, 1), _sample()
+    params, sample, keys = _params(agent, 1), _sample(), []
     time = jnp.zeros((2, BATCH), jnp.int32)
     same = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :1], x.shape), sample.rollout.timestep)
     outputs = jax.jit(agent._outputs)(params, same, time, sample.key)
     assert np.unique(outputs[0], axis=0).shape[0] == BATCH
     np.testing.assert_array_equal(outputs[0], outputs[1])  # one noise for both time steps
+    evaluate = dqn.DQN._outputs
+
+    def recorded(self, params, timestep, time, key):
+        keys.append(jax.random.key_data(key))
+        return evaluate(self, params, timestep, time, key)
+
+    monkeypatch.setattr(dqn.DQN, "_outputs", recorded)
+    online, target = jax.jit(lambda: (agent._loss(params, sample, params), keys))()[1]
+    assert np.all(np.any(online != target, axis=-1))
 
 
 def test_noise_explores_in_training_alone():
