@@ -1,1 +1,1 @@
-"""Agents, and what they share: each algorithm stands here once, and knows no runner."""
+"""Agents and their shared parts: one file for each algorithm, independent of runners."""

@@ -50,7 +50,7 @@ class _Node(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AlphaZero:
-    """AlphaZero; `replay.Replay` says how many gradient steps follow each rollout.
+    """AlphaZero with gradient steps after each rollout as `replay.Replay` counts them.
 
     A sequence of replay is `n + 1` transitions long, and one state of it is learnt from: the first.
     `agents.options` and `muzero.MuZero` describe the options that are not listed here.

@@ -34,7 +34,7 @@ class Extras(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DQN:
-    """Deep Q-network; `replay.Replay` says how many gradient steps follow each rollout.
+    """Deep Q-network with gradient steps after each rollout as `replay.Replay` counts them.
 
     `agents.options` describes the options that are not listed here.
 

@@ -39,7 +39,7 @@ def scale_gradient(x: jax.Array, scale: float) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MuZero:
-    """MuZero; `replay.Replay` says how many gradient steps follow each rollout.
+    """MuZero with gradient steps after each rollout as `replay.Replay` counts them.
 
     A sequence of replay is `K + n + 1` transitions long, and one state of it is learnt from: the
     first, which the model is unrolled from. So `replay_ratio` is the paper's samples per state

@@ -1,4 +1,4 @@
-"""Options of agents: what the shared ones mean, and their bounds, checked before tracing.
+"""Options of agents: meaning of the shared ones, and bounds that are checked before tracing.
 
 An option's bound stands where the option stands, in a dataclass field:
 

@@ -55,7 +55,7 @@ class Extras(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class R2D2:
-    """Recurrent replay DQN; `replay.Replay` says how many gradient steps follow each rollout.
+    """Recurrent replay DQN with gradient steps after each rollout as `replay.Replay` counts them.
 
     `agents.options` describes the options that are not listed here.
 

@@ -24,7 +24,7 @@ _PADDING_FRACTION = 8  # an element gets a row of its own if padding is at most 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The elements of one leaf of what is stored, `[B, C]` of them.
+    """The elements `[B, C]` of one leaf of the stored rollouts.
 
     Attributes:
       data: `[B, C, R]` for elements that fill whole lanes or nearly so, as frames do; otherwise
@@ -157,8 +157,8 @@ def end_episodes(ring: types.Rollout, slot: jax.Array, ended: jax.Array) -> type
     """
     rows = ring.timestep.step_type
     stream = jnp.arange(num_streams(ring))
-    known = rows.read(stream, jnp.broadcast_to(slot, stream.shape))
-    marked = rows.write(jnp.where(ended, types.LAST, known)[None], slot)
+    stored = rows.read(stream, jnp.broadcast_to(slot, stream.shape))
+    marked = rows.write(jnp.where(ended, types.LAST, stored)[None], slot)
     return ring._replace(timestep=ring.timestep._replace(step_type=marked))
 
 

@@ -45,7 +45,7 @@ class _PolicyInput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SAC:
-    """Soft actor-critic; `replay.Replay` says how many gradient steps follow each rollout.
+    """Soft actor-critic with gradient steps after each rollout as `replay.Replay` counts them.
 
     `agents.options` describes the options that are not listed here. Target parameters are those of
     the critics.

@@ -67,12 +67,12 @@ def perturbed(learner: Any, scale: float, seed: int) -> Any:
 
 @functools.cache
 def collect(algorithm: str, network: str) -> Experience:
-    """Returns what an actor-critic did with parameters that are those of its learner."""
+    """Returns the experience of an actor-critic that acted with its learner's parameters."""
     return acted(ALGORITHMS[algorithm](**NETWORKS[network]), ENVIRONMENT)
 
 
 def acted(agent: Any, environment: streams.RandomEpisodes) -> Experience:
-    """Returns what an agent did with parameters that are those of its learner."""
+    """Returns the experience of an agent that acted with its learner's parameters."""
     batched = unroll.BatchedEnvironment(environment)
 
     def run():
@@ -87,7 +87,7 @@ def acted(agent: Any, environment: streams.RandomEpisodes) -> Experience:
             return unroll.unroll(agent, batched, params, start, key, LENGTH)
 
         middle, first = act(learner, start)
-        # What a normaliser knows before it acts: statistics of other data.
+        # Acting normalises by statistics of earlier data.
         state, _ = agent.update(types.AgentState(learner, ()), first, key)
         learner = learner._replace(normalizer=state.learner.normalizer)
         return learner, act(learner, middle)[1]

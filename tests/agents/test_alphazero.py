@@ -53,7 +53,7 @@ def test_without_learning_it_plays_catch_by_searching():
     params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))
     evaluator = evaluation.Evaluator(agent, candidate, num_episodes=32)
     returns = evaluator.run(params, jax.random.key(1)).returns
-    assert np.mean(returns) > 0.9  # the network knows nothing yet; random play reaches -0.4
+    assert np.mean(returns) > 0.9  # an untrained network; random play reaches -0.4
 
 
 @pytest.mark.parametrize("truncates", [False, True])

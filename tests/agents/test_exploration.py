@@ -50,7 +50,7 @@ def test_values_of_legal_actions():
 
 
 def test_where_nothing_is_legal_everything_counts():
-    """Some environments say so of a final state; its value must stay a number."""
+    """Some environments mask all actions of a final state; its value must stay finite."""
     nothing = jnp.zeros((1, 4), bool)
     legal = exploration.legal_q_values(VALUES, _observation(nothing))
     np.testing.assert_array_equal(legal, VALUES)

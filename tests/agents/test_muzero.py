@@ -92,7 +92,7 @@ def test_fresh_values_are_those_of_the_target_network_now(made):
     agent, params, sample = made
     fresh = _make(value_cost=0.5, fresh_values=True)
     target = jax.jit(agent.init_learner)(jax.random.key(1)).params
-    # What the target network thinks of every time step, one at a time.
+    # The target network's value of every time step, one at a time.
     model = agent._network
 
     def value(timestep):

@@ -26,7 +26,7 @@ def _algorithm(request):
     ],
 )
 def test_ratios_are_one_in_the_first_gradient_step(algorithm, network):
-    """The network that learns sees what the one that acted saw: cores, resets, statistics."""
+    """Learning uses the inputs of acting: cores, resets, statistics."""
     given = experience.collect(algorithm, network)
     _, means = experience.update(given)
     assert abs(means["policy/kl"]) < 1e-7
@@ -40,7 +40,7 @@ def test_ratios_are_one_in_the_first_gradient_step(algorithm, network):
 
 
 def _kl_after(given, timestep=None, **actor_state):
-    """Returns the divergence of what acts from what learns, if that sees other things."""
+    """Returns the divergence of acting from learning with other inputs."""
     rollout = given.rollout
     rollout = rollout._replace(actor_state=rollout.actor_state._replace(**actor_state))
     rollout = rollout._replace(timestep=timestep or rollout.timestep)
@@ -108,7 +108,7 @@ def test_what_happens_at_ignored_transitions_changes_nothing(algorithm, network)
     )
     expected = experience.update(given)
     streams.assert_same(experience.update(given._replace(rollout=changed)), expected)
-    # The final observation of a truncated one is what the return bootstraps from.
+    # The return bootstraps from the final observation of a truncated episode.
     truncated = timestep.truncated()
     changed = rollout._replace(
         timestep=timestep._replace(

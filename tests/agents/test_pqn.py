@@ -50,7 +50,7 @@ def _given(network):
 
 
 def _slow_update(given):
-    """Returns the parameters after a step, what is measured, and the targets."""
+    """Returns the parameters after a step, and the metrics."""
     agent, learner, rollout = given
     values = functools.partial(experience.outputs, agent._network, rollout=rollout)
     q_values = np.asarray(jax.jit(values)(learner.params))

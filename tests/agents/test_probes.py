@@ -215,7 +215,7 @@ FAST = {("ppo", Mixture), ("ppo", probes.ContinuousReward)}
 
 
 def _learn(name: str, candidate: Any, updates: int, num_envs: int, hidden: int):
-    """Returns an agent with greedy evaluation, and what it learnt of an environment."""
+    """Returns an agent with greedy evaluation, and its parameters after learning."""
     core = cores.LSTM(16) if type(candidate) in RECURRENT else None
     steps = updates * num_envs * ROLLOUT_LENGTH
     agent = AGENTS[name].make(candidate.spec, hidden, core, steps)

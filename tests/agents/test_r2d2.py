@@ -198,7 +198,7 @@ def test_a_truncation_bootstraps_from_its_own_last_observation():
 
 
 def test_first_priorities_are_those_of_the_values_that_acted(given):
-    """All but the last time step's, whose value acting does not know yet."""
+    """All but the last time step, whose value acting has not computed yet."""
     params, _, rollout = given
     online = _slow_values(params, rollout)
     taken = _chosen(online[:-1], rollout.action)

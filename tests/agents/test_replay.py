@@ -1,6 +1,6 @@
 """Replay against a slow model of a ring: the draws, their frequencies and their weights.
 
-Everything that is stored tells its time and stream, so a sequence from wrong places shows it.
+Everything that is stored encodes its time and stream, so wrong places are visible.
 
 Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `K` new
 sequences of a stream, `B` streams, `N` drawn sequences.

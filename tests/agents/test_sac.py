@@ -25,7 +25,7 @@ LOW, HIGH = np.array([-1.0, 1.0]), np.array([0.5, 3.0])
 
 
 class _Case(NamedTuple):
-    """An agent whose targets differ from its critics, and what it is to learn from, in NumPy."""
+    """An agent whose targets differ from its critics, and its data in NumPy."""
 
     agent: sac.SAC
     params: sac_networks.Params
@@ -105,7 +105,7 @@ def _case(actions: str) -> _Case:
 
 @functools.cache
 def _learnt(actions: str) -> tuple[optimization.LossOutput, sac_networks.Params]:
-    """Returns what the agent makes of a case, and the gradient of its loss."""
+    """Returns the output of the loss on a case, and its gradient."""
     agent, params, target, sample = _case(actions)
 
     def loss(params):
@@ -143,7 +143,7 @@ class _Slow:
         self.mask = observation[environment.ACTION_MASK] if self.discrete else None
 
     def seen(self, n, arrival):
-        """Returns what encoders see of a transition's start or of its end."""
+        """Returns the encoder's input at a transition's start or end."""
         if not self.discrete:
             return self.frames[arrival, n].astype(np.float64)
         first = self.case.sample.rollout.timestep.first()[1 + arrival, n]

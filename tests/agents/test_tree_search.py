@@ -79,7 +79,7 @@ def test_with_the_true_model_of_catch_value_and_action_are_optimal(kind):
     keys = _keys()[: len(SITUATIONS)]
     plan = _run(kind, SITUATIONS, keys, simulations=1600, temperature=0.0)
     expected = [_optimal(*situation) for situation in SITUATIONS]
-    # A tree's values are means over what it tried, so they come from below.
+    # A tree's values are means over all tried actions, so they are too low.
     np.testing.assert_allclose(plan.value, expected, atol=0.1)
     for action, policy, best in zip(plan.action, plan.policy, BEST):
         assert int(action) in best
@@ -136,7 +136,7 @@ def test_policies_ignore_differences_of_values_below_the_minimal_range(kind):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_illegal_actions_are_neither_taken_nor_learnt(kind, temperature):
     legal = np.arange(3) != np.arange(STREAMS)[:, None] % 3
-    legal[-1] = False  # as some environments say of a final state
+    legal[-1] = False  # some environments mask all actions of a final state
     plan = _run(kind, [[2, 0, 2]], _keys(), temperature=temperature, legal=legal)
     assert np.all(legal[:-1][np.arange(STREAMS - 1), plan.action[:-1]])
     np.testing.assert_array_equal(plan.policy[:-1][~legal[:-1]], 0.0)
