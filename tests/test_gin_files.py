@@ -56,7 +56,6 @@ UPDATES = (
     *TRACED,
     "cartpole_rainbow",
     "catch_alphazero",
-    "catch_disco_rule",
     "catch_impala",
     "catch_muzero",
     "dmc_cartpole_swingup_pixels_sac",
