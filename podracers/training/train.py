@@ -65,8 +65,8 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="how long a process may be silent, or keep the others waiting, before it ends all of "
-        "them (default: 60)",
+        help="seconds of silence after which a process counts as lost; one that makes the others "
+        "wait for ten times as long ends them, too (default: 60)",
     )
 
 
