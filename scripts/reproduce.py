@@ -11,8 +11,8 @@ With --record, the new runs replace the old ones, and the exit code is 0; then r
 `python scripts/report.py`. After Ctrl-C, the same --out continues.
 
 --suite trains, at low priority, the missing seeds of all rows of a suite (of EXPERIMENT or --runner
-only, if given), and records each run when it ends. Failed runs are recorded, too. Exit code 1: a
-run failed, or was left to another process that trains it.
+only, if given), and records each run when it ends. Exit code 1: a run failed, or another process
+trains it.
 """
 
 import argparse
@@ -60,8 +60,7 @@ def _reproduce(row: results.Row, options: argparse.Namespace) -> int:
     def recorded(row: results.Row) -> results.Row:
         if count < len(row.runs):
             raise errors.UserError(f"--record: {count} seed(s) would replace {len(row.runs)}")
-        failures = tuple(each for each in row.failures if each.seed >= count)
-        return dataclasses.replace(row, runs=tuple(new), failures=failures, note=options.note)
+        return dataclasses.replace(row, runs=tuple(new), note=options.note)
 
     new: Sequence[results.Run] = ()
     if options.record:

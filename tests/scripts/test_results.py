@@ -127,13 +127,11 @@ def test_rows_are_read_and_written(modules, tmp_path):
 
 
 def test_a_new_run_replaces_runs_of_other_settings(modules, tmp_path):
-    failures = [{"seed": 2, "message": "m"}]
-    rows, _ = _read(modules, tmp_path, _entry("a", [1.0, 3.0], failures=failures))
+    rows, _ = _read(modules, tmp_path, _entry("a", [1.0, 3.0]))
     row = rows["a-anakin"]
     new = dataclasses.replace(row.runs[0], seed=2, settings="new")
     joined = row.with_run(new)
     assert [run.seed for run in joined.runs] == [0, 1, 2]  # old settings are unknown
-    assert joined.failures == ()
     other = dataclasses.replace(new, seed=0, settings="other")
     assert [run.seed for run in joined.with_run(other).runs] == [0, 1]
     longer = dataclasses.replace(new, agent_steps=6_000_000)
@@ -196,13 +194,12 @@ def test_every_published_row_describes_a_run(modules):
 def test_the_page_of_results(modules, tmp_path):
     published = [{"value": 2.0, "source": "somebody", "steps": "1M", "error": 0.5}]
     suite = {"suite": "s", "published": published}
-    failures = [{"seed": 2, "message": "out of memory"}]
     dqn = {"agent": "DQN", "runner": "Sebulba", **suite}
     rows, _ = _read(
         modules,
         tmp_path,
         _entry("one", [2.0, 2.0], **suite),
-        _entry("two", [5.0, 5.0], failures=failures, **suite),
+        _entry("two", [5.0, 5.0], explanation="luck", **suite),
         _entry("one", [2.0, 1.0], **dqn),
         _entry("two", [2.0, 9.0], **dqn),
         _entry("three", [], **suite),
@@ -212,7 +209,7 @@ def test_the_page_of_results(modules, tmp_path):
     assert "| two | Sebulba |  |  |  | 5.50 (5M) |  |  |  |  | -1.00 | 3 |" in page
     two = "| `two` | `anakin` | PPO | two | 5.00 ± 0 | 5.00 to 5.00 | 2: 5.00, 5.00 |  |"
     two += " 64, greedy | -1.00 | 3 | 5M | 10 s | 2.00 ± 0.50 (somebody, 1M) |"
-    assert f"{two} seed 2 failed: out of memory |" in page
+    assert f"{two} luck |" in page
     assert "| `three` | `anakin` | PPO | three | queued |" in page
     # Of random -1 and published 2, the scores are 1, 1 and 2, 2; the middle half is 1, 2.
     assert "| PPO under Anakin | one, two | 2 | 1.50 (" in page
