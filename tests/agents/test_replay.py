@@ -406,7 +406,7 @@ def _alphazero():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dqn", "r2d2", "sac", "sac_discrete", "muzero", "alphazero"])
+@pytest.mark.parametrize("name", ["dqn", "r2d2", "sac", "muzero", "alphazero"])
 def test_the_replay_ratio_counts_the_states_that_are_learnt_from(name):
     """Every agent takes the mean of its values over exactly the states of its loss."""
     agent, candidate = _alphazero() if name == "alphazero" else contract.AGENTS[name]()
