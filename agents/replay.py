@@ -13,7 +13,7 @@ divide), so neither do the draws.
 Prioritised replay is the proportional form of Schaul et al., "Prioritized Experience Replay", 2015,
 https://arxiv.org/abs/1511.05952; a sequence has one priority, as in Kapturowski et al., "Recurrent
 Experience Replay in Distributed Reinforcement Learning", 2019,
-https://openreview.net/forum?id=r1lyTjAqYX. `docs/replay.md` compares it with flashbax.
+https://openreview.net/forum?id=r1lyTjAqYX.
 
 Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `K` new
 sequences of a stream, `B` streams, `S` shards and `N` drawn sequences of this device.
@@ -233,7 +233,7 @@ class Replay:
         """Takes a traced number of gradient steps.
 
         The loop carries all of the memory but the ring, which it only reads: XLA would copy a ring
-        that is carried (`docs/replay.md`).
+        that is carried.
 
         Args:
           step: takes one gradient step; it must not change the ring.

@@ -2,8 +2,7 @@
 
 A ring is a `types.Rollout` of `Rows`. XLA chooses the order of an array's axes in a TPU's memory.
 For `[B, C, 84, 84, 1]` it chooses one to write time steps and another to gather them, so every
-update would copy the whole ring. Flat rows are written and gathered in one order. `docs/replay.md`
-has the figures.
+update would copy the whole ring. Flat rows are written and gathered in one order.
 
 Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `B`
 streams, `N` sequences, `F` numbers of one element (such as an observation), `R` of a padded row.
