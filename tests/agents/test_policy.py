@@ -128,6 +128,7 @@ def test_the_learning_rate_falls_to_zero_in_global_agent_steps(algorithm):
             streams.assert_same(after.params, learner.params)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("impala", marks=pytest.mark.slow)])
 def test_observations_are_normalised_by_statistics_of_before_the_rollout(algorithm):
     given = experience.collect(algorithm, "frames_normalized")
     before, (after, _) = given.learner.normalizer, experience.update(given)
