@@ -69,10 +69,9 @@ def test_the_sweep_leaves_runs_that_plot_as_two_curves(tmp_path, monkeypatch):
     _sweep(tmp_path)
     before = matplotlib.get_backend()
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    names = ("results.groups", "results.curves")
-    groups, curves = (importlib.import_module(name) for name in names)
+    curves = importlib.import_module("results.curves")
     paths = sorted((tmp_path / "runs" / "sweep").iterdir())
-    (panel,), said = curves.panels([groups.read(path) for path in paths], "episode/return")
+    (panel,), said = curves.panels([curves.read(path) for path in paths], "episode/return")
     matplotlib.use(before)
     assert panel.title == "PPO on Catch, Anakin"
     labels = ["learning_rate = 0.0003 (1 seed)", "learning_rate = 0.001 (1 seed)"]
