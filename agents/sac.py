@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from agents import optimization, options, preprocessing, replay, returns
-from agents.networks import encoders, sac_heads
+from agents.networks import encoders
 from agents.networks import sac as sac_networks
 from podracers import environment, errors, types
 
@@ -104,8 +104,8 @@ class SAC:
         _ = self._network  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
-    def _kind(self) -> sac_heads.SACHead:
-        return sac_heads.head_from_spec(self.spec)
+    def _kind(self) -> sac_networks.SACHead:
+        return sac_networks.head_from_spec(self.spec)
 
     @functools.cached_property
     def _network(self) -> sac_networks.SACNetwork:
@@ -247,7 +247,7 @@ class SAC:
 
     def _expect(
         self, policy, critic, features, critic_features, policy_input: _PolicyInput
-    ) -> sac_heads.Expectation:
+    ) -> sac_networks.Expectation:
         """Returns the policy's expected value and entropy; each part sees its own features."""
         outputs = self._network.outputs(policy, features)
         critics = functools.partial(self._network.values, critic, critic_features)

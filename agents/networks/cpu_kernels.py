@@ -1,20 +1,14 @@
-"""What a CPU runs fastest: products and convolutions with features first and rows last.
+"""Convolutions and pooling in the form that a CPU runs fastest: channels first, images last.
 
 Only `layers` uses these functions; parameters and results are those of the usual forms.
 
-XLA's CPU backend takes three times as long for the weight gradient `inputs.T @ gradient` of a dense
-layer as for its other products. With features first, `[F, N]`, all three take about the same time:
-0.89 ms rather than 1.27 for the gradient of a policy and a value of two tanh layers of 64 on 2048
-rows, inside a scan on two cores.
+XLA's convolution is 15 to 25 times slower on CPU inside a scan or a while loop, where acting and
+learning happen. Here images are `[C, H, W, N]`, and a convolution is one matrix product between two
+movements of long contiguous runs: the bands of rows that the kernel covers are concatenated before
+it, and the products of one window are added up, column by column, after it. Patches, which need no
+sum, move three times as many numbers for a kernel of 3 x 3.
 
-XLA's convolution is 15 to 25 times slower on CPU inside a scan or a while loop, which is where
-acting and learning happen. Here images are `[C, H, W, N]`, and a convolution is one matrix product
-between two movements of long contiguous runs: the bands of rows that the kernel covers are
-concatenated before it, and what belongs to one window is added up, column by column, after it.
-Patches, which need no sum, are three times as many numbers to move for a kernel of 3 x 3.
-
-Axis legend: `N` rows or images, `F` features, `C` channels, `O` outputs, `H` `W` height and width,
-`K` a kernel's side.
+Axis legend: `N` images, `C` channels, `O` outputs, `H` `W` height and width, `K` a kernel's side.
 """
 
 import functools
@@ -25,70 +19,12 @@ import jax.numpy as jnp
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
-@jax.custom_vjp
-def dense(kernel: jax.Array, columns: jax.Array) -> jax.Array:
-    """Returns `kernel.T @ columns`, with every product in the form that a CPU runs fastest.
-
-    The derivative is the usual one. The barriers keep XLA from folding a transposition into a
-    product: copying the operand first takes less time than the product then saves.
-
-    Args:
-      kernel: `[F, O]`.
-      columns: `[F, N]`.
-
-    Returns:
-      `[O, N]`.
-    """
-    return jax.lax.optimization_barrier(kernel.T) @ columns
-
-
-def _dense_forward(kernel, columns):
-    return dense(kernel, columns), (kernel, columns)
-
-
-def _dense_backward(residuals, gradient):
-    kernel, columns = residuals
-    return columns @ jax.lax.optimization_barrier(gradient.T), kernel @ gradient
-
-
-dense.defvjp(_dense_forward, _dense_backward)
-
-
-@jax.custom_vjp
-def dense_of_rows(kernel: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns `(rows @ kernel).T`, for inputs wider than outputs: MinAtar's 400 to 64.
-
-    Such inputs take longer to transpose than the outputs, and the kernel's derivative needs them
-    as rows.
-
-    Args:
-      kernel: `[F, O]`.
-      rows: `[N, F]`.
-
-    Returns:
-      `[O, N]`.
-    """
-    return jax.lax.optimization_barrier(rows @ kernel).T
-
-
-def _dense_of_rows_forward(kernel, rows):
-    return dense_of_rows(kernel, rows), (kernel, rows)
-
-
-def _dense_of_rows_backward(residuals, gradient):
-    kernel, rows = residuals
-    return jax.lax.optimization_barrier(gradient @ rows).T, (kernel @ gradient).T
-
-
-dense_of_rows.defvjp(_dense_of_rows_forward, _dense_of_rows_backward)
-
-
 def max_pool(images: jax.Array) -> jax.Array:
     """Returns the largest values of windows of 3 x 3, two apart, "SAME" padding.
 
-    It is written with slices, first over rows and then over columns: with its gradient that takes a
-    twenty-fifth of the time of XLA's own windows inside a scan. Where two inputs are equal and
-    largest, the slices share the gradient and XLA's own form gives it to one.
+    Slices, first over rows and then over columns, take a twenty-fifth of the time of XLA's windows
+    inside a scan, gradient included. Where two inputs are equal and largest, the slices share the
+    gradient and XLA's form gives it to one.
 
     Args:
       images: `[C, H, W, N]`.
@@ -106,7 +42,7 @@ def max_pool(images: jax.Array) -> jax.Array:
 def convolve(images: jax.Array, kernel: jax.Array, stride: int, pads: Pads) -> jax.Array:
     """Returns the convolution, `[O, H', W', N]`.
 
-    The derivative is the usual one. What it remembers are the arguments alone, bytes as bytes.
+    The derivative is the usual one. Its residuals are the arguments alone, bytes as bytes.
 
     Args:
       images: `[C, H, W, N]`; bytes count as 255ths, and have no derivative.
@@ -193,6 +129,6 @@ def _weights(kernel: jax.Array, fold: int) -> jax.Array:
 
 
 def _bands(images: jax.Array, side: int, stride: int) -> jax.Array:
-    """Returns the rows that each row of a kernel meets, under one another: `[K * C, H', W, N]`."""
+    """Returns the rows under each row of a kernel, concatenated: `[K * C, H', W, N]`."""
     rows = range(0, images.shape[1] - side + 1, stride)
     return jnp.concatenate([images[:, k : k + rows[-1] + 1 : stride] for k in range(side)])

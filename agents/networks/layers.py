@@ -1,14 +1,13 @@
-"""Dense layers, convolutions and pooling, each in the form that the backend runs fastest.
+"""Dense layers, convolutions and pooling.
 
 Inputs, outputs and parameters are the same on every backend: rows `[..., F]` and images
-`[N, H, W, C]`. On CPU the arithmetic is that of `cpu_kernels`, with features first and rows last;
-`mlp` and `on_images` stay in that layout from their first layer to their last. Layers compute in
-the dtype of their inputs, which encoders make with `as_floats`; parameters are float32.
+`[N, H, W, C]`. On CPU, convolutions and pooling are those of `cpu_kernels`, with channels first and
+images last; a trunk under `on_images` stays in that layout from its first layer to its last. Layers
+compute in the dtype of their inputs, which encoders make with `as_floats`; parameters are float32.
 
 Axis legend: `N` rows, `F` features, `O` outputs, `H` `W` `C` height, width and channels.
 """
 
-import contextlib
 import contextvars
 import math
 from collections.abc import Callable, Sequence
@@ -20,20 +19,20 @@ import jax.numpy as jnp
 from agents.networks import cpu_kernels
 from podracers import errors, parallel, precision
 
-# How many images a CPU takes through convolutions at a time: 16 (as many numbers as a register
-# holds) of 84 x 84, and up to 64 of smaller ones. Grids of 10 x 10 with 32 channels are learnt from
-# twice as fast 64 at a time as 1024 at a time: intermediate results then fit into the cache.
+# Images of one pass through convolutions on CPU: 16 (as many floats as a register holds) of 84 x 84
+# pixels, and up to 64 of smaller ones. Gradients on grids of 10 x 10 with 32 channels are twice as
+# fast 64 at a time as 1,024 at a time: intermediate results then fit into the cache.
 _PIXELS = 16 * 84 * 84
 _MIN_IMAGES = 16
 _MAX_IMAGES = 64
-_MOST_KERNEL = 64  # the places of a kernel are listed in Python, one after the other
+_MAX_KERNEL = 64  # the positions of a kernel are unrolled in the program
 
 # Whether a trunk is being traced whose images are [C, H, W, N]; see `on_images`.
 _channels_first = contextvars.ContextVar("channels_first", default=False)
 
 
 def use_cpu_kernels() -> bool:
-    """Returns whether layers take the form for CPU; asked when a network is traced."""
+    """Returns whether the network is traced for a CPU."""
     return parallel.platform() == "cpu"
 
 
@@ -43,7 +42,8 @@ class Dense(nn.Module):
     Attributes:
       features: number of outputs, `O`.
       scale: scale of the orthogonal initializer.
-      constant: what all weights and biases begin at instead; None for that initializer, and zero.
+      constant: initial value of all weights and biases; None for orthogonal weights and zero
+        biases.
     """
 
     features: int
@@ -56,32 +56,22 @@ class Dense(nn.Module):
         super().__post_init__()
 
     @nn.compact
-    def weights(self, num_inputs: int, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-        """Returns the kernel `[F, O]` and the bias `[O]` for `F` inputs of a dtype, in that."""
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns `inputs @ kernel + bias`, `[..., O]`, of inputs `[..., F]`, in their dtype."""
         initializers = nn.initializers.orthogonal(self.scale), nn.initializers.zeros
         if self.constant is not None:
             initializers = (nn.initializers.constant(self.constant),) * 2
-        kernel = self.param("kernel", initializers[0], (num_inputs, self.features))
+        kernel = self.param("kernel", initializers[0], (inputs.shape[-1], self.features))
         bias = self.param("bias", initializers[1], (self.features,))
-        return kernel.astype(dtype), bias.astype(dtype)
-
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Returns `inputs @ kernel + bias`, `[..., O]`, of inputs `[..., F]`."""
-        kernel, bias = self.weights(inputs.shape[-1], inputs.dtype)
-        if not use_cpu_kernels():
-            return inputs @ kernel + bias
-        # After `mlp` XLA drops this transposition and that at the end of `mlp`.
-        columns = inputs.reshape(-1, inputs.shape[-1]).T
-        columns = cpu_kernels.dense(kernel, columns) + bias[:, None]
-        return columns.T.reshape(*inputs.shape[:-1], self.features)
+        return inputs @ kernel.astype(inputs.dtype) + bias.astype(inputs.dtype)
 
 
 class NoisyDense(nn.Module):
-    """A linear layer with noise on its weights, whose size is learnt, for exploration.
+    """A linear layer with noise of learnt scale on its weights, for exploration.
 
     Fortunato et al., "Noisy Networks for Exploration", 2018, https://arxiv.org/abs/1706.10295, with
-    factorised Gaussian noise, of each row its own. A product of a factor for each input and one for
-    each output needs no weights of each row: it is on the inputs and outputs of a second layer.
+    factorised Gaussian noise, independent for each row. The factors multiply the inputs and the
+    outputs of a second layer, so no row needs weights of its own.
 
     Attributes:
       features: number of outputs, `O`.
@@ -134,47 +124,30 @@ def mlp(
     Returns:
       `[..., sizes[-1]]`.
     """
-    layers = [Dense(size, name=name and f"{name}_{i}") for i, size in enumerate(sizes)]
-    if not use_cpu_kernels() or not layers:
-        for layer in layers:
-            inputs = activate(layer(inputs), activation, layer_norm)
-        return inputs
-    rows = inputs.reshape(-1, inputs.shape[-1])
-    kernel, bias = layers[0].weights(rows.shape[-1], rows.dtype)
-    if rows.shape[-1] > sizes[0]:
-        columns = cpu_kernels.dense_of_rows(kernel, rows)
-    else:
-        columns = cpu_kernels.dense(kernel, rows.T)
-    columns = activate(columns + bias[:, None], activation, layer_norm, axis=0)
-    for layer in layers[1:]:
-        kernel, bias = layer.weights(columns.shape[0], columns.dtype)
-        columns = cpu_kernels.dense(kernel, columns) + bias[:, None]
-        columns = activate(columns, activation, layer_norm, axis=0)
-    return columns.T.reshape(*inputs.shape[:-1], sizes[-1])
+    for i, size in enumerate(sizes):
+        layer = Dense(size, name=name and f"{name}_{i}")
+        inputs = activate(layer(inputs), activation, layer_norm)
+    return inputs
 
 
 def activate(
     values: jax.Array,
     activation: Callable[[jax.Array], jax.Array],
     layer_norm: bool,
-    axis: int | None = None,
 ) -> jax.Array:
     """Applies an activation, after layer normalisation if asked for; call it in a compact method.
 
-    Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450: the
-    features of a row, or of a place in an image, have mean 0 and variance 1, and then a scale and
-    a bias that are learnt.
+    Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450, over the
+    features of a row, or the channels of a place in an image.
 
     Args:
-      values: of a layer, features on one axis.
+      values: outputs of a layer; features on the last axis, or on the first one inside a trunk of
+        `on_images` on CPU.
       activation: elementwise function.
       layer_norm: whether values are normalised.
-      axis: that of the features; by default where a trunk of `on_images` has the channels, or
-        the last.
     """
     if layer_norm:
-        if axis is None:
-            axis = 0 if _channels_first.get() else -1
+        axis = 0 if _channels_first.get() else -1
         norm = nn.LayerNorm(reduction_axes=axis, feature_axes=axis, dtype=values.dtype)
         values = norm(values)
     return activation(values)
@@ -201,9 +174,9 @@ class Conv(nn.Module):
         """Refuses impossible sizes."""
         for name in ("features", "kernel", "stride"):
             errors.require_count(self, name)
-        if self.kernel > _MOST_KERNEL:
+        if self.kernel > _MAX_KERNEL:
             raise errors.UserError(
-                f"Conv.kernel: expected at most {_MOST_KERNEL}, got {self.kernel}"
+                f"Conv.kernel: expected at most {_MAX_KERNEL}, got {self.kernel}"
             )
         super().__post_init__()
 
@@ -249,7 +222,7 @@ def max_pool(images: jax.Array) -> jax.Array:
 
 
 def as_floats(values: jax.Array) -> jax.Array:
-    """Returns what encoders compute with, float32 or bfloat16; bytes are divided by 255."""
+    """Returns values in the compute dtype, float32 or bfloat16; bytes are divided by 255."""
     floats = values.astype(jnp.float32)
     if values.dtype == jnp.uint8:
         floats = floats / 255.0
@@ -257,18 +230,18 @@ def as_floats(values: jax.Array) -> jax.Array:
 
 
 def on_images(trunk: nn.Module, images: jax.Array, recompute: bool = False) -> jax.Array:
-    """Applies a trunk of convolutions to images, as fast as the backend can.
+    """Applies a trunk of convolutions to images.
 
-    On CPU, images are transposed before the trunk and after it rather than around every layer, and
-    taken through the trunk a few at a time, so that what one layer hands to the next stays in the
-    cache. The derivative is that of all images at once.
+    On CPU, images are transposed before and after the trunk rather than around every layer, and
+    pass through it a few at a time, so that intermediate results stay in the cache. The derivative
+    is that of all images at once.
 
     Args:
       trunk: a module, `trunk(images)`, of `Conv`, `max_pool`, `activate` and elementwise functions
-        alone; the axes of images inside it depend on the backend.
+        only; the axes of images inside it depend on the backend.
       images: `[N, H, W, C]`; floats, or bytes as 255ths.
-      recompute: whether, on CPU, the derivative computes the activations inside the trunk again
-        rather than keep them for all images: deep trunks would keep megabytes for each image.
+      recompute: whether, on CPU, the derivative recomputes the activations inside the trunk: deep
+        trunks would keep megabytes for each image.
 
     Returns:
       `[N, H', W', O]`.
@@ -292,18 +265,12 @@ def on_images(trunk: nn.Module, images: jax.Array, recompute: bool = False) -> j
 
 
 def _on_chunk(trunk: nn.Module, carry: tuple[()], images: jax.Array):
-    with _traced_with_channels_first():
-        outputs = trunk(jax.lax.optimization_barrier(_swap(images)))
-    return carry, _swap(outputs)
-
-
-@contextlib.contextmanager
-def _traced_with_channels_first():
     token = _channels_first.set(True)
     try:
-        yield
+        outputs = trunk(jax.lax.optimization_barrier(_swap(images)))
     finally:
         _channels_first.reset(token)
+    return carry, _swap(outputs)
 
 
 def _with_channels_first(function: Callable, images: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import pytest
 from dm_env import specs
 
 from agents import optimization, replay, sac
-from agents.networks import encoders, sac_heads
+from agents.networks import encoders
 from agents.networks import sac as sac_networks
 from podracers import agent as agent_lib
 from podracers import environment, types
@@ -275,7 +275,7 @@ def test_entropy_and_its_gradient_near_the_bounds():
     """In double precision, by a formula without cancellation: 1 - tanh(x)^2 = cosh(x)^-2."""
     key = jax.random.key(0)
     noise, std = np.asarray(jax.random.normal(key, (2,)), np.float64), np.exp([-1.0, 0.5])
-    kind = sac_heads.head_from_spec(_spec("continuous"))
+    kind = sac_networks.head_from_spec(_spec("continuous"))
 
     def entropy(outputs):
         zero = jnp.zeros((2, 1, 1))
@@ -292,7 +292,7 @@ def test_entropy_and_its_gradient_near_the_bounds():
 
 
 def test_continuous_actions_keep_their_bounds_and_their_units():
-    kind = sac_heads.head_from_spec(_spec("continuous"))
+    kind = sac_networks.head_from_spec(_spec("continuous"))
     keys = jax.random.split(jax.random.key(0), 1000)
     outputs = jnp.tile(jnp.array([0.5, -9.0, 3.0, 3.0]), (1000, 1))
     for action in (kind.act(outputs, None, keys, mode=False), kind.random(None, keys)):
@@ -306,7 +306,7 @@ def test_continuous_actions_keep_their_bounds_and_their_units():
 
 
 def test_discrete_actions_are_legal():
-    kind = sac_heads.head_from_spec(_spec("discrete"))
+    kind = sac_networks.head_from_spec(_spec("discrete"))
     keys = jax.random.split(jax.random.key(0), 300)
     mask = jnp.tile(jnp.array([True, False, True]), (300, 1))
     outputs = jnp.tile(jnp.array([0.0, 9.0, 1.0]), (300, 1))
@@ -317,7 +317,7 @@ def test_discrete_actions_are_legal():
 
 
 def test_the_target_entropy_follows_the_mask():
-    kind = sac_heads.Discrete(4)
+    kind = sac_networks.Discrete(4)
     mask = jnp.array([[1, 1, 1, 1], [1, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]], bool)
     expected = 0.5 * np.log([4.0, 2.0, 1.0, 4.0])  # where nothing is legal, all four are
     np.testing.assert_allclose(kind.target_entropy(0.5, mask), expected, rtol=1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agents.networks import cores
-from podracers import errors, parallel
+from podracers import parallel
 
 
 def test_stacks_repeat_the_first_frame_and_never_cross_episodes():
@@ -124,9 +124,3 @@ def _moved(params):
     """Returns parameters in NumPy, away from the ones and zeros that they begin with."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: np.asarray(x) + 0.3 * rng.normal(size=x.shape), params)
-
-
-@pytest.mark.parametrize("core", [cores.LSTM, cores.GRU])
-def test_an_impossible_size_is_the_users_mistake(core):
-    with pytest.raises(errors.UserError, match=f"{core.__name__}.size: expected a positive int"):
-        core(-1)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.networks import encoders, layers
+from agents.networks import encoders, layers, tables
 from podracers import errors
 
 
@@ -141,19 +141,6 @@ def test_simba_is_a_sum_of_blocks_that_is_normalised_at_the_end():
     np.testing.assert_allclose(features, norm(2, x), rtol=1e-4, atol=1e-5)
 
 
-def test_the_matrices_of_simba_have_the_variance_of_those_published():
-    """He's normal within blocks, twice the inverse of the number of inputs; at first, 1 of each."""
-    kernels = encoders.SimBa(16, 1).init(jax.random.key(0), jnp.zeros((1, 16)))["params"]
-    for index, variance in enumerate((1 / 16, 2 / 16, 2 / 64)):
-        found = np.mean(np.square(kernels[f"Dense_{index}"]["kernel"]))
-        np.testing.assert_allclose(found, variance, rtol=1e-4)
-
-
-def test_an_image_too_small_for_nature_is_the_users_mistake():
-    with pytest.raises(errors.UserError, match="36 x 36"):
-        jax.eval_shape(encoders.NatureCNN().init, jax.random.key(0), jnp.ones((1, 30, 40, 1)))
-
-
 def test_a_stride_for_each_convolution():
     image = jnp.ones((1, 6, 6, 1))
     encoder = encoders.CNN((2, 3), hidden_sizes=(), strides=(1, 2))
@@ -191,23 +178,37 @@ def test_integers_are_told_apart_and_nothing_else_is_coded():
         encoders.OneHot(encoders.MLP(), num_values=0)
 
 
-def test_no_layers_leave_the_observation_as_it_is():
-    observation = jnp.arange(6.0).reshape(2, 3)
-    encoder = encoders.MLP(())
-    np.testing.assert_array_equal(encoder.apply({}, observation), observation)
-
-
 @pytest.mark.parametrize(
-    ("encoder", "message"),
+    ("encoder", "named"),
     [
-        (encoders.MLP((8, 0)), "Dense.features: expected a positive int, got 0"),
-        (encoders.CNN((4, -1)), "Conv.features: expected a positive int, got -1"),
-        (encoders.CNN((4,), kernel=0), "Conv.kernel: expected a positive int, got 0"),
-        (encoders.CNN((4,), kernel=1000), "Conv.kernel: expected at most 64, got 1000"),
-        (encoders.CNN((4,), strides=(0,)), "Conv.stride: expected a positive int, got 0"),
-        (encoders.ImpalaResNet(hidden=0), "Dense.features: expected a positive int, got 0"),
+        (encoders.MLP((8, 0)), "Dense.features"),
+        (encoders.MLP(activation="rellu"), "'relu'"),
+        (encoders.CNN((4, -1)), "Conv.features"),
+        (encoders.CNN((4,), kernel=0), "Conv.kernel"),
+        (encoders.CNN((4,), kernel=1000), "Conv.kernel"),
+        (encoders.CNN((4,), strides=(0,)), "Conv.stride"),
+        (encoders.ImpalaResNet(hidden=0), "Dense.features"),
+        (encoders.NatureCNN(), "36 x 36"),
+        (tables.Table(3), "integers"),
     ],
 )
-def test_layers_of_impossible_sizes_are_the_users_mistake(encoder, message):
-    with pytest.raises(errors.UserError, match=message):
+def test_a_user_error_names_the_option(encoder, named):
+    with pytest.raises(errors.UserError, match=named):
         jax.eval_shape(encoder.init, jax.random.key(0), jnp.zeros((1, 8, 8, 1)))
+
+
+@pytest.mark.parametrize("encoder", [encoders.CNN(), encoders.NatureCNN(), encoders.ImpalaResNet()])
+def test_convolutions_need_an_image(encoder):
+    with pytest.raises(errors.UserError, match="exactly one image"):
+        jax.eval_shape(encoder.init, jax.random.key(0), jnp.zeros((1, 8)))
+
+
+def test_rows_of_a_table_are_summed_and_numbers_beyond_it_are_none():
+    table = jnp.arange(8.0).reshape(4, 2)
+    rows = jnp.array([[0, 1], [3, 4], [4, 9]])
+    np.testing.assert_array_equal(tables.sum_rows(table, rows), [[2, 4], [6, 7], [0, 0]])
+    gradient = jax.grad(lambda t: jnp.sum(tables.sum_rows(t, rows)))(table)
+    np.testing.assert_array_equal(gradient, [[1, 1], [1, 1], [0, 0], [1, 1]])
+    observation = {"rows": jnp.array([[1], [3]]), "action_mask": jnp.ones((2, 2), bool)}
+    features = tables.Table(4, 2).apply({"params": {"table": table}}, observation)
+    np.testing.assert_array_equal(features, table[np.array([1, 3])])

@@ -185,11 +185,6 @@ def test_a_row_is_sampled_with_its_own_key_alone(name):
     assert isinstance(head, heads.ActionHead)
 
 
-def test_free_outputs_are_the_log_standard_deviations():
-    assert [head.num_free for head in HEADS.values()] == [0, 0, 2, 2]
-    assert heads.from_spec(BOX, state_dependent_std=True).num_free == 0
-
-
 @pytest.mark.parametrize(
     ("spec", "kind", "words"),
     [

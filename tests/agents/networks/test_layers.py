@@ -7,11 +7,9 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dm_env import specs
 
-from agents import networks
-from agents.networks import cpu_kernels, encoders, heads, layers
-from podracers import environment, parallel, types
+from agents.networks import layers
+from podracers import parallel
 
 
 @pytest.mark.parametrize("in_trunk", [False, True])
@@ -74,73 +72,6 @@ def test_both_forms_of_pooling_agree(monkeypatch, shape):
     expected = value_and_gradient(False)
     jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True), expected)
     jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True, in_trunk), expected)
-
-
-@pytest.mark.parametrize("width", [5, 40])  # narrower, and wider, than the first layer
-def test_both_forms_of_a_dense_network_agree(monkeypatch, width):
-    spec = environment.EnvironmentSpec(
-        "test", specs.Array((width,), np.float32), specs.DiscreteArray(3)
-    )
-    network = networks.actor_critic(
-        spec, heads.Categorical(3), encoder=encoders.MLP((16, 8), "relu")
-    )
-    zeros = jnp.zeros(9)
-    observation = jax.random.normal(jax.random.key(0), (9, width))
-    timestep = types.TimeStep(observation, zeros, zeros, zeros.astype(jnp.int8))
-
-    def value_and_gradient(for_cpu):
-        monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
-        params = jax.jit(network.init)(jax.random.key(1), timestep)
-
-        def loss(params, observation):
-            output, _ = network.step(params, (), timestep._replace(observation=observation))
-            return jnp.sum(jnp.sin(output.value)) + jnp.sum(jnp.sin(output.policy)), output
-
-        gradient, output = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, observation)
-        return params, gradient, output
-
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        value_and_gradient(True),
-        value_and_gradient(False),
-    )
-
-
-def test_inputs_wider_than_outputs_enter_as_rows():
-    """The form for wide inputs has the value and the derivatives of the plain product."""
-    kernel = jax.random.normal(jax.random.key(0), (7, 3))
-    inputs = jax.random.normal(jax.random.key(1), (5, 7))
-
-    def value_and_gradients(product):
-        def loss(kernel, inputs):
-            return jnp.sum(jnp.sin(product(kernel, inputs)))
-
-        return product(kernel, inputs), jax.grad(loss, (0, 1))(kernel, inputs)
-
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        value_and_gradients(cpu_kernels.dense_of_rows),
-        value_and_gradients(lambda kernel, inputs: (inputs @ kernel).T),
-    )
-
-
-def test_the_product_has_second_derivatives_and_maps():
-    kernel = jax.random.normal(jax.random.key(0), (3, 2))
-    inputs = jax.random.normal(jax.random.key(1), (3, 5))
-
-    def penalty(product, kernel):
-        def loss(kernel):
-            return jnp.sum(jnp.tanh(product(kernel, inputs)) ** 2)
-
-        return jnp.sum(jax.grad(loss)(kernel) ** 2)
-
-    second = jax.grad(lambda k: penalty(cpu_kernels.dense, k))
-    expected = jax.grad(lambda k: penalty(lambda w, x: w.T @ x, k))
-    np.testing.assert_allclose(second(kernel), expected(kernel), rtol=1e-4, atol=1e-5)
-    stacked = jnp.stack([kernel, 2.0 * kernel])
-    np.testing.assert_allclose(
-        jax.vmap(second)(stacked), jax.vmap(expected)(stacked), rtol=1e-4, atol=1e-5
-    )
 
 
 def test_what_is_exported_for_a_tpu_has_the_form_for_accelerators():

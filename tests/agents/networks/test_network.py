@@ -11,7 +11,7 @@ from dm_env import specs
 
 from agents import networks
 from agents.networks import cores, encoders, heads
-from podracers import environment, errors, parallel, types
+from podracers import environment, parallel, types
 
 LENGTH, BATCH = 7, 3
 VECTOR = specs.Array((5,), np.float32)
@@ -213,13 +213,6 @@ def test_initial_policies_are_almost_uniform_and_layers_orthogonal():
     assert not np.allclose(kernel, other)
 
 
-def test_the_standard_deviation_is_free_of_the_observation():
-    _, params, core, unroll = _case("shared_gaussian")
-    output, _ = unroll(params, core, _timestep(VECTOR))
-    expected = np.broadcast_to(params["free"], (LENGTH, BATCH, 2))
-    np.testing.assert_array_equal(output.policy[..., 2:], expected)
-
-
 def _q_network(**options):
     """Returns a network of five features and four actions, its parameters, and how it unrolls."""
     spec = environment.EnvironmentSpec("test", VECTOR, DISCRETE)
@@ -280,26 +273,3 @@ def test_heads_are_noisy_with_a_key_alone():
     np.testing.assert_allclose(with_key(still), quiet, rtol=1e-4, atol=1e-4)
     layers_of_noise = {name for name, layer in params.items() if "deviation" in layer}
     assert layers_of_noise == {"action_hidden_0", "action", "state_hidden_0", "state"}
-
-
-def test_the_heads_of_values_are_linear_by_default():
-    assert set(_q_network(dueling=True)[1]) == {"torso", "action", "state"}
-    assert set(_q_network()[1]) == {"torso", "action"}
-
-
-@pytest.mark.parametrize("encoder", [encoders.CNN(), encoders.NatureCNN(), encoders.ImpalaResNet()])
-def test_a_convolution_over_a_vector_is_the_users_mistake(encoder):
-    spec = environment.EnvironmentSpec("test", VECTOR, DISCRETE)
-    network = networks.actor_critic(spec, heads.Categorical(4), encoder=encoder)
-    with pytest.raises(errors.UserError, match="needs exactly one image"):
-        network.init(jax.random.key(0), _row(_timestep(VECTOR), 0))
-
-
-def test_mistakes_in_the_configuration_are_named():
-    spec = environment.EnvironmentSpec("test", VECTOR, DISCRETE)
-    head = heads.Categorical(4)
-    with pytest.raises(errors.UserError, match="at least 1"):
-        networks.actor_critic(spec, head, frame_stack=0)
-    network = networks.actor_critic(spec, head, encoder=encoders.MLP(activation="rellu"))
-    with pytest.raises(errors.UserError, match="did you mean 'relu'"):
-        network.init(jax.random.key(0), _row(_timestep(VECTOR), 0))
