@@ -1,8 +1,8 @@
 """The memory of networks: recurrent cores and frame stacks.
 
-A core sees whole sequences, `[T, B, ...]`, and is reset wherever `first` is true. One step is a
-sequence of length one, so unrolling and stepping cannot disagree. Products are taken in the dtype
-of the features; recurrent states are float32.
+A core maps sequences `[T, B, ...]`, and is reset where `first` is true. One step is a sequence of
+length one, so unrolling and stepping are the same code. Products have the dtype of the features;
+recurrent states are float32.
 
 Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames.
 """
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from podracers import errors, parallel, types
 
-_MANY = 1024  # streams from which on one step is stacked otherwise on a TPU: not where it acts
+_MANY_STREAMS = 1024  # from which on a TPU stacks one step as learners do, not as actors do
 
 
 class Core(Protocol):
@@ -252,7 +252,7 @@ def stack_frames(
     """
 
     def stack(state: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        many = leaf.shape[0] == 1 and leaf.shape[1] >= _MANY
+        many = leaf.shape[0] == 1 and leaf.shape[1] >= _MANY_STREAMS
         if many and leaf.ndim == 5 and parallel.platform() == "tpu":
             return _stack_one(state, leaf[0], first[0])
         begins = first.reshape(first.shape + (1,) * (leaf.ndim - 2))
@@ -272,9 +272,8 @@ def stack_frames(
 def _stack_one(state: jax.Array, image: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Stacks the images of one time step as `stack_frames` does, all frames together.
 
-    For a minibatch of many drawn steps. One by one, each would be an image of a channel or a few,
-    which a TPU keeps beside the batch in its lanes: of one channel it makes four, and moves four
-    times as much.
+    This form is for minibatches of many drawn steps. Separate frames of one channel would be padded
+    to four in a TPU's lanes, and move four times as many bytes.
 
     Args:
       state: `[B, K - 1, H, W, C]`, oldest first.

@@ -137,8 +137,8 @@ class MultiDiscrete:
         outputs = outputs.reshape(*outputs.shape[:-1], parts, most)
         if mask is not None:
             outputs = jnp.where(mask, outputs, _ILLEGAL)
-        # Values that do not exist are lower than illegal ones: where a part's mask is empty, the
-        # policy is uniform over those that exist.
+        # Values past the end of a part are lower than illegal ones: where a part's mask is empty,
+        # the policy is uniform over the values that exist.
         return jax.nn.log_softmax(jnp.where(legal, outputs, 2.0 * _ILLEGAL), axis=-1)
 
     def sample(self, outputs, mask, key):

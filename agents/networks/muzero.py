@@ -2,10 +2,9 @@
 
 The latent state is scaled to [0, 1]; Schrittwieser et al., "Mastering Atari, Go, chess and shogi by
 planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix G. In `model` it is
-a vector, the representation is any encoder, and dynamics are dense layers. In `image_model` it is
-an image, as published, flat wherever it is stored, and the dynamics are convolutions that see a
-plane for each action beside it. Representations may see a stack of frames; predictions are dense
-layers.
+a vector, the representation is any encoder, and the dynamics are dense layers. In `image_model` it
+is an image, as published, stored flat, and the dynamics are convolutions over the image and a plane
+for each action. Representations may stack frames; predictions are dense layers.
 
 Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms, `H` `W` `C` height, width
 and channels.

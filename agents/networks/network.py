@@ -1,7 +1,7 @@
 """Networks: encoders, cores and heads composed behind one protocol.
 
-A network sees time steps. Its memory, recurrent states and stacks of frames, is its `core`, which
-it resets itself wherever a time step is FIRST.
+A network maps time steps to outputs. Its memory (recurrent states and stacks of frames) is its
+`core`, which it resets where a time step is FIRST.
 
 Axis legend: `T` time, `B` streams, `F` features.
 """
@@ -61,7 +61,7 @@ class Network(Protocol):
 
 
 class Core(NamedTuple):
-    """The memory of a network that has any."""
+    """Memory of a network."""
 
     frames: types.PyTree  # [B, K - 1, ...] previous frames; () without a stack
     states: tuple  # recurrent state of each torso, [B, ...]
@@ -182,7 +182,7 @@ class Torso(nn.Module):
         rows = jax.tree.map(lambda x: x.reshape(length * batch, *x.shape[2:]), observation)
         features = self.encoder(rows)
         features, state = self.core(state, features.reshape(length, batch, -1), first)
-        return features.astype(jnp.float32), state  # whatever they were computed in
+        return features.astype(jnp.float32), state  # also where the compute dtype is bfloat16
 
 
 class ActorCriticOutput(NamedTuple):
@@ -250,7 +250,7 @@ def actor_critic(
 def unroll_after(
     network: Network, params: types.PyTree, core: Any, timestep: types.TimeStep, burn_in: int
 ) -> Any:
-    """Returns the outputs of all time steps after a burn-in, which only updates the core.
+    """Returns the outputs of the time steps after a burn-in, which only updates the core.
 
     No gradient passes through the burn-in. Where the core is a frame stack, the encoder does not
     run on it.
@@ -279,17 +279,17 @@ def unroll_in_parts(
     timestep: types.TimeStep,
     read: Callable[[Any], jax.Array],
 ) -> jax.Array:
-    """Returns `read(output)` of all time steps, of long rollouts of images a part at a time.
+    """Returns `read(output)` of all time steps, computed in parts for long rollouts of images.
 
-    No gradient is to pass through it. The layers of 256 x 128 frames of Atari would put out
-    gigabytes at once.
+    It is not meant to be differentiated. Activations of 256 x 128 Atari frames would take gigabytes
+    at once.
 
     Args:
       network: network to unroll.
       params: its parameters.
       core: its core `[B, ...]` before the first time step.
       timestep: time steps `[T, B, ...]`.
-      read: what is wanted of outputs, `[T, B, ...]` as they are.
+      read: function of the outputs `[T, B, ...]`.
     """
     length = timestep.step_type.shape[0]
     parts = -(-parallel.num_bytes(timestep.observation) // _BYTES_AT_ONCE)

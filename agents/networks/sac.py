@@ -30,23 +30,23 @@ from podracers import environment, errors, types
 
 
 class Expectation(NamedTuple):
-    """What a policy can expect in a state, before its temperature joins both."""
+    """Expected value and entropy of a policy in a state; the agent combines them."""
 
-    value: jax.Array  # [N] of the actions, by the lowest of the critics
+    value: jax.Array  # [N] of the actions, minimum over the critics
     entropy: jax.Array  # [N] nats
 
 
-# The critics' outputs `[C, N, num_values]`, of an action `[N, D]` as `to_critics` returns it.
+# Returns the critics' outputs `[C, N, num_values]` for an action `[N, D]` from `to_critics`.
 Critics = Callable[[jax.Array | None], jax.Array]
 
 
 class SACHead(Protocol):
-    """What SAC does with one kind of action; all but the arguments of methods is static."""
+    """Interface between SAC and one kind of action; attributes are static."""
 
     num_outputs: int  # of the policy network
     num_values: int  # of each critic
     default_target_entropy: float
-    most_target_entropy: float  # the uniform policy's
+    most_target_entropy: float  # of the uniform policy
     default_greedy_evaluation: bool
 
     def act(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, mode: bool):
@@ -56,7 +56,7 @@ class SACHead(Protocol):
         """Returns a uniformly random (legal) action for each of the keys `[N]`."""
 
     def to_critics(self, action: jax.Array) -> jax.Array | None:
-        """Returns what critics see of the environment's actions; None if nothing."""
+        """Returns the critics' input for the environment's actions; None if they have none."""
 
     def taken(self, values: jax.Array, action: jax.Array) -> jax.Array:
         """Returns the values `[C, N]` of the environment's actions, from critics' outputs."""
@@ -64,7 +64,7 @@ class SACHead(Protocol):
     def expect(
         self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, critics: Critics
     ) -> Expectation:
-        """Returns what the policy can expect; gradients pass to `outputs` and to the critics."""
+        """Returns the `Expectation`; gradients pass to `outputs` and to the critics."""
 
     def target_entropy(self, setting: float, mask: jax.Array | None) -> jax.Array | float:
         """Returns the entropy to keep, `[N]` or for all rows, in nats."""
@@ -74,7 +74,7 @@ def head_from_spec(spec: environment.EnvironmentSpec) -> SACHead:
     """Returns the head for the actions of an environment.
 
     Raises:
-      UserError: they are of neither kind.
+      UserError: they are neither continuous nor one discrete action.
     """
     if isinstance(spec.action, specs.DiscreteArray):
         return Discrete(int(spec.action.num_values))
@@ -91,8 +91,8 @@ def head_from_spec(spec: environment.EnvironmentSpec) -> SACHead:
 class Continuous:
     """A normal squashed by a hyperbolic tangent, whose mean and deviation depend on the state.
 
-    Critics see actions as portions of their range, in `[-1, 1]`, and entropies are those of such
-    portions: neither depends on the units of the environment.
+    The critics' inputs and the entropies are of actions scaled to `[-1, 1]`, so neither depends on
+    the units of the environment.
 
     Attributes:
       minimum: lower bounds, `D` of them.
@@ -135,12 +135,12 @@ class Continuous:
         return jnp.clip(2.0 * (flat - minimum) / (maximum - minimum) - 1.0, -1.0, 1.0)
 
     def taken(self, values, action):
-        """Returns the only values there are."""
+        """Returns the values `[C, N]`."""
         del action
         return values[..., 0]
 
     def expect(self, outputs, mask, key, critics):
-        """Returns an estimate of one sample, through which gradients pass to the policy."""
+        """Returns a single-sample estimate; its gradient passes through the sample."""
         raw = self._head.sample(outputs, mask, key)
         value = jnp.min(critics(jnp.tanh(raw))[..., 0], axis=0)
         return Expectation(value, -self._head.log_prob(outputs, mask, raw))
@@ -159,7 +159,7 @@ class Continuous:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Discrete:
-    """One of a few actions: expectations are sums over all of them that are legal.
+    """One discrete action: expectations are sums over the legal ones.
 
     Christodoulou, "Soft Actor-Critic for Discrete Action Settings", 2019,
     https://arxiv.org/abs/1910.07207.
@@ -197,7 +197,7 @@ class Discrete:
         return exploration.legal_argmax(noise, mask)
 
     def to_critics(self, action):
-        """Returns None: critics put out the values of all actions."""
+        """Returns None: critics return the values of all actions."""
         del action
 
     def taken(self, values, action):
@@ -206,7 +206,7 @@ class Discrete:
         return jnp.take_along_axis(values, index, axis=-1)[..., 0]
 
     def expect(self, outputs, mask, key, critics):
-        """Returns what is exact: nothing is sampled."""
+        """Returns the exact expectation over the legal actions."""
         del key
         policy = self._head.probabilities(outputs, mask)
         value = jnp.sum(policy * jnp.min(critics(None), axis=0), axis=-1)
@@ -222,7 +222,7 @@ class Discrete:
 
 
 class Params(NamedTuple):
-    """All that is learnt."""
+    """Learnt parameters."""
 
     policy: types.PyTree
     critic: types.PyTree  # all critics, and the encoder under "encoder"
@@ -230,7 +230,7 @@ class Params(NamedTuple):
 
 
 class PolicyModule(nn.Module):
-    """From features to what the policy is made of.
+    """Policy network: from features to the outputs that the head reads.
 
     Attributes:
       num_outputs: number of outputs.
@@ -251,15 +251,15 @@ class PolicyModule(nn.Module):
 
 
 class CriticModule(nn.Module):
-    """Critics that differ in nothing but their initial parameters, on one encoder.
+    """Critics with separate initial parameters on one encoder.
 
     Attributes:
       num_values: number of outputs of each critic.
-      body: module of `agents.networks.encoders` before the last layer of each critic, which sees
-        features and an action.
+      body: module of `agents.networks.encoders` before the last layer of each critic; its inputs
+        are the features and an action.
       num_critics: number of critics, `C`.
       encoder: module of `agents.networks.encoders`; None if the observation itself is the features.
-      trunk: module that features pass before they meet the action; None for none.
+      trunk: module between the features and the action's concatenation; None for none.
     """
 
     num_values: int
@@ -274,7 +274,7 @@ class CriticModule(nn.Module):
         super().__post_init__()
 
     def setup(self):
-        """Makes several of everything but the encoder."""
+        """Makes a body and a head for each critic."""
         self.bodies = [self.body.clone(parent=None, name=None) for _ in range(self.num_critics)]
         self.heads = [layers.Dense(self.num_values, scale=1.0) for _ in self.bodies]
 
@@ -296,7 +296,7 @@ class CriticModule(nn.Module):
 
 
 class _Frames(nn.Module):
-    """Shows what the encoders see."""
+    """Module without parameters that returns stacked frames."""
 
     def initial_states(self, batch_size: int) -> tuple[()]:
         """Returns `()`."""
@@ -311,14 +311,14 @@ class _Frames(nn.Module):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SACNetwork:
-    """A policy and critics, which remember nothing but a stack of frames.
+    """A policy and critics, whose only memory is a stack of frames.
 
     Attributes:
       spec: environment specification.
       head: head for the environment's actions.
       policy: module, `policy(features)`.
       critic: module, `critic(features, action)`, with a method `encode`.
-      frames: network without parameters that puts out stacks of frames.
+      frames: network without parameters that stacks frames.
     """
 
     spec: environment.EnvironmentSpec
@@ -344,15 +344,15 @@ class SACNetwork:
 
     @property
     def memory_length(self) -> int:
-        """How many frames before it an output depends on."""
+        """Number of earlier frames that an output depends on."""
         return self.frames.frame_stack - 1
 
     def observe(self, core: Any, timestep: types.TimeStep) -> tuple[types.PyTree, Any]:
-        """Returns what encoders see of a time step `[B, ...]`, and the core after it."""
+        """Returns the encoders' input for a time step `[B, ...]`, and the core after it."""
         return self.frames.step({}, core, timestep)
 
     def observe_after(self, timestep: types.TimeStep) -> types.PyTree:
-        """Returns what encoders see of time steps `[T, B, ...]` but the first `memory_length`."""
+        """Returns the encoders' inputs for `[T, B, ...]` without the first `memory_length`."""
         core = self.initial_core(timestep.step_type.shape[1])
         return networks.unroll_after(self.frames, {}, core, timestep, self.memory_length)
 
@@ -365,7 +365,7 @@ class SACNetwork:
         return self.critic.apply({"params": critic}, observation, method="encode")
 
     def outputs(self, policy: types.PyTree, features: types.PyTree) -> jax.Array:
-        """Returns what the policy is made of, `[N, num_outputs]`."""
+        """Returns the policy's outputs `[N, num_outputs]`."""
         return self.policy.apply({"params": policy}, features)
 
     def values(
@@ -389,7 +389,7 @@ def sac_network(
     trunk_size: int | None = None,
     frame_stack: int = 1,
 ) -> SACNetwork:
-    """Returns the usual network.
+    """Returns SAC's network.
 
     Args:
       spec: environment specification.
@@ -399,12 +399,12 @@ def sac_network(
       layer_norm: whether these layers are normalised, see `encoders.MLP`.
       policy_body: module of `agents.networks.encoders` in place of the policy's dense layers.
       critic_body: the same of each critic.
-      num_critics: number of critics, the lowest of which counts.
+      num_critics: number of critics; targets take their minimum.
       encoder: module of `agents.networks.encoders` that all share, for images; None for none.
       trunk_size: size of a dense layer with layer normalisation and a hyperbolic tangent that
         follows the encoder, one of the policy and one of the critics, as in Kostrikov et al. 2020,
         https://arxiv.org/abs/2004.13649; None for none.
-      frame_stack: number of frames that are seen; 1 for no stack.
+      frame_stack: number of stacked frames; 1 for no stack.
     """
     errors.require_types(sac_network, locals())
     body = encoders.MLP(hidden_sizes, activation, layer_norm)

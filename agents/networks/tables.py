@@ -37,7 +37,7 @@ class Table(nn.Module):
     features: int = 64
 
     def __post_init__(self):
-        """Refuses sizes that cannot be."""
+        """Checks the sizes."""
         for name in ("num_rows", "features"):
             errors.require_count(self, name)
         super().__post_init__()
