@@ -2,16 +2,15 @@
 
 import functools
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies
 
 from agents import minibatches
 from podracers import errors, parallel
-
-hypothesis = pytest.importorskip("hypothesis")
-strategies = hypothesis.strategies
 
 SETTINGS = hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 P = jax.sharding.PartitionSpec

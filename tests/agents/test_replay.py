@@ -10,10 +10,12 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies
 
 from agents import alphazero, replay, tree_search
 from agents.networks import encoders
@@ -21,9 +23,6 @@ from agents.networks import muzero as muzero_networks
 from environments import wrappers
 from podracers import errors, parallel, types
 from tests import contract, streams
-
-hypothesis = pytest.importorskip("hypothesis")
-strategies = hypothesis.strategies
 
 P = jax.sharding.PartitionSpec
 COLUMNS = P(None, parallel.AXIS)

@@ -1,15 +1,14 @@
 """Returns against a slow loop over every episode, and losses against literals."""
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies
 
 from agents import returns
 from podracers import types
-
-hypothesis = pytest.importorskip("hypothesis")
-strategies = hypothesis.strategies
 
 SETTINGS = hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 SEEDS, LAMBDAS = strategies.integers(0, 1000), strategies.floats(0.0, 1.0, width=32)

@@ -5,17 +5,16 @@ Axis legend: `C` time steps in the ring, `T` of a rollout, `B` streams, `N` sequ
 
 import functools
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies
 
 from agents import ring_buffer
 from podracers import parallel, types
 from tests import streams
-
-hypothesis = pytest.importorskip("hypothesis")
-strategies = hypothesis.strategies
 
 SETTINGS = hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 STEPS, CHUNKS, STREAMS, LENGTH = 3, 5, 4, 7  # T, C / T, B, L

@@ -5,15 +5,14 @@ Axis legend: `R` rows, `I` items, `N` writes or draws.
 
 import functools
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies
 
 from agents import sum_tree
-
-hypothesis = pytest.importorskip("hypothesis")
-strategies = hypothesis.strategies
 
 SETTINGS = hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 MILLIONS = 2_000_000
