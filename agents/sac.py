@@ -101,7 +101,12 @@ class SAC:
         has_image = preprocessing.has_image(encoders.without_mask(self.spec.observation))
         expected = "0, because there is no image to shift"
         options.expect(self, "random_shift", has_image or not self.random_shift, expected)
-        _ = self._network  # built now, while gin's bindings are those of the configuration
+        # Built now, while gin's bindings are those of the configuration.
+        if not isinstance(self._network, sac_networks.SACNetwork):
+            raise errors.UserError(
+                "SAC.network: expected a function that returns a SACNetwork, got one that returns "
+                f"a {type(self._network).__name__}"
+            )
 
     @functools.cached_property
     def _kind(self) -> sac_networks.SACHead:

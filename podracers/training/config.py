@@ -20,7 +20,7 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
@@ -61,6 +61,9 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
             _parse_binding(binding)
     given = _take()
     _put(*layers, given)
+    for (_, selector), values in gin.config._CONFIG.items():
+        if private := [name for name in values if name.startswith("_")]:
+            raise errors.UserError(_unknown_parameter(selector, private[0]))
     name = f"{root.__module__}.{root.__qualname__}"
     values = gin.config._CONFIG.get(("", name), {})
     missing = [
@@ -117,6 +120,19 @@ def text() -> str:
 def operative_text() -> str:
     """Returns every parameter that was used, defaults included, as a .gin file."""
     return gin.operative_config_str()
+
+
+def refuse_bindings(part: Callable[..., Any], names: Iterable[str]) -> None:
+    """Raises `errors.UserError` if a binding sets an argument that `part` is called with."""
+    path = (getattr(part, "__module__", None), getattr(part, "__qualname__", None))
+    for (_, selector), values in gin.config._CONFIG.items():
+        known = gin.config._REGISTRY[selector].wrapped
+        if (known.__module__, known.__qualname__) == path:
+            for name in values.keys() & set(names):
+                raise errors.UserError(
+                    f"{path[1]}.{name}: expected no binding, because the experiment passes this "
+                    f"argument; got {values[name]!r}"
+                )
 
 
 def name_of(part: Callable[..., Any]) -> str:

@@ -274,6 +274,7 @@ def check(parts: Parts, seed: int) -> None:
 def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any) -> Any:
     """Builds a part, and checks the types of its options and the members of its protocol."""
     name = getattr(make, "__name__", repr(make))
+    config.refuse_bindings(make, arguments)
     with config.user_errors(f"Experiment.{part}"):
         made = make(**arguments)
     if dataclasses.is_dataclass(made):

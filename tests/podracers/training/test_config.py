@@ -52,6 +52,11 @@ MISTAKES = {
     "PP.gamma = 0.9": ("'PP'", "'PPO'"),
     "PPO.gama = 0.9": ("'PPO'", "'gama'", "'gamma'"),
     "Experiment.log_perod = 3": ("'log_perod'", "'log_period'"),
+    "Experiment._state = 3": ("'Experiment'", "'_state'"),
+    # Arguments that the experiment passes.
+    "PPO.spec = 3": ("PPO.spec", "3"),
+    "Anakin.agent = 3": ("Anakin.agent", "3"),
+    "Anakin.environment = @catch.Catch()": ("Anakin.environment",),
     # Bindings that nothing uses, and macros without a value.
     "cartpole.CartPole.max_episode_steps = 3": ("'CartPole.max_episode_steps'", "Catch"),
     "Sebulba.lag = 0": ("'Sebulba.lag'", "Anakin"),
@@ -77,6 +82,7 @@ MISTAKES = {
     "PPO.anneal_steps = 'x'": ("PPO.anneal_steps", "None", "'x'"),
     "PPO.normalize_observations = 'no'": ("PPO.normalize_observations", "bool"),
     "PPO.network = 3": ("PPO.network", "Callable"),
+    "Experiment.agent = @SAC\nSAC.network = @actor_critic": ("SAC.network", "SACNetwork"),
     "PPO.head = @encoders.CNN": ("PPO.head", "CNN"),
     "catch.Catch.rows = 3.5": ("Catch.rows", "3.5"),
     "catch.Catch.rows = True": ("Catch.rows", "True"),
