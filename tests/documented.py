@@ -1,4 +1,4 @@
-"""What docs/usage.md says of metrics."""
+"""The metrics that docs/usage.md describes."""
 
 import functools
 import pathlib
@@ -10,7 +10,7 @@ PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "usage.md"
 
 @functools.cache
 def metrics() -> tuple[str, ...]:
-    """Returns the names in the table; `<...>` in one stands for anything."""
+    """Returns the names in the table; `<...>` is a placeholder."""
     section = PAGE.read_text().partition("## What each metric means")[2]
     return tuple(re.findall(r"^\| `([^`]+)` \|", section, re.M))
 

@@ -1,4 +1,4 @@
-"""Tests of the Makefile: what its variables become."""
+"""Tests of the Makefile: its commands, and the times that it and the README give."""
 
 import configparser
 import pathlib
@@ -10,9 +10,9 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def _printed(*arguments):
-    # Without the lines that make adds when it is run by another make, as `make test` does.
-    command = ["make", "--no-print-directory", "--dry-run", *arguments]
+def _make(*arguments: str) -> str:
+    # Without the lines that make adds in a make of its own, as in `make test`.
+    command = ["make", "--no-print-directory", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
@@ -27,26 +27,35 @@ def _printed(*arguments):
     ],
 )
 def test_train(variables, flags):
-    printed = _printed(*variables, "train")
-    last = printed.replace("\\\n", " ").splitlines()[-1].split()
+    last = _make("-n", *variables, "train").replace("\\\n", " ").splitlines()[-1].split()
     assert last == [".venv/bin/python", "scripts/train.py", *flags.split()]
-    for word in last:
-        assert not word.startswith("gin/") or (ROOT / word).exists()
+    assert all((ROOT / word).exists() for word in last if word.startswith("gin/"))
 
 
-def test_all_tests_are_the_quick_ones_and_the_slow_ones():
-    marked = re.findall('-m "(.+)"', _printed("STAMP=setup.cfg", "test-all"))
+def test_times_are_those_of_the_readme():
+    makefile, readme = ((ROOT / name).read_text() for name in ("Makefile", "README.md"))
+    times = dict(re.findall(r"^(TRAIN|TEST|CHECK)_TIME := (.+)$", makefile, re.M))
+    readme, shown = " ".join(readme.split()), _make("help")
+    assert len(times) == 3
+    for name, time in times.items():
+        assert time in shown
+        assert re.search(rf"`make {name.lower()}` (takes )?{re.escape(time)}", readme), name
+    assert times["TRAIN"] not in _make("-n", "train", "STAMP=setup.cfg", "EXPERIMENT=catch_dqn")
+
+
+def test_all_tests_are_the_fast_and_the_slow_ones():
+    marked = re.findall('-m "(.+)"', _make("-n", "STAMP=setup.cfg", "test-all"))
     assert marked == ["not slow and not learning", "slow and not learning"]
 
 
-def test_an_extra_that_does_not_exist_is_refused():
-    # pip would warn alone, and JAX see the CPU alone.
+def test_unknown_extras_are_refused():
+    # pip only warns, and JAX would find the CPU alone.
     command = ["make", "--dry-run", "EXTRAS=cuda", "install"]
     refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "got 'cuda'" in refused.stderr
+    assert refused.returncode == 2 and "got 'cuda'" in refused.stderr
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     known = re.search("KNOWN_EXTRAS := (.*)", (ROOT / "Makefile").read_text())[1].split()
     assert sorted(known) == sorted(config["options.extras_require"])
-    assert '-e ".[cuda12,brax]"' in _printed("STAMP=no-file", "EXTRAS=cuda12,brax", "no-file")
+    printed = _make("-n", "STAMP=no-file", "EXTRAS=cuda12,brax", "no-file")
+    assert '-e ".[cuda12,brax]"' in printed
