@@ -53,12 +53,9 @@ def count(text: str) -> int:
 
 
 def gin_files(arguments: argparse.Namespace) -> list[str]:
-    """Returns the .gin files of a command line, the runner's last.
-
-    Raises:
-      errors.UserError: there is no such runner.
-    """
-    return [*arguments.gin_file, *([runner_file(arguments.runner)] if arguments.runner else ())]
+    """Returns the .gin files of a command line, the runner's last."""
+    runners = [runner_file(arguments.runner)] if arguments.runner else []
+    return [*arguments.gin_file, *runners]
 
 
 def runner_file(name: str) -> str:

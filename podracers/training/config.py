@@ -53,12 +53,16 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
     """
     gin.clear_config()
     layers: list[Bindings] = []
-    with _without_logging():
+    logging_level = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # gin logs every folder in which it does not find a file
+    try:
         for path in gin_files:
             require_file(path)
             _parse_file(path, layers)
         for binding in gin_bindings:
             _parse_binding(binding)
+    finally:
+        logging.disable(logging_level)
     given = _take()
     _put(*layers, given)
     for (_, selector), values in gin.config._CONFIG.items():
@@ -122,27 +126,27 @@ def operative_text() -> str:
     return gin.operative_config_str()
 
 
+def name_of(part: Callable[..., Any]) -> str | None:
+    """Returns gin's selector of a class or a function; None if gin has not registered it."""
+
+    def path(part: Callable[..., Any]) -> tuple[str | None, str | None]:
+        # Equal for a class and gin's subclass of it.
+        return getattr(part, "__module__", None), getattr(part, "__qualname__", None)
+
+    registry = gin.config._REGISTRY.items()
+    return next((name for name, known in registry if path(known.wrapped) == path(part)), None)
+
+
 def refuse_bindings(part: Callable[..., Any], names: Iterable[str]) -> None:
     """Raises `errors.UserError` if a binding sets an argument that `part` is called with."""
-    path = (getattr(part, "__module__", None), getattr(part, "__qualname__", None))
     for (_, selector), values in gin.config._CONFIG.items():
-        known = gin.config._REGISTRY[selector].wrapped
-        if (known.__module__, known.__qualname__) == path:
-            for name in values.keys() & set(names):
-                raise errors.UserError(
-                    f"{path[1]}.{name}: expected no binding, because the experiment passes this "
-                    f"argument; got {values[name]!r}"
-                )
-
-
-def name_of(part: Callable[..., Any]) -> str:
-    """Returns gin's full selector of a class or a function that a .gin file has named."""
-    path = (part.__module__, part.__qualname__)  # equal for gin's subclass
-    return next(
-        selector
-        for selector, known in gin.config._REGISTRY.items()
-        if (known.wrapped.__module__, known.wrapped.__qualname__) == path
-    )
+        bound = values.keys() & set(names)
+        if bound and selector == name_of(part):
+            name = min(bound)
+            raise errors.UserError(
+                f"{_short(selector)}.{name}: expected no binding, because the experiment passes "
+                f"this argument; got {values[name]!r}"
+            )
 
 
 @contextlib.contextmanager
@@ -165,13 +169,8 @@ def user_errors(name: str) -> Iterator[None]:
 
 def require_file(path: str) -> None:
     """Raises `errors.UserError`, with the nearest names, unless there is such a gin file."""
-    if any((pathlib.Path(folder) / path).is_file() for folder in FOLDERS):
-        return
-    known = {file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin")}
-    # `name` and `experiments/name` are compared with the names that they could stand for.
-    prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
-    hint = errors.nearest(path, {file.removeprefix(prefix) for file in known})
-    raise errors.UserError(f"there is no gin file '{path}'{hint}")
+    if not any((pathlib.Path(folder) / path).is_file() for folder in FOLDERS):
+        raise errors.UserError(_unknown_file(path))
 
 
 def _copy(bindings: Bindings) -> Bindings:
@@ -280,17 +279,6 @@ def _register(binding: str) -> None:
     _put(kept)
 
 
-@contextlib.contextmanager
-def _without_logging() -> Iterator[None]:
-    """Disables gin's log of every folder in which it does not find a file."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> None:
     """Drops bindings of replaced choices; refuses other unused ones, and macros without a value.
 
@@ -309,8 +297,19 @@ def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> No
     for key in bound.keys() - used:
         is_runner = hasattr(gin.config._REGISTRY[key[1]].wrapped, "steps_per_update")
         if key in given or not (key in known or is_runner):
-            name = next(reversed(given.get(key, bound[key])))  # of the latest binding
-            raise errors.UserError(_unused(key, name, references))
+            scope, selector = key
+            parts = {s for _, s in references if s not in (_MACRO, _CONSTANT)}
+            if selector == _MACRO:
+                names = {name for name, s in references if s == _MACRO}
+                names |= {f"{_short(p)}.{name}" for p in parts for name in _parameters(p)}
+                near = errors.nearest(scope, names)
+                raise errors.UserError(f"nothing uses the macro '{scope}'{near}")
+            part = "/".join(filter(None, (scope, _short(selector))))
+            latest = next(reversed(given.get(key, bound[key])))
+            raise errors.UserError(
+                f"nothing uses '{part}.{latest}': this experiment has no {part}; it has "
+                + ", ".join(sorted(map(_short, parts)))
+            )
         del bound[key]
     macros = {scope for scope, selector in bound if selector == _MACRO}
     for name, selector in references:
@@ -344,19 +343,6 @@ def _used(root: Key, bound: Bindings, refuse_circles: bool = True) -> tuple[set[
 
     follow(list(bound[root].values()), ())
     return used, [key for key, _ in references]
-
-
-def _unused(key: Key, parameter: str, references: Sequence[Key]) -> str:
-    """Returns the message for a binding that nothing uses."""
-    scope, selector = key
-    parts = {s for _, s in references if s not in (_MACRO, _CONSTANT)}
-    if selector == _MACRO:
-        known = {name for name, s in references if s == _MACRO}
-        known |= {f"{_short(part)}.{name}" for part in parts for name in _parameters(part)}
-        return f"nothing uses the macro '{scope}'{errors.nearest(scope, known)}"
-    part = "/".join(filter(None, (scope, _short(selector))))
-    there = ", ".join(sorted(map(_short, parts)))
-    return f"nothing uses '{part}.{parameter}': this experiment has no {part}; it has {there}"
 
 
 def _short(selector: str) -> str:
@@ -410,16 +396,11 @@ def explain(error: Exception, source: str) -> errors.UserError:
     where = f"{place[1]}:{place[2]}" if place else source
     if isinstance(error, SyntaxError) and error.filename:
         where = f"{error.filename}:{error.lineno}"
-    what = re.sub(r"\s*\([^()]*line \d+\)$", "", errors.first_line(error))
-    if isinstance(error, RecursionError):
-        what = "it is nested too deeply"
-    else:
-        for pattern, phrase in _PHRASES:
-            if found := re.search(pattern, message):
-                what = phrase(*found.groups())
-                break
-    what = what.removeprefix(f"'{source}': ")
-    return errors.UserError(f"{where}: {what}")
+    for pattern, phrase in _PHRASES:
+        if found := re.search(pattern, message):
+            return errors.UserError(f"{where}: {phrase(*found.groups())}")
+    cause = re.sub(r"\s*\([^()]*line \d+\)$", "", errors.first_line(error))
+    return errors.UserError(f"{where}: " + cause.removeprefix(f"'{source}': "))
 
 
 def _unknown(name: str) -> str:
@@ -441,22 +422,21 @@ def _unknown_parameter(selector: str, name: str) -> str:
 
 
 def _unknown_file(path: str) -> str:
-    try:
-        require_file(path)
-    except errors.UserError as error:
-        return str(error)
-    return f"'{path}' cannot be read"
+    known = {file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin")}
+    # `name` and `experiments/name` are compared with the names that they could stand for.
+    prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
+    hint = errors.nearest(path, {file.removeprefix(prefix) for file in known})
+    return f"there is no gin file '{path}'{hint}"
 
 
 def _bad_value(token: str = "") -> str:
-    return (
-        f"the value{token and f' {token!r}'} is neither a Python literal, nor @Reference, nor "
-        "%MACRO (a string needs quotes)"
-    )
+    value = f"the value '{token}'" if token else "the value"
+    return f"{value} is neither a Python literal, @Reference nor %MACRO (a string needs quotes)"
 
 
 # Patterns of gin's messages; the first that matches decides.
 _PHRASES = (
+    (r"maximum recursion depth", "it is nested too deeply".format),
     (r"resolve selector ([\w.]+);", _unknown),
     (r"No configurable matching(?: reference)? '@?(?:\w+/)*([\w.]+?)(?:\(\))?'", _unknown),
     (

@@ -15,7 +15,7 @@ from podracers import runner as runner_lib
 from podracers.training import check as check_lib
 from podracers.training import config, storage, weights_and_biases
 
-# Lowest value of each count, and the counts that may be None.
+# Lowest value of each count; those whose default is None may be None.
 _MINIMUM = {
     "seed": 0,
     "total_steps": 1,
@@ -29,14 +29,7 @@ _MINIMUM = {
     "keep_best": 0,
     "profile_update": 0,
 }
-_OPTIONAL = {
-    "evaluation_episodes",
-    "greedy_evaluation_episodes",
-    "evaluation_max_steps",
-    "profile_update",
-}
 _A_CLASS = "a class, uncalled (`@module.Name`)"
-_NOW = object()
 
 RunnerClass = Callable[..., runner_lib.Runner]
 
@@ -123,13 +116,13 @@ class Experiment:
     compute_dtype: str = "float32"
     # gin's configuration when the experiment was made, which gin's classes read when they are
     # called. A copy by `dataclasses.replace` keeps it.
-    _state: dataclasses.InitVar[config.State] = _NOW
+    _state: dataclasses.InitVar[config.State | None] = None
 
     def __post_init__(self, _state):
-        object.__setattr__(self, "_state", config.snapshot() if _state is _NOW else _state)
+        object.__setattr__(self, "_state", _state or config.snapshot())
         for name, minimum in _MINIMUM.items():
             value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
+            if value is None and getattr(Experiment, name, 0) is None:
                 continue
             if isinstance(value, float) and value.is_integer():  # `1e6` steps
                 value = int(value)
@@ -179,46 +172,43 @@ class Experiment:
           errors.UserError: a part refuses its options, or lacks a member of its protocol.
         """
         with self.configured():
-            return self._build()
+            environment = _make("environment", self.environment, environment_lib.Environment)
+            with config.user_errors("Experiment.environment"):
+                spec = environment.spec
+            if faults := check_lib.spec_faults(environment)[0]:
+                kind = type(environment).__name__
+                raise errors.UserError(f"environment {kind}: {'; '.join(faults)}")
+            agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
+            arguments = {"agent": agent, "environment": environment}
+            if self.precision != precision.DEFAULT:  # other runners need not know the argument
+                arguments["precision"] = self.precision
+            runner = _make("runner", self.runner_class(), runner_lib.Runner, **arguments)
+            evaluator = evaluation.Evaluator(
+                agent,
+                environment,
+                self.evaluation_episodes,
+                runner.population,
+                runner.population_values,
+                self.evaluation_max_steps,
+                runner.timeout,
+                self.precision,
+            )
+            greedy = agent_lib.greedy(agent)
+            greedy_evaluator = None
+            if greedy is not None and self.greedy_evaluation_episodes != 0:
+                count = self.greedy_evaluation_episodes or evaluator.num_episodes
+                greedy_evaluator = dataclasses.replace(evaluator, agent=greedy, num_episodes=count)
+            num_updates = -(-self.total_steps // runner.steps_per_update)
+            if num_updates > errors.INT32_MAX:
+                raise errors.UserError(
+                    f"Experiment.total_steps: expected at most {errors.INT32_MAX} updates of "
+                    f"{runner.steps_per_update} agent steps, got {self.total_steps}"
+                )
+            return Parts(environment, agent, runner, evaluator, greedy_evaluator, num_updates)
 
     def configured(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which gin has this experiment's configuration."""
         return config.using(self._state)
-
-    def _build(self) -> Parts:
-        environment = _make("environment", self.environment, environment_lib.Environment)
-        with config.user_errors("Experiment.environment"):
-            spec = environment.spec
-        if faults := check_lib.spec_faults(environment)[0]:
-            kind = type(environment).__name__
-            raise errors.UserError(f"environment {kind}: {'; '.join(faults)}")
-        agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
-        arguments = {"agent": agent, "environment": environment}
-        if self.precision != precision.DEFAULT:  # other runners need not know the argument
-            arguments["precision"] = self.precision
-        runner = _make("runner", self.runner_class(), runner_lib.Runner, **arguments)
-        evaluator = evaluation.Evaluator(
-            agent,
-            environment,
-            self.evaluation_episodes,
-            runner.population,
-            runner.population_values,
-            self.evaluation_max_steps,
-            runner.timeout,
-            self.precision,
-        )
-        greedy = agent_lib.greedy(agent)
-        greedy_evaluator = None
-        if greedy is not None and self.greedy_evaluation_episodes != 0:
-            count = self.greedy_evaluation_episodes or evaluator.num_episodes
-            greedy_evaluator = dataclasses.replace(evaluator, agent=greedy, num_episodes=count)
-        num_updates = -(-self.total_steps // runner.steps_per_update)
-        if num_updates > errors.INT32_MAX:
-            raise errors.UserError(
-                f"Experiment.total_steps: expected at most {errors.INT32_MAX} updates of "
-                f"{runner.steps_per_update} agent steps, got {self.total_steps}"
-            )
-        return Parts(environment, agent, runner, evaluator, greedy_evaluator, num_updates)
 
 
 def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
@@ -284,8 +274,8 @@ def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any)
     members = {**vars(protocol), **protocol.__annotations__}
     missing = [m for m in sorted(members) if m[0] != "_" and not check_lib.has(made, m)]
     if missing:
-        article = "a" if part == "runner" else "an"
         raise errors.UserError(
-            f"Experiment.{part}: {name} is not {article} {part} (it has no {', '.join(missing)})"
+            f"Experiment.{part}: expected {protocol.__name__}, got {name}, which has no "
+            + ", ".join(missing)
         )
     return made

@@ -146,7 +146,7 @@ def test_evaluations_that_are_greedy_are_not_played_again(tiny):
     ("part", "value", "words"),
     [
         ("environment", ppo.PPO, "PPO.* missing .*'spec'"),
-        ("environment", dict, "dict is not an environment .*reset, spec"),
+        ("environment", dict, "expected Environment, got dict, .*reset, spec"),
         ("agent", catch.Catch, "Catch.* 'spec'"),
         ("runner", catch.Catch, "Catch.* 'agent'"),
         ("runner", anakin.Anakin, "Anakin.*'num_envs' and 'rollout_length'"),
