@@ -1,1 +1,1 @@
-"""Meta-learning: learned policy gradient, and agents that learnt update rules train."""
+"""Meta-learning: learned policy gradient (LPG), and agents trained by a learned update rule."""

@@ -1,4 +1,4 @@
-"""Evaluates a learnt update rule: what agents that it teaches reach, and how soon.
+"""Evaluation of a learned update rule: returns of the agents that it trains, over their lifetimes.
 
 Axis legend: `L` lifetimes, `S` segments of a lifetime, `E` environments of each.
 """
@@ -15,11 +15,13 @@ from podracers import environment, evaluation, metrics, tasks, types
 
 
 class Lives(NamedTuple):
-    """What lifetimes came to, on the host."""
+    """Results of lifetimes, on the host."""
 
-    returns: np.ndarray  # [L, S] mean undiscounted return of the episodes that ended; NaN for none
-    task: np.ndarray  # [L] int32, the kind of task
-    params: Any  # [L, ...] of the tasks
+    returns: (
+        np.ndarray
+    )  # [L, S] mean undiscounted return of the episodes that ended; NaN if none did
+    task: np.ndarray  # [L] int32, index of the kind of task
+    params: Any  # [L, ...] task parameters
 
     def optimum(self, family: tasks.TaskFamily) -> np.ndarray:
         """Returns the highest expected return in the task of each lifetime, `[L]`."""
@@ -43,15 +45,15 @@ def live(
     num_lifetimes: int,
     num_segments: int = 10,
 ) -> Lives:
-    """Lets agents live, from birth to the end of the longest lifetime.
+    """Runs agents from their initial state to the end of the longest lifetime.
 
     Args:
-      agent: an agent whose `act(..., evaluation=True)` learns as it acts.
+      agent: an agent that learns in `act(..., evaluation=True)`.
       lifetimes: an `environments.meta.lifetimes.Lifetimes` of one length, whose state has `params`.
       params: the result of `agent.actor_params`.
-      key: the same one gives the same tasks.
+      key: random key; equal keys give equal tasks.
       num_lifetimes: `L`.
-      num_segments: `S`, the parts that a lifetime is cut into.
+      num_segments: `S`, number of equal parts of a lifetime.
     """
     earned, ended, task, drawn = jax.device_get(
         _run(agent, lifetimes, num_lifetimes, num_segments, params, key)
@@ -61,7 +63,7 @@ def live(
     return Lives(returns.T, task, drawn)
 
 
-# Compiled once for all parameters that an agent is judged with.
+# Compiled once for all parameters with which an agent is evaluated.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _run(
     agent: agent_lib.Agent,
@@ -82,7 +84,10 @@ def _run(
             params, carry.actor_state, carry.timestep, keys, evaluation=True
         )
         state, timestep = jax.vmap(lifetimes.step)(carry.state, action)
-        episodes = carry.episodes.track(_environments(timestep))
+        # Time steps of the environments of all lifetimes, `[L * E]`, without observations.
+        names = (tasks.REWARD, tasks.DISCOUNT, tasks.STEP_TYPE)
+        merged = types.TimeStep((), *(timestep.observation[name].ravel() for name in names))
+        episodes = carry.episodes.track(merged)
         return _Carry(state, timestep, actor_state, episodes), None
 
     def segment(carry: _Carry, number: jax.Array) -> tuple[_Carry, tuple[jax.Array, jax.Array]]:
@@ -98,10 +103,3 @@ def _run(
     start = _Carry(state, timestep, actor_state, episodes)
     _, totals = jax.lax.scan(segment, start, jnp.arange(num_segments))
     return *totals, timestep.observation[tasks.TASK], state.params
-
-
-def _environments(timestep: types.TimeStep) -> types.TimeStep:
-    """Returns the time steps of the environments of lifetimes, `[L * E]`, without observations."""
-    shown = timestep.observation
-    names = (tasks.REWARD, tasks.DISCOUNT, tasks.STEP_TYPE)
-    return types.TimeStep((), *(shown[name].ravel() for name in names))

@@ -1,3 +1,3 @@
-"""Learned policy gradient: a rule of learning, and how it is learnt."""
+"""Learned policy gradient (LPG): an update rule and its meta-training."""
 
 from agents.meta.lpg.meta_training import LPG as LPG

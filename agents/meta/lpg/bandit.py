@@ -1,4 +1,4 @@
-"""Which hyper-parameters suit which task: a bandit over a few combinations, for each kind of task.
+"""Bandit over combinations of agents' hyper-parameters, for each kind of task.
 
 Axis legend: `B` lifetimes of one device, `K` kinds of tasks, `H` combinations of hyper-parameters.
 """
@@ -10,28 +10,28 @@ import jax.numpy as jnp
 
 from podracers import parallel
 
-_MEMORY = 10.0  # lifetimes that a mean remembers
+_MEMORY = 10.0  # lifetimes in the moving mean
 _BONUS = 0.2
 _TEMPERATURE = 0.1
 
 
 class Bandit(NamedTuple):
-    """What lifetimes reached; equal on all devices."""
+    """Mean results of lifetimes by task and arm; equal on all devices."""
 
-    mean: jax.Array  # [K, H] of about the last ten lifetimes
+    mean: jax.Array  # [K, H] over about the last ten lifetimes
     trials: jax.Array  # [K, H] float32
 
     @classmethod
     def init(cls, num_tasks: int, num_arms: int) -> "Bandit":
-        """Returns a bandit that has tried nothing."""
+        """Returns a bandit without trials."""
         zeros = jnp.zeros((num_tasks, num_arms))
         return cls(zeros, zeros)
 
     def logits(self) -> jax.Array:
-        """Returns what arms are drawn by, `[K, H]`.
+        """Returns the logits by which arms are drawn, `[K, H]`.
 
-        Means are divided by the largest of their task, so that all tasks are of one scale. What was
-        not tried counts as if it were best.
+        Means are divided by the largest of their task, so that all tasks have one scale. An arm
+        that was never tried has the value of the best one.
         """
         tried = self.trials > 0
         scale = jnp.max(jnp.abs(self.mean), axis=1, keepdims=True)
@@ -39,21 +39,21 @@ class Bandit(NamedTuple):
         return (value + _BONUS / jnp.sqrt(jnp.maximum(self.trials, 1.0))) / _TEMPERATURE
 
     def add(self, task: jax.Array, arm: jax.Array, value: jax.Array, ended: jax.Array) -> "Bandit":
-        """Adds what lifetimes reached that ended; runs under the mapped axis.
+        """Adds the results of lifetimes that ended; runs under the mapped axis.
 
-        Means are exponential, so that it does not matter in which order lifetimes end together.
+        Means are exponential; the order of lifetimes that end together does not matter.
 
         Args:
           task: `[B]` int32.
           arm: `[B]` int32.
-          value: `[B]` float32, in one unit for each task.
-          ended: `[B]` bool, the others do not count.
+          value: `[B]` float32, in the same unit for all lifetimes of a task.
+          ended: `[B]` bool; other lifetimes are ignored.
         """
         zeros, weight = jnp.zeros_like(self.mean), ended.astype(jnp.float32)
         count, total = parallel.global_sum(
             (zeros.at[task, arm].add(weight), zeros.at[task, arm].add(weight * value))
         )
-        # A young mean is that of all lifetimes so far.
+        # Below `_MEMORY` trials, the mean is over all lifetimes so far.
         remembered = jnp.minimum(self.trials, _MEMORY)
         kept = remembered * (1.0 - 1.0 / _MEMORY) ** count
         kept = jnp.where(self.trials < _MEMORY, remembered, kept)

@@ -1,12 +1,12 @@
-"""Meta-training of LPG's rule: many lifetimes at once, each of an agent that the rule teaches.
+"""Meta-training of LPG's rule: many lifetimes at once, each of an agent that the rule trains.
 
 Oh et al., "Discovering Reinforcement Learning Algorithms", 2020, https://arxiv.org/abs/2007.08794,
 as run on Anakin by Hessel et al., "Podracer architectures for scalable Reinforcement Learning",
 2021, https://arxiv.org/abs/2104.06272.
 
-To a runner this is an agent like any other. A stream is a lifetime (`environments.meta.lifetimes`);
-the parameters of its agent are the actor state, which FIRST resets; and the rule is learnt from
-rollouts, replicated over devices.
+Runners treat the meta-learner as an ordinary agent. A stream is a lifetime
+(`environments.meta.lifetimes`). The parameters of its agent are the actor state, which FIRST
+resets. The rule is trained on rollouts and replicated over devices.
 
 Axis legend: `B` lifetimes of one device, `E` environments of each, `T` transitions of an update,
 `K` updates, `R = (K + 1) * T` transitions of a rollout, `H` combinations of hyper-parameters.
@@ -30,37 +30,37 @@ from podracers import environment, errors, tasks, types
 
 
 class Learner(NamedTuple):
-    """What is learnt; identical on every device."""
+    """Learner state; identical on every device."""
 
-    train_state: optimization.TrainState  # of the rule
+    train_state: optimization.TrainState  # parameters and optimizer state of the rule
     bandit: bandit_lib.Bandit
 
 
 class Memory(NamedTuple):
-    """What is known of the lifetimes of one device."""
+    """Statistics of the lifetimes of one device."""
 
-    critic: jax.Array  # [B, S] values of their agents, which the rule never sees
-    reward: jax.Array  # [B] earned so far, mean over environments
+    critic: jax.Array  # [B, S] state values of their agents; no input of the rule
+    reward: jax.Array  # [B] sum so far, mean over environments
     steps: jax.Array  # [B] float32, agent steps so far
 
 
 class ActorParams(NamedTuple):
-    """What acting needs of the learner."""
+    """Parameters of `act`."""
 
     rule: types.PyTree
     arm_logits: jax.Array  # [tasks, H]
 
 
 class Extras(NamedTuple):
-    """What acting remembers of each step."""
+    """Outputs of `act` that are stored with each step."""
 
     arm: jax.Array  # [B] int32
 
 
 class _Batch(NamedTuple):
-    """A rollout as the meta-gradient sees it."""
+    """Batch of the meta-loss."""
 
-    agent: tabular.Agent  # [B, ...] before it
+    agent: tabular.Agent  # [B, ...] before the rollout
     chunk: tabular.Chunk  # [B, K + 1, T, E]; time steps are T + 1
     arm: jax.Array  # [B]
     advantage: jax.Array  # [B, T, E] of the last chunk
@@ -70,9 +70,9 @@ class _Batch(NamedTuple):
 class LPG:
     """The meta-learner.
 
-    A rollout of a lifetime is `updates + 1` chunks. After each of the first ones, its agent learns
-    by the rule. The last one, acted by what came of that, judges it: the rule ascends the policy
-    gradient of the last chunk through all updates.
+    A rollout of a lifetime has `updates + 1` chunks. The rule updates the agent after each chunk
+    except the last. The last chunk, collected by the updated agent, is the validation data: the
+    rule ascends the policy gradient of that chunk, differentiated through all updates.
 
     Attributes:
       spec: specification of `environments.meta.lifetimes.Lifetimes`.
@@ -80,23 +80,23 @@ class LPG:
       updates: `K`, updates of an agent that the meta-gradient flows through.
       hidden_size: units of the rule's LSTM.
       prediction_size: `m`, categories of the agents' predictions.
-      sees_predictions: whether the rule sees predictions.
-      exact_meta_gradient: whether the meta-gradient flows through the rule's inputs, too.
-      recompute: whether it computes each update once more, rather than keep what is inside: less
-        memory, more time.
+      sees_predictions: whether predictions are inputs of the rule.
+      exact_meta_gradient: whether the meta-gradient also flows through the rule's inputs.
+      recompute: whether the backward pass computes each update again, which takes less memory and
+        more time.
       learning_rate: Adam learning rate of the rule.
       adam_epsilon: Adam epsilon, outside of the root.
       max_grad_norm: norm to which the meta-gradient is scaled down; None for no clipping.
-      gamma: discount, which the rule sees, too.
+      gamma: discount, also an input of the rule.
       gae_lambda: trace parameter of the advantages.
-      critic_step_size: step size of the values, 1 for the mean of the latest returns.
-      policy_entropy_cost: weight of the agents' entropy, a bonus.
-      prediction_entropy_cost: weight of the entropy of predictions, a bonus.
+      critic_step_size: step size of the values; 1 replaces a value by the mean return.
+      policy_entropy_cost: weight of the agents' entropy bonus.
+      prediction_entropy_cost: weight of the predictions' entropy bonus.
       policy_target_cost: weight of the mean square of policy targets.
       prediction_target_cost: weight of the mean square norm of prediction targets.
-      agent_learning_rates: learning rates of agents, on the mean over a chunk; a bandit chooses
-        among all combinations with `prediction_costs`, for each kind of task.
-      prediction_costs: weights of the agents' predictions in their loss.
+      agent_learning_rates: candidate learning rates of agents, for the mean loss of a chunk; a
+        bandit chooses among all combinations with `prediction_costs`, for each kind of task.
+      prediction_costs: candidate weights of the agents' predictions in their loss.
     """
 
     spec: environment.EnvironmentSpec
@@ -121,22 +121,21 @@ class LPG:
     prediction_costs: tuple[float, ...] = (0.1, 0.5, 1.0)
 
     def __post_init__(self):
-        """Refuses impossible options, and environments that are no lifetimes."""
+        """Checks the options, and that the environment is one of lifetimes."""
         options.check(self)
         for name in ("agent_learning_rates", "prediction_costs"):
             numbers = getattr(self, name)
-            is_some = isinstance(numbers, tuple) and len(numbers) > 0 and min(numbers) >= 0
-            options.expect(self, name, is_some, "a tuple of numbers, not negative")
-        shown = self.spec.observation
-        if not isinstance(shown, dict) or tasks.TASK not in shown:
+            is_valid = isinstance(numbers, tuple) and len(numbers) > 0 and min(numbers) >= 0
+            options.expect(self, name, is_valid, "a tuple of non-negative numbers")
+        observation = self.spec.observation
+        if not isinstance(observation, dict) or tasks.TASK not in observation:
             raise errors.UserError(
-                f"LPG learns from lifetimes in tasks whose parameters are arguments, not from "
-                f"{self.spec.name}: use environments.meta.lifetimes.Lifetimes"
+                f"LPG: expected environments.meta.lifetimes.Lifetimes, got {self.spec.name}"
             )
         longest = self.spec.max_episode_steps + 1
         if longest % self.rollout_length:
             raise errors.UserError(
-                f"lifetimes of {longest} steps are no multiple of a rollout of "
+                f"lifetimes of {longest} steps are not a multiple of a rollout of "
                 f"{self.rollout_length} (chunk_length * (updates + 1)): bind Lifetimes.period"
             )
 
@@ -166,12 +165,12 @@ class LPG:
         return optimization.adam_of(self)
 
     def init_learner(self, key: jax.Array) -> Learner:
-        """Returns a fresh rule, and a bandit that has tried nothing."""
+        """Returns an initial rule, and a bandit without trials."""
         train_state = self._optimizer.init(self.rule.init(key))
         return Learner(train_state, bandit_lib.Bandit.init(self._num_tasks, len(self.arms)))
 
     def init_memory(self, rollout: types.Rollout) -> Memory:
-        """Returns what is known before the first rollout."""
+        """Returns the statistics before the first rollout."""
         length, count = rollout.extras.arm.shape
         if length != self.rollout_length:
             raise errors.UserError(
@@ -188,12 +187,12 @@ class LPG:
     def init_actor(
         self, env_id: jax.Array, num_envs: int, evaluation: bool = False
     ) -> acting.Lifetime:
-        """Returns agents that have learnt nothing."""
-        newborn = tabular.newborn(self.spec, self.prediction_size)
-        return acting.init(self.spec, newborn, self.chunk_length, env_id.shape[0])
+        """Returns initial agents."""
+        agent = tabular.init_agent(self.spec, self.prediction_size)
+        return acting.init(self.spec, agent, self.chunk_length, env_id.shape[0])
 
     def actor_params(self, learner: Learner) -> ActorParams:
-        """Returns the rule and what arms are drawn by."""
+        """Returns the rule and the logits by which arms are drawn."""
         return ActorParams(learner.train_state.params, learner.bandit.logits())
 
     def act(
@@ -204,26 +203,26 @@ class LPG:
         key: jax.Array,
         evaluation: bool = False,
     ) -> tuple[jax.Array, acting.Lifetime, Extras]:
-        """Learns where a chunk is full, then samples an action for each environment.
+        """Updates agents whose chunk is full, then samples an action for each environment.
 
-        In evaluations an agent learns from all chunks. Otherwise the last one of a rollout only
-        judges what it has learnt.
+        In evaluations every chunk causes an update. In training the last chunk of a rollout is the
+        validation data of the rule and causes none.
         """
 
         def learn(agent: tabular.Agent, chunk: tabular.Chunk, arm: jax.Array) -> tabular.Agent:
             return self._learn(params.rule, agent, chunk, arm)[0]
 
-        judged = None if evaluation else self.rollout_length
-        action, state = acting.act(learn, params.arm_logits, actor_state, timestep, key, judged)
+        length = None if evaluation else self.rollout_length
+        action, state = acting.act(learn, params.arm_logits, actor_state, timestep, key, length)
         return action, state, Extras(state.arm)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
-        """Takes one step of the rule along the meta-gradient."""
+        """Takes one gradient step of the rule."""
         learner, memory = state
         timestep, arm = rollout.timestep, rollout.extras.arm[0]
-        is_born = timestep.first()[0]
+        is_reset = timestep.first()[0]
         agent, memory = acting.select(
-            is_born,
+            is_reset,
             jax.tree.map(jnp.zeros_like, (rollout.actor_state.agent, memory)),
             (rollout.actor_state.agent, memory),
         )
@@ -296,17 +295,17 @@ class LPG:
         return optimization.LossOutput({"loss/total": types.Mean.of(total), **means})
 
     def _lifetime_loss(self, rule_params: types.PyTree, batch: _Batch) -> dict[str, jax.Array]:
-        """Returns the terms of the meta-loss of one lifetime; entropies are of all chunks."""
-        learnt = jax.tree.map(lambda x: x[:-1], batch.chunk)
-        judged = jax.tree.map(lambda x: x[-1], batch.chunk)
+        """Returns the terms of one lifetime's meta-loss; entropies are means over all chunks."""
+        training = jax.tree.map(lambda x: x[:-1], batch.chunk)
+        validation = jax.tree.map(lambda x: x[-1], batch.chunk)
 
         def step(agent: tabular.Agent, chunk: tabular.Chunk):
             agent, update = self._learn(rule_params, agent, chunk, batch.arm)
             weight = returns.weights(chunk.timestep)
-            said = jax.tree.map(lambda x: x[:-1], update.outputs)
+            outputs = jax.tree.map(lambda x: x[:-1], update.outputs)
             square = jnp.sum(jnp.exp(2.0 * update.targets.log_prediction), axis=-1)
             return agent, (
-                self._entropies(said, weight),
+                self._entropies(outputs, weight),
                 tabular.mean(jnp.square(update.targets.policy), weight),
                 tabular.mean(square, weight),
             )
@@ -314,14 +313,14 @@ class LPG:
         if self.recompute:
             step = jax.checkpoint(step)
         agent, (entropies, policy_target, prediction_target) = jax.lax.scan(
-            step, batch.agent, learnt
+            step, batch.agent, training
         )
-        weight = returns.weights(judged.timestep)
-        observation = jax.tree.map(lambda x: x[:-1], judged.timestep.observation)
-        said = tabular.outputs(agent, observation)
-        log_prob = tabular.log_prob(said.log_policy, judged.action)
+        weight = returns.weights(validation.timestep)
+        observation = jax.tree.map(lambda x: x[:-1], validation.timestep.observation)
+        outputs = tabular.outputs(agent, observation)
+        log_prob = rule_lib.log_prob(outputs.log_policy, validation.action)
         chex.assert_equal_shape([log_prob, batch.advantage, weight])
-        final = self._entropies(said, weight)
+        final = self._entropies(outputs, weight)
         policy_entropy, prediction_entropy = (
             jnp.mean(jnp.append(before, after)) for before, after in zip(entropies, final)
         )
@@ -333,29 +332,31 @@ class LPG:
             "rule/prediction_target": jnp.mean(prediction_target),
         }
 
-    def _entropies(self, said: tabular.Outputs, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _entropies(
+        self, outputs: tabular.Outputs, weight: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """Returns the mean entropies of policy and prediction, in nats."""
-        return tuple(tabular.mean(tabular.entropy(log_probs), weight) for log_probs in said)
+        return tuple(tabular.mean(tabular.entropy(log_probs), weight) for log_probs in outputs)
 
     def _progress(
         self, rollout: types.Rollout, chunk: tabular.Chunk, advantage: jax.Array
     ) -> dict[str, types.Mean]:
-        """Returns metrics of lifetimes: returns of episodes of each task, in the second half."""
+        """Returns metrics of lifetimes, with episode returns of each task in their second half."""
         timestep = rollout.timestep
-        begun = jnp.where(timestep.first()[0], 0, rollout.actor_state.time)
-        is_old = begun >= self.spec.max_episode_steps // 2
+        age = jnp.where(timestep.first()[0], 0, rollout.actor_state.time)
+        is_second_half = age >= self.spec.max_episode_steps // 2
         task = timestep.observation[tasks.TASK][0]
-        arrived = jax.tree.map(lambda x: x[:, :, 1:], chunk.timestep)
-        earned = jnp.sum(arrived.reward, axis=(1, 2, 3))  # [B]
-        episodes = jnp.sum(arrived.last().astype(jnp.float32), axis=(1, 2, 3))
+        arrival = jax.tree.map(lambda x: x[:, :, 1:], chunk.timestep)
+        total_return = jnp.sum(arrival.reward, axis=(1, 2, 3))  # [B]
+        episodes = jnp.sum(arrival.last().astype(jnp.float32), axis=(1, 2, 3))
         metrics = {
             "critic/error": types.Mean.of(jnp.square(advantage)),
             "lifetime/reward": types.Mean.of(timestep.reward[1:]),
-            "lifetime/age": types.Mean.of(begun),
+            "lifetime/age": types.Mean.of(age),
         }
         for number in range(self._num_tasks):
-            counts = (is_old & (task == number)).astype(jnp.float32)
+            counts = (is_second_half & (task == number)).astype(jnp.float32)
             metrics[f"lifetime/return/task_{number}"] = types.Mean(
-                jnp.sum(counts * earned), jnp.sum(counts * episodes)
+                jnp.sum(counts * total_return), jnp.sum(counts * episodes)
             )
         return metrics

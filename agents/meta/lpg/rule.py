@@ -1,7 +1,7 @@
-"""The update rule of LPG: from what an agent lived through, what its outputs should become.
+"""The update rule of LPG: targets for an agent's outputs, computed from its transitions.
 
 Oh et al., "Discovering Reinforcement Learning Algorithms", 2020, https://arxiv.org/abs/2007.08794.
-The rule sees neither observations nor actions, so one rule fits all of them.
+Observations and actions are no inputs, so one rule applies to all environments.
 
 Axis legend: `T` transitions, `N` streams, `m` the size of predictions.
 """
@@ -22,21 +22,21 @@ from podracers import errors, types
 
 
 class Window(NamedTuple):
-    """What the rule sees, `[T, N]` each, of transitions from `s_tm1` to `s_t`."""
+    """Inputs of the rule, `[T, N]` each, of transitions from `s_tm1` to `s_t`."""
 
     reward: jax.Array  # on arrival
     discount: jax.Array  # 0 where the episode terminated on arrival
-    last: jax.Array  # bool, the episode ended on arrival, terminated or truncated
-    action_prob: jax.Array  # of the action, under the policy that learns
+    last: jax.Array  # bool, the episode terminated or was truncated on arrival
+    action_prob: jax.Array  # of the action, under the learner's policy
     prediction: jax.Array  # [T, N, m] of s_tm1, a distribution
-    next_prediction: jax.Array  # [T, N, m] of s_t, where truncated that of the true last state
+    next_prediction: jax.Array  # [T, N, m] of s_t; after a truncation, of the true last state
 
 
 class Targets(NamedTuple):
-    """What the rule puts out, of each transition."""
+    """Outputs of the rule for each transition."""
 
-    policy: jax.Array  # [T, N] a positive one makes the action more probable
-    log_prediction: jax.Array  # [T, N, m] logarithm of the distribution to predict
+    policy: jax.Array  # [T, N] positive values make the action more probable
+    log_prediction: jax.Array  # [T, N, m] log-probabilities of the target distribution
 
 
 class _Network(nn.Module):
@@ -63,7 +63,7 @@ class _Network(nn.Module):
         features = jnp.stack(inputs, axis=-1)[::-1]  # [T, N, 6] backwards in time
         lstm = cores.LSTM(self.hidden_size, name="lstm")
         state = lstm.initial_state(features.shape[1])
-        # The state is reset before a transition that ends an episode: what follows is another one.
+        # The state is reset before a transition that ends an episode: later steps are of another.
         hidden, _ = lstm(state, features, window.last[::-1])
         hidden = nn.relu(hidden[::-1])
         logits = nn.Dense(self.prediction_size, name="prediction")(hidden)
@@ -72,18 +72,18 @@ class _Network(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A function from windows to targets, with parameters that are learnt.
+    """A function from windows to targets, with learned parameters.
 
     An LSTM runs backwards over a window. Its inputs are the reward, whether the episode ended, the
-    discount, the probability of the action, and a number that a small network makes of the
-    prediction before and after the transition.
+    discount, the probability of the action, and scalar embeddings of the predictions before and
+    after the transition.
 
     Attributes:
       hidden_size: units of the LSTM.
-      prediction_size: `m`, the categories that an agent predicts.
-      embedding_size: units of the network that reads predictions.
-      gamma: the discount that the rule sees.
-      sees_predictions: whether it sees predictions; without, it has no way to bootstrap.
+      prediction_size: `m`, the categories of an agent's predictions.
+      embedding_size: units of the network that embeds predictions.
+      gamma: discount, an input of the rule.
+      sees_predictions: whether predictions are inputs; without them the rule cannot bootstrap.
     """
 
     hidden_size: int = 256
@@ -93,7 +93,7 @@ class Rule:
     sees_predictions: bool = True
 
     def __post_init__(self):
-        """Refuses sizes that cannot be."""
+        """Checks the sizes."""
         for name in ("hidden_size", "prediction_size", "embedding_size"):
             errors.require_count(self, name)
 
@@ -108,7 +108,7 @@ class Rule:
         )
 
     def init(self, key: jax.Array) -> types.PyTree:
-        """Returns fresh parameters."""
+        """Returns initial parameters."""
         zeros = jnp.zeros((1, 1))
         predictions = jnp.zeros((1, 1, self.prediction_size))
         window = Window(zeros, zeros, zeros > 0, zeros, predictions, predictions)
@@ -121,7 +121,7 @@ class Rule:
         chex.assert_equal_shape_prefix(window, 2)
         return self._network.apply({"params": params}, window)
 
-    # What follows is `interface.Rule`, for agents that a frozen rule teaches.
+    # Methods of `interface.Rule`, for agents that a frozen rule trains.
 
     @property
     def costs(self) -> dict[str, float]:
@@ -134,7 +134,7 @@ class Rule:
         return interface.OutputSpec(of_state=sizes, of_action={})
 
     def init_state(self, agent_params: types.PyTree) -> tuple[()]:
-        """Returns `()`: the rule knows nothing of a lifetime but the rollout."""
+        """Returns `()`: this rule has no state."""
         del agent_params
         return ()
 
@@ -148,14 +148,14 @@ class Rule:
     ) -> tuple[Targets, tuple[()]]:
         """Returns the targets of a rollout, which is one window."""
         del agent_params, unroll
-        timestep, said = experience.timestep, experience.outputs
-        prediction = jax.nn.softmax(said["prediction"])
-        log_policy = jax.nn.log_softmax(said[interface.POLICY][:-1])
+        timestep, outputs = experience.timestep, experience.outputs
+        prediction = jax.nn.softmax(outputs["prediction"])
+        log_policy = jax.nn.log_softmax(outputs[interface.POLICY][:-1])
         window = Window(
             reward=timestep.reward[1:],
             discount=timestep.discount[1:],
             last=timestep.last()[1:],
-            action_prob=jnp.exp(_of_action(log_policy, experience.action)),
+            action_prob=jnp.exp(log_prob(log_policy, experience.action)),
             prediction=prediction[:-1],
             next_prediction=prediction[1:],
         )
@@ -174,7 +174,7 @@ class Rule:
             jax.nn.log_softmax(outputs[name][:-1]) for name in (interface.POLICY, "prediction")
         )
         return {
-            "policy": policy_loss(_of_action(log_policy, action), targets),
+            "policy": policy_loss(log_prob(log_policy, action), targets),
             "prediction": prediction_loss(log_prediction, targets),
         }
 
@@ -185,14 +185,14 @@ def agent_loss(
     targets: Targets,
     prediction_cost: jax.Array | float,
 ) -> jax.Array:
-    """Returns the loss of the agent that a rule teaches, `[T, N]`.
+    """Returns the loss of an agent that a rule trains, `[T, N]`.
 
     Its negative gradient is the update of equation 2 of Jackson et al., 2023,
     https://arxiv.org/abs/2310.02782, with the paper's sign of the policy target.
 
     Args:
       log_prob: `[T, N]` of the actions.
-      log_prediction: `[T, N, m]` of the states they were taken in.
+      log_prediction: `[T, N, m]` of the states in which they were taken.
       targets: constants.
       prediction_cost: weight of the divergence of the prediction from its target.
     """
@@ -202,7 +202,7 @@ def agent_loss(
 
 
 def policy_loss(log_prob: jax.Array, targets: Targets) -> jax.Array:
-    """Returns `[T, N]`: probabilities `[T, N]` of actions rise with the policy targets."""
+    """Returns `[T, N]`: minus log-probabilities of actions `[T, N]` times policy targets."""
     chex.assert_equal_shape([log_prob, targets.policy])
     return -log_prob * targets.policy
 
@@ -213,6 +213,6 @@ def prediction_loss(log_prediction: jax.Array, targets: Targets) -> jax.Array:
     return jnp.sum(jnp.exp(log_prediction) * (log_prediction - targets.log_prediction), axis=-1)
 
 
-def _of_action(log_policy: jax.Array, action: jax.Array) -> jax.Array:
-    """Returns `[T, N]` of `log_policy` `[T, N, A]`."""
+def log_prob(log_policy: jax.Array, action: jax.Array) -> jax.Array:
+    """Returns the log-probabilities of actions, in the shape of `action`."""
     return jnp.take_along_axis(log_policy, action[..., None], axis=-1)[..., 0]

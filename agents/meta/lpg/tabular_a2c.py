@@ -1,8 +1,8 @@
-"""Advantage actor-critic with tables: what agents reach that are taught by hand, to judge rules by.
+"""Tabular advantage actor-critic: a hand-written baseline for learned rules.
 
 Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning", 2016,
-https://arxiv.org/abs/1602.01783. Its agents live as those of a rule do: the same tables of logits,
-environments, chunks of transitions, and one step of stochastic gradient descent after each.
+https://arxiv.org/abs/1602.01783. Its agents have the same tables of logits, environments and
+chunks of transitions as those of a rule, and take one gradient step after each chunk.
 
 Axis legend: `B` lifetimes of one device, `E` environments of each, `T` transitions of an update,
 `S` states, `A` actions, `H` combinations of hyper-parameters.
@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from agents import options, returns
-from agents.meta.lpg import acting, tabular
+from agents.meta.lpg import acting, rule, tabular
 from podracers import environment, tasks, types
 
 
 class Agent(NamedTuple):
-    """What one agent has learnt; zeros at birth."""
+    """Parameters of one agent; initially zero."""
 
     policy: jax.Array  # [S, A] logits
     values: jax.Array  # [S]
@@ -30,18 +30,18 @@ class Agent(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TabularA2C:
-    """Agents of lifetimes that learn by A2C; there is nothing to learn beyond them.
+    """Agents of lifetimes that learn by A2C; nothing is learned across lifetimes.
 
-    What acts is `arm_logits`, `[tasks, H]`: by what the hyper-parameters of an agent are drawn.
+    The parameters of `act` are `[tasks, H]` logits by which agents' hyper-parameters are drawn.
 
     Attributes:
       spec: specification of `environments.meta.lifetimes.Lifetimes`.
       chunk_length: `T`, agent steps of each environment between updates.
       gamma: discount.
       gae_lambda: trace parameter of the advantages.
-      critic_step_size: step size of the values, 1 for the mean of the latest returns.
-      learning_rates: candidates of the learning rate of the policy, on the mean over a chunk.
-      entropy_costs: candidates of the weight of the policy's entropy, a bonus.
+      critic_step_size: step size of the values; 1 replaces a value by the mean return.
+      learning_rates: candidate learning rates of the policy, for the mean loss of a chunk.
+      entropy_costs: candidate weights of the policy's entropy bonus.
     """
 
     spec: environment.EnvironmentSpec
@@ -53,7 +53,7 @@ class TabularA2C:
     entropy_costs: tuple[float, ...] = (0.0, 0.01)
 
     def __post_init__(self):
-        """Refuses impossible options."""
+        """Checks the options."""
         options.check(self)
 
     @property
@@ -66,11 +66,11 @@ class TabularA2C:
     def init_actor(
         self, env_id: jax.Array, num_envs: int, evaluation: bool = False
     ) -> acting.Lifetime:
-        """Returns agents that have learnt nothing."""
+        """Returns initial agents."""
         num_states = int(self.spec.observation[tasks.ROWS].maximum)
         num_actions = self.spec.observation[environment.ACTION_MASK].shape[-1]
-        newborn = Agent(jnp.zeros((num_states, num_actions)), jnp.zeros((num_states,)))
-        return acting.init(self.spec, newborn, self.chunk_length, env_id.shape[0])
+        agent = Agent(jnp.zeros((num_states, num_actions)), jnp.zeros((num_states,)))
+        return acting.init(self.spec, agent, self.chunk_length, env_id.shape[0])
 
     def act(
         self,
@@ -80,7 +80,7 @@ class TabularA2C:
         key: jax.Array,
         evaluation: bool = False,
     ) -> tuple[jax.Array, acting.Lifetime, tuple[()]]:
-        """Learns where a chunk is full, then samples an action for each environment."""
+        """Updates agents whose chunk is full, then samples an action for each environment."""
         action, state = acting.act(self._learn, params, actor_state, timestep, key)
         return action, state, ()
 
@@ -95,7 +95,7 @@ class TabularA2C:
 
         def loss(logits: jax.Array) -> jax.Array:
             log_policy = tabular.log_policy(logits, observation)
-            gain = tabular.log_prob(log_policy, chunk.action) * advantage
+            gain = rule.log_prob(log_policy, chunk.action) * advantage
             return -tabular.mean(gain + entropy_cost * tabular.entropy(log_policy), weight)
 
         return Agent(agent.policy - learning_rate * jax.grad(loss)(agent.policy), values)

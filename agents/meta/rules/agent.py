@@ -1,4 +1,4 @@
-"""An agent that a frozen rule teaches: any environment with discrete actions, any network.
+"""An agent trained by a frozen update rule, for discrete actions and any network.
 
 The rules are LPG's (`agents.meta.lpg.rule_file`), DiscoRL's (`agents.meta.rules.disco`) and any
 other `interface.Rule`.
@@ -24,47 +24,48 @@ from podracers import environment, errors, types
 
 
 class Extras(NamedTuple):
-    """What acting remembers of each step."""
+    """Outputs of `act` that are stored with each step."""
 
     behaviour: jax.Array  # [T, B, A] logits of the policy
 
 
 class Learner(NamedTuple):
-    """What is learnt, and the rule that it is learnt by; identical on every device."""
+    """Learner state, with the rule; identical on every device."""
 
     train_state: optimization.TrainState
-    normalizer: Any  # statistics of the observations; () where they are not normalised
-    rule: types.PyTree  # its parameters
-    rule_state: types.PyTree  # what it knows of this lifetime
+    normalizer: Any  # observation statistics; () without normalisation
+    rule: types.PyTree  # parameters of the rule
+    rule_state: types.PyTree  # state of the rule in this lifetime
     update: jax.Array  # int32, rollouts so far
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RuleAgent:
-    """An agent taught by a rule, from each rollout once or from a replay of them.
+    """An agent trained by a rule, on each rollout once or on sequences from replay.
 
-    A rollout, or a sequence of replay of the same length, is what the rule sees at a time, so its
-    length should be near that which the rule was learnt with.
+    The input of the rule is a rollout, or a replayed sequence of the same length. The length should
+    be close to the one in the rule's meta-training.
 
     Attributes:
       spec: specification of the environment.
       load: returns a rule and its parameters, such as `rule_file.load` or `disco.load`.
-      rule: path that it loads; None for a random rule, to compare with.
-      network: `network(spec, outputs=)` returns a network that puts out `interface.Outputs`.
-      costs: weights of parts of the loss, by name; those that are not named are the rule's own.
+      rule: argument of `load`, a path; None for a random rule, as a baseline.
+      network: `network(spec, outputs=)` returns a network with `interface.Outputs`.
+      costs: weights of parts of the loss, by name; other parts keep the rule's weights.
       learning_rate: Adam learning rate.
       adam_epsilon: Adam epsilon, outside of the root.
       max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
         clipping.
-      max_update: bound of each number that Adam puts out, before the learning rate; None for none.
-      replay_ratio: number of times that a state is learnt from, on average; None for no replay: a
-        gradient step on each rollout.
+      max_update: bound of each element of Adam's output, before the learning rate; None for no
+        bound.
+      replay_ratio: mean number of uses of each state; None for no replay, with one gradient step on
+        each rollout.
       batch_size: sequences of each gradient step from replay, over all devices.
       replay_capacity: transitions over all streams of all devices.
-      min_replay: transitions over all streams before anything is learnt from them.
-      normalize_observations: whether observations are scaled to mean 0 and variance 1 over all that
-        was observed, and clipped at 10.
-      reward_scale: factor of the rewards that the rule sees.
+      min_replay: transitions over all streams before the first gradient step.
+      normalize_observations: whether observations are scaled to mean 0 and variance 1 over all
+        observations so far, and clipped at 10.
+      reward_scale: factor of the rewards.
       reward_clip: largest absolute value of scaled rewards; None for no bound.
       greedy_evaluation: whether evaluations take the most probable action.
     """
@@ -88,7 +89,7 @@ class RuleAgent:
     greedy_evaluation: bool = False
 
     def __post_init__(self):
-        """Refuses impossible options, rules that cannot be read, and networks unfit for them."""
+        """Checks the options, reads the rule, and checks the outputs of the network."""
         options.check(self)
         options.require_discrete(self)
         _ = self._costs
@@ -101,14 +102,14 @@ class RuleAgent:
 
     @functools.cached_property
     def _costs(self) -> dict[str, float]:
-        usual = dict(self._loaded[0].costs)
+        default = dict(self._loaded[0].costs)
         for name in self.costs or ():
-            if name not in usual:
+            if name not in default:
                 raise errors.UserError(
                     f"RuleAgent.costs: the rule's loss has no part '{name}'"
-                    f"{errors.nearest(name, usual)}"
+                    f"{errors.nearest(name, default)}"
                 )
-        return usual | (self.costs or {})
+        return default | (self.costs or {})
 
     @functools.cached_property
     def _head(self) -> heads.Categorical:
@@ -152,7 +153,7 @@ class RuleAgent:
         )
 
     def init_learner(self, key: jax.Array) -> Learner:
-        """Returns fresh parameters of the agent, and the rule at the start of a lifetime."""
+        """Returns initial parameters of the agent, and the rule at the start of a lifetime."""
         agent_key, rule_key = jax.random.split(key)
         params = self._network.init(agent_key, networks.zero_timestep(self.spec))
         rule, rule_params = self._loaded
@@ -167,11 +168,11 @@ class RuleAgent:
         )
 
     def init_memory(self, rollout: types.Rollout) -> Any:
-        """Returns an empty replay of this device's streams; `()` where there is none."""
+        """Returns an empty replay of this device's streams; `()` without replay."""
         return () if self.replay_ratio is None else self._replay(rollout).init(rollout)
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
-        """Returns the core of the network of `B` streams."""
+        """Returns the initial core of the network for `B` streams."""
         return self._network.initial_core(env_id.shape[0])
 
     def actor_params(self, learner: Learner) -> policy.ActorParams:
@@ -190,7 +191,7 @@ class RuleAgent:
         return action, core, Extras(logits)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
-        """Takes a gradient step on a rollout, or those on replay that its ratio allows."""
+        """Takes one gradient step on a rollout, or the steps on replay that its ratio allows."""
         learner, memory = state
         if self.replay_ratio is None:
             learner, metrics = self._learn(learner, rollout)
@@ -248,22 +249,22 @@ class RuleAgent:
         )
 
     def _require_outputs(self) -> None:
-        """Refuses networks that do not put out what the rule reads."""
+        """Checks that the network has the outputs that the rule requires."""
         network, timestep = self._network, networks.zero_timestep(self.spec)
         params = jax.eval_shape(network.init, jax.random.key(0), timestep)
         outputs, _ = jax.eval_shape(network.step, params, network.initial_core(1), timestep)
         outputs = outputs if isinstance(outputs, Mapping) else {}
         for name, shape in self._outputs.shapes(self._head.num_values).items():
             if name not in outputs or outputs[name].shape != (1, *shape):
-                came = outputs[name].shape[1:] if name in outputs else "nothing"
+                actual = outputs[name].shape[1:] if name in outputs else "nothing"
                 raise errors.UserError(
-                    f"the rule needs a network that puts out '{name}' of shape {shape}, such as "
-                    f"rule_network; got {came}"
+                    f"the rule needs a network with an output '{name}' of shape {shape}, such as "
+                    f"rule_network; got {actual}"
                 )
 
 
 def _legal(outputs: interface.Outputs, timestep: types.TimeStep) -> interface.Outputs:
-    """Returns outputs in which illegal actions have no probability."""
+    """Returns outputs with the logits of illegal actions masked."""
     mask = encoders.action_mask(timestep.observation)
     if mask is None:
         return outputs

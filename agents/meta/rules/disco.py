@@ -1,12 +1,13 @@
-"""DiscoRL's rule: what its published weights ask of an agent.
+"""DiscoRL's rule: inputs and targets of its published weights.
 
 Oh et al., "Discovering state-of-the-art reinforcement learning algorithms", 2025,
 https://www.nature.com/articles/s41586-025-09761-x; the weights are `disco_103.npz` of
-https://github.com/google-deepmind/disco_rl, whose arithmetic this is. Three things differ:
+https://github.com/google-deepmind/disco_rl, whose arithmetic this module follows. It
+differs in three points:
 
 - After a truncation an agent bootstraps from the true last state, as at the end of a rollout.
-- Transitions out of LAST count in no mean.
-- The moving average of TD errors is left out: there nothing but a log depends on it.
+- Transitions out of LAST are excluded from all means.
+- The moving average of TD errors is omitted: only a log entry depends on it.
 
 Axis legend: `T` transitions, `B` streams of one device, `A` actions, `Y` = 600 categories of
 predictions, `Z` = 601 atoms of values.
@@ -14,37 +15,35 @@ predictions, `Z` = 601 atoms of values.
 
 import dataclasses
 import functools
-import zipfile
 from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import rlax
 
 from agents import categorical, returns
 from agents.meta.rules import disco_network, interface
-from podracers import errors, parallel, types
+from podracers import parallel, types
 
 _SUPPORT = categorical.Support(bound=300.0, num_atoms=601)
 _GAMMA = 0.997
 _LAMBDA = 0.95
-_TARGET_DECAY = 0.9  # of the average of the agent's parameters, for each update
+_TARGET_DECAY = 0.9  # per update, of the average of the agent's parameters
 _ADVANTAGE_DECAY = 0.99
 
 
 class Moments(NamedTuple):
-    """Moving averages of advantages, which begin at zero."""
+    """Moving averages of advantages; initially zero."""
 
     first: jax.Array  # float32
     second: jax.Array  # float32
-    decay: jax.Array  # float32, the weight that zero still has
+    decay: jax.Array  # float32, remaining weight of the initial zero
 
 
 class State(NamedTuple):
-    """What the rule knows of a lifetime; equal on all devices."""
+    """State of the rule in a lifetime; equal on all devices."""
 
     network: disco_network.State
     advantage: Moments
@@ -52,28 +51,28 @@ class State(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What the agent's outputs should become."""
+    """Targets of the agent's outputs."""
 
     predictions: disco_network.Targets
-    q: jax.Array  # [T, B] of the actions that were taken
+    q: jax.Array  # [T, B] of the taken actions
 
 
 class _Values(NamedTuple):
-    """Values of the agent, not squashed."""
+    """Values of the agent, in units of reward."""
 
-    online: jax.Array  # [T + 1, B] of states, under the policy that learns
-    target: jax.Array  # [T + 1, B] of the moving average, under the same policy
-    q: jax.Array  # [T + 1, B, A] of the moving average
-    q_target: jax.Array  # [T, B] returns of the actions that were taken
+    online: jax.Array  # [T + 1, B] of states, under the learner's policy
+    target: jax.Array  # [T + 1, B] of the moving average's values, under that policy
+    q: jax.Array  # [T + 1, B, A] action values of the moving average
+    q_target: jax.Array  # [T, B] returns of the taken actions
 
 
 @dataclasses.dataclass(frozen=True)
 class Disco:
     """The rule; its parameters are those of `disco_network`.
 
-    An agent predicts two distributions that mean what the rule makes of them: `y` of each state and
-    `z` of each action, beside its values `q` and the policy at the next state. The rule is two
-    LSTMs: one that runs backwards over a rollout, and one that runs over a lifetime.
+    An agent predicts two distributions whose meaning the rule defines, `y` of each state and `z` of
+    each action, and also its values `q` and the policy at the next state. The rule has two LSTMs:
+    one runs backwards over a rollout, the other over a lifetime.
     """
 
     @property
@@ -82,7 +81,7 @@ class Disco:
         return {"policy": 1.0, "y": 1.0, "z": 1.0, "next_policy": 1.0, "q": 0.2}
 
     def output_spec(self, num_actions: int) -> interface.OutputSpec:
-        """Returns logits: policy and `y` of states; `z`, values and the next policy of actions."""
+        """Returns sizes of logits: policy, `y` of states; `z`, values, next policy of actions."""
         size = disco_network.PREDICTION_SIZE
         return interface.OutputSpec(
             of_state={interface.POLICY: num_actions, "y": size},
@@ -99,7 +98,7 @@ class Disco:
         return State(
             network=disco_network.State.init(),
             advantage=Moments(zero, jnp.copy(zero), jnp.ones(())),
-            # Copies: the learner's state is donated, and a buffer only once.
+            # Copies: the learner's state is donated, and a buffer can be donated only once.
             target_params=jax.tree.map(jnp.copy, agent_params),
         )
 
@@ -119,7 +118,7 @@ class Disco:
         advantage = values.q_target - values.target[:-1]
         q_advantage = (values.q - values.target[..., None])[:-1]
         moments = _updated(state.advantage, advantage, weight)
-        made, network = disco_network.apply(
+        predictions, network = disco_network.apply(
             params,
             state.network,
             disco_network.Inputs(
@@ -129,8 +128,8 @@ class Disco:
                 weight=weight,
                 action=experience.action,
                 behaviour=experience.behaviour,
-                outputs=_seen(outputs),
-                target=_seen(target),
+                outputs=_prediction_outputs(outputs),
+                target=_prediction_outputs(target),
                 value=values.online,
                 advantage=advantage,
                 normalized_advantage=_normalized(moments, advantage),
@@ -145,7 +144,7 @@ class Disco:
             state.target_params,
             agent_params,
         )
-        return Targets(made, values.q_target), State(network, moments, average)
+        return Targets(predictions, values.q_target), State(network, moments, average)
 
     def losses(
         self,
@@ -156,9 +155,9 @@ class Disco:
     ) -> dict[str, jax.Array]:
         """Returns divergences from the targets, and the cross-entropy of values, `[T, B]`.
 
-        Of illegal actions the rule knows nothing, so its targets of them do not count. The next
-        policy is that of the same parameters, a constant; after a termination there is none. Values
-        learn from their returns, whatever the rule says.
+        The rule has no input for legality, so targets of illegal actions are masked. The target of
+        the next policy is the policy of the same parameters, a constant, without weight after a
+        termination. Values learn from their returns, independently of the rule.
         """
         now = {name: x[:-1] for name, x in outputs.items()}
         taken = {name: disco_network.taken(now[name], action) for name in ("z", "next_policy", "q")}
@@ -176,33 +175,15 @@ class Disco:
         }
 
 
-def load(path: str | None = None) -> tuple[Disco, dict[str, np.ndarray] | None]:
-    """Returns the rule and the parameters of a file, in NumPy; None for random ones without one.
+def load(path: str | None = None) -> tuple[Disco, interface.Arrays | None]:
+    """Returns the rule and its parameters, in NumPy; without a path, None for random ones.
 
     Raises:
-      errors.UserError: there is no such file, or it is not of this rule.
+      errors.UserError: the file is missing, cannot be read, or holds another rule.
     """
     if path is None:
         return Disco(), None
-    try:
-        with np.load(path) as file:
-            arrays = {name: file[name] for name in file.files}
-    except FileNotFoundError as error:
-        raise errors.UserError(f"there is no rule '{path}'") from error
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise errors.UserError(f"'{path}' is not the file of a rule") from error
-    params = {}
-    for name, shape in disco_network.shapes().items():
-        found = arrays.pop(name, None)
-        if found is None or found.shape != shape or found.dtype != np.float32:
-            came = "nothing" if found is None else f"{found.dtype} {found.shape}"
-            raise errors.UserError(
-                f"'{path}' is not DiscoRL's rule: expected '{name}' float32 {shape}, got {came}"
-            )
-        params[name] = found
-    if arrays:
-        raise errors.UserError(f"'{path}' is not DiscoRL's rule: it holds '{min(arrays)}', too")
-    return Disco(), params
+    return interface.read_file(path, lambda _: (Disco(), disco_network.shapes()))
 
 
 def _divergence(target: jax.Array, logits: jax.Array) -> jax.Array:
@@ -211,7 +192,7 @@ def _divergence(target: jax.Array, logits: jax.Array) -> jax.Array:
     return jnp.sum(jnp.exp(log_target) * (log_target - jax.nn.log_softmax(logits)), axis=-1)
 
 
-def _seen(outputs: interface.Outputs) -> disco_network.Outputs:
+def _prediction_outputs(outputs: interface.Outputs) -> disco_network.Outputs:
     return disco_network.Outputs(outputs[interface.POLICY], outputs["y"], outputs["z"])
 
 
@@ -219,7 +200,7 @@ def _values(experience: interface.Experience, target: interface.Outputs) -> _Val
     """Returns values and the returns of Retrace.
 
     Munos et al., "Safe and Efficient Off-Policy Reinforcement Learning", 2016,
-    https://arxiv.org/abs/1606.02647. Neither a trace nor an importance weight passes a LAST.
+    https://arxiv.org/abs/1606.02647. Traces and importance weights stop at LAST.
     """
     timestep, action = experience.timestep, experience.action
     logits = jax.lax.stop_gradient(experience.outputs[interface.POLICY])
@@ -246,8 +227,8 @@ def _values(experience: interface.Experience, target: interface.Outputs) -> _Val
 def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns the weighted mean of values `[T, B, ...]` over time and streams of all devices."""
     weight = weight.reshape(*weight.shape, *(1,) * (values.ndim - 2))
-    kept = jnp.where(weight > 0.0, values, 0.0)
-    total, count = parallel.global_sum((jnp.sum(weight * kept, axis=(0, 1)), jnp.sum(weight)))
+    values = jnp.where(weight > 0.0, values, 0.0)
+    total, count = parallel.global_sum((jnp.sum(weight * values, axis=(0, 1)), jnp.sum(weight)))
     return total / jnp.maximum(count, 1.0)
 
 
@@ -263,7 +244,7 @@ def _updated(moments: Moments, values: jax.Array, weight: jax.Array) -> Moments:
 
 
 def _normalized(moments: Moments, values: jax.Array) -> jax.Array:
-    """Returns values less their mean, over their standard deviation."""
+    """Returns values minus their mean, divided by their standard deviation."""
     mean, square = (x / (1.0 - moments.decay) for x in (moments.first, moments.second))
     variance = jnp.maximum(square - jnp.square(mean), 0.0)
     return (values - mean) / (jnp.sqrt(variance + 1e-12) + 1e-6)

@@ -1,4 +1,4 @@
-"""The meta-network of DiscoRL's rule, in the arithmetic that its published weights were learnt in.
+"""The meta-network of DiscoRL's rule, with the arithmetic of its published weights.
 
 Oh et al., "Discovering state-of-the-art reinforcement learning algorithms", 2025,
 https://www.nature.com/articles/s41586-025-09761-x; https://github.com/google-deepmind/disco_rl.
@@ -25,7 +25,7 @@ Params = dict[str, jax.Array]
 
 
 class Outputs(NamedTuple):
-    """What an agent's network says, with the logits of illegal actions very low."""
+    """Outputs of an agent's network; logits of illegal actions are `interface.ILLEGAL`."""
 
     policy: jax.Array  # [T + 1, B, A] logits
     y: jax.Array  # [T + 1, B, Y] logits
@@ -33,17 +33,17 @@ class Outputs(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What the meta-network sees of a rollout."""
+    """Inputs of the meta-network for a rollout."""
 
     reward: jax.Array  # [T, B] on arrival
     discount: jax.Array  # [T, B] 0 where the episode terminated on arrival, else 1
     last: jax.Array  # [T, B] bool, the episode ended on arrival
     weight: jax.Array  # [T, B] 0 at transitions out of LAST, else 1
     action: jax.Array  # [T, B] int32
-    behaviour: jax.Array  # [T, B, A] logits of the policy that acted
-    outputs: Outputs  # of the parameters that learn
+    behaviour: jax.Array  # [T, B, A] logits of the behaviour policy
+    outputs: Outputs  # of the learner's parameters
     target: Outputs  # of their moving average
-    value: jax.Array  # [T + 1, B] of the parameters that learn
+    value: jax.Array  # [T + 1, B] of the learner's parameters
     advantage: jax.Array  # [T, B]
     normalized_advantage: jax.Array  # [T, B]
     q: jax.Array  # [T, B, A] of the moving average
@@ -52,15 +52,15 @@ class Inputs(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What the meta-network puts out: logits."""
+    """Outputs of the meta-network: logits."""
 
     policy: jax.Array  # [T, B, A]
     y: jax.Array  # [T, B, Y]
-    z: jax.Array  # [T, B, Y] of the action that was taken
+    z: jax.Array  # [T, B, Y] of the taken action
 
 
 class State(NamedTuple):
-    """The state of the LSTM over a lifetime; zeros at birth."""
+    """The state of the LSTM over a lifetime; initially zero."""
 
     cell: jax.Array  # [H]
     hidden: jax.Array  # [H]
@@ -84,7 +84,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
     net = embedding | {
         "lstm/linear": (27 + _HIDDEN, 4 * _HIDDEN),
         "linear": (_LIFETIME_HIDDEN, _HIDDEN),
-        "linear_1": (_HIDDEN, 1),  # what the LSTM over a lifetime sees
+        "linear_1": (_HIDDEN, 1),  # input of the LSTM over a lifetime
         "linear_2": (_HIDDEN, PREDICTION_SIZE),  # y
         "linear_3": (_HIDDEN, PREDICTION_SIZE),  # z
         "sequential_1/conv1_d": (1, 2 * (_HIDDEN + 2), 16),
@@ -94,24 +94,24 @@ def shapes() -> dict[str, tuple[int, ...]]:
         "mlp_2/~/linear_0": (27 + 1 + 1, 16),
         "lstm/linear": (16 + _LIFETIME_HIDDEN, 4 * _LIFETIME_HIDDEN),
     }
-    made = {}
+    result = {}
     for prefix, layers in ((_NET, net), (_LIFETIME_NET, lifetime)):
         for name, shape in layers.items():
-            made[f"{prefix}/{name}/w"] = shape
-            made[f"{prefix}/{name}/b"] = shape[-1:]
-    return made
+            result[f"{prefix}/{name}/w"] = shape
+            result[f"{prefix}/{name}/b"] = shape[-1:]
+    return result
 
 
 def init(key: jax.Array) -> Params:
     """Returns random parameters: weights of variance 1 / inputs, biases of zero."""
-    made = {}
+    result = {}
     for number, (name, shape) in enumerate(shapes().items()):
         if name.endswith("/b"):
-            made[name] = jnp.zeros(shape)
+            result[name] = jnp.zeros(shape)
         else:
             weights = jax.random.normal(jax.random.fold_in(key, number), shape)
-            made[name] = weights * shape[-2] ** -0.5
-    return made
+            result[name] = weights * shape[-2] ** -0.5
+    return result
 
 
 def apply(
@@ -201,13 +201,13 @@ def _features(params: Params, prefix: str, inputs: Inputs) -> tuple[jax.Array, j
 
 
 def taken(values: jax.Array, action: jax.Array) -> jax.Array:
-    """Returns values `[T, B, A, ...]` of the actions that were taken, `[T, B, ...]`."""
+    """Returns the values of the taken actions, `[T, B, ...]`, from `[T, B, A, ...]`."""
     index = action.reshape(*action.shape, *(1,) * (values.ndim - action.ndim))
     return jnp.take_along_axis(values, index, axis=2)[:, :, 0]
 
 
 def _before_and_after(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns values `[T + 1, B]` where actions were chosen, and on arrival."""
+    """Returns values `[T + 1, B]` at the start and at the end of transitions."""
     return values[:-1], values[1:]
 
 
@@ -221,9 +221,9 @@ def _mlp(params: Params, name: str, inputs: jax.Array) -> jax.Array:
 
 
 def _across_actions(params: Params, name: str, inputs: jax.Array) -> jax.Array:
-    """Returns rectified features of each action, from its own and the mean of all of them.
+    """Returns rectified features of each action, from its own features and their mean over actions.
 
-    The weights are published as those of a convolution over actions with a kernel of one.
+    The published weights are those of a convolution over actions with a kernel of size one.
     """
     mean = jnp.broadcast_to(jnp.mean(inputs, axis=2, keepdims=True), inputs.shape)
     inputs = jnp.concatenate([inputs, mean], axis=-1)
@@ -233,7 +233,7 @@ def _across_actions(params: Params, name: str, inputs: jax.Array) -> jax.Array:
 def _backwards(params: Params, features: jax.Array, last: jax.Array) -> jax.Array:
     """Returns the hidden states `[T, B, H]` of an LSTM from the end of a rollout to its start.
 
-    The state is reset before a transition that ends an episode: what follows is another one.
+    The state is reset before a transition that ends an episode: later steps are of another.
     """
 
     def step(state: State, x: tuple[jax.Array, jax.Array]) -> tuple[State, jax.Array]:

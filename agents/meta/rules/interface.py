@@ -1,32 +1,35 @@
-"""What a learnt rule is to the agent that it teaches.
+"""Interface between a learned update rule and the agent that it trains.
 
-A rule names the outputs that the agent's network must have, has parameters of its own and a state
-for each lifetime of an agent, and makes targets of a rollout, which the outputs are moved towards.
-The parts are those of Oh et al., "Discovering state-of-the-art reinforcement learning algorithms",
-2025, https://www.nature.com/articles/s41586-025-09761-x.
+A rule specifies the outputs of the agent's network, has parameters and a state for each lifetime of
+an agent, and computes targets of the outputs from a rollout. The interface follows Oh et al.,
+"Discovering state-of-the-art reinforcement learning algorithms", 2025,
+https://www.nature.com/articles/s41586-025-09761-x.
 
 Axis legend: `T` transitions, `B` streams of one device, `A` actions.
 """
 
+import pathlib
+import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
-from podracers import types
+from podracers import errors, types
 
-POLICY = "policy"  # the output that actions are sampled from: logits, one for each action
-ILLEGAL = -1e9  # logit of an action that is masked
+POLICY = "policy"  # output with the logits of the actions
+ILLEGAL = -1e9  # logit of a masked action
 
-# What a network says of time steps, `[T + 1, B, ...]`, by the names of the `OutputSpec`.
+# Outputs of a network for time steps, `[T + 1, B, ...]`, by the names of the `OutputSpec`.
 Outputs = Mapping[str, jax.Array]
 
 
 class OutputSpec(NamedTuple):
-    """Sizes of the outputs of an agent's network, by name; `POLICY` is among those of states."""
+    """Sizes of the outputs of an agent's network, by name; `POLICY` is an output of states."""
 
     of_state: Mapping[str, int]  # [..., size]
-    of_action: Mapping[str, int]  # [..., A, size], of a state and each action in it
+    of_action: Mapping[str, int]  # [..., A, size], for each action of a state
 
     def shapes(self, num_actions: int) -> dict[str, tuple[int, ...]]:
         """Returns the shape of each output, without leading axes."""
@@ -35,28 +38,28 @@ class OutputSpec(NamedTuple):
 
 
 class Experience(NamedTuple):
-    """What a rule sees of a rollout; the logits of illegal actions are `ILLEGAL`."""
+    """Inputs of a rule; the logits of illegal actions are `ILLEGAL`."""
 
-    timestep: types.TimeStep  # [T + 1, B], rewards as they are learnt from
+    timestep: types.TimeStep  # [T + 1, B], with preprocessed observations and rewards
     action: jax.Array  # [T, B] int32
-    behaviour: jax.Array  # [T, B, A] logits of the policy that acted
-    outputs: Outputs  # [T + 1, B, ...] of the parameters that learn
+    behaviour: jax.Array  # [T, B, A] logits of the behaviour policy
+    outputs: Outputs  # [T + 1, B, ...] of the learner's parameters
 
 
 @runtime_checkable
 class Rule(Protocol):
-    """A rule of learning: pure functions of its parameters.
+    """An update rule: pure functions of its parameters.
 
-    What stands at transitions out of LAST is without meaning: their losses are weighted by 0, and
-    they must not reach the targets of others.
+    Values at transitions out of LAST are arbitrary: their losses have weight 0, and they must not
+    change the targets of other transitions.
     """
 
     @property
     def costs(self) -> Mapping[str, float]:
-        """The usual weight of each part of the loss, by name."""
+        """The default weight of each part of the loss, by name."""
 
     def output_spec(self, num_actions: int) -> OutputSpec:
-        """Returns what a network must put out."""
+        """Returns the required outputs of a network."""
 
     def init(self, key: jax.Array) -> types.PyTree:
         """Returns random parameters of the rule."""
@@ -74,14 +77,14 @@ class Rule(Protocol):
     ) -> tuple[Any, types.PyTree]:
         """Returns the targets of a rollout and the state after it; runs under the mapped axis.
 
-        Gradients pass through to `params` and to the experience's outputs.
+        The targets are differentiable by `params` and by the experience's outputs.
 
         Args:
-          params: of the rule.
-          state: of the rule.
+          params: parameters of the rule.
+          state: state of the rule.
           experience: a rollout, this device's part of it.
-          agent_params: those that `experience.outputs` came from.
-          unroll: returns the outputs of other parameters of the agent in the same time steps.
+          agent_params: parameters of the agent, those of `experience.outputs`.
+          unroll: returns the outputs of other agent parameters for the same time steps.
         """
 
     def losses(
@@ -90,8 +93,8 @@ class Rule(Protocol):
         """Returns the parts of the agent's loss, `[T, B]` each, by the names of `costs`.
 
         Args:
-          targets: what `teach` returned.
-          outputs: `[T + 1, B, ...]` of the parameters to differentiate by.
+          targets: targets from `teach`.
+          outputs: `[T + 1, B, ...]` of the agent's parameters.
           action: `[T, B]` int32.
           timestep: `[T + 1, B]`.
         """
@@ -99,3 +102,39 @@ class Rule(Protocol):
 
 # `load(path)` returns a rule and its parameters in NumPy; without a path, None for random ones.
 Loader = Callable[[str | None], tuple[Rule, types.PyTree | None]]
+
+Arrays = dict[str, np.ndarray]
+
+
+def read_file(
+    path: str | pathlib.Path,
+    parse: Callable[[Arrays], tuple[Rule, Mapping[str, tuple[int, ...]]]],
+) -> tuple[Rule, Arrays]:
+    """Reads a rule and its parameters, float32, from an `.npz` file.
+
+    Args:
+      path: path of the file.
+      parse: removes entries that are not parameters from the arrays of the file; returns the rule,
+        and the shape of each parameter by name.
+
+    Raises:
+      errors.UserError: the file is missing, cannot be read, or holds another rule.
+    """
+    try:
+        with np.load(path) as file:
+            params = {name: file[name] for name in file.files}
+        rule, shapes = parse(params)
+    except FileNotFoundError as error:
+        raise errors.UserError(f"there is no rule '{path}'") from error
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise errors.UserError(f"'{path}' is not the file of a rule") from error
+    for name, shape in shapes.items():
+        found = params.get(name)
+        if found is None or found.shape != shape or found.dtype != np.float32:
+            actual = "nothing" if found is None else f"{found.dtype} {found.shape}"
+            raise errors.UserError(
+                f"'{path}' holds another rule: expected '{name}' float32 {shape}, got {actual}"
+            )
+    if unknown := params.keys() - shapes.keys():
+        raise errors.UserError(f"'{path}' holds another rule: unknown entry '{min(unknown)}'")
+    return rule, params

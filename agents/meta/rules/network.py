@@ -1,4 +1,4 @@
-"""A network with the outputs that a learnt rule asks for.
+"""A network with the outputs that a learned rule requires.
 
 Axis legend: `T` time, `B` streams, `A` actions.
 """
@@ -16,7 +16,7 @@ from podracers import environment
 
 
 class _Module(nn.Module):
-    """Outputs of states by linear heads, those of actions by a model of one step."""
+    """Linear heads for outputs of states; a one-step model for outputs of actions."""
 
     outputs: interface.OutputSpec
     num_actions: int
@@ -35,19 +35,21 @@ class _Module(nn.Module):
         features, state = self.torso(states[0], observation, first)
         if self.linear_size is not None:
             features = layers.Dense(self.linear_size, name="linear")(features)
-        made = {
+        result = {
             name: layers.Dense(size, scale=0.01, name=name)(features)
             for name, size in self.outputs.of_state.items()
         }
         if self.outputs.of_action:
-            imagined = self._imagine(features)
+            model_features = self._model_features(features)
         for name, size in self.outputs.of_action.items():
-            hidden = layers.mlp(imagined, self.model_hidden_sizes, jax.nn.relu, f"{name}_hidden")
-            made[name] = layers.Dense(size, scale=1.0, name=name)(hidden)
-        return made, (state,)
+            hidden = layers.mlp(
+                model_features, self.model_hidden_sizes, jax.nn.relu, f"{name}_hidden"
+            )
+            result[name] = layers.Dense(size, scale=1.0, name=name)(hidden)
+        return result, (state,)
 
-    def _imagine(self, features: jax.Array) -> jax.Array:
-        """Returns what an LSTM makes of features `[T, B, F]` and each action, `[T, B, A, H]`."""
+    def _model_features(self, features: jax.Array) -> jax.Array:
+        """Returns LSTM outputs `[T, B, A, H]` for features `[T, B, F]` and each action."""
         cell = layers.Dense(self.model_size, scale=1.0, name="root")(features)
         shape = (*cell.shape[:-1], self.num_actions, self.model_size)
         cell = jnp.broadcast_to(cell[..., None, :], shape).reshape(-1, self.model_size)
@@ -69,20 +71,20 @@ def rule_network(
     model_size: int = 128,
     model_hidden_sizes: Sequence[int] = (128,),
 ) -> networks.Composed:
-    """Returns a network that puts out `interface.Outputs`.
+    """Returns a network whose outputs are `interface.Outputs`.
 
-    Outputs of actions come from an LSTM whose state is made of the torso's features and whose one
-    input is the action, as in the networks that DiscoRL's rule was published with.
+    Outputs of actions come from one step of an LSTM whose initial state is a function of the
+    torso's features and whose input is the action, as in DiscoRL's published networks.
 
     Args:
-      spec: of the environment.
-      outputs: what the rule asks for.
+      spec: specification of the environment.
+      outputs: sizes of the outputs that the rule requires.
       encoder: a module of `agents.networks.encoders`; by default two rectified layers of 64.
       core: a module of `agents.networks.cores`; by default none.
-      frame_stack: how many frames the encoder sees; 1 for no stack.
+      frame_stack: number of frames in the encoder's input; 1 for no stack.
       linear_size: size of a linear layer between torso and heads; None for none.
-      model_size: units of the LSTM, where there are outputs of actions.
-      model_hidden_sizes: sizes of the rectified layers between it and each of them.
+      model_size: units of the LSTM, if there are outputs of actions.
+      model_hidden_sizes: sizes of the rectified layers between the LSTM and each of its outputs.
     """
     encoder = encoder if encoder is not None else encoders.MLP(activation="relu")
     torso = networks.Torso(encoder, core if core is not None else cores.FeedForward())

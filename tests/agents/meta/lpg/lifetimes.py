@@ -57,11 +57,11 @@ def batch(agent: lpg.LPG, seed: int, num_states: int = 6) -> meta_training._Batc
         step_type,
     )
     action = rng.integers(0, 4, (shape[0], shape[1] - 1, shape[2]))
-    newborn = tabular.newborn(agent.spec, agent.prediction_size)
+    initial = tabular.init_agent(agent.spec, agent.prediction_size)
     return jax.tree.map(
         jnp.asarray,
         meta_training._Batch(
-            agent=jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), newborn),
+            agent=jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), initial),
             chunk=tabular.Chunk(timestep, action),
             arm=np.int32(0),
             advantage=10.0 * rng.normal(size=action.shape[1:]).astype(np.float32),

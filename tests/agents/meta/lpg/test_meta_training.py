@@ -239,7 +239,7 @@ def test_the_bandit_prefers_what_earns_more():
         ({"updates": 0}, r"LPG\.updates"),
         ({"agent_learning_rates": ()}, r"LPG\.agent_learning_rates"),
         ({"chunk_length": 5}, r"bind Lifetimes\.period"),
-        ({"spec": catch.Catch().spec}, "not from Catch"),
+        ({"spec": catch.Catch().spec}, "got Catch"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(options, message):
