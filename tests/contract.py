@@ -1,4 +1,4 @@
-"""Agents and runners for tests of the contract between them; each is one line in its table.
+"""Agents and runners for tests of the contract between them, in one table each.
 
 `Recorder` wraps an agent, keeps the latest rollout in its memory and marks every action with the
 version of the parameters that chose it, so that tests need no internals of a runner.
@@ -55,7 +55,7 @@ def _dqn(network=networks.q_network, **options):
         normalize_observations=True,
         batch_size=16,
         min_replay=16,
-        replay_capacity=200,  # the ring goes round within the five updates
+        replay_capacity=200,  # the ring wraps around within the five updates
         priority_exponent=0.6,
         importance_exponent=0.4,
         replay_ratio=1.1,
@@ -154,7 +154,7 @@ def _muzero():
         unroll_steps=2,
         n_steps=2,
         temperature_steps=400,
-        # Small steps: the search magnifies what rounding does to gradients, and to parameters.
+        # Small steps, because the search magnifies rounding errors of parameters.
         learning_rate=0.0005,
         adam_epsilon=1e-2,
         batch_size=16,

@@ -1,4 +1,4 @@
-"""Golden digests: what programs compute, bit for bit, in `tests/golden.json`."""
+"""Golden digests of the results of programs, bit for bit, in `tests/golden.json`."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ _FILE = pathlib.Path(__file__).parent / "golden.json"
 
 
 def check(name: str, tree: Any) -> None:
-    """Asserts that the arrays of a pytree are those that were recorded under `name`.
+    """Asserts that the arrays of a pytree equal those recorded under `name`.
 
     They are compared as a multiset, so that they may be renamed. Bits depend on the processor and
     on XLA; elsewhere norms are compared. `GOLDEN=record` records the arrays.
@@ -37,7 +37,7 @@ def check(name: str, tree: Any) -> None:
 
 
 def _processor() -> str:
-    """Returns what decides how XLA compiles for this CPU: its name and a digest of its features."""
+    """Returns the CPU's name and a digest of its features, which determine how XLA compiles."""
     info = pathlib.Path("/proc/cpuinfo")
     if not info.exists():
         return platform.machine()

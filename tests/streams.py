@@ -1,4 +1,4 @@
-"""An environment for tests of the stream contract, and how to look at streams in NumPy.
+"""An environment for tests of the stream contract, and comparisons of streams in NumPy.
 
 Axis legend: `T` time, `B` streams.
 """

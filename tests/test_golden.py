@@ -1,7 +1,6 @@
-"""Golden digests of what `tests/test_agents.py` leaves out, and of runs that were interrupted.
+"""Golden digests of interrupted runs, and of agents that `tests/test_agents.py` does not test.
 
-That file has four devices and the agents of `tests/contract.py`; here are one device, the agents
-that need environments of their own, and reanalysis.
+Those are agents on one device, agents that need special environments, and reanalysis.
 """
 
 import dataclasses
@@ -56,7 +55,7 @@ def _reanalyze():
 
 
 def _taught(rule):
-    """Returns an agent that a random rule teaches, from replay."""
+    """Returns an agent that learns from replay by a rule with random parameters."""
     candidate = streams.RandomEpisodes(masked=True)
     agent = rules.RuleAgent(
         candidate.spec,
@@ -105,7 +104,7 @@ def _learnt(*case):
 
 
 def _learnt_with_interruption(directory, *case):
-    """Returns the same of a run that another runner takes up from a checkpoint on disk."""
+    """Returns the same for a run that another runner resumes from a checkpoint on disk."""
     runner = _runner(*case)
     state, _ = runner.step(runner.init(0), INTERRUPTED)
     checkpointer = checkpoint.Checkpointer(directory)
@@ -132,7 +131,6 @@ def _learnt_with_interruption(directory, *case):
         ("dqn", "anakin", 1),
         ("ppo", "sebulba", 1),
         ("alphazero", "anakin", 4),
-        pytest.param(("alphazero", "sebulba", 4), marks=pytest.mark.slow),
         ("muzero_reanalyze", "anakin", 4),
         ("lpg", "anakin", 4),
         ("rule_lpg", "anakin", 4),
@@ -145,12 +143,12 @@ def test_parameters_are_those_of_the_golden_file(case):
 
 
 @pytest.mark.parametrize("agent_name", ["ppo", "dqn", "lpg"])
-def test_anakin_goes_on_as_if_it_had_not_been_interrupted(agent_name, tmp_path):
-    """Its state holds the environments too."""
+def test_anakin_resumes_bit_for_bit(agent_name, tmp_path):
+    """Its state contains the environments."""
     case = (agent_name, "anakin", 4 if agent_name == "lpg" else 1)
     streams.assert_same(_learnt_with_interruption(tmp_path / "run", *case), _learnt(*case))
 
 
-def test_sebulba_goes_on_with_fresh_episodes(tmp_path):
+def test_sebulba_resumes_with_new_episodes(tmp_path):
     case = ("ppo", "sebulba", 1)
     golden.check("ppo-sebulba-1-resumed", _learnt_with_interruption(tmp_path / "run", *case))

@@ -12,7 +12,7 @@ from podracers import agent, types
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sampling:
-    """Has the option of a stochastic policy."""
+    """An agent with the option of a stochastic policy."""
 
     gamma: float = 0.9
     greedy_evaluation: bool = False
@@ -20,7 +20,7 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Foreign:
-    """Has none."""
+    """An agent without that option."""
 
     gamma: float = 0.9
 
@@ -32,11 +32,11 @@ def test_the_greedy_form_differs_in_its_option_alone():
 
 
 @pytest.mark.parametrize("given", [Sampling(greedy_evaluation=True), Foreign(), object()])
-def test_who_is_greedy_already_or_cannot_choose_has_no_greedy_form(given):
+def test_agents_without_a_greedy_form(given):
     assert agent.greedy(given) is None
 
 
-def test_replay_is_left_out_and_put_back():
+def test_replay_is_removed_and_restored():
     def state(value: float) -> types.AgentState:
         memory = replay.Memory(*jnp.full((4, 3), value))
         return types.AgentState({"w": jnp.full(2, value)}, {"replay": memory, "steps": value})

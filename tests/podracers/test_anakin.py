@@ -1,4 +1,4 @@
-"""What is Anakin's own; what it shares with other runners is in `tests/test_agents.py`."""
+"""Tests of Anakin alone; `tests/test_agents.py` tests all runners."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def _runner(**options):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dice:
-    """Everything it does is drawn from the keys it is given."""
+    """An agent whose actions and state are random numbers."""
 
     def init_learner(self, key):
         return jax.random.uniform(key)
@@ -115,12 +115,9 @@ def test_metrics_are_merged_over_devices_and_updates(single):
         ({"num_envs": 3}, "num_envs = 3 does not divide over 4 devices: use 4, or"),
         ({"num_devices": 5}, "num_devices = 5: this machine has 4"),
         ({"num_devices": 0}, "num_devices: expected"),
-        ({"num_devices": 2.0}, "num_devices: expected"),
-        ({"num_envs": 0}, "num_envs: expected"),
         ({"rollout_length": 2.5}, "rollout_length: expected"),
         ({"population": 0}, "population: expected"),
         ({"reset_batch": 0}, "reset_batch: expected"),
-        ({"reset_batch": "by_cost"}, "reset_batch: expected"),
         ({"steps_per_pass": 0}, "steps_per_pass: expected"),
     ],
 )
@@ -142,14 +139,14 @@ def test_a_host_environment_is_refused():
         anakin.Anakin(_runner().agent, Host(), num_envs=4, rollout_length=4)
 
 
-def test_all_devices_are_used_unless_told_otherwise():
+def test_all_devices_are_used_by_default():
     assert _runner(num_devices=None).mesh.devices.tolist() == jax.devices()
     assert _runner(num_devices=1).mesh.devices.tolist() == jax.devices()[:1]
     (line,) = _runner(population=3).describe()
     assert "2 x cpu" in line and "16 agent steps" in line and "population of 3" in line
 
 
-def test_each_member_and_stream_has_keys_of_its_own(population):
+def test_members_and_streams_have_different_keys(population):
     state = population.init(SEEDS[0])
     keys = np.asarray(jax.random.key_data(state.streams.environment.key)).reshape(-1, 2)
     assert len(np.unique(keys, axis=0)) == len(SEEDS) * 4
@@ -159,7 +156,7 @@ def test_each_member_and_stream_has_keys_of_its_own(population):
     )
 
 
-def test_every_update_has_keys_of_its_own():
+def test_updates_have_different_keys():
     recorder = contract.Recorder(Dice())
     runner = anakin.Anakin(recorder, ENVIRONMENT, num_envs=8, rollout_length=6, num_devices=2)
     history = contract.run(runner)

@@ -1,4 +1,4 @@
-"""Metrics: episode statistics, the watch for NaN, and what is logged."""
+"""Tests of episode statistics, the detection of NaN, and summaries."""
 
 import math
 
@@ -33,14 +33,14 @@ def test_a_report_merges_means_and_names_the_first_bad_update():
     assert jnp.isnan(report.means["bad"].result())
 
 
-def test_a_metric_that_counted_nothing_is_finite():
-    """No episode ended: NaN is what is logged, but it is not a failure of the run."""
+def test_a_mean_of_no_samples_is_not_reported():
+    """If no episode ended, NaN is logged, and the run does not fail."""
     means = {"episode/return": types.Mean.of(jnp.zeros(3), jnp.zeros(3))}
     report = metrics.add(metrics.empty(means), means, jnp.int32(0))
     assert report.first_nonfinite["episode/return"] == metrics.NEVER
 
 
-def test_members_of_a_population_are_watched_one_by_one():
+def test_members_of_a_population_are_checked_separately():
     means = {"x": types.Mean(jnp.array([1.0, jnp.nan, 2.0]), jnp.ones(3))}
     report = metrics.add(metrics.empty(means), means, jnp.int32(4))
     expected = [metrics.NEVER, 4, metrics.NEVER]
@@ -123,9 +123,6 @@ def test_summarize_a_population():
     assert (logged["x"], logged["x/std"]) == (2.5, 1.5)
     assert (logged["x/seed_7"], logged["x/seed_8"]) == (1.0, 4.0)
     assert math.isnan(logged["x/seed_9"])
-
-
-def test_summarize_a_population_that_counted_nothing():
     logged = metrics.summarize({"x": types.Mean(np.zeros(2), np.zeros(2))}, [0, 1])
     assert len(logged) == 4
     assert all(math.isnan(value) for value in logged.values())

@@ -1,4 +1,4 @@
-"""Gradient steps do not depend on the number of devices; memory usage; devices to compile for."""
+"""Tests of gradient steps on several devices, memory usage, and devices to compile for."""
 
 import functools
 from typing import Any, NamedTuple
@@ -117,7 +117,7 @@ def test_the_axis():
     assert parallel.make_mesh().devices.tolist() == jax.devices()
 
 
-def test_what_has_no_axis_cannot_lie_beside_its_like():
+def test_memory_without_a_first_axis_is_refused():
     memory = {"ring": jnp.zeros((3, 2)), "count": jnp.zeros(())}
     with pytest.raises(errors.UserError, match=r"'count' is a scalar: give it the shape \(1,\)"):
         parallel.check_leading_axis(memory)
@@ -222,11 +222,9 @@ def test_an_update_that_does_not_fit_is_refused():
         usage([_Chip(5_000_000)], lambda: Failing("INTERNAL: a bug"))
 
 
-@pytest.mark.parametrize(
-    "count, text", [(12, "12 bytes"), (999, "999 bytes"), (1000, "1 kB"), (2.5e9, "2.5 GB")]
-)
-def test_numbers_are_readable(count, text):
-    assert parallel.readable_bytes(count) == text
+def test_bytes_are_readable():
+    texts = [parallel.readable_bytes(count) for count in (999, 1000, 2.5e9)]
+    assert texts == ["999 bytes", "1 kB", "2.5 GB"]
 
 
 def test_programs_for_other_devices_are_traced_for_their_platform():
@@ -248,7 +246,7 @@ def test_programs_for_other_devices_are_traced_for_their_platform():
     assert traced == ["cpu", "tpu", "cpu"]
 
 
-def test_the_devices_to_compile_for_take_the_place_of_the_backends():
+def test_devices_to_compile_for_replace_those_of_the_backend():
     assert parallel.devices() == parallel.devices(0) == jax.devices()
     with parallel.compiling_for(jax.devices()[1:3]):
         assert parallel.devices() == parallel.devices(0) == jax.devices()[1:3]

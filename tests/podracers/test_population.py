@@ -15,13 +15,12 @@ from tests import contract, streams
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Toy:
-    """An agent of options alone."""
+    """An agent with options and without methods."""
 
     rate: float = options.positive(0.1)
     bound: float | None = None
     text: "float | None" = None
     count: int = 3
-    wide: bool = False
 
     def __post_init__(self):
         options.check(self)
@@ -40,15 +39,10 @@ class Toy:
         ({"Other.rate": (1.0,)}, "Toy has no option 'Other.rate'"),
         ({"rate": (1.0,), "Toy.rate": (2.0,)}, "'rate' is there twice"),
         ({"count": (1, 2)}, "no option 'count' that is a float"),
-        ({"wide": (1.0, 2.0)}, "no option 'wide' that is a float"),
         ({"rate": 1.0}, "expected a tuple of numbers"),
-        ({"rate": (1.0, None)}, "expected a tuple of numbers"),
         ({"rate": (1.0, True)}, "expected a tuple of numbers"),
         ({"rate": (1.0, math.nan)}, "expected a tuple of numbers"),
-        ({"rate": "1234"}, "expected a tuple of numbers"),
-        ({"rate": ()}, "a number for each of 4 members"),
         ({"rate": (1.0, 2.0, 3.0)}, "a number for each of 4 members"),
-        ({"rate": (1.0,) * 8}, "a number for each of 4 members"),
         ({"rate": (1.0, -1.0)}, "^Toy.rate: expected a positive number"),
     ],
 )
@@ -82,7 +76,7 @@ def test_cached_properties_follow_the_options_of_the_member():
     assert (agent.rate, agent.double) == (0.1, 0.2)
 
 
-# Options of optimizers, acting, preprocessing and losses, and one that is None by default.
+# Options of optimizers, acting, preprocessing and losses; the default of one is None.
 OWN = {
     "ppo": {
         "learning_rate": (0.001, 0.02),
@@ -99,12 +93,6 @@ OWN = {
         "evaluation_epsilon": (1.0, 0.0),
         "importance_exponent": (0.1, 0.9),
         "target_rate": (0.1, 1.0),
-    },
-    "sac": {
-        "learning_rate": (0.001, 0.02),
-        "target_entropy": (-2.0, -0.5),
-        "target_rate": (0.01, 0.5),
-        "reward_scale": (0.1, 2.0),
     },
 }
 SEED = 3
@@ -127,7 +115,7 @@ def test_a_member_is_the_run_of_its_seed_and_its_values(name):
     evaluator = evaluation.Evaluator(
         agent, environment, 8, 2, together.population_values, max_steps=20
     )
-    judged = evaluator.run(params, key)
+    evaluated = evaluator.run(params, key)
     state, report, params = map(streams.to_numpy, (state, report, params))
     for index in range(2):
 
@@ -143,7 +131,7 @@ def test_a_member_is_the_run_of_its_seed_and_its_values(name):
             expected = report_alone.means[metric]
             streams.assert_close(of(mean), expected, rtol=1e-3, atol=1e-4)
         played = evaluator.of_member(index).run(alone.actor_params(state_alone), key)
-        np.testing.assert_allclose(judged.returns[index], played.returns, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(evaluated.returns[index], played.returns, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +139,9 @@ def test_a_member_is_the_run_of_its_seed_and_its_values(name):
     [
         ("ppo", "anneal_steps", (100.0, 1000.0)),
         ("dqn", "priority_exponent", (0.4, 0.6)),
-        pytest.param("dqn", "replay_ratio", (1.0, 2.0), marks=pytest.mark.slow),
-        pytest.param("sac", "initial_temperature", (0.1, 1.0), marks=pytest.mark.slow),
     ],
 )
-def test_what_decides_what_is_compiled_cannot_differ(name, option, values):
+def test_options_that_determine_the_program_cannot_differ(name, option, values):
     agent, environment = contract.AGENTS[name]()
     own = {"gamma": (0.9, 0.99), option: values}
     runner = _runner(agent, environment, population=2, population_values=own)
@@ -163,7 +149,7 @@ def test_what_decides_what_is_compiled_cannot_differ(name, option, values):
         runner.trace(0)
 
 
-def test_what_fails_whatever_the_options_are_keeps_its_own_exception():
+def test_other_exceptions_of_the_agent_are_raised_unchanged():
     agent, environment = contract.AGENTS["ppo"]()
 
     @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Precision: what is traced with it, and what stays float32."""
+"""Tests of which operations are traced with the precision, and which stay float32."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def _dtypes(jaxpr, primitive: str) -> list[tuple[str, ...]]:
     ],
     ids=["mlp", "cnn_lstm"],
 )
-def test_bodies_compute_in_bfloat16_and_all_that_is_kept_is_float32(encoder, core):
+def test_bodies_compute_in_bfloat16_and_states_are_float32(encoder, core):
     network = networks.actor_critic(SPEC, heads.Categorical(3), encoder=encoder, core=core)
     timestep = network_lib.zero_timestep(SPEC)
 
@@ -89,7 +89,7 @@ def test_evaluations_are_traced_with_their_precision():
     _assert_precise(evaluator._run.trace(params, key, np.arange(2, dtype=np.int32)).jaxpr.jaxpr)
 
 
-def test_what_was_traced_before_is_traced_anew():
+def test_another_precision_is_another_trace():
     program = jax.jit(lambda x: x.astype(precision.compute_dtype()))
     assert program(1.0).dtype == jnp.float32
     with BFLOAT16.tracing():
@@ -100,6 +100,6 @@ def test_what_was_traced_before_is_traced_anew():
     ("options", "nearest"),
     [({"matmul": "higest"}, "highest"), ({"compute_dtype": "bfloat1"}, "bfloat16")],
 )
-def test_a_name_that_does_not_exist_is_refused_with_the_nearest(options, nearest):
+def test_unknown_names_are_refused_with_the_nearest(options, nearest):
     with pytest.raises(errors.UserError, match=f"did you mean '{nearest}'"):
         precision.Precision(**options)

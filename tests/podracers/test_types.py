@@ -1,4 +1,4 @@
-"""Time steps say what happened, and means merge."""
+"""Tests of time steps and means."""
 
 import jax.numpy as jnp
 import numpy as np

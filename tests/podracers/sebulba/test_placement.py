@@ -1,4 +1,4 @@
-"""Which devices act and which learn."""
+"""Tests of the choice of devices that act and learn."""
 
 import jax
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from podracers import errors
 from podracers.sebulba import placement
 
-DEVICES = tuple(range(8))  # what is planned with is looked at by nobody
+DEVICES = tuple(range(8))  # `plan` uses no attribute of a device
 
 
 def _split(count, num_envs=96, rows=2, actors=None, learners=None):
@@ -23,16 +23,16 @@ def _split(count, num_envs=96, rows=2, actors=None, learners=None):
         (8, (0, 1), (2, 3, 4, 5, 6, 7)),
     ],
 )
-def test_where_nobody_names_devices_one_in_four_acts(count, actors, learners):
+def test_one_device_in_four_acts_by_default(count, actors, learners):
     assert _split(count) == (actors, learners)
 
 
-def test_the_streams_decide_where_one_in_four_would_not_divide():
+def test_the_default_split_divides_the_streams():
     assert _split(4, num_envs=8) == ((0, 1), (2, 3))
     assert _split(3, num_envs=8) == ((0,), (1, 2))
 
 
-def test_what_is_named_is_taken():
+def test_given_devices_are_used():
     assert _split(8, actors=(0, 1)) == ((0, 1), (2, 3, 4, 5, 6, 7))
     assert _split(8, learners=(4, 5, 6)) == ((0,), (4, 5, 6))
     assert _split(1, actors=(0, 0)) == ((0, 0), (0,))
@@ -51,22 +51,22 @@ def test_what_is_named_is_taken():
         ({"actors": (0,), "learners": (1,), "num_envs": 1}, "use 2$"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would(arguments, message):
+def test_user_errors(arguments, message):
     with pytest.raises(errors.UserError, match=message):
         _split(4, **arguments)
 
 
-def test_slices_and_pieces():
-    few = placement.Placement((0, 1), (2, 3, 4, 5), ())
-    assert (few.learners_per_actor, few.actors_per_learner) == (2, 1)
-    many = placement.Placement((0, 0, 1, 1), (2,), ())
-    assert (many.learners_per_actor, many.actors_per_learner) == (1, 4)
-
-
-def test_the_plan_is_said_in_words():
-    one, two, three, _ = jax.devices()
-    assert placement.Placement((one,), (two, three), ()).describe() == (
-        "actors on cpu 0, learner on cpu 1, 2"
-    )
-    assert "0 shared by 2 actor threads" in placement.Placement((one, one), (one,), ()).describe()
-    assert "(1 shared)" in placement.Placement((two,), (two, three), ()).describe()
+@pytest.mark.parametrize(
+    ("actors", "learners", "counts", "text"),
+    [
+        ((0,), (1, 2), (2, 1), "actors on cpu 0, learner on cpu 1, 2"),
+        ((0, 0), (0,), (1, 2), "cpu 0, 0 shared by 2 actor threads and the learner"),
+        ((1,), (1, 2), (2, 1), "actors on cpu 1, learner on cpu 1, 2 (1 shared)"),
+    ],
+)
+def test_learners_of_actors_and_description(actors, learners, counts, text):
+    devices = jax.devices()
+    actors, learners = ([devices[index] for index in part] for part in (actors, learners))
+    plan = placement.Placement(tuple(actors), tuple(learners), ())
+    assert (plan.learners_per_actor, plan.actors_per_learner) == counts
+    assert plan.describe() == text

@@ -1,4 +1,4 @@
-"""Failures under Sebulba: the run ends in time, with the first cause, and leaves no threads."""
+"""Tests of failures under Sebulba: the run ends in time, with the first cause and no threads."""
 
 import _thread
 import functools
@@ -16,11 +16,11 @@ from podracers.training import experiment
 from tests import contract, faults, streams
 
 LIMIT = 2.0  # seconds
-PATIENCE = 60.0  # seconds, on a loaded machine, for something that takes a moment
+PATIENCE = 60.0  # seconds, enough for a short operation on a loaded machine
 
 
 def _make(**options):
-    """Returns a runner of two actors of two batches each, and its recipe for environments."""
+    """Returns a runner of two actors of two batches each, and its factory of environments."""
     agent, environment = contract.AGENTS["impala"]()
     factory = faults.Faulty(environment)
     runner = sebulba.Sebulba(
@@ -74,7 +74,7 @@ def _no_thread_is_left(shared, monkeypatch):
 def _wait_for(condition):
     limit = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < limit, "waited in vain"
+        assert time.monotonic() < limit
         time.sleep(0.005)
 
 
@@ -83,7 +83,7 @@ def _actors():
 
 
 def _fail(runner, state):
-    """Takes updates until something goes wrong, and returns the error."""
+    """Takes updates until one fails, and returns the error."""
     began = time.monotonic()
     with pytest.raises(pipeline.WorkerError) as raised:
         for _ in range(100):
@@ -110,7 +110,7 @@ def _take(runner, updates, seed=0):
 
 
 @pytest.mark.parametrize(("where", "step"), [(faults.RESET, 0), (faults.SEND, 9), (faults.RECV, 9)])
-def test_an_environment_that_raises_ends_the_run_with_its_own_error(made, where, step):
+def test_an_environment_that_raises_ends_the_run(made, where, step):
     runner, factory = made
     factory.plan.set(faults.RAISE, where=where, step=step, stream=5)
     error = _fail(runner, runner.init(0))
@@ -123,7 +123,7 @@ def test_an_environment_that_raises_ends_the_run_with_its_own_error(made, where,
     _assert_closed(factory, len(factory.made) if where == faults.RESET else 4)
 
 
-def test_an_environment_that_cannot_be_made_leaves_none_of_the_others(made):
+def test_an_environment_that_cannot_be_made_ends_the_run(made):
     runner, factory = made
     factory.plan.set(faults.RAISE, where=faults.MAKE, stream=7)  # the last batch
     error = _fail(runner, runner.init(0))
@@ -141,7 +141,7 @@ def test_a_user_error_of_the_simulator_is_raised_unchanged(made):
     assert _actors() == []
 
 
-def test_a_failure_to_close_an_environment_is_kept_and_the_others_are_closed(made, monkeypatch):
+def test_failures_to_close_environments_are_recorded(made, monkeypatch):
     monkeypatch.setattr(pipeline, "_close_failures", [])
     runner, factory = made
     runner.step(runner.init(0), 1)
@@ -168,7 +168,7 @@ def test_an_environment_that_hangs_is_found_and_named(made):
     factory.plan.over.clear()
 
 
-def test_an_environment_that_hangs_in_closing_does_not_hold_the_run(made):
+def test_an_environment_that_hangs_in_close_does_not_block(made):
     runner, factory = made
     runner.step(runner.init(0), 1)
     factory.plan.set(faults.HANG, where=faults.CLOSE, stream=5)
@@ -183,7 +183,7 @@ def test_an_environment_that_hangs_in_closing_does_not_hold_the_run(made):
 
 
 @pytest.mark.slow
-def test_a_slow_actor_does_not_hang_and_nor_do_those_that_wait_for_it(made):
+def test_a_slow_actor_is_no_failure(made):
     runner, factory = made
     state, _ = runner.step(runner.init(0), 1)
     factory.plan.set(faults.SLOW, stream=0, seconds=0.3 * LIMIT)
@@ -198,7 +198,7 @@ def test_a_slow_actor_does_not_hang_and_nor_do_those_that_wait_for_it(made):
 
 def test_a_failure_is_raised_before_a_full_queue_is_emptied(lagging):
     runner, factory = lagging
-    # One rollout is learnt from, the next three fill the queue, and that after them fails.
+    # The learner takes one rollout, the next three fill the queue, and the fifth fails.
     factory.plan.set(faults.RAISE, stream=0, step=4 * contract.ROLLOUT_LENGTH + 3)
     state, _ = runner.step(runner.init(0), 1)
     queue, *_ = runner._sessions[0].queues
@@ -262,7 +262,7 @@ def test_a_runner_works_again_after_a_failure(made):
     streams.assert_same(_take(runner, 3), expected)
 
 
-def test_another_state_starts_the_simulators_anew(made):
+def test_another_state_restarts_the_simulators(made):
     runner, factory = made
     expected = _take(runner, 2, seed=1)
     factory.made.clear()
@@ -280,7 +280,7 @@ def test_a_larger_lag_is_bounded_and_recorded(lagging):
     lag, state = runner.lag, runner.init(0)
     lags = []
     for update in range(12):
-        if update == 6:  # the learner is slow: actors run ahead as far as they may, and no further
+        if update == 6:  # a slow learner: the queues limit how far actors run ahead
             queues = runner._sessions[0].queues
             _wait_for(lambda queues=queues: all(len(queue._items) == lag for queue in queues))
             time.sleep(0.1)

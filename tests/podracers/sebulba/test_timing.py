@@ -1,4 +1,4 @@
-"""Shares of time, rates of simulators, and the verdict."""
+"""Tests of shares of time, rates of simulators, and the bottleneck."""
 
 import math
 import re
@@ -52,7 +52,7 @@ ACTORS = dict.fromkeys(
         ),
     ],
 )
-def test_the_verdict_names_the_bottleneck(learner, actors, pace, verdict):
+def test_bottleneck(learner, actors, pace, verdict):
     assert re.match(verdict, timing.verdict({**LEARNER, **learner}, {**ACTORS, **actors}, pace))
 
 
