@@ -132,7 +132,7 @@ class Run:
       directory: the run directory; it exists.
       stop: true once the run is to end early.
       resume: continue from the newest valid checkpoint in the directory.
-      say: called with each line to print.
+      print_line: called with each line to print.
       progress: whether the terminal shows the progress of the run.
     """
 
@@ -144,13 +144,13 @@ class Run:
         *,
         stop: StopRequest,
         resume: bool = False,
-        say: Callable[[str], None] = print,
+        print_line: Callable[[str], None] = print,
         progress: bool = True,
     ):
         self._clock = Clock()
         self._experiment = experiment
         self._directory = directory
-        self._say = say if processes.is_lead() else lambda line: None
+        self._print_line = print_line if processes.is_lead() else lambda line: None
         self._progress = progress
         self._stop = stop
         self._stopping = False  # agreed on by all processes
@@ -177,7 +177,7 @@ class Run:
             on_failure.callback(self._checkpointer.close)
             with experiment.configured():
                 for line in runner.describe():
-                    self._say(line)
+                    self._print_line(line)
                 self._state = runner.init(experiment.seed)
             if resume:
                 self._restore()
@@ -188,7 +188,7 @@ class Run:
     def _restore(self) -> None:
         restored = self._checkpointer.restore(self._state)
         if restored is None:
-            self._say("there is no checkpoint yet: starting from the beginning")
+            self._print_line("there is no checkpoint yet: starting from the beginning")
             return
         step, state, metadata = restored
         if metadata["seed"] != self._experiment.seed:
@@ -203,7 +203,7 @@ class Run:
             )
         self._state, self._update = state, metadata["update"]
         self._clock.resume(metadata["clock"])
-        self._say(f"resuming from step {step:,}")
+        self._print_line(f"resuming from step {step:,}")
 
     @property
     def steps(self) -> int:
@@ -231,7 +231,7 @@ class Run:
                     self._save(None)
                     self._checkpointer.wait()
                     self._require_directory()
-                self._say(f"stopped at {self.steps:,} steps: continue with --resume")
+                self._print_line(f"stopped at {self.steps:,} steps: continue with --resume")
                 return None
             finally:
                 self._close()
@@ -245,7 +245,7 @@ class Run:
         self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
         opened = [loggers.JsonlLogger(self._directory.metrics, resumed), self._tensorboard]
         if (tracker := self._experiment.tracker) is not None:
-            self._tracked = tracker.open(self._directory, self._resume, self._say)
+            self._tracked = tracker.open(self._directory, self._resume, self._print_line)
             opened.append(self._tracked)
         if self._progress:
             total = self._parts.num_updates * self._runner.steps_per_update
@@ -274,7 +274,7 @@ class Run:
         # Print a verdict of a new kind, such as "learner-bound", once two periods agree on it.
         kind = diagnostics.verdict.partition(":")[0]
         if kind and kind == self._latest_verdict and kind != self._printed_verdict:
-            self._say(diagnostics.verdict)
+            self._print_line(diagnostics.verdict)
             self._printed_verdict = kind
         self._latest_verdict = kind
 
@@ -406,7 +406,6 @@ class Run:
         if self._is_configuration_kept:
             return
         self._is_configuration_kept = True
-        self._is_configuration_kept = True
         used = config.operative_text()
         hyperparameters = config_values.hyperparameters(used)
         if self._tracked is not None:
@@ -482,7 +481,7 @@ class Run:
 def train(
     experiment: experiment_lib.Experiment,
     path: str | pathlib.Path,
-    say: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any] | None:
     """Trains an experiment in a new run directory, from Python and in one process.
 
@@ -492,7 +491,7 @@ def train(
     Args:
       experiment: as `experiment.load` returns it.
       path: path of the run directory, which is created.
-      say: called with each line that the command would print.
+      print_line: called with each line that the command would print.
 
     Returns:
       The summary, or None if a signal stopped the run.
@@ -505,10 +504,10 @@ def train(
     parts = experiment.build()
     with experiment.configured():
         experiment_lib.check(parts, experiment.seed)
-    if experiment.tracker is not None:
-        experiment.tracker.require()
     directory.create()
     with experiment.configured():
         directory.write(directory.config, config.text())
     with StopRequest() as stop:
-        return Run(experiment, parts, directory, stop=stop, say=say, progress=False).train()
+        return Run(
+            experiment, parts, directory, stop=stop, print_line=print_line, progress=False
+        ).train()

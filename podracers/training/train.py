@@ -90,8 +90,6 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
         processes.on_lead(lambda: _default(arguments.gin_file[0], settings, parts))
     )
     experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
-    if settings.tracker is not None:
-        processes.on_lead(settings.tracker.require)
     if processes.any_process(bool(stop)):
         return 0
     is_new = not resume
@@ -110,7 +108,9 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
             directory.write(directory.config, text)
 
         processes.on_lead(create)
-    trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, say=console.print)
+    trainer = run.Run(
+        settings, parts, directory, stop=stop, resume=resume, print_line=console.print
+    )
     if resume:  # new bindings are kept once the checkpoint is known to fit them
         processes.on_lead(lambda: directory.write(directory.config, text))
     summary = trainer.train()

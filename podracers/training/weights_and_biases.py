@@ -40,80 +40,68 @@ class WeightsAndBiases:
     mode: str | None = None
 
     def __post_init__(self):
-        for name, value in vars(self).items():
-            if value is not None and (not isinstance(value, str) or not value):
-                raise errors.UserError(
-                    f"WeightsAndBiases.{name}: expected a name or None, got {value!r}"
-                )
         if self.mode not in (None, *_MODES):
             raise errors.UserError(
                 f"WeightsAndBiases.mode: expected one of {', '.join(_MODES)}, got {self.mode!r}"
                 f"{errors.nearest(self.mode, _MODES)}"
             )
 
-    def require(self) -> None:
-        """Raises `errors.UserError` if wandb is not installed, or has no key for an online run.
-
-        Nothing is sent. On a terminal, wandb may ask for the key.
-        """
-        try:
-            import wandb  # noqa: PLC0415 (optional)
-
-            _ = wandb.init  # a folder `wandb` of earlier runs imports as an empty package
-        except (ImportError, AttributeError) as error:
-            raise errors.UserError(
-                "WeightsAndBiases needs the package wandb: pip install 'podracers[wandb]'"
-            ) from error
-        try:
-            if (self.mode or wandb.setup().settings.mode) == "online":
-                wandb.login(verify=False)
-        except Exception as error:
-            raise _refusal(errors.UserError, error) from error
-
     def open(
-        self, directory: run_directory.RunDirectory, resume: bool, say: Callable[[str], None]
+        self,
+        directory: run_directory.RunDirectory,
+        resume: bool,
+        print_line: Callable[[str], None],
     ) -> "WandbLogger":
-        """Starts a run of W&B, or continues the one whose id the run directory has.
+        """Starts a W&B run, or continues the one whose id is stored in the run directory.
 
         Args:
-          directory: the run directory, which keeps the id and wandb's files.
+          directory: the run directory, which stores the id and wandb's files.
           resume: whether to continue a run.
-          say: called with a line that names the run's page.
+          print_line: called with a line that contains the address of the run's page.
 
         Raises:
           errors.UserError: wandb is not installed, or refuses the key or an option.
           errors.RunFailure: W&B cannot be reached.
         """
-        self.require()
-        import wandb  # noqa: PLC0415 (optional)
-
         id_file = directory.path / "wandb_id"
         if not (resume and id_file.is_file()):
             directory.write(id_file, os.environ.get("WANDB_RUN_ID") or secrets.token_hex(8))
         options = dataclasses.asdict(self)
         options["name"] = self.name or os.environ.get("WANDB_NAME") or directory.path.resolve().name
-        # The terminal is the run's; at the end wandb may upload for a minute.
-        settings = wandb.Settings(console="off", silent=True, finish_timeout=60.0)
         try:
+            import wandb  # noqa: PLC0415 (optional)
+
             run = wandb.init(
                 **options,
                 id=id_file.read_text().strip(),
                 dir=str(directory.path),
                 resume="allow",
                 reinit="create_new",  # leaves other runs of this process alone
-                settings=settings,
+                # The run owns the terminal; at the end wandb may upload for a minute.
+                settings=wandb.Settings(console="off", silent=True, finish_timeout=60.0),
             )
-        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
-            raise _refusal(errors.UserError, error) from error
+        except (
+            ImportError,
+            AttributeError,
+        ) as error:  # a folder `wandb` imports as an empty package
+            raise errors.UserError(
+                "WeightsAndBiases needs the package wandb: pip install 'podracers[wandb]'"
+            ) from error
         except Exception as error:
-            raise _refusal(errors.RunFailure, error) from error
+            is_mistake = isinstance(
+                error, wandb.errors.UsageError | wandb.errors.AuthenticationError
+            )
+            raise (errors.UserError if is_mistake else errors.RunFailure)(
+                f"Weights & Biases: {errors.first_line(error).rstrip('.')} "
+                "(or set WeightsAndBiases.mode = 'offline')"
+            ) from error
         if page := run.url or run.settings.sync_dir:  # offline, the folder for `wandb sync`
-            say(f"Weights & Biases: {page}")
+            print_line(f"Weights & Biases: {page}")
         return WandbLogger(run)
 
 
 class WandbLogger:
-    """Logs to a run of W&B, which drops steps that a resumed run takes again.
+    """Logs to a run of W&B, which discards steps that a resumed run repeats.
 
     At its first failure it logs a warning and does nothing from then on.
 
@@ -151,8 +139,3 @@ class WandbLogger:
             self._run = None
             message = "Weights & Biases: %s; the run continues without it"
             _LOGGER.warning(message, errors.first_line(error))
-
-
-def _refusal(kind: type[Exception], error: Exception) -> Exception:
-    reason = errors.first_line(error).rstrip(".")
-    return kind(f"Weights & Biases: {reason} (or set WeightsAndBiases.mode = 'offline')")

@@ -269,7 +269,7 @@ def test_simulators_that_cannot_be_closed_do_not_spoil_the_end(config, tmp_path)
 def test_what_fails_while_a_run_leaves_hides_no_first_cause(config, tmp_path, caplog):
     loaded = experiment.load([str(config)], ["Faulty.what = 'raise'", "Faulty.step = 20"])
     directory = run_directory.RunDirectory(tmp_path)
-    trainer = run.Run(loaded, loaded.build(), directory, stop=(), say=lambda _: None)
+    trainer = run.Run(loaded, loaded.build(), directory, stop=(), print_line=lambda _: None)
     close = trainer._checkpointer.close
 
     def fail():
@@ -406,7 +406,7 @@ def test_a_resumed_run_has_the_state_that_was_saved(config, tmp_path):
             return processes.num_lines(tmp_path) >= 7
 
     def make(**options):
-        return run.Run(loaded, loaded.build(), directory, say=lambda _: None, **options)
+        return run.Run(loaded, loaded.build(), directory, print_line=lambda _: None, **options)
 
     first = make(stop=Stop())
     assert first.train() is None

@@ -61,7 +61,7 @@ def _run(settings, directory, stop=None, **options):
         parts,
         directory,
         stop=Stop() if stop is None else stop,
-        say=lines.append,
+        print_line=lines.append,
         **options,
     )
     return runner.train(), lines
