@@ -3,15 +3,15 @@
 #   make EXPERIMENT=cartpole_ppo RUNNER=sebulba train   another of gin/experiments
 #   make test                         the test suite (without the slow and the learning tests)
 #   make test-all                     with the slow ones
-#   make check                        what can be said in seconds
+#   make check                        checks that take seconds
 #   make PYTHON=python3.12 install    choose the interpreter of a new .venv
-#   make accelerator                  what this machine's device does, in ten minutes
+#   make accelerator                  measure this machine's device, in ten minutes
 #   make EXTRAS=cuda13 install        choose the accelerator: cuda13, cuda12, tpu; nothing for the CPU
 
 PYTHON ?= python3
 WORKERS ?= 2
-# By default the accelerator that this machine shows; NVIDIA drivers before 580 need CUDA 12. TPUs
-# from v5e on show as VFIO groups beside a PCI device of Google's (0x1ae0).
+# The default is the accelerator of this machine. NVIDIA drivers before 580 need CUDA 12. TPUs from
+# v5e on appear as VFIO groups beside a PCI device of Google (0x1ae0).
 ifeq ($(origin EXTRAS),undefined)
 EXTRAS := $(shell \
   if ls /dev/nvidia[0-9]* >/dev/null 2>&1; then \
@@ -22,7 +22,7 @@ EXTRAS := $(shell \
 endif
 KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax notebooks test
 COMMA := ,
-# pip would only warn, and the CPU be all that JAX finds.
+# pip only warns, and JAX would find only the CPU.
 ifneq ($(filter-out $(KNOWN_EXTRAS),$(subst $(COMMA), ,$(EXTRAS))),)
 $(error EXTRAS: expected some of '$(KNOWN_EXTRAS)', or nothing, got '$(EXTRAS)')
 endif
@@ -34,7 +34,7 @@ SOURCES := podracers agents environments scripts tests
 LOCKED_EXTRAS := test notebooks gymnax brax
 
 EXPERIMENT ?= snake_ppo
-# Both may be left out: then the environment chooses the runner, and the script names the directory.
+# Without RUNNER the environment chooses the runner; without RUN_DIR the script names the directory.
 RUNNER ?=
 RUN_DIR ?=
 PYTEST := $(BIN)/python -m pytest
@@ -50,7 +50,7 @@ TRAIN_TIME := about 4 minutes, installing included
 TEST_TIME := about 9 minutes
 CHECK_TIME := about 10 seconds
 # Times of other experiments are in docs/generated/results.md.
-SAID_TRAIN_TIME := $(if $(filter filefile,$(origin EXPERIMENT)$(origin RUNNER)),$(TRAIN_TIME) (on two cores),\
+SHOWN_TRAIN_TIME := $(if $(filter filefile,$(origin EXPERIMENT)$(origin RUNNER)),$(TRAIN_TIME) (on two cores),\
   docs/generated/results.md has times of experiments)
 
 help:
@@ -61,14 +61,14 @@ help:
 	@echo "make test           the test suite: $(TEST_TIME)"
 	@echo "make test-all       with the slow tests, which make test-slow runs alone"
 	@echo "make test-learning  agents until they have learnt"
-	@echo "make accelerator    what this machine's device does, in ten minutes: runs/accelerator.md"
+	@echo "make accelerator    measure this machine's device, in ten minutes: runs/accelerator.md"
 	@echo "make lint | format | benchmark | lock | clean"
 	@echo "Times are of two cores."
 
 install: $(STAMP)
 
-# A .venv that is already there is used as it is. Where Debian's python3-venv is missing, pip is put
-# into the new environment from outside.
+# An existing .venv is kept. Without Debian's python3-venv, pip is installed into the new environment
+# from outside.
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "$(PYTHON) was not found; install Python 3.11 or newer" >&2; exit 2; }
@@ -92,7 +92,7 @@ $(STAMP): setup.cfg pyproject.toml requirements.txt | $(BIN)/python
 	@touch $@
 
 train: install
-	@echo "training $(EXPERIMENT): $(SAID_TRAIN_TIME)"
+	@echo "training $(EXPERIMENT): $(SHOWN_TRAIN_TIME)"
 	$(BIN)/python scripts/train.py --gin_file gin/experiments/$(EXPERIMENT).gin \
 	  $(if $(RUNNER),--runner $(RUNNER)) $(if $(RUN_DIR),--run_dir $(RUN_DIR))
 
@@ -107,7 +107,7 @@ test-all:
 	$(MAKE) test
 	$(MAKE) test-slow
 
-# What runs for long is compiled well: the tests' own settings compile fast.
+# Long runs need optimised programs; the settings of the other tests compile fast.
 test-learning: install
 	XLA_FLAGS="--xla_cpu_use_fusion_emitters=true $$XLA_FLAGS" $(PYTEST) -o faulthandler_timeout=0 -m learning
 
@@ -136,7 +136,7 @@ lock:
 	uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-header --no-annotate \
 	  $(addprefix --extra ,$(LOCKED_EXTRAS)) setup.cfg >> requirements.txt
 
-# Runs are results, and .venv takes minutes to make: neither is removed.
+# Keeps runs, which are results, and .venv, which takes minutes to create.
 clean:
 	rm -rf .cache .pytest_cache .ruff_cache build dist *.egg-info
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
