@@ -48,10 +48,10 @@ def main() -> int:
     place = settings.checkpoint_directory
     step, params = trained.params(directory, parts, arguments.best, place)
     key = evaluation.run_key(settings.seed)
-    judged = parts.evaluate(params, key)
-    print(f"step {step:,}: {_described(judged.episodes)}")
-    if judged.greedy is not None:
-        print(f"greedy: {_described(judged.greedy)}")
+    results = parts.evaluate(params, key)
+    print(f"step {step:,}: {_described(results.episodes)}")
+    if results.greedy is not None:
+        print(f"greedy: {_described(results.greedy)}")
     if arguments.video:
         is_population = parts.runner.population > 1
         member = jax.tree.map(lambda x: x[0], params) if is_population else params

@@ -123,7 +123,7 @@ class Clock:
 class Run:
     """Trains one experiment in one run directory.
 
-    Each of several processes has a `Run`, takes the same decisions, and plays its share of
+    Each of several processes has a `Run`, makes the same decisions, and plays its share of
     evaluations; only process 0 writes logs and prints.
 
     Args:
@@ -280,8 +280,8 @@ class Run:
 
         score = None
         if experiment.evaluation_period and self._update % experiment.evaluation_period == 0:
-            score, judged, _ = self._evaluate()
-            for prefix, episodes in judged.by_prefix().items() if judged else ():
+            score, results, _ = self._evaluate()
+            for prefix, episodes in results.by_prefix().items() if results else ():
                 name, lengths = f"evaluation/{prefix}", np.mean(episodes.lengths, axis=-1)
                 values |= metrics.label(f"{name}return", episodes.mean_return(), self._seeds)
                 values |= metrics.label(f"{name}length", lengths, self._seeds)
@@ -376,8 +376,8 @@ class Run:
 
         played = evaluation.play_together(play)
         uniform = played.pop() if played and final else None
-        judged = evaluation.Evaluation(*played) if played else None
-        return processes.on_lead(lambda: judged and judged.score), judged, uniform
+        results = evaluation.Evaluation(*played) if played else None
+        return processes.on_lead(lambda: results and results.score), results, uniform
 
     def _save(self, score: float | None) -> None:
         self._require_directory()
@@ -419,16 +419,16 @@ class Run:
 
     def _finish(self) -> dict[str, Any] | None:
         """Runs the final evaluation, saves, and writes the summary; None if a signal stopped it."""
-        score, judged, uniform = self._evaluate(final=True)
+        score, results, uniform = self._evaluate(final=True)
         if score is None:
             return None
         self._save(score)
         self._checkpointer.wait()
         self._require_directory()
-        if judged is None:
+        if results is None:
             return {}
         numbers, returns = {}, {}
-        for prefix, episodes in judged.by_prefix().items():
+        for prefix, episodes in results.by_prefix().items():
             returns[f"{prefix}return"] = by_seed = episodes.mean_return()
             numbers |= {
                 f"{prefix}return": float(np.mean(episodes.returns)),

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import fcntl
-import functools
 import importlib.metadata
 import io
 import logging
@@ -289,27 +288,24 @@ def _commit(root: pathlib.Path = _ROOT) -> str | None:
 
 
 def _other_commits() -> dict[str, str | None]:
-    """Returns the commit of each loaded package whose code is in another checkout than this one.
+    """Returns the commits of the user's own packages: those loaded from other checkouts.
 
-    These are the user's own agents, environments and networks, and their imports from there. A file
-    that git does not track makes its package `-dirty`.
+    A file that git does not track makes its package `-dirty`.
     """
     prefixes = (sys.prefix, sys.base_prefix, site.getusersitepackages())
     installed = {pathlib.Path(prefix).resolve() for prefix in prefixes}  # may be in a checkout
-    has_git = functools.cache(lambda folder: (folder / ".git").exists())
     files = collections.defaultdict(list)  # by package and checkout
     for name, module in list(sys.modules.items()):
-        if not (file := getattr(module, "__file__", None)):
+        folders = pathlib.Path(getattr(module, "__file__", None) or "/").resolve().parents
+        if _ROOT in folders or not installed.isdisjoint(folders):
             continue
-        folders = pathlib.Path(file).resolve().parents
-        root = next(filter(has_git, folders), None)
-        if root not in (None, _ROOT) and installed.isdisjoint(folders):
-            files[name.partition(".")[0], root].append(file)
+        if root := next((folder for folder in folders if (folder / ".git").exists()), None):
+            files[name.partition(".")[0], root].append(module.__file__)
     commits = {}
     for (package, root), paths in sorted(files.items()):
         commit = _commit(root)
-        if commit and not commit.endswith("-dirty") and _git(root, "ls-files", "--others", *paths):
-            commit += "-dirty"
+        if commit and _git(root, "ls-files", "--others", *paths):
+            commit = commit.removesuffix("-dirty") + "-dirty"
         commits[package] = commit
     return commits
 

@@ -1,7 +1,7 @@
 """Trains an experiment: python scripts/train.py --gin_file gin/experiments/NAME.gin.
 
 Later --gin_file and --gin_bindings win over earlier ones, and bindings over files. With --resume, a
-run directory goes on from its newest whole checkpoint, with the configuration it was begun with.
+run continues from its newest undamaged checkpoint, with the configuration that it started with.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _SHARE = (
 
 
 def main() -> int:
-    """Parses the command line, trains, and prints what was reached."""
+    """Parses the command line, trains, and prints the results."""
     parser = command_line.Parser(description=__doc__)
     parser.add_experiment()
     parser.add_argument(
@@ -50,9 +50,9 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "several processes",
         "One run over all devices of several processes, each started with the same command. Slurm "
-        "and TPU pods say by themselves which processes there are; elsewhere --coordinator and the "
-        "rest do. All of them write checkpoints: all must see the run directory, or the folder of "
-        "Experiment.checkpoint_directory.",
+        "and TPU pods are detected; elsewhere --coordinator, --num_processes and --process_id are "
+        "needed. All processes write checkpoints, so all must see the run directory or the folder "
+        "of Experiment.checkpoint_directory.",
     )
     group.add_argument(
         "--distributed", action="store_true", help="be one of several processes, or fail"
@@ -115,9 +115,7 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
         processes.on_lead(lambda: directory.write(directory.config, text))
     summary = trainer.train()
     if summary:
-        console.print(_table(summary, directory))
-        if "members" in summary:
-            console.print(_table_of_members(summary["members"]))
+        _print_summary(summary, directory, console)
     return 0
 
 
@@ -153,46 +151,42 @@ def _default(gin_file: str, settings: experiment.Experiment, parts: experiment.P
     return f"runs/{pathlib.Path(gin_file).stem}-{runner}-{seeds}-{now:%Y%m%d-%H%M%S}"
 
 
-def _table(summary: dict, directory: run_directory.RunDirectory) -> rich.table.Table:
-    """Returns a table of the results and the run directory."""
-    judged = summary["evaluation"]
-    seeds = judged.get("return_by_seed", {})
-    over = f"{len(seeds)} seeds" if seeds else f"{judged['episodes']} episodes"
-    table = rich.table.Table(show_header=False, title="What was reached", title_justify="left")
-    table.add_row(
-        "return",
-        f"{judged['return']:.2f} ± {judged['standard_error']:.2f} "
-        f"(mean and standard error over {over})",
-    )
-    if "greedy_return" in judged:
-        error = judged["greedy_standard_error"]
-        table.add_row("with greedy actions", f"{judged['greedy_return']:.2f} ± {error:.2f}")
-    for seed, mean in seeds.items() if "members" not in summary else ():
-        table.add_row(f"  seed {seed}", f"{mean:.2f}")
-    table.add_row("random policy", f"{summary['random_policy_return']:.2f}")
-    table.add_row("episode length", f"{judged['length']:.1f} agent steps")
-    if judged["unfinished"]:
-        table.add_row("cut short", f"{judged['unfinished']} episodes")
-    table.add_row("agent steps", f"{summary['environment_steps']:,}")
-    rate = summary["steps_per_second"]
-    if rate is not None:
-        table.add_row("speed", f"{rate:,.0f} agent steps/s, compilation apart")
-    table.add_row("wall time", f"{summary['wall_time_s']:.0f} s")
-    table.add_row("device", summary["device"])
-    table.add_row("files", str(directory.path))
-    return table
-
-
-def _table_of_members(members: list[dict]) -> rich.table.Table:
-    """Returns a table of seed, option values and returns of each member of a population."""
-    options, judged = members[0]["values"], [n for n in members[0] if n.endswith("return")]
-    table = rich.table.Table(title="Members", title_justify="left")
-    for name in ("seed", *options, *(name.replace("_", " ") for name in judged)):
-        table.add_column(name, justify="right")
-    for each in members:
-        values = (f"{value:g}" for value in each["values"].values())
-        table.add_row(str(each["seed"]), *values, *(f"{each[name]:.2f}" for name in judged))
-    return table
+def _print_summary(
+    summary: dict, directory: run_directory.RunDirectory, console: rich.console.Console
+) -> None:
+    """Prints the results, the run directory, and the members of a population."""
+    results, members = summary["evaluation"], summary.get("members", [])
+    seeds = results.get("return_by_seed", {})
+    over = f"{len(seeds)} seeds" if seeds else f"{results['episodes']} episodes"
+    error = f"{results['standard_error']:.2f} (mean and standard error over {over})"
+    rows = {"return": f"{results['return']:.2f} ± {error}"}
+    if "greedy_return" in results:
+        error = results["greedy_standard_error"]
+        rows["with greedy actions"] = f"{results['greedy_return']:.2f} ± {error:.2f}"
+    if not members:
+        rows |= {f"  seed {seed}": f"{mean:.2f}" for seed, mean in seeds.items()}
+    rows["random policy"] = f"{summary['random_policy_return']:.2f}"
+    rows["episode length"] = f"{results['length']:.1f} agent steps"
+    if results["unfinished"]:
+        rows["cut short"] = f"{results['unfinished']} episodes"
+    rows["agent steps"] = f"{summary['environment_steps']:,}"
+    if (rate := summary["steps_per_second"]) is not None:
+        rows["speed"] = f"{rate:,.0f} agent steps/s, without compilation"
+    rows["wall time"] = f"{summary['wall_time_s']:.0f} s"
+    rows |= {"device": summary["device"], "files": str(directory.path)}
+    table = rich.table.Table(show_header=False, title="Results", title_justify="left")
+    for row in rows.items():
+        table.add_row(*row)
+    console.print(table)
+    if members:
+        returns = [name for name in members[0] if name.endswith("return")]
+        table = rich.table.Table(title="Members", title_justify="left")
+        for name in ("seed", *members[0]["values"], *(each.replace("_", " ") for each in returns)):
+            table.add_column(name, justify="right")
+        for member in members:
+            values = (f"{value:g}" for value in member["values"].values())
+            table.add_row(str(member["seed"]), *values, *(f"{member[n]:.2f}" for n in returns))
+        console.print(table)
 
 
 def command() -> None:

@@ -58,11 +58,11 @@ def config(folder):
 
 @pytest.fixture(scope="module")
 def reference(folder, config):
-    """A run that is left alone."""
+    """An uninterrupted run."""
     path = folder / "reference"
     result = processes.run("train", "--gin_file", config, "--run_dir", path)
     assert result.returncode == 0, result.stderr
-    assert "What was reached" in result.stdout
+    assert "Results" in result.stdout
     return path
 
 
@@ -84,7 +84,7 @@ def test_a_run_leaves_its_files(reference):
     assert summary["best_checkpoint"] in kept
 
 
-def test_tensorboard_reads_what_the_log_says(reference):
+def test_tensorboard_has_the_values_of_the_log(reference):
     events = event_accumulator.EventAccumulator(str(reference))
     events.Reload()
     points = [(p.step, pytest.approx(p.value)) for p in events.Scalars("loss/total")]
@@ -231,7 +231,9 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, config, run, binding
 
 
 @pytest.mark.slow
-def test_a_run_without_a_directory_is_named_by_what_it_is(tmp_path, config, run, monkeypatch):
+def test_a_run_without_a_directory_is_named_after_its_configuration(
+    tmp_path, config, run, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     later = tmp_path / "later.gin"
     later.write_text("SEED = 5\nTOTAL_STEPS = 128\nNUM_ENVS = 4\n")
@@ -251,7 +253,7 @@ def test_a_run_without_a_directory_is_named_by_what_it_is(tmp_path, config, run,
     assert summary["environment_steps"] == 192
 
 
-def test_the_directory_of_a_population_says_all_of_its_seeds(config):
+def test_the_default_directory_of_a_population_has_all_seeds(config):
     settings = experiment.load([str(config)], ["Anakin.population = 8"])
     path = train._default(str(config), settings, settings.build())
     assert re.fullmatch(r"runs/tiny-anakin-seeds3-10-\d{8}-\d{6}", path)

@@ -83,9 +83,9 @@ def test_several_processes_learn_what_one_learns(runner, count, reference, tmp_p
     lead, *others = groups.finish(started)
     for result in (lead, *others):
         assert result.returncode == 0, result.stderr
-    assert "What was reached" in lead.stdout
+    assert "Results" in lead.stdout
     assert "4 x cpu" in lead.stdout
-    assert "What was reached" not in others[0].stdout
+    assert "Results" not in others[0].stdout
     _assert_same(run_dir, reference(runner))
     summary, alone = (
         json.loads((each / "summary.json").read_text()) for each in (run_dir, reference(runner))

@@ -59,14 +59,10 @@ def test_writes_whole_files_or_none(tmp_path, monkeypatch):
     assert directory.config.read_text() == "SEED = 0\n"
 
 
-def test_says_where_a_result_comes_from(tmp_path):
+def test_provenance():
     found = run_directory.provenance()
-    assert found["device"] == "4 x cpu"
-    assert found["platform"] == "cpu"
+    assert (found["device"], found["platform"]) == ("4 x cpu", "cpu")
     assert {"python", "jax", "flax", "optax", "podracers"} <= found["versions"].keys()
-    directory = run_directory.RunDirectory(tmp_path)
-    directory.write(directory.summary, json.dumps(found))
-    assert json.loads(directory.summary.read_text()) == found
 
 
 def _git(root, *arguments):
@@ -77,7 +73,7 @@ def _git(root, *arguments):
 
 @pytest.fixture(name="own")
 def _own(tmp_path, monkeypatch):
-    """Imports a package and a module of a user's own: the checkout, and what undoes it."""
+    """Imports a package and a module of the user, and yields the checkout."""
     root = tmp_path / "mine"
     (root / "my_games").mkdir(parents=True)
     (root / "my_games" / "__init__.py").write_text("")
@@ -86,7 +82,7 @@ def _own(tmp_path, monkeypatch):
     _git(root, "init", "--quiet")
     _git(root, "add", "-A")
     _git(root, "commit", "--quiet", "-m", "first")
-    # Beside it, what no git knows.
+    # Outside of any checkout.
     (tmp_path / "my_script.py").write_text("")
     monkeypatch.syspath_prepend(str(root))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -97,11 +93,10 @@ def _own(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_says_which_commit_of_the_users_own_code_was_loaded(own):
+def test_provenance_has_the_commits_of_the_users_own_code(own):
     head = _git(own, "rev-parse", "HEAD")
     assert run_directory.provenance()["other_commits"] == {"my_agent": head, "my_games": head}
-    # What git does not know is not in that commit.
-    (own / "my_games" / "late.py").write_text("")
+    (own / "my_games" / "late.py").write_text("")  # not tracked
     importlib.invalidate_caches()
     importlib.import_module("my_games.late")
     found = run_directory.provenance()["other_commits"]
@@ -109,27 +104,22 @@ def test_says_which_commit_of_the_users_own_code_was_loaded(own):
     (own / "my_games" / "corridor.py").write_text("LENGTH = 4\n")
     found = run_directory.provenance()["other_commits"]
     assert set(found.values()) == {f"{head}-dirty"}
-
-
-def test_what_results_are_recorded_in_is_no_change_of_this_repository(own, monkeypatch):
-    (own / "docs").mkdir()
-    ledger = own / "docs" / "results.json"
-    ledger.write_text("[]")
-    _git(own, "add", "-A")
-    _git(own, "commit", "--quiet", "-m", "second")
-    head = _git(own, "rev-parse", "HEAD")
-    ledger.write_text("[1]")
-    assert run_directory._commit(own) == f"{head}-dirty"
-    monkeypatch.setattr(run_directory, "_ROOT", own)
-    assert run_directory._commit(own) == head
-    (own / "my_agent.py").write_text("1")
-    assert run_directory._commit(own) == f"{head}-dirty"
-
-
-def test_a_checkout_without_a_commit_is_named_all_the_same(own):
     _git(own, "update-ref", "-d", "HEAD")
     found = run_directory.provenance()["other_commits"]
     assert found == {"my_agent": None, "my_games": None}
+
+
+def test_recorded_results_are_no_change_of_this_repository(own, monkeypatch):
+    (own / "docs").mkdir()
+    results = own / "docs" / "results.json"
+    results.write_text("[]")
+    _git(own, "add", "-A")
+    _git(own, "commit", "--quiet", "-m", "second")
+    head = _git(own, "rev-parse", "HEAD")
+    results.write_text("[1]")
+    assert run_directory._commit(own) == f"{head}-dirty"
+    monkeypatch.setattr(run_directory, "_ROOT", own)
+    assert run_directory._commit(own) == head
 
 
 def test_a_configuration_that_is_no_text_is_a_mistake(tmp_path):
