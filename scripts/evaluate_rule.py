@@ -51,8 +51,6 @@ def main() -> int:
     print(rules.table(found), end="")
     if options.json:
         rules.write(found, options.json)
-    if options.picture:
-        rules.draw(found, options.picture)
     return 0
 
 
@@ -71,7 +69,6 @@ def _parse() -> argparse.Namespace:
     add("--best", action="store_true", help="the best evaluated checkpoint")
     add("--save", metavar="RULE.npz", help="write the rule to a file, without evaluation")
     add("--json", type=pathlib.Path, metavar="FILE", help="write results")
-    add("--picture", type=pathlib.Path, metavar="FILE.png", help="draw curves")
     options = parser.parse_args()
     if not options.run_dir and not options.rule:
         raise errors.UserError("expected rules: runs (--run_dir) or files (--rule)")

@@ -57,22 +57,6 @@ def bootstrap(tasks: Sequence[Sequence[float]], statistic: Callable[..., np.ndar
     return Estimate(value, (float(found.low), float(found.high)))
 
 
-def improvement(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Estimate:
-    """Returns the probability that a run of one algorithm beats one of another, mean over tasks.
-
-    Args:
-      pairs: scores of both, `[R]` and `[R']`, for each task; ties count half.
-    """
-
-    def statistic(*arrays: np.ndarray, axis: int) -> np.ndarray:
-        del axis  # the last one
-        halves = zip(arrays[::2], arrays[1::2])
-        signs = [np.sign(one[..., :, None] - other[..., None, :]) for one, other in halves]
-        return np.mean([0.5 + 0.5 * sign.mean((-2, -1)) for sign in signs], axis=0)
-
-    return bootstrap([runs for pair in pairs for runs in pair], statistic)
-
-
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """Summary of the runs of one task."""

@@ -1,4 +1,4 @@
-"""Evaluations of learnt update rules: JSON files, a table, a picture.
+"""Evaluations of learnt update rules: JSON files and a table.
 
 `N` kinds of tasks, `R` rules, `S` segments of a lifetime.
 """
@@ -6,11 +6,9 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
-from results import aggregates, markdown, plotting
+from results import aggregates, markdown
 
 from podracers import errors
 
@@ -85,11 +83,6 @@ def read(path: pathlib.Path) -> Evaluation:
         ) from error
 
 
-def estimate(shares: Sequence[Sequence[float]], segment: int = -1) -> aggregates.Estimate:
-    """Returns the median over rules, `[R][S]`, in one segment of lifetimes."""
-    return aggregates.bootstrap([[curve[segment] for curve in shares]], np.median)
-
-
 def table(found: Evaluation) -> str:
     """Returns shares of the optimum at the end of a lifetime, as Markdown."""
     contenders = [name for name in CONTENDERS if name in found.tasks[0].shares]
@@ -97,7 +90,8 @@ def table(found: Evaluation) -> str:
     for task in found.tasks:
         cells = [f"`{task.name}` of `{pathlib.Path(task.experiment).stem}`"]
         for name in contenders:
-            each = estimate(task.shares[name])
+            last = [curve[-1] for curve in task.shares[name]]  # of each rule
+            each = aggregates.bootstrap([last], np.median)
             bounds = "" if each.interval is None else " [{:.2f}, {:.2f}]".format(*each.interval)
             cells.append(f"{each.value:.2f}{bounds}")
         lines.append([*cells, f"{task.a2c[0]:g}, {task.a2c[1]:g}"])
@@ -108,27 +102,3 @@ def table(found: Evaluation) -> str:
         f"{found.steps:,} steps of each environment: "
         f"`python scripts/evaluate_rule.py {found.command}`.\n"
     )
-
-
-def draw(found: Evaluation, path: pathlib.Path) -> None:
-    """Draws shares of the optimum over lifetimes: medians over rules and 95% intervals."""
-    size = (3.1 * len(found.tasks), 2.9)
-    figure, axes = plt.subplots(
-        1, len(found.tasks), figsize=size, sharey=True, squeeze=False, layout="constrained"
-    )
-    colors = plotting.colors(CONTENDERS)
-    for axis, task in zip(axes[0], found.tasks):
-        for name, curves in reversed(task.shares.items()):
-            points = [estimate(curves, segment) for segment in range(len(curves[0]))]
-            middle = np.array([each.value for each in points])
-            low, high = np.array([each.interval or (each.value,) * 2 for each in points]).T
-            x = (np.arange(len(middle)) + 0.5) / len(middle)
-            band = plotting.Band(x, middle, low, high)
-            plotting.draw_band(axis, band, color=colors[name], label=name)
-        axis.set_title(f"{task.name}\n{pathlib.Path(task.experiment).stem}", fontsize=9)
-        axis.set_xlabel("share of the lifetime")
-        plotting.tidy(axis)
-    axes[0, 0].set_ylabel("share of the optimum")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=4, fontsize=8)
-    plotting.save(figure, path)

@@ -1,7 +1,6 @@
 """Tables of docs/results.json: the overview, and the page docs/generated/results.md."""
 
 import collections
-import itertools
 from collections.abc import Mapping, Sequence
 
 from results import aggregates, atari_scores, markdown
@@ -9,7 +8,6 @@ from results import rows as results
 
 Rows = Mapping[str, results.Row]
 AGENTS = ("PPO", "IMPALA", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")
-_SIMILAR_STEPS = 1.1  # ratio of the agent steps of rows that are compared
 
 
 def page(rows: Rows, pictures: Mapping[str, str]) -> str:
@@ -28,7 +26,7 @@ def page(rows: Rows, pictures: Mapping[str, str]) -> str:
     for row in rows.values():
         suites[row.suite or "other"].append(row)
     for name, chosen in suites.items():
-        parts += [f"## {name}\n", _rows(chosen), _aggregates(chosen), _improvements(chosen)]
+        parts += [f"## {name}\n", _rows(chosen), _aggregates(chosen)]
         if name in pictures:
             about = "mean and range over seeds, by agent steps and by seconds; dotted: published"
             parts.append(f"![Learning curves of {name}: {about}]({pictures[name]})\n")
@@ -150,35 +148,6 @@ def _iqm(scores: Sequence[Sequence[float]]) -> str:
     found = aggregates.bootstrap(scores, aggregates.interquartile_mean)
     bounds = "" if found.interval is None else f" ({results.interval(found.interval)})"
     return f"{results.number(found.value)}{bounds}"
-
-
-def _improvements(rows: Sequence[results.Row]) -> str:
-    """Returns probabilities that a run of one agent returns more than one of another."""
-    groups, lines = _by_agent(rows), []
-    for one, other in itertools.combinations(groups, 2):
-        pairs = {
-            task: (row.returns, groups[other][task].returns)
-            for task, row in groups[one].items()
-            if task in groups[other] and _is_comparable(row, groups[other][task])
-        }
-        if len(pairs) > 1:
-            found = aggregates.improvement(list(pairs.values()))
-            bounds = results.interval(found.interval)
-            lines.append([one, other, ", ".join(pairs), results.number(found.value), bounds])
-    if not lines:
-        return ""
-    return (
-        "Probability that a run of the first agent returns more than one of the second (ties count "
-        "half): mean over tasks with about as many agent steps and the same kind of evaluation.\n\n"
-        + markdown.table(["first", "second", "tasks", "probability of improvement", "95%"], lines)
-    )
-
-
-def _is_comparable(one: results.Row, other: results.Row) -> bool:
-    steps = one.runs[-1].agent_steps, other.runs[-1].agent_steps
-    return one.runs[-1].actions == other.runs[-1].actions and max(steps) <= _SIMILAR_STEPS * min(
-        steps
-    )
 
 
 def _atari(rows: Rows) -> str:
