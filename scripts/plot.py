@@ -8,7 +8,6 @@ seed, the newest is drawn.
 """
 
 import math
-import sys
 
 import matplotlib.pyplot as plt
 from results import curves, plotting
@@ -23,10 +22,8 @@ def main() -> None:
     parser.add_argument("--metric", default="episode/return")
     parser.add_argument("--out", required=True, metavar="FILE.png")
     options = parser.parse_args()
-    runs = [curves.read(path) for path in dict.fromkeys(options.run_dir)]
-    panels, notes = curves.panels(runs, options.metric)
-    for note in notes:
-        print(note, file=sys.stderr)
+    runs = [run for path in dict.fromkeys(options.run_dir) for run in curves.read(path)]
+    panels = curves.panels(runs, options.metric)
     columns = min(3, math.ceil(math.sqrt(len(panels))))
     rows = math.ceil(len(panels) / columns)
     size = (4.6 * columns, 3.6 * rows)

@@ -127,7 +127,7 @@ def _notes(found: ahead_of_time.Estimate) -> Iterator[str]:
         for copy in each.copies:
             if (share := copy.cycles / each.cycles) >= _NAMED:
                 times = f", {copy.passes:g} times" if copy.passes > 1 else ""
-                yield f"{program}: a copy to {copy.shape} is {share:.0%} ({copy.source}{times})"
+                yield f"{program}: a copy to {copy.shape} is {share:.0%} ({copy.part}{times})"
         for loop in each.loops:
             cycles = records.short(loop.cycles)
             yield f"{program}: a pass of the loop `{loop.operation}` takes {cycles} cycles"

@@ -1,9 +1,8 @@
 """Finished runs of several runners side by side: numbers and a picture.
 
-`S` seeds: runs, or members of a run's population; `K` points of a curve.
+Seeds are runs, or members of a run's population.
 """
 
-import collections
 import dataclasses
 import json
 import math
@@ -19,10 +18,7 @@ import rich.table
 from results import aggregates, markdown, plotting, training_process
 
 RETURN, EVALUATION = "episode/return", "evaluation/return"
-_AXES = {
-    "step": "agent steps",
-    "wall_time": "wall-clock seconds, with compilation and evaluations",
-}
+_AXES = ("agent steps", "wall-clock seconds, with compilation and evaluations")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,33 +70,6 @@ def numbers(results: Sequence[Result]) -> Numbers:
     )
 
 
-def band(results: Sequence[Result], x: str) -> plotting.Band | None:
-    """Returns the return over seeds, averaged at equal steps.
-
-    Along `wall_time`, each step is at its mean time: at equal times, seeds that compiled for longer
-    would be averaged with others that had learnt for longer.
-    """
-    curves = [plotting.series(each.rows, RETURN) for each in results]
-    drawn = plotting.band([(steps, seed) for steps, values in curves for seed in values])
-    if drawn is None or x == "step":
-        return drawn
-    clocks = [plotting.series(each.rows, x) for each in results]
-    times = [np.interp(drawn.x, steps, seconds[0]) for steps, seconds in clocks]
-    return drawn._replace(x=np.mean(times, axis=0))
-
-
-def evaluations(results: Sequence[Result], x: str) -> np.ndarray:
-    """Returns places and mean returns, `[2, K]`, of the evaluations that all seeds have."""
-    points = collections.defaultdict(list)
-    for each in results:
-        steps, _ = plotting.series(each.rows, EVALUATION)
-        places, values = plotting.series(each.rows, EVALUATION, x)
-        for step, place, value in zip(steps, places, values.mean(0)):
-            points[step].append((place, value))
-    kept = [np.mean(pairs, axis=0) for pairs in points.values() if len(pairs) == len(results)]
-    return np.array(kept).reshape(-1, 2).T
-
-
 def draw(runners: Mapping[str, Sequence[Result]], title: str, path: pathlib.Path) -> None:
     """Draws return against agent steps and against seconds, and the throughput, as a PNG."""
     colors, found = plotting.colors(runners), {k: numbers(own) for k, own in runners.items()}
@@ -108,12 +77,16 @@ def draw(runners: Mapping[str, Sequence[Result]], title: str, path: pathlib.Path
     figure, axes = plt.subplots(
         1, 3, figsize=(13.5, 4.4), width_ratios=widths, layout="constrained"
     )
-    for axis, x in zip(axes, _AXES):
+    for x, axis in enumerate(axes[: len(_AXES)]):
         for label, own in runners.items():
-            if (drawn := band(own, x)) is not None:
+            returns, evaluations = (
+                [curve for each in own for curve in plotting.curves(each.rows, metric).values()]
+                for metric in (RETURN, EVALUATION)
+            )
+            if (drawn := plotting.band(returns, x)) is not None:
                 plotting.draw_band(axis, drawn, color=colors[label])
-            points = evaluations(own, x)
-            axis.plot(*points, "o", color=colors[label], markersize=5, markeredgecolor="white")
+            for curve in evaluations:
+                axis.plot(curve[:, x], curve[:, 2], "o", color=colors[label], markersize=3)
         random = np.mean([each.random_policy for each in found.values()])
         axis.axhline(random, color=plotting.GREY, linestyle="--", linewidth=1.2)
         axis.set_xlim(left=0)
@@ -134,7 +107,7 @@ def draw(runners: Mapping[str, Sequence[Result]], title: str, path: pathlib.Path
     line, grey = matplotlib.lines.Line2D, plotting.GREY
     entries = {name: line([], [], color=color, linewidth=2.5) for name, color in colors.items()}
     entries["range over seeds"] = plt.Rectangle((0, 0), 1, 1, color=grey, alpha=0.3, linewidth=0)
-    entries["evaluation"] = line([], [], marker="o", linestyle="", color="#555555")
+    entries["evaluation of a seed"] = line([], [], marker="o", linestyle="", color="#555555")
     entries["random policy"] = line([], [], color=grey, linestyle="--", linewidth=1.2)
     labels = {"handles": list(entries.values()), "labels": list(entries)}
     figure.legend(**labels, loc="outside lower center", ncols=6, frameon=False)

@@ -7,8 +7,9 @@ Runs are grouped by the parameters in their `config.gin`, not by the names of th
 
 import collections
 import dataclasses
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib.axes
@@ -20,6 +21,7 @@ from podracers.training import config_values, run_directory
 
 _ROOT = "experiment.Experiment"
 _ROLES = ("agent", "environment", "runner")
+_RUNNER = f"{_ROOT}.runner"
 _CHOICES = tuple(f"{_ROOT}.{role}" for role in _ROLES)
 # Parameters without influence on learning (docs/architecture.md, "Determinism"). A member of a
 # population equals the run of its seed.
@@ -36,40 +38,31 @@ _LINES = ("-", "--", ":", "-.")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """One run directory, or some members of its population.
+    """One seed: a run directory, or a member of its population.
 
     Parameters have names such as `ppo.PPO.gamma`; those of either runner, `runner.num_envs`.
     """
 
     directory: run_directory.RunDirectory
+    seed: int
     given: dict[str, Any]  # bound parameters, macros replaced by their values
-    used: dict[str, Any]  # parameters of `operative_config.gin`, with defaults
-    seeds: frozenset[int] | None = None  # of these members; None for all
+    values: dict[str, Any]  # all known parameters, with defaults
 
-    def value(self, name: str) -> Any:
-        """Returns a parameter; None if it is unknown."""
-        return self.given.get(name, self.used.get(name))
-
-    def knows(self, name: str) -> bool:
-        """Returns whether the value of a parameter is known."""
-        return name in self.given or name in self.used
-
-    def part(self, role: str) -> str:
-        """Returns the class of the agent, the environment or the runner."""
-        return str(self.value(f"{_ROOT}.{role}"))
-
-    def has(self, part: str) -> bool:
-        """Returns whether a class is part of the run."""
-        values = (*self.given.values(), *self.used.values())
-        return any(isinstance(x, config_values.Reference) and x.name == part for x in values)
+    def has(self, name: str) -> bool:
+        """Returns whether a parameter belongs to a part of the run."""
+        part = name.rpartition(".")[0]
+        references = (x for x in self.values.values() if isinstance(x, config_values.Reference))
+        return name in self.values or any(each.name == part for each in references)
 
     @property
     def environment(self) -> str:
         """Name of the environment inside its wrappers."""
-        selector = self.value(f"{_ROOT}.environment").name
-        while isinstance(inner := self.value(f"{selector}.environment"), config_values.Reference):
+        selector = self.values[f"{_ROOT}.environment"].name
+        while isinstance(
+            inner := self.values.get(f"{selector}.environment"), config_values.Reference
+        ):
             selector = inner.name
-        names = [self.value(f"{selector}.{name}") for name in _NAMES]
+        names = [self.values.get(f"{selector}.{name}") for name in _NAMES]
         return next((x for x in names if isinstance(x, str)), selector.rpartition(".")[2])
 
 
@@ -77,12 +70,11 @@ class Panel(NamedTuple):
     """The configurations of one environment."""
 
     title: str
-    # By label: agent steps and values, both `[K]`, of each seed.
-    curves: dict[str, list[tuple[np.ndarray, np.ndarray]]]
+    curves: dict[str, list[np.ndarray]]  # by label: the curve of each seed, `[K, 3]`
 
 
-def read(path: str) -> Run:
-    """Returns a run by its directory.
+def read(path: str) -> list[Run]:
+    """Returns the seeds of a run by its directory.
 
     Raises:
       errors.UserError: there is no run, or its configuration cannot be read.
@@ -95,15 +87,23 @@ def read(path: str) -> Run:
     for name in _CHOICES:
         if not isinstance(given.get(name), config_values.Reference):
             raise errors.UserError(f"'{directory.config}' has no {name.partition('.')[2]}")
-    runner = f"{given[f'{_ROOT}.runner'].name}."
+    agent, runner = (given[f"{_ROOT}.{role}"].name for role in ("agent", "runner"))
 
     def renamed(values: dict[str, Any]) -> dict[str, Any]:
-        def name_of(name: str) -> str:
-            return f"runner.{name.removeprefix(runner)}" if name.startswith(runner) else name
+        pairs = values.items()
+        return {re.sub(rf"^{re.escape(runner)}\.", "runner.", name): x for name, x in pairs}
 
-        return {name_of(name): value for name, value in values.items()}
-
-    return Run(directory, renamed(given), renamed(used))
+    given, values = renamed(given), renamed(used | given)
+    options = values.get("runner.population_values") or {}
+    runs = []
+    for index in range(values.get("runner.population") or 1):
+        own = {
+            f"{agent}.{str(name).rpartition('.')[2]}": each[index % len(each)]
+            for name, each in options.items()
+        }
+        seed = values.get(f"{_ROOT}.seed", 0) + index
+        runs.append(Run(directory, seed, given | own, values | own))
+    return runs
 
 
 def _parameters(path: Any) -> dict[str, Any]:
@@ -116,45 +116,39 @@ def _parameters(path: Any) -> dict[str, Any]:
     return {name: config_values.resolve(value, macros) for name, value in parameters.items()}
 
 
-def by_values(run: Run) -> list[Run]:
-    """Returns a run for each combination of the members' `population_values`."""
-    options = run.value("runner.population_values") or {}
-    if not options:
-        return [run]
-    agent, seed = run.value(f"{_ROOT}.agent").name, run.value(f"{_ROOT}.seed")
-    members = collections.defaultdict(set)
-    for index in range(run.value("runner.population")):
-        members[tuple(each[index % len(each)] for each in options.values())].add(seed + index)
-    names = [f"{agent}.{str(name).rpartition('.')[2]}" for name in options]
-    return [
-        dataclasses.replace(run, given=run.given | dict(zip(names, values)), seeds=frozenset(seeds))
-        for values, seeds in members.items()
-    ]
-
-
-def panels(runs: Sequence[Run], metric: str) -> tuple[list[Panel], list[str]]:
-    """Returns the panels, and a line for each seed that several runs of a configuration have.
+def panels(runs: Iterable[Run], metric: str) -> list[Panel]:
+    """Returns the panels; of several runs of a configuration and a seed, the newest is drawn.
 
     Raises:
       errors.UserError: a run has not logged the metric.
     """
     by_environment = collections.defaultdict(list)
-    for part in (part for run in runs for part in by_values(run)):
-        by_environment[part.environment].append(part)
-    drawn, notes = [], []
+    for run in runs:
+        by_environment[run.environment].append(run)
+    drawn = []
     for environment, own in by_environment.items():
         curves = {}
         for difference, group in _configurations(own):
-            seeds, lines = _seeds(group, metric)
+            newest = sorted(group, key=lambda run: run.directory.config.stat().st_mtime_ns)
+            seeds = {run.seed: _curve(run, metric) for run in newest}
             count = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
             label = ", ".join(f"{name} = {value}" for name, value in difference.items())
             curves[f"{label} ({count})" if label else count] = list(seeds.values())
-            notes += lines
-        agents, runners = ({run.part(role) for run in own} for role in ("agent", "runner"))
+        agents, runners = (
+            {str(run.values[f"{_ROOT}.{role}"]) for run in own} for role in ("agent", "runner")
+        )
         title = f"{agents.pop()} on {environment}" if len(agents) == 1 else environment
         title += f", {runners.pop()}" if len(runners) == 1 else ""
         drawn.append(Panel(title, curves))
-    return drawn, notes
+    return drawn
+
+
+def _curve(run: Run, metric: str) -> np.ndarray:
+    found = plotting.curves(plotting.read_log(run.directory.path), metric)
+    curve = found.get(run.seed, found.get(None))
+    if curve is None or not len(curve):
+        raise errors.UserError(f"'{run.directory.path}' has logged no '{metric}'")
+    return curve
 
 
 def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]]]:
@@ -166,23 +160,23 @@ def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]
     names = [name for name in given if name not in IGNORED]
     groups = collections.defaultdict(list)
     for run in runs:
-        groups[tuple(_normal(run.value(name)) for name in names)].append(run)
-    firsts = [group[0] for group in groups.values()]
-    differences: list[dict[str, str]] = [{} for _ in firsts]
+        groups[tuple(_normal(run.values.get(name)) for name in names)].append(run)
+    found = [({}, group) for group in groups.values()]
     for name in names:
-        part, _, short = name.rpartition(".")
-        if part == "runner":
-            knowing = {run.part("runner") for run in firsts if run.knows(name)}
-            known = [run.part("runner") in knowing for run in firsts]
-        else:
-            known = [run.knows(name) or run.has(part) for run in firsts]
-        values = {_normal(run.value(name)) for run, own in zip(firsts, known) if own}
-        for difference, run, own in zip(differences, firsts, known):
-            if len(values) > 1 and own:
-                value = run.value(name) if run.knows(name) else "default"
-                value = f"{value:g}" if isinstance(value, float) else str(value)
-                difference[name if short in difference else short] = value
-    return list(zip(differences, groups.values()))
+        runners = {str(run.values[_RUNNER]) for run in runs if name in run.values}
+        own = [
+            (difference, group[0])
+            for difference, group in found
+            if group[0].has(name)
+            or (name.startswith("runner.") and str(group[0].values[_RUNNER]) in runners)
+        ]
+        if len({_normal(run.values.get(name)) for _, run in own}) > 1:
+            short = name.rpartition(".")[2]
+            for difference, run in own:
+                value = run.values.get(name, "default")
+                text = f"{value:g}" if isinstance(value, float) else str(value)
+                difference[name if short in difference else short] = text
+    return found
 
 
 def _normal(value: Any) -> str:
@@ -194,26 +188,6 @@ def _normal(value: Any) -> str:
     if type(value) in (list, tuple):
         return repr([_normal(each) for each in value])
     return repr(tuple(value)) if isinstance(value, config_values.Reference) else repr(value)
-
-
-def _seeds(
-    runs: Sequence[Run], metric: str
-) -> tuple[dict[int, tuple[np.ndarray, np.ndarray]], list[str]]:
-    """Returns the newest curve of each seed, and a note for each seed that has several."""
-    curves, sources, notes = {}, {}, {}
-    for run in sorted(runs, key=lambda run: run.directory.config.stat().st_mtime_ns):
-        path, rows = str(run.directory.path), plotting.read_log(run.directory.path)
-        members = [s for s in plotting.members(rows, metric) if run.seeds is None or s in run.seeds]
-        names = {seed: f"{metric}/seed_{seed}" for seed in members}
-        for seed, name in (names or {run.value(f"{_ROOT}.seed"): metric}).items():
-            steps, values = plotting.series(rows, name)
-            if not steps.size:
-                raise errors.UserError(f"'{path}' has logged no '{metric}'")
-            if sources.get(seed, path) != path:
-                notes[seed] = f"seed {seed} is in '{sources[seed]}' and in '{path}': the newer one"
-                notes[seed] += f", '{path}', is drawn"
-            curves[seed], sources[seed] = (steps, values[0]), path
-    return dict(sorted(curves.items())), list(notes.values())
 
 
 def draw(axis: matplotlib.axes.Axes, panel: Panel, metric: str) -> None:

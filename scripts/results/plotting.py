@@ -4,7 +4,7 @@
 """
 
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -48,46 +48,40 @@ def read_log(path: str | pathlib.Path) -> list[dict[str, Any]]:
     return loggers.read_rows(directory.metrics) if directory.metrics.exists() else []
 
 
-def members(rows: Iterable[Mapping[str, Any]], metric: str) -> list[int]:
-    """Returns the seeds of a population that logged a metric; none for a single run."""
-    prefix = f"{metric}/seed_"
-    names = {name for row in rows for name in row if name.startswith(prefix)}
-    return sorted(int(name.removeprefix(prefix)) for name in names)
+def curves(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int | None, np.ndarray]:
+    """Returns the curve, `[K, 3]`, of each seed of a population, or of a single run (key None).
 
-
-def series(
-    rows: Sequence[Mapping[str, Any]], metric: str, x: str = "step"
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the places of measurements, `[K]`, and their values, `[S, K]`.
-
-    Args:
-      rows: lines of one run's log.
-      metric: its name.
-      x: axis: `step` (agent steps) or `wall_time` (seconds).
+    Columns are agent steps, seconds since the start and the metric.
     """
-    rows = [row for row in rows if row.get(metric) is not None and row.get(x) is not None]
-    names = [f"{metric}/seed_{seed}" for seed in members(rows, metric)] or [metric]
-    values = [[np.nan if row.get(name) is None else row[name] for row in rows] for name in names]
-    return np.array([row[x] for row in rows], float), np.array(values, float)
+    prefix = f"{metric}/seed_"
+    seeds = sorted({int(name.removeprefix(prefix)) for x in rows for name in x if prefix in name})
+    names = {seed: f"{prefix}{seed}" for seed in seeds} or {None: metric}
+    found = {
+        seed: [(x["step"], x["wall_time"], x[name]) for x in rows if x.get(name) is not None]
+        for seed, name in names.items()
+    }
+    return {seed: np.array(points, float).reshape(-1, 3) for seed, points in found.items()}
 
 
-def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band | None:
-    """Returns the mean over seeds and their range, linearly interpolated.
+def band(curves: Iterable[np.ndarray], x: int = 0) -> Band | None:
+    """Returns the mean over seeds and their range, linearly interpolated at equal agent steps.
 
     The grid covers the steps that all seeds have. Seeds without a point are left out; None if no
-    seed has one.
+    seed has one. By seconds, each step is at its mean time: at equal times, seeds that compiled for
+    longer would be averaged with others that had learnt for longer.
 
     Args:
-      curves: `x` and values of each seed, both `[K]`; `K` may differ.
+      curves: of each seed, `[K, 3]`; `K` may differ.
+      x: column of the horizontal axis: 0 for agent steps, 1 for seconds.
     """
-    curves = [(x[~np.isnan(y)], y[~np.isnan(y)]) for x, y in curves]
-    curves = [(x, y) for x, y in curves if x.size]
+    curves = [each for each in curves if len(each)]
     if not curves:
         return None
-    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    start, end = max(each[0, 0] for each in curves), min(each[-1, 0] for each in curves)
     grid = np.linspace(start, max(start, end), _GRID)
-    values = np.stack([np.interp(grid, x, y) for x, y in curves])  # [S, K]
-    return Band(grid, values.mean(0), values.min(0), values.max(0))
+    values = np.stack([np.interp(grid, each[:, 0], each[:, 2]) for each in curves])  # [S, K]
+    places = np.mean([np.interp(grid, each[:, 0], each[:, x]) for each in curves], axis=0)
+    return Band(places, values.mean(0), values.min(0), values.max(0))
 
 
 def draw_band(axis: matplotlib.axes.Axes, drawn: Band, **style: Any) -> None:

@@ -24,7 +24,6 @@ from podracers.training import run_directory
 
 _SIGNIFICANT = 0.05
 _NICE = 10  # a suite runs for hours, beside other work
-_RETURN = "evaluation/return"
 report = functools.partial(print, flush=True)
 
 
@@ -40,12 +39,10 @@ def finished(run: training_process.Run) -> results.Run:
     directory = run.directory
     summary = directory.read_summary()
     judged, log = summary["evaluation"], plotting.read_log(directory.path)
-    seconds, values = plotting.series(log, _RETURN, "wall_time")
-    steps, _ = plotting.series(log, _RETURN)
-    end = summary["environment_steps"]
+    end, evaluated = summary["environment_steps"], plotting.curves(log, "evaluation/return")
     curve = [
         (int(step), round(second, 1), round(value, 4))
-        for step, second, value in zip(steps, seconds, *values)
+        for step, second, value in evaluated[None].tolist()
         if step < end
     ]
     written = datetime.datetime.fromtimestamp(directory.summary.stat().st_mtime, datetime.UTC)
@@ -104,30 +101,26 @@ def table(row: results.Row, new: Sequence[results.Run]) -> rich.table.Table:
 
 def verdict(old: Sequence[results.Run], new: Sequence[results.Run]) -> tuple[str, bool]:
     """Returns whether two sets of runs agree, in words, and whether they significantly differ."""
-    pairs, difference = [(one, other) for one in old for other in new], ""
-    if not old:
-        difference = "nothing was recorded before"
-    elif not all(one.took(other.agent_steps) for one, other in pairs):
-        steps = f"{old[-1].agent_steps:,} then and {new[-1].agent_steps:,} now"
-        difference = f"different agent steps, {steps}"
-    elif not all(one.is_of(other.settings) for one, other in pairs):
-        difference = "different configurations"
-    elif {one.actions for one in old} != {other.actions for other in new}:
-        kinds = f"{old[0].actions} then and {new[0].actions} now"
-        difference = f"different actions in evaluations, {kinds}"
-    if difference:
-        return f"no verdict: {difference}", False
-    common = [(one, other) for one, other in pairs if one.seed == other.seed]
-    if common and all(one.final_return == other.final_return for one, other in common):
+    comparable = all(
+        one.took(other.agent_steps) and one.is_of(other.settings) and one.actions == other.actions
+        for one in old
+        for other in new
+    )
+    if not old or not comparable:
+        return "no verdict: no earlier run has the same steps, settings and evaluation", False
+    known, returns = ({run.seed: run.final_return for run in runs} for runs in (old, new))
+    if (common := known.keys() & returns) and all(known[n] == returns[n] for n in common):
         return f"identical: {len(common)} seed(s) with equal returns", False
-    returns = [[run.final_return for run in runs] for runs in (old, new)]
-    means = [statistics.fmean(each) for each in returns]
-    difference = f"the means differ by {means[1] - means[0]:+.3g}"
-    p = aggregates.p_of_equal_means(*returns)
+    one, other = [*known.values()], [*returns.values()]
+    p = aggregates.p_of_equal_means(one, other)
     if p is None:
-        return f"no verdict: {difference}, and one seed has no spread", False
-    word = "differ" if p < _SIGNIFICANT else "agree"
-    return f"{word}: {difference}, p = {p:.2g} (Welch's t-test)", p < _SIGNIFICANT
+        return "no verdict: one seed has no spread", False
+    differs = p < _SIGNIFICANT
+    difference = f"the means differ by {statistics.fmean(other) - statistics.fmean(one):+.3g}"
+    return (
+        f"{'differ' if differs else 'agree'}: {difference}, p = {p:.2g} (Welch's t-test)",
+        differs,
+    )
 
 
 def train_suite(

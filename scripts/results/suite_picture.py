@@ -40,7 +40,8 @@ def draw(rows: Sequence[results.Row], path: pathlib.Path) -> bool:
         for x, axis in enumerate(column):
             ends = []
             for row in chosen:
-                drawn = _band(row, x)
+                curves = [np.array(run.curve, float).reshape(-1, 3) for run in row.runs]
+                drawn = plotting.band(curves, x)
                 ends.append(drawn.x[-1])
                 label = f"{row.agent} under {row.runner}"
                 label += f", {row.environment}" if row.drawn_with else ""
@@ -64,12 +65,3 @@ def draw(rows: Sequence[results.Row], path: pathlib.Path) -> bool:
     )
     plotting.save(figure, path)
     return True
-
-
-def _band(row: results.Row, x: int) -> plotting.Band:
-    """Returns seeds as one curve, by agent steps (0) or by the mean seconds at each step (1)."""
-    curves = [np.array(run.curve, float) for run in row.runs if run.curve]  # [K, 3] each
-    drawn = plotting.band([(curve[:, 0], curve[:, 2]) for curve in curves])
-    if x == 0:
-        return drawn
-    return drawn._replace(x=plotting.band([(c[:, 0], c[:, 1]) for c in curves]).mean)

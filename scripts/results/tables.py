@@ -111,30 +111,24 @@ def _published(each: results.Published) -> str:
     return f"{results.number(each.value)}{error} ({details})"
 
 
-def _by_agent(rows: Sequence[results.Row]) -> dict[str, dict[str, results.Row]]:
-    """Returns the rows with runs by agent and runner, then by environment."""
-    groups = collections.defaultdict(dict)
-    for row in rows:
-        if row.runs:
-            groups[f"{row.agent} under {row.runner}"][row.environment] = row
-    return groups
-
-
 def _aggregates(rows: Sequence[results.Row]) -> str:
     """Returns interquartile means over tasks with published figures, of agents with several."""
     references = {row.environment: row.published[0].value for row in rows[::-1] if row.published}
-    lines = []
-    for agent, tasks in _by_agent(rows).items():
-        scores = {}
-        for task, row in tasks.items():
-            reference = row.published[0].value if row.published else references.get(task)
-            random = row.random_policy
-            if reference is not None and reference > random:
-                scores[task] = [(value - random) / (reference - random) for value in row.returns]
-        if len(scores) > 1:
-            runs = min(map(len, scores.values()))
-            found = _iqm([own[:runs] for own in scores.values()])
-            lines.append([agent, ", ".join(scores), str(runs), found])
+    agents, lines = collections.defaultdict(dict), []  # scores by agent, then by environment
+    for row in (row for row in rows if row.runs):
+        found = row.published[0].value if row.published else references.get(row.environment)
+        random = row.random_policy
+        if found is not None and found > random:
+            scores = [(value - random) / (found - random) for value in row.returns]
+            agents[f"{row.agent} under {row.runner}"][row.environment] = scores
+    for agent, tasks in agents.items():
+        if len(tasks) > 1:
+            runs = min(map(len, tasks.values()))
+            scores = [own[:runs] for own in tasks.values()]
+            iqm = aggregates.bootstrap(scores, aggregates.interquartile_mean)
+            text = results.number(iqm.value)
+            text += "" if iqm.interval is None else f" ({results.interval(iqm.interval)})"
+            lines.append([agent, ", ".join(tasks), str(runs), text])
     if not lines:
         return ""
     return (
@@ -144,32 +138,17 @@ def _aggregates(rows: Sequence[results.Row]) -> str:
     )
 
 
-def _iqm(scores: Sequence[Sequence[float]]) -> str:
-    found = aggregates.bootstrap(scores, aggregates.interquartile_mean)
-    bounds = "" if found.interval is None else f" ({results.interval(found.interval)})"
-    return f"{results.number(found.value)}{bounds}"
-
-
 def _atari(rows: Rows) -> str:
-    """Returns human-normalised scores by game, and their aggregates over games."""
-    lines, games = [], collections.defaultdict(dict)
+    """Returns human-normalised scores by game."""
+    lines = []
     for row in rows.values():
         if row.atari_game and row.runs:
-            score = _mean(row)
             reference = atari_scores.REFERENCES[row.atari_game]
-            cells = [str(len(row.runs)), *map(results.number, (score, *reference))]
-            normal = atari_scores.normalized(row.atari_game, score)
+            cells = [str(len(row.runs)), *map(results.number, (_mean(row), *reference))]
+            normal = atari_scores.normalized(row.atari_game, _mean(row))
             lines.append([row.atari_game, *_named(row), *cells, f"{normal:.2f}"])
-            scores = [atari_scores.normalized(row.atari_game, value) for value in row.returns]
-            games[row.agent, row.runner][row.atari_game] = scores
     headings = ["game", "experiment", "runner", "seeds", "score", "random", "human"]
-    text = markdown.table([*headings, "human-normalised"], lines)
-    for (agent, runner), scores in games.items():
-        runs = min(map(len, scores.values()))
-        iqm = f", IQM {_iqm([own[:runs] for own in scores.values()])}" if len(scores) > 1 else ""
-        of_all = f"{len(scores)} of {len(atari_scores.REFERENCES)} games"
-        text += f"\n- {agent} under {runner}: {of_all}, {runs} seed(s){iqm}"
-    return text + "\n"
+    return markdown.table([*headings, "human-normalised"], lines)
 
 
 def _provenance(rows: Rows) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import jax
 from jax.experimental import topologies
-from results import training_process
 from tracing import costs
 
 from podracers import errors, parallel, runner, sebulba
@@ -161,7 +160,7 @@ def _compile(traced: jax.stages.Traced, gradient_steps: float) -> Program:
             raise
         return _out_of_memory(str(error))
     memory = compiled.memory_analysis()
-    found = costs.Costs(compiled.as_text(), gradient_steps, f"{training_process.ROOT}{os.sep}")
+    found = costs.Costs(compiled.as_text(), gradient_steps)
     return Program(
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,

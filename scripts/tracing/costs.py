@@ -37,7 +37,6 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _INDEX = re.compile(r"index=(\d+)")
 _CONSTANT = re.compile(r"constant\((-?\d+)\)")
 _SHAPE = re.compile(r" = \(?(\w+\[[\d,]*\])")
-_FRAME = re.compile(r"stack_frame_id=(\d+)")
 # JAX writes transformations around a scope's name; a jitted function's name is no scope.
 _TRANSFORMED = re.compile(r"^(?:(?:vmap|jvp|transpose|checkpoint|remat)\()*(\w+)\)*$")
 # Instructions that only move data, and those that a fusion of copies may contain besides.
@@ -70,7 +69,6 @@ class Cost(NamedTuple):
     part: str  # of an update, such as `learn/gradient`
     shape: str  # of its (first) result
     operation: str  # JAX's name
-    source: str  # file and line of this project
 
 
 class Loop(NamedTuple):
@@ -88,7 +86,6 @@ class Costs:
       text: the compiled program (`jax.stages.Compiled.as_text`).
       gradient_steps: passes of the loop over gradient steps if its bound is not constant, as in
         agents that learn from replay.
-      folder: root of the project with a slash at its end, for the sources of instructions.
 
     Attributes:
       costs: of all instructions, the most expensive first.
@@ -96,13 +93,12 @@ class Costs:
       cycles: of the program, with all passes of each known loop.
     """
 
-    def __init__(self, text: str, gradient_steps: float, folder: str):
+    def __init__(self, text: str, gradient_steps: float):
         self._instructions: dict[str, _Instruction] = {}
         self._computations = collections.defaultdict(list)  # names in the order of the text
-        self._users, self._callers = (collections.defaultdict(list) for _ in range(2))
+        self._callers = collections.defaultdict(list)
         self._loops: dict[str, _Instruction] = {}  # by the names of condition and body
         self._parse(text)
-        self._lines = _source_lines(text, folder)
         self._gradient_steps = gradient_steps
         self._part = functools.cache(self._part_of)
         entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)[1]
@@ -151,8 +147,6 @@ class Costs:
                 )
                 self._instructions[name] = made
                 self._computations[computation].append(name)
-                for operand in made.operands:
-                    self._users[operand].append(name)
                 for called in made.called:
                     self._callers[called].append(name)
                 if opcode == "while":
@@ -185,7 +179,6 @@ class Costs:
                     part=self._part(name),
                     shape=shape[1] if shape else "",
                     operation=_operation(found),
-                    source=self._source(name),
                 )
 
     def _passes(self, name: str) -> tuple[float, Loop | None]:
@@ -260,15 +253,6 @@ class Costs:
         parts = {self._part(caller) for caller in self._callers[found.computation]}
         return parts.pop() if len(parts) == 1 else OTHER
 
-    def _source(self, name: str) -> str:
-        """Returns the source line of an instruction, or of its operands, users or callers."""
-        found = self._instructions[name]
-        for each in (name, *found.operands, *self._users[name]):
-            frame = _FRAME.search(self._instructions[each].text)
-            if line := frame and self._lines.get(frame[1]):
-                return line
-        return next(filter(None, map(self._source, self._callers[found.computation])), "")
-
 
 def _total(found: list[Cost | Loop]) -> float:
     return sum(each.cycles for each in found if isinstance(each, Cost))
@@ -290,28 +274,3 @@ def _scope(op_name: str) -> str:
             found.append(match[1])
             known = _SCOPES.get(match[1], ())
     return "/".join(found)
-
-
-def _source_lines(text: str, folder: str) -> dict[str, str]:
-    """Returns the innermost line of the project's files of each stack frame, as `file:line`."""
-    tables, heading = collections.defaultdict(dict), ""
-    for line in text.splitlines():
-        if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
-            heading = line
-        elif match := re.match(r"(\d+) (.*)$", line):
-            fields = dict(re.findall(r"(\w+)=(\d+)", match[2]))
-            tables[heading][match[1]] = fields or match[2].strip('"')
-        elif line.startswith(("%", "ENTRY")):
-            break
-    lines = {}
-    for frame in tables["StackFrames"]:
-        own, caller = None, frame
-        while own != caller:
-            own = caller
-            location = tables["FileLocations"][tables["StackFrames"][own]["file_location_id"]]
-            file = tables["FileNames"][location["file_name_id"]]
-            if file.startswith(folder) and "site-packages" not in file:  # .venv is in the folder
-                lines[frame] = f"{file.removeprefix(folder)}:{location['line']}"
-                break
-            caller = tables["StackFrames"][own].get("parent_frame_id", own)
-    return lines

@@ -9,21 +9,6 @@ from tests import processes
 TEXT = """
 HloModule jit_update, is_scheduled=true
 
-FileNames
-1 "/own/agents/ppo.py"
-2 "/own/.venv/lib/site-packages/optax/adam.py"
-
-FunctionNames
-1 "update"
-
-FileLocations
-1 {file_name_id=1 function_name_id=1 line=12 end_line=12 column=1 end_column=2}
-2 {file_name_id=2 function_name_id=1 line=99 end_line=99 column=1 end_column=2}
-
-StackFrames
-1 {file_location_id=1 parent_frame_id=1}
-2 {file_location_id=2 parent_frame_id=1}
-
 %moved (p: f32[8,4]) -> f32[4,8] {
   %p.0 = f32[8,4]{1,0:T(8,128)} parameter(0)
   ROOT %t.0 = f32[4,8]{1,0:T(8,128)} transpose(%p.0), dimensions={1,0}
@@ -43,7 +28,7 @@ StackFrames
   %next = s32[]{:T(128)} add(%i.2, %one)
   %x.2 = f32[8,4]{1,0:T(8,128)} get-tuple-element(%state.2), index=1
   %sine = f32[8,4]{1,0:T(8,128)} sine(%x.2), metadata={op_name="jit(update)/learn/while/body/\
-gradient/sin" stack_frame_id=2}, backend_config={"window_config":{"estimated_cycles":"100"}}
+gradient/sin"}, backend_config={"window_config":{"estimated_cycles":"100"}}
   %copied = f32[4,8]{1,0:T(8,128)} fusion(%sine), kind=kLoop, calls=%moved, \
 backend_config={"window_config":{"estimated_cycles":"7"}}
   %n.2 = s32[]{:T(128)} get-tuple-element(%state.2), index=2
@@ -57,7 +42,7 @@ ENTRY %main (x: f32[8,4], n: s32[]) -> f32[8,4] {
   %LIMIT = s32[]{:T(128)} LIMIT_IS
   %begun = (s32[], f32[8,4], s32[]) tuple(%two, %x, %LIMIT)
   %loop = (s32[], f32[8,4], s32[]) while(%begun), condition=%condition.1, body=%body.1, \
-metadata={op_name="jit(update)/learn/while" stack_frame_id=1}
+metadata={op_name="jit(update)/learn/while"}
   ROOT %y = f32[8,4]{1,0:T(8,128)} get-tuple-element(%loop), index=1
 }
 """
@@ -69,7 +54,7 @@ def costs(tools):
 
 
 def test_a_loop_counts_up_from_where_it_begins_to_its_limit(costs):
-    found = costs.Costs(TEXT.replace("LIMIT_IS", "constant(5)"), 1.0, "/own/")
+    found = costs.Costs(TEXT.replace("LIMIT_IS", "constant(5)"), 1.0)
     assert found.cycles == 3 * 107
     assert found.parts() == {"learn/gradient": 3 * 107}
     assert found.loops == []
@@ -77,27 +62,26 @@ def test_a_loop_counts_up_from_where_it_begins_to_its_limit(costs):
 
 def test_a_loop_with_an_unknown_limit_takes_as_many_passes_as_gradient_steps(costs):
     of_data = TEXT.replace("LIMIT_IS", "add(%n, %two)")
-    found = costs.Costs(of_data, 11.0, "/own/")
+    found = costs.Costs(of_data, 11.0)
     assert found.cycles == 11 * 107
-    found = costs.Costs(of_data.replace("gradient/", "", 1), 11.0, "/own/")
+    found = costs.Costs(of_data.replace("gradient/", "", 1), 11.0)
     assert found.cycles == 107
     assert found.loops == [(107, "learn", "learn/while")]
 
 
 def test_a_limit_that_the_loop_changes_is_unknown(costs):
     changed = TEXT.replace("tuple(%next, %x.2, %n.2)", "tuple(%next, %x.2, %next)")
-    found = costs.Costs(changed.replace("LIMIT_IS", "constant(5)"), 11.0, "/own/")
+    found = costs.Costs(changed.replace("LIMIT_IS", "constant(5)"), 11.0)
     assert found.cycles == 11 * 107
 
 
 def test_a_fusion_that_only_transposes_is_a_copy(costs):
-    found = costs.Costs(TEXT.replace("LIMIT_IS", "constant(5)"), 1.0, "/own/")
+    found = costs.Costs(TEXT.replace("LIMIT_IS", "constant(5)"), 1.0)
     (copy,) = found.copies()
     assert (copy.instruction, copy.shape, copy.passes, copy.cycles) == ("copied", "f32[4,8]", 3, 21)
-    # The frame of a library leads to that of its caller.
-    assert copy.source == "agents/ppo.py:12"
+    assert copy.part == "learn/gradient"
     computing = TEXT.replace(" transpose(", " sine(").replace("LIMIT_IS", "constant(5)")
-    assert costs.Costs(computing, 1.0, "/own/").copies() == []
+    assert costs.Costs(computing, 1.0).copies() == []
 
 
 def test_of_two_branches_the_costlier_counts(costs):
@@ -114,7 +98,7 @@ def test_of_two_branches_the_costlier_counts(costs):
         "  %x = f32[8] parameter(1)\n  ROOT %y = f32[8] conditional(%p, %x, %x), "
         "true_computation=%cheap, false_computation=%dear\n}\n"
     )
-    assert costs.Costs(text, 1.0, "/own/").cycles == 30
+    assert costs.Costs(text, 1.0).cycles == 30
 
 
 @pytest.mark.slow

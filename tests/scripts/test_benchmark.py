@@ -208,11 +208,6 @@ def test_files_of_results(scripts, tmp_path):
             ("ratio, turn by turn", "Sebulba / baseline"),
         ),
         (
-            "sebulba_environments",
-            ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {ATARI}"),
-            ("ratio, turn by turn", "small network / EnvPool alone"),
-        ),
-        (
             "dqn",
             ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"),
             ("its share of that update", "cartpole_dqn"),

@@ -5,7 +5,6 @@ import os
 import pathlib
 import signal
 import time
-import types
 
 import numpy as np
 import pytest
@@ -146,52 +145,34 @@ def test_user_mistakes_are_found_before_training(tmp_path, config, call):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_band_is_a_mean_over_all_seeds(modules):
-    nan = np.nan
+def test_a_band_is_a_mean_over_all_seeds_at_equal_steps(modules):
+    # The second seed compiled until after the end of the first.
     curves = [
-        (np.array([0.0, 10.0, 20.0]), np.array([0.0, 10.0, 20.0])),
-        (np.array([0.0, 5.0, 10.0, 15.0]), np.array([nan, 1.0, nan, 3.0])),
-        (np.array([3.0]), np.array([nan])),  # no measurement
+        np.array([[0.0, 1.0, 0.0], [10.0, 2.0, 10.0], [20.0, 3.0, 20.0]]),
+        np.array([[5.0, 101.0, 1.0], [15.0, 102.0, 3.0]]),
+        np.zeros((0, 3)),  # no measurement
     ]
     drawn = modules.plotting.band(curves)
     assert (drawn.x[0], drawn.x[-1]) == (5.0, 15.0)
     np.testing.assert_allclose(drawn.high, drawn.x)
     np.testing.assert_allclose(drawn.low, 1.0 + (drawn.x - 5.0) / 5.0)
     np.testing.assert_allclose(drawn.mean, (drawn.low + drawn.high) / 2)
+    by_time = modules.plotting.band(curves, 1)
+    assert (by_time.x[0], by_time.x[-1]) == (51.25, 52.25)
+    np.testing.assert_array_equal(by_time.mean, drawn.mean)
     assert modules.plotting.band(curves[2:]) is None
 
 
 def test_members_of_a_population_are_seeds(modules):
     rows = [
-        {"step": 1, "r": 2.0, "r/std": 1.0, "r/seed_0": 1.0, "r/seed_1": 3.0},
-        {"step": 2, "r": None, "r/seed_0": None, "r/seed_1": None},
-        {"step": 3, "r": 4.0, "r/std": 0.0, "r/seed_0": 4.0, "r/seed_1": None},
+        {"r": 2.0, "r/std": 1.0, "r/seed_0": 1.0, "r/seed_1": 3.0},
+        {"r": None, "r/seed_0": None, "r/seed_1": None},
+        {"r": 4.0, "r/std": 0.0, "r/seed_0": 4.0, "r/seed_1": None},
     ]
-    steps, values = modules.plotting.series(rows, "r")
-    np.testing.assert_array_equal(steps, [1.0, 3.0])
-    np.testing.assert_array_equal(values, [[1.0, 4.0], [3.0, np.nan]])
-
-
-def _result(modules, delay, returns, evaluated):
-    rows = [
-        {"step": 10 * n, "wall_time": delay + n, "episode/return": value}
-        for n, value in enumerate(returns, 1)
-    ]
-    for n, value in evaluated.items():
-        rows[n]["evaluation/return"] = value
-    return modules.comparison.Result(types.SimpleNamespace(), rows, {})
-
-
-def test_seeds_are_averaged_at_equal_steps_along_seconds_too(modules):
-    # The second seed compiled until after the end of the first.
-    runs = [
-        _result(modules, 0.0, [0.0, 1.0, 2.0], {1: 5.0, 2: 6.0}),
-        _result(modules, 100.0, [2.0, 3.0, 4.0], {1: 7.0}),
-    ]
-    drawn = modules.comparison.band(runs, "wall_time")
-    assert (drawn.x[0], drawn.x[-1]) == (51.0, 53.0)
-    assert (drawn.mean[0], drawn.mean[-1]) == (1.0, 3.0)
-    assert modules.comparison.evaluations(runs, "wall_time").tolist() == [[52.0], [6.0]]
+    rows = [{"step": n, "wall_time": 0.5 * n, **row} for n, row in enumerate(rows)]
+    first, second = modules.plotting.curves(rows, "r").values()
+    np.testing.assert_array_equal(first, [[0.0, 0.0, 1.0], [2.0, 1.0, 4.0]])
+    np.testing.assert_array_equal(second, [[0.0, 0.0, 3.0]])
 
 
 def test_numbers_are_means_over_seeds(modules):

@@ -37,7 +37,11 @@ def _make(tmp_path):
             directory.operative_config.write_text(config.text() + used)
         names = [f"episode/return/seed_{seed}" for seed in seeds]
         rows = [
-            {"step": step, **dict.fromkeys(["episode/return", *names], value + step)}
+            {
+                "step": step,
+                "wall_time": 1.0,
+                **dict.fromkeys(["episode/return", *names], value + step),
+            }
             for step in (10, 20)
         ]
         directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -48,17 +52,16 @@ def _make(tmp_path):
 
 
 def _drawn(curves, *paths):
-    """Returns the labels of each panel's curves by its title, and the notes."""
-    panels, notes = curves.panels([curves.read(path) for path in paths], "episode/return")
-    return {panel.title: list(panel.curves) for panel in panels}, notes
+    """Returns the labels of each panel's curves by its title."""
+    panels = curves.panels([x for path in paths for x in curves.read(path)], "episode/return")
+    return {panel.title: list(panel.curves) for panel in panels}
 
 
 def test_one_seed_under_two_runners_is_two_curves(make, curves):
     paths = [make([CATCH]), make([CATCH, SEBULBA]), make([CATCH], "SEED = 1")]
-    drawn, notes = _drawn(curves, *paths)
+    drawn = _drawn(curves, *paths)
     assert drawn == {"PPO on Catch": ["runner = Anakin (2 seeds)", "runner = Sebulba (1 seed)"]}
-    assert notes == []
-    assert _drawn(curves, paths[0], paths[2])[0] == {"PPO on Catch, Anakin": ["2 seeds"]}
+    assert _drawn(curves, paths[0], paths[2]) == {"PPO on Catch, Anakin": ["2 seeds"]}
 
 
 def test_options_without_influence_on_learning_make_no_curve(make, curves):
@@ -74,7 +77,7 @@ def test_options_without_influence_on_learning_make_no_curve(make, curves):
         ),
         make([CATCH], "SEED = 2", "Anakin.population = 3", seeds=(2, 3, 4)),
     ]
-    assert _drawn(curves, *paths) == ({"PPO on Catch, Anakin": ["5 seeds"]}, [])
+    assert _drawn(curves, *paths) == {"PPO on Catch, Anakin": ["5 seeds"]}
     known = {f"experiment.Experiment.{x}" for x in experiment.Experiment.__dataclass_fields__}
     for module, name in (("anakin", "Anakin"), ("sebulba", "Sebulba")):
         part = getattr(importlib.import_module(f"podracers.{module}"), name)
@@ -83,7 +86,7 @@ def test_options_without_influence_on_learning_make_no_curve(make, curves):
 
 
 def test_the_legend_has_the_parameters_that_differ(make, curves):
-    drawn, _ = _drawn(
+    drawn = _drawn(
         curves,
         make([CATCH], "PPO.learning_rate = 1e-3"),
         make([CATCH], "PPO.learning_rate = 3e-4", "NUM_ENVS = 32"),
@@ -102,7 +105,7 @@ def test_the_legend_has_the_parameters_that_differ(make, curves):
     }
     # A panel is an environment inside its wrappers.
     searched, pong = "gin/experiments/catch_alphazero.gin", "gin/experiments/pong_ppo_cpu.gin"
-    drawn, _ = _drawn(curves, make([searched]), make([CATCH]), make([pong]))
+    drawn = _drawn(curves, make([searched]), make([CATCH]), make([pong]))
     assert list(drawn) == ["Catch, Anakin", "PPO on Pong-v5, Sebulba"]
     first, second = drawn["Catch, Anakin"]
     assert first.startswith("agent = AlphaZero, environment = Searchable, ")
@@ -110,7 +113,7 @@ def test_the_legend_has_the_parameters_that_differ(make, curves):
 
 
 def test_a_default_equals_its_value(make, curves):
-    drawn, _ = _drawn(
+    drawn = _drawn(
         curves,
         make([CATCH], used="ppo.PPO.normalize_advantages = True\n"),
         make([CATCH], "SEED = 1", "PPO.normalize_advantages = True"),
@@ -127,11 +130,10 @@ def test_a_default_equals_its_value(make, curves):
 def test_the_newest_of_several_runs_of_a_seed_is_drawn(make, curves):
     old = make([CATCH], "SEED = 3", value=100.0)
     new = make([CATCH], "SEED = 3", value=200.0)
-    runs = [curves.read(path) for path in (new, old)]
-    (panel,), (note,) = curves.panels(runs, "episode/return")
-    (seeds,) = panel.curves.values()
-    np.testing.assert_array_equal(seeds[0][1], [210.0, 220.0])
-    assert f"'{old}' and in '{new}'" in note and "\n" not in note
+    runs = [x for path in (new, old) for x in curves.read(path)]
+    (panel,) = curves.panels(runs, "episode/return")
+    ((curve,),) = panel.curves.values()
+    np.testing.assert_array_equal(curve[:, 2], [210.0, 220.0])
 
 
 def test_population_values_are_configurations(make, curves):
@@ -142,7 +144,7 @@ def test_population_values_are_configurations(make, curves):
         make([CATCH], "SEED = 7", "PPO.learning_rate = 3e-4", "PPO.gamma = 0.9"),
     ]
     labels = ["learning_rate = 0.001 (2 seeds)", "learning_rate = 0.0003 (3 seeds)"]
-    assert _drawn(curves, *paths) == ({"PPO on Catch, Anakin": labels}, [])
+    assert _drawn(curves, *paths) == {"PPO on Catch, Anakin": labels}
 
 
 def test_a_picture_is_written(make, call, tmp_path, capsys):
