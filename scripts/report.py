@@ -32,8 +32,10 @@ def main() -> int:
         if any(run.curve for row in results.find(rows, suite=name) for run in row.runs)
     }
     readme, of_rules = options.root / "README.md", docs / "meta_learning.md"
-    judged = {path.stem: rules.read(path) for path in sorted((generated / "rules").glob("*.json"))}
-    tables_of_rules = {name: rules.table(found) for name, found in judged.items()}
+    evaluations = {
+        path.stem: rules.read(path) for path in sorted((generated / "rules").glob("*.json"))
+    }
+    tables_of_rules = {name: rules.table(found) for name, found in evaluations.items()}
     pages = {
         generated / "results.md": tables.page(rows, pictures),
         generated / "benchmarks.md": records.page(generated / "benchmarks"),

@@ -38,7 +38,7 @@ def finished(run: training_process.Run) -> results.Run:
     """Returns the results of a finished run."""
     directory = run.directory
     summary = directory.read_summary()
-    judged, log = summary["evaluation"], plotting.read_log(directory.path)
+    evaluation, log = summary["evaluation"], plotting.read_log(directory.path)
     end, evaluated = summary["environment_steps"], plotting.curves(log, "evaluation/return")
     curve = [
         (int(step), round(second, 1), round(value, 4))
@@ -48,18 +48,18 @@ def finished(run: training_process.Run) -> results.Run:
     written = datetime.datetime.fromtimestamp(directory.summary.stat().st_mtime, datetime.UTC)
     return results.Run(
         seed=summary["seed"],
-        final_return=judged["return"],
+        final_return=evaluation["return"],
         agent_steps=end,
-        episodes=judged["episodes"],
+        episodes=evaluation["episodes"],
         random_policy=summary["random_policy_return"],
         date=written.date().isoformat(),
         hardware=_hardware(summary),
         jax=summary["versions"]["jax"],
         wall_time_s=summary["wall_time_s"],
         commit=summary["commit"],
-        greedy_return=judged.get("greedy_return"),
+        greedy_return=evaluation.get("greedy_return"),
         settings=training_process.settings_digest(directory.read_config()),
-        curve=(*curve, (end, round(summary["wall_time_s"], 1), round(judged["return"], 4))),
+        curve=(*curve, (end, round(summary["wall_time_s"], 1), round(evaluation["return"], 4))),
     )
 
 
@@ -102,7 +102,9 @@ def table(row: results.Row, new: Sequence[results.Run]) -> rich.table.Table:
 def verdict(old: Sequence[results.Run], new: Sequence[results.Run]) -> tuple[str, bool]:
     """Returns whether two sets of runs agree, in words, and whether they significantly differ."""
     comparable = all(
-        one.took(other.agent_steps) and one.is_of(other.settings) and one.actions == other.actions
+        one.has_steps(other.agent_steps)
+        and one.is_of(other.settings)
+        and one.actions == other.actions
         for one in old
         for other in new
     )

@@ -52,7 +52,7 @@ class Run:
         """Returns whether the settings are the same, as far as they were recorded."""
         return None in (self.settings, settings) or self.settings == settings
 
-    def took(self, steps: int) -> bool:
+    def has_steps(self, steps: int) -> bool:
         """Returns whether it was trained for `steps` agent steps, to the end of an update."""
         return steps * (1 - _SAME_STEPS) < self.agent_steps < steps * (1 + _LAST_UPDATE)
 
@@ -133,7 +133,7 @@ class Row:
 
     def kept(self, steps: int, settings: str | None) -> list[Run]:
         """Returns the recorded runs of as many agent steps with the same settings."""
-        return [run for run in self.runs if run.took(steps) and run.is_of(settings)]
+        return [run for run in self.runs if run.has_steps(steps) and run.is_of(settings)]
 
     def with_run(self, new: Run) -> "Row":
         """Returns the row with another run; runs of other steps or settings are dropped."""

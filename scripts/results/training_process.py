@@ -73,7 +73,7 @@ class Run:
         The child's output goes to a log beside the run directory.
 
         Args:
-          stop: true after this process was asked to stop: the child is asked, too.
+          stop: true after this process received a signal; then the child is stopped, too.
           nice: decrease of the child's priority.
 
         Returns:

@@ -92,15 +92,9 @@ def directions(
 ) -> list[list[Settings]]:
     """Returns the settings that a parameter leads to, from near to far in each direction."""
     lists = [[value] for value in values] if values else _values(name, settings, machine)
-
-    def moved(value: Any) -> Settings | None:
-        if name == "devices":
-            return _with_acting(settings, value, machine)
-        if name == "actor_threads":
-            return _with_threads(settings, value, machine)
-        return settings | {name: value}
-
-    made = [[moved(value) for value in own] for own in lists]
+    changes = {"devices": _with_acting, "actor_threads": _with_threads}
+    change = changes.get(name, lambda settings, value, _: settings | {name: value})
+    made = [[change(settings, value, machine) for value in own] for own in lists]
     return [[each for each in own if each is not None] for own in made]
 
 

@@ -14,7 +14,6 @@ from podracers import errors
 
 _MIN_GAIN = 1.03  # a smaller gain is noise, or not worth another batch size
 _FLOOR = 0.8  # share of the best rate: slower candidates get one turn
-_DRIFT = 0.1  # change of the start's rate that makes a search unreliable
 
 
 @dataclasses.dataclass
@@ -109,9 +108,6 @@ class Search:
                 f"{describe(self.best, self.start)}: {statistics.median(ratios):.2f} "
                 f"({min(ratios):.2f} to {max(ratios):.2f}) times the speed of the start, in turns"
             )
-            drift = self.rounds[-1][0] / self.measured[0][1].rate
-            if abs(drift - 1.0) > _DRIFT:
-                lines.append(f"the speed of the start changed to {drift:.2f}: search again")
         chosen = self.chosen(confirm)
         if not confirm:
             lines.append(f"stopped early: the fastest so far was {describe(chosen, self.start)}")

@@ -92,11 +92,11 @@ def test_of_two_branches_the_costlier_counts(costs):
             f"  ROOT %r.{name} = f32[8] sine(%a.{name}), {config}\n}}\n\n"
         )
 
-    text = branch("cheap", 3) + branch("dear", 30)
+    text = branch("cheap", 3) + branch("costly", 30)
     text += (
         "ENTRY %main (p: pred[], x: f32[8]) -> f32[8] {\n  %p = pred[] parameter(0)\n"
         "  %x = f32[8] parameter(1)\n  ROOT %y = f32[8] conditional(%p, %x, %x), "
-        "true_computation=%cheap, false_computation=%dear\n}\n"
+        "true_computation=%cheap, false_computation=%costly\n}\n"
     )
     assert costs.Costs(text, 1.0).cycles == 30
 

@@ -120,7 +120,9 @@ def test_a_new_run_replaces_runs_of_other_settings(modules, tmp_path):
     assert [run.seed for run in joined.with_run(other).runs] == [0, 1]
     longer = dataclasses.replace(new, agent_steps=6_000_000)
     assert [run.seed for run in joined.with_run(longer).runs] == [2]
-    assert new.took(4_990_000) and not new.took(4_700_000) and not new.took(5_100_000)
+    assert (
+        new.has_steps(4_990_000) and not new.has_steps(4_700_000) and not new.has_steps(5_100_000)
+    )
 
 
 def test_concurrent_updates_are_all_recorded(modules, tmp_path):
