@@ -24,12 +24,12 @@ class ActionCodec:
     """Translates the contract's actions into those of another library; `action_codec` makes it.
 
     Attributes:
-      spec: action specification that agents see.
+      spec: action specification of the contract.
       shape: shape of the inner action.
       dtype: dtype of the inner action.
       minimum: lower bounds of the inner action, of `shape` and `dtype`.
       maximum: upper bounds, likewise.
-      joint: number of values of each part, where one flat integer stands for all parts; else empty.
+      joint: number of values of each part, if one flat integer encodes all parts; else empty.
     """
 
     spec: specs.Array
@@ -52,7 +52,7 @@ class ActionCodec:
             action = xp.stack(xp.unravel_index(action, self.joint), axis=-1)
         action = xp.reshape(action, (*batch, *self.shape)).astype(self.dtype)
         if self.spec.dtype.kind == "f":
-            # Bounds of 64 bits, rounded to 32, may lie outside of what they bound.
+            # 64-bit bounds, rounded to 32 bits, may lie outside the interval.
             return xp.clip(action, self.minimum, self.maximum)
         return action + self.minimum
 
@@ -70,18 +70,18 @@ def action_codec(
     maximum: Any,
     mask_shape: tuple[int, ...] | None,
 ) -> ActionCodec:
-    """Returns the translation of actions that another library bounds by an array spec.
+    """Returns the translation of actions with an array spec of another library.
 
-    A number without axes is a discrete action, of a float dtype as well; a float array is a
-    continuous action; several integers are a multi-discrete one, or one flat discrete action where
-    the mask covers the joint choice.
+    A scalar of any dtype is a discrete action; a float array is a continuous action; an integer
+    array is a multi-discrete action, or one flat discrete action if the mask covers the joint
+    choice.
 
     Args:
       shape: shape of the inner action.
       dtype: dtype of the inner action.
       minimum: lower bounds, which broadcast to `shape`.
       maximum: upper bounds, likewise.
-      mask_shape: shape of the action mask, or None where there is none.
+      mask_shape: shape of the action mask, or None without a mask.
 
     Raises:
       ValueError: the mask does not fit the action.
@@ -102,7 +102,7 @@ def action_codec(
     else:
         highest = sizes - 1
         if mask_shape is not None:
-            # Jumanji's MultiCVRP has a node more in its spec than there are, and than its mask has.
+            # The spec of Jumanji's MultiCVRP has one node more than its mask.
             highest = np.minimum(highest, mask_shape[-1] - 1)
         spec = specs.BoundedArray(highest.shape, np.int32, 0, highest.astype(np.int32), "action")
         codec = ActionCodec(spec, shape, dtype, minimum, maximum)
@@ -112,14 +112,14 @@ def action_codec(
 
 
 def optional_import(module: str, user: str) -> python_types.ModuleType:
-    """Imports a module of an optional package, or says how to install it.
+    """Imports a module of an optional package.
 
     Args:
-      module: dotted name; its first part names both the package and the extra.
-      user: name of the adaptor that needs it, for the message.
+      module: dotted name; its first part is the name of the package and of the extra.
+      user: user of the package, for the error message.
 
     Raises:
-      errors.UserError: the package is not installed.
+      errors.UserError: the package is not installed; the message has the command.
     """
     package = module.partition(".")[0]
     if importlib.util.find_spec(package) is None:
@@ -133,12 +133,12 @@ def optional_import(module: str, user: str) -> python_types.ModuleType:
 def image_of(spec: environment.EnvironmentSpec) -> Callable[[types.TimeStep], np.ndarray]:
     """Returns a function that draws a time step of one environment from its image observation.
 
-    An image is uint8 `[H, W]` or `[H, W, C]` with at least 12 pixels a side: smaller arrays are
-    symbols on a board. Of a stack of frames the last channel is drawn, in grey. The picture is
-    uint8 `[H, W, 3]`, enlarged by a whole factor to at least 240 pixels a side.
+    An image is uint8 `[H, W]` or `[H, W, C]` with at least 12 pixels per side: smaller arrays are
+    symbols on a board. The last channel of a stack of frames is drawn in grey. The picture is
+    uint8 `[H, W, 3]`, enlarged by an integer factor to at least 240 pixels per side.
 
     Raises:
-      AttributeError: the observation is no image, so the environment has no `render`.
+      AttributeError: the observation is not an image, so the environment has no `render`.
     """
     part = spec.observation
     is_image = (
@@ -158,5 +158,5 @@ def image_of(spec: environment.EnvironmentSpec) -> Callable[[types.TimeStep], np
 
 
 def strong(tree: types.PyTree) -> types.PyTree:
-    """Returns `tree` without weak types, which would make the step after a reset recompile."""
+    """Returns `tree` without weak types, which would cause a recompilation after a reset."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), tree)

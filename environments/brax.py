@@ -1,7 +1,7 @@
-"""Brax's continuous control tasks (the optional package `brax`).
+"""Adaptor of brax, an optional package: continuous control.
 
 Freeman et al., "Brax - A Differentiable Physics Engine for Large Scale Rigid Body Simulation",
-https://arxiv.org/abs/2106.13281. The package is imported lazily: it is optional, and slow.
+https://arxiv.org/abs/2106.13281. The package is imported lazily, also because its import is slow.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from podracers import environment, errors, types
 
 
 class State(NamedTuple):
-    """One stream of a brax environment."""
+    """State of one stream."""
 
-    inner: Any  # brax's own state
+    inner: Any  # brax's state
     steps: jax.Array  # [] int32, steps taken in this episode
 
 
@@ -29,9 +29,9 @@ class State(NamedTuple):
 class Brax:
     """A brax environment under the contract.
 
-    Actions lie in [-1, 1]. What brax calls `done` terminates; the length of the episode truncates.
-    A simulation that blows up (an observation or a reward that is not finite) terminates too, with
-    zeros in the place of what is not finite: one bad stream must not poison a batch.
+    Actions lie in [-1, 1]. Brax's `done` terminates an episode; `episode_length` truncates it. A
+    simulation that diverges (a non-finite observation or reward) also terminates, with zeros for
+    non-finite numbers, so that one stream cannot make a whole batch non-finite.
 
     Attributes:
       name: registered name, such as `ant`.
@@ -68,7 +68,7 @@ class Brax:
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         """Advances one step."""
-        # Some environments write into the dictionaries of the state that they are given.
+        # Some environments write into the dictionaries of their argument: pass a copy.
         inner = jax.tree.map(lambda leaf: leaf, state.inner)
         inner = adaptors.strong(self._inner.step(inner, jnp.clip(action, -1.0, 1.0)))
         observation, whole = _finite(_plain(inner.obs))
@@ -84,7 +84,7 @@ class Brax:
         if self.name not in envs._envs:
             near = errors.nearest(self.name, envs._envs)
             raise errors.UserError(f"brax has no environment '{self.name}'{near}")
-        # The first access may be under a trace, and the constructors make arrays.
+        # The first access may be under a trace, and the constructors create arrays.
         with jax.ensure_compile_time_eval():
             try:
                 return envs.get_environment(self.name, **self.options)

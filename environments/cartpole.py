@@ -65,9 +65,9 @@ class CartPole:
         )
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Places cart and pole near rest, upright and in the middle."""
-        # Two words of the generator make four numbers of 16 bits: random bits are most of what a
-        # reset costs, and a runner may well reset every lane at every step.
+        """Starts near the upright position at rest, in the middle."""
+        # Two words of the generator give four 16-bit numbers: random bits are most of the cost of a
+        # reset, and a runner may reset every lane at every step.
         words = jax.random.bits(key, (2,), jnp.uint32)
         numbers = jnp.concatenate([words >> 16, words & 0xFFFF]).astype(jnp.float32)
         start = numbers * (2 * START_RANGE / 0xFFFF) - START_RANGE

@@ -1,4 +1,4 @@
-"""Catch: a ball falls down a small board, and a paddle on the bottom row has to meet it."""
+"""Catch: a ball falls down a small board and must be caught by a paddle on the bottom row."""
 
 import dataclasses
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from podracers import environment, types
 
 
 class State(NamedTuple):
-    """Where ball and paddle are."""
+    """Positions of the ball and the paddle."""
 
     ball_row: jax.Array  # int32
     ball_column: jax.Array  # int32
@@ -76,7 +76,7 @@ class Catch:
 
     def render(self, state: State) -> np.ndarray:
         """Draws the board, uint8 `[height, width, 3]`."""
-        image, side = rendering.board(self.rows, self.columns, least_side=200)
+        image, side = rendering.board(self.rows, self.columns, min_side=200)
         paddle = rendering.cell_centre(self.rows - 1, int(state.paddle_column), side)
         ball = rendering.cell_centre(int(state.ball_row), int(state.ball_column), side)
         rendering.box(image, paddle, (side * 0.86, side * 0.86), rendering.BLUE, side * 0.18)

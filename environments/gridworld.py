@@ -1,4 +1,4 @@
-"""A grid world that is new in every episode: random walls, start and goal, and always a way."""
+"""A grid world with random walls, start and goal in every episode, always with a path."""
 
 import dataclasses
 from typing import NamedTuple
@@ -16,7 +16,7 @@ MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))  # up, right, down, left
 
 
 class State(NamedTuple):
-    """One maze, and where the agent is in it. `H` rows, `W` columns."""
+    """A maze and the agent's position. `H` rows, `W` columns."""
 
     walls: jax.Array  # [H, W] bool
     goal: jax.Array  # [2] int32, row and column
@@ -68,7 +68,7 @@ class GridWorld:
         )
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Draws a maze with a start and a goal that are different cells."""
+        """Samples a maze whose start and goal are different cells."""
         start_key, goal_key, wall_key, path_key = jax.random.split(key, 4)
         cells = self.rows * self.columns
         start_cell = jax.random.randint(start_key, (), 0, cells)
@@ -82,7 +82,7 @@ class GridWorld:
         return state, types.restart(self._observe(state))
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Moves the agent by one cell, unless something is in the way."""
+        """Moves the agent by one cell, unless a wall blocks it."""
         target = state.agent + jnp.asarray(MOVES, jnp.int32)[action]
         highest = jnp.array([self.rows - 1, self.columns - 1], jnp.int32)
         target = jnp.clip(target, 0, highest)

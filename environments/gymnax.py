@@ -1,7 +1,7 @@
-"""Gymnax's environments, MinAtar and bsuite among them (the optional package `gymnax`).
+"""Adaptor of gymnax, an optional package, including MinAtar and bsuite.
 
 Lange, "gymnax: A JAX-based Reinforcement Learning Environment Library",
-https://github.com/RobertTLange/gymnax. The package is imported lazily: it is optional.
+https://github.com/RobertTLange/gymnax. The package is imported lazily.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from podracers import environment, errors, types
 
 
 class State(NamedTuple):
-    """One stream of a gymnax environment."""
+    """State of one stream."""
 
-    inner: Any  # gymnax's own state
-    key: jax.Array  # [] typed key, the same for the whole episode
+    inner: Any  # gymnax's state
+    key: jax.Array  # [] typed key of the episode
     steps: jax.Array  # [] int32, steps taken in this episode
 
 
@@ -31,10 +31,9 @@ class State(NamedTuple):
 class Gymnax:
     """A registered gymnax environment under the contract.
 
-    Gymnax's own `step` resets by itself and loses the last observation, so this class calls
-    `step_env`. What `step_env` ends is a termination; reaching `max_steps_in_episode` is a
-    truncation. MinAtar's observations are planes of zeros and ones in float32: they become bool,
-    a quarter of the bytes.
+    Gymnax's `step` resets automatically and loses the last observation, so this class calls
+    `step_env`. Episodes that `step_env` ends are terminated; `max_steps_in_episode` truncates.
+    MinAtar's observations, float32 planes of zeros and ones, become bool to save memory.
 
     Attributes:
       name: registered id, such as `Breakout-MinAtar`.
@@ -57,7 +56,7 @@ class Gymnax:
         if hasattr(space, "n") and isinstance(shapes, jax.ShapeDtypeStruct):
             observation = specs.DiscreteArray(space.n, shapes.dtype, name="observation")
         else:
-            # The spaces' own dtypes and bounds are not always what the environments return.
+            # The environments' observations do not always have the spaces' dtypes and bounds.
             observation = jax.tree.map(
                 lambda leaf: specs.Array(leaf.shape, self._dtype(leaf)), shapes
             )
@@ -75,8 +74,8 @@ class Gymnax:
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         """Advances one step."""
         inner, params = self._built
-        # Folding in costs nothing where the dynamics ignore the key, as in MinAtar's Breakout: XLA
-        # drops it. A key split off and carried on could not be dropped.
+        # XLA removes the `fold_in` where the dynamics ignore the key, as in MinAtar's Breakout. It
+        # could not remove a split whose result is carried to the next step.
         step_key = jax.random.fold_in(state.key, state.steps)
         observation, stepped, reward, terminated, _ = inner.step_env(
             step_key, state.inner, action, params
@@ -88,8 +87,8 @@ class Gymnax:
 
     @functools.cached_property
     def _built(self) -> tuple[Any, Any]:
-        """Returns gymnax's environment and its parameters."""
-        # The first access may be under a trace, and the constructors make arrays.
+        """Gymnax's environment and its parameters."""
+        # The first access may be under a trace, and the constructors create arrays.
         with jax.ensure_compile_time_eval():
             return _make(self.name, dict(self.options))
 
@@ -98,7 +97,7 @@ class Gymnax:
         return ".minatar." in type(self._built[0]).__module__
 
     def _dtype(self, leaf: jax.Array | jax.ShapeDtypeStruct) -> np.dtype:
-        """Returns the dtype in which an observation leaf is passed on."""
+        """Returns the dtype of an observation leaf under the contract."""
         if self._binary:
             return np.dtype(bool)
         return np.dtype(np.float32) if leaf.dtype == np.float64 else np.dtype(leaf.dtype)
@@ -111,7 +110,9 @@ def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Returns a new gymnax environment and its parameters."""
     registration = adaptors.optional_import("gymnax.registration", f"environment '{name}'")
     if not hasattr(registration, "_registry"):
-        raise errors.UserError("this gymnax is too old to tell time limits apart: gymnax>=1.0")
+        raise errors.UserError(
+            "expected gymnax>=1.0, which reports truncations: got an older version"
+        )
     known = registration.registered_envs
     if name not in known:
         raise errors.UserError(f"gymnax has no environment '{name}'{errors.nearest(name, known)}")

@@ -1,4 +1,4 @@
-"""Jumanji's environments: every registered id, by its id alone.
+"""Adaptor of Jumanji: every registered environment.
 
 Jumanji (Bonnet et al., "Jumanji: a Diverse Suite of Scalable Reinforcement Learning Environments in
 JAX", https://arxiv.org/abs/2306.09884) is imported lazily: its import initialises a JAX backend.
@@ -25,9 +25,9 @@ _FRAME_INCHES = (4.0, 4.0)  # at matplotlib's 100 dots per inch
 
 
 class State(NamedTuple):
-    """One stream of a Jumanji environment."""
+    """State of one stream."""
 
-    inner: Any  # Jumanji's own state; it carries its own random key
+    inner: Any  # Jumanji's state, which holds a random key
     steps: jax.Array  # [] int32, steps taken in this episode
 
 
@@ -35,26 +35,25 @@ class State(NamedTuple):
 class Jumanji:
     """A registered Jumanji environment under the contract.
 
-    - Observations are nested dicts with Jumanji's dtypes (never 64-bit floats).
+    - Observations are nested dicts with Jumanji's dtypes; 64-bit floats become 32-bit floats.
     - A multi-discrete action whose mask covers the JOINT choice (Tetris, BinPack, Minesweeper,
-      Sudoku, FlatPack) becomes one flat discrete action; others keep one integer a part.
+      Sudoku, FlatPack) becomes one flat discrete action; others keep one integer per part.
     - Rewards per agent are summed over the agents.
     - The episode terminated iff Jumanji ends it with discount 0 for every agent.
 
-    Time limits. Only Connector and LevelBasedForaging call the end by the clock a truncation. The
-    other tasks with a `time_limit` (Cleaner, Maze, MMST, PacMan, RobotWarehouse, RubiksCube,
-    SearchAndRescue, SlidingTilePuzzle, Snake, Sokoban, Tetris) call it a termination, so the step
-    itself does not tell the two apart. With `time_limit_truncates` the inner clock is set one step
-    late and this class cuts the episode at the limit: LAST with discount 1, unless the task ended
-    by its own rules on that very step. Tasks that end by construction (Knapsack, TSP, JobShop,
-    ...) have no limit to truncate.
+    Time limits. Connector and LevelBasedForaging report the time limit as a truncation. The other
+    tasks with a `time_limit` (Cleaner, Maze, MMST, PacMan, RobotWarehouse, RubiksCube,
+    SearchAndRescue, SlidingTilePuzzle, Snake, Sokoban, Tetris) report it as a termination. With
+    `time_limit_truncates` the inner clock is set one step late and this class ends the episode at
+    the limit: LAST with discount 1, unless the task ends by its own rules on the same step. Tasks
+    that end by construction (Knapsack, TSP, JobShop, ...) have no time limit.
 
     Attributes:
       name: registered id, such as `Snake-v1`.
       options: keyword arguments of the environment's constructor; they override the registered
-        ones.
-      time_limit_truncates: whether reaching the time limit is a truncation; if not, it is what
-        Jumanji calls it.
+        arguments.
+      time_limit_truncates: whether the time limit truncates; otherwise episodes end as Jumanji
+        reports.
     """
 
     name: str = "Snake-v1"
@@ -75,7 +74,7 @@ class Jumanji:
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
         """Starts an episode from one typed key."""
-        # Some of Jumanji's generators take raw keys only, and its states store them.
+        # Some of Jumanji's generators accept raw keys only, and its states store them.
         inner, timestep = self._inner.reset(jax.random.key_data(key))
         state = State(adaptors.strong(inner), jnp.zeros((), jnp.int32))
         return state, types.restart(self._observe(timestep.observation))
@@ -83,7 +82,7 @@ class Jumanji:
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         """Advances one step."""
         _, limit, _ = self._built
-        # Some environments assign to the state that they are given: hand them a copy of the tree.
+        # Some environments assign to their argument: pass a copy of the tree.
         inner = jax.tree.map(lambda leaf: leaf, state.inner)
         inner, timestep = self._inner.step(inner, self._actions.decode(action, jnp))
         steps = state.steps + 1
@@ -102,11 +101,11 @@ class Jumanji:
     def render(self, state: State) -> np.ndarray:
         """Returns a picture of one state, uint8 `[height, width, 3]`, by Jumanji's viewer."""
         viewers = (getattr(self._inner, at, None) for at in ("_viewer", "_env_viewer", "viewer"))
-        viewer = next((found for found in viewers if found is not None), None)
+        viewer = next((v for v in viewers if v is not None), None)
         if viewer is None:
             raise errors.UserError(f"{self.name} has no viewer: it cannot be rendered")
         viewer.figure_size = _FRAME_INCHES
-        # Viewers are built to show a window; this is the switch that their constructors flip.
+        # Viewers open a window by default; their constructors set this attribute for pictures.
         viewer._display = viewer._display_rgb_array
         with _agg():
             picture = np.array(viewer.render(jax.device_get(state.inner))[..., :3], np.uint8)
@@ -115,8 +114,8 @@ class Jumanji:
 
     @functools.cached_property
     def _built(self) -> tuple[Any, int | None, str]:
-        """Returns Jumanji's environment, the time limit if there is one, and the name for logs."""
-        # The first access may be under a trace, and the constructors make arrays.
+        """Jumanji's environment, its time limit or None, and the name for logs."""
+        # The first access may be under a trace, and the constructors create arrays.
         with jax.ensure_compile_time_eval():
             inner, name = _make(self.name, dict(self.options))
             limit = getattr(inner, "time_limit", None)
@@ -154,7 +153,7 @@ class Jumanji:
 
 
 def _make(name: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Returns a new Jumanji environment and what logs should call it."""
+    """Returns a new Jumanji environment and its name for logs."""
     with _outside_ipython():
         import jumanji  # noqa: PLC0415  (initialises a backend)
         from jumanji import registration  # noqa: PLC0415
@@ -184,25 +183,25 @@ def _make(name: str, options: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _sokoban_levels(name: str) -> tuple[Any, bool]:
-    """Returns Sokoban's generator of levels, and whether it is the tiny one that needs no network.
+    """Returns Sokoban's generator of levels, and whether it is the built-in one.
 
-    The default levels are fetched from a hub on first use. The id has to work without one too.
+    The default levels are downloaded on first use; the built-in ones need no network.
     """
     from jumanji.environments.routing.sokoban import generator  # noqa: PLC0415
 
     try:
         return generator.HuggingFaceDeepMindGenerator("unfiltered-train"), False
-    except Exception as error:  # whatever the hub's client raises, there are no levels
+    except Exception as error:  # the client's errors have no common class
         warnings.warn(
-            f"{name}: its levels could not be fetched ({type(error).__name__}); playing Jumanji's"
-            " two built-in levels instead. Results do not compare with published ones.",
+            f"{name}: its levels could not be downloaded ({type(error).__name__}); using"
+            " Jumanji's two built-in levels: results are not comparable with published ones.",
             stacklevel=2,
         )
         return generator.ToyGenerator(), True
 
 
 def _delay_clock(inner: Any, limit: int) -> None:
-    """Makes the environment's own clock run out one step after `limit`; changes nothing else."""
+    """Sets the environment's clock one step after `limit`; changes nothing else."""
     inner.time_limit = limit + 1
     reward = getattr(inner, "_reward_fn", None)
     # SearchAndRescue scales rewards by its limit: keep the true one there.
@@ -211,7 +210,7 @@ def _delay_clock(inner: Any, limit: int) -> None:
 
 
 def _children(spec: Any) -> dict[str, Any]:
-    """Returns the specs that a nested Jumanji spec consists of, by field; none for an array."""
+    """Returns the parts of a nested Jumanji spec, by field; none for an array."""
     from jumanji import specs as jumanji_specs  # noqa: PLC0415
 
     return {key: at for key, at in vars(spec).items() if isinstance(at, jumanji_specs.Spec)}
@@ -224,8 +223,8 @@ def _observation_spec(spec: Any, name: str = "observation") -> types.PyTree:
         return {key: _observation_spec(child, key) for key, child in children.items()}
     dtype = np.dtype(spec.dtype)
     dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
-    # The bounds of scalars do not hold: step counts reach the limit that Snake's leaves out, and
-    # the position in TSP starts at -1.
+    # The bounds of scalars are wrong: step counts exceed Snake's bound by one, and the position in
+    # TSP starts at -1.
     if spec.shape == () or not hasattr(spec, "minimum"):
         return specs.Array(spec.shape, dtype, name)
     bounds = (np.asarray(bound, dtype) for bound in (spec.minimum, spec.maximum))
@@ -246,9 +245,9 @@ def _to_dict(observation: Any) -> types.PyTree:
 
 @contextlib.contextmanager
 def _outside_ipython() -> Iterator[None]:
-    """Hides a notebook from what is imported inside.
+    """Hides IPython from modules that are imported inside.
 
-    In one, importing Jumanji would switch matplotlib to `ipympl`, and fail where that is missing.
+    In a notebook, importing Jumanji switches matplotlib to `ipympl`, and fails without it.
     """
     marker = vars(builtins).pop("__IPYTHON__", None)
     try:
@@ -260,15 +259,15 @@ def _outside_ipython() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _agg() -> Iterator[None]:
-    """Draws without a window, and leaves the caller's matplotlib backend as it was."""
-    import matplotlib  # noqa: PLC0415  (slow to import, and videos only need it)
+    """Switches matplotlib to drawing without a window, and restores the caller's backend."""
+    import matplotlib  # noqa: PLC0415  (slow to import; only videos need it)
     from matplotlib import pyplot  # noqa: PLC0415
 
     before = matplotlib.get_backend()
     pyplot.switch_backend("agg")
     try:
         with warnings.catch_warnings():
-            # Viewers ask their figure to show itself, which this canvas cannot.
+            # Viewers call `show` on their figure, which this canvas does not support.
             warnings.filterwarnings("ignore", message=".*non-interactive.*")
             yield
     finally:

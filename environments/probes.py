@@ -1,4 +1,4 @@
-"""Probe environments: tiny tasks whose optimal values are known, one for each kind of bug.
+"""Probe environments: tiny tasks with known optimal values, one for each kind of bug.
 
 An agent that fails on one of these has a bug that the probe's name points at. They are ordered by
 difficulty, and an agent learns each of them in seconds.
@@ -22,12 +22,12 @@ _SIGNS = np.array([[-1.0], [1.0]], np.float32)  # [2, 1]
 class State(NamedTuple):
     """The state of a probe."""
 
-    cue: jax.Array  # int32, the situation drawn at the reset
+    cue: jax.Array  # int32, index of the cue, random at the reset
     time: jax.Array  # int32, steps since the reset
 
 
 class Probe:
-    """Episodes of `length` steps in one of a few situations, drawn uniformly at the reset.
+    """Episodes of `length` steps with one of a few cues, drawn uniformly at the reset.
 
     A subclass overrides the reward and, where the default does not fit, the observations, their
     values and the action. Where an action earns something, a policy that explores is worth a little
@@ -35,7 +35,7 @@ class Probe:
     """
 
     length: ClassVar[int] = 1  # steps of an episode; a field of probes in which it is an option
-    num_cues: ClassVar[int] = 1  # number of situations
+    num_cues: ClassVar[int] = 1  # number of cues
     min_length: ClassVar[int] = 1
     truncates: ClassVar[bool] = False  # whether episodes end by truncation
     action: ClassVar[specs.Array] = specs.DiscreteArray(2)
@@ -72,7 +72,7 @@ class Probe:
         return np.ones(len(jax.tree.leaves(self.observations())[0]), np.float32)
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Draws a situation."""
+        """Samples a cue."""
         cue = jax.random.randint(key, (), 0, self.num_cues, jnp.int32)
         state = State(cue, jnp.zeros((), jnp.int32))
         return state, types.restart(self._observe(state))
@@ -86,7 +86,7 @@ class Probe:
         return state, types.transition(self._observe(state), reward, **end)
 
     def _observe(self, state: State) -> types.PyTree:
-        """Returns the observation in a state; by default the one of its situation."""
+        """Returns the observation in a state; by default that of its cue."""
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[state.cue], self.observations())
 
     def _reward(self, state: State, action: jax.Array) -> jax.Array | float:
@@ -96,7 +96,7 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ConstantReward(Probe):
-    """Always the same observation, always a reward of 1: does the value learn at all?"""
+    """A constant observation and a reward of 1: does the value learn at all?"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ class ObservationReward(Probe):
         return _SIGNS
 
     def value(self, gamma: float) -> np.ndarray:
-        """The reward that the observation shows, `[2]`."""
+        """The reward, equal to the observation, `[2]`."""
         del gamma
         return _SIGNS[:, 0]
 
@@ -128,9 +128,9 @@ class ActionReward(Probe):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObservationActionReward(Probe):
-    """Action 0 is right where the observation is -1, action 1 where it is 1.
+    """Action 0 is correct if the observation is -1, action 1 if it is 1.
 
-    Does the policy use the observation? A right action earns 1, a wrong one -1.
+    Does the policy use the observation? A correct action earns 1, a wrong one -1.
     """
 
     num_cues = 2
@@ -145,7 +145,7 @@ class ObservationActionReward(Probe):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DelayedReward(Probe):
-    """A reward of 1 after a few steps, whatever the actions: is the discount right?
+    """A reward of 1 after a few steps, for all actions: is the discount correct?
 
     The observation is the time, one-hot. The policy does not matter, so the values are exact for
     every agent.
@@ -173,7 +173,7 @@ class DelayedReward(Probe):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Truncation(Probe):
-    """A reward of 1 for ever, cut by a time limit: does the value bootstrap at the cut?
+    """A reward of 1 at every step, with a time limit: does the value bootstrap there?
 
     The observation does not show the time, and the task never terminates, so the value is the
     infinite sum `1 / (1 - gamma)`. An agent that learns the cut as a termination learns less.
@@ -209,7 +209,7 @@ class MaskedAction(Probe):
     illegal_reward = 10.0
 
     def observations(self) -> types.PyTree:
-        """The three situations, `[3, 3]` leaves; row `i` forbids action `i`."""
+        """The three cues, `[3, 3]` leaves; row `i` forbids action `i`."""
         illegal = np.eye(3, dtype=np.float32)
         return {"features": illegal, environment.ACTION_MASK: illegal == 0.0}
 
@@ -224,9 +224,9 @@ class MaskedAction(Probe):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MultiDiscreteReward(Probe):
-    """An action of two parts, of 2 and 3 values; each part has a right value, which is observed.
+    """An action of two parts, of 2 and 3 values; each part has a correct value, which is observed.
 
-    Each right part earns 0.5.
+    Each correct part earns 0.5.
 
     Attributes:
       masked: whether the observation is a dict with a mask `[2, 3]`, whose only false entry is the
@@ -238,7 +238,7 @@ class MultiDiscreteReward(Probe):
     action = specs.BoundedArray((2,), np.int32, 0, np.array([1, 2], np.int32))
 
     def observations(self) -> types.PyTree:
-        """The six pairs of right values, one-hot, `[6, 5]`; and the mask, `[6, 2, 3]`."""
+        """The six pairs of correct values, one-hot, `[6, 5]`; and the mask, `[6, 2, 3]`."""
         cue = np.arange(6)
         first, second = np.eye(2, dtype=np.float32), np.eye(3, dtype=np.float32)
         features = np.concatenate([first[cue // 3], second[cue % 3]], axis=1)
@@ -265,7 +265,7 @@ class ContinuousReward(Probe):
     )
 
     def targets(self) -> np.ndarray:
-        """The best action in each situation, `[2, 2]`."""
+        """The best action for each cue, `[2, 2]`."""
         return np.array([[-0.5, 2.5], [0.25, 1.5]], np.float32)
 
     def observations(self) -> np.ndarray:
@@ -295,7 +295,7 @@ class Memory(Probe):
     memoryless_return = 0.0
 
     def observations(self) -> np.ndarray:
-        """The two cues, `[2, 2]`: later observations do not tell the state."""
+        """The two cues, `[2, 2]`: later observations do not determine the state."""
         return np.array([[-1.0, 0.0], [1.0, 0.0]], np.float32)
 
     def value(self, gamma: float) -> np.ndarray:

@@ -60,7 +60,7 @@ def box(image: np.ndarray, centre: Point, size: Point, colour: Colour, corner: f
       centre: its middle.
       size: its width and height.
       colour: the colour to paint it with.
-      corner: the radius of its corners, in pixels.
+      corner: radius of its corners, in pixels.
     """
     x, y = _pixel_centres(image)
     beyond_x = np.abs(x - centre[0]) - size[0] / 2 + corner
@@ -70,15 +70,15 @@ def box(image: np.ndarray, centre: Point, size: Point, colour: Colour, corner: f
     _blend(image, outside + inside - corner, colour)
 
 
-def board(rows: int, columns: int, least_side: int = 240) -> tuple[np.ndarray, int]:
+def board(rows: int, columns: int, min_side: int = 240) -> tuple[np.ndarray, int]:
     """Returns an image of empty cells, and the side of a cell in pixels.
 
     Args:
       rows: height of the board, in cells.
       columns: width of the board, in cells.
-      least_side: the shorter side of the image has at least so many pixels.
+      min_side: minimum length of the shorter side, in pixels.
     """
-    side = -(-least_side // min(rows, columns))
+    side = -(-min_side // min(rows, columns))
     image = canvas(rows * side, columns * side)
     image[::side] = image[:, ::side] = LINE
     image[-1] = image[:, -1] = LINE
@@ -99,6 +99,6 @@ def _pixel_centres(image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _blend(image: np.ndarray, distance: np.ndarray, colour: Colour) -> None:
-    """Paints where the signed `distance` to an edge `[height, width]` is negative, softly."""
+    """Paints pixels with negative signed `distance` to an edge, `[height, width]`, antialiased."""
     coverage = np.clip(0.5 - distance, 0.0, 1.0)[..., None]
     image += coverage * (np.asarray(colour, np.float32) - image)

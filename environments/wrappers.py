@@ -1,8 +1,7 @@
-"""Wrappers of JAX environments: time limits, reward scales, flat observations, visible states.
+"""Wrappers of JAX environments.
 
-A wrapper takes `environment` as an instance, or as a class or other callable that makes one, as gin
-passes it. Observations are normalised by agents, not here: their statistics are learnt, and belong
-in a checkpoint.
+The argument `environment` of a wrapper is an instance, or a class or other callable that returns
+one, as in gin files. Agents normalise observations: the statistics belong in their checkpoints.
 
 Axis legend: `N` features, `A` joint actions, `D` parts of a multi-discrete action.
 """
@@ -24,8 +23,8 @@ from podracers import environment, errors, types
 def build(
     wrapped: environment.Environment | Callable[[], environment.Environment],
 ) -> environment.Environment:
-    """Returns the environment itself, or the one that the class or callable makes."""
-    # A class has the methods of the protocol too, so `isinstance` alone cannot tell it apart.
+    """Returns the environment itself, or the result of the class or callable."""
+    # A class also has the methods of the protocol, so `isinstance` alone is not enough.
     if isinstance(wrapped, type) or not isinstance(wrapped, environment.Environment):
         if not callable(wrapped):
             raise errors.UserError(
@@ -37,10 +36,10 @@ def build(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapper:
-    """An environment around another one; a subclass changes its time steps in `_convert`.
+    """An environment around another one; subclasses change its time steps in `_convert`.
 
     Attributes:
-      environment: inner environment; always an instance once the wrapper is built.
+      environment: inner environment; an instance after construction.
     """
 
     environment: environment.Environment | Callable[[], environment.Environment]
@@ -71,7 +70,7 @@ class Wrapper:
 
     @property
     def render(self) -> Callable[[Any], np.ndarray]:
-        """Draws a state of this wrapper; absent, as an attribute, where the inner one has none."""
+        """Draws a state; the attribute is absent if the inner environment has none."""
         return self.environment.render
 
 
@@ -86,7 +85,7 @@ class TimeLimitState(NamedTuple):
 class TimeLimit(Wrapper):
     """Truncates episodes: LAST with the discount of the inner environment, which is 1.
 
-    An episode that the inner environment ends at the very limit is left as it is.
+    If the inner environment ends the episode at the limit, its time step is unchanged.
 
     Attributes:
       max_episode_steps: time limit, in agent steps.
@@ -114,7 +113,7 @@ class TimeLimit(Wrapper):
     def step(
         self, state: TimeLimitState, action: jax.Array
     ) -> tuple[TimeLimitState, types.TimeStep]:
-        """Steps, and cuts the episode at the limit."""
+        """Advances one step, and ends the episode at the limit."""
         inner, timestep = self.environment.step(state.inner, action)
         time = state.time + 1
         last = timestep.last() | (time >= self.max_episode_steps)
@@ -123,14 +122,14 @@ class TimeLimit(Wrapper):
 
     @property
     def render(self) -> Callable[[TimeLimitState], np.ndarray]:
-        """Draws a state; absent, as an attribute, where the inner environment has none."""
+        """Draws a state; the attribute is absent if the inner environment has none."""
         draw = self.environment.render
         return lambda state: draw(state.inner)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RewardScale(Wrapper):
-    """Multiplies rewards; the returns that are logged are then scaled as well.
+    """Multiplies rewards, and hence logged returns.
 
     Attributes:
       scale: factor of the rewards.
@@ -144,10 +143,10 @@ class RewardScale(Wrapper):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FlattenObservation(Wrapper):
-    """Lays all parts of an observation end to end, as float32 `[N]`.
+    """Concatenates all parts of an observation, as float32 `[N]`.
 
-    An action mask stays as it is: the observation is then a dict of `observation` and
-    `action_mask`. Parts follow one another in the order of `jax.tree`: dicts by sorted key.
+    An action mask stays separate: the observation is then a dict of `observation` and
+    `action_mask`. Parts are in the order of `jax.tree`: dicts by sorted key.
     """
 
     @property
@@ -167,7 +166,7 @@ class FlattenObservation(Wrapper):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SelectObservation(Wrapper):
-    """Keeps some parts of a dict observation, and the action mask where there is one.
+    """Keeps some parts of a dict observation, and the action mask if present.
 
     Attributes:
       environment: inner environment, whose observation is a dict.
@@ -177,7 +176,7 @@ class SelectObservation(Wrapper):
     keys: Sequence[str] = ()
 
     def __post_init__(self):
-        """Checks that the parts are there."""
+        """Checks that the parts exist."""
         super().__post_init__()
         known = self.environment.spec.observation
         if not isinstance(known, dict) or not self.keys or set(self.keys) - set(known):
@@ -240,9 +239,9 @@ class FlattenAction(Wrapper):
         return super().step(state, inner_action)
 
     def _part_sizes(self) -> tuple[int, ...]:
-        """Returns how many values each part has."""
+        """Returns the number of values of each part."""
         action = self.environment.spec.action
-        return tuple(int(most) + 1 for most in np.broadcast_to(action.maximum, action.shape))
+        return tuple(int(maximum) + 1 for maximum in np.broadcast_to(action.maximum, action.shape))
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         _, mask = _split_mask(timestep.observation)
@@ -257,25 +256,23 @@ class FlattenAction(Wrapper):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Searchable(Wrapper):
-    """Puts the environment's state into the observation, for agents that search with it.
+    """Adds the environment's state to the observation, for agents that search from it.
 
-    Agents get time steps and nothing else, so a search has to begin with what is in them. The state
-    is the part `environment.STATE` of the observation, a dict of the state's leaves with typed keys
-    as their data, which no network sees; an observation that is one array becomes the part
-    `observation`. The specification names this environment as the one that steps from such a state.
-    Runners know nothing of it.
+    Agents receive time steps only, so these must hold the state. The state is the part
+    `environment.STATE` of the observation: a dict of the state's leaves, with typed keys as their
+    data. Networks ignore it; an observation that is one array becomes the part `observation`. The
+    field `model` of the specification is this environment, which steps from such a state.
 
-    It has to be the outermost wrapper, or the states of those outside are lost; and states should
-    be small, for they travel to the learner with the observation.
+    This wrapper must be the outermost one: the states of wrappers around it would be lost. States
+    should be small, because they are sent to the learner with the observation.
     """
 
     def __post_init__(self):
-        """Refuses environments of the host, which cannot be stepped from a state."""
+        """Checks that the environment is a JAX environment."""
         if environment.is_host(self.environment):
             raise errors.UserError(
-                "Searchable needs a JAX environment, whose states can be stepped from; "
-                f"{getattr(self.environment, '__name__', type(self.environment).__name__)} is "
-                "stepped on the host"
+                "Searchable: expected a JAX environment, got a host environment: "
+                f"{getattr(self.environment, '__name__', type(self.environment).__name__)}"
             )
         super().__post_init__()
 
@@ -290,28 +287,28 @@ class Searchable(Wrapper):
         )
 
     def step_from(
-        self, shown: types.PyTree, action: jax.Array
+        self, state: types.PyTree, action: jax.Array
     ) -> tuple[types.TimeStep, types.PyTree]:
-        """Returns where an action leads from a state; see `environment.EnvironmentModel`."""
-        state, timestep = self.environment.step(self._unpack(shown), action)
+        """Returns the time step and the packed state after an action; see `EnvironmentModel`."""
+        inner, timestep = self.environment.step(self._unpack(state), action)
         observation = environment.without_state(_with_state(timestep.observation, ()))
-        return timestep._replace(observation=observation), self._pack(state)
+        return timestep._replace(observation=observation), self._pack(inner)
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         return timestep._replace(observation=_with_state(timestep.observation, self._pack(state)))
 
     @functools.cached_property
     def _layout(self) -> tuple[Any, list[jax.ShapeDtypeStruct], list[Any]]:
-        """The state's tree, its leaves' shapes and dtypes, and which generators its keys are of."""
+        """The state's tree, its leaves' shapes and dtypes, and the generators of its keys."""
         generators = []
 
-        def look():
+        def reset():
             state = self.environment.reset(jax.random.key(0))[0]
             leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(state)]
             generators.extend(jax.random.key_impl(x) if _is_key(x) else None for x in leaves)
             return state
 
-        leaves, tree = jax.tree.flatten(jax.eval_shape(look))
+        leaves, tree = jax.tree.flatten(jax.eval_shape(reset))
         return tree, leaves, generators
 
     def _pack(self, state: Any) -> dict[str, jax.Array]:
@@ -324,7 +321,7 @@ class Searchable(Wrapper):
         return {f"{i:03}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
 
     def _unpack(self, packed: dict[str, jax.Array]) -> Any:
-        """Returns the state whose leaves are packed."""
+        """Returns the state from its packed leaves."""
 
         def wrapped(leaf: jax.Array, template: jax.ShapeDtypeStruct, generator: Any) -> jax.Array:
             if generator is None:
@@ -344,7 +341,7 @@ def _split_mask(observation: types.PyTree) -> tuple[types.PyTree, Any]:
 
 
 def _join_mask(observation: Any, mask: Any) -> types.PyTree:
-    """Returns a flat observation, with its mask where there is one."""
+    """Returns a flat observation, with its mask if present."""
     if mask is None:
         return observation
     return {"observation": observation, environment.ACTION_MASK: mask}

@@ -26,24 +26,24 @@ _STEP = ("reward", "done", "trunc", "elapsed_step")
 class EnvPool:
     """A factory of EnvPool environments that keep the contract (`docs/architecture.md`).
 
-    - Observations are an array, or nested dicts of them; 64-bit floats become 32-bit ones, and
-      images lie `[height, width, channels]`.
+    - Observations are an array, or nested dicts of arrays; 64-bit floats become 32-bit floats, and
+      images are `[height, width, channels]`.
     - Frames are not stacked (networks do that): the option `stack_num` is 1 unless set.
     - A multi-discrete action whose mask covers the joint choice becomes one flat discrete action.
-    - Rewards are the simulator's own.
-    - The time limit truncates, unless the task ends by its own rules on that very step. An end on
-      that step counts as truncated where the simulator's clock cannot be set and its report does
-      not tell the two apart (Jumanji's, see `families`).
+    - Rewards are unchanged.
+    - The time limit truncates, unless the task ends by its own rules on the same step. An end on
+      that step is truncated if the simulator's clock cannot be set and its report does not
+      distinguish the two (Jumanji, see `families`).
 
     Attributes:
       task_id: EnvPool id, such as `Pong-v5`, `Hopper-v4` or `Jumanji/Snake-v1`.
       options: keyword arguments of `envpool.make` for the task.
       max_episode_steps: time limit, in agent steps; None for the task's own.
-      action_repeat: number of EnvPool's steps that an agent step takes. Their rewards are added
-        up; an episode that ends among them ends the agent step. Unlike the option `frame_skip`,
-        which in dm_control's tasks gives the reward of the last simulator step alone. Each of
-        EnvPool's steps makes an observation: with `from_pixels` that many images are drawn.
-      observation_keys: parts of a dict observation to keep, besides an action mask; None for all.
+      action_repeat: number of EnvPool's steps per agent step. Rewards are summed; the end of an
+        episode ends the agent step. (The option `frame_skip` of dm_control's tasks returns only the
+        reward of the last simulator step.) Each of EnvPool's steps creates an observation, with
+        `from_pixels` an image.
+      observation_keys: parts of a dict observation to keep, beside the action mask; None for all.
     """
 
     task_id: str
@@ -64,12 +64,12 @@ class EnvPool:
 
     @property
     def jax_twin(self) -> str | None:
-        """The gin name of the same task written in JAX, or None."""
+        """The gin name of a JAX implementation of the task, or None."""
         return families.jax_twin(self._task.task_id)
 
     @property
     def render(self) -> Callable[[types.TimeStep], np.ndarray]:
-        """Draws a time step; absent, as an attribute, unless the observation is an image."""
+        """Draws a time step; the attribute is absent unless the observation is an image."""
         return adaptors.image_of(self.spec)
 
     def make(self, key: jax.Array, env_id: np.ndarray, num_threads: int) -> "EnvPoolEnvironment":
@@ -92,8 +92,8 @@ class EnvPool:
         folders = self._task.family.folders
         directory = scratch.Directory(folders) if folders else None
         try:
-            # No local variable holds the pool: the simulators end with its last reference, and a
-            # frame that imports modules for the first time may be kept alive with its variables.
+            # No local variable refers to the pool: the simulators end with its last reference, and
+            # a frame that imports modules for the first time may stay alive with its variables.
             return EnvPoolEnvironment(
                 directory.start(start) if directory else start(),
                 self._task,
@@ -127,8 +127,8 @@ class EnvPool:
 class EnvPoolEnvironment:
     """`B` simulators of one task; `EnvPool.make` makes it (see `environment.HostEnvironment`).
 
-    EnvPool restarts the episodes that it ended at their next step. Rows that the adaptor cut at
-    their time limit are reset explicitly in that step, while the others are stepped.
+    EnvPool restarts episodes that it ended at the next step. Rows that the adaptor ended at the
+    time limit are reset explicitly in that step, while the others are stepped.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class EnvPoolEnvironment:
         self._rows = np.arange(self._num_envs, dtype=np.int32)
         self._last = np.zeros(self._num_envs, bool)  # where the latest time step was LAST
         self._cut = np.zeros(self._num_envs, bool)  # of these, where the adaptor ended the episode
-        self._action = None  # of the step in flight, as EnvPool takes it
+        self._action = None  # actions of the current step, in EnvPool's format
         keys = (*_STEP, *task.family.evidence, *spaces.keys_of(observation))
         index = {name: i for i, name in enumerate(pool._state_keys)}
         self._index = {key: index[key] for key in keys if key in index}
@@ -175,7 +175,7 @@ class EnvPoolEnvironment:
             return
         self._action = self._actions.decode(action)
         if self._cut.any():
-            # EnvPool can only write the batch of one call at a time: `recv` does the resets.
+            # EnvPool returns the batch of one call at a time: `recv` calls the resets.
             self._step(~self._cut)
         else:
             self._pool.send(self._action)
@@ -204,16 +204,16 @@ class EnvPoolEnvironment:
             directory.close()
 
     def _step(self, rows: np.ndarray) -> None:
-        """Begins a step of those environments where the mask `[B]` is true."""
+        """Begins a step of the environments selected by a mask `[B]`."""
         self._pool.send(self._action[rows], self._rows[rows])
 
     def _ended(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        """Returns `[B]`, whether EnvPool or the time limit ends an episode here."""
+        """Returns `[B]` bool, where EnvPool or the time limit ends an episode."""
         return state["done"] | (state["elapsed_step"] >= self._limit)
 
     def _receive(self) -> dict[str, np.ndarray]:
-        """Returns the arrays that are needed, by EnvPool's names; they are fresh."""
-        # The public `recv` also builds arrays that are not needed, such as Atari's memory.
+        """Returns new arrays of the required entries, by EnvPool's names."""
+        # The public `recv` also creates unused arrays, such as Atari's memory.
         arrays = self._pool._recv()
         return {key: arrays[i] for key, i in self._index.items()}
 
@@ -235,7 +235,7 @@ class EnvPoolEnvironment:
 def _merge(
     mask: np.ndarray, chosen: dict[str, np.ndarray], others: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Returns arrays `[B, ...]` with `chosen` where `mask` `[B]` is true, and else `others`."""
+    """Returns arrays `[B, ...]`: rows of `chosen` where `mask` `[B]` is true, others elsewhere."""
     merged = {}
     for key, array in others.items():
         merged[key] = np.empty((len(mask), *array.shape[1:]), array.dtype)

@@ -1,17 +1,16 @@
 """Differences between EnvPool's families of simulators: options, time limits, system libraries.
 
 Ends of episodes. EnvPool reports an episode's last step as truncated exactly if the simulator's
-clock has run out by then, even where the task ended by its own rules on that very step; some
-families keep clocks that its options do not reach, and do not report them at all. Hence three
-kinds of `Clock`:
+clock has expired, even if the task ended by its own rules on the same step. Some families have
+clocks that options cannot set and that are not reported. Hence three kinds of `Clock`:
 
-- `LATE`: the simulator's clock is set late enough never to end an episode, and the adaptor cuts the
-  episode at the limit. Every end that the simulator reports is a termination.
+- `LATE`: the simulator's clock is set too late to end an episode, and the adaptor ends the episode
+  at the limit. Every end that the simulator reports is a termination.
 - `FLAGGED`: rewards depend on the limit (MiniGrid), or the family reports terminations (Atari): the
   simulator's clock is set to the limit, and its report is used unless there is evidence of a
   termination.
-- `FIXED`: the clock cannot be set. The adaptor cuts episodes at lower limits; an end at the step
-  at which the clock runs out counts as truncated unless there is evidence of a termination.
+- `FIXED`: the clock cannot be set. The adaptor ends episodes at lower limits; an end at the step
+  at which the clock expires is a truncation unless there is evidence of a termination.
 
 Axis legend: `B` streams.
 """
@@ -45,7 +44,7 @@ _SET_ELSEWHERE = {
     "gym_reset_return_info": "the adaptor needs it as it is",
     "max_episode_steps": "it is EnvPool.max_episode_steps",
 }
-# Options that would break the contract unless they are false.
+# Options that break the contract unless they are false.
 _REFUSED = {
     "reward_clip": "rewards are never clipped here: agents clip them",
     "zero_discount_on_life_loss": "discounts are 0 at terminations alone; episodic_life ends "
@@ -88,12 +87,12 @@ class Family:
     Attributes:
       name: name of the simulator in messages.
       clock: how episodes end at the time limit.
-      spare: number of steps by which a `LATE` clock is set later than the limit.
-      evidence: names of EnvPool's arrays that are not 0 at the last step of an episode that
-        terminated; a task may lack some.
+      spare: number of steps between the limit and a `LATE` clock.
+      evidence: names of EnvPool's arrays that are nonzero at the last step of a terminated
+        episode; a task may lack some.
       options: defaults that differ from EnvPool's, for tasks that have these options.
-      folders: subdirectories of its working directory, into which it writes. They are made
-        beforehand, for its processes would race to make them.
+      folders: subdirectories of its working directory, into which it writes. They are created
+        beforehand, because its processes would race to create them.
     """
 
     name: str
@@ -104,19 +103,19 @@ class Family:
     folders: tuple[str, ...] = ()
 
 
-# By EnvPool's own module. Frames are stacked in networks (`agents.networks`), so that each crosses
-# to the device, and is stored, once.
+# By EnvPool's module. Networks stack frames (`agents.networks`), so that each frame is transferred
+# and stored once.
 FAMILIES = {
     "envpool.atari": Family(
         "Atari", Clock.FLAGGED, evidence=("info:terminated",), options={"stack_num": 1}
     ),
     "envpool.box2d": Family("Box2D"),
     "envpool.classic_control": Family("classic control"),
-    # Its episodes go on for one step after the limit that it is given.
+    # Its episodes last one step longer than its limit.
     "envpool.gfootball": Family("Google Research Football", spare=0),
     "envpool.highway": Family("Highway", Clock.FIXED, evidence=("info:crashed", "info:is_success")),
     "envpool.jumanji": Family("Jumanji", Clock.FIXED),
-    # Only reaching a goal and bumping into obstacles have a reward.
+    # Only reaching a goal and hitting an obstacle give a reward.
     "envpool.minigrid": Family("MiniGrid", Clock.FLAGGED, evidence=("reward",)),
     "envpool.mujoco": Family("MuJoCo"),
     "envpool.pgx": Family("Pgx"),
@@ -127,7 +126,7 @@ FAMILIES = {
         options={"channel_first": False},
     ),
     "envpool.toy_text": Family("toy text"),
-    # Its other actions are presses of single buttons, without bounds.
+    # Its other actions are single buttons, without bounds.
     "envpool.vizdoom": Family(
         "ViZDoom",
         options={"stack_num": 1, "use_combined_action": True},
@@ -143,10 +142,10 @@ class Task:
     Attributes:
       task_id: EnvPool id.
       family: simulator behind it.
-      options: EnvPool's keyword arguments, all but those of the pool: numbers, threads, seeds.
+      options: EnvPool's keyword arguments, without those of the pool (numbers, threads, seeds).
       limit: EnvPool's steps after which an episode is truncated, or None.
-      clock_limit: elapsed steps from which on an end counts as a truncation, unless there is
-        evidence that the rules ended the episode.
+      clock_limit: elapsed steps from which an end is a truncation, unless there is evidence of a
+        termination.
       pool_spec: EnvPool's specification.
     """
 
@@ -158,7 +157,7 @@ class Task:
     pool_spec: Any
 
     def terminated(self, state: State) -> np.ndarray:
-        """Returns a bool array `[B]`: the rules of the task ended the episode here."""
+        """Returns `[B]` bool, where the rules of the task end the episode."""
         done = state["done"]
         if self.family.clock is Clock.LATE or not done.any():
             return done
@@ -176,16 +175,16 @@ def load(
     max_episode_steps: int | None,
     action_repeat: int = 1,
 ) -> Task:
-    """Checks a task and its options, and returns it; starts no simulator.
+    """Returns a task after checking its options; starts no simulator.
 
     Args:
       task_id: EnvPool id.
-      options: EnvPool's keyword arguments that the user gives.
+      options: the user's keyword arguments of EnvPool.
       max_episode_steps: time limit, in agent steps; None for the task's own.
-      action_repeat: number of EnvPool's steps that an agent step takes.
+      action_repeat: number of EnvPool's steps per agent step.
 
     Raises:
-      errors.UserError: there is no such task or option, or something to install is missing.
+      errors.UserError: the task or option does not exist, or a package is missing.
     """
     import envpool  # noqa: PLC0415  (slow to import)
     from envpool.registration import registry  # noqa: PLC0415
@@ -224,7 +223,7 @@ def load(
 
 
 def cannot_start(task_id: str, error: Exception) -> errors.UserError:
-    """Returns the error of a task that EnvPool cannot make, with the package to install."""
+    """Returns an error with the package to install, for a task that EnvPool cannot make."""
     text = " ".join(str(error).split())
     library = re.search(r"lib[\w+-]+\.so[.\d]*", text)
     if "Qt 5" in text or (library and "Qt5" in library.group()):
@@ -268,14 +267,14 @@ def _check_options(task_id: str, options: Mapping[str, Any], known: set[str]) ->
                 f"EnvPool's {task_id} with from_pixels needs an EGL driver, and there is none: "
                 "apt-get install libegl-mesa0, or the driver of your GPU"
             )
-        _show_egl()
+        _load_egl()
 
 
-def _show_egl() -> None:
-    """Loads the EGL of EnvPool's wheel with symbols that all libraries of the process see.
+def _load_egl() -> None:
+    """Loads the EGL of EnvPool's wheel with global symbols.
 
-    EnvPool makes its contexts with it; MuJoCo looks it up among the symbols of the process, and
-    ends the process without it. The system's own EGL has no access to these contexts.
+    EnvPool creates its contexts with it. MuJoCo looks it up among the symbols of the process, and
+    aborts the process without it. The system's EGL cannot use these contexts.
     """
     import envpool  # noqa: PLC0415  (slow to import)
 
@@ -285,11 +284,11 @@ def _show_egl() -> None:
 
 
 def _default_limit(task_id: str, family: Family, configured: int) -> int | None:
-    """Returns the time limit that a task has by itself, if it has one."""
+    """Returns the default time limit of a task, or None."""
     if family.name == "Jumanji" and not task_id.rsplit("/", maxsplit=1)[-1].startswith(
         _JUMANJI_CLOCKS
     ):
-        return None  # these end by construction; EnvPool's number is only a bound
+        return None  # these end by construction; EnvPool's number is an upper bound
     return configured if 0 < configured < NO_LIMIT else None
 
 
@@ -315,7 +314,7 @@ def _check_limit(
 
 
 def jax_twin(task_id: str) -> str | None:
-    """Returns the gin name of the same task written in JAX, or None."""
+    """Returns the gin name of a JAX implementation of the task, or None."""
     ours = {
         "CartPole-v1": "@cartpole.CartPole",
         "Pendulum-v1": "@pendulum.Pendulum",
@@ -326,7 +325,7 @@ def jax_twin(task_id: str) -> str | None:
     from envpool.registration import registry  # noqa: PLC0415
 
     name = task_id.rpartition("/")[2]
-    # Jumanji's own registry is not asked: importing it initialises a backend.
+    # Jumanji's registry is not used: its import initialises a backend.
     if registry.specs[task_id][0] == "envpool.jumanji" and name != "Connector-v2":
         return f"@jumanji.Jumanji with Jumanji.name = '{name}'"
     return None

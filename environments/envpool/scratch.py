@@ -1,4 +1,4 @@
-"""A temporary working directory for simulators that write files wherever they are started."""
+"""Temporary working directory for simulators that write files into the working directory."""
 
 import ctypes
 import os
@@ -12,11 +12,11 @@ from podracers import errors
 from podracers.supervision import children, watchdog
 
 _CLONE_FS = 0x200  # linux/sched.h
-_CLOSING = 5.0  # seconds that processes get to end by themselves
+_CLOSING = 5.0  # seconds for processes to end by themselves
 
 
 class Directory:
-    """A new directory; it is removed by `close`, or else when this process ends.
+    """A new directory, removed by `close` or at the end of this process.
 
     Args:
       folders: subdirectories that the simulator expects in its working directory.
@@ -36,10 +36,10 @@ class Directory:
         warning; files that the simulator writes stay there.
 
         Raises:
-          errors.UserError: the subdirectories cannot be made.
+          errors.UserError: the subdirectories cannot be created.
         """
         outcome: dict[str, Any] = {}
-        # A daemon, for it may never return.
+        # A daemon, because it may never return.
         thread = threading.Thread(target=self._start, args=(start, outcome), daemon=True)
         thread.start()
         thread.join()
@@ -51,11 +51,11 @@ class Directory:
         try:
             self._enter()
             outcome["result"] = start()
-        except Exception as error:  # raised by the thread that waits
+        except Exception as error:  # raised by the waiting thread
             outcome["error"] = error
 
     def _enter(self) -> None:
-        """Makes the directory the working directory of this thread alone, if that is allowed."""
+        """Makes the directory this thread's working directory, if the system allows it."""
         if error := _unshare_working_directory():
             warnings.warn(
                 f"a thread cannot have a working directory of its own here ({os.strerror(error)}): "

@@ -1,4 +1,4 @@
-"""EnvPool's arrays as the contract's: specs, layouts and dtypes, all vectorised over the streams.
+"""Conversion of EnvPool's arrays to the contract: specs, layouts and dtypes, batched over streams.
 
 Axis legend: `B` streams, `C` channels.
 """
@@ -14,7 +14,7 @@ from dm_env import specs
 from environments import adaptors
 from podracers import environment, errors, types
 
-_PLAYERS = -1  # EnvPool's mark of an axis of players, of whom there is one
+_PLAYERS = -1  # EnvPool's marker of the axis of players, which has size 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Leaf:
 
     Attributes:
       key: EnvPool's name of the array.
-      spec: specification that agents see.
+      spec: specification of the contract.
       channels_first: whether it is an image `[C, height, width]` that becomes `[height, width, C]`.
-      is_mask: whether it is the action mask, in which some action is always legal.
+      is_mask: whether it is the action mask; at least one action is always legal.
     """
 
     key: str
@@ -41,7 +41,7 @@ class Leaf:
         # For one channel, the two layouts are the same bytes.
         array = array.reshape(array.shape[0], *self.spec.shape)
         if self.is_mask:
-            # Some of Jumanji's mazes begin walled in; the episode ends there whatever is done.
+            # Some of Jumanji's mazes begin without a legal move; any action ends the episode.
             return array | ~array.any(axis=-1, keepdims=True)
         return array.astype(self.spec.dtype, copy=False)
 
@@ -58,7 +58,7 @@ def actions(task_id: str, pool_spec: Any) -> adaptors.ActionCodec:
     inner = pool_spec.action_array_spec[names[0]]
     bounds = np.array([np.min(inner.minimum), np.max(inner.maximum)], np.float64)
     shape = _shape(inner)
-    # ViZDoom numbers its combinations of buttons by a float without axes: a discrete action.
+    # ViZDoom's combinations of buttons are a float scalar: a discrete action.
     continuous = np.dtype(inner.dtype).kind == "f" and shape
     if continuous and np.any(np.abs(bounds) > np.finfo(np.float32).max / 2):
         raise errors.UserError(
@@ -76,13 +76,13 @@ def observation(
     """Returns a tree of `Leaf`: one, or a nested dict of them.
 
     Args:
-      task_id: for messages.
-      pool_spec: EnvPool's.
-      codec: of the task's actions, which masks follow.
-      keys: which parts of a dict to keep besides a mask; None for all.
+      task_id: EnvPool id, for error messages.
+      pool_spec: EnvPool's specification.
+      codec: translation of the task's actions, which defines masks.
+      keys: parts of a dict to keep in addition to a mask; None for all.
 
     Raises:
-      errors.UserError: there are no such parts.
+      errors.UserError: a part does not exist.
     """
     tree: dict[str, Any] = {}
     for key, array in pool_spec.state_array_spec.items():
@@ -124,13 +124,13 @@ def _leaf(key: str, array: Any, codec: adaptors.ActionCodec) -> Leaf:
     if key == f"obs:{environment.ACTION_MASK}":
         spec = specs.BoundedArray(codec.mask_shape(), bool, False, True, name)
         return Leaf(key, spec, is_mask=True)
-    # The smallest axis of an image is that of its channels.
+    # The smallest axis of an image is the channel axis.
     channels_first = dtype == np.uint8 and len(shape) == 3 and shape[0] < min(shape[1:])
     if channels_first:
         shape = (*shape[1:], shape[0])
     if dtype == np.uint8:
         return Leaf(key, specs.BoundedArray(shape, dtype, 0, 255, name), channels_first)
-    # Other bounds are not believed: many are those of the dtype, and some are exceeded.
+    # Other bounds are ignored: many are those of the dtype, and some are exceeded.
     narrow = {"float64": np.float32, "int64": np.int32}.get(dtype.name, dtype)
     return Leaf(key, specs.Array(shape, narrow, name), channels_first)
 

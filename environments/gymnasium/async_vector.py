@@ -1,18 +1,18 @@
-"""Gymnasium environments in worker processes, each of which steps a few.
+"""Gymnasium environments in worker processes, with several environments per process.
 
 Workers are plain child processes that start a new interpreter. A fork of a process that runs JAX
 may deadlock on locks that threads of the parent hold, and `multiprocessing`'s spawn imports the
 main script again, which then needs an `if __name__ == "__main__"`.
 
-A worker ends when its parent does; signals are handled by the parent alone, for Ctrl-C reaches
-every process of a terminal.
+A worker ends when its parent does. Workers ignore signals, because Ctrl-C reaches every process of
+a terminal and the parent handles it.
 
 `gymnasium.vector.AsyncVectorEnv` (1.3) is not used: it starts one process per environment (a sixth
 of the steps per second: CartPole, 64 environments, two cores), reports a worker that dies as an
 `EOFError` without its name or exit code, and its workers outlive a parent that is killed during a
 long step.
 
-Axis legend: `B` streams. This module does not import JAX: worker processes start faster without.
+Axis legend: `B` streams. This module does not import JAX: worker processes start faster without it.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from podracers import errors
 
 _START, _RESET, _STEP = range(3)  # requests to a worker
 _CLOSING = 2.0  # seconds for workers to close their environments
-# Workers share the cores: none of them starts a thread for each core.
+# Workers share the cores, so libraries must not start a thread per core in each worker.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -51,7 +51,7 @@ class AsyncVector:
       num_workers: number of processes; at most `B` are started.
 
     Raises:
-      errors.UserError: the options of the environment are wrong.
+      errors.UserError: the environment refuses its options.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AsyncVector:
                 self._request(worker, _START, arguments)
             self._receive_all()
         except BaseException:
-            with contextlib.suppress(errors.RunFailure):  # the first cause is the one to report
+            with contextlib.suppress(errors.RunFailure):  # the first error is the cause
                 self.close()
             raise
 
@@ -95,16 +95,18 @@ class AsyncVector:
         return _concatenate(self._receive_all())
 
     def close(self) -> None:
-        """Ends the processes: on request at first, then by force, even in the middle of a step.
+        """Ends the processes: first by a request, then by force, even during a step.
 
-        A thread that waits in `recv` gets an `errors.RunFailure`.
+        A thread that waits in `recv` raises `errors.RunFailure`.
 
         Raises:
           errors.RunFailure: an environment could not be closed; its process has ended nevertheless.
         """
         deadline = time.monotonic() + _CLOSING
         failures = []
-        if self._receiving.acquire(blocking=False):  # else a step hangs, which is the first cause
+        if self._receiving.acquire(
+            blocking=False
+        ):  # otherwise a step hangs, which is the first cause
             for pipe in self._pipes:
                 _shut_down(pipe, socket.SHUT_WR)
             for pipe in self._pipes:
@@ -141,7 +143,7 @@ class AsyncVector:
                     [sys.executable, "-c", program],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    process_group=0,  # a Ctrl-C must not reach it, not even while it starts
+                    process_group=0,  # Ctrl-C must not reach it, even during its start
                     env={**_ONE_THREAD, **os.environ},
                 )
             )
@@ -170,12 +172,12 @@ class AsyncVector:
     def _died(self, worker: int) -> errors.RunFailure:
         try:
             code = self._processes[worker].wait(_CLOSING)
-        except (IndexError, subprocess.TimeoutExpired):  # another thread closes; it is still ending
+        except (IndexError, subprocess.TimeoutExpired):  # closed by another thread; still ending
             code = None
-        how = ""
+        cause = ""
         if code is not None:
-            how = f" by signal {-code}" if code < 0 else f" with exit code {code}"
-        return errors.RunFailure(f"{self._name}: worker process {worker} ended{how}")
+            cause = f" by signal {-code}" if code < 0 else f" with exit code {code}"
+        return errors.RunFailure(f"{self._name}: worker process {worker} ended{cause}")
 
 
 def work(descriptor: int, parent: int) -> None:
@@ -189,7 +191,7 @@ def work(descriptor: int, parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
     vector = answer = None
-    # The parent may close the pipe at any time, also while the last answers are sent.
+    # The parent may close the pipe at any time, even while the last answers are sent.
     with connection.Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
         try:
             while not isinstance(answer, Exception):
@@ -222,20 +224,20 @@ def _serve(
 
 
 def _shut_down(pipe: connection.Connection, how: int) -> None:
-    """Ends a direction of a pipe; unlike closing, this wakes the readers at both ends."""
+    """Shuts down a direction of a pipe; unlike `close`, this wakes readers at both ends."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as end:
         end.shutdown(how)
 
 
 def _exit_after(parent: int) -> None:
-    """Ends this process within a second of its parent, also during a long step."""
+    """Ends this process within a second of its parent, even during a long step."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
 def _concatenate(parts: list[Any]) -> Any:
-    """Returns the answers of all workers as one; arrays from a pipe are fresh already."""
+    """Returns the answers of all workers as one; arrays from a pipe are already new."""
     if isinstance(parts[0], sync_vector.VectorStep):
         return sync_vector.VectorStep(*(_concatenate(list(leaves)) for leaves in zip(*parts)))
     if isinstance(parts[0], dict):

@@ -1,4 +1,4 @@
-"""Any environment that is registered with Gymnasium, a user's own included, on the host.
+"""Adaptor of Gymnasium: all registered environments, on the host.
 
 Towers et al., "Gymnasium: A Standard Interface for Reinforcement Learning Environments",
 https://arxiv.org/abs/2407.17032.
@@ -24,28 +24,28 @@ from environments import adaptors
 from environments.gymnasium import async_vector, spaces, sync_vector
 from podracers import environment, errors, types
 
-_PICTURES = "rgb_array"  # Gymnasium's name for `render` that returns them
+_PICTURES = "rgb_array"  # Gymnasium's render mode that returns arrays
 _VECTORIZATIONS = ("sync", "async")
-# gin names of the same tasks written in JAX, which Anakin compiles.
+# gin names of JAX implementations of the same tasks.
 _JAX_TWINS = {"CartPole-v1": "@cartpole.CartPole", "Pendulum-v1": "@pendulum.Pendulum"}
 _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker", "render_mode")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gymnasium:
-    """A registered Gymnasium environment, many of them at a time.
+    """A factory of batches of a registered Gymnasium environment.
 
     `environments.gymnasium.spaces` defines observations and actions. `terminated` takes precedence
     over `truncated`. The entry `action_mask` of a dict observation masks illegal actions.
     Gymnasium's checks of every step are off unless `options` has `disable_env_checker: False`.
 
     Attributes:
-      env_id: registered id, such as `CartPole-v1`; `my_package.games:Chess-v0` first imports
-        `my_package.games`, which registers it.
-      options: arguments of `gymnasium.make`: those of the environment, and `max_episode_steps`.
-      vectorization: `sync` or `async`: `sync` steps the environments one after the other in the
-        calling thread; `async` steps them in worker processes, as many as `make` may use threads,
-        while the caller does something else. The episodes are the same.
+      env_id: registered id, such as `CartPole-v1`; `my_package.games:Chess-v0` imports
+        `my_package.games` first, which registers it.
+      options: arguments of `gymnasium.make`: of the environment, and `max_episode_steps`.
+      vectorization: `sync` steps the environments one after the other in the calling thread;
+        `async` steps them in worker processes, one for each thread that `make` may use, while the
+        caller continues. Episodes are equal.
       wrappers: callables, from the inside out, that take an environment, or their names, such as
         `gymnasium.wrappers:FlattenObservation`.
     """
@@ -65,7 +65,7 @@ class Gymnasium:
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of one environment, which is made to look at its spaces, and closed."""
+        """The shapes of one environment, which is constructed temporarily."""
         name = self._factory.spec.id
         with self._temporary_env() as env:
             limit = env.spec.max_episode_steps if env.spec is not None else None
@@ -85,7 +85,7 @@ class Gymnasium:
         self, key: jax.Array, env_id: np.ndarray, num_threads: int
     ) -> environment.HostEnvironment:
         """Makes `B` environments (see `environment.HostEnvironmentFactory`)."""
-        _ = self.spec  # an environment that cannot be made is refused here, in this process
+        _ = self.spec  # raises here, in this process, for environments that cannot be made
         seeds, numbers = environment.stream_seeds(key, env_id).tolist(), env_id.tolist()
         if self.vectorization == "async":
             vector = async_vector.AsyncVector(self._factory, seeds, numbers, num_threads)
@@ -95,14 +95,14 @@ class Gymnasium:
 
     @property
     def render(self) -> Callable[[types.TimeStep], np.ndarray]:
-        """Draws a time step; absent, as an attribute, unless the observation is an image."""
+        """Draws a time step; the attribute is absent unless the observation is an image."""
         return adaptors.image_of(self.spec)
 
     def filmed(self) -> "Gymnasium":
-        """Returns this factory, with environments that draw themselves, in this process.
+        """Returns this factory with rendered environments, in this process.
 
         Raises:
-          errors.UserError: they draw no pictures, or a package that draws them is missing.
+          errors.UserError: they cannot render pictures, or a package is missing.
         """
         with self._temporary_env() as env:
             if _PICTURES not in (env.metadata.get("render_modes") or ()):
@@ -111,10 +111,10 @@ class Gymnasium:
                 )
         options = {**self.options, "render_mode": _PICTURES}
         factory = dataclasses.replace(self, options=options, vectorization="sync")
-        # Many draw with pygame, whose SDL prints errors where there is no sound card.
+        # Many render with pygame, whose SDL prints errors without a sound card.
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
         with factory._temporary_env() as env:
-            try:  # missing libraries are often found no earlier than the first picture
+            try:  # missing libraries are often detected only at the first picture
                 env.reset(seed=0)
                 picture = env.render()
             except Exception as error:
@@ -138,7 +138,7 @@ class Gymnasium:
         """Makes one environment, and closes it.
 
         Raises:
-          errors.UserError: the options do not fit, or a package is missing.
+          errors.UserError: the options are wrong, or a package is missing.
         """
         factory = self._factory
         name = f"Gymnasium's {factory.spec.id}"
@@ -181,7 +181,7 @@ class _HostEnvironment:
         return _timestep(self._vector.recv())
 
     def render(self) -> list[np.ndarray]:
-        """Returns a picture of each environment, for a factory that is `filmed`."""
+        """Returns a picture of each environment of a `filmed` factory."""
         return self._vector.render()
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ def _timestep(step: sync_vector.VectorStep) -> types.TimeStep:
 
 
 def _registered(env_id: str) -> Any:
-    """Returns Gymnasium's spec of an id, after importing the module that comes before a colon."""
+    """Returns Gymnasium's spec of an id, after importing the module before a colon."""
     module, _, name = env_id.rpartition(":")
     if module:
         _import(module, f"environment '{env_id}'")
@@ -231,7 +231,7 @@ def _import(module: str, user: str) -> Any:
 
 
 def _arguments(spec: Any) -> set[str]:
-    """Returns the names of the options of an environment; empty where it takes any."""
+    """Returns the names of an environment's options; empty if it accepts any."""
     creator = spec.entry_point
     if isinstance(creator, str):
         creator = registration.load_env_creator(creator)

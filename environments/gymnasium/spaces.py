@@ -1,13 +1,13 @@
 """Gymnasium's spaces as `dm_env` specs, and the conversion of their batches.
 
 An observation space becomes an array or a dict of arrays: `Tuple`s become dicts with the keys
-`'0'`, `'1'` and so on. Numbers of 64 bits become those of 32 that JAX works with. Where a space
-counts from `start`, the contract counts from 0.
+`'0'`, `'1'` and so on. 64-bit numbers become 32-bit numbers, as in JAX. Spaces that count from
+`start` become specs that count from 0.
 
-An action space becomes one array, whatever it is made of: its parts, in the space's own order, are
-the components of a discrete, a multi-discrete or a continuous action.
+An action space becomes one array: its parts, in the order of the space, are the components of a
+discrete, a multi-discrete or a continuous action.
 
-Axis legend: `B` streams. This module does not import JAX: worker processes start faster without.
+Axis legend: `B` streams. This module does not import JAX: worker processes start faster without it.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from podracers import errors
 
-ACTION_MASK = "action_mask"  # `podracers.environment.ACTION_MASK`, which comes with JAX
+ACTION_MASK = "action_mask"  # `podracers.environment.ACTION_MASK`; that module imports JAX
 
 _NARROW = {
     np.dtype(np.float64): np.dtype(np.float32),
@@ -37,7 +37,7 @@ def observation_spec(space: Any, name: str) -> Any:
       name: the environment's name, for error messages.
 
     Raises:
-      errors.UserError: there is a part that is no array of a fixed shape.
+      errors.UserError: a part is not an array of a fixed shape.
     """
     spec = _observation_spec(space, name, "")
     if isinstance(spec, dict) and isinstance(spec.get(ACTION_MASK), specs.Array):
@@ -96,7 +96,7 @@ def _read(space: Any, batch: Any, name: str, path: str) -> Any:
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         batch, dtype = batch - space.start, np.int32
     narrow = batch.astype(dtype, copy=False)
-    # A counter that wraps would look like any other number.
+    # An overflow would be undetectable later.
     if batch.dtype.kind in "iu" and not np.array_equal(narrow, batch):
         raise errors.UserError(
             f"{name}: observation{path} has a number that does not fit into {np.dtype(dtype)}"
@@ -112,7 +112,7 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
       name: the environment's name, for error messages.
 
     Raises:
-      errors.UserError: it is none of these, or a continuous action has no bounds.
+      errors.UserError: the space is none of these, or a continuous action has no finite bounds.
     """
     if isinstance(space, spaces.Discrete):
         return specs.DiscreteArray(int(space.n), np.int32, name="action")
@@ -141,10 +141,10 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
 
 
 def decode(space: Any, action: np.ndarray) -> Any:
-    """Returns an element of the batched action space, as `gymnasium.vector` takes it.
+    """Returns an element of the batched action space, for `gymnasium.vector`.
 
     Args:
-      space: a Gymnasium space that `action_spec` takes.
+      space: a Gymnasium space that `action_spec` accepts.
       action: `[B, ...]`, as `action_spec` describes.
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -154,7 +154,7 @@ def decode(space: Any, action: np.ndarray) -> Any:
         return decoded if isinstance(space, spaces.Dict) else tuple(decoded.values())
     action = action.astype(space.dtype).reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        # Bounds of 64 bits, rounded to 32, may lie outside of the space.
+        # 64-bit bounds, rounded to 32 bits, may lie outside the space.
         return np.clip(action, space.low, space.high)
     return action if isinstance(space, spaces.MultiBinary) else action + space.start
 

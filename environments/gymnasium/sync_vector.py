@@ -1,6 +1,6 @@
-"""A few Gymnasium environments of one process, over `gymnasium.vector.SyncVectorEnv`.
+"""Gymnasium environments of one process, in `gymnasium.vector.SyncVectorEnv`.
 
-Axis legend: `B` streams. This module does not import JAX: worker processes start faster without.
+Axis legend: `B` streams. This module does not import JAX: worker processes start faster without it.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ class VectorStep(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class EnvFactory:
-    """Makes one environment, in this process or in another one.
+    """Constructor of one environment, in this or another process.
 
     Attributes:
-      spec: Gymnasium's `EnvSpec`: another process need not have registered it.
+      spec: Gymnasium's `EnvSpec`, so that other processes need not register it.
       options: arguments of `gymnasium.make`.
       wrappers: callables, from the inside out, that take an environment.
     """
@@ -82,11 +82,11 @@ class SyncVector:
         return VectorStep(self._read(observation), reward, first, terminated, truncated)
 
     def render(self) -> list[Any]:
-        """Returns the picture that each environment draws of its state."""
+        """Returns a picture of each environment."""
         return list(self._vector.render())
 
     def close(self) -> None:
-        """Closes every environment, once, even where another one fails to close.
+        """Closes every environment once, even if another one fails to close.
 
         Raises:
           errors.RunFailure: closing failed; the first failure.

@@ -18,7 +18,7 @@ from dm_env import specs
 from podracers import environment, errors, tasks, types
 
 VARIANTS = ("short", "short_noisy", "long", "long_noisy", "distractor")
-_NUM_BITS = 22  # which action is right, whether it was chosen, and 20 that mean nothing
+_NUM_BITS = 22  # correct action, whether it was chosen, and 20 random bits
 
 
 class Params(NamedTuple):
@@ -26,13 +26,13 @@ class Params(NamedTuple):
 
     task: jax.Array  # int32, the index of its variant
     length: jax.Array  # int32, steps of an episode
-    right: jax.Array  # int32, the first action that earns 1; a distractor chain draws its own
-    noisy: jax.Array  # bool, rewards of 1 or -1 on the way
+    right: jax.Array  # int32, correct first action; unused in distractor chains
+    noisy: jax.Array  # bool, intermediate rewards of 1 or -1
     distractor: jax.Array  # bool
 
 
 class State(NamedTuple):
-    """A moment of an episode."""
+    """State of an episode."""
 
     right: jax.Array  # int32
     choice: jax.Array  # int32, the first action
@@ -44,17 +44,17 @@ class State(NamedTuple):
 class DelayedChains:
     """A family of chains (a `tasks.TaskFamily`).
 
-    There are two actions. The first one of an episode decides whether its last reward is 1 or -1;
-    all others change nothing. The length of episodes is drawn with the task. Noisy chains pay 1 or
-    -1, at random, at each step between.
+    There are two actions. The first action of an episode determines whether its last reward is 1 or
+    -1; later actions have no effect. The task determines the length of episodes. In noisy chains,
+    each intermediate reward is 1 or -1 at random.
 
-    Which action is right is drawn with the task, and the state is the first choice and the step.
-    The distractor chain draws it in each episode and shows it: its state is 22 bits, whether action
-    0 is right, whether the right one was chosen, and 20 that are drawn at each step. Bits are two
-    rows of a table each, of which one holds.
+    The task determines the correct action, and the state is the first action and the step. In the
+    distractor chain the correct action is random in each episode and observed: the state is 22
+    bits, whether action 0 is correct, whether the correct action was chosen, and 20 that are random
+    at each step. Each bit selects one of two rows of a table.
 
     Attributes:
-      variants: of `VARIANTS`, equally likely.
+      variants: names in `VARIANTS`, equally likely.
       short: the range of lengths, in steps, of the short and the distractor chains.
       long: the range of lengths, in steps, of the long chains.
     """
@@ -64,7 +64,7 @@ class DelayedChains:
     long: tuple[int, int] = (5, 50)
 
     def __post_init__(self):
-        """Refuses variants that there are not, and empty ranges."""
+        """Checks the variants and the ranges."""
         for name in self.variants:
             if name not in VARIANTS:
                 near = errors.nearest(name, VARIANTS)
@@ -97,7 +97,7 @@ class DelayedChains:
         return tuple(f"{name}_chain" for name in self.variants)
 
     def sample(self, key: jax.Array) -> Params:
-        """Draws a variant, the length and the right action."""
+        """Samples a variant, the length and the correct action."""
         variant_key, length_key, right_key = jax.random.split(key, 3)
         task = jax.random.randint(variant_key, (), 0, len(self.variants))
         ranges = [self._lengths(name) for name in self.variants]
@@ -115,7 +115,7 @@ class DelayedChains:
         return params.task
 
     def reset(self, params: Params, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Starts an episode, with nothing chosen yet."""
+        """Starts an episode."""
         right_key, key = jax.random.split(key)
         drawn = jax.random.randint(right_key, (), 0, 2)
         zero = jnp.zeros((), jnp.int32)
@@ -123,7 +123,7 @@ class DelayedChains:
         return state, types.restart(self._observe(params, state))
 
     def step(self, params: Params, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Goes one step along the chain."""
+        """Advances one step."""
         action = jnp.asarray(action, jnp.int32)
         choice = jnp.where(state.time == 0, action, state.choice)
         state = state._replace(choice=choice, time=state.time + 1)
@@ -134,7 +134,7 @@ class DelayedChains:
         return state, types.transition(self._observe(params, state), reward, terminated)
 
     def optimal_return(self, params: Params) -> float:
-        """Returns 1: noise is 0 on average."""
+        """Returns 1: the mean of the noise is 0."""
         return 1.0
 
     def _lengths(self, variant: str) -> tuple[int, int]:

@@ -16,21 +16,21 @@ def finite_horizon_values(
     """Returns the highest expected undiscounted return of an episode, from every state.
 
     Args:
-      neighbours: `[C, 9]`, where each move leads.
-      object_cell: `[N]`, cells of the objects, all different.
+      neighbours: `[C, 9]`, destination of each move.
+      object_cell: `[N]`, distinct cells of the objects.
       objects: `[N, 3]`, their rewards, probabilities of termination and of respawn.
-      collects_on_arrival: whether moves collect; otherwise nine more actions do, without moving.
+      collects_on_arrival: whether moves collect; otherwise nine other actions collect.
       num_steps: time limit.
 
     Returns:
-      `[C, K]`, with `num_steps` steps to go.
+      `[C, K]`, with `num_steps` remaining steps.
     """
     num_cells, num_objects = neighbours.shape[0], len(object_cell)
     values = np.zeros((num_cells, 1 << num_objects))
     for _ in range(num_steps):
         later = _after_respawn(values, objects[:, 2])
         if collects_on_arrival:
-            arrival = later.copy()  # value of arriving in a cell, what is collected there included
+            arrival = later.copy()  # value of arriving in a cell, including collection
             for index, cell in enumerate(object_cell):
                 _collect(arrival[cell], values[cell], objects, index)
             values = np.max(arrival[neighbours], axis=1)
@@ -46,11 +46,11 @@ def finite_horizon_values(
 
 
 def _after_respawn(values: np.ndarray, respawn: np.ndarray) -> np.ndarray:
-    """Returns expected values `[..., K]` where absent objects may still come back.
+    """Returns expected values `[..., K]` before absent objects respawn.
 
     Args:
-      values: `[..., K]`, of the present objects once they have.
-      respawn: `[N]` probabilities; an object with 0 does not come back.
+      values: `[..., K]`, values after the respawn.
+      respawn: `[N]` probabilities.
     """
     for index, probability in enumerate(respawn):
         absent = _absent(values.shape[-1], index)
@@ -63,13 +63,13 @@ def _after_respawn(values: np.ndarray, respawn: np.ndarray) -> np.ndarray:
 
 
 def _collect(target: np.ndarray, values: np.ndarray, objects: np.ndarray, index: int) -> None:
-    """Writes into `target` `[..., K]`, where the object is present, what collecting it is worth.
+    """Writes the value of collecting an object into `target`, in the sets that contain the object.
 
     Args:
-      target: written in place.
-      values: `[..., K]`, of the agent's cell after the step.
+      target: `[..., K]`, written in place.
+      values: `[..., K]`, values of the agent's cell after the step.
       objects: `[N, 3]`.
-      index: of the object that is collected: it does not come back in the same step.
+      index: index of the collected object, which does not respawn in the same step.
     """
     reward, termination, _ = objects[index]
     respawn = np.where(np.arange(len(objects)) == index, 0.0, objects[:, 2])

@@ -1,9 +1,8 @@
-"""Lifetimes: an agent's whole life in one task is one episode of one stream.
+"""Lifetimes: the training of an agent in one task is one episode of one stream.
 
-What learns from lifetimes is a rule of learning, and an agent is what it remembers: parameters that
-differ from stream to stream lie in the actor state, and those of environments in the state of the
-environment. Both begin anew where a time step is FIRST, so a lifetime fits into the contract of
-streams as it is, and under every runner.
+A meta-learner learns from lifetimes. Agents' parameters differ between streams and are part of the
+actor state; task parameters are part of the environment's state. Both are reset at FIRST, so
+lifetimes keep the contract of streams and run under every runner.
 
 Axis legend: `E` environments of one agent, `F` rows, `A` actions.
 """
@@ -22,30 +21,29 @@ from podracers import environment, errors, tasks, types
 
 
 def _family(make: tasks.TaskFamily | Callable[[], tasks.TaskFamily]) -> tasks.TaskFamily:
-    """Returns the family itself, or the one that the class makes."""
-    made = make() if isinstance(make, type) or not isinstance(make, tasks.TaskFamily) else make
-    if not isinstance(made, tasks.TaskFamily):
+    """Returns the family itself, or an instance of the class."""
+    family = make() if isinstance(make, type) or not isinstance(make, tasks.TaskFamily) else make
+    if not isinstance(family, tasks.TaskFamily):
         raise errors.UserError(
-            "expected a family of tasks, whose parameters are arguments (podracers.tasks), got "
-            f"{type(made).__name__}"
+            f"expected a family of tasks (podracers.tasks.TaskFamily), got {type(family).__name__}"
         )
-    return made
+    return family
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FixedTask:
-    """One task of a family as an environment, for agents that know of no families.
+    """One task of a family as an ordinary environment.
 
     Attributes:
-      tasks: the family, or the class of one.
-      seed: of the task that is drawn.
+      tasks: the family, or its class.
+      seed: random seed of the task.
     """
 
     tasks: tasks.TaskFamily | Callable[[], tasks.TaskFamily]
     seed: int = 0
 
     def __post_init__(self):
-        """Makes the family."""
+        """Constructs the family and checks the options."""
         object.__setattr__(self, "tasks", _family(self.tasks))
         errors.require_count(self, "seed", 0)
 
@@ -75,7 +73,7 @@ class FixedTask:
 
 
 class MixtureState(NamedTuple):
-    """Parameters or states of all families, of which one counts."""
+    """Parameters or states of all families; one is in use."""
 
     family: jax.Array  # int32
     parts: tuple  # one for each family
@@ -85,17 +83,17 @@ class MixtureState(NamedTuple):
 class Mixture:
     """The tasks of several families, as one family; each kind of task is equally likely.
 
-    Tables are as long, and observations and actions as wide, as the largest of them. All families
-    step, and one of the results is taken: on accelerators that is cheap beside the agents.
+    Tables, observations and actions have the sizes of the largest family. All families step, and
+    one result is selected: on accelerators this costs little compared with the agents.
 
     Attributes:
-      families: families, or classes of them.
+      families: families, or their classes.
     """
 
     families: tuple[tasks.TaskFamily | Callable[[], tasks.TaskFamily], ...]
 
     def __post_init__(self):
-        """Makes the families."""
+        """Constructs the families."""
         object.__setattr__(self, "families", tuple(map(_family, self.families)))
 
     @property
@@ -121,7 +119,7 @@ class Mixture:
         return tuple(name for family in self.families for name in family.task_names)
 
     def sample(self, key: jax.Array) -> MixtureState:
-        """Draws a family, in proportion to its kinds of tasks, and a task of it."""
+        """Samples a family, in proportion to its number of kinds of tasks, and a task."""
         family_key, *keys = jax.random.split(key, 1 + len(self.families))
         counts = np.array([len(family.task_names) for family in self.families])
         task = jax.random.randint(family_key, (), 0, counts.sum())
@@ -129,7 +127,7 @@ class Mixture:
         return MixtureState(family, tuple(f.sample(k) for f, k in zip(self.families, keys)))
 
     def task(self, params: MixtureState) -> jax.Array:
-        """Returns which of `task_names` it is."""
+        """Returns the index of the task's kind in `task_names`."""
         counts = [len(family.task_names) for family in self.families]
         offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
         numbers = [
@@ -139,14 +137,14 @@ class Mixture:
         return jnp.stack(numbers).astype(jnp.int32)[params.family]
 
     def reset(self, params: MixtureState, key: jax.Array) -> tuple[MixtureState, types.TimeStep]:
-        """Starts an episode of every family, and shows that of one."""
+        """Starts an episode of every family; returns the one in use."""
         results = [f.reset(part, key) for f, part in zip(self.families, params.parts)]
         return self._join(params, results)
 
     def step(
         self, params: MixtureState, state: MixtureState, action: jax.Array
     ) -> tuple[MixtureState, types.TimeStep]:
-        """Steps every family, and shows that of one."""
+        """Steps every family; returns the one in use."""
         results = []
         for family, part, inner in zip(self.families, params.parts, state.parts):
             legal = jnp.minimum(action, family.spec.action.num_values - 1)
@@ -154,7 +152,7 @@ class Mixture:
         return self._join(params, results)
 
     def optimal_return(self, params: MixtureState) -> float:
-        """Returns that of the family that counts."""
+        """Returns the optimal return of the family in use."""
         family = int(params.family)
         return self.families[family].optimal_return(params.parts[family])
 
@@ -165,7 +163,7 @@ class Mixture:
 
         def padded(family: tasks.TaskFamily, timestep: types.TimeStep) -> types.TimeStep:
             rows = timestep.observation[tasks.ROWS]
-            none = int(family.spec.observation[tasks.ROWS].maximum)  # its own number for no row
+            none = int(family.spec.observation[tasks.ROWS].maximum)  # its number for no row
             rows = jnp.where(rows == none, num_states, rows)
             mask = timestep.observation[environment.ACTION_MASK]
             observation = {
@@ -178,39 +176,38 @@ class Mixture:
 
         states, timesteps = zip(*results)
         timesteps = [padded(family, part) for family, part in zip(self.families, timesteps)]
-        shown = jax.tree.map(lambda *parts: jnp.stack(parts)[params.family], *timesteps)
-        return MixtureState(params.family, tuple(states)), shown
+        inner_timestep = jax.tree.map(lambda *parts: jnp.stack(parts)[params.family], *timesteps)
+        return MixtureState(params.family, tuple(states)), inner_timestep
 
 
 class State(NamedTuple):
-    """A moment of a lifetime."""
+    """State of a lifetime."""
 
-    params: Any  # of the task
+    params: Any  # task parameters
     environment: Any  # [E, ...]
     last: jax.Array  # [E] bool, the episode ended here
     time: jax.Array  # int32, steps since the lifetime began
-    length: jax.Array  # int32, transitions of this lifetime, the one out of LAST included
+    length: jax.Array  # int32, transitions of this lifetime, including the one out of LAST
     key: jax.Array  # typed, of the lifetime
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lifetimes:
-    """The lifetime of an agent in a task that is drawn with it, as one episode.
+    """The lifetime of an agent in a random task, as one episode.
 
-    The agent acts in `E` environments with the same parameters; their episodes follow one another
-    in the lifetime, as streams do in a run: what follows a LAST of theirs is FIRST. They are what
-    is observed: rows and masks, rewards, discounts and step types of each, and the kind of task.
-    The action is multi-discrete, one part for each. The reward of the lifetime is the mean of
-    theirs.
+    The agent acts in `E` environments with the same parameters, with auto-reset within the
+    lifetime: FIRST follows LAST. The observation holds the rows, mask, reward, discount and step
+    type of each environment, and the kind of task. The action is multi-discrete, with one part per
+    environment. The reward of the lifetime is the mean over environments.
 
-    The length is drawn for each lifetime, so that lifetimes that begin together do not end
-    together. It is a multiple of `period`, counted with the transition out of LAST: a lifetime that
-    begins with a rollout of that length ends with one.
+    The length is random for each lifetime, so that lifetimes do not end together. It is a multiple
+    of `period`, including the transition out of LAST, so lifetimes begin and end with rollouts of
+    that length.
 
     Attributes:
-      tasks: a family, or the class of one.
+      tasks: a family, or its class.
       num_envs: `E`.
-      period: agent steps of a rollout, which lifetimes are a multiple of.
+      period: agent steps of a rollout; lengths of lifetimes are multiples of it.
       min_periods: the shortest lifetime, in periods.
       max_periods: the longest lifetime, in periods.
     """
@@ -222,13 +219,15 @@ class Lifetimes:
     max_periods: int = 400
 
     def __post_init__(self):
-        """Makes the family."""
+        """Constructs the family and checks the options."""
         object.__setattr__(self, "tasks", _family(self.tasks))
         for name in ("num_envs", "period", "min_periods"):
             errors.require_count(self, name)
         errors.require_count(self, "max_periods", self.min_periods)
         if self.period * self.min_periods < 2:
-            raise errors.UserError("Lifetimes.period: a lifetime takes two steps or more")
+            raise errors.UserError(
+                "Lifetimes.period: expected lifetimes of at least 2 steps, got 1"
+            )
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -251,14 +250,14 @@ class Lifetimes:
         )
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Draws a task and a length, and starts an episode of each environment."""
+        """Samples a task and a length, and starts an episode of each environment."""
         task_key, length_key, key = jax.random.split(key, 3)
         params = self.tasks.sample(task_key)
         periods = jax.random.randint(length_key, (), self.min_periods, self.max_periods + 1)
         time = jnp.zeros((), jnp.int32)
-        inner, shown = self._begin(params, key, time)
-        state = State(params, inner, shown.last(), time, periods * self.period, key)
-        return state, types.restart(self._observe(params, shown))
+        inner, inner_timestep = self._begin(params, key, time)
+        state = State(params, inner, inner_timestep.last(), time, periods * self.period, key)
+        return state, types.restart(self._observe(params, inner_timestep))
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         """Steps each environment; those whose episode had ended begin another one."""
@@ -269,11 +268,11 @@ class Lifetimes:
         def select(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(state.last.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
 
-        inner, shown = jax.tree.map(select, fresh, stepped)
-        state = state._replace(environment=inner, last=shown.last(), time=time)
+        inner, inner_timestep = jax.tree.map(select, fresh, stepped)
+        state = state._replace(environment=inner, last=inner_timestep.last(), time=time)
         timestep = types.transition(
-            self._observe(state.params, shown),
-            reward=jnp.mean(shown.reward),
+            self._observe(state.params, inner_timestep),
+            reward=jnp.mean(inner_timestep.reward),
             truncated=time >= state.length - 1,
         )
         return state, timestep
@@ -283,10 +282,10 @@ class Lifetimes:
         keys = jax.random.split(jax.random.fold_in(key, time), self.num_envs)
         return jax.vmap(self.tasks.reset, (None, 0))(params, keys)
 
-    def _observe(self, params: Any, shown: types.TimeStep) -> dict[str, jax.Array]:
-        return shown.observation | {
-            tasks.REWARD: shown.reward,
-            tasks.DISCOUNT: shown.discount,
-            tasks.STEP_TYPE: shown.step_type,
+    def _observe(self, params: Any, inner_timestep: types.TimeStep) -> dict[str, jax.Array]:
+        return inner_timestep.observation | {
+            tasks.REWARD: inner_timestep.reward,
+            tasks.DISCOUNT: inner_timestep.discount,
+            tasks.STEP_TYPE: inner_timestep.step_type,
             tasks.TASK: self.tasks.task(params),
         }

@@ -1,10 +1,10 @@
-"""Tabular grid worlds: objects in fixed cells that are collected, end the episode and come back.
+"""Tabular grid worlds, with objects that are collected, may end the episode, and respawn.
 
 The five tabular levels of Oh et al., "Discovering Reinforcement Learning Algorithms", 2020,
 https://arxiv.org/abs/2007.08794, with the numbers of Jackson et al., "Discovering General
 Reinforcement Learning Algorithms with Adversarial Environment Design", 2023,
-https://arxiv.org/abs/2310.02782, appendix C, and two small ones. They are one program; levels are
-padded to the largest.
+https://arxiv.org/abs/2310.02782, appendix C, and two small ones. All levels share one program
+and are padded to the largest level.
 
 Axis legend: `C` cells, `N` objects, `A` actions, `L` levels.
 """
@@ -21,7 +21,7 @@ from dm_env import specs
 from environments.meta import grid_optimum
 from podracers import environment, errors, tasks, types
 
-# The moves, as (row, column): the eight directions, and staying.
+# Moves, as (row, column): the eight directions, and staying.
 MOVES = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1), (0, 0))
 NUM_ACTIONS = (9, 18)
 
@@ -31,7 +31,7 @@ class Object(NamedTuple):
 
     reward: float  # for collecting it
     termination: float  # probability that collecting it ends the episode
-    respawn: float  # probability, at each step, that it comes back
+    respawn: float  # probability of respawn at each step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Level:
     """A kind of grid world.
 
     Attributes:
-      rows: height, in cells; a wall surrounds the grid and does not count.
+      rows: height, in cells, without the surrounding wall.
       columns: width, in cells.
-      objects: of the grid.
+      objects: kinds of the grid's objects.
       max_episode_steps: time limit, in steps; truncates.
       walls: cells, as (row, column), that cannot be entered.
     """
@@ -54,12 +54,12 @@ class Level:
 
     @property
     def num_cells(self) -> int:
-        """Cells, walls included."""
+        """Number of cells, including walls."""
         return self.rows * self.columns
 
     @property
     def num_states(self) -> int:
-        """Rows of a table: a cell, and which objects are present."""
+        """Number of rows of a table: one for each cell and set of present objects."""
         return self.num_cells << len(self.objects)
 
     def is_free(self) -> np.ndarray:
@@ -68,7 +68,7 @@ class Level:
         return np.array([cell not in self.walls for cell in cells])
 
     def neighbours(self) -> np.ndarray:
-        """Returns where each move leads from each cell, `[C, 9]` int32; into a wall, nowhere."""
+        """Returns destinations of moves, `[C, 9]` int32; moves into walls stay."""
         free = self.is_free().reshape(self.rows, self.columns)
         table = np.empty((self.rows, self.columns, len(MOVES)), np.int32)
         for row, column, move in np.ndindex(table.shape):
@@ -97,7 +97,7 @@ LEVELS = {
         frozenset(_LONGER_WALLS),
     ),
     "long_dense": Level(11, 11, 4 * (Object(1, 0, 0.005),), 2000, frozenset(_CROSS)),
-    # Not published: for tests and two cores, and one to hold out of training.
+    # Not published: a small one for tests and CPUs, and one to hold out of training.
     "small": Level(5, 5, (Object(1, 0, 0.1), Object(-1, 0.5, 0.1)), 30),
     "small_held_out": Level(4, 6, (Object(1, 0.1, 0.2), Object(-1, 1, 0.5), Object(-1, 0, 1)), 40),
 }
@@ -111,8 +111,8 @@ class Params(NamedTuple):
     num_cells: jax.Array  # int32
     num_actions: jax.Array  # int32, 9 or 18
     max_steps: jax.Array  # int32
-    neighbours: jax.Array  # [C, 9] int32, where each move leads
-    start: jax.Array  # [C] int32, the cells where an episode may begin come first
+    neighbours: jax.Array  # [C, 9] int32, destination of each move
+    start: jax.Array  # [C] int32, start cells first
     num_starts: jax.Array  # int32
     object_cell: jax.Array  # [N] int32; C where there is no object
     reward: jax.Array  # [N] float32, for collecting
@@ -121,7 +121,7 @@ class Params(NamedTuple):
 
 
 class State(NamedTuple):
-    """A moment of an episode."""
+    """State of an episode."""
 
     cell: jax.Array  # int32
     present: jax.Array  # [N] bool, objects that can be collected
@@ -133,26 +133,27 @@ class State(NamedTuple):
 class TabularGrids:
     """A family of grid worlds (a `tasks.TaskFamily`).
 
-    The state is a cell and the objects that are present; both are one row of a table. Objects lie
-    in cells that are drawn with the task. An episode begins in a random free cell, with all objects
-    present. Collecting an object pays its reward, takes it away, and ends the episode with its
-    probability of termination; from the next step on it comes back with its probability of respawn.
+    The state, one row of a table, is the agent's cell and the set of present objects. The task
+    determines the objects' cells. An episode begins in a random free cell, with all objects
+    present. Collecting an object pays its reward, removes the object, and ends the episode with the
+    object's probability of termination; from the next step on, the object respawns with its
+    probability of respawn.
 
-    With 9 actions the agent moves (a diagonal move never in part; into a wall is staying) and
-    collects what lies where it arrives. With 18 it moves and collects nothing, or stays and
-    collects what lies in one of the nine directions. Which of both is drawn with the task, and
-    actions 9 and above are masked where there are 9.
+    With 9 actions, a move collects the object in its destination. A move into a wall stays; a
+    diagonal move is never executed in part. With 18 actions, the first nine move without
+    collecting; the others stay and collect the object in one of the nine directions. The task
+    determines the number of actions; with 9, actions 9 and above are masked.
 
     Attributes:
       levels: names in `LEVELS`, equally likely.
-      num_actions: of each task, one of these, equally likely: 9 or 18.
+      num_actions: numbers of actions, 9 or 18, equally likely for each task.
     """
 
     levels: tuple[str, ...] = PUBLISHED
     num_actions: tuple[int, ...] = NUM_ACTIONS
 
     def __post_init__(self):
-        """Refuses levels and actions that there are not."""
+        """Checks the levels and numbers of actions."""
         for name in self.levels:
             if name not in LEVELS:
                 near = errors.nearest(name, LEVELS)
@@ -186,20 +187,19 @@ class TabularGrids:
         return tuple(self.levels)
 
     def sample(self, key: jax.Array) -> Params:
-        """Draws a level, the number of actions, and the cells of the objects."""
+        """Samples a level, the number of actions, and the cells of the objects."""
         level_key, action_key, cell_key = jax.random.split(key, 3)
         level = jax.random.randint(level_key, (), 0, len(self.levels))
         chosen = jax.tree.map(lambda x: jnp.asarray(x)[level], self._tables)
         num_actions = jax.random.choice(action_key, jnp.asarray(self.num_actions, jnp.int32))
-        # The largest of equally distributed numbers lie in random cells, and in different ones.
+        # The largest of independent uniform numbers lie in random, distinct cells.
         scores = jnp.where(chosen["free"], jax.random.uniform(cell_key, chosen["free"].shape), -1.0)
-        most = self._tables["reward"].shape[1]
-        _, cells = jax.lax.top_k(scores, most)
+        _, cells = jax.lax.top_k(scores, self._tables["reward"].shape[1])
         object_cell = jnp.where(chosen["exists"], cells, scores.shape[0]).astype(jnp.int32)
         return self._with_objects(chosen, level, num_actions, object_cell)
 
     def params(self, level: str, num_actions: int, object_cell: tuple[int, ...]) -> Params:
-        """Returns a grid whose objects lie in given cells, `[N]`, in the order of the level."""
+        """Returns a grid with objects in the given cells, `[N]`, in the order of the level."""
         index = self.levels.index(level)
         chosen = jax.tree.map(lambda x: jnp.asarray(x)[index], self._tables)
         num_cells, missing = self._tables["free"].shape[1], chosen["exists"].shape[0]
@@ -212,7 +212,7 @@ class TabularGrids:
         return params.task
 
     def reset(self, params: Params, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Puts the agent into a random free cell."""
+        """Places the agent in a random free cell."""
         start_key, key = jax.random.split(key)
         start = params.start[jax.random.randint(start_key, (), 0, params.num_starts)]
         present = params.object_cell < params.neighbours.shape[0]
@@ -220,11 +220,11 @@ class TabularGrids:
         return state, types.restart(self._observe(params, state))
 
     def step(self, params: Params, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Moves, collects, and lets absent objects come back."""
+        """Moves the agent, collects an object, and respawns absent objects."""
         moves_only = action < len(MOVES)
         target = params.neighbours[state.cell, action % len(MOVES)]
         collects = ~moves_only | (params.num_actions == len(MOVES))
-        collected = state.present & (params.object_cell == target) & collects  # [N], one at most
+        collected = state.present & (params.object_cell == target) & collects  # [N], at most one
         draws = jax.random.uniform(
             jax.random.fold_in(state.key, state.time), (1 + collected.shape[0],)
         )
@@ -244,7 +244,7 @@ class TabularGrids:
         return state, timestep
 
     def optimal_return(self, params: Params) -> float:
-        """Returns the best expected return of an episode, from a random start, exactly."""
+        """Returns the exact highest expected return of an episode, from a random start."""
         params = jax.tree.map(np.asarray, params)
         exists = params.object_cell < params.neighbours.shape[0]
         num_cells = int(params.num_cells)
@@ -259,7 +259,7 @@ class TabularGrids:
 
     @functools.cached_property
     def _tables(self) -> dict[str, np.ndarray]:
-        """What levels are, padded, `[L, ...]`."""
+        """Padded arrays of the levels, `[L, ...]`."""
         levels = [LEVELS[name] for name in self.levels]
         most_cells = max(level.num_cells for level in levels)
         most_objects = max(len(level.objects) for level in levels)

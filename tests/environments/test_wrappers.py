@@ -207,5 +207,5 @@ def test_a_searchable_environment_keeps_the_contract():
 
 @pytest.mark.parametrize("host", [envpool.EnvPool])
 def test_searching_what_runs_on_the_host_is_refused(host):
-    with pytest.raises(errors.UserError, match=r"needs a JAX environment.*EnvPool is stepped on"):
+    with pytest.raises(errors.UserError, match=r"expected a JAX environment.*EnvPool"):
         wrappers.Searchable(host)
