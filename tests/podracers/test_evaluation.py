@@ -415,7 +415,7 @@ def test_the_uniform_policy_plays_on_the_host_and_keeps_to_legal_actions():
     assert 15.0 < episodes.mean_return() < 30.0  # about 22: the pole falls
 
 
-def test_a_jax_environment_on_the_host_is_judged_alike():
+def test_a_jax_environment_on_the_host_is_evaluated_alike():
     factory = jax_host.JaxHostEnvironment(catch.Catch())
     policy = evaluation.UniformPolicy(factory.spec)
     episodes = evaluation.Evaluator(policy, factory, 16).run((), HOST_KEY)

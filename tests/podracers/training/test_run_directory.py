@@ -152,8 +152,6 @@ SUMMARY = {
     ("damage", "reason"),
     [
         (lambda text: text[: len(text) // 2], "Unterminated"),
-        (lambda text: "", "Expecting value"),
-        (lambda text: "[" * 100000, "nested too deeply"),
         (lambda text: text.replace("640", '"640"'), "'environment_steps' is '640'"),
         (lambda text: text.replace('"seed": 3,', ""), "'seed' is None"),
         (lambda text: text.replace('{"3": 1.0}', "[]"), "'evaluation.return_by_seed' is []"),
@@ -190,7 +188,7 @@ time.sleep(60)
 
 
 def test_a_lock_is_free_once_its_process_was_killed(tmp_path):
-    """Until then another process is told who has it; copies and children do not keep it."""
+    """Until then errors name its process; copies and children do not keep it."""
     lock = run_directory.Lock(tmp_path)
     lock.require_free()
     assert not list(tmp_path.iterdir())
@@ -284,7 +282,7 @@ def test_a_lock_that_cannot_be_written_is_one_line(tmp_path):
         run_directory.Lock(tmp_path).acquire()
 
 
-def test_a_file_system_without_locks_lets_everybody_in_and_says_so(tmp_path, monkeypatch, caplog):
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
     def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
