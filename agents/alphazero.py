@@ -8,7 +8,7 @@ The search needs the environment's state, and a runner passes only time steps to
 the environment to the specification. Only JAX environments can be searched.
 
 If an environment draws random numbers in its steps, its state holds the key, and the search
-foresees the draws; use MuZero there.
+includes the future draws; use MuZero there.
 
 Axis legend: `T` time, `B` streams, `N` drawn sequences, `A` actions, `Z` atoms.
 """
@@ -102,7 +102,7 @@ class AlphaZero:
         options.require_feedforward(self, self._network)
         planning.check_support(self, self._support)
         if self._network.memory_length:
-            raise errors.UserError("AlphaZero sees no stacks of frames: expected frame_stack = 1")
+            raise errors.UserError("AlphaZero has no stacks of frames: expected frame_stack = 1")
 
     @functools.cached_property
     def _network(self) -> networks.Network:

@@ -41,7 +41,7 @@ class IMPALA:
         computes its targets with the newest parameters.
       value_cost: weight of the value loss.
       entropy_cost: weight of the entropy bonus.
-      previous_action_and_reward: whether the network sees the previous action and reward beside the
+      previous_action_and_reward: whether the network gets the previous action and reward beside the
         observation, see `agents.inputs`; by default only if it is recurrent.
       optimizer: name of the optimizer, "rmsprop" or "adam".
       optimizer_epsilon: epsilon of the optimizer.

@@ -52,7 +52,7 @@ class Policy:
       spec: specification of the environment.
       make_network: `make_network(spec, head)` returns a network with output `ActorCriticOutput`.
       head_kind: kind of the action head; None for the default of the action's specification.
-      previous_action_and_reward: whether the network sees the previous action and reward beside the
+      previous_action_and_reward: whether the network gets the previous action and reward beside the
         observation, see `agents.inputs`; by default only if it is recurrent.
     """
 
@@ -73,10 +73,10 @@ class Policy:
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:
-        return inputs.extended_spec(self.spec) if self._sees_previous else self.spec
+        return inputs.extended_spec(self.spec) if self._extends_inputs else self.spec
 
     @functools.cached_property
-    def _sees_previous(self) -> bool:
+    def _extends_inputs(self) -> bool:
         if self.previous_action_and_reward is None:
             return self.make_network(self.spec, self.head).is_recurrent
         return self.previous_action_and_reward
@@ -88,7 +88,7 @@ class Policy:
     def initial_state(self, batch_size: int) -> inputs.ActorState:
         """Returns the actor state of `B` streams before their first time step."""
         core = self.network.initial_core(batch_size)
-        if not self._sees_previous:
+        if not self._extends_inputs:
             return inputs.ActorState(core, ())
         return inputs.ActorState(core, inputs.zero_action(self.spec.action, batch_size))
 
@@ -105,7 +105,7 @@ class Policy:
         Returns `(action, actor_state, extras)`, each `[B, ...]`; `key` is `[B]` typed keys.
         """
         mask = encoders.action_mask(timestep.observation)
-        if self._sees_previous:
+        if self._extends_inputs:
             timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
         output, core = self.network.step(params, actor_state.core, timestep)
         if greedy:
@@ -114,12 +114,12 @@ class Policy:
             raw = self.head.sample(output.policy, mask, key)
         log_prob = self.head.log_prob(output.policy, mask, raw)
         action = self.head.to_action(raw)
-        actor_state = inputs.ActorState(core, action if self._sees_previous else ())
+        actor_state = inputs.ActorState(core, action if self._extends_inputs else ())
         return action, actor_state, Extras(raw, log_prob, output.value)
 
     def network_inputs(self, rollout: types.Rollout) -> types.TimeStep:
         """Returns the time steps `[T + 1, B]` of a rollout with the network's inputs in acting."""
-        if self._sees_previous:
+        if self._extends_inputs:
             return inputs.extended_rollout(rollout, self.spec.action)
         return rollout.timestep
 

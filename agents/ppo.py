@@ -45,7 +45,7 @@ class PPO:
       entropy_cost_final: value that it reaches linearly after `anneal_steps`; None if constant.
       normalize_rewards: whether rewards are divided by the standard deviation of all discounted
         returns so far, and clipped at 10, before they are scaled.
-      previous_action_and_reward: whether the network sees the previous action and reward beside the
+      previous_action_and_reward: whether the network gets the previous action and reward beside the
         observation, see `agents.inputs`; by default only if it is recurrent.
       gae_lambda: trace parameter of the advantages.
       epochs: passes over each rollout.

@@ -3,7 +3,7 @@
 Gallici et al., "Simplifying Deep Temporal Difference Learning", 2024,
 https://arxiv.org/abs/2407.04811; code: https://github.com/mttga/purejaxql. Many streams and layer
 normalisation replace replay and target parameters, so the network should have `layer_norm` in its
-encoders and cores, as the default network does. A recurrent network sees the previous action and
+encoders and cores, as the default network does. A recurrent network gets the previous action and
 reward, and learns from whole streams, from the core at the start of the rollout.
 
 Axis legend: `T` time, `B` streams of one device, `M` minibatches, `A` actions.

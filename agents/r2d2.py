@@ -3,7 +3,7 @@
 Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019,
 https://openreview.net/forum?id=r1lyTjAqYX.
 
-A network sees the previous action and reward beside the observation. Its values are those of
+A network gets the previous action and reward beside the observation. Its values are those of
 rescaled returns, `h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x`. Sequences begin where rollouts do,
 with the core of acting there; the first `burn_in` steps only update that old core.
 

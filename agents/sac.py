@@ -253,7 +253,7 @@ class SAC:
     def _expect(
         self, policy, critic, features, critic_features, policy_input: _PolicyInput
     ) -> sac_networks.Expectation:
-        """Returns the policy's expected value and entropy; each part sees its own features."""
+        """Returns the policy's expected value and entropy; each part has its own features."""
         outputs = self._network.outputs(policy, features)
         critics = functools.partial(self._network.values, critic, critic_features)
         return self._kind.expect(outputs, policy_input.mask, policy_input.key, critics)

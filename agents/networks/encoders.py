@@ -48,8 +48,8 @@ def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array 
     """Returns the image and the vector of an observation.
 
     The image is the only leaf of rank three, or else the only one of rank two (`[H, W]`, without
-    channels). It stays bytes if it was bytes, and is what `layers.as_floats` makes of it
-    otherwise, as the vector always is; bytes in the vector are divided by 255.
+    channels). Its bytes are not converted. Other dtypes, and all those of the vector, pass
+    `layers.as_floats`; bytes in the vector are divided by 255.
 
     Args:
       observation: leaves `[N, ...]`.
@@ -76,10 +76,10 @@ def _flatten(leaves: Sequence[jax.Array]) -> jax.Array | None:
 
 
 def image_or_error(observation: types.PyTree, encoder: str):
-    """Returns what `split_image` does, of observations with an image, for an encoder of a name.
+    """Returns the image and the vector of `split_image`; `encoder` is a name for the message.
 
     Raises:
-      UserError: there is none.
+      UserError: there is no image.
     """
     image, vector = split_image(observation)
     if image is None:
@@ -208,7 +208,7 @@ class ResidualTrunk(nn.Module):
     """Convolutions and residual blocks, from images to images; for `layers.on_images`.
 
     Blocks normalise and rectify before each of their two convolutions (He et al., "Identity
-    Mappings in Deep Residual Networks", 2016, https://arxiv.org/abs/1603.05027); what comes out is
+    Mappings in Deep Residual Networks", 2016, https://arxiv.org/abs/1603.05027); the output is
     linear.
 
     Attributes:
@@ -249,7 +249,7 @@ class ResidualImage(nn.Module):
         """Returns features `[N, H' * W' * C]`."""
         image, vector = image_or_error(observation, "ResidualImage")
         if vector is not None:
-            raise errors.UserError("ResidualImage sees one image and nothing beside it; use CNN")
+            raise errors.UserError("ResidualImage expects a single image; use CNN")
         return _features(self.trunk, image)
 
 
@@ -299,8 +299,8 @@ class OneHot(nn.Module):
     `[H, W, num_values]`; a coordinate, a vector `[num_values]`. Bytes and booleans stay.
 
     Attributes:
-      encoder: module of this file that sees the codes.
-      num_values: number of values that are told apart; others are coded as zeros.
+      encoder: module of this file, applied to the codes.
+      num_values: number of distinct values; others are coded as zeros.
       minimum: the lowest value.
     """
 
@@ -309,7 +309,7 @@ class OneHot(nn.Module):
     minimum: int = 0
 
     def __post_init__(self):
-        """Refuses impossible numbers of values."""
+        """Validates the number of values."""
         errors.require_count(self, "num_values")
         super().__post_init__()
 

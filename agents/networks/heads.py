@@ -57,7 +57,7 @@ class ActionHead(Protocol):
         """Returns the entropy `[...]` in nats."""
 
     def to_action(self, raw: jax.Array) -> jax.Array:
-        """Returns the action as the environment takes it."""
+        """Returns the action in the form of the environment's action specification."""
 
 
 def _log_softmax(logits: jax.Array, mask: jax.Array | None) -> jax.Array:

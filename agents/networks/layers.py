@@ -51,7 +51,7 @@ class Dense(nn.Module):
     constant: float | None = None
 
     def __post_init__(self):
-        """Refuses impossible sizes."""
+        """Validates the sizes."""
         errors.require_count(self, "features")
         super().__post_init__()
 
@@ -171,7 +171,7 @@ class Conv(nn.Module):
     scale: float = math.sqrt(2.0)
 
     def __post_init__(self):
-        """Refuses impossible sizes."""
+        """Validates the sizes."""
         for name in ("features", "kernel", "stride"):
             errors.require_count(self, name)
         if self.kernel > _MAX_KERNEL:

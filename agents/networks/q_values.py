@@ -101,14 +101,14 @@ def q_network(
 ) -> networks.Composed:
     """Returns a network whose output is the value of each action, `[..., A]`.
 
-    DQN alone asks for `num_atoms` and `noisy`: bind its own options in their place.
+    `num_atoms` and `noisy` are set by DQN: bind the options of DQN instead.
 
     Args:
       spec: environment specification.
       num_actions: number of actions, `A`.
       encoder: module of `agents.networks.encoders`; by default two ReLU layers of 64.
       core: module of `agents.networks.cores`; by default none.
-      frame_stack: number of frames that the encoder sees; 1 for no stack.
+      frame_stack: number of stacked frames of the encoder; 1 for no stack.
       dueling: see `QModule`.
       head_hidden_sizes: see `QModule`.
       num_atoms: see `QModule`; then the output is `[..., A, Z]`.

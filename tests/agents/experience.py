@@ -76,7 +76,9 @@ def acted(agent: Any, environment: streams.RandomEpisodes) -> Experience:
     batched = unroll.BatchedEnvironment(environment)
 
     def run():
-        learner = agent.init_learner(jax.random.key(0))
+        shapes = jax.eval_shape(agent.init_learner, jax.random.key(0))
+        # Not `init_learner`: to compile orthogonal matrices takes seconds.
+        learner = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         learner = perturbed(learner, 0.5, seed=1)
         env_id = jnp.arange(BATCH, dtype=jnp.int32)
         start = unroll.init(agent, batched, env_id, BATCH, jax.random.key(2))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import muzero, planning, replay
+from agents import muzero, planning, replay, tree_search
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from environments import catch
@@ -25,8 +25,9 @@ def _make(**options):
     network = functools.partial(
         muzero_networks.model, encoder=encoders.MLP((8,)), latent_size=8, hidden_sizes=(8,)
     )
+    search = functools.partial(tree_search.Search, num_simulations=8, max_depth=4)
     options = {"support": 4.0, "support_atoms": 9, "unroll_steps": K, "n_steps": N_STEPS} | options
-    return muzero.MuZero(SPEC, **{"network": network} | options)
+    return muzero.MuZero(SPEC, network=network, search=search, **options)
 
 
 @pytest.fixture(scope="module", name="made")
@@ -198,7 +199,7 @@ def test_latents_span_zero_to_one_and_equal_ones_stay_finite():
 
 def test_the_temperature_falls_with_agent_steps():
     agent = _make(temperature=1.0, final_temperature=0.5, temperature_steps=100)
-    learner = jax.jit(agent.init_learner)(jax.random.key(0))
+    learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
     for steps, expected in ((0, 1.0), (50, 0.75), (1000, 0.5)):
         params = agent.actor_params(learner._replace(agent_steps=jnp.int32(steps)))
         np.testing.assert_allclose(params.temperature, expected)

@@ -178,13 +178,13 @@ class Agent(NamedTuple):
     Attributes:
       make: `make(spec, hidden, core, steps)`, for the units of its encoder, its recurrent core and
         the agent steps of the run.
-      updates: rollouts that it learns the mixture from.
-      others: rollouts for each probe that it learns by itself.
+      updates: rollouts of each run.
+      others: probes that it learns by themselves.
     """
 
     make: Callable[..., agent_lib.Agent]
     updates: int
-    others: dict[type, int]
+    others: tuple[type, ...] = ()
 
 
 _rainbow = functools.partial(
@@ -196,22 +196,15 @@ _rainbow = functools.partial(
     importance_steps=10_000,
 )
 AGENTS = {
-    "ppo": Agent(
-        functools.partial(_actor_critic, ppo.PPO), 80, dict.fromkeys((*OTHERS, probes.Memory), 80)
-    ),
-    "impala": Agent(
-        functools.partial(_actor_critic, impala.IMPALA, optimizer="adam"),
-        800,
-        {probes.MaskedAction: 800, probes.Memory: 800},
-    ),
-    "dqn": Agent(_dqn, 200, {probes.MaskedAction: 200}),
-    "rainbow": Agent(_rainbow, 200, {probes.MaskedAction: 200}),
-    "pqn": Agent(_pqn, 120, {probes.Memory: 300}),
-    "r2d2": Agent(_r2d2, 120, {}),
-    "sac": Agent(_sac, 200, {probes.ContinuousReward: 200}),
-    "muzero": Agent(_muzero, 220, {}),
+    "ppo": Agent(functools.partial(_actor_critic, ppo.PPO), 80, OTHERS),
+    "impala": Agent(functools.partial(_actor_critic, impala.IMPALA, optimizer="adam"), 800),
+    "dqn": Agent(_dqn, 200),
+    "rainbow": Agent(_rainbow, 200, (probes.MaskedAction,)),
+    "pqn": Agent(_pqn, 120),
+    "r2d2": Agent(_r2d2, 120),
+    "sac": Agent(_sac, 200, (probes.ContinuousReward,)),
+    "muzero": Agent(_muzero, 220),
 }
-FAST = {("ppo", Mixture), ("ppo", probes.ContinuousReward)}
 
 
 def _learn(name: str, candidate: Any, updates: int, num_envs: int, hidden: int):
@@ -236,23 +229,16 @@ def _values(agent, params, observation):
     return act(params, core, timestep, keys)[2].value
 
 
-def _cases(pairs, mark=None):
-    """Returns parameters `(name, probe)`, slow unless they are in `FAST`."""
-    return [
-        pytest.param(
-            *(name, probe),
-            id=f"{name}-{probe.__name__}",
-            marks=mark or (() if (name, probe) in FAST else pytest.mark.slow),
-        )
-        for name, probe in pairs
-    ]
-
-
 @pytest.mark.parametrize(
-    ("name", "kind"), _cases((name, Mixture) for name in AGENTS if name != "rainbow")
+    "name",
+    [
+        pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow)
+        for name in AGENTS
+        if name != "rainbow"
+    ],
 )
-def test_the_values_of_a_mixture_are_learnt(name, kind):
-    mixture = kind()
+def test_the_values_of_a_mixture_are_learnt(name):
+    mixture = Mixture()
     agent, params = _learn(name, mixture, AGENTS[name].updates, num_envs=128, hidden=32)
     remembers = name == "r2d2"
     for index, (probe, part) in enumerate(zip(MIXED, mixture.parts)):
@@ -273,37 +259,24 @@ def test_the_values_of_a_mixture_are_learnt(name, kind):
         assert mean_return > 0.95 if remembers else abs(mean_return) < 0.4
 
 
-def _assert_learns(name: str, probe: type, updates: int) -> None:
-    """Asserts that the values and the return of a probe are learnt."""
+@pytest.mark.parametrize(
+    ("name", "probe"),
+    [
+        pytest.param(name, probe, id=f"{name}-{probe.__name__}", marks=mark)
+        for name, row in AGENTS.items()
+        for mark, each in ((pytest.mark.slow, row.others), (pytest.mark.learning, MIXED))
+        for probe in each
+        if probe is not probes.Memory or name == "ppo"
+    ],
+)
+def test_the_values_and_the_return_of_a_probe_are_learnt(name, probe):
     candidate = probe()
+    updates = 400 if name == "r2d2" else AGENTS[name].updates
     agent, params = _learn(name, candidate, updates, num_envs=32, hidden=16)
     values = _values(agent, params, candidate.observations())
     np.testing.assert_allclose(values, candidate.value(GAMMA), rtol=0.05, atol=0.05)
-    episodes = evaluation.Evaluator(agent, candidate, num_episodes=128).run(
-        params, jax.random.key(1)
-    )
+    evaluator = evaluation.Evaluator(agent, candidate, num_episodes=128)
+    episodes = evaluator.run(params, jax.random.key(1))
     # Situations are drawn at random, so the best return of a sample varies.
     error = abs(episodes.mean_return() - candidate.optimal_return)
     assert error < 0.05 + 4.0 * episodes.standard_error()
-
-
-@pytest.mark.parametrize(
-    ("name", "probe"), _cases((name, p) for name, row in AGENTS.items() for p in row.others)
-)
-def test_a_probe_of_another_kind_is_learnt(name, probe):
-    _assert_learns(name, probe, AGENTS[name].others[probe])
-
-
-@pytest.mark.parametrize(
-    ("name", "probe"),
-    _cases(
-        ((name, probe) for name in AGENTS for probe in MIXED if probe is not probes.Memory),
-        pytest.mark.learning,
-    ),
-)
-def test_each_probe_of_the_mixture_is_learnt_by_itself(name, probe):
-    _assert_learns(name, probe, 400 if name == "r2d2" else AGENTS[name].updates)
-
-
-def test_every_probe_is_learnt_by_an_agent():
-    assert {*MIXED, *AGENTS["ppo"].others} == set(probes.ALL)

@@ -69,7 +69,8 @@ def _given():
     batched = unroll.BatchedEnvironment(ENVIRONMENT)
 
     def run():
-        params = _perturbed(AGENT.init_learner(jax.random.key(0)).params, seed=1)
+        shapes = jax.eval_shape(AGENT.init_learner, jax.random.key(0)).params
+        params = _perturbed(jax.tree.map(lambda x: jnp.zeros(x.shape), shapes), seed=1)
         acting = policy.ActorParams(params, ())
         env_id = jnp.arange(NUM, dtype=jnp.int32)
         start = unroll.init(AGENT, batched, env_id, NUM, jax.random.key(2))

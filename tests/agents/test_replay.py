@@ -17,10 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
-from agents import alphazero, replay, tree_search
-from agents.networks import encoders
-from agents.networks import muzero as muzero_networks
-from environments import wrappers
+from agents import replay
 from podracers import errors, parallel, types
 from tests import contract, streams
 
@@ -59,7 +56,6 @@ CASES = {
     "nothing_to_spare": Case(steps=4, length=5, rollouts=3, num_devices=2, spare=15),
     "three_streams": Case(steps=2, length=5, rollouts=7, num_streams=3),
     "states": Case(steps=3, length=7, rollouts=6, num_devices=4, recurrent=True),
-    "states_every_step": Case(steps=1, length=3, rollouts=8, recurrent=True),
     "priorities": Case(steps=3, length=4, rollouts=5, prioritized=True),
     "states_priorities": Case(4, 6, 4, num_devices=4, recurrent=True, prioritized=True),
 }
@@ -393,24 +389,12 @@ def test_a_donated_ring_is_written_in_place(prioritized):
     assert analysis.temp_size_in_bytes < size / 4
 
 
-def _alphazero():
-    candidate = wrappers.Searchable(streams.RandomEpisodes(end=0.0))
-    network = functools.partial(
-        muzero_networks.policy_value, encoder=encoders.MLP((8,)), hidden_sizes=(8,)
-    )
-    search = functools.partial(tree_search.Search, num_simulations=2, max_depth=2)
-    sizes = {"n_steps": 2, "batch_size": 16, "min_replay": 48, "replay_capacity": 200}
-    agent = alphazero.AlphaZero(candidate.spec, network=network, search=search, **sizes)
-    return agent, candidate
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dqn", "r2d2", "sac", "muzero", "alphazero"])
+@pytest.mark.parametrize("name", ["r2d2", "muzero"])
 def test_the_replay_ratio_counts_the_states_that_are_learnt_from(name):
     """Every agent takes the mean of its values over exactly the states of its loss."""
-    agent, candidate = _alphazero() if name == "alphazero" else contract.AGENTS[name]()
-    if name != "alphazero":
-        candidate = dataclasses.replace(candidate, end=0.0)  # no state is an ending
+    agent, candidate = contract.AGENTS[name]()
+    candidate = dataclasses.replace(candidate, end=0.0)  # no state is an ending
     agent = dataclasses.replace(agent, replay_ratio=2.0)
     subject = contract.RUNNERS["anakin"].make(agent, candidate, 1)
     state, _ = subject.step(subject.init(0), 3)  # until every stream has a sequence

@@ -15,6 +15,15 @@ SEEDS, LAMBDAS = strategies.integers(0, 1000), strategies.floats(0.0, 1.0, width
 GAMMA, LENGTH, BATCH = 0.9, 20, 6
 
 
+# Two episodes that end at the third time step: by truncation, and by termination.
+ENDINGS = types.TimeStep(
+    observation=np.zeros((4, 2)),
+    reward=np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [0.0, 0.0]], np.float32),
+    discount=np.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]], np.float32),
+    step_type=np.array([[0, 0], [1, 1], [2, 2], [0, 0]], np.int8),
+)
+
+
 def _rollout(seed=0, length=LENGTH, batch=BATCH):
     """Returns time steps `[T + 1, B]` of short episodes, truncated or terminated, and values."""
     rng = np.random.default_rng(seed)
@@ -128,16 +137,10 @@ def test_n_step_returns_by_hand():
 
 
 def test_a_truncation_bootstraps_and_a_termination_does_not():
-    timestep = types.TimeStep(
-        observation=jnp.zeros((4, 2)),
-        reward=jnp.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]),
-        discount=jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]),
-        step_type=jnp.array([[0, 0], [1, 1], [2, 2], [0, 0]], jnp.int8),
-    )
     values = jnp.full((4, 2), 10.0)
-    actual = values[:-1] + returns.gae(timestep, values, 0.5, 1.0)
+    actual = values[:-1] + returns.gae(ENDINGS, values, 0.5, 1.0)
     np.testing.assert_allclose(actual[:2], [[1.0 + 0.5 * 7.0, 1.0 + 0.5 * 2.0], [7.0, 2.0]])
-    np.testing.assert_array_equal(returns.weights(timestep), [[1, 1], [1, 1], [0, 0]])
+    np.testing.assert_array_equal(returns.weights(ENDINGS), [[1, 1], [1, 1], [0, 0]])
 
 
 def _slow_vtrace(timestep, values, log_ratio, lambda_, clip_rho, clip_pg_rho):
@@ -183,16 +186,10 @@ def test_vtrace_equals_a_slow_loop(seed, lambda_, clips):
 
 
 def test_vtrace_bootstraps_from_the_final_value_at_a_truncation_only():
-    timestep = types.TimeStep(
-        observation=jnp.zeros((4, 2)),
-        reward=jnp.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]),
-        discount=jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]),
-        step_type=jnp.array([[0, 0], [1, 1], [2, 2], [0, 0]], jnp.int8),
-    )
     values = jnp.full((4, 2), 10.0)
     # Half as likely as when it was acted, then twice as likely, then ignored.
     log_ratio = jnp.log(jnp.array([[0.5, 0.5], [2.0, 2.0], [9.0, 9.0]]))
-    target, advantage = returns.vtrace(timestep, values, log_ratio, 0.5)
+    target, advantage = returns.vtrace(ENDINGS, values, log_ratio, 0.5)
     # At the second step the targets are 2 + 5 and 2; at the first, halfway from 10 to theirs.
     np.testing.assert_allclose(target[:2], [[7.25, 6.0], [7.0, 2.0]])
     np.testing.assert_allclose(advantage[:2], [[-2.75, -4.0], [-3.0, -8.0]])

@@ -369,7 +369,8 @@ def test_evaluations_are_greedy_by_option_and_for_continuous_actions(actions, op
 
 
 def test_weights_decay_and_the_temperature_does_not():
-    agent = sac.SAC(_spec("continuous"), weight_decay=0.1, learning_rate=0.5)
+    network = functools.partial(sac_networks.sac_network, hidden_sizes=(4,))
+    agent = sac.SAC(_spec("continuous"), network=network, weight_decay=0.1, learning_rate=0.5)
     params = jax.tree.map(jnp.ones_like, _learner(agent).params)
     chain = agent._optimizer.chain
     updates, _ = chain.update(jax.tree.map(jnp.zeros_like, params), chain.init(params), params)
@@ -391,7 +392,7 @@ def test_both_time_steps_are_shifted_separately_and_stacks_as_one():
     encoder = encoders.CNN((2,), hidden_sizes=())
     network = functools.partial(sac_networks.sac_network, encoder=encoder, frame_stack=2)
     agent = sac.SAC(spec, network=network, random_shift=2)
-    for found in agent._policy_inputs(timestep, sample):
+    for found in jax.jit(agent._policy_inputs)(timestep, sample):
         assert found.observation.shape == (BATCH, 8, 8, 2)
         shifts.append([])
         time = len(shifts)

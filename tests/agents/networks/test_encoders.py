@@ -84,11 +84,8 @@ def test_layers_are_normalised_before_the_activation(monkeypatch, encoder, last,
 @pytest.mark.parametrize(
     ("encoder", "dtype"),
     [
-        (encoders.NatureCNN(8), np.uint8),
         (encoders.ImpalaResNet((2, 3), 8, layer_norm=True), np.float32),
-        (encoders.CNN((4, 2)), np.uint8),
         (encoders.CNN((8, 6), padding="VALID", layer_norm=True), np.uint8),
-        (encoders.SimBa(8, 2), np.float32),
         (encoders.ResidualImage(encoders.ResidualTrunk(8, 1, (2, 2))), np.uint8),
     ],
 )

@@ -36,9 +36,8 @@ def _outputs(head, rows=2, seed=0, scale=1.0):
     return scale * jax.random.normal(jax.random.key(seed), (rows, head.num_outputs))
 
 
-def _every_value(head, num_values):
+def _every_value(*num_values):
     """Returns every action of a discrete head, `[N]` or `[N, D]`."""
-    del head
     grids = np.meshgrid(*(np.arange(n) for n in num_values), indexing="ij")
     return jnp.asarray(np.stack(grids, -1).reshape(-1, len(num_values)), jnp.int32)
 
@@ -62,7 +61,7 @@ def test_multi_discrete_sums_over_every_combination(masked):
     assert head.num_outputs == 12
     outputs = _outputs(head)
     mask = MASKS["multi_discrete"] if masked else None
-    values = _every_value(head, (2, 4, 3))[:, None]  # [N, 1, D]
+    values = _every_value(2, 4, 3)[:, None]  # [N, 1, D]
     log_p = head.log_prob(outputs, mask, values)  # [N, 2]
     p = np.exp(log_p)
     np.testing.assert_allclose(p.sum(0), 1.0, atol=1e-5)
@@ -79,7 +78,7 @@ def test_samples_follow_the_probabilities_and_never_the_mask(name):
     rows = jnp.broadcast_to(outputs, (NUM_ROWS, head.num_outputs))
     raw = jax.jit(head.sample)(rows, jnp.broadcast_to(mask, (NUM_ROWS, *mask.shape)), keys)
     assert raw.dtype == jnp.int32
-    values = _every_value(head, (4,) if name == "categorical" else (2, 4, 3))
+    values = _every_value(*((4,) if name == "categorical" else (2, 4, 3)))
     values = values[:, 0] if name == "categorical" else values
     p = np.exp(head.log_prob(outputs, mask[None], values))
     same = np.asarray(raw)[:, None] == np.asarray(values)
