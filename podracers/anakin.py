@@ -10,7 +10,7 @@ Axis legend: `P` population (absent where it is 1), `B` streams, `D` devices.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,9 @@ class Anakin:
       steps_per_pass: steps of acting in one pass of the compiled loop.
       precision: the precision that the agent computes with.
     """
+
+    updates_per_dispatch: ClassVar[None] = None  # any number
+    timeout: ClassVar[None] = None  # there is no simulator on the host
 
     agent: agent_lib.Agent
     environment: environment_lib.Environment
@@ -113,16 +116,6 @@ class Anakin:
         """Agent steps of one update, over all streams of one member of the population."""
         return self.num_envs * self.rollout_length
 
-    @property
-    def updates_per_dispatch(self) -> None:
-        """None: one dispatch takes any number of updates."""
-        return None
-
-    @property
-    def timeout(self) -> None:
-        """None: there is no simulator on the host."""
-        return None
-
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update as a run does; the run reuses the trace."""
         try:
@@ -132,7 +125,11 @@ class Anakin:
         except TypeError as error:  # also the base of JAX's own tracing errors
             if not self.population_values:
                 raise
-            raise population_lib.refusal(self.population_values, error) from error
+            raise errors.UserError(
+                "Anakin.population_values: an option that decides what is compiled cannot differ "
+                f"between members; check {', '.join(self.population_values)} "
+                f"({errors.one_line(error)})"
+            ) from error
 
     def diagnostics(self) -> metrics.Diagnostics:
         """Returns nothing: the host cannot time the parts of one program."""
@@ -195,30 +192,14 @@ class Anakin:
 
     @functools.cached_property
     def _init(self):
-        return jax.jit(
-            jax.shard_map(
-                self.precision.tracing()(self._init_shard),
-                mesh=self.mesh,
-                in_specs=jax.sharding.PartitionSpec(),
-                out_specs=self._layout,
-                check_vma=False,
-            )
-        )
+        function = self.precision.tracing()(self._init_shard)
+        return parallel.mapped(function, self.mesh, jax.sharding.PartitionSpec(), self._layout)
 
     @functools.cached_property
     def _step(self):
-        replicated = jax.sharding.PartitionSpec()
-        return jax.jit(
-            jax.shard_map(
-                self.precision.tracing()(self._step_shard),
-                mesh=self.mesh,
-                in_specs=(self._layout, replicated),
-                out_specs=(self._layout, replicated),
-                # With the check on, gradients of replicated parameters are summed twice.
-                check_vma=False,
-            ),
-            donate_argnums=0,
-        )
+        function = self.precision.tracing()(self._step_shard)
+        layout = self._layout, jax.sharding.PartitionSpec()
+        return parallel.mapped(function, self.mesh, layout, layout, donate_argnums=(0,))
 
     def _init_shard(self, seed: jax.Array) -> AnakinState:
         """Initialises this device's part of the state."""
@@ -247,7 +228,6 @@ class Anakin:
         return AnakinState(learner, memory, streams, key, jnp.zeros((), jnp.int32))
 
     def _step_shard(self, state: AnakinState, num_updates: jax.Array):
-        """Takes `num_updates` updates on this device."""
         update = jax.jit(self._update, inline=True)  # one trace for the shapes and the loop
 
         def body(_, carry):

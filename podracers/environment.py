@@ -35,7 +35,7 @@ class EnvironmentSpec:
     Attributes:
       name: the environment's name in logs and error messages.
       observation: a pytree whose leaves are `dm_env.specs.Array`.
-      action: a `dm_env.specs` array, as the module's docstring says.
+      action: a `dm_env.specs` array; see the docstring of this module.
       max_episode_steps: the time limit in agent steps, or None.
       model: the environment that steps from the states in observations; None if observations
         contain no state.

@@ -74,6 +74,21 @@ def make_mesh(of: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(devices() if of is None else of), (AXIS,))
 
 
+def mapped(
+    function: Callable[..., Any],
+    mesh: jax.sharding.Mesh,
+    in_specs: types.PyTree,
+    out_specs: types.PyTree,
+    donate_argnums: tuple[int, ...] = (),
+) -> Any:
+    """Returns a jitted function of global arrays from one of each device's shards."""
+    # With `check_vma`, gradients of replicated parameters are summed twice.
+    sharded = jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+    return jax.jit(sharded, donate_argnums=donate_argnums)
+
+
 def axis_index() -> jax.Array:
     """Returns this device's index on the axis, an int32 scalar."""
     return jax.lax.axis_index(AXIS)

@@ -82,14 +82,6 @@ def arrays(values: Values) -> dict[str, np.ndarray]:
     return {name: np.asarray(each, np.float32) for name, each in values.items()}
 
 
-def refusal(values: Values, error: TypeError) -> errors.UserError:
-    """Returns the error to raise where an agent cannot be traced with traced options."""
-    return errors.UserError(
-        f"{_NAME}: an option that decides what is compiled cannot differ between members; check "
-        f"{', '.join(values)} ({errors.one_line(error)})"
-    )
-
-
 def described(values: Values, index: int) -> str:
     """Returns a phrase for messages, ` (learning_rate = 0.001)`; empty without values."""
     own = ", ".join(f"{name} = {x:g}" for name, x in _of_member(values, index).items())

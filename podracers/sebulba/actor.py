@@ -25,8 +25,16 @@ from podracers import precision as precision_lib
 from podracers.sebulba import timing
 from podracers.supervision import pipeline
 
-# The axis of streams in each part of a rollout.
-STREAM_AXIS = types.Rollout(timestep=1, action=1, extras=1, actor_state=0)
+
+def map_streams(function: Callable[..., Any], *rollouts: types.Rollout) -> types.Rollout:
+    """Maps `function(axis, *arrays)` over the leaves of rollouts; `axis` is that of streams."""
+    stream_axis = types.Rollout(timestep=1, action=1, extras=1, actor_state=0)
+    return types.Rollout(
+        *(
+            jax.tree.map(functools.partial(function, axis), *parts)
+            for axis, *parts in zip(stream_axis, *rollouts)
+        )
+    )
 
 
 class Carry(NamedTuple):
@@ -168,9 +176,12 @@ class Actor:
                 carry = self.programs.begin(params, key, np.int32(update), env_id, actor_state)
             carry = self._collect(worker, params, carry, batches, warm)
             with worker.doing(timing.SENDING if warm else pipeline.COMPILING):
-                shards = self._send(carry.rollout)
+                count = len(self.learners)
+                slices = split(carry.rollout, count) if count > 1 else (carry.rollout,)
+                # Directly from the device that acted to those that learn.
+                slices = jax.block_until_ready(tuple(map(jax.device_put, slices, self.learners)))
             with worker.doing(timing.FOR_SPACE):
-                self.queue.put(Shards(version, shards))
+                self.queue.put(Shards(version, slices))
             actor_state, update, warm = carry.actor_state, update + 1, True
 
     def _collect(self, worker, params, carry, batches, warm):
@@ -207,22 +218,11 @@ class Actor:
         batch.arrival = Arrival.of(timestep)
         self.pace.add(batch.host.num_envs, arrived - batch.sent, arrived - began)
 
-    def _send(self, rollout: types.Rollout) -> tuple[types.Rollout, ...]:
-        """Transfers the rollout to the learner devices, directly from the device that acted."""
-        count = len(self.learners)
-        slices = (rollout,) if count == 1 else split(rollout, count)
-        return jax.block_until_ready(tuple(map(jax.device_put, slices, self.learners)))
-
 
 @functools.partial(jax.jit, static_argnums=1)
 def split(rollout: types.Rollout, count: int) -> tuple[types.Rollout, ...]:
     """Splits a rollout into `count` equal slices of its streams."""
-    parts = types.Rollout(
-        *(
-            jax.tree.map(lambda x, axis=axis: jnp.split(x, count, axis), tree)
-            for axis, tree in zip(STREAM_AXIS, rollout)
-        )
-    )
+    parts = map_streams(lambda axis, x: jnp.split(x, count, axis), rollout)
     outer, inner = jax.tree.structure(rollout), jax.tree.structure([0] * count)
     return tuple(jax.tree.transpose(outer, inner, parts))
 

@@ -58,31 +58,16 @@ class Learner:
     @functools.cached_property
     def init(self):
         """`seed -> SebulbaState`, before the first update."""
-        return jax.jit(
-            jax.shard_map(
-                self.programs.precision.tracing()(self._init_shard),
-                mesh=self.mesh,
-                in_specs=_SPEC(),
-                out_specs=_STATE_LAYOUT,
-                check_vma=False,
-            )
-        )
+        function = self.programs.precision.tracing()(self._init_shard)
+        return parallel.mapped(function, self.mesh, _SPEC(), _STATE_LAYOUT)
 
     @functools.cached_property
     def learn(self):
         """`(state, rollouts) -> (state, report)`; donates `state`."""
-        rollouts = (_ROLLOUT_LAYOUT,) * self.placement.actors_per_learner
-        return jax.jit(
-            jax.shard_map(
-                self.programs.precision.tracing()(self._learn_shard),
-                mesh=self.mesh,
-                in_specs=(_STATE_LAYOUT, rollouts),
-                out_specs=(_STATE_LAYOUT, _SPEC()),
-                # With the check on, gradients of replicated parameters are summed twice.
-                check_vma=False,
-            ),
-            donate_argnums=0,
-        )
+        function = self.programs.precision.tracing()(self._learn_shard)
+        in_specs = _STATE_LAYOUT, (_ROLLOUT_LAYOUT,) * self.placement.actors_per_learner
+        out_specs = _STATE_LAYOUT, _SPEC()
+        return parallel.mapped(function, self.mesh, in_specs, out_specs, donate_argnums=(0,))
 
     @functools.cached_property
     def copy_actor_params(self):
@@ -111,24 +96,14 @@ class Learner:
           As many rollouts as there are actors to a learner device, which `learn` joins.
         """
 
-        def assemble(axis: int, spec: jax.sharding.PartitionSpec, *arrays: jax.Array) -> jax.Array:
+        def assemble(axis: int, *arrays: jax.Array) -> jax.Array:
             shape = list(arrays[0].shape)
             shape[axis] *= self.mesh.devices.size
-            sharding = jax.sharding.NamedSharding(self.mesh, spec)
+            sharding = jax.sharding.NamedSharding(self.mesh, _COLUMNS if axis else _ROWS)
             return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(arrays))
 
         count = self.placement.actors_per_learner
-        return tuple(
-            types.Rollout(
-                *(
-                    jax.tree.map(functools.partial(assemble, axis, spec), *parts)
-                    for axis, spec, *parts in zip(
-                        actor.STREAM_AXIS, _ROLLOUT_LAYOUT, *slices[index::count]
-                    )
-                )
-            )
-            for index in range(count)
-        )
+        return tuple(actor.map_streams(assemble, *slices[index::count]) for index in range(count))
 
     def _init_shard(self, seed: jax.Array) -> SebulbaState:
         # The key is made here because an array on a device of one process is no argument for a
@@ -150,12 +125,7 @@ class Learner:
         """Takes one update on this device."""
         rollout = rollouts[0]
         if len(rollouts) > 1:  # of several actors
-            rollout = types.Rollout(
-                *(
-                    jax.tree.map(lambda *xs, axis=axis: jnp.concatenate(xs, axis), *parts)
-                    for axis, *parts in zip(actor.STREAM_AXIS, *rollouts)
-                )
-            )
+            rollout = actor.map_streams(lambda axis, *xs: jnp.concatenate(xs, axis), *rollouts)
         _, learn_key = keys.act_and_learn(state.key, state.update)
         with jax.named_scope("learn"):
             agent_state = types.AgentState(state.learner, state.memory)
@@ -163,11 +133,5 @@ class Learner:
         episodes, episode_means = state.episodes.track_rollout(rollout.timestep).flush()
         means = {**episode_means, **means}
         report = metrics.add(metrics.empty(means), means, state.update)
-        state = SebulbaState(
-            learner=agent_state.learner,
-            memory=agent_state.memory,
-            episodes=episodes,
-            key=state.key,
-            update=state.update + 1,
-        )
+        state = SebulbaState(*agent_state, episodes, state.key, state.update + 1)
         return state, metrics.sum_over_devices(report)

@@ -9,6 +9,7 @@ Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -68,6 +69,10 @@ class Sebulba:
       precision: the precision that the agent computes with.
     """
 
+    population: ClassVar[int] = 1
+    population_values: ClassVar[dict[str, tuple[float, ...]]] = {}
+    updates_per_dispatch: ClassVar[int] = 1  # the host dispatches each update
+
     agent: agent_lib.Agent
     environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
     num_envs: int
@@ -89,21 +94,6 @@ class Sebulba:
                 errors.require_count(self, name)
         if not self.timeout > 0:
             raise errors.UserError(f"Sebulba.timeout: expected seconds, got {self.timeout!r}")
-
-    @property
-    def population(self) -> int:
-        """Always 1: there are no populations."""
-        return 1
-
-    @property
-    def population_values(self) -> dict[str, tuple[float, ...]]:
-        """Always empty: there are no populations."""
-        return {}
-
-    @property
-    def updates_per_dispatch(self) -> int:
-        """Always 1: the host dispatches each update."""
-        return 1
 
     @property
     def steps_per_update(self) -> int:
