@@ -62,13 +62,11 @@ class _Peers:
         connections: dict[int, _Connection] | None = None,
     ):
         self.process, self._count, self._timeout = process, count, timeout
-        self.position = [
-            0,
-            0,
-        ]  # agreements that the main thread has come to, and signs of life since
+        # Agreements that the main thread has come to, and signs of progress since the last one.
+        self.position = [0, 0]
         self._changed = threading.Condition()  # also the lock of sending
         self._listener = listener
-        self._strangers: list[_Connection] = []  # not known yet which process they are
+        self._unidentified: list[_Connection] = []  # have not sent their process number yet
         self._connections = connections or {}
         self._checked = time.monotonic()
         self._heard = dict.fromkeys(self._connections, self._checked)  # when, by process
@@ -107,26 +105,26 @@ class _Peers:
                 self._set_position(self.process, self.position)
                 self.send(_ALIVE, self.position)
             known = {c: peer for peer, c in self._connections.items() if not c.closed}
-            new = [*self._strangers, *([self._listener] if self._listener else [])]
+            new = [*self._unidentified, *([self._listener] if self._listener else [])]
             for ready in multiprocessing.connection.wait([*known, *new], _HEARTBEAT_PERIOD / 4):
                 if ready is self._listener:
                     with contextlib.suppress(OSError):  # it has closed again
-                        self._strangers.append(_connection(self._listener.accept()[0]))
+                        self._unidentified.append(_connection(self._listener.accept()[0]))
                 elif ready in known:
                     self._read(known[ready], ready)
                 else:
                     self._admit(ready)
             if self._listener and len(self._connections) == self._count - 1:
-                for each in (self._listener, *self._strangers):
+                for each in (self._listener, *self._unidentified):
                     each.close()
                 with self._changed:
-                    self._listener, self._strangers = None, []
+                    self._listener, self._unidentified = None, []
                     self._changed.notify_all()
             self._check(time.monotonic())
 
     def _admit(self, connection: _Connection) -> None:
         """Reads which process has connected; refuses one that does not belong to this run."""
-        self._strangers.remove(connection)
+        self._unidentified.remove(connection)
         try:
             kind, process, count = _receive(connection)
         except (EOFError, OSError, ValueError):
@@ -173,7 +171,7 @@ class _Peers:
     def _check(self, now: float) -> None:
         """Ends all if a process is silent or, in process 0, if one makes the others wait."""
         if now - self._checked > max(self._timeout / 2, _HEARTBEAT_PERIOD):
-            # This process was suspended, and the others may have been, too: they wake up first.
+            # This process was suspended; the others may have been, too, and need time to resume.
             self._heard = dict.fromkeys(self._heard, now)
             self._positions.clear()
         self._checked = now
@@ -198,7 +196,7 @@ class _Peers:
         """Sends a message over all connections."""
         with self._changed:
             for connection in self._connections.values():
-                with contextlib.suppress(OSError, ValueError):  # `_read` notices a lost process
+                with contextlib.suppress(OSError, ValueError):  # `_read` detects a lost process
                     _send(connection, *message)
 
     def _end(self, cause: str, exit_code: int) -> None:

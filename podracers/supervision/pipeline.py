@@ -193,7 +193,7 @@ class Supervisor:
                 raise RuntimeError(f"{name} ended without being cancelled")
             except Cancelled:
                 pass
-            except BaseException as error:  # no exception may be lost in a thread
+            except BaseException as error:  # a thread would only print it
                 with self._changed:
                     self._failure = self._failure or (name, error)
                     self._changed.notify_all()
@@ -259,7 +259,7 @@ class Supervisor:
             activity, since = worker.timer.activity
             seconds = now - max(since, began)
             if seconds > limit and activity != COMPILING:
-                self._raised = True  # an error that the worker raises once released is no cause
+                self._raised = True  # a later error of this worker is a consequence
                 self._hanging = worker
                 frame = sys._current_frames().get(worker.thread.ident)
                 raise WorkerError(

@@ -1,10 +1,8 @@
 """Runs of Sebulba end well: in this process, but where a signal or native code ends the process."""
 
-import contextlib
 import json
 import os
 import pathlib
-import random
 import re
 import signal
 import threading
@@ -93,10 +91,6 @@ def _finish(process):
         assert time.monotonic() < limit, f"left behind: {left}"
         time.sleep(0.05)
     return ended
-
-
-def _run(*arguments, **options):
-    return _finish(_start(*arguments, **options))
 
 
 def _session(leader):
@@ -372,29 +366,6 @@ def test_a_run_that_is_killed_takes_its_workers_along_and_resumes(
     saved = _checkpoints(train.path)
     assert f"resuming from step {saved[-1]}" in train().stdout
     _assert_whole(train.path)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stopped_at_random_moments_gets_to_its_end(config, train):
-    chance, path = random.Random(0), train.path
-    for _ in range(4):
-        begun = (path / "config.gin").exists()
-        begin = ("--resume",) if begun else ("--gin_file", config)
-        process = _start(*begin, "--run_dir", path, bindings=WORKERS)
-        number = chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-        time.sleep(chance.uniform(0.0, 12.0))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        ended = _finish(process)
-        if "saving a checkpoint" in ended.stderr:
-            assert ended.returncode == 0, ended.stderr
-            assert "Traceback" not in ended.stderr
-        elif ended.returncode not in (0, -number):  # in the middle of Python's imports
-            assert ended.stdout == "", ended
-        if (path / "checkpoints").exists():
-            _checkpoints(path)
-    train()
-    _assert_whole(path)
 
 
 def test_a_resumed_run_has_the_state_that_was_saved(config, tmp_path):
