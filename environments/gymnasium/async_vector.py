@@ -104,9 +104,8 @@ class AsyncVector:
         """
         deadline = time.monotonic() + _CLOSING
         failures = []
-        if self._receiving.acquire(
-            blocking=False
-        ):  # otherwise a step hangs, which is the first cause
+        # Without the lock another thread waits for a step that hangs, which is the first cause.
+        if self._receiving.acquire(blocking=False):
             for pipe in self._pipes:
                 _shut_down(pipe, socket.SHUT_WR)
             for pipe in self._pipes:
