@@ -115,7 +115,7 @@ def test_rows_that_a_family_has_not_got_are_beyond_the_table():
 
 
 def test_what_is_no_family_is_refused():
-    with pytest.raises(errors.UserError, match="parameters are arguments"):
+    with pytest.raises(errors.UserError, match="expected a family of tasks"):
         lifetimes.Lifetimes(catch.Catch)
     with pytest.raises(errors.UserError, match="max_periods"):
         lifetimes.Lifetimes(MIXTURE, min_periods=3, max_periods=2)
