@@ -70,7 +70,12 @@ class WeightsAndBiases:
         options["name"] = self.name or os.environ.get("WANDB_NAME") or directory.path.resolve().name
         try:
             import wandb  # noqa: PLC0415 (optional)
-
+            from wandb import errors as wandb_errors  # noqa: PLC0415
+        except ImportError as error:  # also where a folder `wandb` imports as an empty package
+            raise errors.UserError(
+                "WeightsAndBiases needs the package wandb: pip install 'podracers[wandb]'"
+            ) from error
+        try:
             run = wandb.init(
                 **options,
                 id=id_file.read_text().strip(),
@@ -80,16 +85,9 @@ class WeightsAndBiases:
                 # The run owns the terminal; at the end wandb may upload for a minute.
                 settings=wandb.Settings(console="off", silent=True, finish_timeout=60.0),
             )
-        except (
-            ImportError,
-            AttributeError,
-        ) as error:  # a folder `wandb` imports as an empty package
-            raise errors.UserError(
-                "WeightsAndBiases needs the package wandb: pip install 'podracers[wandb]'"
-            ) from error
         except Exception as error:
             is_mistake = isinstance(
-                error, wandb.errors.UsageError | wandb.errors.AuthenticationError
+                error, wandb_errors.UsageError | wandb_errors.AuthenticationError
             )
             raise (errors.UserError if is_mistake else errors.RunFailure)(
                 f"Weights & Biases: {errors.first_line(error).rstrip('.')} "
