@@ -57,6 +57,9 @@ class Parts(NamedTuple):
         return evaluation.Evaluation(episodes, greedy and greedy.run(params, key, stop, share))
 
 
+_CURRENT = object()  # gin omits defaults that are no literals from operative configurations
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Experiment:
     """Configuration of a run, resolved before anything is compiled. Periods count updates.
@@ -116,10 +119,11 @@ class Experiment:
     compute_dtype: str = "float32"
     # gin's configuration when the experiment was made, which gin's classes read when they are
     # called. A copy by `dataclasses.replace` keeps it.
-    _state: dataclasses.InitVar[config.State | None] = None
+    _state: dataclasses.InitVar[config.State] = _CURRENT
 
     def __post_init__(self, _state):
-        object.__setattr__(self, "_state", _state or config.snapshot())
+        state = config.snapshot() if _state is _CURRENT else _state
+        object.__setattr__(self, "_state", state)
         for name, minimum in _MINIMUM.items():
             value = getattr(self, name)
             if value is None and getattr(Experiment, name, 0) is None:
