@@ -573,7 +573,7 @@ restore()
 if process == 3:
     files = pathlib.Path(folder, "50/state").glob("ocdbt.process_3/d/*")
     os.truncate(max(files, key=os.path.getsize), 100)
-processes.all_say(None)
+processes.all_gather(None)
 restore()
 checkpointer.close()
 """

@@ -266,8 +266,9 @@ def test_members_with_values_of_their_own_are_told_apart_and_resumed(tmp_path):
     judged = policy.parts.evaluate(policy.params, evaluation.run_key(3))
     assert judged.episodes.mean_return().tolist() == list(by_seed.values())
     shown = io.StringIO()
-    rich.console.Console(file=shown).print(train._table_of_members(whole))
-    rows = [line.split("│") for line in shown.getvalue().splitlines() if "│" in line]
+    directory = run_directory.RunDirectory(tmp_path / "whole")
+    train._print_summary(summaries[0], directory, rich.console.Console(file=shown))
+    rows = [line.split("│") for line in shown.getvalue().splitlines() if line.count("│") > 3]
     assert [[cell.strip() for cell in row[1:3]] for row in rows] == [
         *(["3", "0.0001"], ["4", "0.01"], ["5", "0.0001"], ["6", "0.01"])
     ]
