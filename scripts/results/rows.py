@@ -80,7 +80,7 @@ class Row:
     gin_bindings: tuple[str, ...] = ()  # without the seed
     variant: str = ""  # name of these bindings, if an experiment has several rows
     highest: float | None = None  # possible return
-    atari_game: str | None = None  # name in `atari_scores.py`
+    atari_game: str | None = None  # name in `tables.ATARI_SCORES`
     suite: str | None = None  # see scripts/reproduce.py --suite
     published: tuple[Published, ...] = ()  # the first one is 1 in aggregates
     explanation: str = ""  # reason for a lower return than published

@@ -19,8 +19,7 @@ from tests import processes
 
 @pytest.fixture(scope="module")
 def modules(tools):
-    names = ("aggregates", "atari_scores", "markdown", "rows", "rules", "suite_picture", "tables")
-    return tools(*(f"results.{name}" for name in names))
+    return tools(*(f"results.{name}" for name in ("aggregates", "rows", "rules", "tables")))
 
 
 def _exact(tasks, statistic):
@@ -60,14 +59,10 @@ def test_students_interval_and_welchs_test(modules):
     assert p([1.0], [0.9, 0.9]) is None
 
 
-def test_atari_scores(modules):
-    scores = modules.atari_scores
-    assert len(scores.REFERENCES) == 57
-    assert not {f"{game}-v5" for game in scores.REFERENCES} - set(envpool.list_all_envs())
-    assert scores.normalized("Pong", 16.0) == pytest.approx(36.7 / 35.3)
-    assert scores.normalized("Skiing", -17098.1 - 12761.2) == pytest.approx(-1.0)
-    with pytest.raises(errors.UserError, match="'Pong'"):
-        scores.normalized("Pong-v5", 0.0)
+def test_atari_games_are_envpools(modules):
+    games = modules.tables.ATARI_SCORES
+    assert len(games) == 57
+    assert not {f"{game}-v5" for game in games} - set(envpool.list_all_envs())
 
 
 RUN = {"agent_steps": 5_000_000, "episodes": 64, "random_policy": -1.0, "date": "2026-01-31"}
@@ -105,9 +100,6 @@ def test_rows_are_read_and_written(modules, tmp_path):
     assert len(path.read_text().splitlines()) < 30  # a line for each run
     assert modules.rows.find(rows, "b-two", "anakin") == [b]
     assert modules.rows.find(rows, suite="s") == [a]
-    for query, hint in ((("c",), "known: a, b"), (("a", "anakim"), "'anakin'")):
-        with pytest.raises(errors.UserError, match=hint):
-            modules.rows.find(rows, *query)
 
 
 def test_a_new_run_replaces_runs_of_other_settings(modules, tmp_path):
@@ -144,22 +136,19 @@ def test_concurrent_updates_are_all_recorded(modules, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "phrase"),
+    "entries",
     [
-        ("{", "Expecting"),
-        ('{"a": {"agent": "A"}}', "expected a list of rows"),
-        ('[{"agent": "A"}]', "row 0: "),
-        (json.dumps([_entry("a", []) | {"runs": [{"seed": 0}]}]), "final_return"),
-        (json.dumps([_entry("a", [1.0]), _entry("a", [1.0])]), "row 1: 'a-anakin' occurs twice"),
-        (json.dumps([_entry("a", []), _entry("b", [], environment="a")]), "task of 'a-anakin'"),
+        {"a": {"agent": "A"}},
+        [{"agent": "A"}],
+        [_entry("a", []) | {"runs": [{"seed": 0}]}],
+        [_entry("a", [1.0]), _entry("a", [1.0])],
+        [_entry("a", []), _entry("b", [], environment="a")],
     ],
 )
-def test_incomplete_files_are_refused(modules, tmp_path, text, phrase):
-    path = tmp_path / "results.json"
-    path.write_text(text)
-    with pytest.raises(errors.UserError) as caught:
-        modules.rows.read(path)
-    assert phrase in str(caught.value) and "\n" not in str(caught.value)
+def test_incomplete_files_are_refused(modules, tmp_path, entries):
+    (tmp_path / "results.json").write_text(json.dumps(entries))
+    with pytest.raises(errors.UserError, match=r"results\.json"):
+        modules.rows.read(tmp_path / "results.json")
 
 
 def test_every_published_row_describes_a_run(modules):
@@ -231,9 +220,6 @@ def test_pages_are_generated_and_checked(modules, tmp_path, call):
     assert "a PPO in one file" in (generated / "benchmarks.md").read_text()
     with Image.open(generated / "results" / "suite_s.png") as image:
         assert image.width > 300
-    readme.write_text("no marks")
-    with pytest.raises(errors.UserError, match="begin: readme"):
-        call("report", "--root", tmp_path)
 
 
 def test_the_published_pages_are_up_to_date(call):
@@ -242,17 +228,13 @@ def test_the_published_pages_are_up_to_date(call):
 
 def test_evaluations_of_rules(modules, tmp_path):
     rules = modules.rules
-    shares = {
-        rules.RULE: [[0.0, 0.9], [0.1, 1.0], [0.0, 0.2]],
-        rules.A2C: [[0.5, 1.0]] * 3,
-        rules.BLIND: [[0.0, 0.5]] * 3,
-        rules.RANDOM: [[0.0, -0.25]] * 3,
-    }
+    rule = [[0.0, 0.9], [0.1, 1.0], [0.0, 0.2]]
+    shares = {rules.RULE: rule, rules.A2C: [[0.5, 1.0]] * 3}
     task = rules.Task("gin/some.gin", "small", 2.5, shares, (40.0, 0.01), [(40.0, 0.01, 1.0)])
     found = rules.Evaluation("--run_dir a b c", ["a", "b", "c"], 64, 2399, [task])
     assert (
-        "| `small` of `some` | 0.90 [0.20, 1.00] | 1.00 [1.00, 1.00] | 0.50 [0.50, 0.50] "
-        "| -0.25 [-0.25, -0.25] | 40, 0.01 |" in rules.table(found)
+        "| `small` of `some` | 0.90 [0.20, 1.00] | 1.00 [1.00, 1.00] | 40, 0.01 |"
+        in rules.table(found)
     )
     path = tmp_path / "small.json"
     rules.write(found, path)
