@@ -30,8 +30,6 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("names", nargs="*", metavar="PIECE", help=f"of {', '.join(device.PIECES)}; default: all")
     add("--minutes", type=command_line.count, default=10, metavar="N", help="limit (default: 10)")
-    add("--repeats", type=command_line.count, default=3)
-    add("--batches", type=command_line.count, nargs="+", metavar="N", help="environments")
     file = "results; the page is beside it (default: runs/accelerator.json)"
     add("--json", type=pathlib.Path, default="runs/accelerator.json", metavar="FILE", help=file)
     options = parser.parse_args()
@@ -54,7 +52,7 @@ def main() -> int:
         try:
             if remaining < _MIN_TIME:
                 raise TimeoutError
-            part = _measure(name, options, remaining)
+            part = _measure(name, remaining)
         except (TimeoutError, subprocess.TimeoutExpired):
             left.append(name)
             continue
@@ -77,7 +75,7 @@ def main() -> int:
     return errors.RunFailure.exit_code if failed else 0
 
 
-def _measure(name: str, options: argparse.Namespace, seconds: float) -> records.Record:
+def _measure(name: str, seconds: float) -> records.Record:
     """Runs one piece.
 
     Raises:
@@ -88,8 +86,7 @@ def _measure(name: str, options: argparse.Namespace, seconds: float) -> records.
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "part.json"
         command = [sys.executable, str(script), f"device_{name}", "--json", str(file)]
-        command += ["--repeats", str(options.repeats)]
-        command += ["--batches", *map(str, options.batches)] if options.batches else []
+        command += ["--repeats", "3"]
         done = subprocess.run(
             command, stderr=subprocess.PIPE, text=True, timeout=seconds, check=False
         )

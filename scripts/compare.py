@@ -59,43 +59,12 @@ def _parse() -> argparse.Namespace:
     add("--runner_gin", **several, metavar="LABEL:PATH")
     add("--runner_bindings", **several, metavar="'LABEL:NAME = VALUE'")
     add("--seeds", type=command_line.count, default=3, help="number of seeds (default: 3)")
-    add("--total_steps", type=int, help="agent steps of each run")
     add("--output_dir", metavar="DIR", help="default: comparisons/<experiment>")
     return parser.parse_args()
 
 
 def _plan(options: argparse.Namespace, output: pathlib.Path) -> list[training_process.Run]:
-    """Reads the configurations of all runs, so that mistakes are found before any training.
-
-    Args:
-      options: of the command line.
-      output: the folder of the comparison.
-
-    Raises:
-      errors.UserError: a configuration does not parse, or binds the seed or the agent steps.
-    """
-    files, bindings = _of_runners(options)
-    steps, runs = options.total_steps, []
-    bound = [] if steps is None else [f"TOTAL_STEPS = {steps}"]
-    for seed in range(options.seeds):  # runners take turns: the machine's speed drifts
-        for label in files:
-            run = training_process.plan(
-                label,
-                seed,
-                [*options.gin_file, *files[label]],
-                [*bound, *options.gin_bindings, *bindings[label]],
-                output / "runs" / f"{label}-{seed}",
-            )
-            if steps not in (None, run.total_steps):
-                raise errors.UserError(
-                    f"{label}: --total_steps is {steps}, the configuration's {run.total_steps}"
-                )
-            runs.append(run)
-    return runs
-
-
-def _of_runners(options: argparse.Namespace) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Returns the files and the bindings of each runner alone, by label."""
+    """Reads the configurations of all runs, so that mistakes are found before any training."""
     files: dict[str, list[str]] = {}
     for entry in options.runners:
         label, _, name = entry.rpartition("=")
@@ -105,8 +74,8 @@ def _of_runners(options: argparse.Namespace) -> tuple[dict[str, list[str]], dict
             raise errors.UserError(f"--runners {entry}: a label is letters, digits, '.', '_', '-'")
         if label in files:
             raise errors.UserError(f"--runners: '{label}' occurs twice; use labels: other={name}")
-        files[label] = [path]
-    bindings = {label: [] for label in files}
+        files[label] = [*options.gin_file, path]
+    bindings = {label: [*options.gin_bindings] for label in files}
     for option, lists in (("runner_gin", files), ("runner_bindings", bindings)):
         for entry in getattr(options, option):
             label, colon, value = (part.strip() for part in entry.partition(":"))
@@ -116,7 +85,13 @@ def _of_runners(options: argparse.Namespace) -> tuple[dict[str, list[str]], dict
                 hint = errors.nearest(label, files)
                 raise errors.UserError(f"--{option}: '{label}' is none of --runners{hint}")
             lists[label].append(value)
-    return files, bindings
+    return [
+        training_process.plan(
+            label, seed, files[label], bindings[label], output / "runs" / f"{label}-{seed}"
+        )
+        for seed in range(options.seeds)  # runners take turns: the machine's speed drifts
+        for label in files
+    ]
 
 
 if __name__ == "__main__":

@@ -43,8 +43,7 @@ def main() -> int:
     lifetimes = [each.build().environment for each in experiments]
     tasks = []
     for file, each in zip(files, lifetimes):
-        count = options.lifetimes
-        tasks += rule_evaluation.evaluate(agent, loaded, file, each, options.seed, count)
+        tasks += rule_evaluation.evaluate(agent, loaded, file, each, options.lifetimes)
     steps, names = lifetimes[0].spec.max_episode_steps, [rule.name for rule in loaded]
     command = shlex.join(sys.argv[1:])
     found = rules.Evaluation(command, names, options.lifetimes, steps, tasks)
@@ -65,8 +64,6 @@ def _parse() -> argparse.Namespace:
     add("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
     lifetimes = "of each rule and experiment (%(default)s)"
     add("--lifetimes", type=command_line.count, default=64, metavar="N", help=lifetimes)
-    add("--seed", type=int, default=0, help="of tasks and of random rules")
-    add("--best", action="store_true", help="the best evaluated checkpoint")
     add("--save", metavar="RULE.npz", help="write the rule to a file, without evaluation")
     add("--json", type=pathlib.Path, metavar="FILE", help="write results")
     options = parser.parse_args()

@@ -39,8 +39,8 @@ def main() -> int:
         print(_listing(found))
         return 0
     if options.suite:
-        if options.note or options.record:
-            raise errors.UserError("--suite: expected neither --note nor --record")
+        if options.record:
+            raise errors.UserError("--suite: expected no --record; runs are recorded")
         output = pathlib.Path(options.out or f"runs/suite-{options.suite}")
         seeds = options.seeds or _SEEDS
         done = reproduction.train_suite(found, seeds, output, options.results)
@@ -56,28 +56,22 @@ def main() -> int:
 
 def _reproduce(row: results.Row, options: argparse.Namespace) -> int:
     count = options.seeds or len(row.runs) or _SEEDS
-
-    def recorded(row: results.Row) -> results.Row:
-        if count < len(row.runs):
-            raise errors.UserError(f"--record: {count} seed(s) would replace {len(row.runs)}")
-        return dataclasses.replace(row, runs=tuple(new), note=options.note)
-
-    new: Sequence[results.Run] = ()
-    if options.record:
-        recorded(row)  # before any training
+    if options.record and count < len(row.runs):
+        raise errors.UserError(f"--record: {count} seed(s) would replace {len(row.runs)}")
     now = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
     output = pathlib.Path(options.out or f"runs/reproduce-{row.name}-{now}")
     runs = [reproduction.plan(row, seed, output) for seed in range(count)]
     if not training_process.train_all(runs, reproduction.report):
         print(f"stopped: --out {output} continues")
         return 0
-    new = [reproduction.finished(run) for run in runs]
+    new = tuple(reproduction.finished(run) for run in runs)
     rich.console.Console(highlight=False).print(reproduction.table(row, new))
     verdict, differs = reproduction.verdict(row.runs, new)
     print(verdict)
     if not options.record:
         return errors.RunFailure.exit_code if differs else 0
-    results.update(row.name, recorded, options.results)
+    made = {"runs": new, "note": ""}  # the remark was about the old runs
+    results.update(row.name, lambda old: dataclasses.replace(old, **made), options.results)
     print("recorded; next: python scripts/report.py")
     return 0
 
@@ -93,7 +87,6 @@ def _parse() -> argparse.Namespace:
     add("--seeds", type=command_line.count, help=seeds)
     add("--out", metavar="DIR", help="default: runs/reproduce-... or runs/suite-<suite>")
     add("--record", action="store_true", help="keep the new runs")
-    add("--note", default="", help="remark on the new runs")
     add("--results", type=pathlib.Path, default=results.PATH, metavar="PATH")
     return parser.parse_args()
 

@@ -20,10 +20,8 @@ learning unchanged.
 import argparse
 import dataclasses
 import datetime
-import math
 import os
 import pathlib
-import re
 import shlex
 import signal
 import sys
@@ -35,8 +33,6 @@ from tuning import candidates, search
 
 from podracers import command_line, errors
 from podracers.training import experiment
-
-_UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def main() -> int:
@@ -80,27 +76,14 @@ def _parse() -> argparse.Namespace:
     parser.add_experiment(required=True)
     add = parser.add_argument
     add("--out", default="tuned.gin", metavar="PATH", help="default: tuned.gin")
-    add("--minutes", type=float, default=5.0, help="limit of the search (default: 5)")
-    memory = "limit, such as 8GB, of a device with its own memory, else of the host (default: 80%%)"
-    add("--memory", type=_bytes, metavar="SIZE", help=memory)
+    add("--minutes", type=command_line.count, default=5, help="limit of the search (default: 5)")
+    memory = "limit of a device with its own memory, else of the host (default: 80%% of the host)"
+    add("--memory", type=float, metavar="GB", help=memory)
     names = f"of {', '.join(candidates.FIELDS)}, with or without values to try"
     add("--parameters", nargs="+", metavar="NAME[=V,V]", help=names)
-    add("--seconds", type=float, default=1.0, help="length of a measurement (default: 1)")
     options = parser.parse_args()
     options.gin_file = command_line.gin_files(options)
-    for name in ("minutes", "seconds"):
-        value = getattr(options, name)
-        if not 0 < value < math.inf:
-            raise errors.UserError(f"--{name}: expected more than 0, got {value:g}")
     return options
-
-
-def _bytes(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text.strip())
-    if not found:
-        raise argparse.ArgumentTypeError(f"expected a size such as 8GB or 500MB, got '{text}'")
-    size = _UNITS[found[2]]
-    return float(found[1]) * (1024 ** round(math.log(size, 1000)) if found[3] else size)
 
 
 if __name__ == "__main__":

@@ -43,25 +43,22 @@ class Stepper:
 
     Args:
       runner: has `init(seed)`, `step(state, num_updates)` and `steps_per_update`.
-      updates: number of updates of a measurement; None for about `seconds` once the agent learns.
+      updates: number of updates of a measurement; None for about a second once the agent learns.
       lead_in: updates before each measurement that are not counted: while other programs were
         measured, actors may have filled the queue.
-      seconds: length of a measurement if `updates` is None.
     """
 
-    def __init__(
-        self, runner: Any, updates: int | None = None, lead_in: int = 0, seconds: float = 1.0
-    ):
+    def __init__(self, runner: Any, updates: int | None = None, lead_in: int = 0):
         self._runner, self._updates, self._lead_in = runner, updates, lead_in
         start = time.perf_counter()
         self.state = runner.init(0)
         self._step(updates or 1)
         self.first_dispatch = time.perf_counter() - start  # seconds, compilation included
         if updates is None:
-            self.compiling = max(self.first_dispatch - self._step(1), 0.0)  # seconds
+            self._step(1)
             while not _is_learning(self._report):
                 self._step(1)
-            self._updates = max(math.ceil(seconds * LEAD_IN / self._step(LEAD_IN)), 1)
+            self._updates = max(math.ceil(LEAD_IN / self._step(LEAD_IN)), 1)
 
     def __call__(self) -> float:
         """Returns agent steps per second."""

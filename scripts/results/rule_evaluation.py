@@ -41,7 +41,7 @@ def load(
     Raises:
       errors.UserError: a run or an experiment has another agent, or a rule of another size.
     """
-    policies = [trained.load(path, options.best) for path in options.run_dir]
+    policies = [trained.load(path) for path in options.run_dir]
     agents = [policy.parts.agent for policy in policies] or [settings.build().agent]
     for path, agent in zip([*options.run_dir, *options.gin_file], agents):
         if not isinstance(agent, meta_training.LPG):
@@ -66,7 +66,7 @@ def load(
 
 
 def evaluate(
-    agent: meta_training.LPG, rules: list[Rule], file: str, lifetimes: Any, seed: int, count: int
+    agent: meta_training.LPG, rules: list[Rule], file: str, lifetimes: Any, count: int
 ) -> list[results.Task]:
     """Returns shares of the optimum by kind of task, of rules and of other learners.
 
@@ -75,11 +75,10 @@ def evaluate(
       rules: to evaluate.
       file: the experiment.
       lifetimes: its environment; all lifetimes have the longest length.
-      seed: of tasks and of random rules.
       count: lifetimes of each repetition.
     """
     lifetimes = dataclasses.replace(lifetimes, min_periods=lifetimes.max_periods)
-    trial = _Trial(lifetimes, evaluation.run_key(seed), count)
+    trial = _Trial(lifetimes, evaluation.run_key(0), count)
     agent = dataclasses.replace(agent, spec=lifetimes.spec)
     params = [rule.actor_params(trial.names, len(agent.arms)) for rule in rules]
     no_costs = (0.0,) * len(agent.prediction_costs)
@@ -93,7 +92,7 @@ def evaluate(
     best = np.argmax(candidates, axis=0)  # [tasks]
     shares = {name: [] for name in results.CONTENDERS}
     for number, each in enumerate(params):
-        random = each._replace(rule=agent.rule.init(jax.random.key(seed + number)))
+        random = each._replace(rule=agent.rule.init(jax.random.key(number)))
         for name, learner, what in [
             (results.RULE, agent, each),
             (results.A2C, a2c, _only(best, num_arms)),

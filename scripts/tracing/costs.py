@@ -68,7 +68,6 @@ class Cost(NamedTuple):
     instruction: str
     part: str  # of an update, such as `learn/gradient`
     shape: str  # of its (first) result
-    operation: str  # JAX's name
 
 
 class Loop(NamedTuple):
@@ -178,7 +177,6 @@ class Costs:
                     instruction=name,
                     part=self._part(name),
                     shape=shape[1] if shape else "",
-                    operation=_operation(found),
                 )
 
     def _passes(self, name: str) -> tuple[float, Loop | None]:

@@ -144,11 +144,11 @@ def run(
     """
     began, budget = time.monotonic(), 60.0 * options.minutes
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory = options.memory or 0.8 * host
+    memory = 1e9 * options.memory if options.memory else 0.8 * host
 
     def measure(settings: candidates.Settings, floor: float = 0.0) -> trial.Outcome:
         bindings = [f"{runner}.{name} = {value!r}" for name, value in settings.items()]
-        training = (options.gin_file, [*options.gin_bindings, *bindings], options.seconds)
+        training = (options.gin_file, [*options.gin_bindings, *bindings])
         outcome = trial.run(training, budget / 3, memory, cache, floor)
         start = found.start if settings else {}
         print(f"{describe(settings, start)}: {outcome.text}", flush=True)

@@ -58,7 +58,7 @@ class Outcome:
 
 
 def run(
-    training: tuple[Sequence[str], Sequence[str], float],
+    training: tuple[Sequence[str], Sequence[str]],
     limit: float,
     memory: float,
     cache: str,
@@ -112,13 +112,12 @@ class Trial:
     Args:
       gin_files: of the experiment.
       bindings: over the files.
-      seconds: length of a turn.
     """
 
-    def __init__(self, gin_files: Sequence[str], bindings: Sequence[str], seconds: float):
+    def __init__(self, gin_files: Sequence[str], bindings: Sequence[str]):
         command_line.use_compilation_cache()
         self._settings = experiment.load(gin_files, bindings)
-        self._parts, self._seconds = self._settings.build(), seconds
+        self._parts = self._settings.build()
         self._stepper: measure.Stepper | None = None
 
     def check(self) -> None:
@@ -128,8 +127,7 @@ class Trial:
     def __call__(self) -> float:
         """Returns agent steps per second."""
         if self._stepper is None:
-            runner = self._parts.runner
-            self._stepper = measure.Stepper(runner, None, measure.LEAD_IN, self._seconds)
+            self._stepper = measure.Stepper(self._parts.runner, lead_in=measure.LEAD_IN)
         return self._stepper()
 
     def facts(self) -> Facts:

@@ -25,7 +25,7 @@ def _record(records, *pieces, **provenance):
 def test_pieces_of_one_machine_become_one_file(scripts, tmp_path):
     file = tmp_path / "deep" / "mine.json"
     record = None
-    for piece, commit in (("catch", "a"), ("parity", "b"), ("parity", "b")):
+    for piece, commit in (("catch", "a"), ("parity", "b")):
         part = _record(scripts.records, piece, commit=commit)
         record = scripts.accelerator._merge(record, part, file)
     file.parent.mkdir()
@@ -35,7 +35,7 @@ def test_pieces_of_one_machine_become_one_file(scripts, tmp_path):
     assert read.provenance["commit"] == "a, b"
     assert "### device_catch" in record.section("mine", "mine.json")
     other = _record(scripts.records, "catch", device="1 x H100")
-    with pytest.raises(errors.UserError, match=r"another machine .* name another --json"):
+    with pytest.raises(errors.UserError, match="--json"):
         scripts.accelerator._merge(read, other, file)
 
 
@@ -47,18 +47,15 @@ def test_known_pieces_are_not_measured_again(run, scripts, tmp_path):
     assert done.stdout.count("measured before") == len(pieces)
 
 
-def test_user_mistakes(run, tmp_path):
+def test_user_mistakes(run):
     processes.assert_mistake(run("accelerator", "party"), "'party'", "parity")
-    (tmp_path / "other.json").write_text("{}")
-    processes.assert_mistake(run("accelerator", "--json", tmp_path / "other.json"), "other.json")
 
 
 @pytest.mark.slow
 def test_pieces_run_on_a_cpu(tmp_path):
     file = tmp_path / "mine.json"
     script = str(processes.ROOT / "scripts" / "accelerator.py")
-    command = [sys.executable, script, "--repeats", "1", "--batches", "8", "--json", str(file)]
-    command += ["parity", "--minutes", "25"]
+    command = [sys.executable, script, "parity", "--json", str(file), "--minutes", "25"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(file.read_text())["results"]

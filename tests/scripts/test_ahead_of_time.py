@@ -53,26 +53,29 @@ def costs(tools):
     return tools("tracing.costs").costs
 
 
-def test_a_loop_counts_up_from_where_it_begins_to_its_limit(costs):
-    found = costs.Costs(TEXT.replace("LIMIT_IS", "constant(5)"), 1.0)
-    assert found.cycles == 3 * 107
-    assert found.parts() == {"learn/gradient": 3 * 107}
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({"LIMIT_IS": "constant(5)"}, 3),  # from 2 to 5
+        ({"LIMIT_IS": "add(%n, %two)"}, 11),  # unknown: as many as gradient steps
+        ({"LIMIT_IS": "constant(5)", "%x.2, %n.2)": "%x.2, %next)"}, 11),  # the loop changes it
+    ],
+)
+def test_passes_of_a_loop(costs, changes, passes):
+    text = TEXT
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    found = costs.Costs(text, 11.0)
+    assert found.cycles == passes * 107
+    assert found.parts() == {"learn/gradient": passes * 107}
     assert found.loops == []
 
 
-def test_a_loop_with_an_unknown_limit_takes_as_many_passes_as_gradient_steps(costs):
-    of_data = TEXT.replace("LIMIT_IS", "add(%n, %two)")
-    found = costs.Costs(of_data, 11.0)
-    assert found.cycles == 11 * 107
-    found = costs.Costs(of_data.replace("gradient/", "", 1), 11.0)
+def test_an_unknown_loop_outside_the_gradient_is_listed(costs):
+    text = TEXT.replace("LIMIT_IS", "add(%n, %two)").replace("gradient/", "", 1)
+    found = costs.Costs(text, 11.0)
     assert found.cycles == 107
     assert found.loops == [(107, "learn", "learn/while")]
-
-
-def test_a_limit_that_the_loop_changes_is_unknown(costs):
-    changed = TEXT.replace("tuple(%next, %x.2, %n.2)", "tuple(%next, %x.2, %next)")
-    found = costs.Costs(changed.replace("LIMIT_IS", "constant(5)"), 11.0)
-    assert found.cycles == 11 * 107
 
 
 def test_a_fusion_that_only_transposes_is_a_copy(costs):

@@ -163,14 +163,6 @@ def test_user_mistakes(run, scripts, tmp_path):
         scripts.sebulba_speed.benchmark_learning(setting, 1)
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(359126, "359k"), (999.7, "1k"), (2.5e6, "2.5M"), (23.679, "23.7"), (-0.078, "-0.078")],
-)
-def test_short_numbers(scripts, number, text):
-    assert scripts.records.short(number) == text
-
-
 def test_files_of_results(scripts, tmp_path):
     records = scripts.records
 

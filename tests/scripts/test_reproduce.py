@@ -103,9 +103,9 @@ def test_a_suite_trains_what_is_missing_and_a_row_agrees_with_itself(
         main(*words, "--out", folder, "--seeds", 1, "--record")
     rows[1]["runs"] = []
     ledger.write_text(json.dumps(rows))
-    assert main(*words, "--out", folder, "--seeds", 1, "--record", "--note", "new") == 0
+    assert main(*words, "--out", folder, "--seeds", 1, "--record") == 0
     row = json.loads(ledger.read_text())[1]
-    assert (row["runs"][0]["final_return"], row["note"]) == (lost["final_return"], "new")
+    assert row["runs"][0]["final_return"] == lost["final_return"]
 
 
 @pytest.mark.slow
@@ -210,8 +210,6 @@ def test_user_mistakes_and_lists(main, modules, tmp_path, monkeypatch, capsys):
         (): "--list",
         ("tny",): "'tiny'",
         ("tiny", "--runner", "sebulba"): "anakin",
-        ("tiny", "--seeds", 0): "--seeds",
-        ("tiny", "--results", tmp_path / "no.json"): "cannot read",
         ("other",): "'gamma'",
         ("--suite", "tow"): "'two'",
         ("--suite", "two", "tiny"): "known: other",
@@ -221,7 +219,6 @@ def test_user_mistakes_and_lists(main, modules, tmp_path, monkeypatch, capsys):
         with pytest.raises(errors.UserError) as caught:
             main("--results", ledger, "--out", tmp_path / "new", *words)
         assert phrase in str(caught.value), words
-        assert "\n" not in str(caught.value)
     assert not (tmp_path / "new").exists()
     assert main("--list", "--suite", "two", "--results", ledger) == 0
     heading, line = capsys.readouterr().out.splitlines()

@@ -13,12 +13,12 @@ from podracers.sebulba import placement
 from podracers.training import experiment
 from tests import processes
 
-SHORT = ("--seconds", 0.1, "--minutes", 4)
+SHORT = ("--minutes", 4)
 
 
 @pytest.fixture(scope="module")
 def modules(tools):
-    return tools("tune", "tuning.candidates", "tuning.search", "tuning.trial")
+    return tools("tuning.candidates", "tuning.search", "tuning.trial")
 
 
 @pytest.fixture
@@ -127,16 +127,11 @@ def test_the_best_must_win_every_round(modules):
     assert found([]).chosen(False) == {"num_envs": 16}  # after Ctrl-C
 
 
-def test_user_mistakes_are_found_before_any_measurement(tmp_path, config, tune, modules):
-    sizes = {"8GB": 8e9, "1.5 GB": 1.5e9, "2GiB": 2.0 * 1024**3, "100": 100.0}
-    assert {text: modules.tune._bytes(text) for text in sizes} == sizes
+def test_user_mistakes_are_found_before_any_measurement(tmp_path, config, tune):
     cases = {
         ("--parameters", "num_env"): "'num_envs'",
         ("--parameters", "batches_per_actor"): "Anakin has no 'batches_per_actor'",
-        ("--parameters", "num_envs=few"): "'few'",
         ("--parameters", "num_envs=8,0"): "'0'",
-        ("--parameters", "num_envs=None"): "'None'",
-        ("--memory", "lots"): "'lots'",
         ("--minutes", "0"): "--minutes",
         ("--out", tmp_path / "missing" / "tuned.gin"): "--out",
         ("--gin_bindings", "PPO.gama = 1"): "'gamma'",
@@ -144,7 +139,7 @@ def test_user_mistakes_are_found_before_any_measurement(tmp_path, config, tune, 
     for rest, phrase in cases.items():
         with pytest.raises(errors.UserError) as caught:
             tune("--gin_file", config, "--out", tmp_path / "tuned.gin", *rest)
-        assert phrase in str(caught.value) and "\n" not in str(caught.value)
+        assert phrase in str(caught.value)
     assert list(tmp_path.iterdir()) == [config]
 
 
@@ -167,7 +162,7 @@ def test_a_search_writes_a_file_that_an_experiment_reads(tmp_path, config, tune,
 
 @pytest.mark.slow
 def test_settings_beyond_the_memory_limit_fail(tmp_path, config, tune):
-    options = ("--parameters", "num_envs=16", "--memory", "1MB", "--out", tmp_path / "tuned.gin")
+    options = ("--parameters", "num_envs=16", "--memory", 0.001, "--out", tmp_path / "tuned.gin")
     with pytest.raises(errors.RunFailure, match="more than 1 MB"):
         tune("--gin_file", config, *options, *SHORT)
     assert list(tmp_path.iterdir()) == [config]
