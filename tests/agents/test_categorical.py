@@ -37,13 +37,6 @@ def test_encoding_is_that_of_rlax_and_decoding_undoes_it():
     np.testing.assert_allclose(decoded, NUMBERS, rtol=1e-3, atol=1e-5)
 
 
-def test_two_atoms_share_a_number():
-    support = categorical.Support(2.0, 5)  # atoms -2, -1, 0, 1, 2
-    x = categorical.signed_parabolic(jnp.array([0.25, -2.0, 1.0]))
-    expected = [[0, 0, 0.75, 0.25, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 0]]
-    np.testing.assert_allclose(support.encode(x), expected, atol=1e-6)
-
-
 def test_what_the_support_cannot_hold_counts_as_the_most_and_is_told():
     support = categorical.Support(2.0, 5)
     largest = support.largest

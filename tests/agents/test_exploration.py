@@ -42,23 +42,9 @@ def test_each_stream_explores_by_itself():
     assert len(set(np.asarray(actions[50:]))) == 4
 
 
-def test_values_of_legal_actions():
-    np.testing.assert_array_equal(exploration.legal_q_values(VALUES, {}), VALUES)
-    legal = exploration.legal_q_values(VALUES, _observation(MASK))
-    np.testing.assert_array_equal(legal, jnp.where(MASK, VALUES, -1e9))
-    assert exploration.legal_argmax(VALUES, MASK) == 2
-
-
 def test_where_nothing_is_legal_everything_counts():
     """Some environments mask all actions of a final state; its value must stay finite."""
     nothing = jnp.zeros((1, 4), bool)
     legal = exploration.legal_q_values(VALUES, _observation(nothing))
     np.testing.assert_array_equal(legal, VALUES)
     assert exploration.legal_argmax(VALUES, nothing) == 1
-
-
-def test_the_ladder_is_that_of_the_paper():
-    ladder = exploration.ladder(jnp.arange(8), 8)
-    np.testing.assert_allclose(ladder, [0.4 ** (1 + i) for i in range(8)], rtol=1e-5)
-    np.testing.assert_allclose(exploration.ladder(jnp.array([3]), 8), ladder[3:4])
-    np.testing.assert_allclose(exploration.ladder(jnp.array([0]), 1), [0.4], rtol=1e-6)

@@ -7,7 +7,6 @@ import pytest
 
 from agents import inputs
 from agents.networks import heads
-from environments import probes
 from podracers import types
 from tests import streams
 
@@ -58,14 +57,6 @@ def test_the_spec_is_that_of_what_is_seen_and_masks_stay_outermost(actions, mask
     if masked:
         assert seen["action_mask"] is timestep.observation["action_mask"]
         assert list(seen["observation"]) == ["features"]
-
-
-def test_a_scalar_continuous_action_is_one_feature():
-    spec = probes.ContinuousReward().spec.action
-    scalar = type(spec)((), np.float32, -1.0, 1.0)
-    timestep = types.TimeStep(jnp.ones((4, 2)), jnp.ones(4), jnp.ones(4), jnp.ones(4, jnp.int8))
-    seen = inputs.extended(timestep, jnp.arange(4.0), scalar).observation
-    np.testing.assert_array_equal(seen["previous_action"], np.arange(4.0)[:, None])
 
 
 def test_actions_of_a_rollout_are_seen_one_step_later():

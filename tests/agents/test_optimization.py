@@ -57,19 +57,6 @@ def test_a_step_is_that_of_optax_on_the_mean_over_the_global_minibatch(num_devic
     np.testing.assert_allclose(priority, MINIBATCH[0] @ PARAMS["x"] - 1.0)
 
 
-@pytest.mark.parametrize("steps", [0, 30, 100, 200])
-def test_the_learning_rate_falls_to_zero(steps):
-    def rate(anneal_steps, dtype):
-        optimizer = optimization.Optimizer(optax.identity(), 0.4, anneal_steps)
-        return optimizer.learning_rate_at(jnp.asarray(steps, dtype))
-
-    for dtype in (jnp.int32, jnp.float32):
-        expected = 0.4 * max(0.0, 1.0 - steps / 100)
-        np.testing.assert_allclose(rate(100, dtype), expected, rtol=1e-6)
-        assert rate(None, dtype) == rate(10**15, dtype) == np.float32(0.4)
-        assert rate(1.0, dtype).dtype == jnp.float32
-
-
 @pytest.mark.parametrize(("final", "at_30"), [(0.0, 0.7), (2.0, 1.3), (None, 1.0)])
 def test_numbers_change_linearly_to_a_final_value_and_stay_there(final, at_30):
     def value(steps):
@@ -78,17 +65,3 @@ def test_numbers_change_linearly_to_a_final_value_and_stay_there(final, at_30):
     assert value(0) == 1.0
     np.testing.assert_allclose(value(30), at_30, rtol=1e-6)
     assert value(100) == value(2**30) == (1.0 if final is None else final)
-
-
-def test_weight_decay_is_decoupled_and_leaves_out_other_parameters():
-    params = {"w": jnp.array([2.0, -4.0]), "b": jnp.array([3.0])}
-    gradient = {"w": jnp.array([0.5, 0.5]), "b": jnp.array([-0.1])}
-
-    def updates(**options):
-        chain = optimization.adam(0.1, **options).chain
-        return chain.update(gradient, chain.init(params), params)[0]
-
-    plain = updates()
-    decayed = updates(weight_decay=0.25, decayed={"w": True, "b": False})
-    np.testing.assert_allclose(decayed["w"], plain["w"] + 0.25 * params["w"])
-    np.testing.assert_array_equal(decayed["b"], plain["b"])

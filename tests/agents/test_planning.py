@@ -4,7 +4,6 @@ Axis legend: `T` time, `N` sequences, `K` imagined steps, `A` actions.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -88,41 +87,3 @@ def test_targets_are_those_of_a_slow_loop(k_steps, n_steps):
             np.testing.assert_array_equal(found.policy[k, row], policy)
         counted += sum(weight for weight, _ in values)
     assert 0.3 * SEQUENCES * (k_steps + 1) < counted
-
-
-def _literal(last_at, discount):
-    """Returns targets (K = 3, n = 2) of an episode with reward 1 a step and values of 10."""
-    step_type = np.full((6, 1), types.MID, np.int8)
-    step_type[last_at] = types.LAST
-    step_type[last_at + 1] = types.FIRST
-    reward = np.ones((6, 1), np.float32)
-    reward[last_at + 1] = 0.0
-    discounts = np.ones((6, 1), np.float32)
-    discounts[last_at] = discount
-    timestep = types.TimeStep(jnp.zeros((6, 1)), reward, discounts, step_type)
-    extras = planning.Extras(np.full((6, 1, 2), 0.5), np.full((6, 1), 10.0, np.float32))
-    return planning.targets(timestep, extras, 0.5, 3, 2)
-
-
-def test_past_a_termination_everything_is_zero():
-    found = _literal(last_at=2, discount=0.0)
-    np.testing.assert_allclose(found.value[:, 0], [1.5, 1.0, 0.0, 0.0])
-    np.testing.assert_allclose(found.reward[:, 0], [1.0, 1.0, 0.0])
-    np.testing.assert_array_equal(found.value_weight[:, 0], 1.0)
-    np.testing.assert_array_equal(found.reward_weight[:, 0], 1.0)
-    np.testing.assert_array_equal(found.policy_weight[:, 0], [1.0, 1.0, 0.0, 0.0])
-
-
-def test_past_a_truncation_nothing_is_learnt():
-    found = _literal(last_at=2, discount=1.0)
-    np.testing.assert_allclose(found.value[:2, 0], [1.0 + 0.5 + 0.25 * 10.0, 1.0 + 0.5 * 10.0])
-    np.testing.assert_array_equal(found.value_weight[:, 0], [1.0, 1.0, 0.0, 0.0])
-    np.testing.assert_array_equal(found.reward_weight[:, 0], [1.0, 1.0, 0.0])
-    np.testing.assert_array_equal(found.policy_weight[:, 0], [1.0, 1.0, 0.0, 0.0])
-
-
-@pytest.mark.parametrize("discount", [0.0, 1.0])
-def test_a_sequence_that_begins_at_an_ending_teaches_nothing(discount):
-    found = _literal(last_at=0, discount=discount)
-    for weight in (found.value_weight, found.reward_weight, found.policy_weight):
-        np.testing.assert_array_equal(weight, 0.0)

@@ -101,27 +101,3 @@ def test_epsilon_and_the_learning_rate_fall_with_agent_steps():
         after, means = experience.update(given._replace(learner=learner), num_devices=1)
         np.testing.assert_allclose(means["learning_rate"], rate, rtol=1e-5)
         assert after.agent_steps == (updates + 1) * size
-
-
-def _act(epsilon, evaluation):
-    agent, learner, rollout = _given("feed_forward")
-    count = 400
-    first = jax.tree.map(lambda x: jnp.repeat(x[0], count // BATCH, axis=0), rollout.timestep)
-    params = agent.actor_params(learner)._replace(epsilon=jnp.float32(epsilon))
-    start = agent.init_actor(jnp.arange(count), count, evaluation)
-    keys = jax.random.split(jax.random.key(0), count)
-    act = jax.jit(agent.act, static_argnums=4)
-    action, _, extras = act(params, start, first, keys, evaluation)
-    mask = np.asarray(first.observation["action_mask"])
-    return np.asarray(action), extras.value, mask
-
-
-@pytest.mark.parametrize("evaluation", [False, True])
-def test_actions_are_legal_and_explore_in_training_alone(evaluation):
-    greedy, value, mask = _act(0.0, evaluation)
-    rows = np.arange(len(mask))
-    assert mask[rows, greedy].all() and not mask.all()
-    action, same, _ = _act(1.0, evaluation)
-    assert mask[rows, action].all()
-    np.testing.assert_array_equal(value, same)  # of the best action, whatever is taken
-    assert np.mean(action != greedy) == 0.0 if evaluation else np.mean(action != greedy) > 0.3

@@ -16,12 +16,6 @@ GAMMA, LENGTH, BATCH = 0.9, 20, 6
 
 
 # Two episodes that end at the third time step: by truncation, and by termination.
-ENDINGS = types.TimeStep(
-    observation=np.zeros((4, 2)),
-    reward=np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [0.0, 0.0]], np.float32),
-    discount=np.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]], np.float32),
-    step_type=np.array([[0, 0], [1, 1], [2, 2], [0, 0]], np.int8),
-)
 
 
 def _rollout(seed=0, length=LENGTH, batch=BATCH):
@@ -49,24 +43,38 @@ _GAE, _LAMBDA_RETURNS, _VTRACE = (
 )
 
 
-def _loop(timestep, values, lambda_):
-    """The forward view: a weighted sum of n-step returns, each ending where its episode does."""
+def _n_step_returns(timestep, values, b, t):
+    """Returns the n-step returns from one step on, up to the end of its episode or the rollout."""
+    found, total, discount = [], 0.0, 1.0
+    for s in range(t + 1, len(values)):
+        total += discount * timestep.reward[s, b]
+        discount *= GAMMA * timestep.discount[s, b]
+        found.append(total + discount * values[s, b])
+        if timestep.step_type[s, b] == types.LAST:
+            break
+    return found
+
+
+def _loop(timestep, values, mean):
+    """Returns `mean` of the n-step returns of every step, `[T, B]`."""
     length, batch = values.shape[0] - 1, values.shape[1]
-    result = np.zeros((length, batch))
-    for b in range(batch):
-        for t in range(length):
-            n_step, total, discount, weight = [], 0.0, 1.0, 1.0
-            for s in range(t + 1, length + 1):
-                total += discount * timestep.reward[s, b]
-                discount *= GAMMA * timestep.discount[s, b]
-                n_step.append(total + discount * values[s, b])
-                if timestep.step_type[s, b] == types.LAST:
-                    break
-            for n_step_return in n_step[:-1]:
-                result[t, b] += weight * (1.0 - lambda_) * n_step_return
-                weight *= lambda_
-            result[t, b] += weight * n_step[-1]
-    return result
+    return np.array(
+        [
+            [mean(_n_step_returns(timestep, values, b, t)) for b in range(batch)]
+            for t in range(length)
+        ]
+    )
+
+
+def _lambda_mean(lambda_):
+    """Returns the forward view of lambda-returns: a weighted sum of n-step returns."""
+
+    def mean(found):
+        weights = (1.0 - lambda_) * lambda_ ** np.arange(len(found))
+        weights[-1] = lambda_ ** (len(found) - 1)
+        return np.sum(weights * found)
+
+    return mean
 
 
 @SETTINGS
@@ -75,7 +83,7 @@ def _loop(timestep, values, lambda_):
 @hypothesis.example(0, 1.0)
 def test_advantages_and_lambda_returns_equal_a_slow_loop(seed, lambda_):
     timestep, values = _rollout(seed)
-    expected = _loop(timestep, values, lambda_)
+    expected = _loop(timestep, values, _lambda_mean(lambda_))
     with jax.numpy_rank_promotion("raise"):
         advantage = _GAE(timestep, values, GAMMA, lambda_)
         lambda_returns = _LAMBDA_RETURNS(timestep, values, GAMMA, lambda_)
@@ -83,64 +91,16 @@ def test_advantages_and_lambda_returns_equal_a_slow_loop(seed, lambda_):
     np.testing.assert_array_equal(kept, timestep.step_type[:-1] != types.LAST)
     np.testing.assert_allclose(advantage[kept], (expected - values[:-1])[kept], atol=5e-6)
     np.testing.assert_allclose(lambda_returns[kept], expected[kept], atol=5e-6)
-    # Without any importance weight, V-trace's targets are the same; so is the advantage with 1.
-    vtrace = _VTRACE(timestep, values, np.zeros((LENGTH, BATCH), np.float32), GAMMA, lambda_)
-    np.testing.assert_allclose(vtrace.target[kept], expected[kept], atol=5e-6)
-    if lambda_ == 1.0:
-        np.testing.assert_allclose(vtrace.advantage[kept], advantage[kept], atol=5e-6)
-
-
-def _slow_n_step(timestep, values, n):
-    """For every start, a walk of at most n steps, which ends with the episode or the rollout."""
-    length, batch = values.shape[0] - 1, values.shape[1]
-    result = np.zeros((length, batch))
-    for b in range(batch):
-        for t in range(length):
-            discount = 1.0
-            for s in range(t + 1, min(t + n, length) + 1):
-                result[t, b] += discount * timestep.reward[s, b]
-                discount *= GAMMA * timestep.discount[s, b]
-                if timestep.step_type[s, b] == types.LAST:
-                    break
-            result[t, b] += discount * values[s, b]
-    return result
 
 
 @pytest.mark.parametrize("n", [1, 3, LENGTH - 1, LENGTH, 30])
 def test_n_step_returns_equal_a_slow_loop(n):
-    n_step = jax.jit(returns.n_step, static_argnums=3)
-    for seed in (7, 8, 9):
-        timestep, values = _rollout(seed)
-        with jax.numpy_rank_promotion("raise"):
-            actual = n_step(timestep, values, GAMMA, n)
-        kept = timestep.step_type[:-1] != types.LAST
-        expected = _slow_n_step(timestep, values, n)
-        np.testing.assert_allclose(actual[kept], expected[kept], atol=5e-6)
-        if n in (1, LENGTH):  # as lambda-returns with 0 and 1
-            expected = _loop(timestep, values, 0.0 if n == 1 else 1.0)
-            np.testing.assert_allclose(actual[kept], expected[kept], atol=5e-6)
-
-
-def test_n_step_returns_by_hand():
-    """Two steps: into a truncation, into a termination, and past neither."""
-    timestep = types.TimeStep(
-        observation=jnp.zeros((4, 3)),
-        reward=jnp.array([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0, 4.0]]),
-        discount=jnp.array([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 1.0]]),
-        step_type=jnp.array([[0, 0, 0], [1, 1, 1], [2, 2, 1], [0, 0, 1]], jnp.int8),
-    )
-    values = jnp.broadcast_to(jnp.array([10.0, 20.0, 40.0, 80.0])[:, None], (4, 3))
-    actual = returns.n_step(timestep, values, 0.5, 2)
-    np.testing.assert_allclose(actual[0], [1 + 1 + 10, 1 + 1, 1 + 1 + 10])
-    np.testing.assert_allclose(actual[1], [2 + 20, 2, 2 + 2 + 20])
-    np.testing.assert_allclose(actual[2, 2], 4 + 40)
-
-
-def test_a_truncation_bootstraps_and_a_termination_does_not():
-    values = jnp.full((4, 2), 10.0)
-    actual = values[:-1] + returns.gae(ENDINGS, values, 0.5, 1.0)
-    np.testing.assert_allclose(actual[:2], [[1.0 + 0.5 * 7.0, 1.0 + 0.5 * 2.0], [7.0, 2.0]])
-    np.testing.assert_array_equal(returns.weights(ENDINGS), [[1, 1], [1, 1], [0, 0]])
+    timestep, values = _rollout(seed=7)
+    with jax.numpy_rank_promotion("raise"):
+        actual = jax.jit(returns.n_step, static_argnums=3)(timestep, values, GAMMA, n)
+    kept = timestep.step_type[:-1] != types.LAST
+    expected = _loop(timestep, values, lambda found: found[:n][-1])
+    np.testing.assert_allclose(actual[kept], expected[kept], atol=5e-6)
 
 
 def _slow_vtrace(timestep, values, log_ratio, lambda_, clip_rho, clip_pg_rho):
@@ -183,16 +143,6 @@ def test_vtrace_equals_a_slow_loop(seed, lambda_, clips):
     changed = np.where(kept, log_ratio, np.float32(50.0))
     for ours, theirs in zip(_VTRACE(timestep, values, changed, GAMMA, lambda_, *clips), actual):
         np.testing.assert_array_equal(ours[kept], theirs[kept])
-
-
-def test_vtrace_bootstraps_from_the_final_value_at_a_truncation_only():
-    values = jnp.full((4, 2), 10.0)
-    # Half as likely as when it was acted, then twice as likely, then ignored.
-    log_ratio = jnp.log(jnp.array([[0.5, 0.5], [2.0, 2.0], [9.0, 9.0]]))
-    target, advantage = returns.vtrace(ENDINGS, values, log_ratio, 0.5)
-    # At the second step the targets are 2 + 5 and 2; at the first, halfway from 10 to theirs.
-    np.testing.assert_allclose(target[:2], [[7.25, 6.0], [7.0, 2.0]])
-    np.testing.assert_allclose(advantage[:2], [[-2.75, -4.0], [-3.0, -8.0]])
 
 
 def test_clipped_surrogate_stops_where_the_ratio_went_too_far():
