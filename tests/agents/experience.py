@@ -56,13 +56,18 @@ class Experience(NamedTuple):
     rollout: types.Rollout
 
 
-def perturbed(learner: Any, scale: float, seed: int) -> Any:
-    """Returns a learner whose parameters are moved by normal noise."""
-    leaves, tree = jax.tree.flatten(learner.params)
+def moved(params: Any, scale: float, seed: int) -> Any:
+    """Returns parameters that are moved by normal noise."""
+    leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
-    moved = [x + scale * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
-    train_state = learner.train_state._replace(params=jax.tree.unflatten(tree, moved))
-    return learner._replace(train_state=train_state)
+    noise = [scale * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
+    return jax.tree.map(jnp.add, params, jax.tree.unflatten(tree, noise))
+
+
+def perturbed(learner: Any, scale: float, seed: int) -> Any:
+    """Returns a learner with moved parameters."""
+    params = moved(learner.params, scale, seed)
+    return learner._replace(train_state=learner.train_state._replace(params=params))
 
 
 @functools.cache

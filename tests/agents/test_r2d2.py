@@ -49,13 +49,6 @@ def _agent(spec=ENVIRONMENT.spec, **options) -> r2d2.R2D2:
 AGENT = _agent()
 
 
-def _perturbed(params: Any, seed: int) -> Any:
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    moved = [x + 0.5 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
-    return jax.tree.unflatten(tree, moved)
-
-
 class Experience(NamedTuple):
     """Parameters, and two rollouts that the first of them acted; in NumPy."""
 
@@ -70,7 +63,7 @@ def _given():
 
     def run():
         shapes = jax.eval_shape(AGENT.init_learner, jax.random.key(0)).params
-        params = _perturbed(jax.tree.map(lambda x: jnp.zeros(x.shape), shapes), seed=1)
+        params = experience.moved(jax.tree.map(lambda x: jnp.zeros(x.shape), shapes), 0.5, seed=1)
         acting = policy.ActorParams(params, ())
         env_id = jnp.arange(NUM, dtype=jnp.int32)
         start = unroll.init(AGENT, batched, env_id, NUM, jax.random.key(2))
@@ -79,7 +72,7 @@ def _given():
             return unroll.unroll(AGENT, batched, acting, start, jax.random.key(3), LENGTH)
 
         middle, _ = act(start)
-        return Experience(params, _perturbed(params, seed=4), act(middle)[1])
+        return Experience(params, experience.moved(params, 0.5, seed=4), act(middle)[1])
 
     given = jax.device_get(jax.jit(run)())
     last = given.rollout.timestep.last()
@@ -160,17 +153,6 @@ def test_the_loss_equals_a_slow_one(given, loss):
     np.testing.assert_allclose(learnt.priority, _slow_priority(error, last), rtol=1e-4)
 
 
-def test_what_was_chosen_at_the_end_of_an_episode_changes_nothing(given, loss):
-    params, target, rollout = given
-    ignored = rollout.timestep.last()[:-1]
-    other = rollout._replace(action=np.where(ignored, (rollout.action + 1) % 3, rollout.action))
-    assert np.any(other.action != rollout.action)
-    one = loss(params, target, rollout, np.ones(NUM, np.float32))
-    two = loss(params, target, other, np.ones(NUM, np.float32))
-    streams.assert_close(two[0][0], one[0][0], rtol=1e-5, atol=1e-6)
-    streams.assert_close(two[1].priority, one[1].priority, rtol=1e-5)
-
-
 def test_no_gradient_passes_the_burn_in_or_the_target(given, loss):
     (online, target, rollout), _ = loss(*given, np.ones(NUM, np.float32))
     assert all(np.all(leaf == 0.0) for leaf in jax.tree.leaves(target))
@@ -182,20 +164,6 @@ def test_no_gradient_passes_the_burn_in_or_the_target(given, loss):
         for leaf in jax.tree.leaves(rollout.actor_state.core)
         if leaf.dtype == np.float32
     )
-
-
-def test_a_truncation_bootstraps_from_its_own_last_observation():
-    """By hand: h(1 + 0.9 * (2 + 0.9 * 3)), where rlax would go on into the next episode."""
-    timestep = types.TimeStep(
-        observation=jnp.zeros((5, 2)),
-        reward=jnp.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [0.0, 0.0], [50.0, 50.0]]),
-        discount=jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]),
-        step_type=jnp.array([[0, 0], [1, 1], [2, 2], [0, 0], [1, 1]], jnp.int8),
-    )
-    values = jnp.broadcast_to(jnp.array([7.0, 8.0, 3.0, 70.0, 80.0])[:, None], (5, 2))
-    goal = AGENT._td_target(timestep, values)
-    expected = [_h(1.0 + 0.9 * (2.0 + 0.9 * 3.0)), _h(1.0 + 0.9 * 2.0)]
-    np.testing.assert_allclose(goal[0], expected, rtol=1e-6)
 
 
 def test_first_priorities_are_those_of_the_values_that_acted(given):
