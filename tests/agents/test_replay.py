@@ -365,30 +365,6 @@ def test_an_impossible_replay_is_a_user_error(options, message):
         jax.eval_shape(init, _rollout(Case(steps=4, length=4, rollouts=2), 0))
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_a_donated_ring_is_written_in_place(prioritized):
-    """The compiled program has no room for a second one."""
-    case = Case(8, 4, 64, num_streams=16, prioritized=prioritized, drawn=32)
-    buffer, rollout = case.replay, _rollout(case, 0)
-    frame = jnp.zeros((case.steps + 1, case.num_streams, 32, 32), jnp.uint8)
-    rollout = rollout._replace(timestep=rollout.timestep._replace(observation=frame))
-
-    def step(memory, rollout, key):
-        memory = buffer.add(memory, rollout)
-        sample = buffer.sample(memory, key)
-        total = jnp.sum(sample.rollout.timestep.observation, dtype=jnp.int32)
-        return buffer.update_priorities(memory, sample.item, sample.weight), total
-
-    memory = jax.eval_shape(_map(buffer.init, in_specs=(P(),), out_specs=P()), rollout)
-    size = parallel.num_bytes(memory.ring)
-    assert size > 8 * 2**20
-    jitted = jax.jit(_map(step, in_specs=(P(), P(), P()), out_specs=P()), donate_argnums=0)
-    analysis = jitted.lower(memory, rollout, jax.random.key(0)).compile().memory_analysis()
-    assert analysis.alias_size_in_bytes >= size
-    assert analysis.output_size_in_bytes - analysis.alias_size_in_bytes < size / 16
-    assert analysis.temp_size_in_bytes < size / 4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["r2d2", "muzero"])
 def test_the_replay_ratio_counts_the_states_that_are_learnt_from(name):
