@@ -69,25 +69,22 @@ class AlphaZero:
     n_steps: int = options.count(5)
     gamma: float = options.fraction(0.99)
     value_cost: float = options.positive(0.25)
-    fresh_values: bool = False
     temperature: float = options.positive(1.0)
     final_temperature: float = options.non_negative(0.25)
-    temperature_steps: float | None = options.optional_positive(None)
+    temperature_steps: float | None = options.positive(None)
     learning_rate: float = options.positive(1e-3)
-    anneal_steps: float | None = options.optional_positive(None)
+    anneal_steps: float | None = options.positive(None)
     adam_epsilon: float = options.positive(1e-8)
-    max_grad_norm: float | None = options.optional_positive(None)
+    max_grad_norm: float | None = options.positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
     replay_ratio: float = options.positive(8.0)
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
-    target_period: int = options.count(1)
-    target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
     reward_scale: float = options.number(1.0)
-    reward_clip: float | None = options.optional_positive(None)
+    reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
         """Checks the options."""
@@ -124,12 +121,11 @@ class AlphaZero:
         return replay.Replay.of(self, self.n_steps + 1)
 
     def init_learner(self, key):
-        """Returns fresh parameters, their target and the optimizer's state."""
+        """Returns fresh parameters and the optimizer's state; nothing has target parameters."""
         params = self._network.init(key, networks.zero_timestep(self.spec))
         train_state = self._optimizer.init(params)
         normalizer = self._preprocess.init(environment.without_state(self.spec.observation))
-        target = self._target_params(params)
-        return optimization.ReplayLearner.create(train_state, target, normalizer)
+        return optimization.ReplayLearner.create(train_state, (), normalizer)
 
     def init_memory(self, rollout):
         """Returns an empty replay; only acting needs the states, which are not stored."""
@@ -197,37 +193,25 @@ class AlphaZero:
 
         def step(learner, memory, step_key):
             sample = self._replay.sample(memory, step_key)
-            timestep = self._preprocess.apply(learner.normalizer, sample.rollout.timestep)
-            sample = sample.with_timestep(timestep)
-            loss = functools.partial(self._loss, target=learner.target)
+            sample = sample.preprocessed(self._preprocess, learner.normalizer)
             train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, sample, learning_rate
+                self._loss, learner.train_state, sample, learning_rate
             )
             memory = self._replay.update_priorities(memory, sample.item, output.priority)
-            params = self._target_params(train_state.params)
-            learner = learner.step(train_state, params, self.target_period, self.target_rate)
-            return learner, memory, output.metrics
+            return learner.step(train_state, ()), memory, output.metrics
 
         learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
         return types.AgentState(learner, memory), metrics
-
-    def _target_params(self, params):
-        """Returns the part of the parameters that has target parameters."""
-        return params if self.fresh_values else ()
 
     def _initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
         """Returns the priorities `[K, B]` of new sequences, from the values of the searches."""
         timestep = self._preprocess.apply(normalizer, recent.timestep)
         return planning.initial_priorities(self, timestep, recent.extras, begin=0)
 
-    def _loss(self, params, sample, target):
+    def _loss(self, params, sample):
         """Returns the loss of the first state of each sequence."""
         timestep = jax.tree.map(lambda x: x[:-1], sample.rollout.timestep)
-        extras = sample.rollout.extras
-        if self.fresh_values:
-            value = self._network.unroll(target, (), timestep)[0].value
-            extras = extras._replace(value=self._support.decode(value))
-        targets = planning.targets(timestep, extras, self.gamma, 0, self.n_steps)
+        targets = planning.targets(timestep, sample.rollout.extras, self.gamma, 0, self.n_steps)
         first = jax.tree.map(lambda x: x[:1], timestep)
         prediction, _ = self._network.unroll(params, (), first)
         no_reward = prediction.value[:0]

@@ -46,8 +46,6 @@ class IMPALA:
       optimizer: name of the optimizer, "rmsprop" or "adam".
       optimizer_epsilon: epsilon of the optimizer.
       rmsprop_decay: decay of the running mean of squared gradients.
-      rmsprop_initial_scale: initial value of that mean, in squared units of a gradient; TensorFlow
-        begins at 1, for smaller first steps.
       rmsprop_epsilon_in_sqrt: whether the epsilon is added to the mean of squares, as in
         TensorFlow, or to its root, as in PyTorch.
       vtrace_lambda: trace parameter of the targets; 1 in the paper.
@@ -59,21 +57,20 @@ class IMPALA:
     network: Callable[..., networks.Network] = networks.actor_critic
     head: str | None = None
     learning_rate: float = options.positive(6e-4)
-    anneal_steps: float | None = options.optional_positive(None)
-    max_grad_norm: float | None = options.optional_positive(0.5)
+    anneal_steps: float | None = options.positive(None)
+    max_grad_norm: float | None = options.positive(0.5)
     gamma: float = options.fraction(0.99)
     num_minibatches: int = options.count(1)
     value_cost: float = options.number(0.5)
     entropy_cost: float = options.number(0.01)
     normalize_observations: bool = False
     reward_scale: float = options.number(1.0)
-    reward_clip: float | None = options.optional_positive(None)
+    reward_clip: float | None = options.positive(None)
     greedy_evaluation: bool = False
     previous_action_and_reward: bool | None = None
     optimizer: str = "rmsprop"
     optimizer_epsilon: float = options.positive(1e-5)
     rmsprop_decay: float = options.fraction(0.99)
-    rmsprop_initial_scale: float = options.non_negative(0.0)
     rmsprop_epsilon_in_sqrt: bool = False
     vtrace_lambda: float = options.fraction(1.0)
     clip_rho: float = options.positive(1.0)
@@ -101,7 +98,6 @@ class IMPALA:
             transformation = optax.scale_by_rms(
                 decay=self.rmsprop_decay,
                 eps=self.optimizer_epsilon,
-                initial_scale=self.rmsprop_initial_scale,
                 eps_in_sqrt=self.rmsprop_epsilon_in_sqrt,
             )
         return optimization.Optimizer(

@@ -87,7 +87,6 @@ def test_an_update_equals_a_slow_one(network, num_devices):
         ({}, 1.0 / (np.sqrt(0.01) + 0.1)),
         ({"rmsprop_epsilon_in_sqrt": True}, 1.0 / np.sqrt(0.01 + 0.1)),
         ({"rmsprop_decay": 0.75}, 1.0 / (0.5 + 0.1)),
-        ({"rmsprop_initial_scale": 9.0, "rmsprop_decay": 0.5}, 1.0 / (np.sqrt(5.0) + 0.1)),
     ],
 )
 def test_the_first_step_of_each_optimizer(options, expected):
