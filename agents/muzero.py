@@ -80,12 +80,12 @@ class MuZero:
     reanalyze: float = options.fraction(0.0)
     temperature: float = options.positive(1.0)
     final_temperature: float = options.non_negative(0.25)
-    temperature_steps: float | None = options.optional_positive(None)
+    temperature_steps: float | None = options.positive(None)
     learning_rate: float = options.positive(1e-3)
-    anneal_steps: float | None = options.optional_positive(None)
+    anneal_steps: float | None = options.positive(None)
     adam_epsilon: float = options.positive(1e-8)
     weight_decay: float = options.non_negative(0.0)
-    max_grad_norm: float | None = options.optional_positive(None)
+    max_grad_norm: float | None = options.positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
@@ -96,7 +96,7 @@ class MuZero:
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
     reward_scale: float = options.number(1.0)
-    reward_clip: float | None = options.optional_positive(None)
+    reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
         """Checks the options."""
@@ -197,8 +197,7 @@ class MuZero:
             if self.reanalyze:
                 step_key, due_key = jax.random.split(step_key)
             sample = self._replay.sample(memory, step_key)
-            timestep = self._preprocess.apply(learner.normalizer, sample.rollout.timestep)
-            sample = sample.with_timestep(timestep)
+            sample = sample.preprocessed(self._preprocess, learner.normalizer)
             if self.reanalyze:
                 is_due = jax.random.bernoulli(due_key, self.reanalyze)
                 sample = self._reanalyzed(learner.params, sample, is_due)

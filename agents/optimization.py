@@ -117,36 +117,21 @@ def annealed(
     return schedule(agent_steps.astype(jnp.float32))
 
 
-def adam(
-    learning_rate: float,
-    anneal_steps: float | None = None,
-    epsilon: float = 1e-8,
-    max_grad_norm: float | None = None,
-    weight_decay: float = 0.0,
-    decayed: Any = True,
-) -> Optimizer:
-    """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980); see `agents.options`.
+def adam_of(agent: Any, decayed: Any = True) -> Optimizer:
+    """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980) with an agent's options.
 
-    `decayed` is a tree of bools, or a prefix of one: the parameters with `weight_decay` (Loshchilov
-    and Hutter, "Decoupled Weight Decay Regularization", 2017, https://arxiv.org/abs/1711.05101).
+    Args:
+      agent: has some of the options that `agents.options` describes.
+      decayed: a tree of bools, or a prefix of one: the parameters with `weight_decay` (Loshchilov
+        and Hutter, "Decoupled Weight Decay Regularization", 2017, https://arxiv.org/abs/1711.05101).
     """
-    transformation = optax.scale_by_adam(eps=epsilon)
+    transformation = optax.scale_by_adam(eps=agent.adam_epsilon)
+    weight_decay = getattr(agent, "weight_decay", 0.0)
     if weight_decay:
         decay = optax.add_decayed_weights(weight_decay, decayed)
         transformation = optax.chain(transformation, decay)
-    return Optimizer(transformation, learning_rate, anneal_steps, max_grad_norm)
-
-
-def adam_of(agent: Any, decayed: Any = True) -> Optimizer:
-    """Returns `adam` with the options of an agent, which may lack a schedule or weight decay."""
-    return adam(
-        agent.learning_rate,
-        getattr(agent, "anneal_steps", None),
-        agent.adam_epsilon,
-        agent.max_grad_norm,
-        getattr(agent, "weight_decay", 0.0),
-        decayed,
-    )
+    anneal_steps = getattr(agent, "anneal_steps", None)
+    return Optimizer(transformation, agent.learning_rate, anneal_steps, agent.max_grad_norm)
 
 
 def count_steps(agent_steps: jax.Array, rollout: types.Rollout) -> jax.Array:
@@ -201,13 +186,13 @@ class ReplayLearner(NamedTuple):
         )
 
     def step(
-        self, train_state: TrainState, params: types.PyTree, period: int, rate: float
+        self, train_state: TrainState, params: types.PyTree, period: int = 1, rate: float = 1.0
     ) -> "ReplayLearner":
         """Returns the learner after a gradient step.
 
         Args:
           train_state: result of the gradient step.
-          params: the part of the new parameters that has target parameters.
+          params: the part of the new parameters that has target parameters; () if none has.
           period: gradient steps between updates of the target parameters.
           rate: step size of such an update; 1 copies.
         """

@@ -39,7 +39,6 @@ Of agents with replay (`replay.Replay`):
 """
 
 import dataclasses
-import numbers
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -67,37 +66,23 @@ def fraction(default: float) -> Any:
     return _number_field(default, lambda x: 0.0 <= x <= 1.0, "a number in [0, 1]")
 
 
-def positive(default: float) -> Any:
-    """Returns a dataclass field for a finite positive number."""
+def positive(default: float | None) -> Any:
+    """Returns a dataclass field for a finite positive number, or None if annotated so."""
     return _number_field(default, lambda x: x > 0.0, "a positive number")
 
 
-def non_negative(default: float) -> Any:
-    """Returns a dataclass field for a finite number that is not negative."""
+def non_negative(default: float | None) -> Any:
+    """Returns a dataclass field for a finite number of 0 or more, or None if annotated so."""
     return _number_field(default, lambda x: x >= 0.0, "0 or more")
 
 
-def optional_positive(default: float | None) -> Any:
-    """Returns a dataclass field for a finite positive number or None."""
-    return _number_field(default, lambda x: x > 0.0, "a positive number or None", optional=True)
-
-
-def optional_non_negative(default: float | None) -> Any:
-    """Returns a dataclass field for a finite number that is not negative, or None."""
-    return _number_field(default, lambda x: x >= 0.0, "0 or more, or None", optional=True)
-
-
-def _number_field(
-    default: Any, holds: Callable[[Any], bool], expected: str, optional: bool = False
-) -> Any:
+def _number_field(default: Any, holds: Callable[[Any], bool], expected: str) -> Any:
     def require(agent: Any, name: str) -> None:
-        value = getattr(agent, name)
-        if value is None and optional:
-            return
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        # Compared, not `isfinite`: an int may be larger than every float, and NaN compares false.
-        is_finite = is_number and abs(value) <= sys.float_info.max
-        expect(agent, name, is_finite and holds(value), expected)
+        value = getattr(agent, name)  # of the annotated type; see `check`
+        if value is not None and not isinstance(value, jax.core.Tracer):
+            # Compared, not `isfinite`: an int may be larger than every float.
+            is_finite = abs(value) <= sys.float_info.max
+            expect(agent, name, is_finite and holds(value), expected)
 
     return dataclasses.field(default=default, metadata={_CHECK: require})
 

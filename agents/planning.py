@@ -5,7 +5,7 @@ the end of an episode:
 
 - up to LAST, and at it for the reward that came with it, everything is learnt;
 - past a termination, and at it for the value, values and rewards are zero, whatever the action;
-- past a truncation, and at it for the value, nothing is known and nothing is learnt.
+- past a truncation, and at it for the value, all weights are 0.
 
 A sequence that begins at LAST has weight 0, because the action there was ignored and the final
 observation may look like one that has a value.

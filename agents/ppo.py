@@ -60,25 +60,25 @@ class PPO:
     network: Callable[..., networks.Network] = networks.actor_critic
     head: str | None = None
     learning_rate: float = options.positive(2.5e-4)
-    anneal_steps: float | None = options.optional_positive(None)
-    max_grad_norm: float | None = options.optional_positive(0.5)
+    anneal_steps: float | None = options.positive(None)
+    max_grad_norm: float | None = options.positive(0.5)
     gamma: float = options.fraction(0.99)
     num_minibatches: int = options.count(4)
     value_cost: float = options.number(0.5)
     entropy_cost: float = options.number(0.01)
-    entropy_cost_final: float | None = options.optional_non_negative(None)
+    entropy_cost_final: float | None = options.non_negative(None)
     normalize_observations: bool = False
     normalize_rewards: bool = False
     reward_scale: float = options.number(1.0)
-    reward_clip: float | None = options.optional_positive(None)
+    reward_clip: float | None = options.positive(None)
     greedy_evaluation: bool = False
     previous_action_and_reward: bool | None = None
     adam_epsilon: float = options.positive(1e-5)
     gae_lambda: float = options.fraction(0.95)
     epochs: int = options.count(4)
     clip_epsilon: float = options.positive(0.2)
-    clip_epsilon_final: float | None = options.optional_non_negative(None)
-    value_clip_epsilon: float | None = options.optional_positive(None)
+    clip_epsilon_final: float | None = options.non_negative(None)
+    value_clip_epsilon: float | None = options.positive(None)
     normalize_advantages: bool = True
 
     def __post_init__(self):

@@ -91,12 +91,12 @@ class PQN:
     epsilon_steps: int = options.count(10_000)
     evaluation_epsilon: float = options.fraction(0.0)
     learning_rate: float = options.positive(5e-4)
-    anneal_steps: float | None = options.optional_positive(None)
+    anneal_steps: float | None = options.positive(None)
     adam_epsilon: float = options.positive(1e-8)
-    max_grad_norm: float | None = options.optional_positive(10.0)
+    max_grad_norm: float | None = options.positive(10.0)
     normalize_observations: bool = False
     reward_scale: float = options.number(1.0)
-    reward_clip: float | None = options.optional_positive(None)
+    reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
         """Checks the options."""

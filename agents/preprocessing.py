@@ -1,9 +1,9 @@
 """Preprocessing of time steps before an agent acts on them or learns from them.
 
 Observations are normalised by their running mean and variance, the same on every device; rewards
-are divided by the running standard deviation of their discounted returns, scaled and clipped. Of
-observations, floating leaves are normalised; bytes, integers, booleans and reserved keys are left
-alone. Images from replay can be shifted at random (`random_shifts`).
+are divided by the running standard deviation of their discounted returns, scaled and clipped.
+Floating leaves of observations are normalised, except for reserved keys. Images from replay can be
+shifted at random (`random_shifts`).
 
 Axis legend: `T` time, `B` streams of one device, `...` the axes of one observation; `N` images,
 `H` `W` `C` height, width and channels.
@@ -130,7 +130,7 @@ class Preprocess:
 
 
 class Statistics(NamedTuple):
-    """Running statistics; trees like the observation, with None for leaves left alone."""
+    """Running statistics: trees like the observation, with None where nothing is normalised."""
 
     count: jax.Array  # float32, number of observations; batches are added whole, so it is exact
     mean: types.PyTree  # [...]
@@ -180,19 +180,17 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
         return weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim))
 
     def deviation(mean, leaf):
+        if mean is None:
+            return None
         # Measured from the old mean, and selected, not multiplied: left-out values may be NaN.
         return jnp.where(expand(leaf) > 0.0, leaf.astype(jnp.float32) - mean, 0.0)
 
     def total(leaf):
         return jnp.sum(expand(leaf) * leaf, axis=(0, 1))
 
-    observation = jax.tree.map(
-        lambda mean, leaf: None if mean is None else leaf,
-        statistics.mean,
-        observation,
-        is_leaf=lambda x: x is None,
+    deviations = jax.tree.map(  # [T, B, ...]
+        deviation, statistics.mean, observation, is_leaf=lambda x: x is None
     )
-    deviations = jax.tree.map(deviation, statistics.mean, observation)  # [T, B, ...]
     totals = parallel.global_sum(jax.tree.map(total, deviations))
     shift = jax.tree.map(lambda x: x / jnp.maximum(added, 1.0), totals)  # [...]
     spread = jax.tree.map(lambda x, s: total(jnp.square(x - s)), deviations, shift)
@@ -207,10 +205,8 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
     return Statistics(count, mean, squares)
 
 
-def normalize(
-    statistics: Statistics, observation: types.PyTree, clip: float = _CLIP
-) -> types.PyTree:
-    """Returns the observation `[...]` with mean 0 and variance 1, clipped to `[-clip, clip]`.
+def normalize(statistics: Statistics, observation: types.PyTree) -> types.PyTree:
+    """Returns the observation `[...]` with mean 0 and variance 1, clipped at 10.
 
     While the statistics are empty, observations are only clipped.
     """
@@ -219,7 +215,7 @@ def normalize(
         if mean is None:
             return leaf
         factor = _inverse_deviation(statistics.count, squares)
-        return jnp.clip((leaf - mean) * factor, -clip, clip)
+        return jnp.clip((leaf - mean) * factor, -_CLIP, _CLIP)
 
     return jax.tree.map(
         scale, statistics.mean, statistics.squares, observation, is_leaf=lambda x: x is None
@@ -233,18 +229,13 @@ def _inverse_deviation(count: jax.Array, squares: jax.Array) -> jax.Array:
     return jax.lax.rsqrt(variance + _EPSILON)
 
 
-def has_image(observation: types.PyTree) -> bool:
-    """Returns whether a leaf of one observation is an image, `[H, W, C]`."""
-    return any(len(leaf.shape) == _IMAGE_RANK for leaf in jax.tree.leaves(observation))
-
-
 def random_shifts(observation: types.PyTree, pixels: int, key: jax.Array) -> types.PyTree:
     """Returns observations whose images are shifted at random, down and to the right.
 
     Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
     Reinforcement Learning from Pixels", 2020, https://arxiv.org/abs/2004.13649. The nearest pixels
     of the edge fill the gap. All channels (and stacked frames) of an image and all images of one
-    observation are shifted alike; other leaves are left alone.
+    observation are shifted alike; other leaves are unchanged.
 
     Args:
       observation: leaves `[N, ...]`.

@@ -81,9 +81,9 @@ class R2D2:
     epsilon_exponent: float = options.positive(7.0)
     evaluation_epsilon: float = options.fraction(1e-3)
     learning_rate: float = options.positive(1e-3)
-    anneal_steps: float | None = options.optional_positive(None)
+    anneal_steps: float | None = options.positive(None)
     adam_epsilon: float = options.positive(1e-8)
-    max_grad_norm: float | None = options.optional_positive(None)
+    max_grad_norm: float | None = options.positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
@@ -94,7 +94,7 @@ class R2D2:
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
     reward_scale: float = options.number(1.0)
-    reward_clip: float | None = options.optional_positive(None)
+    reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
         """Checks the options."""
@@ -185,8 +185,7 @@ class R2D2:
 
         def step(learner, memory, step_key):
             sample = self._replay.sample(memory, step_key)
-            timestep = self._preprocess.apply(learner.normalizer, sample.rollout.timestep)
-            sample = sample.with_timestep(timestep)
+            sample = sample.preprocessed(self._preprocess, learner.normalizer)
             loss = functools.partial(self._loss, target=learner.target)
             train_state, output = self._optimizer.gradient_step(
                 loss, learner.train_state, sample, learning_rate

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import ring_buffer, sum_tree
+from agents import preprocessing, ring_buffer, sum_tree
 from podracers import errors, parallel, types
 
 _SHARDS = 8
@@ -62,8 +62,9 @@ class Sample(NamedTuple):
     weight: jax.Array  # [N] float32 importance weights of the losses; at most 1
     key: jax.Array  # [N] typed keys, the same on any number of devices
 
-    def with_timestep(self, timestep: types.TimeStep) -> "Sample":
-        """Returns the sample with other time steps, such as preprocessed ones."""
+    def preprocessed(self, preprocess: preprocessing.Preprocess, statistics: Any) -> "Sample":
+        """Returns the sample with observations and rewards to learn from."""
+        timestep = preprocess.apply(statistics, self.rollout.timestep)
         return self._replace(rollout=self.rollout._replace(timestep=timestep))
 
 

@@ -72,10 +72,10 @@ class SAC:
     random_shift: int = 0
     greedy_evaluation: bool | None = None
     learning_rate: float = options.positive(3e-4)
-    anneal_steps: float | None = options.optional_positive(None)
+    anneal_steps: float | None = options.positive(None)
     adam_epsilon: float = options.positive(1e-8)
     weight_decay: float = options.non_negative(0.0)
-    max_grad_norm: float | None = options.optional_positive(None)
+    max_grad_norm: float | None = options.positive(None)
     batch_size: int = options.count(256)
     replay_capacity: int = options.count(1_000_000)
     min_replay: int = options.count(1_000)
@@ -86,7 +86,7 @@ class SAC:
     target_rate: float = options.fraction(0.005)
     normalize_observations: bool = False
     reward_scale: float = options.number(1.0)
-    reward_clip: float | None = options.optional_positive(None)
+    reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
         """Checks the options."""
@@ -98,7 +98,8 @@ class SAC:
         options.expect(self, "target_entropy", self._target_entropy < largest, expected)
         errors.require_count(self, "random_steps", least=0)
         errors.require_count(self, "random_shift", least=0)
-        has_image = preprocessing.has_image(encoders.without_mask(self.spec.observation))
+        leaves = jax.tree.leaves(encoders.without_mask(self.spec.observation))
+        has_image = any(len(leaf.shape) == 3 for leaf in leaves)  # [H, W, C]
         expected = "0, because there is no image to shift"
         options.expect(self, "random_shift", has_image or not self.random_shift, expected)
         # Built now, while gin's bindings are those of the configuration.
@@ -178,8 +179,7 @@ class SAC:
 
         def step(learner, memory, step_key):
             sample = self._replay.sample(memory, step_key)
-            timestep = self._preprocess.apply(learner.normalizer, sample.rollout.timestep)
-            sample = sample.with_timestep(timestep)
+            sample = sample.preprocessed(self._preprocess, learner.normalizer)
             loss = functools.partial(self._loss, target=learner.target)
             train_state, output = self._optimizer.gradient_step(
                 loss, learner.train_state, sample, learning_rate

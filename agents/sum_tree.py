@@ -28,10 +28,6 @@ class SumTree(NamedTuple):
         """Returns the sum of each row, `[R]`."""
         return jnp.sum(self.levels[-1], axis=-1)
 
-    def get(self, row: jax.Array, item: jax.Array) -> jax.Array:
-        """Returns the priorities of items (any shape)."""
-        return self.levels[0][row, item]
-
 
 def init(num_rows: int, num_items: int) -> SumTree:
     """Returns trees of zeros."""
@@ -80,7 +76,7 @@ def draw(tree: SumTree, row: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.
         level_key = jax.vmap(jax.random.fold_in, (0, None))(key, depth)
         uniform = jax.vmap(jax.random.uniform)(level_key)
         block = block * _FAN_OUT + _choose(_blocks(level, row, block), uniform)
-    return block, tree.get(row, block) / tree.total()[row]
+    return block, tree.levels[0][row, block] / tree.total()[row]
 
 
 def _in_order(

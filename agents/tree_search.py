@@ -23,7 +23,6 @@ from podracers import errors, parallel, types
 Model = Callable[[jax.Array, types.PyTree], tuple[mctx.RecurrentFnOutput, types.PyTree]]
 
 _KINDS = ("gumbel", "puct")
-_MAX_SIMULATIONS = 100_000  # mctx lists them in Python, for each number of actions
 
 
 class Plan(NamedTuple):
@@ -63,8 +62,6 @@ class Search:
     def __post_init__(self):
         """Checks the options."""
         options.check(self)
-        is_possible = self.num_simulations <= _MAX_SIMULATIONS
-        options.expect(self, "num_simulations", is_possible, f"at most {_MAX_SIMULATIONS}")
         if self.kind not in _KINDS:
             raise errors.UserError(
                 f"Search.kind: expected one of {_KINDS}, got '{self.kind}'"

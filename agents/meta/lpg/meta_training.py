@@ -109,7 +109,7 @@ class LPG:
     recompute: bool = False
     learning_rate: float = options.positive(1e-4)
     adam_epsilon: float = options.positive(1e-8)
-    max_grad_norm: float | None = options.optional_positive(0.5)
+    max_grad_norm: float | None = options.positive(0.5)
     gamma: float = options.fraction(0.995)
     gae_lambda: float = options.fraction(0.95)
     critic_step_size: float = options.fraction(0.5)

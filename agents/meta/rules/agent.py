@@ -77,15 +77,15 @@ class RuleAgent:
     costs: dict[str, float] | None = None
     learning_rate: float = options.positive(5e-4)
     adam_epsilon: float = options.positive(1e-8)
-    max_grad_norm: float | None = options.optional_positive(0.5)
-    max_update: float | None = options.optional_positive(None)
-    replay_ratio: float | None = options.optional_positive(None)
+    max_grad_norm: float | None = options.positive(0.5)
+    max_update: float | None = options.positive(None)
+    replay_ratio: float | None = options.positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(30_000)
     min_replay: int = options.count(2_000)
     normalize_observations: bool = False
     reward_scale: float = options.number(1.0)
-    reward_clip: float | None = options.optional_positive(None)
+    reward_clip: float | None = options.positive(None)
     greedy_evaluation: bool = False
 
     def __post_init__(self):
