@@ -37,7 +37,7 @@ def test_encoding_is_that_of_rlax_and_decoding_undoes_it():
     np.testing.assert_allclose(decoded, NUMBERS, rtol=1e-3, atol=1e-5)
 
 
-def test_what_the_support_cannot_hold_counts_as_the_most_and_is_told():
+def test_numbers_beyond_the_support_are_clipped_and_reported():
     support = categorical.Support(2.0, 5)
     largest = support.largest
     np.testing.assert_allclose(categorical.signed_hyperbolic(largest), 2.0, rtol=1e-6)

@@ -28,7 +28,7 @@ def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode(acti
     action = jnp.asarray(action)  # [T, B, ...]
     features = np.asarray(features if features else action[:, 0], np.float32)
     step_type = jnp.array([[types.FIRST], [types.MID], [types.LAST]], jnp.int8)
-    reward = jnp.array([[7.0], [2.0], [3.0]])  # a simulator's mistake, at the first of them
+    reward = jnp.array([[7.0], [2.0], [3.0]])  # the reward at FIRST is ignored
     timestep = types.TimeStep(jnp.ones((3, 1, 3)), reward, jnp.ones((3, 1)), step_type)
     seen = inputs.extended(timestep, action, spec.action)
     assert seen.reward is reward
@@ -43,7 +43,7 @@ def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode(acti
     ("actions", "masked"),
     [("discrete", False), ("discrete", True), ("multi_discrete", True), ("continuous", False)],
 )
-def test_the_spec_is_that_of_what_is_seen_and_masks_stay_outermost(actions, masked):
+def test_the_spec_fits_the_inputs_and_masks_stay_outermost(actions, masked):
     environment = streams.RandomEpisodes(actions=actions, masked=masked)
     spec = inputs.extended_spec(environment.spec)
     zero = inputs.zero_action(environment.spec.action, 5)

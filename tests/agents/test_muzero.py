@@ -89,7 +89,7 @@ def test_the_loss_is_that_of_the_paper(made):
     assert np.all(np.asarray(learnt.priority)[[0, 1, 3, 4, 5]] > 0.0)
 
 
-def test_fresh_values_are_those_of_the_target_network_now(made):
+def test_fresh_values_are_those_of_the_target_network(made):
     agent, params, sample = made
     fresh = _make(value_cost=0.5, fresh_values=True)
     target = jax.jit(agent.init_learner)(jax.random.key(1)).params
@@ -114,7 +114,7 @@ def test_fresh_values_are_those_of_the_target_network_now(made):
     assert fresh._target_params(params) is params
 
 
-def test_searches_are_repeated_with_the_parameters_of_now(made):
+def test_searches_are_repeated_with_the_latest_parameters(made):
     """One time step and sequence at a time, without noise; where none is due, nothing changes."""
     agent, params, sample = made
     keys = jax.random.split(jax.random.key(2), SEQUENCES)

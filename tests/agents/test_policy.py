@@ -38,26 +38,6 @@ def test_ratios_are_one_in_the_first_gradient_step(algorithm, network):
     assert means["policy/kl"] > 1e-4
 
 
-def _kl_after(given, timestep=None, **actor_state):
-    """Returns the divergence of acting from learning with other inputs."""
-    rollout = given.rollout
-    rollout = rollout._replace(actor_state=rollout.actor_state._replace(**actor_state))
-    rollout = rollout._replace(timestep=timestep or rollout.timestep)
-    return experience.update(given._replace(rollout=rollout))[1]["policy/kl"]
-
-
-def test_a_recurrent_network_gets_the_previous_action_and_reward(algorithm):
-    """Over the boundary of rollouts, too, and rewards as they are learnt from."""
-    given = experience.collect(algorithm, "lstm")
-    timestep, action = given.rollout.timestep, given.rollout.actor_state.action
-    assert action.dtype == np.int32 and len(np.unique(action)) > 1
-    assert _kl_after(given, action=(action + 1) % 3) > 1e-4
-    assert _kl_after(given, timestep._replace(reward=-timestep.reward)) > 1e-4
-    clipped = np.clip(timestep.reward, -2.0, 2.0)  # at 1 after the scale of 0.5
-    assert np.any(clipped != timestep.reward)
-    assert abs(_kl_after(given, timestep._replace(reward=clipped))) < 1e-7
-
-
 @pytest.mark.parametrize(
     ("network", "option", "is_input"),
     [

@@ -82,7 +82,7 @@ def _given():
 
 
 def _sample(rollout: types.Rollout, weight=None) -> replay.Sample:
-    """Returns a rollout as replay shows it."""
+    """Returns a rollout as replay returns it."""
     rollout = r2d2._replay_item(rollout)
     rollout = rollout._replace(timestep=AGENT._preprocess.apply((), rollout.timestep))
     weight = jnp.ones(NUM) if weight is None else weight
@@ -166,7 +166,7 @@ def test_no_gradient_passes_the_burn_in_or_the_target(given, loss):
     )
 
 
-def test_first_priorities_are_those_of_the_values_that_acted(given):
+def test_initial_priorities_equal_slow_ones(given):
     """All but the last time step, whose value acting has not computed yet."""
     params, _, rollout = given
     online = _slow_values(params, rollout)

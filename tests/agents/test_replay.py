@@ -288,7 +288,7 @@ def test_any_number_of_devices_draws_the_same(prioritized, counts):
 
 
 @pytest.mark.parametrize("earlier", [1, 4])  # the second rollout of the ring, and again the first
-def test_episodes_that_a_resumed_run_left_behind_are_truncated(earlier):
+def test_unfinished_episodes_of_a_resumed_run_are_truncated(earlier):
     """Simulators begin anew there: no transition leads from the old episode into the new one."""
     case = Case(steps=3, length=1, rollouts=4)
     rollout, buffer = _rollout(case, 1), case.replay

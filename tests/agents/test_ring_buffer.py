@@ -67,7 +67,7 @@ def _cut(platform):
     strategies.lists(strategies.integers(0, STREAMS - 1), min_size=3, max_size=3),
     strategies.sampled_from(["cpu", "tpu"]),
 )
-def test_a_sequence_is_what_was_written(rings, number, stream, platform):
+def test_a_sequence_equals_the_written_steps(rings, number, stream, platform):
     begin = number - LENGTH // STEPS  # number of the first rollout of the sequence
     start = np.full(3, begin * STEPS % CAPACITY)
     with parallel.compiling_for(platform):
@@ -85,20 +85,16 @@ def test_a_sequence_is_what_was_written(rings, number, stream, platform):
     streams.assert_same(actual.actor_state, state)
 
 
-def test_only_elements_of_nearly_whole_lanes_are_padded(rings):
-    assert ring_buffer.capacity(rings[0]) == CAPACITY
-    assert ring_buffer.period(rings[0]) == STEPS
-    assert ring_buffer.num_streams(rings[0]) == STREAMS
-    rows = rings[0].timestep.observation
-    for shape in SHAPES:
-        data, size = rows[str(shape)].data, int(np.prod(shape))
-        is_padded = shape in ((128,), (2, 64), (37, 31), (84, 84, 1))
-        padded = (CAPACITY, -(-size // 128) * 128) if is_padded else (CAPACITY * size,)
-        assert data.shape == (STREAMS, *padded)
-
-
-def test_places_fit_into_int32():
-    many = jax.eval_shape(lambda: ring_buffer.Rows.zeros(1, 2**26, (31,), jnp.uint8))
-    assert many.data.shape == (1, 31 * 2**26)
-    many = jax.eval_shape(lambda: ring_buffer.Rows.zeros(1, 2**26, (33,), jnp.uint8))
-    assert many.data.shape == (1, 2**26, 128)
+@pytest.mark.parametrize(
+    ("capacity", "shape", "axes"),
+    [
+        (15, (3,), (45,)),
+        (15, (2, 64), (15, 128)),
+        (15, (37, 31), (15, 1152)),
+        (2**26, (31,), (31 * 2**26,)),
+        (2**26, (33,), (2**26, 128)),  # end to end, places would not fit into int32
+    ],
+)
+def test_only_elements_of_nearly_whole_lanes_are_padded(capacity, shape, axes):
+    rows = jax.eval_shape(lambda: ring_buffer.Rows.zeros(2, capacity, shape, jnp.uint8))
+    assert rows.data.shape == (2, *axes)
