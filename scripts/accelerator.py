@@ -21,7 +21,6 @@ from results import markdown
 
 from podracers import command_line, errors
 
-_MIN_TIME = 15.0  # seconds: with less remaining, no piece starts
 _SAME = ("device", "platform", "host_cores", "versions")
 
 
@@ -42,59 +41,46 @@ def _parse() -> argparse.Namespace:
 def main() -> int:
     """Measures the missing pieces and writes them."""
     options, start = _parse(), time.monotonic()
-    record = records.read(options.json) if options.json.exists() else None
-    known, failed, left = (record.results if record else {}), [], []
+    file: pathlib.Path = options.json
+    record = records.read(file) if file.exists() else None
+    failed, left = [], []
     for name in options.names or device.PIECES:
-        if not options.names and f"device_{name}" in known:
+        if record and not options.names and f"device_{name}" in record.results:
             print(f"{name}: measured before", flush=True)
             continue
-        remaining = 60.0 * options.minutes - (time.monotonic() - start)
         try:
-            if remaining < _MIN_TIME:
-                raise TimeoutError
-            part = _measure(name, remaining)
-        except (TimeoutError, subprocess.TimeoutExpired):
+            part = _measure(name, 60.0 * options.minutes - (time.monotonic() - start))
+        except subprocess.TimeoutExpired:
             left.append(name)
             continue
-        except errors.RunFailure as error:
-            print(f"{name}: {error}", flush=True)
+        except subprocess.CalledProcessError as error:
+            if error.returncode == errors.UserError.exit_code:
+                return error.returncode
             failed.append(name)
             continue
-        record = _merge(record, part, options.json)
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        record.write(options.json)
+        record = _merge(record, part, file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        record.write(file)
         title = f"# Measurements of {record.provenance['device']}, by `make accelerator`\n\n"
-        section = record.section(options.json.stem, options.json.name)
-        markdown.write(options.json.with_suffix(".md"), title + section)
+        section = record.section(file.stem, file.name)
+        markdown.write(file.with_suffix(".md"), title + section)
         notes = part.results[f"device_{name}"].notes
         failed += [name] * any("NOT LEARN" in note for note in notes)
     if left:
         print(f"no time left for {', '.join(left)}: the same command continues with them")
     if record:
-        print(f"{options.json}\n{options.json.with_suffix('.md')}")
+        print(f"{file}\n{file.with_suffix('.md')}")
     return errors.RunFailure.exit_code if failed else 0
 
 
 def _measure(name: str, seconds: float) -> records.Record:
-    """Runs one piece.
-
-    Raises:
-      subprocess.TimeoutExpired: it did not end within `seconds`.
-      errors.UserError, errors.RunFailure: the last line of its output.
-    """
+    """Runs one piece; `subprocess.TimeoutExpired` if it does not end within `seconds`."""
     script = pathlib.Path(__file__).with_name("benchmark.py")
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "part.json"
-        command = [sys.executable, str(script), f"device_{name}", "--json", str(file)]
-        command += ["--repeats", "3"]
-        done = subprocess.run(
-            command, stderr=subprocess.PIPE, text=True, timeout=seconds, check=False
-        )
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            mistake = done.returncode == errors.UserError.exit_code
-            kind = errors.UserError if mistake else errors.RunFailure
-            raise kind(lines[-1].removeprefix("error: "))
+        words = [f"device_{name}", "--repeats", "3", "--json", str(file)]
+        command = [sys.executable, str(script), *words]
+        subprocess.run(command, timeout=max(seconds, 0.0), check=True)
         return records.read(file)
 
 
@@ -102,8 +88,7 @@ def _merge(
     record: records.Record | None, part: records.Record, file: pathlib.Path
 ) -> records.Record:
     """Returns the record with one more piece; raises errors.UserError for another machine."""
-    made = dict(part.provenance)
-    results = dict(part.results)
+    made, results = dict(part.provenance), dict(part.results)
     if record:
         for name in _SAME:
             if record.provenance[name] != made[name]:

@@ -48,8 +48,8 @@ def main() -> int:
     name = f"{runner.__module__}.{runner.__qualname__}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     with tempfile.TemporaryDirectory(prefix="tune-") as cache:  # each program compiles once
-        found, facts, confirm = search.run(options, name, choices, cache)
-    verdict = found.verdict(confirm)
+        found, facts = search.run(options, name, choices, cache)
+    verdict = found.verdict()
     made, command = facts.provenance, shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
     lines = [
         f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {made['device']}, {facts.machine.num_cores} "
@@ -64,7 +64,7 @@ def main() -> int:
     package, _, module = runner.__module__.rpartition(".")
     text = "".join(f"# {line}\n" for line in [f"Made by: {command}", *wrapped])
     text += f"from __gin__ import dynamic_registration\n\nfrom {package} import {module}\n\n"
-    for field, value in found.chosen(confirm).items():
+    for field, value in found.chosen.items():
         text += f"{module}.{runner.__name__}.{field} = {value!r}\n"
     markdown.write(out, text)
     print("\n".join([*verdict, f"{out}: add it after the experiment, --gin_file {out}"]))

@@ -87,8 +87,8 @@ def find_compiler(folder: pathlib.Path | None = None) -> str:
     else:
         library = str(folder / "libtpu" / "libtpu.so")
     if not library or not pathlib.Path(library).is_file():
-        required = [name for name in importlib.metadata.requires("jax") if "libtpu" in name]
-        version = required[0].split(";")[0] if required else "libtpu"
+        required = next(name for name in importlib.metadata.requires("jax") if "libtpu" in name)
+        version = required.split(";")[0]
         raise NoCompilerError(
             f"no TPU compiler in {library or 'this environment'}: pip install --no-deps --target "
             f"DIR '{version}', then --libtpu DIR"
@@ -108,10 +108,7 @@ def devices(topology: str, count: int) -> list[jax.Device]:
       topology: kind and grid, such as "v5e:2x2".
       count: number of devices, at most those of the grid.
     """
-    try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    except jax.errors.JaxRuntimeError as error:
-        raise errors.UserError(f"topology '{topology}': {errors.first_line(error)}") from error
+    found = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     return list(found[:count])
 
 

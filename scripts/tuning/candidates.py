@@ -4,7 +4,6 @@ Settings are values of the runner's fields by name. From settings, a parameter l
 directions: the values above, nearest first, and those below.
 """
 
-import ast
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -70,12 +69,10 @@ def parse(
 
 
 def _value(name: str, text: str) -> int | None:
-    try:
-        value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        value = text
-    if (type(value) is int and value > 0) or (value is None and name in _OPTIONAL):
-        return value
+    if text == "None" and name in _OPTIONAL:
+        return None
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
     raise errors.UserError(
         f"--parameters {name}: expected whole numbers such as {name}=2,4, got '{text}'"
     )

@@ -26,6 +26,7 @@ class Search:
       best: the fastest settings; None if none could be measured.
       rounds: rates of the start and of the best, measured again in turns.
       complete: whether nothing was left out for lack of time.
+      interrupted: whether Ctrl-C ended it; then the best was not measured again.
     """
 
     start: candidates.Settings
@@ -33,6 +34,7 @@ class Search:
     best: candidates.Settings | None = None
     rounds: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     complete: bool = True
+    interrupted: bool = False
 
     def outcome(self, settings: candidates.Settings) -> trial.Outcome | None:
         """Returns the outcome of settings that were measured."""
@@ -88,18 +90,17 @@ class Search:
                 return gained
         return gained
 
-    def chosen(self, confirm: bool) -> candidates.Settings:
-        """Returns the settings to write.
+    @property
+    def chosen(self) -> candidates.Settings:
+        """Settings to write: the best if it won every round, at least two.
 
-        Args:
-          confirm: whether the best must have won every round, at least two, against a start that
-            could be measured.
+        It needs no round after Ctrl-C, or if the start could not be measured.
         """
         won = len(self.rounds) > 1 and all(best > start for start, best in self.rounds)
         unmeasured = bool(self.measured[0][1].problem)
-        return self.best if not confirm or unmeasured or won else self.start
+        return self.best if self.interrupted or unmeasured or won else self.start
 
-    def verdict(self, confirm: bool) -> list[str]:
+    def verdict(self) -> list[str]:
         """Returns lines on the result and its reliability."""
         lines = [] if self.complete else ["no time to try everything: raise --minutes"]
         if self.rounds:
@@ -108,8 +109,8 @@ class Search:
                 f"{describe(self.best, self.start)}: {statistics.median(ratios):.2f} "
                 f"({min(ratios):.2f} to {max(ratios):.2f}) times the speed of the start, in turns"
             )
-        chosen = self.chosen(confirm)
-        if not confirm:
+        chosen = self.chosen
+        if self.interrupted:
             lines.append(f"stopped early: the fastest so far was {describe(chosen, self.start)}")
         elif chosen == self.start:
             lines.append("nothing was reliably faster: these are the experiment's own values")
@@ -126,7 +127,7 @@ def describe(settings: candidates.Settings, start: candidates.Settings) -> str:
 
 def run(
     options: argparse.Namespace, runner: str, choices: dict, cache: str
-) -> tuple[Search, trial.Facts, bool]:
+) -> tuple[Search, trial.Facts]:
     """Measures the start, searches, and measures the start and the best again.
 
     Args:
@@ -136,7 +137,7 @@ def run(
       cache: folder for compiled programs.
 
     Returns:
-      The search, facts of its processes, and False after Ctrl-C.
+      The search, and facts of its processes.
 
     Raises:
       errors.UserError: the experiment is invalid, or the time too short.
@@ -179,5 +180,5 @@ def run(
     except KeyboardInterrupt:
         if found.best is None:
             raise
-        return found, outcome.facts, False
-    return found, outcome.facts, True
+        found.interrupted = True
+    return found, outcome.facts

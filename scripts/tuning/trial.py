@@ -27,7 +27,6 @@ class Facts:
 
     machine: candidates.Machine
     values: Mapping[str, Any]  # of the runner's fields
-    platform: str
     provenance: Mapping[str, Any]
 
 
@@ -77,7 +76,7 @@ def run(
     variable = "JAX_COMPILATION_CACHE_DIR"
 
     def watch() -> None:
-        if outcome.facts is None or outcome.facts.platform == "cpu":
+        if outcome.facts is None or outcome.facts.provenance["platform"] == "cpu":
             outcome.memory = max(outcome.memory, child.memory())
         if outcome.memory > memory:
             used, allowed = map(parallel.readable_bytes, (outcome.memory, memory))
@@ -147,7 +146,7 @@ class Trial:
         )
         fields = {field for own in candidates.FIELDS.values() for field in own}
         values = {name: getattr(runner, name) for name in fields if hasattr(runner, name)}
-        return Facts(machine, values, devices[0].platform, run_directory.provenance())
+        return Facts(machine, values, run_directory.provenance())
 
     def device_memory(self) -> int | None:
         """Returns the peak bytes of the fullest device; None without device memory."""

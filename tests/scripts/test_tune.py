@@ -117,14 +117,14 @@ def test_the_best_must_win_every_round(modules):
     measured = [({"num_envs": 8}, outcomes[0]), ({"num_envs": 16}, outcomes[1])]
     won = [(10.0, 12.0), (20.0, 22.0), (10.0, 15.0)]
 
-    def found(rounds):
-        return modules.search.Search(measured[0][0], measured, measured[1][0], rounds)
+    def found(rounds, **options):
+        return modules.search.Search(measured[0][0], measured, measured[1][0], rounds, **options)
 
-    assert found(won).chosen(True) == {"num_envs": 16}
-    assert "1.20 (1.10 to 1.50) times the speed" in found(won).verdict(True)[0]
+    assert found(won).chosen == {"num_envs": 16}
+    assert "1.20 (1.10 to 1.50)" in found(won).verdict()[0]
     for rounds in ([*won, (10.0, 9.9)], won[:1], [*won, (10.0, math.nan)], []):
-        assert found(rounds).chosen(True) == {"num_envs": 8}
-    assert found([]).chosen(False) == {"num_envs": 16}  # after Ctrl-C
+        assert found(rounds).chosen == {"num_envs": 8}
+    assert found([], interrupted=True).chosen == {"num_envs": 16}
 
 
 def test_user_mistakes_are_found_before_any_measurement(tmp_path, config, tune):
