@@ -21,8 +21,6 @@ from results import markdown
 
 from podracers import command_line, errors
 
-_SAME = ("device", "platform", "host_cores", "versions")
-
 
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
@@ -58,7 +56,7 @@ def main() -> int:
                 return error.returncode
             failed.append(name)
             continue
-        record = _merge(record, part, file)
+        record = device.merge(record, part, file)
         file.parent.mkdir(parents=True, exist_ok=True)
         record.write(file)
         title = f"# Measurements of {record.provenance['device']}, by `make accelerator`\n\n"
@@ -82,25 +80,6 @@ def _measure(name: str, seconds: float) -> records.Record:
         command = [sys.executable, str(script), *words]
         subprocess.run(command, timeout=max(seconds, 0.0), check=True)
         return records.read(file)
-
-
-def _merge(
-    record: records.Record | None, part: records.Record, file: pathlib.Path
-) -> records.Record:
-    """Returns the record with one more piece; raises errors.UserError for another machine."""
-    made, results = dict(part.provenance), dict(part.results)
-    if record:
-        for name in _SAME:
-            if record.provenance[name] != made[name]:
-                raise errors.UserError(
-                    f"{file}: results of another machine ({name} differs); name another --json"
-                )
-        commits = [each.provenance["commit"] or "unknown" for each in (record, part)]
-        made["commit"] = ", ".join(dict.fromkeys(", ".join(commits).split(", ")))
-        results = {**record.results, **results}
-    order = [f"device_{piece}" for piece in device.PIECES]
-    results = {name: results[name] for name in order if name in results}
-    return records.Record(f"scripts/accelerator.py --json {file}", results, made)
 
 
 if __name__ == "__main__":

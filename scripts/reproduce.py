@@ -19,7 +19,6 @@ import argparse
 import dataclasses
 import datetime
 import pathlib
-from collections.abc import Sequence
 
 import rich.console
 from results import reproduction, training_process
@@ -36,7 +35,7 @@ def main() -> int:
     rows = results.read(options.results)
     found = results.find(rows, options.experiment, options.runner, options.suite)
     if options.list:
-        print(_listing(found))
+        print(reproduction.listing(found))
         return 0
     if options.suite:
         if options.record:
@@ -89,19 +88,6 @@ def _parse() -> argparse.Namespace:
     add("--record", action="store_true", help="keep the new runs")
     add("--results", type=pathlib.Path, default=results.PATH, metavar="PATH")
     return parser.parse_args()
-
-
-def _listing(rows: Sequence[results.Row]) -> str:
-    """Returns a line for each row; minutes are of all its seeds, one after the other."""
-    width = max((len(row.short) for row in rows), default=0)
-    lines = [f"{'experiment':<{width}}  runner   minutes  seeds        return"]
-    for row in rows:
-        minutes = "unknown" if row.seconds is None else f"{row.seconds / 60:.1f}"
-        mean = results.number(row.sample.mean) if row.runs else "not measured"
-        name = f"{row.short:<{width}}  {row.runner.lower():<7}"
-        task = f"{row.agent}, {row.environment}"
-        lines.append(f"{name}  {minutes:>7}  {len(row.runs):>5}  {mean:>12}  {task}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ Each piece runs in its own process, which frees the device's memory when it ends
 """
 
 import dataclasses
-import functools
 import os
+import pathlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,6 +19,7 @@ from podracers.training import experiment
 _BATCHED = ("catch", "cartpole", "snake", "breakout")
 PIECES = ("parity", *_BATCHED, "sebulba", "learning")
 _UPDATES = (1, 5)  # numbers of updates after which parameters are compared
+_SAME = ("device", "platform", "host_cores", "versions")  # of all pieces of a file
 _CATCH_SOLVED = 0.9  # return on Catch, of 1 that is possible
 
 
@@ -42,12 +43,31 @@ def benchmark(
         "sebulba": lambda: sebulba_speed.benchmark_environments(setting, repeats, one_process=True),
         "learning": _learning,
     }
-    for name in _BATCHED:
-        run = functools.partial(ppo_speed.benchmark_batches, name, repeats, batches)
-        pieces[name] = run
     load = f"{piece}: load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the start"
-    result = pieces[piece]()
+    if piece in _BATCHED:
+        result = ppo_speed.benchmark_batches(piece, repeats, batches)
+    else:
+        result = pieces[piece]()
     return dataclasses.replace(result, notes=(*result.notes, load))
+
+
+def merge(
+    record: records.Record | None, part: records.Record, file: pathlib.Path
+) -> records.Record:
+    """Returns the record with one more piece; raises errors.UserError for another machine."""
+    made, results = dict(part.provenance), dict(part.results)
+    if record:
+        for name in _SAME:
+            if record.provenance[name] != made[name]:
+                raise errors.UserError(
+                    f"{file}: results of another machine ({name} differs); name another --json"
+                )
+        commits = [each.provenance["commit"] or "unknown" for each in (record, part)]
+        made["commit"] = ", ".join(dict.fromkeys(", ".join(commits).split(", ")))
+        results = {**record.results, **results}
+    order = [f"device_{piece}" for piece in PIECES]
+    results = {name: results[name] for name in order if name in results}
+    return records.Record(f"scripts/accelerator.py --json {file}", results, made)
 
 
 def _parity() -> records.Result:

@@ -78,6 +78,19 @@ def _hardware(summary: dict[str, Any]) -> str:
     return f"{summary['device']}; {host}"
 
 
+def listing(rows: Sequence[results.Row]) -> str:
+    """Returns a line for each row; minutes are of all its seeds, one after the other."""
+    width = max((len(row.short) for row in rows), default=0)
+    lines = [f"{'experiment':<{width}}  runner   minutes  seeds        return"]
+    for row in rows:
+        minutes = "unknown" if row.seconds is None else f"{row.seconds / 60:.1f}"
+        mean = results.number(row.sample.mean) if row.runs else "not measured"
+        name = f"{row.short:<{width}}  {row.runner.lower():<7}"
+        task = f"{row.agent}, {row.environment}"
+        lines.append(f"{name}  {minutes:>7}  {len(row.runs):>5}  {mean:>12}  {task}")
+    return "\n".join(lines)
+
+
 def table(row: results.Row, new: Sequence[results.Run]) -> rich.table.Table:
     """Returns recorded and new returns by seed, with their summaries."""
     made = rich.table.Table(title=row.name, title_justify="left", box=None, pad_edge=False)

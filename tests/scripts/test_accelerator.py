@@ -12,7 +12,7 @@ from tests import processes
 
 @pytest.fixture(scope="module")
 def scripts(tools):
-    return tools("accelerator", "benchmarks.records", "benchmarks.device")
+    return tools("benchmarks.records", "benchmarks.device")
 
 
 def _record(records, *pieces, **provenance):
@@ -27,7 +27,7 @@ def test_pieces_of_one_machine_become_one_file(scripts, tmp_path):
     record = None
     for piece, commit in (("catch", "a"), ("parity", "b")):
         part = _record(scripts.records, piece, commit=commit)
-        record = scripts.accelerator._merge(record, part, file)
+        record = scripts.device.merge(record, part, file)
     file.parent.mkdir()
     record.write(file)
     read = scripts.records.read(file)
@@ -36,7 +36,7 @@ def test_pieces_of_one_machine_become_one_file(scripts, tmp_path):
     assert "### device_catch" in record.section("mine", "mine.json")
     other = _record(scripts.records, "catch", device="1 x H100")
     with pytest.raises(errors.UserError, match="--json"):
-        scripts.accelerator._merge(read, other, file)
+        scripts.device.merge(read, other, file)
 
 
 def test_known_pieces_are_not_measured_again(run, scripts, tmp_path):
