@@ -47,8 +47,6 @@ class DQN:
       double: whether the online parameters choose the action of the target, not the target's own.
       huber: error from which the loss grows linearly; ignored by distributions.
       n_step: rewards that a target adds up before it bootstraps.
-      epsilon: final probability of a random action.
-      epsilon_steps: agent steps, over all streams, in which it falls linearly from 1.
       importance_steps: agent steps, over all streams, in which `importance_exponent` rises linearly
         to 1; None if constant.
     """

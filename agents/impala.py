@@ -36,13 +36,8 @@ class IMPALA:
 
     Attributes:
       network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
-      head: kind of the action head; None for the default of the action's specification.
       num_minibatches: gradient steps of each rollout, on a part of the streams each; every step
         computes its targets with the newest parameters.
-      value_cost: weight of the value loss.
-      entropy_cost: weight of the entropy bonus.
-      previous_action_and_reward: whether the network gets the previous action and reward beside the
-        observation, see `agents.inputs`; by default only if it is recurrent.
       optimizer: name of the optimizer, "rmsprop" or "adam".
       optimizer_epsilon: epsilon of the optimizer.
       rmsprop_decay: decay of the running mean of squared gradients.

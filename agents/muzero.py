@@ -52,7 +52,6 @@ class MuZero:
       support_atoms: number of atoms.
       unroll_steps: `K`, steps of the unrolled model.
       n_steps: steps of the returns that values are learnt from.
-      value_cost: weight of the value loss.
       fresh_values: whether returns bootstrap from the target network's current values, not from the
         stored values of the search, so that old replay holds no old values (Ye et al., "Mastering
         Atari Games with Limited Data", 2021, https://arxiv.org/abs/2111.00210, without new

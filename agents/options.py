@@ -22,6 +22,13 @@ These options mean the same in every agent that has them:
       statistics, and clipped at 10.
     reward_scale: factor of the rewards that are learnt from, and that recurrent networks see.
     reward_clip: largest absolute value of scaled rewards; None for no bound.
+    head: kind of the action head; None for the default of the action's specification.
+    value_cost: weight of the value loss.
+    entropy_cost: weight of the entropy bonus.
+    previous_action_and_reward: whether the network gets the previous action and reward beside the
+      observation, see `agents.inputs`; by default only if it is recurrent.
+    epsilon: final probability of a random action.
+    epsilon_steps: agent steps, over all streams, in which it falls linearly from 1.
     evaluation_epsilon: probability of a random action in evaluation.
     greedy_evaluation: whether evaluations take the most probable action; they sample otherwise, as
       training does.

@@ -38,19 +38,14 @@ class PPO:
 
     Attributes:
       network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
-      head: kind of the action head; None for the default of the action's specification.
       num_minibatches: gradient steps of each pass over a rollout.
-      value_cost: weight of the value loss.
-      entropy_cost: weight of the entropy bonus.
-      entropy_cost_final: value that it reaches linearly after `anneal_steps`; None if constant.
+      entropy_cost_final: end of its linear schedule over `anneal_steps`; None if constant.
       normalize_rewards: whether rewards are divided by the standard deviation of all discounted
         returns so far, and clipped at 10, before they are scaled.
-      previous_action_and_reward: whether the network gets the previous action and reward beside the
-        observation, see `agents.inputs`; by default only if it is recurrent.
       gae_lambda: trace parameter of the advantages.
       epochs: passes over each rollout.
       clip_epsilon: distance from 1 at which the ratio of policies is clipped.
-      clip_epsilon_final: value that it reaches linearly after `anneal_steps`; None if constant.
+      clip_epsilon_final: end of its linear schedule over `anneal_steps`; None if constant.
       value_clip_epsilon: distance from the value at the time of acting at which a value is clipped;
         None for no clipping.
       normalize_advantages: whether advantages have mean 0 and variance 1 over the global batch.

@@ -77,8 +77,6 @@ class PQN:
       q_lambda: trace parameter of the targets; 0 for one-step Q-learning.
       epochs: passes over each rollout.
       num_minibatches: gradient steps of each pass.
-      epsilon: final probability of a random action.
-      epsilon_steps: agent steps, over all streams, in which it falls linearly from 1.
     """
 
     spec: environment.EnvironmentSpec

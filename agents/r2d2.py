@@ -107,9 +107,8 @@ class R2D2:
             )
         # Initial priorities need a step after the burn-in whose successor has a value from acting.
         largest = self.sequence_length - 2
-        holds = isinstance(self.burn_in, int) and 0 <= self.burn_in <= largest
         expected = f"an int from 0 to sequence_length - 2 = {largest}"
-        options.expect(self, "burn_in", holds, expected)
+        options.expect(self, "burn_in", 0 <= self.burn_in <= largest, expected)
 
     @functools.cached_property
     def _network(self) -> networks.Network:
