@@ -133,6 +133,14 @@ def update(experience: Experience, num_devices: int = 1) -> tuple[Any, dict[str,
     return learner, {name: float(mean.result()) for name, mean in means.items()}
 
 
+def assert_update(given: Experience, expected: tuple[Any, dict[str, float]], num_devices: int):
+    """Asserts that an update gives the expected parameters and metrics."""
+    learner, means = update(given, num_devices)
+    streams.assert_close(learner.params, expected[0], rtol=1e-3, atol=2e-5)
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(means[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
 def outputs(network: Any, params: Any, rollout: types.Rollout, clip: float = 1.0) -> Any:
     """Returns a network's outputs `[T + 1, B, ...]`, from one step of it after another.
 

@@ -15,7 +15,6 @@ from tests import contract, streams
 from tests.agents import experience
 
 LENGTH, BATCH = experience.LENGTH, experience.BATCH
-P = jax.sharding.PartitionSpec
 
 
 @functools.cache
@@ -73,11 +72,7 @@ def _slow_update(given):
 def test_an_update_equals_a_slow_one(network, num_devices):
     """V-trace off-policy, truncations, weights, clipping and RMSProp, all at once."""
     given = _off_policy(network)
-    params, expected = _slow_update(given)
-    learner, means = experience.update(given, num_devices)
-    streams.assert_close(learner.params, params, rtol=1e-3, atol=2e-5)
-    for name, value in expected.items():
-        np.testing.assert_allclose(means[name], value, rtol=1e-3, atol=1e-5)
+    experience.assert_update(given, _slow_update(given), num_devices)
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,19 @@ GAMMA = 0.9
 LENGTH, SEQUENCES, ACTIONS = 40, 64, 3
 
 
-def _stream(seed, sequences=SEQUENCES, length=LENGTH):
+def _stream(seed):
     """Returns time steps `[T, N]` of random episodes, as runners show them, and extras."""
     random = np.random.default_rng(seed)
-    shape = (length, sequences)
+    shape = (LENGTH, SEQUENCES)
     step_type = np.full(shape, types.MID, np.int8)
     discount = np.ones(shape, np.float32)
-    for row in range(sequences):
+    for row in range(SEQUENCES):
         time = random.integers(-4, 1)
-        while time < length:
+        while time < LENGTH:
             if time >= 0:
                 step_type[time, row] = types.FIRST
             time += random.integers(1, 7)
-            if 0 <= time < length:
+            if 0 <= time < LENGTH:
                 step_type[time, row] = types.LAST
                 discount[time, row] = random.integers(2)
             time += 1

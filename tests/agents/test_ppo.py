@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 
 from agents import returns
-from tests import streams
 from tests.agents import experience
 
 LENGTH, BATCH = experience.LENGTH, experience.BATCH
-NUM_FRAMES = 3  # of the network "frames"
-P = jax.sharding.PartitionSpec
 
 
 def _slow_update(given):
@@ -56,11 +53,7 @@ def _slow_update(given):
 def test_an_update_equals_a_slow_one(network, num_devices):
     """GAE, truncations, weights, standardised advantages, clipping and Adam, all at once."""
     given = experience.collect("ppo", network)
-    params, expected = _slow_update(given)
-    learner, means = experience.update(given, num_devices)
-    streams.assert_close(learner.params, params, rtol=1e-3, atol=2e-5)
-    for name, value in expected.items():
-        np.testing.assert_allclose(means[name], value, rtol=1e-3, atol=1e-5)
+    experience.assert_update(given, _slow_update(given), num_devices)
 
 
 def test_clip_and_entropy_cost_fall_with_the_agent_steps():

@@ -85,11 +85,7 @@ def _slow_update(given):
 def test_an_update_equals_a_slow_one(network, num_devices):
     """Masks, truncations, rewards, the trace, resets of memory, weights, clipping, and RAdam."""
     given = _given(network)
-    params, expected = _slow_update(given)
-    learner, means = experience.update(given, num_devices)
-    streams.assert_close(learner.params, params, rtol=1e-3, atol=2e-5)
-    for name, value in expected.items():
-        np.testing.assert_allclose(means[name], value, rtol=1e-3, atol=1e-5)
+    experience.assert_update(given, _slow_update(given), num_devices)
 
 
 def test_epsilon_and_the_learning_rate_fall_with_agent_steps():

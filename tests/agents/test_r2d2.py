@@ -18,7 +18,6 @@ from podracers import errors, types, unroll
 from tests import streams
 from tests.agents import experience
 
-P = jax.sharding.PartitionSpec
 GAMMA, STEPS, BURN_IN, MIX = 0.9, 3, 4, 0.9
 LENGTH, NUM = 16, 6
 ENVIRONMENT = streams.RandomEpisodes(masked=True)

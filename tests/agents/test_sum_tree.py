@@ -19,7 +19,6 @@ MILLIONS = 2_000_000
 ROWS, ITEMS, WRITES = 3, 64**2 + 1, 50  # three levels, the last of which is nearly empty
 
 _write = jax.jit(sum_tree.write)
-_draw = jax.jit(sum_tree.draw)
 
 
 @functools.partial(jax.jit, static_argnums=2)
