@@ -48,6 +48,24 @@ ALGORITHMS = {
 }
 
 
+def random_episodes(seed: int, shape: tuple[int, int]) -> types.TimeStep:
+    """Returns time steps `[T, B]` of short episodes, terminated or truncated, without observations.
+
+    Streams begin anywhere in an episode.
+    """
+    rng = np.random.default_rng(seed)
+    step_type = np.full(shape, types.MID, np.int8)
+    previous = rng.choice([types.FIRST, types.MID, types.LAST], shape[1])
+    for row in step_type:
+        row[rng.random(shape[1]) < 0.3] = types.LAST
+        row[previous == types.LAST] = types.FIRST
+        previous = row
+    terminated = (step_type == types.LAST) & (rng.random(shape) < 0.5)
+    reward = rng.normal(size=shape) * (step_type != types.FIRST)
+    discount = 1.0 - terminated
+    return types.TimeStep((), reward.astype(np.float32), discount.astype(np.float32), step_type)
+
+
 class Experience(NamedTuple):
     """An agent whose policy is far from uniform, and its second rollout; in NumPy."""
 

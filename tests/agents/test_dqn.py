@@ -33,22 +33,12 @@ def _sample():
     """Returns sequences in which episodes end anywhere, in either way."""
     rng = np.random.default_rng(0)
     shape = (FRAMES - 1 + N_STEP + 1, BATCH)
-    step_type = np.full(shape, types.MID, np.int8)
-    for time, stream in np.argwhere(rng.random(shape) < 0.2):
-        if step_type[time, stream] == types.MID:
-            step_type[time, stream] = types.LAST
-            if time + 1 < shape[0]:
-                step_type[time + 1, stream] = types.FIRST
-    terminated = (step_type == types.LAST) & (rng.random(shape) < 0.5)
     mask = rng.random((*shape, 3)) < 0.7
     observation = {
         "features": rng.normal(size=(*shape, 3)).astype(np.float32),
         "action_mask": mask | ~mask.any(-1, keepdims=True),
     }
-    reward = rng.normal(size=shape) * (step_type != types.FIRST)
-    timestep = types.TimeStep(
-        observation, reward.astype(np.float32), 1.0 - terminated.astype(np.float32), step_type
-    )
+    timestep = experience.random_episodes(0, shape)._replace(observation=observation)
     action = rng.integers(0, 3, (shape[0] - 1, BATCH)).astype(np.int32)
     return replay.Sample(
         rollout=jax.tree.map(jnp.asarray, types.Rollout(timestep, action, (), ())),

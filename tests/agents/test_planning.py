@@ -1,4 +1,4 @@
-"""Targets of agents that search, against a slow loop and against literals.
+"""Targets of agents that search, against a slow loop.
 
 Axis legend: `T` time, `N` sequences, `K` imagined steps, `A` actions.
 """
@@ -9,32 +9,19 @@ import pytest
 
 from agents import planning
 from podracers import types
+from tests.agents import experience
 
 GAMMA = 0.9
 LENGTH, SEQUENCES, ACTIONS = 40, 64, 3
 
 
 def _stream(seed):
-    """Returns time steps `[T, N]` of random episodes, as runners show them, and extras."""
+    """Returns time steps and extras, `[T, N]`."""
     random = np.random.default_rng(seed)
     shape = (LENGTH, SEQUENCES)
-    step_type = np.full(shape, types.MID, np.int8)
-    discount = np.ones(shape, np.float32)
-    for row in range(SEQUENCES):
-        time = random.integers(-4, 1)
-        while time < LENGTH:
-            if time >= 0:
-                step_type[time, row] = types.FIRST
-            time += random.integers(1, 7)
-            if 0 <= time < LENGTH:
-                step_type[time, row] = types.LAST
-                discount[time, row] = random.integers(2)
-            time += 1
-    reward = random.normal(size=shape).astype(np.float32) * (step_type != types.FIRST)
     policy = random.dirichlet(np.ones(ACTIONS), shape).astype(np.float32)
     value = random.normal(size=shape).astype(np.float32)
-    timestep = types.TimeStep(np.zeros(shape), reward, discount, step_type)
-    return timestep, planning.Extras(policy, value)
+    return experience.random_episodes(seed, shape), planning.Extras(policy, value)
 
 
 def _slow(timestep, extras, row, k_steps, n_steps):
@@ -67,8 +54,7 @@ def _slow(timestep, extras, row, k_steps, n_steps):
 def test_targets_are_those_of_a_slow_loop(k_steps, n_steps):
     timestep, extras = _stream(seed=k_steps)
     cut = slice(0, k_steps + n_steps + 1)
-    timestep = types.TimeStep(*(x[cut] for x in timestep))
-    extras = planning.Extras(*(x[cut] for x in extras))
+    timestep, extras = jax.tree.map(lambda x: x[cut], (timestep, extras))
     targets = jax.jit(planning.targets, static_argnums=(3, 4))
     found = jax.device_get(targets(timestep, extras, GAMMA, k_steps, n_steps))
     counted = 0

@@ -11,34 +11,17 @@ from hypothesis import strategies
 
 from agents import returns
 from podracers import types
+from tests.agents import experience
 
 SETTINGS = hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 SEEDS, LAMBDAS = strategies.integers(0, 1000), strategies.floats(0.0, 1.0, width=32)
 GAMMA, LENGTH, BATCH = 0.9, 20, 6
 
 
-# Two episodes that end at the third time step: by truncation, and by termination.
-
-
 def _rollout(seed):
-    """Returns time steps `[T + 1, B]` of short episodes, truncated or terminated, and values."""
-    rng = np.random.default_rng(seed)
-    shape = (LENGTH + 1, BATCH)
-    step_type = np.zeros(shape, np.int8)
-    discount = np.ones(shape, np.float32)
-    reward = rng.normal(size=shape).astype(np.float32)
-    for b in range(BATCH):
-        previous = rng.choice([types.FIRST, types.MID, types.LAST])
-        for t in range(LENGTH + 1):
-            if previous == types.LAST:
-                step_type[t, b], reward[t, b] = types.FIRST, 0.0
-            elif rng.random() < 0.3:
-                step_type[t, b], discount[t, b] = types.LAST, rng.choice([0.0, 1.0])
-            else:
-                step_type[t, b] = types.MID
-            previous = step_type[t, b]
-    values = rng.normal(size=shape).astype(np.float32)
-    return types.TimeStep(values, reward, discount, step_type), values
+    """Returns time steps and values, `[T + 1, B]`."""
+    values = np.random.default_rng(seed).normal(size=(LENGTH + 1, BATCH)).astype(np.float32)
+    return experience.random_episodes(seed, values.shape), values
 
 
 _GAE, _LAMBDA_RETURNS, _VTRACE = (
