@@ -24,7 +24,7 @@ def _parse() -> argparse.Namespace:
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=pathlib.Path, metavar="FILE")
     several = {"type": command_line.count, "nargs": "+", "metavar": "N"}
-    add("--batches", **several, help="environments of catch, *_batches and device")
+    add("--batches", **several, help="environments of catch and device")
     add("--devices", **several, default=[], help="tpu: numbers of chips (default: 1)")
     bindings = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
     add("--gin_bindings", **bindings, help="replay, sebulba, lpg, tpu, device: of the experiment")

@@ -17,10 +17,6 @@ from benchmarks import (
 _Benchmark = Callable[[Any], records.Result]  # takes the options of the command line
 
 
-def _batches(name: str) -> _Benchmark:
-    return lambda o: ppo_speed.benchmark_batches(name, o.repeats, o.batches or ppo_speed.BATCHES)
-
-
 def _sebulba(benchmark: Callable, setting: sebulba_speed.Setting) -> _Benchmark:
     return lambda o: benchmark(dataclasses.replace(setting, bindings=o.gin_bindings), o.repeats)
 
@@ -42,9 +38,9 @@ def _tpu(agent: str) -> _Benchmark:
 BENCHMARKS: dict[str, _Benchmark] = {
     "cartpole": lambda o: ppo_speed.benchmark_ppo("cartpole", o.repeats),
     "breakout": lambda o: ppo_speed.benchmark_ppo("breakout", o.repeats),
-    "catch": _batches("catch"),
-    "cartpole_batches": _batches("cartpole"),
-    "snake_batches": _batches("snake"),
+    "catch": lambda o: ppo_speed.benchmark_batches(
+        "catch", o.repeats, o.batches or ppo_speed.BATCHES
+    ),
     "sebulba_impala": _sebulba(sebulba_speed.benchmark_learning, sebulba_speed.IMPALA),
     "sebulba_environments": _sebulba(
         sebulba_speed.benchmark_environments, sebulba_speed.ENVIRONMENTS

@@ -48,7 +48,14 @@ def benchmark_agent(agent: str, repeats: int, bindings: Sequence[str] = ()) -> r
     alone = "the replay alone, for one update of Anakin"
     rows.append(records.row(alone, "ms", 1e3 * np.array(replay), experiment=name))
     rows.append(records.row("its share of that update", "share", share, experiment=name))
-    for part, size in memory(runner, state).items():
+    compiled = runner.trace(0).lower().compile().memory_analysis()
+    memory = {  # bytes on each device
+        "replay": parallel.num_bytes(state.memory) // runner.mesh.devices.size,
+        "arguments": compiled.argument_size_in_bytes,
+        "aliased": compiled.alias_size_in_bytes,  # arguments that are overwritten in place
+        "temporary": compiled.temp_size_in_bytes,  # a copy of the ring would appear here
+    }
+    for part, size in memory.items():
         rows.append(records.row("memory of the update", "bytes", size, experiment=name, part=part))
     return records.Result(
         "Agents that learn from replay: their speed under both runners, the time of an update's "
@@ -121,18 +128,3 @@ def _zero_rollout(runner: anakin.Anakin, state: anakin.AnakinState) -> types.Rol
         extras=zeros(ring.extras, steps),
         actor_state=zeros(ring.actor_state),
     )
-
-
-def memory(runner: anakin.Anakin, state: anakin.AnakinState) -> dict[str, int]:
-    """Returns the compiled update's bytes on each device.
-
-    A copy of the ring would appear in `temporary`; `aliased` counts arguments that are overwritten
-    in place.
-    """
-    compiled = runner.trace(0).lower().compile().memory_analysis()
-    return {
-        "replay": parallel.num_bytes(state.memory) // runner.mesh.devices.size,
-        "arguments": compiled.argument_size_in_bytes,
-        "aliased": compiled.alias_size_in_bytes,
-        "temporary": compiled.temp_size_in_bytes,
-    }

@@ -55,18 +55,18 @@ def numbers(results: Sequence[Result]) -> Numbers:
     returns = [x for e in found for x in e.get("return_by_seed", {"": e["return"]}).values()]
     sample = aggregates.Sample.of(returns)
     rates = [each.summary["steps_per_second"] for each in results]
-    means = [
-        float(np.mean([each.summary[name] for each in results]))
-        for name in ("random_policy_return", "wall_time_s", "first_dispatch_s")
-    ]
+
+    def mean(name: str) -> float:
+        return float(np.mean([each.summary[name] for each in results]))
+
     return Numbers(
         seeds=sample.runs,
         final_return=sample.mean,
         standard_error=None if math.isnan(sample.standard_error) else sample.standard_error,
-        random_policy=means[0],
+        random_policy=mean("random_policy_return"),
         steps_per_second=[rate for rate in rates if rate is not None],
-        wall_time_s=means[1],
-        first_dispatch_s=means[2],
+        wall_time_s=mean("wall_time_s"),
+        first_dispatch_s=mean("first_dispatch_s"),
     )
 
 

@@ -82,11 +82,10 @@ def test_rules_are_evaluated_and_saved(run_dir, run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "expected rules"),
-        (["--rule", "OTHER"], "name an experiment"),
+        (["--rule", "OTHER"], "--gin_file"),
         (["--rule", "OTHER", "--gin_file", "TINY"], "expected the rule"),
         (["--rule", "OTHER", "--gin_file", "CATCH"], "expected the agent LPG"),
-        (["--run_dir", "RUN", "--lifetimes", "1"], "none of 1 was in task"),
+        (["--run_dir", "RUN", "--lifetimes", "1"], "--lifetimes"),
     ],
 )
 def test_user_mistakes(run_dir, run, words, message):

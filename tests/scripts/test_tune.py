@@ -149,12 +149,8 @@ def test_a_search_writes_a_file_that_an_experiment_reads(tmp_path, config, tune,
     # Six environments do not divide over four devices.
     options = ("--parameters", "num_envs=6,4", "--gin_bindings", "SEED = 1")
     assert tune("--gin_file", config, *options, "--out", out, *SHORT) == 0
-    assert (
-        "num_envs 6: Anakin.num_envs = 6 does not divide over 4 devices" in capsys.readouterr().out
-    )
+    assert "num_envs = 6 does not divide" in capsys.readouterr().out
     text = out.read_text()
-    assert "# Made by: python scripts/tune.py --gin_file" in text and "4 x cpu" in text
-    assert all(len(line) <= 100 or "Made by" in line for line in text.splitlines())
     runner = experiment.load([str(config), str(out)], []).build().runner
     assert runner.num_envs in (8, 4)
     assert f"anakin.Anakin.num_envs = {runner.num_envs}\n" in text
