@@ -51,9 +51,7 @@ class Policy:
     Attributes:
       spec: specification of the environment.
       make_network: `make_network(spec, head)` returns a network with output `ActorCriticOutput`.
-      head_kind: kind of the action head; None for the default of the action's specification.
-      previous_action_and_reward: whether the network gets the previous action and reward beside the
-        observation, see `agents.inputs`; by default only if it is recurrent.
+      head_kind: option `head` of an agent; see `agents.options`, as `previous_action_and_reward`.
     """
 
     spec: environment.EnvironmentSpec

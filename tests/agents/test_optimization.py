@@ -41,7 +41,7 @@ def _step(num_devices, max_grad_norm):
     return jax.device_get(jax.jit(mapped)(MINIBATCH))
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize("num_devices", [1, 4])
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 def test_a_step_is_that_of_optax_on_the_mean_over_the_global_minibatch(num_devices, max_grad_norm):
     def mean(params):

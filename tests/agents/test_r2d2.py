@@ -193,6 +193,7 @@ def test_streams_explore_by_their_global_number():
     whole = AGENT.init_actor(jnp.arange(8), 8).epsilon
     np.testing.assert_array_equal(part, whole[4:])
     np.testing.assert_allclose(whole, 0.4 ** (1.0 + np.arange(8)), rtol=1e-6)
+    np.testing.assert_allclose(AGENT.init_actor(jnp.arange(1), 1).epsilon, 0.4)
     np.testing.assert_allclose(AGENT.init_actor(jnp.arange(3), 8, True).epsilon, 1e-3)
 
 
