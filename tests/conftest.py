@@ -1,6 +1,6 @@
-"""Sets JAX up for the tests: four fake CPU devices, and a compilation cache that persists.
+"""Configures JAX for the tests: four fake CPU devices and a persistent compilation cache.
 
-All of it has to stand in the environment before JAX is imported, and child processes inherit it.
+The variables are set before JAX is imported, and child processes inherit them.
 """
 
 import importlib.metadata
@@ -13,7 +13,7 @@ NUM_DEVICES = 4
 
 
 def _configure() -> None:
-    """Fills in what the user's environment leaves open; what it sets already is kept."""
+    """Sets the variables that the user's environment does not set."""
     flags = os.environ.get("XLA_FLAGS", "").split()
 
     def add(name: str, value: int | str) -> None:
@@ -21,22 +21,18 @@ def _configure() -> None:
             flags.append(f"--{name}={value}")
 
     add("xla_force_host_platform_device_count", NUM_DEVICES)
-    # A collective that deadlocks kills the process within seconds, not after most of a minute. What
-    # XLA does not know ends the process.
+    # A deadlocked collective ends the process after 30 s. XLA exits at flags it does not recognise.
     if int(importlib.metadata.version("jaxlib").split(".")[1]) >= 10:
         add("xla_cpu_collective_call_terminate_timeout_seconds", 30)
-    # Twice as fast to compile, and all the same to what a test runs: the older code generator, and
-    # one LLVM module instead of up to 32, where two cores have other tests to run.
+    # The older code generator and a single LLVM module compile twice as fast.
     add("xla_cpu_use_fusion_emitters", "false")
     add("xla_cpu_parallel_codegen_split_count", 1)
     os.environ["XLA_FLAGS"] = " ".join(flags)
 
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    # Programs with collectives queue up faster than they run; without threads to spare, those of
-    # one program take the threads that another one waits for.
+    # Programs with collectives may deadlock if the thread pool is smaller than the queued programs.
     os.environ.setdefault("PJRT_NPROC", "16")
-    # What the tests compile runs for a moment: compiling it well would take a third longer.
-    # Long learning runs turn it on again, below.
+    # Most tests run for less time than optimizations take to compile. Learning runs enable them.
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     cache = pathlib.Path(__file__).resolve().parents[1] / ".cache" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
@@ -44,8 +40,8 @@ def _configure() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
-def _hear_signals() -> None:
-    """Undoes what a background shell or nohup inherits to us: child processes are to be stopped."""
+def _restore_signals() -> None:
+    """Restores signal handlers that a background shell or nohup ignores."""
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -57,7 +53,7 @@ def _hear_signals() -> None:
 if "jax" in sys.modules:
     raise RuntimeError("JAX was imported before tests/conftest.py could set up its devices")
 _configure()
-_hear_signals()
+_restore_signals()
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -65,14 +61,14 @@ import pytest  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def _compare_bits_on_cpu_alone(request):
-    """What is exact is so on CPU (docs/architecture.md, "Determinism")."""
+    """Skips bit-exact tests on other backends (docs/architecture.md, "Determinism")."""
     if request.node.get_closest_marker("exact") and jax.default_backend() != "cpu":
         pytest.skip("bits repeat on CPU")
 
 
 @pytest.fixture(autouse=True)
 def _compile_long_runs_well(request):
-    """Long learning runs are worth compiling well."""
+    """Compiles long learning runs with all optimizations."""
     if request.node.get_closest_marker("learning") is None:
         yield
         return

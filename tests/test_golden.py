@@ -128,12 +128,12 @@ def _learnt_with_interruption(directory, *case):
     "case",
     [
         ("ppo", "anakin", 1),
-        ("dqn", "anakin", 1),
+        pytest.param(("dqn", "anakin", 1), marks=pytest.mark.slow),
         ("ppo", "sebulba", 1),
         ("alphazero", "anakin", 4),
-        ("muzero_reanalyze", "anakin", 4),
+        pytest.param(("muzero_reanalyze", "anakin", 4), marks=pytest.mark.slow),
         ("lpg", "anakin", 4),
-        ("rule_lpg", "anakin", 4),
+        pytest.param(("rule_lpg", "anakin", 4), marks=pytest.mark.slow),
         pytest.param(("rule_disco", "anakin", 4), marks=pytest.mark.slow),
     ],
     ids=lambda case: "-".join(map(str, case)),
@@ -142,7 +142,10 @@ def test_parameters_are_those_of_the_golden_file(case):
     golden.check("-".join(map(str, case)), _learnt(*case))
 
 
-@pytest.mark.parametrize("agent_name", ["ppo", "dqn", "lpg"])
+@pytest.mark.parametrize(
+    "agent_name",
+    ["ppo", "lpg", pytest.param("dqn", marks=pytest.mark.slow)],
+)
 def test_anakin_resumes_bit_for_bit(agent_name, tmp_path):
     """Its state contains the environments."""
     case = (agent_name, "anakin", 4 if agent_name == "lpg" else 1)

@@ -54,8 +54,17 @@ def _assert_same(actual: Trace, expected: Trace, tolerance: float = 1e-4) -> Non
     streams.assert_close(actual.means, expected.means, rtol=10 * tolerance, atol=tolerance)
 
 
-FAST = ("ppo", "dqn", "sac", "muzero")
-SLOW = ("ppo_gru_frames", "ppo_scaled", "impala_lstm", "rainbow", "pqn_gru", "r2d2")
+FAST = ("ppo", "dqn")  # without and with a replay
+SLOW = (
+    "sac",
+    "muzero",
+    "ppo_gru_frames",
+    "ppo_scaled",
+    "impala_lstm",
+    "rainbow",
+    "pqn_gru",
+    "r2d2",
+)
 
 
 @pytest.mark.exact  # on one backend
