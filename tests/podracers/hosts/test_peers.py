@@ -1,6 +1,6 @@
-"""Connections between processes of plain Python: which faults end all of them, with what cause.
+"""Connections between processes without JAX: faults, and the cause with which all processes end.
 
-All groups of processes run at the same time: most of what they do is wait.
+All groups of processes run at the same time, because most of their time is waiting.
 """
 
 import contextlib
@@ -14,14 +14,23 @@ import pytest
 from podracers.hosts import peers
 from tests import groups
 
-TIMEOUT = 10  # seconds, where a process is missing or silent
+TIMEOUT = 6  # seconds, where a process is missing or silent
 PROGRAM = """
 import os, signal, sys, threading, time
 from podracers import errors
 from podracers.hosts import peers
 
 process, port, count = map(int, sys.argv[1:])
-peers._PATIENCE = 0.2  # times 30 s
+peers._PATIENCE = 0.1  # times 30 s
+peers._LINGER_TIME = 0.5
+
+def raise_(condition, error):
+    if condition:
+        raise error
+
+def signal_self(condition, number):
+    if condition:
+        os.kill(os.getpid(), number)
 
 def begin(timeout=30, count=count):
     peers.connect(process, count, "127.0.0.1", port, "127.0.0.1", timeout)
@@ -44,12 +53,13 @@ except (errors.UserError, errors.RunFailure) as error:
 peers.leave()
 print("left", flush=True)
 """
-LOST = "failed: process 1 was lost: it closed its connection"
+FULL = "errors.RunFailure('the disk is full')"
+LOST = "failed: process {} was lost: it closed its connection"
 # By name: number of processes, body, and by process its exit code and a part of stderr.
 CASES = {
     "fails": (
         3,
-        "begin(); raise_(process == 2, errors.RunFailure('the disk is full')); agree()",
+        f"begin(); raise_(process == 2, {FULL}); agree()",
         {
             0: (1, "failed: process 2: the disk is full"),
             1: (1, "failed: process 2: the disk is full"),
@@ -63,17 +73,18 @@ CASES = {
     ),
     "is killed": (
         3,
-        "begin(); kill(process == 1); agree()",
-        {0: (1, LOST), 1: (-9, ""), 2: (1, LOST)},
+        "begin(); signal_self(process == 1, signal.SIGKILL); agree()",
+        {0: (1, LOST.format(1)), 1: (-9, ""), 2: (1, LOST.format(1))},
     ),
     "process 0 is killed": (
         2,
-        "begin(); kill(process == 0); agree()",
-        {0: (-9, ""), 1: (1, "failed: process 0 was lost: it closed its connection")},
+        "begin(); signal_self(process == 0, signal.SIGKILL); agree()",
+        {0: (-9, ""), 1: (1, LOST.format(0))},
     ),
     "is silent": (
         2,
-        f"begin({TIMEOUT}); stop(process == 1); agree()",
+        "peers._PATIENCE = 10; "
+        f"begin({TIMEOUT}); signal_self(process == 1, signal.SIGSTOP); agree()",
         {0: (1, f"failed: process 1 was lost: nothing was heard of it for {TIMEOUT} s")},
     ),
     "loops": (
@@ -85,19 +96,19 @@ CASES = {
         2,
         """
     begin()
-    for _ in range(9 if process == 1 else 0):
+    for _ in range(5 if process == 1 else 0):
         peers.touch()
         time.sleep(1.0)
     peers.advance()
-    time.sleep(2.0 if process == 1 else 10.0)
+    time.sleep(1.0 if process == 1 else 6.0)
 """,
         {0: (0, ""), 1: (0, "")},
     ),
     "saves": (
         2,
-        """
+        f"""
     begin()
-    raise_(process == 1, errors.RunFailure("the disk is full"))
+    raise_(process == 1, {FULL})
     written = []
     peers.finish_first(lambda: not written)
     threading.Timer(2.0, lambda: (print("written", flush=True), written.append(1))).start()
@@ -118,14 +129,14 @@ CASES = {
         f"begin({TIMEOUT}) if process else None",
         {1: (1, f"within {TIMEOUT} s nothing was heard of process 0 at 127.0.0.1:")},
     ),
-    "is lost before all have come": (
+    "is lost before all have connected": (
         3,
         """
     if process == 1:
-        peers._Peers.await_begin = lambda self: kill(True)
+        peers._Peers.await_begin = lambda self: signal_self(True, signal.SIGKILL)
     begin() if process != 2 else None
 """,
-        {0: (1, LOST)},
+        {0: (1, LOST.format(1))},
     ),
     "counts differently": (
         2,
@@ -133,25 +144,11 @@ CASES = {
         {0: (1, "nothing was heard of process 1"), 1: (2, "--num_processes is 3 here, and 2 in")},
     ),
 }
-HELPERS = """
-def raise_(condition, error):
-    if condition:
-        raise error
-
-def kill(condition):
-    if condition:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def stop(condition):
-    if condition:
-        os.kill(os.getpid(), signal.SIGSTOP)
-"""
 
 
 def _start(body, count, process, port):
-    code = (HELPERS + PROGRAM).replace("BODY", body)
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, (process, port, count))],
+        [sys.executable, "-c", PROGRAM.replace("BODY", body), *map(str, (process, port, count))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -196,7 +193,7 @@ def _start_two():
     port, started = groups.free_port(), []
 
     def start(process):
-        started.append(_start("begin(3.0); sys.stdin.readline()", 2, process, port))
+        started.append(_start("begin(2.0); sys.stdin.readline()", 2, process, port))
         return started[-1]
 
     start.port = port
@@ -206,35 +203,33 @@ def _start_two():
         each.communicate()
 
 
+def _assert_ready(*processes):
+    for each in processes:
+        assert each.stdout.readline() == "ready\n", each.communicate()[1]
+
+
 def _assert_leave(*processes):
     for each in processes:
         out, err = each.communicate("leave\n", timeout=30)
         assert (each.returncode, out, err) == (0, "left\n", "")
 
 
-def _assert_ready(*processes):
-    for each in processes:
-        assert each.stdout.readline() == "ready\n", each.communicate()[1]
-
-
-def test_a_group_that_was_suspended_as_a_whole_goes_on(start):
+def test_suspending_all_processes_is_no_failure(start):
     group = start(0), start(1)
     _assert_ready(*group)
-    for number, seconds in ((signal.SIGSTOP, 4.0), (signal.SIGCONT, 1.0)):
+    for number, seconds in ((signal.SIGSTOP, 2.5), (signal.SIGCONT, 1.0)):
         for each in group:
             each.send_signal(number)
         time.sleep(seconds)
     _assert_leave(*group)
 
 
-NONSENSE = (b"[" * 100_000, b"null", b"[]", b'["hello"]', b'["hello", [], {}]', b"GET / HTTP")
-
-
-def test_strangers_are_refused(start):
-    """A port scanner sends nothing, or nonsense; another process may belong to another run."""
+def test_other_connections_are_refused(start):
+    """They send nothing (a port scanner), nonsense, or the number of a process of another run."""
     first = start(0)
     silent = peers._call("127.0.0.1", start.port, 10.0)
-    for message in NONSENSE:
+    nonsense = (b"[" * 100_000, b"null", b"[]", b'["hello"]', b'["hello", [], {}]', b"GET / HTTP")
+    for message in nonsense:
         with peers._call("127.0.0.1", start.port, 10.0) as stranger:
             stranger.send_bytes(message)
             with contextlib.suppress(EOFError, ConnectionError):  # it was closed
@@ -245,9 +240,9 @@ def test_strangers_are_refused(start):
     silent.close()
 
 
-def test_process_0_is_known_before_the_thread_that_reads_runs(monkeypatch):
-    known = []
-    monkeypatch.setattr(peers._Peers, "_run", lambda self: known.extend(self._heard))
+def test_process_0_is_watched_from_the_start(monkeypatch):
+    watched = []
+    monkeypatch.setattr(peers._Peers, "_run", lambda self: watched.extend(self._heard))
     made = peers._Peers(1, 2, 3.0, connections={0: None})
     made._thread.join()
-    assert known == [0]
+    assert watched == [0]
