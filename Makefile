@@ -47,7 +47,7 @@ IN_PARALLEL := -n $(WORKERS) --dist worksteal
 
 # Measured on two cores of an AMD EPYC; tests compare the README with this.
 TRAIN_TIME := about 4 minutes, installing included
-TEST_TIME := about 6 minutes
+TEST_TIME := about 5 minutes
 CHECK_TIME := about 10 seconds
 # Times of other experiments are in docs/generated/results.md.
 SHOWN_TRAIN_TIME := $(if $(filter filefile,$(origin EXPERIMENT)$(origin RUNNER)),$(TRAIN_TIME) (on two cores),\

@@ -46,6 +46,7 @@ Of agents with replay (`replay.Replay`):
 """
 
 import dataclasses
+import numbers
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -85,10 +86,11 @@ def non_negative(default: float | None) -> Any:
 
 def _number_field(default: Any, holds: Callable[[Any], bool], expected: str) -> Any:
     def require(agent: Any, name: str) -> None:
-        value = getattr(agent, name)  # of the annotated type; see `check`
+        value = getattr(agent, name)
         if value is not None and not isinstance(value, jax.core.Tracer):
-            # Compared, not `isfinite`: an int may be larger than every float.
-            is_finite = abs(value) <= sys.float_info.max
+            # Compared, not `isfinite`: an int may be larger than every float. `require_types` lets
+            # any object of a class pass, `gin.REQUIRED` among them.
+            is_finite = isinstance(value, numbers.Real) and abs(value) <= sys.float_info.max
             expect(agent, name, is_finite and holds(value), expected)
 
     return dataclasses.field(default=default, metadata={_CHECK: require})
