@@ -1,4 +1,4 @@
-"""Checkpoints of a whole run: saved in the background, and verified before they are restored.
+"""Checkpoints of a run: saved in the background, verified before they are restored.
 
 A checkpoint `directory/<step>` has three items, written by orbax and committed by one rename:
 
@@ -7,8 +7,8 @@ A checkpoint `directory/<step>` has three items, written by orbax and committed 
 - `metadata`: JSON: the progress of the run, the score, and the path, shape and dtype of every leaf;
 
 and beside them the checksums of their files (`podracers.training.manifest`). In a bucket, the file
-that is written last stands for the rename. Of several processes each writes the arrays of its own
-devices, into a folder that all of them see; process 0 commits and removes.
+that is written last replaces the rename. Each of several processes writes the arrays of its own
+devices, into a folder that all processes see; process 0 commits and removes.
 """
 
 import contextlib
@@ -35,37 +35,21 @@ from podracers.training import manifest, storage
 _LOGGER = logging.getLogger(__name__)
 
 _TIMEOUT = 3600  # seconds in which all processes have to write their part
+_METADATA = "metadata/metadata"
 _SCORE = "score.json"  # of an evaluation after the commit
-_STRUCTURE = [[manifest.is_text, [manifest.is_count], manifest.is_text]]  # path, shape, dtype
-_METADATA = {
-    "user": {
-        "update": lambda value: manifest.is_count(value) and value > 0,
-        "seed": manifest.is_count,
-        "population": manifest.is_count,
-        "clock": {
-            "wall": manifest.is_duration,
-            "training": manifest.is_duration,
-            "steps": manifest.is_count,
-            "first_dispatch": manifest.is_duration,
-        },
-    },
-    "score": manifest.optional(manifest.is_number),
-    "state": _STRUCTURE,
-    "params": _STRUCTURE,
-}
 
 
 class Checkpointer:
     """Saves, keeps and restores the checkpoints of one run.
 
-    The main thread calls it. Of several processes, all make the same calls in the same order.
+    Only the main thread calls it. Several processes make the same calls in the same order.
 
     Args:
       directory: folder of the checkpoints, on a disk or in a bucket, that all processes see; it is
         made if it does not exist.
       keep_latest: number of the newest checkpoints to keep.
-      keep_best: number of the checkpoints with the highest scores to keep besides.
-      read_only: write nothing, and leave partial checkpoints of other processes: for evaluation.
+      keep_best: number of checkpoints with the highest scores to keep in addition.
+      read_only: write nothing, and keep partial checkpoints of other processes: for evaluation.
       replay: save replay, and refuse checkpoints without it.
     """
 
@@ -127,7 +111,7 @@ class Checkpointer:
     ) -> None:
         """Starts to save a checkpoint, and returns once the arrays are copied from the devices.
 
-        A step that was saved already is not saved again, but a new score of it is.
+        A step that was saved already is not saved again; a new score of it is saved.
 
         Args:
           step: the name of the checkpoint.
@@ -302,60 +286,46 @@ class Checkpointer:
             fault = str(error)
         if fault := next(filter(None, processes.all_gather(fault)), None):
             raise manifest.DamagedError(fault)
-        record = self._read_metadata(step)
+        record = manifest.load(folder / _METADATA)
 
-        def difference(template: types.PyTree) -> str | None:
+        def misfit(template: types.PyTree) -> str | None:
             return manifest.difference(record[item], manifest.structure(_key_data(template)))
 
-        message = difference(template) and f"does not fit this run: {difference(template)}"
+        message = misfit(template)
         bare = agent_lib.without_replay(template)
-        if message and item == "state" and not difference(bare):
+        if message and misfit(bare):
+            message = f"does not fit this run: {message}"
+        elif message and self._replay:
+            message = (
+                "has no replay: bind Experiment.checkpoint_replay = False, as it was when it "
+                "was saved, to go on with an empty one"
+            )
+        elif message:
             template, message = bare, None
-            if self._replay:
-                message = (
-                    "has no replay: bind Experiment.checkpoint_replay = False, as it was when it "
-                    "was saved, to go on with an empty one"
-                )
         if message:
 
             def refuse():
                 raise errors.UserError(f"checkpoint {folder} {message}")
 
             processes.on_lead(refuse)
-        arguments = ocp.args.StandardRestore(jax.tree.map(_abstract, _key_data(template)))
+        arguments = ocp.args.StandardRestore(_key_data(template))
         try:
             tree = self._array_handler().restore(folder / item, args=arguments)
-        except Exception as error:  # orbax and tensorstore raise almost anything here
-            found = manifest.unreadable("", error)
-            if processes.is_several() and isinstance(found, manifest.DamagedError):
-                # Other processes may have restored it, so none takes another checkpoint.
-                found = errors.RunFailure(f"could not read a checkpoint: {found}")
-            raise found from error
+        except Exception as error:  # the files are as they were written: no damage
+            message = f"could not read checkpoint {folder}: {manifest.reason(error)}"
+            raise errors.RunFailure(message) from error
         return jax.tree.map(_with_key, tree, template), record["user"]
-
-    def _read_metadata(self, step: int) -> dict[str, Any]:
-        """Returns the metadata item of a step; raises `manifest.DamagedError`."""
-        try:
-            text = (self._directory / str(step) / "metadata/metadata").read_bytes()
-            record = manifest.parse(text, _METADATA)
-        except Exception as error:  # see `save`
-            raise manifest.unreadable("metadata", error) from error
-        if step % record["user"]["update"]:
-            raise manifest.DamagedError(
-                f"metadata: {step} steps are no multiple of {record['user']['update']} updates"
-            )
-        return record
 
     def _read_scores(self) -> list[tuple[int, float]]:
         """Returns `(step, score)` of the checkpoints that have one; in process 0."""
         scores = {}
         for step in self._steps:
-            with contextlib.suppress(manifest.DamagedError):  # `restore` reports it
-                scores[step] = self._read_metadata(step)["score"]
-            with contextlib.suppress(OSError, ValueError):  # few checkpoints have a later one
-                text = (self._directory / str(step) / _SCORE).read_bytes()
-                scores[step] = manifest.parse(text, {"score": manifest.is_number})["score"]
-        return [(step, score) for step, score in scores.items() if score is not None]
+            for name in (_METADATA, _SCORE):
+                with contextlib.suppress(manifest.DamagedError):  # `restore` reports it
+                    score = manifest.load(self._directory / str(step) / name).get("score")
+                    if manifest.is_number(score):
+                        scores[step] = score
+        return list(scores.items())
 
     def _write_score(self, step: int, score: float) -> None:
         """Writes the score of a later evaluation beside a checkpoint, in process 0."""
@@ -444,12 +414,6 @@ def _with_key(data: Any, template: Any) -> Any:
     jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), template)
     wrap = functools.partial(jax.random.wrap_key_data, impl=impls[0])
     return jax.jit(wrap, out_shardings=template.sharding)(data)
-
-
-def _abstract(x: Any) -> Any:
-    if isinstance(x, jax.Array):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-    return x
 
 
 @functools.cache

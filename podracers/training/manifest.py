@@ -25,47 +25,34 @@ MANIFEST = "manifest.json"
 _CHUNK = 1 << 20  # bytes read at a time
 UNFINISHED = ".orbax-checkpoint-tmp"  # orbax's suffix for names of folders before the commit
 
-# Errors that do not prove damage: the file cannot be read now, or not by this process.
-_TRANSIENT_CODES = {
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ESTALE,
-}
-_TRANSIENT_WORDS = re.compile(
-    "RESOURCE_EXHAUSTED|UNAVAILABLE|PERMISSION_DENIED|UNAUTHENTICATED|DEADLINE_EXCEEDED"
-)
-_BUCKET_CLIENTS = {"aiohttp", "gcsfs", "google", "requests"}
-
 
 class DamagedError(Exception):
     """One checkpoint cannot be used; the message gives the reason in one line."""
 
 
-def unreadable(name: str, error: BaseException) -> DamagedError | errors.RunFailure:
-    """Returns the error to raise where a part of a checkpoint could not be read.
+def unreadable(name: str, error: Exception) -> DamagedError | errors.RunFailure:
+    """Returns the error to raise where a file of a checkpoint could not be read.
 
     A damaged checkpoint is set aside. Lack of memory, file descriptors, permission or a connection
     is not damage: it ends the run.
 
     Args:
-      name: the file, or an empty string.
+      name: the file.
       error: the exception of the attempt to read it.
     """
-    text = f"{name}: {reason(error)}".removeprefix(": ")
-    cause: BaseException | None = error
-    while cause is not None:
-        if (
-            isinstance(cause, MemoryError | ConnectionError | TimeoutError)
-            or (isinstance(cause, OSError) and cause.errno in _TRANSIENT_CODES)
-            or type(cause).__module__.partition(".")[0] in _BUCKET_CLIENTS
-            or _TRANSIENT_WORDS.search(str(cause))
-        ):
-            return errors.RunFailure(f"could not read a checkpoint: {text}")
-        cause = cause.__cause__
-    return DamagedError(text)
+    text = f"{name}: {reason(error)}"
+    is_damage = isinstance(error, FileNotFoundError | NotADirectoryError | ValueError)
+    if is_damage or getattr(error, "errno", None) == errno.EIO:
+        return DamagedError(text)
+    return errors.RunFailure(f"could not read a checkpoint: {text}")
+
+
+def load(path: pathlib.Path) -> Any:
+    """Returns the value of a JSON file of a checkpoint; raises as `unreadable`."""
+    try:
+        return json.loads(path.read_bytes())
+    except Exception as error:  # clients of buckets raise almost anything
+        raise unreadable(path.name, error) from error
 
 
 def reason(error: BaseException) -> str:
@@ -100,20 +87,16 @@ def write(folder: pathlib.Path, processes: int = 0) -> None:
 
     Args:
       folder: the checkpoint.
-      processes: number of processes that have called `write_part`; their checksums are taken over.
-
-    Raises:
-      FileNotFoundError: a file that another process wrote is not visible to this one.
+      processes: number of processes that have called `write_part`; their checksums are reused.
     """
-    known = {}
+    sums = {}
     for part in (folder / f"manifest.{process}.json" for process in range(processes)):
-        known |= json.loads(part.read_text())
+        sums |= json.loads(part.read_text())
         part.unlink()
-    items = sorted(item for item in folder.iterdir() if item.is_dir())
-    paths = {_name(folder, path): path for item in items for path in files(item)}
-    if missing := known.keys() - paths:
-        raise FileNotFoundError(errno.ENOENT, f"{min(missing)} is not visible to process 0")
-    sums = {name: known.get(name) or _checksum(path) for name, path in paths.items()}
+    for item in sorted(item for item in folder.iterdir() if item.is_dir()):
+        for path in files(item):
+            if (name := _name(folder, path)) not in sums:
+                sums[name] = _checksum(path)
     (folder / MANIFEST).write_text(json.dumps(sums, indent=1))
 
 
@@ -129,17 +112,14 @@ def verify(folder: pathlib.Path, items: Sequence[str], share: tuple[int, int] = 
       DamagedError: a file is missing, truncated or changed.
       errors.RunFailure: a file cannot be read now, see `unreadable`.
     """
-    try:
-        sums = parse((folder / MANIFEST).read_bytes(), {str: [is_count, is_count]})
-    except (OSError, ValueError) as error:
-        raise unreadable(MANIFEST, error) from error
+    sums = load(folder / MANIFEST)
     names = [name for name in sums if name.split("/")[0] in items]
     if missing := set(items) - {name.split("/")[0] for name in names}:
         raise DamagedError(f"{MANIFEST}: no files of {min(missing)}")
     for name in itertools.islice(names, share[0], None, share[1]):
         try:
             found = _checksum(folder / name)
-        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        except Exception as error:  # see `load`
             raise unreadable(name, error) from error
         if found != sums[name]:
             raise DamagedError(f"{name}: checksum does not match")
@@ -233,12 +213,9 @@ def parse(text: str | bytes, schema: Any) -> Any:
     Raises:
       ValueError: the text is not JSON, or does not have the expected form; in one line.
     """
-    try:
-        value = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if text := fault(value, schema):
-        raise ValueError(text)
+    value = json.loads(text)
+    if message := fault(value, schema):
+        raise ValueError(message)
     return value
 
 
@@ -247,21 +224,17 @@ def fault(value: Any, schema: Any, name: str = "") -> str | None:
 
     Args:
       value: the value.
-      schema: a predicate; `{"field": schema}` for an object, in which the schema of the key `str`
-        holds for all other fields, and missing fields count as null; `[schema]` for an array, or
-        `[schema, schema, ...]` for one of this length.
+      schema: a predicate; or `{"field": schema}` for an object, in which the schema of the key
+        `str` holds for all other fields, and missing fields count as null.
       name: of the value, in messages.
     """
-    parts: list[tuple[str, Any, Any]] = []
-    if isinstance(schema, dict) and isinstance(value, dict):
-        schemas = schema if str not in schema else dict.fromkeys(value, schema[str]) | schema
-        fields = [field for field in schemas if field is not str]
-        parts = [
-            (f"{name}.{field}".lstrip("."), value.get(field), schemas[field]) for field in fields
-        ]
-    elif isinstance(schema, list) and isinstance(value, list) and len(schema) in (1, len(value)):
-        schemas = schema * len(value) if len(schema) == 1 else schema
-        parts = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(value, schemas))]
-    elif not callable(schema) or not schema(value):
-        return f"'{name or 'it'}' is {reprlib.repr(value)}"
-    return next(filter(None, (fault(each, kind, path) for path, each, kind in parts)), None)
+    if not (isinstance(schema, dict) and isinstance(value, dict)):
+        is_allowed = not isinstance(schema, dict) and schema(value)
+        return None if is_allowed else f"'{name or 'it'}' is {reprlib.repr(value)}"
+    schemas = schema if str not in schema else dict.fromkeys(value, schema[str]) | schema
+    faults = (
+        fault(value.get(field), each, f"{name}.{field}".lstrip("."))
+        for field, each in schemas.items()
+        if field is not str
+    )
+    return next(filter(None, faults), None)
