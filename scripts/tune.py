@@ -8,8 +8,8 @@ experiment's own:
   python scripts/train.py --gin_file gin/experiments/cartpole_ppo.gin --gin_file tuned.gin
 
 The search starts with the experiment's values, and follows one parameter after the other. At the
-end the start and the best are measured again, in turns; unless the best wins each time, the start's
-values are written. Settings that do not divide, or use too much memory or time, are skipped. Ctrl-C
+end the start and the best are measured again, in turns; unless the best wins each time, the file
+changes nothing. Settings that do not divide, or use too much memory or time, are skipped. Ctrl-C
 keeps the best so far.
 
 num_envs and rollout_length change learning, not only its speed: see docs/evidence.md.
@@ -29,7 +29,7 @@ import tempfile
 import textwrap
 
 from results import markdown
-from tuning import candidates, search
+from tuning import candidates, search, trial
 
 from podracers import command_line, errors
 from podracers.training import experiment
@@ -40,44 +40,46 @@ def main() -> int:
     options = _parse()
     runner = experiment.load(options.gin_file, options.gin_bindings).runner
     fields = [field.name for field in dataclasses.fields(runner)]
-    default = [name for name in candidates.available(fields) if name != "rollout_length"]
-    choices = candidates.parse(options.parameters or default, fields, runner.__name__)
-    out = pathlib.Path(options.out)
-    if out.is_dir() or not os.access(out.parent, os.W_OK):  # before the search
-        raise errors.UserError(f"--out: cannot write '{out}'")
+    choices = candidates.parse(options.parameters or [], fields, runner.__name__)
+    if options.out.is_dir() or not os.access(options.out.parent, os.W_OK):  # before the search
+        raise errors.UserError(f"--out: cannot write '{options.out}'")
     name = f"{runner.__module__}.{runner.__qualname__}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     with tempfile.TemporaryDirectory(prefix="tune-") as cache:  # each program compiles once
         found, facts = search.run(options, name, choices, cache)
-    verdict = found.verdict()
-    made, command = facts.provenance, shlex.join(["python", "scripts/tune.py", *sys.argv[1:]])
-    lines = [
-        f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {made['device']}, {facts.machine.num_cores} "
-        f"host cores, jax {made['versions'].get('jax')}, commit {made['commit']}",
-        "For this experiment on this machine; add it after the experiment's own file.",
-    ]
-    if learnt := [name for name in candidates.LEARNT if name in found.start]:
-        lines.append(f"{' and '.join(learnt)}: other values change learning, and periods.")
-    for each, outcome in found.measured:
-        lines.append(f"  {search.describe(each, found.start)}: {outcome.text}")
-    wrapped = [part for line in [*lines, *verdict] for part in textwrap.wrap(line, 98)]
-    package, _, module = runner.__module__.rpartition(".")
-    text = "".join(f"# {line}\n" for line in [f"Made by: {command}", *wrapped])
-    text += f"from __gin__ import dynamic_registration\n\nfrom {package} import {module}\n\n"
-    for field, value in found.chosen.items():
-        text += f"{module}.{runner.__name__}.{field} = {value!r}\n"
-    markdown.write(out, text)
-    print("\n".join([*verdict, f"{out}: add it after the experiment, --gin_file {out}"]))
+    markdown.write(options.out, _file(found, facts, runner))
+    print("\n".join([*found.verdict(), f"{options.out}: add it after the experiment"]))
     return 0
+
+
+def _file(found: search.Search, facts: trial.Facts, runner: type) -> str:
+    """Returns the .gin file of the chosen settings, with the measurements in comments."""
+    made = facts.provenance
+    lines = [
+        f"Made by: {shlex.join(['python', 'scripts/tune.py', *sys.argv[1:]])}",
+        f"{datetime.datetime.now():%Y-%m-%d %H:%M}, {made['device']}, {facts.num_cores} cores, jax "
+        f" {made['versions'].get('jax')}, commit {made['commit']}",
+        "For this experiment on this machine; add it after the experiment's own file.",
+        "num_envs and rollout_length: other values change learning, and periods.",
+    ]
+    for settings, outcome in found.measured:
+        lines.append(f"  {search.describe(settings, found.start)}: {outcome.text}")
+    wrapped = [part for line in [*lines, *found.verdict()] for part in textwrap.wrap(line, 98)]
+    package, _, module = runner.__module__.rpartition(".")
+    text = "".join(f"# {line}\n" for line in wrapped)
+    text += f"from __gin__ import dynamic_registration\n\nfrom {package} import {module}\n\n"
+    for field, value in candidates.fields(found.chosen, found.start, facts.num_devices).items():
+        text += f"{module}.{runner.__name__}.{field} = {value!r}\n"
+    return text
 
 
 def _parse() -> argparse.Namespace:
     parser = command_line.Parser(description=__doc__)
     parser.add_experiment(required=True)
     add = parser.add_argument
-    add("--out", default="tuned.gin", metavar="PATH", help="default: tuned.gin")
+    add("--out", type=pathlib.Path, default="tuned.gin", metavar="PATH", help="default: tuned.gin")
     add("--minutes", type=command_line.count, default=5, help="limit of the search (default: 5)")
-    memory = "limit of a device with its own memory, else of the host (default: 80%% of the host)"
+    memory = "limit of a candidate on the host (default: 80%% of its memory)"
     add("--memory", type=float, metavar="GB", help=memory)
     names = f"of {', '.join(candidates.FIELDS)}, with or without values to try"
     add("--parameters", nargs="+", metavar="NAME[=V,V]", help=names)

@@ -30,7 +30,6 @@ _ALONE = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_NUM_COPIES = 3  # listed for each program
 
 
 class NoCompilerError(errors.UserError):
@@ -44,8 +43,7 @@ class Program:
     arguments: int = 0  # bytes
     temporaries: int = 0  # bytes
     cycles: float = 0.0  # of one execution
-    parts: dict[str, float] = dataclasses.field(default_factory=dict)  # cycles
-    copies: tuple[costs.Cost, ...] = ()  # the largest ones
+    learning: float = 0.0  # cycles of these
     loops: tuple[costs.Loop, ...] = ()  # their number of passes depends on data; one is counted
     failure: str = ""  # reason why it does not compile
 
@@ -127,8 +125,7 @@ def estimate(of: runner.Runner, seed: int, on: Sequence[jax.Device]) -> Estimate
             update, step = _sebulba_cycles(of, programs)
         else:
             found = programs["update"]
-            learning = sum(c for part, c in found.parts.items() if part.startswith("learn"))
-            update, step = found.cycles, (found.cycles - learning) / of.rollout_length
+            update, step = found.cycles, (found.cycles - found.learning) / of.rollout_length
     clock = _CLOCKS.get(on[0].device_kind)
     members = of.steps_per_update * of.population
     rate = members * clock / update if clock and update else None
@@ -162,8 +159,7 @@ def _compile(traced: jax.stages.Traced, gradient_steps: float) -> Program:
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         cycles=found.cycles,
-        parts=found.parts(),
-        copies=tuple(found.copies()[:_NUM_COPIES]),
+        learning=sum(each for part, each in found.parts.items() if part.startswith("learn")),
         loops=tuple(found.loops),
     )
 

@@ -1,4 +1,4 @@
-"""Costs of a program that was compiled for TPUs, read from its text.
+"""Cycles of a program that was compiled for TPUs, read from its text.
 
 The TPU compiler writes the cycles of one execution into the instructions that it schedules
 (`estimated_cycles`). Scalar operations, copies that run beside others (`copy-start`) and sums over
@@ -12,19 +12,11 @@ part whose results it reads, or to the part that calls its computation.
 import collections
 import functools
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
-# Scopes that the runners open, and those that they and the agents open within them.
-_SCOPES = {
-    "": ("environment", "act", "learn"),
-    "environment": ("reset",),
-    "act": ("agent_update",),
-    "learn": ("gradient", "replay"),
-    "gradient": ("agent_update",),
-    "agent_update": ("rule",),
-}
-OTHER = "other"  # instructions outside all scopes
+_PARTS = ("environment", "act", "learn")  # scopes that the runners open
+_GRADIENT = "learn/gradient"
+_OTHER = "other"  # instructions outside all scopes
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .*?\s([a-z][a-z0-9\-]*)\(([^)]*)")
 _OP_NAME = re.compile(r'metadata=\{[^}]*op_name="([^"]*)"')
@@ -36,17 +28,8 @@ _LOOP = re.compile(r"condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _INDEX = re.compile(r"index=(\d+)")
 _CONSTANT = re.compile(r"constant\((-?\d+)\)")
-_SHAPE = re.compile(r" = \(?(\w+\[[\d,]*\])")
 # JAX writes transformations around a scope's name; a jitted function's name is no scope.
 _TRANSFORMED = re.compile(r"^(?:(?:vmap|jvp|transpose|checkpoint|remat)\()*(\w+)\)*$")
-# Instructions that only move data, and those that a fusion of copies may contain besides.
-_COPYING = frozenset(("copy", "transpose", "reshape", "concatenate", "pad"))
-_BESIDES = frozenset(
-    (
-        *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "convert"),
-        *("slice", "dynamic-slice", "dynamic-update-slice"),
-    )
-)
 _RUNNING = ("call", "async-start")  # these run other computations once
 _ALIASES = ("copy", "bitcast", "copy-done", "copy-start")
 
@@ -60,21 +43,10 @@ class _Instruction(NamedTuple):
     text: str
 
 
-class Cost(NamedTuple):
-    """Cost of one instruction."""
-
-    cycles: float  # of all passes
-    passes: float
-    instruction: str
-    part: str  # of an update, such as `learn/gradient`
-    shape: str  # of its (first) result
-
-
 class Loop(NamedTuple):
     """A loop whose number of passes depends on data; it counts as one pass."""
 
     cycles: float  # of one pass
-    part: str
     operation: str
 
 
@@ -87,9 +59,9 @@ class Costs:
         agents that learn from replay.
 
     Attributes:
-      costs: of all instructions, the most expensive first.
       loops: loops with unknown numbers of passes.
-      cycles: of the program, with all passes of each known loop.
+      parts: cycles by part of an update, with all passes of each known loop.
+      cycles: of all parts.
     """
 
     def __init__(self, text: str, gradient_steps: float):
@@ -100,33 +72,10 @@ class Costs:
         self._parse(text)
         self._gradient_steps = gradient_steps
         self._part = functools.cache(self._part_of)
-        entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)[1]
-        found = list(self._walk(entry, 1.0))
-        self.loops = [each for each in found if isinstance(each, Loop)]
-        costs = [each for each in found if isinstance(each, Cost)]
-        self.costs = sorted(costs, key=lambda cost: -cost.cycles)
-        self.cycles = sum(cost.cycles for cost in self.costs)
-
-    def parts(self) -> dict[str, float]:
-        """Returns the cycles of each part of an update."""
-        found = collections.defaultdict(float)
-        for cost in self.costs:
-            found[cost.part] += cost.cycles
-        return dict(found)
-
-    def copies(self) -> list[Cost]:
-        """Returns instructions that only move data, the most expensive first."""
-
-        def opcodes(name: str) -> Iterator[str]:
-            found = self._instructions[name]
-            if found.opcode != "fusion":
-                yield found.opcode
-            for called in found.called if found.opcode == "fusion" else ():
-                for each in self._computations[called]:
-                    yield from opcodes(each)
-
-        within = {cost: set(opcodes(cost.instruction)) for cost in self.costs}
-        return [c for c, ops in within.items() if ops & _COPYING and ops <= _COPYING | _BESIDES]
+        self._count = functools.cache(self._cycles_of)
+        self.loops: list[Loop] = []
+        self.parts = self._count(re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)[1])
+        self.cycles = sum(self.parts.values())
 
     def _parse(self, text: str) -> None:
         computation = ""
@@ -151,58 +100,46 @@ class Costs:
                 if opcode == "while":
                     self._loops |= dict.fromkeys(_LOOP.search(line).groups(), made)
 
-    def _walk(self, computation: str, passes: float) -> Iterator[Cost | Loop]:
-        """Yields the costs of a computation that runs `passes` times; of branches, the costliest.
-
-        Loops with unknown numbers of passes are yielded, too.
-        """
+    def _cycles_of(self, computation: str) -> dict[str, float]:
+        """Returns the cycles of a computation by part; of branches, those of the costliest."""
+        cycles = collections.defaultdict(float)
         for name in self._computations[computation]:
-            found = self._instructions[name]
+            found, passes, runs = self._instructions[name], 1.0, []
             if found.opcode == "while":
-                trips, loop = self._passes(name)
-                yield from [loop] if loop else []
-                for called in _LOOP.search(found.text).groups():
-                    yield from self._walk(called, passes * trips)
+                passes, runs = self._passes(name), list(map(self._count, found.called))
             elif found.opcode == "conditional":
-                branches = [list(self._walk(called, passes)) for called in found.called]
-                yield from max(branches, key=_total)
+                runs = [max(map(self._count, found.called), key=lambda each: sum(each.values()))]
             elif found.opcode in _RUNNING:
-                for called in found.called:
-                    yield from self._walk(called, passes)
-            elif cycles := _CYCLES.search(found.text):
-                shape = _SHAPE.search(found.text)
-                yield Cost(
-                    cycles=int(cycles[1]) * passes,
-                    passes=passes,
-                    instruction=name,
-                    part=self._part(name),
-                    shape=shape[1] if shape else "",
-                )
+                runs = map(self._count, found.called)
+            elif match := _CYCLES.search(found.text):
+                runs = [{self._part(name): float(match[1])}]
+            for part, value in (pair for run in runs for pair in run.items()):
+                cycles[part] += passes * value
+        return cycles
 
-    def _passes(self, name: str) -> tuple[float, Loop | None]:
-        """Returns the passes of a loop, and the loop if their number is unknown."""
+    def _passes(self, name: str) -> float:
+        """Returns the passes of a loop; adds one with an unknown number to `loops`."""
         found = self._instructions[name]
         condition, body = _LOOP.search(found.text).groups()
         compare = self._instructions[self._computations[condition][-1]]
         if compare.opcode == "compare" and "direction=LT" in compare.text:
             counter, limit = compare.operands
             if (bound := self._constant(limit)) is not None:
-                return bound - (self._initial(counter) or 0), None
+                return bound - (self._initial(counter) or 0)
         part = self._part(name)
-        if part.startswith("learn") and "learn/gradient" in self._parts_within(body):
-            return self._gradient_steps, None
-        if part == OTHER:  # the loop over updates
-            return 1.0, None
-        return 1.0, Loop(_total(list(self._walk(body, 1.0))), part, _operation(found))
+        if part.startswith("learn") and self._contains_gradient(body):
+            return self._gradient_steps
+        if part != _OTHER:  # not the loop over updates
+            self.loops.append(Loop(sum(self._count(body).values()), _operation(found)))
+        return 1.0
 
-    def _parts_within(self, computation: str) -> set[str]:
-        parts = set()
+    def _contains_gradient(self, computation: str) -> bool:
         for name in self._computations[computation]:
             found = self._instructions[name]
-            parts.add(self._part(name))
-            if found.opcode in ("while", "conditional", *_RUNNING):
-                parts = parts.union(*map(self._parts_within, found.called))
-        return parts
+            runs = found.called if found.opcode in ("while", "conditional", *_RUNNING) else ()
+            if self._part(name) == _GRADIENT or any(map(self._contains_gradient, runs)):
+                return True
+        return False
 
     def _constant(self, name: str) -> int | None:
         """Returns the value of an integer, followed through copies and the state of loops."""
@@ -246,14 +183,10 @@ class Costs:
             read = [each for each in found.operands if each in self._instructions]
             made = ("constant", "parameter")
             parts = {self._part(x) for x in read if self._instructions[x].opcode not in made}
-            if len(parts) == 1 and OTHER not in parts:
+            if len(parts) == 1 and _OTHER not in parts:
                 return parts.pop()
         parts = {self._part(caller) for caller in self._callers[found.computation]}
-        return parts.pop() if len(parts) == 1 else OTHER
-
-
-def _total(found: list[Cost | Loop]) -> float:
-    return sum(each.cycles for each in found if isinstance(each, Cost))
+        return parts.pop() if len(parts) == 1 else _OTHER
 
 
 def _operation(instruction: _Instruction) -> str:
@@ -264,11 +197,8 @@ def _operation(instruction: _Instruction) -> str:
 
 
 def _scope(op_name: str) -> str:
-    """Returns the scopes in an instruction's name, such as `learn/gradient`; "" without any."""
-    found, known = [], _SCOPES[""]
-    for piece in op_name.split("/"):
-        match = _TRANSFORMED.match(piece)
-        if match and match[1] in known:
-            found.append(match[1])
-            known = _SCOPES.get(match[1], ())
-    return "/".join(found)
+    """Returns one of `_PARTS`, or `_GRADIENT`, from an instruction's name; "" without any."""
+    matches = map(_TRANSFORMED.match, op_name.split("/"))
+    names = [match[1] for match in matches if match]
+    part = next((name for name in names if name in _PARTS), "")
+    return _GRADIENT if part == "learn" and "gradient" in names else part

@@ -1,170 +1,88 @@
 """Settings of a runner that `scripts/tune.py` tries.
 
-Settings are values of the runner's fields by name. From settings, a parameter leads to others in
-directions: the values above, nearest first, and those below.
+Settings are values by parameter. A parameter is a field of the runner, except `devices` (how many
+act) and `actor_threads` (of each of them), which stand for Sebulba's placement.
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from podracers import errors
 
 Settings = dict[str, Any]
-# Fields of the runner that each parameter sets.
-_SPLIT = ("actor_devices", "learner_devices")
+# Field of the runner that each parameter sets.
 FIELDS = {
-    "num_envs": ("num_envs",),
-    "devices": _SPLIT,
-    "actor_threads": _SPLIT,
-    "batches_per_actor": ("batches_per_actor",),
-    "num_threads": ("num_threads",),
-    "reset_batch": ("reset_batch",),
-    "rollout_length": ("rollout_length",),
+    "num_envs": "num_envs",
+    "devices": "actor_devices",
+    "actor_threads": "actor_devices",
+    "batches_per_actor": "batches_per_actor",
+    "num_threads": "num_threads",
+    "reset_batch": "reset_batch",
+    "rollout_length": "rollout_length",
 }
-LEARNT = ("num_envs", "rollout_length")  # these change learning, not only its speed
-_OPTIONAL = ("batches_per_actor", "num_threads", "reset_batch")  # these may be None
 _RESET_BATCHES = (1, 4, 16, 64, 256)
 _MAX_PER_DEVICE = 8  # actor threads of a device, and batches of an actor
 
 
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """The machine, and the defaults that a runner chooses on it."""
-
-    num_devices: int
-    num_cores: int  # of the host
-    is_host: bool = False  # whether environments are stepped on the host
-    actors: tuple[int, ...] = ()  # index of the device of each actor thread
-    learners: tuple[int, ...] = ()  # index of each learner device
-    num_batches: int | None = None  # of each actor
-
-
-def available(fields: Sequence[str]) -> list[str]:
-    """Returns the parameters of a runner with these fields."""
-    return [name for name, own in FIELDS.items() if set(own) <= set(fields)]
-
-
-def parse(
-    texts: Sequence[str], fields: Sequence[str], runner: str
-) -> dict[str, list[int | None] | None]:
+def parse(texts: Sequence[str], fields: Sequence[str], runner: str) -> dict[str, list | None]:
     """Returns the values to try by parameter; None to derive them from the settings.
 
     Args:
-      texts: `NAME` or `NAME=VALUE,VALUE` each.
+      texts: `NAME` or `NAME=VALUE,VALUE` each; none for all parameters but `rollout_length`.
       fields: of the runner.
       runner: its name.
 
     Raises:
       errors.UserError: the runner has no such parameter, or a value is invalid.
     """
-    known, chosen = available(fields), {}
-    for text in texts:
+    known, chosen = [name for name, field in FIELDS.items() if field in fields], {}
+    for text in texts or [name for name in known if name != "rollout_length"]:
         name, equals, rest = text.partition("=")
         if name not in known:
             hint = errors.nearest(name, known)
             raise errors.UserError(f"--parameters: {runner} has no '{name}'{hint}")
-        chosen[name] = [_value(name, each) for each in rest.split(",")] if equals else None
+        values = rest.split(",") if equals else []
+        none = "None" if name == "reset_batch" else ""
+        if not all(value == none or (value.isdecimal() and int(value)) for value in values):
+            raise errors.UserError(
+                f"--parameters {name}: expected whole numbers such as {name}=2,4, got '{rest}'"
+            )
+        chosen[name] = [None if value == none else int(value) for value in values] or None
     return chosen
 
 
-def _value(name: str, text: str) -> int | None:
-    if text == "None" and name in _OPTIONAL:
-        return None
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise errors.UserError(
-        f"--parameters {name}: expected whole numbers such as {name}=2,4, got '{text}'"
-    )
-
-
-def start(names: Sequence[str], values: Mapping[str, Any]) -> Settings:
-    """Returns the searched fields with their values of the experiment."""
-    fields = dict.fromkeys(field for name in names for field in FIELDS[name])
-    return {field: tuple(v) if isinstance(v := values[field], list) else v for field in fields}
-
-
-def directions(
-    name: str, values: Sequence[Any] | None, settings: Settings, machine: Machine
-) -> list[list[Settings]]:
-    """Returns the settings that a parameter leads to, from near to far in each direction."""
-    lists = [[value] for value in values] if values else _values(name, settings, machine)
-    changes = {"devices": _with_acting, "actor_threads": _with_threads}
-    change = changes.get(name, lambda settings, value, _: settings | {name: value})
-    made = [[change(settings, value, machine) for value in own] for own in lists]
-    return [[each for each in own if each is not None] for own in made]
-
-
-def _values(name: str, settings: Settings, machine: Machine) -> tuple[Sequence[Any], Sequence[Any]]:
+def values(name: str, settings: Settings, num_devices: int, num_cores: int) -> tuple[list, list]:
     """Returns the values above and below the current one, the nearest first."""
-    now, cores = settings.get(name), machine.num_cores
-    found: tuple[Sequence[Any], Sequence[Any]] = ([], [])
-    if name == "num_envs":
-        found = _doubled(now, 64 * now)
-    elif name == "rollout_length":
-        found = _doubled(now, 4 * now, 4)
-    elif name == "batches_per_actor":
-        found = _doubled(now or machine.num_batches or 1, _MAX_PER_DEVICE)
-    elif name == "num_threads" and machine.is_host:  # of simulators
-        found = _doubled(now or cores, 2 * cores)
-    elif name == "actor_threads":
-        found = _doubled(_num_threads(settings, machine), _MAX_PER_DEVICE)
-    elif name == "devices":
-        actors, learners = map(set, _split(settings, machine))
-        acting = machine.num_devices if actors & learners else len(actors)
-        found = range(acting + 1, machine.num_devices + 1), range(acting - 1, 0, -1)
-    elif name == "reset_batch":  # None resets every stream
-        most = settings.get("num_envs") or _RESET_BATCHES[-1] + 1
-        now = most if now is None else now
-        above = [value for value in _RESET_BATCHES if now < value < most]
-        above += [None] if settings[name] is not None else []
-        below = [value for value in _RESET_BATCHES[::-1] if value < now]
-        found = above, below
-    return found
+    now = settings[name]
+    if name == "devices":
+        return [*range(now + 1, num_devices + 1)], [*range(now - 1, 0, -1)]
+    if name == "reset_batch":  # None resets every stream
+        sizes = [size for size in _RESET_BATCHES if size < settings["num_envs"]]
+        if now is None:
+            return [], sizes[::-1]
+        return [*(x for x in sizes if x > now), None], [x for x in sizes[::-1] if x < now]
+    most, parts = {
+        "num_envs": (64 * now, now),
+        "rollout_length": (4 * now, 4),
+        "num_threads": (2 * num_cores, now),
+    }.get(name, (_MAX_PER_DEVICE, now))
+    powers = [2**n for n in range(1, max(most, now).bit_length())]
+    halves = [now // power for power in powers if power <= parts and now % power == 0]
+    return [now * power for power in powers if now * power <= most], halves
 
 
-def _doubled(now: int, most: int, parts: int | None = None) -> tuple[list[int], list[int]]:
-    """Returns doubles up to `most`, and whole halves down to one of `parts` parts."""
-    doubles = [now << n for n in range(1, most.bit_length()) if now << n <= most]
-    shares = [1 << n for n in range(1, now.bit_length()) if (1 << n) <= (parts or now)]
-    return doubles, [now // share for share in shares if now % share == 0]
+def fields(settings: Settings, start: Settings, num_devices: int) -> dict[str, Any]:
+    """Returns the runner's fields, by name, for the parameters that differ from the start.
 
-
-def _split(settings: Settings, machine: Machine) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    actors, learners = (settings.get(name) for name in _SPLIT)
-    return actors or machine.actors, learners or machine.learners
-
-
-def _num_threads(settings: Settings, machine: Machine) -> int:
-    actors, _ = _split(settings, machine)
-    return len(actors) // max(len(set(actors)), 1) or 1
-
-
-def _with_acting(settings: Settings, acting: int, machine: Machine) -> Settings | None:
-    """Lets `acting` devices act; if all act, all learn, too; else as many others as divide."""
-    count = machine.num_devices
-    if not 1 <= acting <= count:
-        return None
-    first, most = (0, count) if acting == count else (acting, count - acting)
-    threads = _num_threads(settings, machine)
-    actors = tuple(device for device in range(acting) for _ in range(threads))
-    learning = next(n for n in range(most, 0, -1) if _divides(n, len(actors)))
-    return _with_split(settings, (actors, tuple(range(first, first + learning))), machine)
-
-
-def _with_threads(settings: Settings, threads: int, machine: Machine) -> Settings | None:
-    """Changes the number of actor threads of each acting device."""
-    actors, learners = _split(settings, machine)
-    fed = tuple(device for device in dict.fromkeys(actors) for _ in range(threads))
-    if fed != actors and not _divides(len(fed), len(learners)):
-        return None
-    return _with_split(settings, (fed, learners), machine)
-
-
-def _divides(one: int, other: int) -> bool:
-    return one % other == 0 or other % one == 0
-
-
-def _with_split(settings: Settings, split: Any, machine: Machine) -> Settings:
-    same = split == _split(settings, machine)
-    return settings if same else settings | dict(zip(_SPLIT, split))
+    `devices` devices act, and as many others learn as divide; if all act, all learn, too.
+    """
+    found = {name: value for name, value in settings.items() if value != start[name]}
+    if "devices" in found or "actor_threads" in found:
+        acting, threads = settings["devices"], settings["actor_threads"]
+        actors = [device for device in range(acting) for _ in range(threads)]
+        first = 0 if acting >= num_devices else acting
+        sizes = range(max(num_devices - first, 1), 0, -1)
+        learning = next(n for n in sizes if n % len(actors) == 0 or len(actors) % n == 0)
+        found["actor_devices"] = tuple(actors)
+        found["learner_devices"] = tuple(range(first, first + learning))
+    return {name: value for name, value in found.items() if FIELDS.get(name, name) == name}

@@ -14,19 +14,20 @@ import jax
 from benchmarks import contender, measure
 from tuning import candidates
 
-from podracers import command_line, errors, parallel
+from podracers import command_line, errors, parallel, sebulba
 from podracers import environment as environment_lib
 from podracers.training import experiment, run_directory
 
-TURNS = 3
+_TURNS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Facts of the process that are known before compilation."""
+    """Facts of a process that are known before compilation."""
 
-    machine: candidates.Machine
-    values: Mapping[str, Any]  # of the runner's fields
+    num_devices: int
+    num_cores: int  # of the host
+    settings: candidates.Settings  # of the experiment; chosen values in place of None
     provenance: Mapping[str, Any]
 
 
@@ -35,7 +36,7 @@ class Outcome:
     """Result of one measurement."""
 
     rates: list[float] = dataclasses.field(default_factory=list)  # agent steps/s of each turn
-    memory: int = 0  # peak bytes: of the fullest device that has its own memory, else of the host
+    memory: int = 0  # peak bytes of the host
     problem: str = ""  # reason of a failure, in one line
     refused: bool = False  # whether the settings are invalid, for example do not divide
     seconds: float = 0.0  # with start and compilation
@@ -44,40 +45,34 @@ class Outcome:
     @property
     def rate(self) -> float:
         """Median rate; NaN after a failure."""
-        return math.nan if self.problem or not self.rates else statistics.median(self.rates)
+        return math.nan if self.problem else statistics.median(self.rates)
 
     @property
     def text(self) -> str:
         """Rates and memory, or the reason of the failure."""
         if self.problem:
             return self.problem
-        spread = f" ({min(self.rates):,.0f} to {max(self.rates):,.0f})" * (len(self.rates) > 1)
-        memory = parallel.readable_bytes(self.memory)
-        return f"{self.rate:,.0f}{spread} agent steps/s, {memory}"
+        spread = f"{self.rate:,.0f} ({min(self.rates):,.0f} to {max(self.rates):,.0f})"
+        return f"{spread} agent steps/s, {parallel.readable_bytes(self.memory)}"
 
 
 def run(
-    training: tuple[Sequence[str], Sequence[str]],
-    limit: float,
-    memory: float,
-    cache: str,
-    floor: float = 0.0,
+    gin_files: Sequence[str], bindings: Sequence[str], limit: float, memory: float, cache: str
 ) -> Outcome:
     """Measures in a child process.
 
     Args:
-      training: arguments of `Trial`.
+      gin_files: of the experiment.
+      bindings: over the files.
       limit: seconds; then the child is killed.
-      memory: bytes; a child that uses more is killed.
+      memory: bytes of the host; a child that uses more is killed.
       cache: folder for compiled programs, unless the environment names one.
-      floor: agent steps per second; after a slower turn there is no other.
     """
     start, outcome = time.monotonic(), Outcome()
     variable = "JAX_COMPILATION_CACHE_DIR"
 
     def watch() -> None:
-        if outcome.facts is None or outcome.facts.provenance["platform"] == "cpu":
-            outcome.memory = max(outcome.memory, child.memory())
+        outcome.memory = max(outcome.memory, child.memory())
         if outcome.memory > memory:
             used, allowed = map(parallel.readable_bytes, (outcome.memory, memory))
             raise errors.RunFailure(f"uses {used}, more than {allowed}")
@@ -85,18 +80,12 @@ def run(
             raise errors.RunFailure(f"not measured within {limit:.0f} s")
 
     with tempfile.TemporaryDirectory() as folder:
-        variables = {variable: os.environ.get(variable, cache)}
-        log = pathlib.Path(folder) / "log"
-        child = contender.Contender("candidate", Trial, *training, environment=variables, log=log)
+        options = {"environment": {variable: os.environ.get(variable, cache)}}
+        options["log"] = pathlib.Path(folder) / "log"
+        child = contender.Contender("candidate", _Trial, gin_files, bindings, **options)
         try:
             outcome.facts = child.ask("facts", watch)
-            child.ask("check", watch)
-            while len(outcome.rates) < TURNS:
-                outcome.rates.append(child.ask("__call__", watch))
-                outcome.memory = child.ask("device_memory", watch) or outcome.memory
-                watch()
-                if outcome.rates[-1] < floor:
-                    break
+            outcome.rates = [child.ask("__call__", watch) for _ in range(_TURNS)]
         except (errors.UserError, errors.RunFailure) as error:
             outcome.problem, outcome.refused = str(error), isinstance(error, errors.UserError)
         finally:
@@ -105,13 +94,8 @@ def run(
     return outcome
 
 
-class Trial:
-    """Settings in their own process.
-
-    Args:
-      gin_files: of the experiment.
-      bindings: over the files.
-    """
+class _Trial:
+    """Settings in their own process; a call returns agent steps per second."""
 
     def __init__(self, gin_files: Sequence[str], bindings: Sequence[str]):
         command_line.use_compilation_cache()
@@ -119,37 +103,22 @@ class Trial:
         self._parts = self._settings.build()
         self._stepper: measure.Stepper | None = None
 
-    def check(self) -> None:
-        """Raises errors.UserError if the parts do not fit; see `experiment.check`."""
-        experiment.check(self._parts, self._settings.seed)
-
     def __call__(self) -> float:
-        """Returns agent steps per second."""
         if self._stepper is None:
             self._stepper = measure.Stepper(self._parts.runner, lead_in=measure.LEAD_IN)
         return self._stepper()
 
     def facts(self) -> Facts:
-        """Returns facts without compilation."""
-        runner, devices = self._parts.runner, jax.local_devices()
-        try:
-            placement = getattr(runner, "placement", None)
-        except errors.UserError:  # the streams do not divide; `check` reports it
-            placement = None
-        split = (placement.actors, placement.learners) if placement else ((), ())
-        machine = candidates.Machine(
-            len(devices),
-            len(os.sched_getaffinity(0)),
-            environment_lib.is_host(self._parts.environment),
-            *(tuple(map(devices.index, own)) for own in split),
-            getattr(runner, "num_batches", None),
-        )
-        fields = {field for own in candidates.FIELDS.values() for field in own}
-        values = {name: getattr(runner, name) for name in fields if hasattr(runner, name)}
-        return Facts(machine, values, run_directory.provenance())
-
-    def device_memory(self) -> int | None:
-        """Returns the peak bytes of the fullest device; None without device memory."""
-        stats = [device.memory_stats() or {} for device in jax.local_devices()]
-        peaks = [each.get("peak_bytes_in_use") for each in stats]
-        return None if None in peaks else max(peaks)
+        """Returns facts without compilation; raises errors.UserError if the parts do not fit."""
+        experiment.check(self._parts, self._settings.seed)
+        runner, cores = self._parts.runner, len(os.sched_getaffinity(0))
+        devices, names = jax.local_device_count(), ("num_envs", "rollout_length", "reset_batch")
+        found = {name: getattr(runner, name) for name in names if hasattr(runner, name)}
+        if isinstance(runner, sebulba.Sebulba):
+            actors, learners = set(runner.placement.actors), set(runner.placement.learners)
+            found["devices"] = len(actors) if actors.isdisjoint(learners) else devices
+            found["actor_threads"] = len(runner.placement.actors) // len(actors)
+            found["batches_per_actor"] = runner.num_batches
+            if environment_lib.is_host(self._parts.environment):
+                found["num_threads"] = runner.num_threads or cores
+        return Facts(devices, cores, found, run_directory.provenance())
