@@ -1,51 +1,19 @@
-"""A rollout of random episodes, and the update that an agent makes of it.
+"""Time steps of random episodes, and rollouts that agents acted, in NumPy.
 
 Axis legend: `T` time, `B` streams.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import impala, ppo
-from agents.networks import cores, encoders
+from agents.networks import encoders
 from podracers import parallel, types, unroll
-from tests import contract, streams
 
 P = jax.sharding.PartitionSpec
-LENGTH, BATCH = 6, 8
-ENVIRONMENT = streams.RandomEpisodes()
-NETWORKS = {
-    "feed_forward": {"network": contract.tiny_network()},
-    "lstm": {"network": contract.tiny_network(cores.LSTM(8))},
-    "frames": {"network": contract.tiny_network(frame_stack=3)},
-    "frames_normalized": {
-        "network": contract.tiny_network(cores.GRU(8), frame_stack=3),
-        "normalize_observations": True,
-    },
-}
-_SHARED = {
-    "learning_rate": 0.02,
-    "anneal_steps": 10 * LENGTH * BATCH,
-    "max_grad_norm": 0.1,  # small enough to bind
-    "gamma": 0.9,
-    "num_minibatches": 1,
-    "entropy_cost": 0.1,
-    "reward_scale": 0.5,
-    "reward_clip": 1.0,
-}
-# Epsilons are large, so that no rounding of a tiny gradient is blown up.
-ALGORITHMS = {
-    "ppo": functools.partial(
-        ppo.PPO, ENVIRONMENT.spec, **_SHARED, adam_epsilon=1e-2, gae_lambda=0.8, epochs=1
-    ),
-    "impala": functools.partial(
-        impala.IMPALA, ENVIRONMENT.spec, **_SHARED, optimizer_epsilon=1e-2, vtrace_lambda=0.8
-    ),
-}
+REPLICATED = P()
 
 
 def random_episodes(seed: int, shape: tuple[int, int]) -> types.TimeStep:
@@ -66,12 +34,18 @@ def random_episodes(seed: int, shape: tuple[int, int]) -> types.TimeStep:
     return types.TimeStep((), reward.astype(np.float32), discount.astype(np.float32), step_type)
 
 
-class Experience(NamedTuple):
-    """An agent whose policy is far from uniform, and its second rollout; in NumPy."""
+def on_devices(function, num_devices=1, in_specs=(), out_specs=REPLICATED):
+    """Returns the function, mapped over devices."""
+    mesh = parallel.make_mesh(jax.devices()[:num_devices])
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
 
-    agent: Any
-    learner: Any
-    rollout: types.Rollout
+
+def zeros(agent: Any) -> Any:
+    """Returns a learner of zeros: to compile orthogonal matrices takes seconds."""
+    shapes = jax.eval_shape(agent.init_learner, jax.random.key(0))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def moved(params: Any, scale: float, seed: int) -> Any:
@@ -88,75 +62,38 @@ def perturbed(learner: Any, scale: float, seed: int) -> Any:
     return learner._replace(train_state=learner.train_state._replace(params=params))
 
 
-@functools.cache
-def collect(algorithm: str, network: str) -> Experience:
-    """Returns the experience of an actor-critic that acted with its learner's parameters."""
-    return acted(ALGORITHMS[algorithm](**NETWORKS[network]), ENVIRONMENT)
+class Experience(NamedTuple):
+    """An agent whose policy is far from uniform, and its second rollout; in NumPy."""
+
+    agent: Any
+    learner: Any
+    rollout: types.Rollout
 
 
-def acted(agent: Any, environment: streams.RandomEpisodes) -> Experience:
-    """Returns the experience of an agent that acted with its learner's parameters."""
+def acted(agent: Any, environment: Any, length: int, batch: int) -> Experience:
+    """Returns the experience `[length, batch]` of an agent that acted with its parameters."""
     batched = unroll.BatchedEnvironment(environment)
 
     def run():
-        shapes = jax.eval_shape(agent.init_learner, jax.random.key(0))
-        # Not `init_learner`: to compile orthogonal matrices takes seconds.
-        learner = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        learner = perturbed(learner, 0.5, seed=1)
-        env_id = jnp.arange(BATCH, dtype=jnp.int32)
-        start = unroll.init(agent, batched, env_id, BATCH, jax.random.key(2))
-        key = jax.random.key(3)
+        learner = perturbed(zeros(agent), 0.5, seed=1)
+        env_id = jnp.arange(batch, dtype=jnp.int32)
+        start = unroll.init(agent, batched, env_id, batch, jax.random.key(2))
 
         def act(learner, start):
             params = agent.actor_params(learner)
-            return unroll.unroll(agent, batched, params, start, key, LENGTH)
+            return unroll.unroll(agent, batched, params, start, jax.random.key(3), length)
 
         middle, first = act(learner, start)
         # Acting normalises by statistics of earlier data.
-        state, _ = agent.update(types.AgentState(learner, ()), first, key)
-        learner = learner._replace(normalizer=state.learner.normalizer)
+        statistics = agent._preprocess.update_statistics(learner.normalizer, first.timestep)
+        learner = learner._replace(normalizer=statistics)
         return learner, act(learner, middle)[1]
 
-    layout = parallel.make_mesh(jax.devices()[:1])
-    mapped = jax.shard_map(run, mesh=layout, in_specs=(), out_specs=P(), check_vma=False)
-    given = Experience(agent, *jax.device_get(jax.jit(mapped)()))
+    given = Experience(agent, *jax.device_get(jax.jit(on_devices(run))()))
     timestep = given.rollout.timestep
     assert timestep.truncated()[1:-1].any() and timestep.terminated()[1:-1].any()
     assert not timestep.first()[0].all()
     return given
-
-
-@functools.cache
-def _compiled(agent: Any, num_devices: int):
-    def update(learner, rollout):
-        state, means = agent.update(types.AgentState(learner, ()), rollout, jax.random.key(4))
-        return state.learner, parallel.global_sum(means)
-
-    columns = P(None, parallel.AXIS)
-    layout = types.Rollout(columns, columns, columns, actor_state=P(parallel.AXIS))
-    mapped = jax.shard_map(
-        update,
-        mesh=parallel.make_mesh(jax.devices()[:num_devices]),
-        in_specs=(P(), layout),
-        out_specs=P(),
-        check_vma=False,
-    )
-    return jax.jit(mapped)
-
-
-def update(experience: Experience, num_devices: int = 1) -> tuple[Any, dict[str, float]]:
-    """Returns the learner after one update, and the means of its metrics."""
-    agent, learner, rollout = experience
-    learner, means = _compiled(agent, num_devices)(learner, rollout)
-    return learner, {name: float(mean.result()) for name, mean in means.items()}
-
-
-def assert_update(given: Experience, expected: tuple[Any, dict[str, float]], num_devices: int):
-    """Asserts that an update gives the expected parameters and metrics."""
-    learner, means = update(given, num_devices)
-    streams.assert_close(learner.params, expected[0], rtol=1e-3, atol=2e-5)
-    for name, value in expected[1].items():
-        np.testing.assert_allclose(means[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def outputs(network: Any, params: Any, rollout: types.Rollout, clip: float = 1.0) -> Any:
@@ -180,18 +117,3 @@ def outputs(network: Any, params: Any, rollout: types.Rollout, clip: float = 1.0
         output, core = step(params, core, timestep)
         results.append(output)
     return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
-
-
-def learnt_timestep(rollout: types.Rollout) -> types.TimeStep:
-    """Returns the time steps with scaled and clipped rewards, for `agents.returns`."""
-    reward = np.clip(0.5 * rollout.timestep.reward, -1.0, 1.0)
-    return rollout.timestep._replace(reward=reward)
-
-
-def clipped_gradient(loss, params: Any) -> tuple[float, Any, float]:
-    """Returns the loss, its gradient scaled down to a norm of 0.1, and the norm before."""
-    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
-    gradient = jax.device_get(gradient)
-    norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
-    assert norm > 0.2
-    return float(value), jax.tree.map(lambda leaf: leaf * 0.1 / norm, gradient), norm

@@ -12,7 +12,7 @@ import pytest
 
 from agents import dqn, networks, optimization, replay
 from agents.networks import encoders, heads
-from podracers import errors, parallel, types
+from podracers import errors, types
 from tests import streams
 from tests.agents import experience
 
@@ -50,8 +50,7 @@ def _sample():
 
 def _params(agent, seed):
     """Returns parameters whose values differ from action to action."""
-    params = jax.jit(agent.init_learner)(jax.random.key(seed)).params
-    return experience.moved(params, 0.5, seed)
+    return experience.moved(experience.zeros(agent).params, 0.5, seed)
 
 
 def _project(atoms, probabilities):
@@ -77,13 +76,10 @@ def _slow_losses(agent, params, target, sample):
 
     def unroll(params):  # [T + 1, N, ...], of every time step
         output = agent._network.unroll(params, core, sample.rollout.timestep)[0]
-        return np.asarray(output, np.float64)
+        output = np.asarray(output, np.float64)
+        return output, output if agent.distribution is None else _softmax(output) @ ATOMS
 
-    output, later = unroll(params), unroll(target)
-    is_distribution = agent.distribution is not None
-    values, later_values = output, later
-    if is_distribution:
-        values, later_values = (_softmax(x) @ ATOMS for x in (output, later))
+    (output, values), (later, later_values) = unroll(params), unroll(target)
     losses, targets, begin = np.zeros(BATCH), np.zeros(BATCH), FRAMES - 1
     for b in range(BATCH):
         total, discount = 0.0, 1.0
@@ -96,11 +92,11 @@ def _slow_losses(agent, params, target, sample):
         best = np.argmax(np.where(timestep.observation["action_mask"][t, b], selector, -np.inf))
         taken = action[begin, b]
         targets[b] = total + discount * later_values[t, b, best]
-        if is_distribution:
+        if agent.distribution is None:
+            losses[b] = 0.5 * (targets[b] - values[begin, b, taken]) ** 2
+        else:
             expected = _project(total + discount * ATOMS, _softmax(later[t, b, best]))
             losses[b] = -np.sum(expected * np.log(_softmax(output[begin, b, taken])))
-        else:
-            losses[b] = 0.5 * (targets[b] - values[begin, b, taken]) ** 2
     return losses, targets
 
 
@@ -125,7 +121,7 @@ def test_the_loss_equals_a_slow_one(distribution, double):
 
 
 def test_noise_is_of_each_sequence_and_of_each_parameters(monkeypatch):
-    agent = _agent(noisy=True, double=True)
+    agent = _agent(noisy=True)
     params, sample, keys = _params(agent, 1), _sample(), []
     time = jnp.zeros((2, BATCH), jnp.int32)
     same = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :1], x.shape), sample.rollout.timestep)
@@ -143,25 +139,16 @@ def test_noise_is_of_each_sequence_and_of_each_parameters(monkeypatch):
     assert np.all(np.any(online != target, axis=-1))
 
 
-def test_noise_explores_in_training_alone():
+@pytest.mark.parametrize(("evaluation", "count"), [(False, 3), (True, 1)])
+def test_noise_explores_in_training_alone(evaluation, count):
     agent = _agent(noisy=True, epsilon=0.0, epsilon_steps=1)
-    learner = jax.jit(agent.init_learner)(jax.random.key(0))
-    learner = learner._replace(agent_steps=jnp.int32(10))
-    timestep = jax.tree.map(
-        lambda x: jnp.repeat(x[0, :1], BATCH, axis=0), _sample().rollout.timestep
-    )
-    timestep = timestep._replace(
-        observation=timestep.observation | {"action_mask": jnp.ones((BATCH, 3), bool)}
-    )
+    learner = jax.jit(agent.init_learner)(jax.random.key(0))._replace(agent_steps=jnp.int32(10))
+    same = jax.tree.map(lambda x: jnp.repeat(x[0, :1], BATCH, 0), _sample().rollout.timestep)
+    same.observation["action_mask"] = jnp.ones((BATCH, 3), bool)
     key = jax.random.split(jax.random.key(1), BATCH)
     core = agent.init_actor(jnp.arange(BATCH), BATCH)
-
-    def act(evaluation):
-        chosen = jax.jit(functools.partial(agent.act, evaluation=evaluation))
-        return chosen(agent.actor_params(learner), core, timestep, key)[0]
-
-    assert np.unique(act(False)).size == 3
-    assert np.unique(act(True)).size == 1
+    act = jax.jit(functools.partial(agent.act, evaluation=evaluation))
+    assert np.unique(act(agent.actor_params(learner), core, same, key)[0]).size == count
 
 
 NUM_ENVS, LENGTH = 4, 5
@@ -186,35 +173,27 @@ def counting_loss(monkeypatch):
 
 
 def _run(updates, reward=0.0, **options):
-    """Returns the learner and the metrics after each rollout of a long episode."""
+    """Returns the learners `[U]` and the metrics `[U]` after each rollout of a long episode."""
     options = {"batch_size": 4, "replay_capacity": 200, "min_replay": 1} | options
-    spec = streams.RandomEpisodes().spec
-    agent = dqn.DQN(spec, learning_rate=0.5, **options)
+    agent = dqn.DQN(streams.RandomEpisodes().spec, learning_rate=0.5, **options)
     shape = (LENGTH + 1, NUM_ENVS)
+    step_type = jnp.full(shape, types.MID, jnp.int8)
     timestep = types.TimeStep(
-        observation=jnp.zeros((*shape, *spec.observation.shape)),
-        reward=jnp.full(shape, reward),
-        discount=jnp.ones(shape),
-        step_type=jnp.full(shape, types.MID, jnp.int8),
+        jnp.zeros((*shape, 3)), jnp.full(shape, reward), jnp.ones(shape), step_type
     )
     rollout = types.Rollout(timestep, jnp.zeros((LENGTH, NUM_ENVS), jnp.int32), (), ())
-    mapped = functools.partial(
-        jax.shard_map,
-        mesh=parallel.make_mesh(jax.devices()[:1]),
-        in_specs=jax.sharding.PartitionSpec(),
-        out_specs=jax.sharding.PartitionSpec(),
-        check_vma=False,
-    )
 
-    def init(key):
-        return types.AgentState(agent.init_learner(key), agent.init_memory(rollout))
+    def run():
+        learner = agent.init_learner(jax.random.key(0))
 
-    update = jax.jit(mapped(agent.update))
-    state, history = jax.jit(mapped(init))(jax.random.key(0)), []
-    for index in range(updates):
-        state, metrics = update(state, rollout, jax.random.key(index))
-        history.append((state.learner, {k: float(m.result()) for k, m in metrics.items()}))
-    return history
+        def step(state, key):
+            state, metrics = agent.update(state, rollout, key)
+            return state, (state.learner, {k: m.result() for k, m in metrics.items()})
+
+        state = types.AgentState(learner, agent.init_memory(rollout))
+        return jax.lax.scan(step, state, jax.random.split(jax.random.key(1), updates))[1]
+
+    return jax.device_get(jax.jit(experience.on_devices(run))())
 
 
 @pytest.mark.parametrize(
@@ -225,12 +204,11 @@ def _run(updates, reward=0.0, **options):
     ],
 )
 def test_the_replay_ratio_decides_the_number_of_gradient_steps(counting_loss, ratio, expected):
-    history = _run(4, replay_ratio=ratio)
-    assert [metrics["replay/gradient_steps"] for _, metrics in history] == expected
-    learner, _ = history[-1]
-    assert int(learner.gradient_steps) == sum(expected)
-    assert int(learner.agent_steps) == 4 * NUM_ENVS * LENGTH
-    np.testing.assert_allclose(learner.params["w"], 0.5 * sum(expected), rtol=1e-4)
+    learner, metrics = _run(4, replay_ratio=ratio)
+    np.testing.assert_array_equal(metrics["replay/gradient_steps"], expected)
+    np.testing.assert_array_equal(learner.gradient_steps, np.cumsum(expected))
+    np.testing.assert_array_equal(learner.agent_steps, 20 * np.arange(1, 5))
+    np.testing.assert_allclose(learner.params["w"], 0.5 * np.cumsum(expected), rtol=1e-4)
 
 
 def test_a_replay_ratio_without_any_gradient_step_is_a_user_error(counting_loss):
@@ -239,24 +217,18 @@ def test_a_replay_ratio_without_any_gradient_step_is_a_user_error(counting_loss)
 
 
 def test_nothing_is_learnt_before_the_minimum_of_replay(counting_loss):
-    history = _run(4, min_replay=60, replay_ratio=1.0, reward=-7.0, reward_clip=2.0)
-    steps = [metrics["replay/gradient_steps"] for _, metrics in history]
-    assert steps == [0, 0, 5, 5]
-    assert [metrics["replay/size"] for _, metrics in history] == [20, 40, 60, 80]
-    assert float(history[1][0].params["w"]) == 0.0
-    assert np.isnan(history[1][1]["loss/total"])  # nothing was counted
-    assert history[3][1]["reward"] == -2.0
+    learner, metrics = _run(4, min_replay=60, replay_ratio=1.0, reward=-7.0, reward_clip=2.0)
+    np.testing.assert_array_equal(metrics["replay/gradient_steps"], [0, 0, 5, 5])
+    np.testing.assert_array_equal(metrics["replay/size"], [20, 40, 60, 80])
+    assert learner.params["w"][1] == 0.0
+    np.testing.assert_array_equal(metrics["reward"], [np.nan, np.nan, -2.0, -2.0])
 
 
 def test_targets_are_copied_periodically_or_follow_slowly(counting_loss):
-    history = _run(4, replay_ratio=0.4, target_period=3)  # two steps a rollout
-    targets = [float(learner.target["w"]) for learner, _ in history]
-    np.testing.assert_allclose(targets, [0.0, 1.5, 3.0, 3.0], rtol=1e-4)
-    params, target = 0.0, 0.0
-    for learner, _ in _run(3, replay_ratio=0.2, target_rate=0.25):
-        params += 0.5
-        target += 0.25 * (params - target)
-        np.testing.assert_allclose(learner.target["w"], target, rtol=1e-4)
+    learner, _ = _run(4, replay_ratio=0.4, target_period=3)  # two steps a rollout
+    np.testing.assert_allclose(learner.target["w"], [0.0, 1.5, 3.0, 3.0], rtol=1e-4)
+    learner, _ = _run(2, replay_ratio=0.2, target_rate=0.25)
+    np.testing.assert_allclose(learner.target["w"], [0.125, 0.34375], rtol=1e-4)
 
 
 def test_schedules_count_agent_steps(counting_loss, monkeypatch):
@@ -269,8 +241,7 @@ def test_schedules_count_agent_steps(counting_loss, monkeypatch):
 
     monkeypatch.setattr(replay.Replay, "sample", recorded)
     options = {"priority_exponent": 0.5, "importance_exponent": 0.4, "importance_steps": 40}
-    history = _run(3, replay_ratio=0.2, anneal_steps=40, **options)
-    weights = [float(learner.params["w"]) for learner, _ in history]
-    np.testing.assert_allclose(weights, [0.25, 0.25, 0.25], rtol=1e-4)
+    learner, _ = _run(3, replay_ratio=0.2, anneal_steps=40, **options)
+    np.testing.assert_allclose(learner.params["w"], 0.25, rtol=1e-4)
     jax.effects_barrier()
     np.testing.assert_allclose(exponents, [0.7, 1.0, 1.0], rtol=1e-6)

@@ -1,91 +1,49 @@
 """R2D2's loss and priorities against slow ones, and how it acts.
 
-Axis legend: `T` time, `B` streams, `L` transitions of a sequence, `U` of them after the burn-in,
-`N` sequences, `A` actions.
+Axis legend: `T` time, `B` streams, `A` actions.
 """
 
 import functools
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import networks, policy, r2d2, replay, returns
+from agents import networks, r2d2, replay, returns
 from agents.networks import cores, encoders
-from podracers import errors, types, unroll
+from podracers import errors
 from tests import streams
 from tests.agents import experience
 
-GAMMA, STEPS, BURN_IN, MIX = 0.9, 3, 4, 0.9
-LENGTH, NUM = 16, 6
+BURN_IN, LENGTH, NUM = 4, 16, 6
 ENVIRONMENT = streams.RandomEpisodes(masked=True)
-NETWORK = functools.partial(
-    networks.q_network,
-    encoder=encoders.MLP((8,)),
-    core=cores.LSTM(8),
-    frame_stack=2,
-    dueling=True,
-    head_hidden_sizes=(8,),
+AGENT = r2d2.R2D2(
+    ENVIRONMENT.spec,
+    functools.partial(
+        networks.q_network,
+        encoder=encoders.MLP((8,)),
+        core=cores.LSTM(8),
+        frame_stack=2,
+        dueling=True,
+        head_hidden_sizes=(8,),
+    ),
+    gamma=0.9,
+    n_step=3,
+    sequence_length=LENGTH,
+    burn_in=BURN_IN,
+    priority_mix=0.9,
+    reward_scale=0.5,
+    batch_size=NUM,
 )
-
-
-def _agent(spec=ENVIRONMENT.spec, **options) -> r2d2.R2D2:
-    options = {
-        "network": NETWORK,
-        "gamma": GAMMA,
-        "n_step": STEPS,
-        "sequence_length": LENGTH,
-        "burn_in": BURN_IN,
-        "priority_mix": MIX,
-        "reward_scale": 0.5,
-        "batch_size": NUM,
-    } | options
-    return r2d2.R2D2(spec, **options)
-
-
-AGENT = _agent()
-
-
-class Experience(NamedTuple):
-    """Parameters, and two rollouts that the first of them acted; in NumPy."""
-
-    params: Any
-    target: Any
-    rollout: types.Rollout  # the second one, so that its first state is not that of a reset
 
 
 @pytest.fixture(scope="module", name="given")
 def _given():
-    batched = unroll.BatchedEnvironment(ENVIRONMENT)
-
-    def run():
-        shapes = jax.eval_shape(AGENT.init_learner, jax.random.key(0)).params
-        params = experience.moved(jax.tree.map(lambda x: jnp.zeros(x.shape), shapes), 0.5, seed=1)
-        acting = policy.ActorParams(params, ())
-        env_id = jnp.arange(NUM, dtype=jnp.int32)
-        start = unroll.init(AGENT, batched, env_id, NUM, jax.random.key(2))
-
-        def act(start):
-            return unroll.unroll(AGENT, batched, acting, start, jax.random.key(3), LENGTH)
-
-        middle, _ = act(start)
-        return Experience(params, experience.moved(params, 0.5, seed=4), act(middle)[1])
-
-    given = jax.device_get(jax.jit(run)())
-    last = given.rollout.timestep.last()
-    assert given.rollout.timestep.truncated().any() and given.rollout.timestep.terminated().any()
-    assert not given.rollout.timestep.first()[0].all() and last[BURN_IN:].any(axis=0).all()
-    return given
-
-
-def _sample(rollout: types.Rollout, weight=None) -> replay.Sample:
-    """Returns a rollout as replay returns it."""
-    rollout = r2d2._replay_item(rollout)
-    rollout = rollout._replace(timestep=AGENT._preprocess.apply((), rollout.timestep))
-    weight = jnp.ones(NUM) if weight is None else weight
-    return replay.Sample(rollout, None, weight, None)
+    """Returns parameters, older ones, and a rollout that the first of them acted."""
+    _, learner, rollout = experience.acted(AGENT, ENVIRONMENT, LENGTH, NUM)
+    assert rollout.timestep.last()[BURN_IN:].any(axis=0).all()
+    return learner.params, experience.moved(learner.params, 0.5, seed=4), rollout
 
 
 def _slow_values(params, rollout):
@@ -107,30 +65,28 @@ def _legal(q_values, rollout):
     return np.where(rollout.timestep.observation["action_mask"], q_values, -np.inf)
 
 
+def _chosen(q_values, action):
+    return np.take_along_axis(q_values, action[..., None], axis=-1)[..., 0]
+
+
 def _slow_errors(rollout, taken, bootstrap, until=LENGTH):
-    """Returns errors `[until - BURN_IN, B]` against rescaled n-step returns of scaled rewards."""
+    """Returns errors `[until - BURN_IN, B]` against rescaled n-step returns, and priorities."""
     timestep = rollout.timestep._replace(reward=0.5 * rollout.timestep.reward)
     timestep, values = jax.tree.map(
         lambda x: x[BURN_IN : until + 1], (timestep, _inverse(bootstrap).astype(np.float32))
     )
-    goal = np.asarray(returns.n_step(timestep, values, GAMMA, STEPS), np.float64)
-    return _h(goal) - taken[BURN_IN:until]
-
-
-def _slow_priority(errors_, last):
-    """Returns priorities `[B]` from the errors of steps that were not ignored."""
-    sizes = [np.abs(column[~ended]) for column, ended in zip(errors_.T, last.T)]
-    return np.array([MIX * size.max() + (1.0 - MIX) * size.mean() for size in sizes])
-
-
-def _chosen(q_values, action):
-    return np.take_along_axis(q_values, action[..., None], axis=-1)[..., 0]
+    goal = np.asarray(returns.n_step(timestep, values, 0.9, 3), np.float64)
+    error, last = _h(goal) - taken[BURN_IN:until], timestep.last()[:-1]
+    sizes = [np.abs(column[~ended]) for column, ended in zip(error.T, last.T)]
+    return error, np.array([0.9 * size.max() + 0.1 * size.mean() for size in sizes])
 
 
 @pytest.fixture(scope="module", name="loss")
 def _loss():
     def loss(params, target, rollout, weight):
-        learnt = AGENT._loss(params, _sample(rollout, weight), target)
+        rollout = r2d2._replay_item(rollout)
+        rollout = rollout._replace(timestep=AGENT._preprocess.apply((), rollout.timestep))
+        learnt = AGENT._loss(params, replay.Sample(rollout, None, weight, None), target)
         return learnt.metrics["loss/total"].result(), learnt
 
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True, allow_int=True))
@@ -140,29 +96,24 @@ def test_the_loss_equals_a_slow_one(given, loss):
     """Burn-in, double Q-learning among legal actions, truncations, rescaling, weights."""
     params, target, rollout = given
     weight = np.linspace(0.2, 1.0, NUM).astype(np.float32)
-    _, learnt = loss(params, target, rollout, weight)
+    (gradient, target_gradient, data_gradient), learnt = loss(params, target, rollout, weight)
     online, older = _slow_values(params, rollout), _slow_values(target, rollout)
     best = np.argmax(_legal(online, rollout), axis=-1)
     assert np.any(best != np.argmax(online, axis=-1))
     assert np.any(best != np.argmax(_legal(older, rollout), axis=-1))
-    error = _slow_errors(rollout, _chosen(online[:-1], rollout.action), _chosen(older, best))
+    taken = _chosen(online[:-1], rollout.action)
+    error, priority = _slow_errors(rollout, taken, _chosen(older, best))
     last = rollout.timestep.last()[BURN_IN:-1]
     expected = np.sum((0.5 * error**2 * weight)[~last]) / np.sum(~last)
     np.testing.assert_allclose(learnt.metrics["loss/total"].result(), expected, rtol=1e-4)
-    np.testing.assert_allclose(learnt.priority, _slow_priority(error, last), rtol=1e-4)
-
-
-def test_no_gradient_passes_the_burn_in_or_the_target(given, loss):
-    (online, target, rollout), _ = loss(*given, np.ones(NUM, np.float32))
-    assert all(np.all(leaf == 0.0) for leaf in jax.tree.leaves(target))
-    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(online))
-    features = rollout.timestep.observation["features"]
+    np.testing.assert_allclose(learnt.priority, priority, rtol=1e-4)
+    # No gradient passes the burn-in or the target.
+    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
+    assert all(np.all(leaf == 0.0) for leaf in jax.tree.leaves(target_gradient))
+    features = data_gradient.timestep.observation["features"]
     assert np.all(features[:BURN_IN] == 0.0) and np.any(features[BURN_IN] != 0.0)
-    assert all(
-        np.all(leaf == 0.0)
-        for leaf in jax.tree.leaves(rollout.actor_state.core)
-        if leaf.dtype == np.float32
-    )
+    for leaf in jax.tree.leaves(data_gradient.actor_state.core):
+        assert leaf.dtype != np.float32 or np.all(leaf == 0.0)
 
 
 def test_initial_priorities_equal_slow_ones(given):
@@ -173,19 +124,12 @@ def test_initial_priorities_equal_slow_ones(given):
     best = np.max(_legal(online, rollout), axis=-1)
     np.testing.assert_allclose(rollout.extras.taken, taken, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(rollout.extras.value, _inverse(best)[:-1], rtol=1e-4, atol=1e-4)
-    actual = AGENT._initial_priority((), rollout)
-    error = _slow_errors(rollout, taken, best, until=LENGTH - 1)
-    expected = _slow_priority(error, rollout.timestep.last()[BURN_IN:-2])
-    np.testing.assert_allclose(actual, expected[None], rtol=1e-4)
-
-
-def test_illegal_actions_are_never_taken(given):
-    """Neither at random nor as the best."""
-    timestep, action = given.rollout.timestep, given.rollout.action
-    legal = _chosen(timestep.observation["action_mask"][:-1], action)
-    assert legal.all()
-    greedy = np.argmax(_legal(_slow_values(given.params, given.rollout), given.rollout)[:-1], -1)
-    assert np.any(greedy != action) and np.mean(greedy == action) > 0.5
+    _, priority = _slow_errors(rollout, taken, best, until=LENGTH - 1)
+    np.testing.assert_allclose(AGENT._initial_priority((), rollout), priority[None], rtol=1e-4)
+    # Actions are legal, and most of them are the best ones.
+    assert _chosen(rollout.timestep.observation["action_mask"][:-1], rollout.action).all()
+    is_greedy = np.argmax(_legal(online, rollout)[:-1], axis=-1) == rollout.action
+    assert 0.5 < np.mean(is_greedy) < 1.0
 
 
 def test_streams_explore_by_their_global_number():
@@ -198,8 +142,6 @@ def test_streams_explore_by_their_global_number():
 
 
 def test_steps_that_would_never_be_learnt_from_are_refused(given):
-    longer = _agent(sequence_length=LENGTH + BURN_IN - 1)
-    with pytest.raises(
-        errors.UserError, match=r"expected at least 20 with rollouts of 16.* got 19"
-    ):
-        longer.init_memory(given.rollout)
+    longer = r2d2.R2D2(ENVIRONMENT.spec, sequence_length=LENGTH + BURN_IN - 1, burn_in=BURN_IN)
+    with pytest.raises(errors.UserError, match="at least 20"):
+        longer.init_memory(given[2])

@@ -1,0 +1,331 @@
+"""PPO, IMPALA and PQN: their updates against slow ones, their schedules, and how they act.
+
+Axis legend: `T` time, `B` streams.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import impala, networks, ppo, pqn, returns
+from agents.networks import cores, encoders
+from podracers import agent as agent_lib
+from podracers import parallel, types
+from tests import contract, streams
+from tests.agents import experience
+
+P = jax.sharding.PartitionSpec
+LENGTH, BATCH = 6, 8
+MASKED = streams.RandomEpisodes(masked=True)
+NETWORKS = {
+    "feed_forward": {},
+    "frames": {"frame_stack": 3},
+    "frames_gru": {"core": cores.GRU(8), "frame_stack": 3},
+    "lstm": {"core": cores.LSTM(8)},
+}
+OPTIONS = {
+    "learning_rate": 0.02,
+    "anneal_steps": 10 * LENGTH * BATCH,
+    "max_grad_norm": 0.1,  # small enough to bind
+    "gamma": 0.9,
+    "num_minibatches": 1,
+    "reward_scale": 0.5,
+    "reward_clip": 1.0,
+}
+# Epsilons are large, so that no rounding of a tiny gradient is blown up.
+AGENTS = {
+    "ppo": (ppo.PPO, {"entropy_cost": 0.1, "adam_epsilon": 1e-2, "gae_lambda": 0.8, "epochs": 1}),
+    "impala": (
+        impala.IMPALA,
+        {"entropy_cost": 0.1, "optimizer_epsilon": 1e-2} | {"vtrace_lambda": 0.8},
+    ),
+    "pqn": (
+        pqn.PQN,
+        {"q_lambda": 0.8, "epochs": 1, "epsilon": 0.5, "epsilon_steps": 2 * LENGTH * BATCH},
+    ),
+}
+ACTOR_CRITICS = pytest.mark.parametrize("name", ["ppo", "impala"])
+
+
+def _agent(name, network, environment=None, **options):
+    """Returns an agent, and an environment with a mask if it learns values of actions."""
+    make, own = AGENTS[name]
+    if name == "pqn":
+        environment, encoder = MASKED, encoders.MLP((8,), layer_norm=True)
+        network = functools.partial(networks.q_network, encoder=encoder, **network)
+    else:
+        environment = environment or streams.RandomEpisodes()
+        network = contract.tiny_network(**network)
+    return make(environment.spec, network=network, **OPTIONS | own | options), environment
+
+
+@functools.cache
+def _given(name, network, normalize=False):
+    """Returns the experience of an agent that acted with its learner's parameters."""
+    agent, environment = _agent(name, NETWORKS[network], normalize_observations=normalize)
+    return experience.acted(agent, environment, LENGTH, BATCH)
+
+
+@functools.cache
+def _compiled(agent: Any, num_devices: int):
+    def update(learner, rollout):
+        state, means = agent.update(types.AgentState(learner, ()), rollout, jax.random.key(4))
+        return state.learner, parallel.global_sum(means)
+
+    columns = P(None, parallel.AXIS)
+    rollout = types.Rollout(columns, columns, columns, actor_state=P(parallel.AXIS))
+    return jax.jit(experience.on_devices(update, num_devices, (P(), rollout)))
+
+
+def _update(given, num_devices=1):
+    """Returns the learner after one update, and the means of its metrics."""
+    agent, learner, rollout = given
+    learner, means = _compiled(agent, num_devices)(learner, rollout)
+    return learner, {name: float(mean.result()) for name, mean in means.items()}
+
+
+def _slow_ppo(before, timestep, rollout, kept):
+    """Returns the loss `[T, B]` of outputs, the value targets, and metrics."""
+    advantage = np.asarray(returns.gae(timestep, before.value, 0.9, 0.8))
+    target = advantage + before.value[:-1]
+    advantage = (advantage - advantage[kept].mean()) / advantage[kept].std()
+
+    def loss(output):
+        log_prob, bonus = _log_prob(output, rollout)
+        ratio = jnp.exp(log_prob - rollout.extras.log_prob)
+        return -ratio * advantage + 0.25 * (output.value[:-1] - target) ** 2 - bonus
+
+    value = before.value[:-1]
+    return loss, target, {"policy/clip_fraction": 0.0, "value/mean": value[kept].mean()}
+
+
+def _slow_impala(before, timestep, rollout, kept):
+    log_ratio = np.asarray(_log_prob(before, rollout)[0] - rollout.extras.log_prob)
+    ratio = np.exp(log_ratio)
+    rho = np.minimum(ratio, 1.0)
+    assert np.ptp(ratio[kept]) > 0.5  # far enough from the policy that acted
+    target, advantage = returns.vtrace(timestep, before.value, log_ratio, 0.9, 0.8)
+
+    def loss(output):
+        log_prob, bonus = _log_prob(output, rollout)
+        return -log_prob * advantage + 0.25 * (output.value[:-1] - target) ** 2 - bonus
+
+    value = before.value[:-1]
+    return loss, target, {"policy/rho": rho[kept].mean(), "value/mean": value[kept].mean()}
+
+
+def _slow_pqn(before, timestep, rollout, kept):
+    best = np.where(timestep.observation["action_mask"], before, -np.inf).max(axis=-1)
+    target = returns.lambda_returns(timestep, best, 0.9, 0.8)
+
+    def taken(output):
+        return jnp.sum(output[:-1] * np.eye(3)[rollout.action], axis=-1)
+
+    metrics = {"value/mean": taken(before)[kept].mean()}
+    return lambda output: 0.5 * (taken(output) - target) ** 2, target, metrics
+
+
+def _log_prob(output, rollout):
+    """Returns the log-probabilities of the actions, and the weighted entropies."""
+    log_p = jax.nn.log_softmax(output.policy[:-1])
+    entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+    return jnp.sum(log_p * np.eye(3)[rollout.action], axis=-1), 0.1 * entropy
+
+
+SLOW = {"ppo": _slow_ppo, "impala": _slow_impala, "pqn": _slow_pqn}
+FIRST_STEP = {
+    "ppo": lambda g: g / (np.abs(g) + 1e-2),
+    "impala": lambda g: g / (np.sqrt(0.01 * g**2) + 1e-2),
+    # In its first steps rectified Adam does not trust its second moment, and divides by nothing.
+    "pqn": lambda g: g,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "num_devices"),
+    [
+        ("ppo", "frames", 4),
+        ("impala", "feed_forward", 4),
+        ("pqn", "frames", 4),
+        *(pytest.param(name, "lstm", 1, marks=pytest.mark.slow) for name in AGENTS),
+    ],
+)
+def test_an_update_equals_a_slow_one(name, network, num_devices):
+    """Masks, truncations, resets of memory, weights, rewards, clipping and the optimizer at once.
+
+    IMPALA learns off-policy.
+    """
+    given = _given(name, network)
+    if name == "impala":
+        move = jax.jit(functools.partial(experience.perturbed, scale=0.2, seed=5))
+        given = given._replace(learner=jax.device_get(move(given.learner)))
+    agent, learner, rollout = given
+    network = agent._network if name == "pqn" else agent._policy.network
+    outputs = functools.partial(experience.outputs, network, rollout=rollout)
+    reward = np.clip(0.5 * rollout.timestep.reward, -1.0, 1.0)
+    timestep, kept = rollout.timestep._replace(reward=reward), ~rollout.timestep.last()[:-1]
+    before = jax.device_get(jax.jit(outputs)(learner.params))
+    per_step, target, expected = SLOW[name](before, timestep, rollout, kept)
+
+    def loss(params):
+        return jnp.sum(jnp.where(kept, per_step(outputs(params)), 0.0)) / kept.sum()
+
+    value, gradient = jax.device_get(jax.jit(jax.value_and_grad(loss))(learner.params))
+    norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
+    assert norm > 0.2
+    params = jax.tree.map(
+        lambda p, g: p - 0.02 * FIRST_STEP[name](g * 0.1 / norm), learner.params, gradient
+    )
+    expected |= {"loss/total": value, "gradient_norm": norm, "value/target": target[kept].mean()}
+    learner, means = _update(given, num_devices)
+    streams.assert_close(learner.params, params, rtol=1e-3, atol=2e-5)
+    for metric, value in expected.items():
+        np.testing.assert_allclose(means[metric], value, rtol=1e-3, atol=1e-5, err_msg=metric)
+
+
+@ACTOR_CRITICS
+@pytest.mark.parametrize(
+    ("network", "normalize"),
+    [("lstm", False), pytest.param("frames_gru", True, marks=pytest.mark.slow)],
+)
+def test_ratios_are_one_in_the_first_gradient_step(name, network, normalize):
+    """Learning uses the inputs of acting: cores, resets, statistics."""
+    given = _given(name, network, normalize)
+    updated, means = _update(given)
+    assert abs(means["policy/kl"]) < 1e-7
+    if normalize:  # by the statistics of before the rollout
+        before, after = given.learner.normalizer, updated.normalizer
+        assert (before.count, after.count) == (LENGTH * BATCH, 2 * LENGTH * BATCH)
+        observed = given.rollout.timestep.observation[:-1].mean(axis=(0, 1))
+        expected = 0.5 * (before.mean + observed)
+        np.testing.assert_allclose(after.mean, expected, rtol=1e-4, atol=1e-5)
+    zeros = jax.tree.map(np.zeros_like, given.rollout.actor_state)
+    forgot = given._replace(rollout=given.rollout._replace(actor_state=zeros))
+    assert _update(forgot)[1]["policy/kl"] > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("network", "option", "is_input"),
+    [
+        ("frames", None, False),
+        ("feed_forward", True, True),
+        ("lstm", None, True),
+        ("lstm", False, False),
+    ],
+)
+def test_the_option_and_the_default_of_the_previous_action_and_reward(network, option, is_input):
+    agent, _ = _agent("ppo", NETWORKS[network], previous_action_and_reward=option)
+    learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
+    kernel = learner.params["torsos_0"]["encoder"]["Dense_0"]["kernel"]
+    features = 3 * NETWORKS[network].get("frame_stack", 1)
+    assert kernel.shape[0] == features + (3 + 1 if is_input else 0)
+    state = agent.init_actor(jnp.arange(BATCH), BATCH)
+    assert jax.tree.map(jnp.shape, state.action) == ((BATCH,) if is_input else ())
+
+
+@ACTOR_CRITICS
+def test_ignored_transitions_change_nothing(name):
+    given = _given(name, "lstm")
+    timestep, action, extras, _ = rollout = given.rollout
+    last, truncated, terminated = timestep.last(), timestep.truncated(), timestep.terminated()
+    ignored = last[:-1]
+    following = np.concatenate([np.zeros((1, BATCH), bool), ignored])
+    assert ignored.sum() > 4
+
+    def shown(ended):
+        """Returns the rollout with other final observations, and the values of them."""
+        observation = np.where(ended[..., None], 1e3, timestep.observation)
+        value = np.where(ended[:-1], 1e3, extras.value)
+        changed = timestep._replace(observation=observation)
+        return rollout._replace(timestep=changed, extras=extras._replace(value=value))
+
+    # The final observation of a terminated episode is worth nothing.
+    changed = shown(terminated)
+    changed = rollout._replace(
+        timestep=changed.timestep._replace(reward=np.where(following, -7.0, timestep.reward)),
+        action=np.where(ignored, 2 - action, action),
+        extras=changed.extras._replace(
+            raw=np.where(ignored, 2 - extras.raw, extras.raw),
+            log_prob=np.where(ignored, -9.0, extras.log_prob),
+        ),
+    )
+    expected = _update(given)
+    streams.assert_same(_update(given._replace(rollout=changed)), expected)
+    # The return bootstraps from the final observation of a truncated episode.
+    _, means = _update(given._replace(rollout=shown(truncated)))
+    assert abs(means["value/target"] - expected[1]["value/target"]) > 1e-2
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_learning_rate_and_epsilon_fall_with_agent_steps(name):
+    given = _given(name, "frames" if name == "pqn" else "lstm")
+    field, size = ("agent_steps", LENGTH * BATCH) if name == "pqn" else ("update", 1)
+    for updates, portion in {0: 1.0, 1: 0.9, 5: 0.5, 10: 0.0, 15: 0.0}.items():
+        learner = given.learner._replace(**{field: np.int32(updates * size)})
+        after, means = _update(given._replace(learner=learner))
+        assert getattr(after, field) == (updates + 1) * size
+        np.testing.assert_allclose(means["learning_rate"], 0.02 * portion, rtol=1e-5, atol=1e-8)
+        if portion == 0.0:
+            streams.assert_same(after.params, learner.params)
+        if name == "pqn":
+            epsilon = given.agent.actor_params(learner).epsilon
+            np.testing.assert_allclose(epsilon, max(1.0 - 0.25 * updates, 0.5))
+
+
+def test_clip_and_entropy_cost_of_ppo_fall_with_agent_steps():
+    """Half of the schedule is over after five rollouts: as if the options had these values."""
+    given = _given("ppo", "frames")
+    learner = experience.perturbed(given.learner, 0.5, seed=7)._replace(update=jnp.int32(5))
+
+    def means(**options):
+        agent = dataclasses.replace(given.agent, **options)
+        return _update(given._replace(agent=agent, learner=learner))[1]
+
+    actual = means(
+        entropy_cost=0.3, entropy_cost_final=0.1, clip_epsilon=0.4, clip_epsilon_final=0.05
+    )
+    expected = means(entropy_cost=0.2, clip_epsilon=0.225)
+    assert expected["policy/clip_fraction"] > 0.0
+    for metric in ("loss/total", "policy/clip_fraction"):
+        np.testing.assert_allclose(actual[metric], expected[metric], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"optimizer": "adam"}, 1.0 / (1.0 + 0.1)),
+        ({"rmsprop_epsilon_in_sqrt": True}, 1.0 / np.sqrt(0.01 + 0.1)),
+        ({"rmsprop_decay": 0.75}, 1.0 / (0.5 + 0.1)),
+    ],
+)
+def test_the_first_step_of_each_optimizer_of_impala(options, expected):
+    agent = impala.IMPALA(MASKED.spec, max_grad_norm=10.0, optimizer_epsilon=0.1, **options)
+    gradient = {"x": jnp.ones((2,))}
+    direction, _ = agent._optimizer.chain.update(gradient, agent._optimizer.chain.init(gradient))
+    np.testing.assert_allclose(direction["x"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "actions"), [("ppo", "continuous"), ("impala", "discrete")])
+def test_evaluations_sample_as_training_does_unless_they_are_greedy(name, actions):
+    agent, environment = _agent(name, {}, streams.RandomEpisodes(actions=actions))
+    params = agent.actor_params(experience.zeros(agent))
+    _, timestep = environment.reset(jax.random.key(1))
+    count = 100
+    timestep = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), timestep)
+    keys = jax.random.split(jax.random.key(2), count)
+
+    def actions_of(agent, evaluation):
+        start = agent.init_actor(jnp.arange(count), count, evaluation)
+        return jax.jit(agent.act, static_argnums=4)(params, start, timestep, keys, evaluation)[0]
+
+    trained = actions_of(agent, False)
+    assert len(np.unique(trained)) > 1
+    np.testing.assert_array_equal(actions_of(agent, True), trained)
+    greedy = agent_lib.greedy(agent)
+    np.testing.assert_array_equal(actions_of(greedy, False), trained)
+    assert np.all(np.ptp(actions_of(greedy, True), axis=0) == 0)
