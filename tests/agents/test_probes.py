@@ -124,39 +124,12 @@ def _r2d2(spec, hidden, core, steps):
     return r2d2.R2D2(spec, network=network, **_replay(steps, **options))
 
 
-class _Extras(NamedTuple):
-    value: Any  # [B]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _ValuedSAC:
-    """SAC whose extras hold the value of a time step; acting itself needs no critics."""
-
-    agent: sac.SAC
-    greedy_evaluation: bool = False
-
-    def __getattr__(self, name):
-        return getattr(self.agent, name)
-
-    def actor_params(self, learner):
-        return self.agent.actor_params(learner), learner.params.critic
-
-    def act(self, params, actor_state, timestep, key, evaluation=False):
-        acting, critic = params
-        agent = dataclasses.replace(self.agent, greedy_evaluation=self.greedy_evaluation)
-        action, state, _ = agent.act(acting, actor_state, timestep, key, evaluation)
-        seen = self.agent._kind.to_critics(action)
-        features = encoders.without_mask(timestep.observation)
-        values = self.agent._network.values(critic, features, seen)
-        return action, state, _Extras(jnp.min(self.agent._kind.taken(values, action), axis=0))
-
-
 def _sac(spec, hidden, core, steps):
     is_discrete = isinstance(spec.action, specs.DiscreteArray)
     options = {"target_entropy": 0.05 if is_discrete else -4.0, "initial_temperature": 0.1}
     options |= {"anneal_steps": steps, "batch_size": 128, "target_rate": 0.05}
     network = functools.partial(sac_networks.sac_network, hidden_sizes=(32, 32), activation="tanh")
-    return _ValuedSAC(sac.SAC(spec, network=network, **_replay(steps, **options)))
+    return sac.SAC(spec, network=network, **_replay(steps, **options))
 
 
 def _muzero(spec, hidden, core, steps):
@@ -208,16 +181,17 @@ AGENTS = {
 
 
 def _learn(name: str, candidate: Any, updates: int, num_envs: int, hidden: int):
-    """Returns an agent with greedy evaluation, and its parameters after learning."""
+    """Returns an agent with greedy evaluation, its actor parameters and all that it learnt."""
     core = cores.LSTM(16) if type(candidate) in RECURRENT else None
     steps = updates * num_envs * ROLLOUT_LENGTH
     agent = AGENTS[name].make(candidate.spec, hidden, core, steps)
     runner = anakin.Anakin(agent, candidate, num_envs, ROLLOUT_LENGTH, num_devices=1)
     state, _ = runner.step(runner.init(0), updates)
-    return agent_lib.greedy(agent) or agent, jax.device_get(runner.actor_params(state))
+    learnt = jax.device_get((runner.actor_params(state), state.learner.params))
+    return agent_lib.greedy(agent) or agent, *learnt
 
 
-def _values(agent, params, observation):
+def _values(agent, params, learnt, observation):
     """Returns the agent's values `[N]` of observations `[N, ...]` at the start of an episode."""
     observation = jax.tree.map(jnp.asarray, observation)
     count = len(jax.tree.leaves(observation)[0])
@@ -226,7 +200,12 @@ def _values(agent, params, observation):
     core = agent.init_actor(jnp.arange(count), count)
     keys = jax.random.split(jax.random.key(0), count)
     act = jax.jit(functools.partial(agent.act, evaluation=True))
-    return act(params, core, timestep, keys)[2].value
+    action, _, extras = act(params, core, timestep, keys)
+    if not isinstance(agent, sac.SAC):
+        return extras.value
+    # SAC acts without its critics.
+    values = agent._network.values(learnt.critic, observation, agent._kind.to_critics(action))
+    return jnp.min(agent._kind.taken(values, action), axis=0)
 
 
 @pytest.mark.parametrize(
@@ -239,11 +218,11 @@ def _values(agent, params, observation):
 )
 def test_the_values_of_a_mixture_are_learnt(name):
     mixture = Mixture()
-    agent, params = _learn(name, mixture, AGENTS[name].updates, num_envs=128, hidden=32)
+    agent, params, learnt = _learn(name, mixture, AGENTS[name].updates, num_envs=128, hidden=32)
     remembers = name == "r2d2"
     for index, (probe, part) in enumerate(zip(MIXED, mixture.parts)):
         observation = mixture.observation(index, part.observations())
-        values, expected = _values(agent, params, observation), part.value(GAMMA)
+        values, expected = _values(agent, params, learnt, observation), part.value(GAMMA)
         if probe is probes.Memory and not remembers:
             # Without memory every answer is right after one cue and wrong after the other.
             assert abs(np.mean(values) - part.memoryless_return) < 0.3 < np.mean(expected) / 2
@@ -272,8 +251,8 @@ def test_the_values_of_a_mixture_are_learnt(name):
 def test_the_values_and_the_return_of_a_probe_are_learnt(name, probe):
     candidate = probe()
     updates = 400 if name == "r2d2" else AGENTS[name].updates
-    agent, params = _learn(name, candidate, updates, num_envs=32, hidden=16)
-    values = _values(agent, params, candidate.observations())
+    agent, params, learnt = _learn(name, candidate, updates, num_envs=32, hidden=16)
+    values = _values(agent, params, learnt, candidate.observations())
     np.testing.assert_allclose(values, candidate.value(GAMMA), rtol=0.05, atol=0.05)
     evaluator = evaluation.Evaluator(agent, candidate, num_episodes=128)
     episodes = evaluator.run(params, jax.random.key(1))

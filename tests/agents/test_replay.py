@@ -2,24 +2,23 @@
 
 Everything that is stored encodes its time and stream, so wrong places are visible.
 
-Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `K` new
-sequences of a stream, `B` streams, `N` drawn sequences.
+Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `B`
+streams, `N` drawn sequences.
 """
 
 import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import strategies
 
 from agents import replay
 from podracers import errors, parallel, types
 from tests import contract, streams
+from tests.agents import experience
 
 P = jax.sharding.PartitionSpec
 COLUMNS = P(None, parallel.AXIS)
@@ -103,15 +102,8 @@ class Outcome(NamedTuple):
 
     ready: jax.Array
     size: jax.Array
-    new: jax.Array  # [K, B] marks of the first steps of new sequences
-    exists: jax.Array  # [K, B]
-    recent: types.Rollout  # [L + K - 1, B, ...]
     sample: replay.Sample
-
-
-def _map(function, num_devices=1, **specs):
-    mesh = parallel.make_mesh(jax.devices()[:num_devices])
-    return jax.shard_map(function, mesh=mesh, check_vma=False, **specs)
+    total: Any  # of the priorities, [S]; () for uniform draws
 
 
 @functools.cache
@@ -121,33 +113,26 @@ def _compiled(case: Case):
     # More than the ring holds: `init` would refuse a batch of this size.
     large_batch = dataclasses.replace(buffer, batch_size=case.drawn)
 
+    def priority_fn(recent):
+        arrived = recent.timestep.reward[case.length :]  # at the ends of the sequences
+        first = recent.action[: len(arrived)]
+        return _first_priority(first) + (arrived - _mark(case.length, first))
+
     def step(memory, rollout, key):
-        memory = buffer.add(memory, rollout)
-        item, exists = buffer.new_items(memory, case.steps)
-        recent = rollout
-
-        def priority_fn(latest):
-            nonlocal recent
-            recent = latest
-            return _first_priority(latest.action[: item.index.shape[0]])
-
-        memory = buffer.prioritize_new(memory, rollout, priority_fn)
-        new = recent.action[: item.index.shape[0]]
-        sample = large_batch.sample(memory, key)
-        ready = buffer.ready(memory)
+        memory = buffer.prioritize_new(buffer.add(memory, rollout), rollout, priority_fn)
+        sample, ready = large_batch.sample(memory, key), buffer.ready(memory)
         second = _second_priority(sample.rollout.action[0])
         written = buffer.update_priorities(memory, sample.item, second)
         memory = jax.tree.map(lambda x, y: jnp.where(ready, x, y), written, memory)
         sample = sample._replace(key=jax.random.key_data(sample.key))
-        return memory, Outcome(ready, buffer.size(memory), new, exists, recent, sample)
+        total = memory.priorities.total() if case.prioritized else ()
+        return memory, Outcome(ready, buffer.size(memory), sample, total)
 
     rollout = types.Rollout(COLUMNS, COLUMNS, COLUMNS, P(parallel.AXIS))
     memory = rows = P(parallel.AXIS)
-    outcome = Outcome(P(), P(), COLUMNS, COLUMNS, rollout, replay.Sample(rollout, *[rows] * 3))
-    init = _map(buffer.init, case.num_devices, in_specs=(rollout,), out_specs=memory)
-    step = _map(
-        *(step, case.num_devices), in_specs=(memory, rollout, P()), out_specs=(memory, outcome)
-    )
+    outcome = Outcome(P(), P(), replay.Sample(rollout, *[rows] * 3), rows)
+    init = experience.on_devices(buffer.init, case.num_devices, (rollout,), memory)
+    step = experience.on_devices(step, case.num_devices, (memory, rollout, P()), (memory, outcome))
     return jax.jit(init), jax.jit(step, donate_argnums=0)
 
 
@@ -160,16 +145,13 @@ class Model:
         self.head = 0
         self.priorities: dict[int, float] = {}  # of all sequences, by mark
 
-    def add(self) -> list[int]:
-        """Writes a rollout, and returns the new starts."""
-        before = set(self.starts())
+    def add(self) -> None:
+        """Writes a rollout."""
         for time in range(self.head, self.head + self.case.steps + 1):
             self.slots[time % self.case.capacity] = time
         self.head += self.case.steps
-        starts = self.starts()
-        marks = [_mark(t, b) for t in starts for b in range(self.case.num_streams)]
+        marks = [_mark(t, b) for t in self.starts() for b in range(self.case.num_streams)]
         self.priorities = {m: self.priorities.get(m, _first_priority(m)) for m in marks}
-        return [start for start in starts if start not in before]
 
     def starts(self) -> list[int]:
         """Returns the times at which whole sequences begin."""
@@ -196,15 +178,14 @@ class Model:
 
 
 @functools.cache
-def _outcomes(case: Case) -> list[tuple[Outcome, Any]]:
-    """Stores rollouts for three rounds of the ring and draws; returns outcomes and sums."""
+def _outcomes(case: Case) -> list[Outcome]:
+    """Stores rollouts for three rounds of the ring, and draws after each."""
     init, step = _compiled(case)
     memory, found = init(_rollout(case, 0)), []
     for number in range(3 * case.rollouts + 1):
         key = jax.random.fold_in(jax.random.key(0), number)
         memory, outcome = step(memory, _rollout(case, number), key)
-        total = np.sum(memory.priorities.total()) if case.prioritized else None
-        found.append((jax.device_get(outcome), total))
+        found.append(jax.device_get(outcome))
     return found
 
 
@@ -213,12 +194,11 @@ def test_draws_are_those_of_a_slow_model(name):
     """Whole sequences of one stream, as often as they should be, with exact weights."""
     case = CASES[name]
     model, moments = Model(case), 0
-    for outcome, total in _outcomes(case):
-        new = model.add()
+    for outcome in _outcomes(case):
+        model.add()
         assert outcome.ready == bool(model.priorities)
         assert outcome.size == min(model.head, case.capacity - 1)
         if not outcome.ready:
-            assert not outcome.exists.any()
             continue
         moments += 1
         _assert_whole(case, outcome.sample.rollout)
@@ -239,9 +219,9 @@ def test_draws_are_those_of_a_slow_model(name):
         weight = np.array([(size * probabilities[mark]) ** -BETA for mark in marks])
         largest = (size * min(probabilities.values())) ** -BETA
         np.testing.assert_allclose(outcome.sample.weight, weight / largest, rtol=1e-5)
-        _assert_new(case, outcome, new)
         model.priorities |= {int(mark): _second_priority(int(mark)) for mark in marks}
-        np.testing.assert_allclose(total, np.sum(_value(model.priorities.values())), rtol=1e-5)
+        expected = np.sum(_value(model.priorities.values()))
+        np.testing.assert_allclose(np.sum(outcome.total), expected, rtol=1e-5)
     assert moments > 2 * case.rollouts
 
 
@@ -262,24 +242,12 @@ def _assert_whole(case: Case, rollout: types.Rollout) -> None:
         np.testing.assert_array_equal(rollout.actor_state, mark[0])
 
 
-def _assert_new(case: Case, outcome: Outcome, new: list[int]) -> None:
-    """Asserts that the new sequences are those that the latest rollout completed."""
-    exists = outcome.exists
-    np.testing.assert_array_equal(exists, np.broadcast_to(exists[:, :1], exists.shape))
-    expected = [[_mark(t, b) for b in range(case.num_streams)] for t in new]
-    np.testing.assert_array_equal(outcome.new[exists[:, 0]], expected)
-    newest = _mark(new[-1] + case.length, np.arange(case.num_streams))
-    np.testing.assert_array_equal(outcome.recent.timestep.reward[-1], newest)
-    if case.recurrent:
-        np.testing.assert_array_equal(outcome.recent.actor_state, expected[-1])
-
-
 @pytest.mark.parametrize(("prioritized", "counts"), [(False, [4]), (True, [2, 4])])
 def test_any_number_of_devices_draws_the_same(prioritized, counts):
     case = Case(3, 4, 5, num_streams=8, prioritized=prioritized, drawn=64)
     for num_devices in counts:
         others = _outcomes(case._replace(num_devices=num_devices))
-        for (ours, _), (theirs, _) in zip(others, _outcomes(case)):
+        for ours, theirs in zip(others, _outcomes(case)):
             if ours.ready:
                 streams.assert_same(ours.sample.rollout, theirs.sample.rollout)
                 streams.assert_same(ours.sample.key, theirs.sample.key)
@@ -308,7 +276,7 @@ def test_unfinished_episodes_of_a_resumed_run_are_truncated(earlier):
         slot = (time + (earlier - 1) * case.steps) % (case.rollouts * case.steps)
         return rows.step_type.read(stream, slot), rows.discount.read(stream, slot)
 
-    stored, discount = jax.jit(_map(run, in_specs=(), out_specs=P()))()
+    stored, discount = jax.jit(experience.on_devices(run))()
     expected = np.full(stored.shape, types.MID)
     expected[::2, case.steps - 1 : case.steps + 1] = types.LAST, types.FIRST
     expected[1::2, case.steps] = types.LAST
@@ -317,35 +285,27 @@ def test_unfinished_episodes_of_a_resumed_run_are_truncated(earlier):
     np.testing.assert_array_equal(discount, np.concatenate([kept, kept], 1))
 
 
-@functools.cache
-def _added_after():
-    """Returns a function of two priorities: those of the tree before and after a third rollout."""
-    case = Case(steps=2, length=2, rollouts=8, num_streams=1, prioritized=True, drawn=8)
-    buffer = case.replay
+def test_new_sequences_get_the_highest_priority_so_far():
+    """Never zero, so that each may be drawn again, nor infinite; negative ones are not drawn."""
+    case = Case(steps=2, length=2, rollouts=8, num_streams=1, prioritized=True)
 
     def run(priority):
-        memory = buffer.init(_rollout(case, 0))
-        for number in range(2):
-            memory = buffer.add(memory, _rollout(case, number))
-        first = memory.priorities.levels[0][0, :8]
-        item = replay.Item(jnp.zeros(2, jnp.int32), jnp.array([0, 1]))
-        memory = buffer.update_priorities(memory, item, priority)
-        memory = buffer.add(memory, _rollout(case, 2))
-        return first, memory.priorities.levels[0][0, :8]
+        memory, found = case.replay.init(_rollout(case, 0)), []
+        for number in range(3):
+            memory = case.replay.add(memory, _rollout(case, number))
+            found.append(memory.priorities.levels[0][0, :8])
+            if number == 1:
+                item = replay.Item(jnp.zeros(2, jnp.int32), jnp.array([0, 1]))
+                memory = case.replay.update_priorities(memory, item, priority)
+        return found
 
-    return jax.jit(_map(run, in_specs=(P(),), out_specs=P()))
-
-
-@hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
-@hypothesis.given(strategies.tuples(*[strategies.floats(-1.0, 1e9, width=32)] * 2))
-@hypothesis.example((0.0, 1e9))
-def test_new_sequences_get_the_highest_priority_so_far(priorities):
-    first, then = _added_after()(np.array(priorities, np.float32))
-    np.testing.assert_array_equal(first, [1, 1, 1, 0, 0, 0, 0, 0])
-    # Never zero, so that each may be drawn again, nor infinite; negative ones are not drawn.
-    values = [0.0 if p < 0.0 else np.clip(p, 1e-6, 1e6) ** ALPHA for p in priorities]
-    highest = max(1.0, *values)
-    np.testing.assert_allclose(then, [*values, 1, highest, highest, 0, 0, 0], rtol=1e-5)
+    run = jax.jit(experience.on_devices(run, 1, P()))
+    for low, high in ((0.0, 1e9), (-1.0, 0.5), (3.0, 2.0)):
+        _, before, after = run(np.array([low, high], np.float32))
+        np.testing.assert_array_equal(before, [1, 1, 1, 0, 0, 0, 0, 0])
+        values = [0.0 if p < 0.0 else np.clip(p, 1e-6, 1e6) ** ALPHA for p in (low, high)]
+        highest = max(1.0, *values)
+        np.testing.assert_allclose(after, [*values, 1, highest, highest, 0, 0, 0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +320,7 @@ def test_new_sequences_get_the_highest_priority_so_far(priorities):
 def test_an_impossible_replay_is_a_user_error(options, message):
     buffer = replay.Replay(**{"sequence_length": 4, "batch_size": 8} | options)
     in_specs = (types.Rollout(COLUMNS, COLUMNS, COLUMNS, P()),)
-    init = _map(buffer.init, 4, in_specs=in_specs, out_specs=P())
+    init = experience.on_devices(buffer.init, 4, in_specs)
     with pytest.raises(errors.UserError, match=message):
         jax.eval_shape(init, _rollout(Case(steps=4, length=4, rollouts=2), 0))
 
