@@ -8,6 +8,7 @@ Axis legend: `T` time, `B` streams of this actor, `H` streams of one of its batc
 devices that it feeds.
 """
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -136,46 +137,59 @@ class Actor:
     versions: pipeline.Versions
     queue: pipeline.Queue
     pace: timing.Pace
-    _hosts: list[environment_lib.HostEnvironment] = dataclasses.field(
-        default_factory=list, init=False, repr=False
-    )
 
     def run(self, worker: pipeline.Worker) -> None:
-        """Collects rollouts until the worker is cancelled."""
-        try:
-            self._run(worker)
-        finally:
-            self.close()
+        """Makes the environments, collects rollouts until cancelled, closes the environments."""
+        with contextlib.ExitStack() as closing:
+            batches = []
+            # Here, because some simulators belong to the thread that makes them.
+            for part in np.split(self.env_id, self.num_batches):
+                with worker.doing(self.starting):
+                    host = self.make(part)
+                    closing.callback(pipeline.close_environments, host)
+                with worker.doing(self.starting):
+                    arrival = Arrival.of(host.reset())
+                batches.append(_Batch(host, jax.device_put(arrival, self.device)))
+            self._run(worker, batches)
 
-    def close(self) -> None:
-        """Closes every environment; a failure does not keep the others from being closed."""
-        while self._hosts:
-            pipeline.close_environments(self._hosts.pop())
-
-    def _run(self, worker: pipeline.Worker) -> None:
-        # Environments are made here because some simulators belong to the thread that makes them.
-        for part in np.split(self.env_id, self.num_batches):
-            with worker.doing(self.starting):
-                self._hosts.append(self.make(part))
-        batches = []
-        for host in self._hosts:
-            with worker.doing(self.starting):
-                arrival = Arrival.of(host.reset())
-            batches.append(_Batch(host, jax.device_put(arrival, self.device)))
+    def _run(self, worker: pipeline.Worker, batches: list[_Batch]) -> None:
         with worker.doing(pipeline.COMPILING):
             env_id, key = jax.device_put((self.env_id, self.key), self.device)
             actor_state = self.programs.init_actor(env_id)
         update, warm = self.first, False
         while True:
+            # Compilation has no time limit; later calls of the same programs have one.
+            inference, transfer, sending = (
+                each if warm else pipeline.COMPILING
+                for each in (timing.INFERENCE, timing.TRANSFER, timing.SENDING)
+            )
+            stepping = timing.ENVIRONMENT if warm else self.starting
             with worker.doing(timing.FOR_PARAMETERS):
                 oldest = max(update - self.lag, self.first)
                 version, params = self.versions.get(oldest, exact=self.lag <= 1)
                 params = params[self.device]
-            # Compilation has no time limit; later calls of the same program have one.
-            with worker.doing(timing.INFERENCE if warm else pipeline.COMPILING):
+            with worker.doing(inference):
                 carry = self.programs.begin(params, key, np.int32(update), env_id, actor_state)
-            carry = self._collect(worker, params, carry, batches, warm)
-            with worker.doing(timing.SENDING if warm else pipeline.COMPILING):
+            for step in range(self.length):
+                for batch in batches:
+                    if step:
+                        self._receive(worker, batch, stepping)
+                    with worker.doing(transfer):
+                        carry, action = self.programs.act(params, carry, batch.arrival)
+                        for leaf in jax.tree.leaves(action):
+                            leaf.copy_to_host_async()
+                    with worker.doing(inference):
+                        action = jax.tree.map(np.asarray, action)
+                    with worker.doing(stepping):
+                        batch.sent = time.perf_counter()
+                        batch.host.send(action)
+            for batch in batches:
+                self._receive(worker, batch, stepping)
+                with worker.doing(transfer):  # once, though two rollouts need it
+                    batch.arrival = jax.device_put(batch.arrival, self.device)
+                with worker.doing(inference):
+                    carry = self.programs.finish(carry, batch.arrival)
+            with worker.doing(sending):
                 count = len(self.learners)
                 slices = split(carry.rollout, count) if count > 1 else (carry.rollout,)
                 # Directly from the device that acted to those that learn.
@@ -184,34 +198,9 @@ class Actor:
                 self.queue.put(Shards(version, slices))
             actor_state, update, warm = carry.actor_state, update + 1, True
 
-    def _collect(self, worker, params, carry, batches, warm):
-        """Returns the carry after `T` steps."""
-        for step in range(self.length):
-            for batch in batches:
-                if step:
-                    self._receive(worker, batch, started=warm or step > 1)
-                compiles = not warm and step == 0 and batch is batches[0]
-                with worker.doing(pipeline.COMPILING if compiles else timing.TRANSFER):
-                    carry, action = self.programs.act(params, carry, batch.arrival)
-                    for leaf in jax.tree.leaves(action):
-                        leaf.copy_to_host_async()
-                with worker.doing(timing.INFERENCE):
-                    action = jax.tree.map(np.asarray, action)
-                with worker.doing(timing.ENVIRONMENT if warm or step else self.starting):
-                    batch.sent = time.perf_counter()
-                    batch.host.send(action)
-        for batch in batches:
-            self._receive(worker, batch, started=warm or self.length > 1)
-            with worker.doing(timing.TRANSFER):  # once, though two rollouts need it
-                batch.arrival = jax.device_put(batch.arrival, self.device)
-            compiles = not warm and batch is batches[0]
-            with worker.doing(pipeline.COMPILING if compiles else timing.INFERENCE):
-                carry = self.programs.finish(carry, batch.arrival)
-        return carry
-
-    def _receive(self, worker: pipeline.Worker, batch: _Batch, started: bool) -> None:
+    def _receive(self, worker: pipeline.Worker, batch: _Batch, activity: str) -> None:
         """Waits for the next time step of a batch."""
-        with worker.doing(timing.ENVIRONMENT if started else self.starting):
+        with worker.doing(activity):
             began = time.perf_counter()
             timestep = batch.host.recv()
             arrived = time.perf_counter()
@@ -293,28 +282,22 @@ class ActorPrograms:
         return DevicePrograms(*(program.trace(*each) for program, each in programs))
 
     def on(self, device: jax.Device) -> DevicePrograms:
-        """Returns the programs of a device; they are traced once for all devices."""
+        """Returns the programs of a device."""
         if device not in self._programs:
-            where = jax.sharding.SingleDeviceSharding(device)
             # With the device in the program's type, arguments on the host and on the device are the
             # same program; otherwise JAX compiles it twice.
+            jit = functools.partial(jax.jit, in_shardings=jax.sharding.SingleDeviceSharding(device))
             self._programs[device] = DevicePrograms(
-                *(
-                    jax.jit(traced, in_shardings=where, donate_argnums=donated)
-                    for traced, donated in zip(self._traced, ((), (4,), (1,), (0,)))
-                )
+                init_actor=jit(self._init_actor),
+                begin=jit(self._begin, donate_argnums=4),
+                act=jit(self._act, donate_argnums=1),
+                finish=jit(self._finish, donate_argnums=0),
             )
         return self._programs[device]
 
     @functools.cached_property
     def _programs(self) -> dict[jax.Device, DevicePrograms]:
         return {}
-
-    @functools.cached_property
-    def _traced(self) -> DevicePrograms:
-        return DevicePrograms(
-            *map(jax.jit, (self._init_actor, self._begin, self._act, self._finish))
-        )
 
     # Jitted within larger programs, so that all of them share one trace.
     @functools.cached_property

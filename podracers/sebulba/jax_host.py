@@ -13,6 +13,8 @@ import numpy as np
 from podracers import environment as environment_lib
 from podracers import keys, types, unroll
 
+_RESET_BATCH = 16  # the default of Anakin
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JaxHostEnvironment:
@@ -22,11 +24,9 @@ class JaxHostEnvironment:
 
     Attributes:
       environment: a one-stream JAX environment.
-      reset_batch: number of streams to reset together; see `unroll.BatchedEnvironment`.
     """
 
     environment: environment_lib.Environment
-    reset_batch: int | None = 16
 
     @property
     def spec(self) -> environment_lib.EnvironmentSpec:
@@ -40,13 +40,15 @@ class JaxHostEnvironment:
     # Batches of one size share these programs.
     @functools.cached_property
     def _init(self):
-        batched = unroll.BatchedEnvironment(self.environment, self.reset_batch)
-        return jax.jit(lambda key, env_id: batched.init(keys.per_stream(key, env_id)))
+        return jax.jit(lambda key, env_id: self._batched.init(keys.per_stream(key, env_id)))
 
     @functools.cached_property
     def _step(self):
-        batched = unroll.BatchedEnvironment(self.environment, self.reset_batch)
-        return jax.jit(batched.step, donate_argnums=0)
+        return jax.jit(self._batched.step, donate_argnums=0)
+
+    @functools.cached_property
+    def _batched(self) -> unroll.BatchedEnvironment:
+        return unroll.BatchedEnvironment(self.environment, _RESET_BATCH)
 
 
 class JaxHostBatch:

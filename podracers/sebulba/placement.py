@@ -50,12 +50,10 @@ class Placement:
             return ", ".join(str(device.id) for device in devices)
 
         kind = self.learners[0].device_kind
-        shared = [device for device in dict.fromkeys(self.actors) if device in self.learners]
         if set(self.actors) == set(self.learners):
             threads = f"{len(self.actors)} actor thread" + "s" * (len(self.actors) > 1)
             return f"{kind} {ids(self.actors)} shared by {threads} and the learner"
-        note = f" ({ids(shared)} shared)" if shared else ""
-        return f"actors on {kind} {ids(self.actors)}, learner on {kind} {ids(self.learners)}{note}"
+        return f"actors on {kind} {ids(self.actors)}, learner on {kind} {ids(self.learners)}"
 
 
 def plan(
@@ -79,22 +77,16 @@ def plan(
     Raises:
       errors.UserError: there is no such device, or the streams do not divide.
     """
-    if len({len(each) for each in devices}) > 1:
-        raise errors.UserError(
-            "the processes have different numbers of devices: "
-            f"{', '.join(str(len(each)) for each in devices)}"
-        )
-    local = devices[process]
-    count, actors, learners = len(local), actor_devices, learner_devices
+    counts = [len(each) for each in devices]
+    if len(set(counts)) > 1:
+        raise errors.UserError(f"the processes have different numbers of devices: {counts}")
+    count, local, actors, learners = counts[0], devices[process], actor_devices, learner_devices
     for name, chosen in (("actor_devices", actors), ("learner_devices", learners)):
-        beyond = [index for index in chosen or () if not 0 <= index < count]
-        if beyond:
+        if chosen is not None and not set() < set(chosen) <= set(range(count)):
             raise errors.UserError(
-                f"Sebulba.{name} = {tuple(chosen)}: this machine has {count} devices, 0 to "
-                f"{count - 1}, and no device {beyond[0]}"
+                f"Sebulba.{name}: expected indices of this machine's {count} devices, 0 to "
+                f"{count - 1}, got {tuple(chosen)}"
             )
-        if chosen is not None and not chosen:
-            raise errors.UserError(f"Sebulba.{name} is empty: name at least one device")
     if learners is not None and len(set(learners)) < len(learners):
         raise errors.UserError(f"Sebulba.learner_devices = {tuple(learners)} names a device twice")
 
@@ -115,7 +107,7 @@ def plan(
     unit = math.lcm(num_actors * rows_per_actor, num_learners)
     if num_envs % unit:
         lower = num_envs // unit * unit
-        near = " or ".join(str(number) for number in (lower, lower + unit) if number)
+        near = f"{lower} or {lower + unit}" if lower else lower + unit
         raise errors.UserError(
             f"Sebulba.num_envs = {num_envs} does not divide over {num_actors} actors of "
             f"{rows_per_actor} batches and {num_learners} learner devices: use {near}"

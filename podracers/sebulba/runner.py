@@ -172,13 +172,12 @@ class Sebulba:
         Raises:
           pipeline.WorkerError: an actor failed or hangs; its exception is chained.
         """
-        if not self._sessions or self._sessions[0].state is not state:
-            self._start(state)
-        session = self._sessions[0]
-        session.state = None
-        session.timers.learner.switch("")
         try:
-            report = None
+            if not self._sessions or self._sessions[0].state is not state:
+                self._start(state)
+            session, report = self._sessions[0], None
+            session.state = None
+            session.timers.learner.switch("")
             for _ in range(num_updates):
                 state, part = self._update(session, state)
                 report = part if report is None else metrics.merge(report, part)
@@ -196,10 +195,7 @@ class Sebulba:
         timer = session.timers.learner
         with timer(timing.FOR_ROLLOUTS):
             shards = [queue.get() for queue in session.queues]  # one rollout of each actor
-        lags = [session.update - each.version for each in shards]
-        session.timers.lags.extend(lags)
-        if max(lags) > self.lag:
-            raise RuntimeError(f"a lag of {max(lags)} updates, and at most {self.lag} is allowed")
+        session.timers.lags += [session.update - each.version for each in shards]
         with timer(timing.LEARNING):
             slices = [part for each in shards for part in each.slices]
             state, report = self._learner.learn(state, self._learner.assemble(slices))
@@ -208,25 +204,22 @@ class Sebulba:
             jax.block_until_ready((state, report, list(params.values())))
         session.update += 1
         with timer(timing.PUBLISHING):
-            oldest = session.update - self.lag
-            session.versions.publish(session.update, params, oldest)
+            session.versions.publish(session.update, params)
         return state, report
 
     def _copy_params(self, state: learner_lib.SebulbaState) -> dict[jax.Device, types.PyTree]:
         """Copies the acting parameters to the actors' devices; no later donation deletes them."""
         copies = self._learner.copy_actor_params(state.learner)
-        on_learners = {
-            device: jax.tree.map(
-                lambda x, d=device: next(s.data for s in x.addressable_shards if s.device == d),
-                copies,
+        learners = self.placement.learners
+
+        def on(device: jax.Device) -> types.PyTree:
+            source = device if device in learners else learners[0]
+            of_source = jax.tree.map(
+                lambda x: next(s.data for s in x.addressable_shards if s.device == source), copies
             )
-            for device in self.placement.learners
-        }
-        source = on_learners[self.placement.learners[0]]
-        return {
-            device: on_learners[device] if device in on_learners else jax.device_put(source, device)
-            for device in set(self.placement.actors)
-        }
+            return jax.device_put(of_source, device)
+
+        return {device: on(device) for device in set(self.placement.actors)}
 
     def actor_params(self, state: learner_lib.SebulbaState) -> types.PyTree:
         """Returns the acting parameters, valid until `state` is donated."""
@@ -284,25 +277,19 @@ class Sebulba:
         supervisor = pipeline.Supervisor(self.timeout)
         session = _Session(
             supervisor=supervisor,
-            versions=pipeline.Versions(supervisor),
+            versions=pipeline.Versions(supervisor, self.lag + 1),
             queues=[pipeline.Queue(supervisor, max(self.lag, 1)) for _ in self.placement.actors],
             timers=timing.Timers(),
             update=int(state.update),
-            state=state,
         )
         self._sessions.append(session)
-        try:
-            params = self._copy_params(state)
-            jax.block_until_ready(list(params.values()))
-            session.versions.publish(session.update, params, oldest=session.update - self.lag)
-            for index in range(len(self.placement.actors)):
-                each = self._actor(session, index, key)
-                worker = supervisor.start(f"actor {index}", each.run, each.close)
-                session.timers.paces.append(each.pace)
-                session.timers.actors.append(worker.timer)
-        except BaseException:
-            self.close()
-            raise
+        params = self._copy_params(state)
+        jax.block_until_ready(list(params.values()))
+        session.versions.publish(session.update, params)
+        for index in range(len(self.placement.actors)):
+            each = self._actor(session, index, key)
+            session.timers.paces.append(each.pace)
+            session.timers.actors.append(supervisor.start(f"actor {index}", each.run).timer)
 
     def _actor(self, session: _Session, index: int, key: jax.Array) -> actor.Actor:
         place, rows = self.placement, self._rows_per_actor

@@ -1,6 +1,7 @@
 """Where Sebulba's time goes: shares of the wall time, lags, and one line on the bottleneck."""
 
 import collections
+import dataclasses
 import math
 import threading
 import time
@@ -67,21 +68,14 @@ class Pace:
             return rate, possible
 
 
+@dataclasses.dataclass
 class Timers:
-    """The clocks of the actors and the learner.
+    """The clocks of the actors and the learner."""
 
-    Attributes:
-      learner: timer of the learner's thread.
-      actors: timers of the actors' threads.
-      paces: the paces of the actors' simulators.
-      lags: the lag of each rollout since the last `take`, in updates.
-    """
-
-    def __init__(self):
-        self.learner = pipeline.Timer()
-        self.actors: list[pipeline.Timer] = []
-        self.paces: list[Pace] = []
-        self.lags: list[int] = []
+    learner: pipeline.Timer = dataclasses.field(default_factory=pipeline.Timer)
+    actors: list[pipeline.Timer] = dataclasses.field(default_factory=list)
+    paces: list[Pace] = dataclasses.field(default_factory=list)  # of the actors' simulators
+    lags: list[int] = dataclasses.field(default_factory=list)  # updates; since the last `take`
 
     def take(self) -> metrics.Diagnostics:
         """Returns shares, rates and lags since the last call."""
@@ -89,18 +83,19 @@ class Timers:
         rates = [pace.take() for pace in self.paces]
         possible = sum(each for _, each in rates)
         share = sum(rate for rate, _ in rates) / possible if possible else math.nan
-        values = {f"time/learner/{name}": each for name, each in learner.items()}
-        values |= {f"time/actor/{name}": each for name, each in actors.items()}
-        values["environment/possible_steps_per_second"] = possible
-        values["environment/share_of_possible"] = share
-        values["idle/learner"] = learner[FOR_ROLLOUTS]
-        values["idle/actor"] = actors[FOR_PARAMETERS] + actors[FOR_SPACE]
-        counts = collections.Counter(self.lags)
-        self.lags.clear()
-        for lag, count in sorted(counts.items()):
-            values[f"lag/{lag}"] = count / counts.total()
-        if counts:
-            values["lag/mean"] = sum(lag * count for lag, count in counts.items()) / counts.total()
+        values = {
+            **{f"time/learner/{name}": each for name, each in learner.items()},
+            **{f"time/actor/{name}": each for name, each in actors.items()},
+            "environment/possible_steps_per_second": possible,
+            "environment/share_of_possible": share,
+            "idle/learner": learner[FOR_ROLLOUTS],
+            "idle/actor": actors[FOR_PARAMETERS] + actors[FOR_SPACE],
+        }
+        lags, self.lags = self.lags, []
+        for lag, count in sorted(collections.Counter(lags).items()):
+            values[f"lag/{lag}"] = count / len(lags)
+        if lags:
+            values["lag/mean"] = sum(lags) / len(lags)
         return metrics.Diagnostics(values, verdict(learner, actors, share))
 
 

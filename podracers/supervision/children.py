@@ -9,25 +9,33 @@ import time
 from collections.abc import Iterable
 
 _PROC = pathlib.Path("/proc")
-_SHARED_MEMORY = "/dev/shm/"
 _KILL_TIMEOUT = 5.0  # seconds
 
 
 def of(parent: int) -> list[int]:
     """Returns the children of a process."""
-    return _all(lambda process: int(_stat(process)[1]) == parent)
+    found: list[int] = []
+    for thread in (_PROC / str(parent) / "task").glob("*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def within(directory: str) -> list[int]:
     """Returns the other processes whose working directory this is."""
-    own = str(os.getpid())
-    return _all(lambda process: process.name != own and os.readlink(process / "cwd") == directory)
+    found = []
+    for process in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+            if os.readlink(process / "cwd") == directory and int(process.name) != os.getpid():
+                found.append(int(process.name))
+    return found
 
 
 def is_stopped(process: int) -> bool:
     """Returns whether a process is suspended, by a signal or by a debugger."""
     with contextlib.suppress(OSError):
-        return _stat(_PROC / str(process))[0] in (b"T", b"t")
+        after_name = (_PROC / str(process) / "stat").read_bytes().rpartition(b") ")[2]
+        return after_name[:1] in (b"T", b"t")
     return False
 
 
@@ -52,7 +60,7 @@ def end_within(directory: str, timeout: float) -> None:
         for process in left:
             with contextlib.suppress(OSError):
                 maps = (_PROC / str(process) / "maps").read_text(errors="replace").splitlines()
-                shared.update(line.split(maxsplit=5)[5] for line in maps if _SHARED_MEMORY in line)
+                shared.update(line.split(maxsplit=5)[5] for line in maps if "/dev/shm/" in line)
         if time.monotonic() > deadline:
             kill(left)
         time.sleep(0.02)
@@ -60,19 +68,3 @@ def end_within(directory: str, timeout: float) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def _all(condition) -> list[int]:
-    """Returns the processes whose folder in /proc meets a condition."""
-    found = []
-    for process in _PROC.glob("[0-9]*"):
-        # It may have just ended, or belong to another user; names may be any bytes.
-        with contextlib.suppress(OSError, ValueError):
-            if condition(process):
-                found.append(int(process.name))
-    return found
-
-
-def _stat(process: pathlib.Path) -> list[bytes]:
-    """Returns the fields after a process's name: its state, its parent, ..."""
-    return (process / "stat").read_bytes().rpartition(b") ")[2].split()

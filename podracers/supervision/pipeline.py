@@ -4,9 +4,8 @@ One consumer (the learner, in the thread that made the `Supervisor`) works with 
 actors, one thread each). Three rules keep a run from hanging:
 
 - An exception in a worker is kept, and the consumer raises it at its next call.
-- While the consumer waits, no worker may spend longer than `timeout` in any one activity, and not
-  all workers may wait for longer: this finds simulators that hang, and deadlocks. A worker may wait
-  for as long as another one works.
+- While the consumer waits, no worker may spend longer than `timeout` in one activity. A worker may
+  wait for as long as another one works. This detects simulators that hang, and deadlocks.
 - Closing wakes every thread that waits. A thread that does not return even then is abandoned:
   `abandoned` names it, and the process has to exit without it.
 """
@@ -17,7 +16,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,15 +28,13 @@ from podracers.supervision import watchdog
 
 _LOGGER = logging.getLogger(__name__)
 
-_JOIN_SECONDS = 10.0  # for a step of a simulator that is slow, but not stuck
-_RELEASE_SECONDS = 5.0  # for a thread that is stuck to be freed from outside
-_POLL_SECONDS = 1.0  # between two checks of the clock; a notification is not delayed
+_JOIN_TIMEOUT = 10.0  # seconds, for a step of a simulator that is slow, but not stuck
+_POLL_PERIOD = 1.0  # seconds between two checks of the clock; a notification is not delayed
 
 # Activities with a special meaning. Compiling alone has no limit.
 COMPILING, STARTING = "compiling", "starting"
 
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # all threads ever started
-_close_failures: list[str] = []
+close_failures: list[str] = []  # causes; the exit code of the process reports them
 
 
 class Cancelled(Exception):
@@ -50,34 +46,22 @@ class WorkerError(RuntimeError):
 
 
 def abandoned() -> list[str]:
-    """Returns the names of the threads that are alive; call it once everything is closed."""
-    return sorted(thread.name for thread in _threads if thread.is_alive())
+    """Returns the names of the workers that are alive; call it once everything is closed."""
+    return sorted(each.name for each in threading.enumerate() if isinstance(each, Worker))
 
 
 def close_environments(host: environment_lib.HostEnvironment) -> None:
     """Closes simulators without raising: a failure here must not replace a result or a cause.
 
-    The failure becomes a note of the exception in flight, if there is one. Else it is kept for
-    `close_failures`, and the first one is logged.
+    Failures are kept in `close_failures`, and the first one is logged.
     """
-    cause = sys.exception()
     try:
         host.close()
     except Exception as error:
         message = f"closing an environment failed: {errors.one_line(error)}"
-        if isinstance(error, errors.RunFailure):
-            message = str(error)
-        if cause is not None and not isinstance(cause, (Cancelled, GeneratorExit)):
-            cause.add_note(f"and {message}")
-            return
-        if not _close_failures:
+        if not close_failures:
             _LOGGER.warning("failed: %s", message)
-        _close_failures.append(message)
-
-
-def close_failures() -> list[str]:
-    """Returns the failures to close simulators so far; the exit code has to report them."""
-    return list(_close_failures)
+        close_failures.append(message)
 
 
 class Timer:
@@ -130,22 +114,27 @@ class Timer:
         self._seconds[activity] = self._seconds.get(activity, 0.0) + self._since - before
 
 
-class Worker:
-    """One supervised thread, made by `Supervisor.start`, whose arguments it has.
+class Worker(threading.Thread):
+    """One supervised thread, started by `Supervisor.start`, whose arguments it has.
 
     Attributes:
       timer: seconds by activity.
-      thread: the thread, which calls `run(worker)`.
     """
 
-    def __init__(
-        self, name: str, run: Callable, release: Callable | None, supervisor: "Supervisor"
-    ):
-        self.name, self.release, self._supervisor = name, release, supervisor
-        self.timer = Timer()
+    def __init__(self, name: str, work: Callable[["Worker"], None], supervisor: "Supervisor"):
         # A daemon: a simulator that never returns must not keep the interpreter alive.
-        self.thread = threading.Thread(target=run, args=[self], name=name, daemon=True)
-        _threads.add(self.thread)
+        super().__init__(name=name, daemon=True)
+        self.timer = Timer()
+        self._work, self._supervisor = work, supervisor
+
+    def run(self) -> None:
+        """Works until an exception; the supervisor keeps it, because a thread only prints it."""
+        try:
+            self._work(self)
+        except Cancelled:
+            pass
+        except BaseException as error:
+            self._supervisor.fail(self.name, error)
 
     def doing(self, activity: str) -> contextlib.AbstractContextManager[None]:
         """Times an activity; raises `Cancelled` if the thread is to end."""
@@ -168,40 +157,21 @@ class Supervisor:
         self._closing = False
         self._workers: list[Worker] = []
         self._waiting: set[threading.Thread] = set()
-        self._hanging: Worker | None = None
         self._consumer = threading.current_thread()
         watchdog.set_limit(self, timeout)  # native code may keep the consumer from running
 
-    def start(
-        self,
-        name: str,
-        target: Callable[[Worker], None],
-        release: Callable[[], None] | None = None,
-    ) -> Worker:
-        """Starts a worker.
-
-        Args:
-          name: the thread's name.
-          target: called as `target(worker)` in a thread of its own, where it should return only
-            when cancelled.
-          release: called from another thread if `target` does not return, to free what it holds.
-        """
-
-        def run(worker: Worker) -> None:
-            try:
-                target(worker)
-                raise RuntimeError(f"{name} ended without being cancelled")
-            except Cancelled:
-                pass
-            except BaseException as error:  # a thread would only print it
-                with self._changed:
-                    self._failure = self._failure or (name, error)
-                    self._changed.notify_all()
-
-        worker = Worker(name, run, release, self)
+    def start(self, name: str, work: Callable[[Worker], None]) -> Worker:
+        """Starts a thread that calls `work(worker)`."""
+        worker = Worker(name, work, self)
         self._workers.append(worker)
-        worker.thread.start()
+        worker.start()
         return worker
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """Makes the consumer raise the exception of a worker, if it is the first."""
+        with self._changed:
+            self._failure = self._failure or (name, error)
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def wait_until(self, ready: Callable[[], bool] = lambda: True) -> Iterator[None]:
@@ -214,7 +184,7 @@ class Supervisor:
           WorkerError: a worker failed, or made no progress in time (in the consumer).
         """
         thread, began = threading.current_thread(), time.monotonic()
-        period = min(_POLL_SECONDS, self.timeout)
+        period = min(_POLL_PERIOD, self.timeout)
         with self._changed:
             self._waiting.add(thread)
             try:
@@ -224,8 +194,6 @@ class Supervisor:
                         break
                     if thread is self._consumer:
                         self._require_progress(began)
-                    elif not self._consumer.is_alive():
-                        raise Cancelled
                     before = time.monotonic()
                     self._changed.wait(period)
                     if time.monotonic() - before > period + self.timeout / 2:
@@ -252,98 +220,60 @@ class Supervisor:
             raise WorkerError(f"{name} failed: {type(error).__name__}: {error}") from error
 
     def _require_progress(self, began: float) -> None:
-        """Raises if one activity lasts too long, or if all threads wait for too long."""
-        now, limit = time.monotonic(), self.timeout
-        working = [worker for worker in self._workers if worker.thread not in self._waiting]
-        for worker in working:
+        """Raises if an activity lasts too long; waiting counts only where all threads wait."""
+        working = [worker for worker in self._workers if worker not in self._waiting]
+        for worker in working or self._workers:
             activity, since = worker.timer.activity
-            seconds = now - max(since, began)
-            if seconds > limit and activity != COMPILING:
-                self._raised = True  # a later error of this worker is a consequence
-                self._hanging = worker
-                frame = sys._current_frames().get(worker.thread.ident)
+            seconds = time.monotonic() - max(since, began)
+            if seconds > self.timeout and activity != COMPILING:
+                frame = sys._current_frames().get(worker.ident)
                 raise WorkerError(
                     f"{worker.name} hangs: {seconds:.0f} s of '{activity or 'host work'}', and the "
-                    f"limit is {limit:g} s. Its stack:\n"
+                    f"limit is {self.timeout:g} s. Its stack:\n"
                     + "".join(traceback.format_stack(frame) if frame else ())
                 )
-        seconds = now - max([began, *(worker.timer.activity[1] for worker in self._workers)])
-        if not working and seconds > limit:
-            activities = ", ".join(f"{w.name} in '{w.timer.activity[0]}'" for w in self._workers)
-            raise WorkerError(
-                f"deadlock: for {seconds:.0f} s all threads have waited for one another, and the "
-                f"limit is {limit:g} s ({activities or 'there are no workers'})"
-            )
 
     def close(self) -> None:
-        """Ends every worker. A thread that does not return is released, and else abandoned."""
+        """Ends every worker; one that does not return in time is abandoned."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        workers, self._workers = self._workers, []
-        interrupted = isinstance(sys.exception(), KeyboardInterrupt)
-        _join(
-            [worker.thread for worker in workers if worker is not self._hanging],
-            min(self.timeout, 1.0 if interrupted else _JOIN_SECONDS),
-        )
-        stuck = [worker for worker in workers if worker.thread.is_alive() and worker.release]
-        # In threads, for releasing may hang as well.
-        releases = [
-            threading.Thread(target=worker.release, name=f"release {worker.name}", daemon=True)
-            for worker in stuck
-        ]
-        for thread in releases:
-            _threads.add(thread)
-            thread.start()
-        _join(
-            [*releases, *(worker.thread for worker in stuck)], min(self.timeout, _RELEASE_SECONDS)
-        )
+        deadline = time.monotonic() + min(self.timeout, _JOIN_TIMEOUT)
+        for worker in self._workers:
+            worker.join(max(deadline - time.monotonic(), 0.0))
         watchdog.remove_limit(self)
         if self._failure and not self._raised:
             name, error = self._failure
             _LOGGER.warning("%s failed while it was closed", name, exc_info=error)
 
 
-def _join(threads: list[threading.Thread], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0.0))
-
-
 def call(
     name: str,
-    target: Callable[[Worker], Any],
+    function: Callable[[Worker], Any],
     timeout: float,
     stop: Callable[[], bool] = lambda: False,
 ) -> Any:
-    """Returns `target(worker)`, which runs in a supervised thread while this one waits.
+    """Returns `function(worker)`, which runs in a supervised thread while this one waits.
 
     Args:
       name: the thread's name.
-      target: function of the worker, called in the thread.
+      function: called in the thread.
       timeout: that of `Supervisor`, in seconds.
       stop: function that returns true once the result is not needed any more.
 
     Raises:
       Cancelled: `stop()` was true before the result was there.
-      WorkerError: `target` hangs.
-      Exception: the exception of `target`, unchanged.
+      WorkerError: `function` hangs.
+      Exception: the exception of `function`, unchanged.
     """
     supervisor = Supervisor(timeout)
-    results = []
-
-    def work(worker: Worker) -> None:
-        result = target(worker)
-        with supervisor.wait_until():
-            results.append(result)
-        raise Cancelled  # ends the thread in order
-
-    supervisor.start(name, work)
+    results = Queue(supervisor, 1)
+    supervisor.start(name, lambda worker: results.put(function(worker)))
     try:
-        with supervisor.wait_until(lambda: bool(results) or stop()):
-            if not results:
+        with supervisor.wait_until(lambda: results.items or stop()):
+            if not results.items:
                 raise Cancelled
-            return results[0]
+            return results.items[0]
     except WorkerError as error:
         raise error.__cause__ or error  # noqa: B904  (the first cause, by itself)
     finally:
@@ -356,21 +286,24 @@ class Queue:
     Args:
       supervisor: the supervisor of both.
       capacity: number of items that may wait.
+
+    Attributes:
+      items: those that wait, the oldest first.
     """
 
     def __init__(self, supervisor: Supervisor, capacity: int):
         self._supervisor, self._capacity = supervisor, capacity
-        self._items: deque[Any] = deque()
+        self.items: deque[Any] = deque()
 
     def put(self, item: Any) -> None:
         """Adds an item; waits while the queue is full."""
-        with self._supervisor.wait_until(lambda: len(self._items) < self._capacity):
-            self._items.append(item)
+        with self._supervisor.wait_until(lambda: len(self.items) < self._capacity):
+            self.items.append(item)
 
     def get(self) -> Any:
         """Returns the oldest item; waits while there is none."""
-        with self._supervisor.wait_until(lambda: bool(self._items)):
-            return self._items.popleft()
+        with self._supervisor.wait_until(lambda: bool(self.items)):
+            return self.items.popleft()
 
 
 class Versions:
@@ -378,18 +311,18 @@ class Versions:
 
     Args:
       supervisor: the supervisor of the consumer and the workers.
+      count: number of versions to keep, the newest.
     """
 
-    def __init__(self, supervisor: Supervisor):
-        self._supervisor = supervisor
+    def __init__(self, supervisor: Supervisor, count: int):
+        self._supervisor, self._count = supervisor, count
         self._values: dict[int, Any] = {}
 
-    def publish(self, version: int, value: Any, oldest: int) -> None:
-        """Publishes a version, and deletes those before `oldest`."""
+    def publish(self, version: int, value: Any) -> None:
+        """Publishes the next version, and deletes the oldest."""
         with self._supervisor.wait_until():
             self._values[version] = value
-            for old in [known for known in self._values if known < oldest]:
-                del self._values[old]
+            self._values.pop(version - self._count, None)
 
     def get(self, least: int, exact: bool) -> tuple[int, Any]:
         """Waits for version `least`; returns it if `exact`, else the newest."""

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 from podracers.supervision import children
 
@@ -33,99 +32,90 @@ _DUMP_TIMEOUT = 5.0  # seconds for a process to print its stacks
 _CLOSE_TIMEOUT = 1.0  # seconds for simulators to end after the process that started them
 _STDERR = 2  # the file descriptor: `sys.stderr` may be something else in a notebook
 
+_lock = threading.Lock()  # of the following
+_processes: list[subprocess.Popen] = []  # the watchdog; empty until it is needed
+_limits: dict[object, float] = {}  # seconds by owner; the shortest counts
+_directories: list[str] = []
+_ending = threading.Event()  # stops the lines
 
-class _Watchdog:
-    """The watchdog's process, and the thread that writes to it.
 
-    Attributes:
-      process: the process.
-      limits: seconds by owner; the shortest counts.
-      directories: scratch directories.
-      ending: stops the thread once it is set.
-    """
+def set_limit(owner: object, seconds: float) -> None:
+    """Ends this process once no Python thread has run for so many seconds."""
+    with _lock:
+        _limits[owner] = seconds + _GRACE
+        _send()
 
-    def __init__(self):
-        root = str(pathlib.Path(__file__).resolve().parents[2])
-        program = (
-            f"import sys; sys.path.insert(0, {root!r})\n"
-            f"from podracers.supervision import watchdog; watchdog.main({os.getpid()})"
-        )
-        self.process = subprocess.Popen(
+
+def remove_limit(owner: object) -> None:
+    """Removes the limit of an owner, if it has one."""
+    with _lock:
+        _limits.pop(owner, None)
+        _send()
+
+
+def expect_end() -> None:
+    """Ends this process, if it has a watchdog, unless it exits within `_EXIT_LIMIT`."""
+    if _processes:
+        _ending.set()
+        set_limit("exit", _EXIT_LIMIT)
+
+
+def add_directory(path: str) -> None:
+    """Makes the watchdog remove a directory, with the processes in it, when this process ends."""
+    with _lock:
+        _directories.append(path)
+        _send()
+
+
+def remove_directory(path: str) -> None:
+    """Removes a directory from the watchdog's list."""
+    with _lock, contextlib.suppress(ValueError):
+        _directories.remove(path)
+        _send()
+
+
+def kill_children() -> None:
+    """Kills the children of this process, except for the watchdog."""
+    children.kill(set(children.of(os.getpid())) - {each.pid for each in _processes})
+
+
+def _send() -> None:
+    """Writes a line to the watchdog; starts it if there is none."""
+    if not _processes:
+        _start()
+    line = json.dumps([min(_limits.values(), default=None), _directories])
+    with contextlib.suppress(OSError):  # it was killed
+        os.write(_processes[0].stdin.fileno(), f"{line}\n".encode())
+
+
+def _start() -> None:
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    program = (
+        f"import sys; sys.path.insert(0, {root!r})\n"
+        f"from podracers.supervision import watchdog; watchdog.main({os.getpid()})"
+    )
+    _processes.append(
+        subprocess.Popen(
             [sys.executable, "-S", "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C in a terminal does not reach it
         )
-        self.limits: dict[object, float] = {}
-        self.directories: list[str] = []
-        self.ending = threading.Event()
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else (nohup) `main` kills
-            # A handler that runs without Python: it prints all stacks, then calls `_exit` with the
-            # number of the signal, which is 1, the exit code of a failure.
-            libc = ctypes.CDLL(None)
-            libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
-            libc.signal(signal.SIGHUP, ctypes.cast(libc._exit, ctypes.c_void_p))
-            faulthandler.register(signal.SIGHUP, file=_STDERR, all_threads=True, chain=True)
-        threading.Thread(target=self._write, name="watchdog", daemon=True).start()
-
-    def _write(self) -> None:
-        while not self.ending.wait(_PERIOD):
-            with _watchdog():
-                pass
+    )
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else (nohup) `main` kills
+        # A handler that runs without Python: it prints all stacks, then calls `_exit` with the
+        # number of the signal, which is 1, the exit code of a failure.
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
+        libc.signal(signal.SIGHUP, ctypes.cast(libc._exit, ctypes.c_void_p))
+        faulthandler.register(signal.SIGHUP, file=_STDERR, all_threads=True, chain=True)
+    threading.Thread(target=_send_lines, name="watchdog", daemon=True).start()
 
 
-_lock = threading.Lock()
-_watchdogs: list[_Watchdog] = []  # at most one
-
-
-@contextlib.contextmanager
-def _watchdog() -> Iterator[_Watchdog]:
-    """Yields the watchdog for changes, starting it if necessary; then writes its state to it."""
-    with _lock:
-        if not _watchdogs:
-            _watchdogs.append(_Watchdog())
-        (watchdog,) = _watchdogs
-        yield watchdog
-        state = [min(watchdog.limits.values(), default=None), watchdog.directories]
-        with contextlib.suppress(OSError):  # it was killed
-            os.write(watchdog.process.stdin.fileno(), f"{json.dumps(state)}\n".encode())
-
-
-def set_limit(owner: object, seconds: float) -> None:
-    """Ends this process once no Python thread has run for so many seconds."""
-    with _watchdog() as watchdog:
-        watchdog.limits[owner] = seconds + _GRACE
-
-
-def remove_limit(owner: object) -> None:
-    """Removes the limit of an owner, if it has one."""
-    with _watchdog() as watchdog:
-        watchdog.limits.pop(owner, None)
-
-
-def expect_end() -> None:
-    """Ends this process, if it has a watchdog, unless it exits within `_EXIT_LIMIT`."""
-    if _watchdogs:
-        with _watchdog() as watchdog:
-            watchdog.limits = {"exit": _EXIT_LIMIT}
-            watchdog.ending.set()
-
-
-def add_directory(path: str) -> None:
-    """Makes the watchdog remove a directory, with the processes in it, when this process ends."""
-    with _watchdog() as watchdog:
-        watchdog.directories.append(path)
-
-
-def remove_directory(path: str) -> None:
-    """Removes a directory from the watchdog's list."""
-    with _watchdog() as watchdog, contextlib.suppress(ValueError):
-        watchdog.directories.remove(path)
-
-
-def kill_children() -> None:
-    """Kills the children of this process, except for the watchdog."""
-    children.kill(set(children.of(os.getpid())) - {each.process.pid for each in _watchdogs})
+def _send_lines() -> None:
+    while not _ending.wait(_PERIOD):
+        with _lock:
+            _send()
 
 
 def main(process: int) -> None:
@@ -147,11 +137,12 @@ def main(process: int) -> None:
             # Where all processes were suspended, `select` takes long.
             silent += min(time.monotonic() - before, _PERIOD)
         if silent > limit:
-            cause = (
+            print(
                 f"failed: for {silent:.0f} s no thread of Python has run: a call into native code "
-                "hangs, and holds the interpreter's lock"
+                "hangs, and holds the interpreter's lock",
+                file=sys.stderr,
+                flush=True,
             )
-            print(cause, file=sys.stderr, flush=True)
             orphans = set(children.of(process)) - {os.getpid()}
             os.kill(process, signal.SIGHUP)
             deadline = time.monotonic() + _DUMP_TIMEOUT

@@ -15,36 +15,33 @@ def _split(count, num_envs=96, rows=2, actors=None, learners=None):
 
 
 @pytest.mark.parametrize(
-    ("count", "actors", "learners"),
+    ("count", "options", "actors", "learners"),
     [
-        (1, (0,), (0,)),
-        (2, (0,), (1,)),
-        (4, (0,), (1, 2, 3)),
-        (8, (0, 1), (2, 3, 4, 5, 6, 7)),
+        # By default about one device in four acts, and the streams divide.
+        (1, {}, (0,), (0,)),
+        (2, {}, (0,), (1,)),
+        (4, {}, (0,), (1, 2, 3)),
+        (8, {}, (0, 1), (2, 3, 4, 5, 6, 7)),
+        (4, {"num_envs": 8}, (0, 1), (2, 3)),
+        (3, {"num_envs": 8}, (0,), (1, 2)),
+        # Given devices are used.
+        (8, {"actors": (0, 1)}, (0, 1), (2, 3, 4, 5, 6, 7)),
+        (8, {"learners": (4, 5, 6)}, (0,), (4, 5, 6)),
+        (1, {"actors": (0, 0)}, (0, 0), (0,)),
+        (4, {"actors": (0, 1, 2, 3)}, (0, 1, 2, 3), (0, 1, 2, 3)),
+        (4, {"actors": (3,), "learners": (3,)}, (3,), (3,)),
     ],
 )
-def test_one_device_in_four_acts_by_default(count, actors, learners):
-    assert _split(count) == (actors, learners)
-
-
-def test_the_default_split_divides_the_streams():
-    assert _split(4, num_envs=8) == ((0, 1), (2, 3))
-    assert _split(3, num_envs=8) == ((0,), (1, 2))
-
-
-def test_given_devices_are_used():
-    assert _split(8, actors=(0, 1)) == ((0, 1), (2, 3, 4, 5, 6, 7))
-    assert _split(8, learners=(4, 5, 6)) == ((0,), (4, 5, 6))
-    assert _split(1, actors=(0, 0)) == ((0, 0), (0,))
-    assert _split(4, actors=(0, 1, 2, 3)) == ((0, 1, 2, 3), (0, 1, 2, 3))
-    assert _split(4, actors=(3,), learners=(3,)) == ((3,), (3,))
+def test_split(count, options, actors, learners):
+    assert _split(count, **options) == (actors, learners)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"actors": (0, 4)}, r"actor_devices = \(0, 4\): this machine has 4 devices.*device 4"),
-        ({"actors": ()}, "actor_devices is empty"),
+        ({"actors": (0, 4)}, r"actor_devices: .* 4 devices, 0 to 3, got \(0, 4\)"),
+        ({"actors": ()}, r"actor_devices: .* got \(\)"),
+        ({"learners": (-1,)}, r"learner_devices: .* got \(-1,\)"),
         ({"learners": (1, 1)}, "names a device twice"),
         ({"actors": (0, 1, 2), "learners": (0, 3)}, "3 actors cannot feed 2 learner devices"),
         ({"actors": (0,), "num_envs": 32}, "32 does not divide over 1 actors.*use 30 or 36"),
@@ -61,7 +58,6 @@ def test_user_errors(arguments, message):
     [
         ((0,), (1, 2), (2, 1), "actors on cpu 0, learner on cpu 1, 2"),
         ((0, 0), (0,), (1, 2), "cpu 0, 0 shared by 2 actor threads and the learner"),
-        ((1,), (1, 2), (2, 1), "actors on cpu 1, learner on cpu 1, 2 (1 shared)"),
     ],
 )
 def test_learners_of_actors_and_description(actors, learners, counts, text):

@@ -56,28 +56,25 @@ def test_bottleneck(learner, actors, pace, verdict):
     assert re.match(verdict, timing.verdict({**LEARNER, **learner}, {**ACTORS, **actors}, pace))
 
 
-def test_shares_add_up_and_are_reset():
-    timers = timing.Timers()
-    timers.actors.append(pipeline.Timer())
+def test_shares_add_up_rates_are_of_steps_with_known_latency_and_all_are_reset():
+    timers = timing.Timers(
+        actors=[pipeline.Timer()], paces=[timing.Pace(num_batches=2)], lags=[0, 1, 1, 1]
+    )
     with timers.learner(timing.LEARNING):
         time.sleep(0.05)
     with timers.actors[0](timing.ENVIRONMENT):
         time.sleep(0.05)
-    timers.lags.extend([0, 1, 1, 1])
+    timers.paces[0].add(steps=10, seconds=0.1, waited=0.05)
+    timers.paces[0].add(steps=10, seconds=5.0, waited=0.0)  # the step ended before polling
     values = timers.take().values
-    for who in ("learner", "actor"):
-        shares = [v for name, v in values.items() if name.startswith(f"time/{who}/")]
+    for thread in ("learner", "actor"):
+        shares = [v for name, v in values.items() if name.startswith(f"time/{thread}/")]
         assert sum(shares) == pytest.approx(1.0)
     assert values["time/learner/learning"] > 0.3
+    assert values["environment/possible_steps_per_second"] == pytest.approx(200.0)
+    assert values["environment/share_of_possible"] > 0.0
     assert (values["lag/0"], values["lag/1"], values["lag/mean"]) == (0.25, 0.75, 0.75)
-    assert timers.take().values["time/learner/learning"] == 0.0
-
-
-def test_the_possible_rate_is_that_of_steps_with_known_latency():
-    pace = timing.Pace(num_batches=2)
-    pace.add(steps=10, seconds=0.1, waited=0.05)
-    pace.add(steps=10, seconds=5.0, waited=0.0)  # the step ended before polling
-    rate, possible = pace.take()
-    assert possible == pytest.approx(200.0)
-    assert rate > 0.0
-    assert math.isnan(pace.take()[1])
+    again = timers.take().values
+    assert again["time/learner/learning"] == 0.0
+    assert math.isnan(again["environment/share_of_possible"])
+    assert "lag/mean" not in again
