@@ -16,8 +16,7 @@ class Agent(Protocol):
     """Frozen dataclass of static configuration, built from an `EnvironmentSpec` (`spec=`).
 
     An agent with a stochastic policy may have a field `greedy_evaluation: bool`: whether `act`
-    takes the most probable action in evaluation instead of a sample. Evaluations then measure both
-    (see `greedy`).
+    takes the most probable action in evaluation. If it is false, evaluations measure both.
     """
 
     def init_learner(self, key: jax.Array) -> Any:
@@ -85,40 +84,22 @@ class Agent(Protocol):
 
 
 def greedy(agent: Agent) -> Agent | None:
-    """Returns the agent with greedy evaluations, for the same parameters.
-
-    Args:
-      agent: any agent.
-
-    Returns:
-      None if its evaluations are already greedy, or it has no field `greedy_evaluation`.
-    """
+    """Returns the agent with greedy evaluations; None if they are greedy, or it has no choice."""
     if getattr(agent, "greedy_evaluation", True):
         return None
     return dataclasses.replace(agent, greedy_evaluation=True)
 
 
 def without_replay(state: types.PyTree) -> types.PyTree:
-    """Returns a runner's state with `()` in the place of replay.
-
-    Replay is any node of an agent's memory with a true attribute `is_replay`: past rollouts, which
-    an agent can start without.
-    """
+    """Returns a runner's state with `()` in the place of replay, nodes with `is_replay = True`."""
     return jax.tree.map(lambda x: () if _is_replay(x) else x, state, is_leaf=_is_replay)
 
 
 def with_replay(state: types.PyTree, fresh: types.PyTree) -> types.PyTree:
-    """Returns a state with the replay of another one wherever it has none.
-
-    Args:
-      state: a runner's state, or a result of `without_replay`.
-      fresh: a runner's state with replay.
-    """
-
-    def one(given, x):
-        return given if _is_replay(given) and not jax.tree.leaves(x) else x
-
-    return jax.tree.map(one, fresh, state, is_leaf=_is_replay)
+    """Returns a state that has the replay of `fresh`, a complete state, where it has none."""
+    return jax.tree.map(
+        lambda x, y: y if jax.tree.leaves(y) else x, fresh, state, is_leaf=_is_replay
+    )
 
 
 def _is_replay(node: Any) -> bool:

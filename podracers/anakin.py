@@ -1,8 +1,8 @@
 """Anakin: acting, stepping the environment and learning in one compiled program.
 
 The architecture of Hessel et al., "Podracer architectures for scalable Reinforcement Learning",
-2021, https://arxiv.org/abs/2104.06272, section "Anakin": the whole program is replicated over the
-devices, each with its own streams, and gradients are combined once per gradient step.
+2021, https://arxiv.org/abs/2104.06272, section "Anakin": the program is replicated over the
+devices, each with its own streams, and gradients are combined in each gradient step.
 
 Axis legend: `P` population (absent where it is 1), `B` streams, `D` devices.
 """
@@ -85,29 +85,21 @@ class Anakin:
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices of all processes. The constructor of a runner touches no device.
-
-        Raises:
-          errors.UserError: there are too few devices, or the streams do not divide over them.
-        """
+        """The devices of all processes; the constructor of a runner touches no device."""
         devices = parallel.devices()
         available = len(devices)
         count = self.num_devices or available
-        if count > available:
+        if count > available or (count < available and jax.process_count() > 1):
             raise errors.UserError(
-                f"Anakin.num_devices = {count}: this machine has {available} devices"
-            )
-        if count < available and jax.process_count() > 1:
-            raise errors.UserError(
-                f"Anakin.num_devices = {count}: {jax.process_count()} processes use all of their "
-                f"{available} devices"
+                f"Anakin.num_devices = {count}: {jax.process_count()} process(es) have {available} "
+                "devices, and several processes use all of theirs"
             )
         if self.num_envs % count:
             lower = self.num_envs // count * count
-            near = [str(n) for n in (lower, lower + count) if n]
+            near = " or ".join(str(each) for each in (lower, lower + count) if each)
             raise errors.UserError(
                 f"Anakin.num_envs = {self.num_envs} does not divide over {count} devices: "
-                f"use {' or '.join(near)}, or set Anakin.num_devices"
+                f"use {near}, or set Anakin.num_devices"
             )
         return parallel.make_mesh(devices[:count])
 

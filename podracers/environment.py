@@ -80,8 +80,7 @@ def without_state(observation: types.PyTree) -> types.PyTree:
 class Environment(Protocol):
     """Pure environment of one stream, without auto-reset; the runner batches and resets it.
 
-    An implementation may also have `render(state) -> np.ndarray`, uint8 `[height, width, 3]`, which
-    runs on the host and serves videos only.
+    For videos it may have `render(state) -> np.ndarray`, uint8 `[height, width, 3]`, on the host.
     """
 
     @property
@@ -132,11 +131,10 @@ class HostEnvironment(Protocol):
 class HostEnvironmentFactory(Protocol):
     """Factory of host environments: a frozen dataclass of static configuration.
 
-    An experiment names it in the place of a JAX environment. For videos, an implementation may have
-    `render(timestep) -> np.ndarray`, uint8 `[height, width, 3]`, of one environment's time step
-    (no batch axis). If only simulators can draw, it may have `filmed()` instead: the same factory,
-    whose host environments have `render() -> list[np.ndarray]`, the current image of each. It
-    raises `errors.UserError` if nothing can be drawn.
+    For videos it may have `render(timestep) -> np.ndarray`, uint8 `[height, width, 3]`, of a time
+    step without a batch axis. If only simulators can draw, it may have `filmed()` instead: the same
+    factory, whose host environments have `render() -> list[np.ndarray]`, one image each. It raises
+    `errors.UserError` if nothing can be drawn.
     """
 
     @property
@@ -162,8 +160,8 @@ def is_host(environment: Any) -> bool:
 def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:
     """Returns a seed for each stream, `[B]` int64 in `[0, 2**31)`.
 
-    Streams of one key never share a seed, on any thread or host: the map from index to seed is one
-    to one. Seeds of neighbours are far apart, for simulators that derive seeds by counting.
+    Streams of one key never share a seed: the map from index to seed is one to one. Seeds of
+    neighbours are far apart, for simulators that derive seeds by counting.
 
     Args:
       key: one typed key.

@@ -1,4 +1,4 @@
-"""Exceptions of a run that ends early, their exit codes, and checks and phrases of messages."""
+"""Exceptions of a run that ends early, checks of options, and parts of messages."""
 
 import collections.abc
 import dataclasses
@@ -34,12 +34,11 @@ def require_count(part: Any, name: str, least: int = 1) -> None:
       least: the lowest value that is allowed.
     """
     value = getattr(part, name)
-    expected = "a positive int" if least == 1 else f"an int of at least {least}"
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        if value <= INT32_MAX:
-            return
-        expected = f"at most {INT32_MAX}"
-    raise UserError(f"{type(part).__name__}.{name}: expected {expected}, got {value!r}")
+    if not _is_int32(value) or value < least:
+        expected = "a positive int" if least == 1 else f"an int of at least {least}"
+        raise UserError(
+            f"{type(part).__name__}.{name}: expected {expected} (up to {INT32_MAX}), got {value!r}"
+        )
 
 
 def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None:
@@ -53,9 +52,8 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
       arguments: arguments of the function, by name: `locals()` where it begins.
     """
     part_type = type(part) if arguments is None else part
-    is_class = isinstance(part_type, type)
     try:
-        hints = typing.get_type_hints(part_type.__init__ if is_class else part_type)
+        hints = typing.get_type_hints(part_type if arguments else part_type.__init__)
     except (NameError, TypeError):  # in a user's code
         return
     for name, parameter in inspect.signature(part_type).parameters.items():
@@ -75,6 +73,11 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
                 require_types(each)
 
 
+def _is_int32(value: Any) -> bool:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return is_int and abs(value) <= INT32_MAX
+
+
 def _fits(value: Any, hint: Any) -> bool:
     """Returns whether a literal or a class may stand where `hint` does."""
     kind, items = typing.get_origin(hint) or hint, typing.get_args(hint)
@@ -83,8 +86,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind is collections.abc.Callable:
         return callable(value)
     if isinstance(value, bool | int) and kind in (int, float):
-        # JAX makes an int32 of an int, also where a float is expected.
-        return not isinstance(value, bool) and abs(value) <= INT32_MAX
+        return _is_int32(value)  # JAX converts an int to int32, also where a float is expected
     if isinstance(value, tuple | list) and kind in (tuple, list, collections.abc.Sequence):
         if kind is not tuple or items[1:] == (...,):
             items = items[:1] * len(value)
@@ -109,23 +111,18 @@ def one_line(error: BaseException) -> str:
     return name if first == name else f"{name}: {first}"
 
 
-def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
-    """Returns a phrase with the valid names nearest to `name`, for the end of a message.
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a message, with the valid names nearest to `name`.
 
     Args:
       name: the name that the user wrote.
       known: every valid name.
-      most: largest number of names in the phrase.
 
     Returns:
-      `"; did you mean 'a' or 'b'?"`, or `"; known: a, b, c"` where none is near and few are known,
-      or an empty string.
+      `"; did you mean 'a' or 'b'?"`; or `"; known: a, b, c"` where none is near and few are known.
     """
-    known = sorted(set(known))
-    lower = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), lower, n=most, cutoff=0.6)
+    lower = {each.lower(): each for each in sorted(known)}
+    close = difflib.get_close_matches(name.lower(), lower)
     if close:
         return "; did you mean " + " or ".join(f"'{lower[match]}'" for match in close) + "?"
-    if known and len(known) <= 30:
-        return "; known: " + ", ".join(known)
-    return ""
+    return "; known: " + ", ".join(lower.values()) if 0 < len(lower) <= 30 else ""

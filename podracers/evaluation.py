@@ -1,7 +1,6 @@
-"""Evaluates a policy on the first episode of each of many environments, by the agent's own `act`.
+"""Evaluation of a policy on the first episode of each of many environments, by the agent's `act`.
 
-Counting only first episodes avoids the bias of a fixed number of steps, in which short episodes are
-counted more often than long ones.
+A fixed number of steps would count short episodes more often than long ones.
 
 Axis legend: `P` population (absent where it is 1), `E` episodes, `B` episodes that host
 environments play together.
@@ -12,7 +11,7 @@ import dataclasses
 import functools
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +29,14 @@ from podracers.training import check
 DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
 MAX_BATCH = 64  # simulators that are alive at the same time
 _NUM_EPISODES, _NUM_HOST_EPISODES = 512, 64  # by default; simulators are slow
-_TIMEOUT = 60.0  # seconds
 _SALT = 0x5EED  # separates the keys of evaluations from those of the runner's streams
 _PERIODIC, _FINAL = range(2)  # folded into the key of an evaluation, besides the seed
 
-# Folded into the keys of acting: a number that no episode has. Folding them from the key of the
-# reset would give the keys that `jax.random.split` makes of it inside the environment.
+# Folded into the keys of acting: a number that no episode has. Keys that are folded from the key of
+# the reset equal those that the environment splits from it.
 _ACTING = 2**31 - 1
+
+Stopped = pipeline.Cancelled  # `stop()` became true before the end of an evaluation
 
 
 class Episodes(NamedTuple):
@@ -77,16 +77,11 @@ class Evaluation(NamedTuple):
         return {"": self.episodes} | ({} if self.greedy is None else {"greedy_": self.greedy})
 
 
-class Stopped(Exception):
-    """`stop()` became true before the end of an evaluation."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluator:
     """Plays `E` episodes, in a JAX environment all at once, on the host a batch at a time.
 
-    All programs run on one device, the first that holds the parameters: only the runner launches
-    programs of several devices.
+    All programs run on the first device that holds the parameters.
 
     Attributes:
       agent: the agent that acts.
@@ -97,7 +92,7 @@ class Evaluator:
       population_values: by option of the agent, one number for each member (see
         `podracers.population`).
       max_steps: agent steps after which an episode is cut; None for the environment's own limit.
-      timeout: seconds that a step of a simulator may take; None for 60.
+      timeout: seconds that a step of a simulator may take; None without simulators.
       precision: precision of the agent's computations.
     """
 
@@ -107,20 +102,14 @@ class Evaluator:
     population: int = 1
     population_values: population_lib.Values = dataclasses.field(default_factory=dict)
     max_steps: int | None = None
-    timeout: float | None = None
+    timeout: float | None = 60.0
     precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
         if self.num_episodes is None:
             default = _NUM_HOST_EPISODES if self._is_host else _NUM_EPISODES
             object.__setattr__(self, "num_episodes", default)
-        if self.num_episodes < 1:
-            raise errors.UserError(f"an evaluation of {self.num_episodes} episodes: expected >= 1")
-        if self._is_host and self.population != 1:
-            raise errors.UserError(
-                f"{self.environment.spec.name} is stepped on the host, by one member: population = "
-                f"1, got {self.population}"
-            )
+        errors.require_count(self, "num_episodes")
 
     @property
     def limit(self) -> int:
@@ -141,8 +130,7 @@ class Evaluator:
           key: one typed key, of the evaluation.
           stop: called at every step on the host, returns true to cancel the evaluation; the one
             program of a JAX environment cannot be cancelled.
-          share: `(index, count)`: plays the part `index` of `count` equal parts of the episodes;
-            all parts, joined, equal the result of one that plays them all.
+          share: `(index, count)`: plays the part `index` of `count` equal parts of the episodes.
 
         Raises:
           Stopped: `stop()` was true before the end.
@@ -155,7 +143,7 @@ class Evaluator:
             none = np.zeros((self.population, 0) if self.population > 1 else (0,), np.float32)
             return Episodes(none, none.astype(np.int32), none.astype(np.bool_))
         if not self._is_host:
-            return Episodes(*jax.device_get(self._run(*_on_one_device(params, key), env_id)))
+            return jax.device_get(self._run(_on_one_device(params), key, env_id))
         # Batches of one size, so that acting compiles once; surplus episodes are dropped.
         size = -(-env_id.size // -(-env_id.size // MAX_BATCH))
 
@@ -176,61 +164,43 @@ class Evaluator:
                 batches.append(Episodes(returns.astype(np.float32), lengths, finished))
             return Episodes(*(leaf[: env_id.size] for leaf in Episodes.join(batches)))
 
-        try:
-            return pipeline.call("evaluation", play, self._host_timeout, stop)
-        except pipeline.Cancelled as error:
-            raise Stopped from error
+        return pipeline.call("evaluation", play, self.timeout, stop)
 
     def of_member(self, index: int) -> "Evaluator":
         """Returns the evaluator of one member, whose parameters have no leading axis."""
         agent = population_lib.member(self.agent, self.population_values, index)
         return dataclasses.replace(self, agent=agent, population=1, population_values={})
 
-    def record(self, params: types.PyTree, key: jax.Array) -> list[Any]:
-        """Plays the first of the episodes of `run`, and returns arguments of `environment.render`.
+    def film(self, params: types.PyTree, key: jax.Array) -> list[np.ndarray]:
+        """Returns frames of the first of the episodes of `run`, uint8 `[height, width, 3]`.
 
         Args:
           params: parameters of one member.
           key: the key that `run` has.
 
-        Returns:
-          An item for the start, and one for each step: states of a JAX environment, or time steps
-          of a host environment (no batch axis).
-        """
-        if self._is_host:
-            return self._record_on_host(params, key, lambda _, timestep: _first_row(timestep))
-        params, key = _on_one_device(params, key)
-        reset_keys, act_keys, actor_state = self._jitted_begin(key, np.zeros(1, np.int32))
-        state, timestep = jax.jit(jax.vmap(self.environment.reset))(reset_keys)
-        step = jax.jit(jax.vmap(self.environment.step))
-        states = [_first_row(state)]
-        for time in range(self.limit):
-            action, actor_state = self._jitted_act(params, actor_state, timestep, act_keys, time)
-            state, timestep = step(state, action)
-            states.append(_first_row(state))
-            if timestep.last()[0]:
-                break
-        return states
-
-    def film(self, params: types.PyTree, key: jax.Array) -> list[np.ndarray]:
-        """Returns frames of the episode of `record`, uint8 `[height, width, 3]`.
-
         Raises:
           errors.UserError: the environment cannot be rendered.
         """
-        if not hasattr(self.environment, "render") and hasattr(self.environment, "filmed"):
-            filmed = dataclasses.replace(self, environment=self.environment.filmed())
-            return filmed._record_on_host(params, key, lambda host, _: host.render()[0])
-        video.require(self.environment)
-        return [self.environment.render(each) for each in self.record(params, key)]
+        environment = video.drawable(self.environment)
+        if self._is_host:
+            play = functools.partial(self._film_on_host, environment, params, key)
+            return pipeline.call("recording", play, self.timeout)
+        params = _on_one_device(params)
+        reset_keys, act_keys, actor_state = self._jitted_begin(key, np.zeros(1, np.int32))
+        state, timestep = jax.jit(jax.vmap(environment.reset))(reset_keys)
+        step = jax.jit(jax.vmap(environment.step))
+        frames = [environment.render(_first_row(state))]
+        for time in range(self.limit):
+            action, actor_state = self._jitted_act(params, actor_state, timestep, act_keys, time)
+            state, timestep = step(state, action)
+            frames.append(environment.render(_first_row(state)))
+            if timestep.last()[0]:
+                break
+        return frames
 
     @property
     def _is_host(self) -> bool:
         return environment_lib.is_host(self.environment)
-
-    @property
-    def _host_timeout(self) -> float:
-        return _TIMEOUT if self.timeout is None else self.timeout
 
     def _begin(self, key: jax.Array, env_id: jax.Array):
         """Returns the keys of reset and of acting `[B]`, and the actor state of some episodes."""
@@ -296,39 +266,28 @@ class Evaluator:
         start = (jnp.zeros((), jnp.int32), state, timestep, actor_state, episodes)
         return jax.lax.while_loop(unfinished, step, start)[-1]
 
-    def _record_on_host(
-        self,
-        params: types.PyTree,
-        key: jax.Array,
-        take: Callable[[environment_lib.HostEnvironment, types.TimeStep], Any],
-    ) -> list[Any]:
-        """Plays the first episode, and returns the results of `take`, one for each time step."""
-
-        def play(worker: pipeline.Worker) -> list[Any]:
-            taken, env_id = [], np.zeros(1, np.int32)
-            with contextlib.closing(self._steps(params, key, env_id, worker)) as steps:
-                for host, timestep in steps:
-                    taken.append(take(host, timestep))
-                    if timestep.last()[0]:
-                        break
-            return taken
-
-        return pipeline.call("recording", play, self._host_timeout)
+    def _film_on_host(self, environment, params, key, worker) -> list[np.ndarray]:
+        frames, env_id = [], np.zeros(1, np.int32)
+        evaluator = dataclasses.replace(self, environment=environment)
+        with contextlib.closing(evaluator._steps(params, key, env_id, worker)) as steps:
+            for host, timestep in steps:
+                if hasattr(environment, "render"):
+                    frames.append(environment.render(_first_row(timestep)))
+                else:
+                    frames.append(host.render()[0])
+                if timestep.last()[0]:
+                    break
+        return frames
 
     def _steps(
         self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, worker: pipeline.Worker
     ) -> Iterator[tuple[environment_lib.HostEnvironment, types.TimeStep]]:
         """Yields the environments of some episodes, with each time step `[B, ...]` up to the limit.
 
-        The caller must close the generator, which closes the environments.
-
-        Args:
-          params: the agent's acting parameters.
-          key: the key that `run` has.
-          env_id: `[B]` int32, indices of the episodes.
-          worker: the supervised thread that steps the environments.
+        The caller must close the generator, which closes the environments. `env_id` `[B]` has the
+        indices of the episodes, and `worker` is the thread that steps them.
         """
-        params, key = _on_one_device(params, key)
+        params = _on_one_device(params)
         with worker.doing(pipeline.COMPILING):
             _, act_keys, actor_state = self._jitted_begin(key, env_id)
         with worker.doing(pipeline.STARTING):
@@ -364,33 +323,24 @@ def play_together(
       The complete sets in process 0; None elsewhere, and if a signal stopped any process.
     """
     file = io.BytesIO()
-    try:
-        leaves = [leaf for episodes in play(processes.share()) for leaf in episodes or ()]
-        np.savez_compressed(file, *leaves)
-    except Stopped:
-        pass  # an empty message
-    sets = []  # of each process
-    for message in processes.gather(file.getvalue()) or [b""]:
-        if not message:
-            return None
-        # No pickle: any program that reaches the port may have sent it.
-        with np.load(io.BytesIO(message), allow_pickle=False) as arrays:
-            leaves = [arrays[f"arr_{index}"] for index in range(len(arrays))]
-        sets.append([Episodes(*leaves[at : at + 3]) for at in range(0, len(leaves), 3)])
-    return [Episodes.join(parts) for parts in zip(*sets, strict=True)]
+    with contextlib.suppress(Stopped):  # leaves the message empty
+        np.savez(file, *(leaf for episodes in play(processes.share()) for leaf in episodes or ()))
+    messages = processes.gather(file.getvalue())
+    if not messages or not all(messages):
+        return None
+    # No pickle: any program that reaches the port may have sent it.
+    parts = [np.load(io.BytesIO(each), allow_pickle=False).values() for each in messages]
+    leaves = [np.concatenate(each, axis=-1) for each in zip(*parts, strict=True)]
+    return [Episodes(*leaves[at : at + 3]) for at in range(0, len(leaves), 3)]
 
 
 def run_key(seed: int, update: int | None = None) -> jax.Array:
     """Returns the key of a run's evaluation, which no training stream uses.
 
-    The final evaluation of a run has the same key as `scripts/evaluate.py`, whichever checkpoint it
-    evaluates: checkpoints are compared on the same episodes. Evaluations during training have other
-    keys, so that the points of a learning curve have independent errors, and the best checkpoint is
-    evaluated on other episodes than those that selected it.
-
     Args:
       seed: the run's seed.
-      update: number of updates so far; None for the final evaluation.
+      update: number of updates so far. None for the final evaluation and for `scripts/evaluate.py`,
+        which thus measures the best checkpoint on other episodes than those that selected it.
     """
     key = jax.random.fold_in(jax.random.key(seed), _SALT)
     if update is None:
@@ -404,26 +354,14 @@ def episode_keys(key: jax.Array, episode: jax.Array | int) -> tuple[jax.Array, j
     return jax.random.fold_in(key, episode), jax.random.fold_in(acting, episode)
 
 
-def _on_one_device(params: types.PyTree, key: jax.Array) -> tuple[types.PyTree, jax.Array]:
-    """Returns the first copy of replicated parameters, and the key on the device where it lies."""
-
-    def first_shard(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-            return leaf.addressable_data(0)
-        return leaf
-
-    params = jax.tree.map(first_shard, params)
-    arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
-    device = next(iter(arrays[0].devices())) if arrays else None
-    return params, jax.device_put(key, device)
+def _on_one_device(params: types.PyTree) -> types.PyTree:
+    """Returns the first copy of replicated parameters."""
+    return jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, params)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UniformPolicy:
-    """Acts uniformly at random among the legal actions: the baseline of every return.
-
-    It has only the acting methods of `podracers.agent.Agent`.
-    """
+    """Uniform policy over legal actions; it has only the acting methods of an agent."""
 
     spec: environment_lib.EnvironmentSpec
 

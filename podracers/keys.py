@@ -1,7 +1,7 @@
 """Derivation of all keys from the key of a run, the same under every runner.
 
-A run has one key, which never changes. All others are folded from it by global numbers (of the
-stream, the update, the step), never by a device, a thread or an index in a batch.
+All keys are folded from it by global numbers (of the stream, the update, the step), never by a
+device, a thread or an index in a batch.
 
 Axis legend: `B` streams.
 """
@@ -21,8 +21,8 @@ def streams(key: jax.Array, update: int = 0) -> jax.Array:
 
     Args:
       key: the run's key.
-      update: number of updates after which the streams begin. Simulators that restart with a
-        resumed run play other episodes than those at the beginning of the run.
+      update: number of updates after which the streams begin: simulators that restart with a
+        resumed run play other episodes.
     """
     if update == 0:
         return jax.random.fold_in(key, _STREAMS)

@@ -1,6 +1,6 @@
 """Metrics on the device: mergeable means, episode statistics, and a check for NaN.
 
-Axis legend: `B` streams.
+Axis legend: `P` population (absent where it is 1), `B` streams.
 """
 
 import math
@@ -32,32 +32,26 @@ class Diagnostics(NamedTuple):
 
 def empty(means: dict[str, types.Mean]) -> Report:
     """Returns an empty report for metrics of these names and shapes."""
-    return Report(
-        means=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), means),
-        first_nonfinite={
-            name: jnp.full(mean.total.shape, NEVER, jnp.int32) for name, mean in means.items()
-        },
-    )
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), means)
+    never = {name: jnp.full(mean.total.shape, NEVER, jnp.int32) for name, mean in means.items()}
+    return Report(zeros, never)
 
 
 def add(report: Report, means: dict[str, types.Mean], update: jax.Array) -> Report:
     """Adds the metrics of one update, whose index is `update`."""
-    first = {
-        name: jnp.minimum(
-            report.first_nonfinite[name],
-            jnp.where(jnp.isfinite(mean.total), NEVER, update.astype(jnp.int32)),
-        )
+    bad = {
+        name: jnp.where(jnp.isfinite(mean.total), NEVER, update.astype(jnp.int32))
         for name, mean in means.items()
     }
-    return Report({name: report.means[name].merge(mean) for name, mean in means.items()}, first)
+    return merge(report, Report(means, bad))
 
 
 @jax.jit  # one program, in place of one for each number
 def merge(report: Report, other: Report) -> Report:
     """Returns the report over the updates of both."""
     return Report(
-        means={name: mean.merge(other.means[name]) for name, mean in report.means.items()},
-        first_nonfinite=jax.tree.map(jnp.minimum, report.first_nonfinite, other.first_nonfinite),
+        jax.tree.map(jnp.add, report.means, other.means),
+        jax.tree.map(jnp.minimum, report.first_nonfinite, other.first_nonfinite),
     )
 
 
@@ -75,8 +69,8 @@ class EpisodeStatistics(NamedTuple):
     running_return: jax.Array
     running_length: jax.Array  # agent steps
     ended_return: jax.Array  # sum over ended episodes
-    ended_length: jax.Array
-    ended: jax.Array  # how many
+    ended_length: jax.Array  # sum over ended episodes
+    ended: jax.Array  # number of ended episodes
 
     @classmethod
     def init(cls, num_streams: int) -> "EpisodeStatistics":
@@ -123,7 +117,7 @@ class EpisodeStatistics(NamedTuple):
 
 
 def label(name: str, values: np.ndarray, seeds: Sequence[int]) -> dict[str, float]:
-    """Returns the logged values of one number: itself, or those of a population and each member.
+    """Returns the logged values of a metric.
 
     Args:
       name: the metric's name.
@@ -131,24 +125,21 @@ def label(name: str, values: np.ndarray, seeds: Sequence[int]) -> dict[str, floa
       seeds: the members' seeds; empty where there is no population.
 
     Returns:
-      `{name: value}`, or `name` (the mean), `name/std` and `name/seed_<seed>` of each member. Only
-      the members that have a value count in the mean.
+      `{name: value}`, or `name` and `name/std` over the members that have a value, and
+      `name/seed_<seed>` of each member.
     """
     if not seeds:
         return {name: float(values)}
     present = values[~np.isnan(values)]
-    logged = {
-        name: float(np.mean(present)) if present.size else math.nan,
-        f"{name}/std": float(np.std(present)) if present.size else math.nan,
-    }
+    mean, std = (np.mean(present), np.std(present)) if present.size else (math.nan, math.nan)
+    logged = {name: float(mean), f"{name}/std": float(std)}
     return logged | {f"{name}/seed_{seed}": float(v) for seed, v in zip(seeds, values)}
 
 
 def summarize(means: dict[str, types.Mean], seeds: Sequence[int]) -> dict[str, float]:
     """Returns fetched metrics as they are logged (see `label`); NaN where nothing was counted."""
     logged = {}
-    for name, mean in means.items():
-        total, count = np.asarray(mean.total), np.asarray(mean.count)
+    for name, (total, count) in means.items():
         value = np.where(count > 0.0, total / np.maximum(count, 1e-30), math.nan)
         logged |= label(name, value, seeds)
     return logged

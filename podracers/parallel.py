@@ -1,7 +1,6 @@
 """Devices and their mesh of one axis, sums over devices, gradient steps, and memory usage.
 
-Losses are means over the GLOBAL batch, so the number of devices never changes an update: totals and
-counts are added over devices, then divided; means of devices are never averaged.
+Losses are means over the GLOBAL batch: totals and counts are added over devices, then divided.
 """
 
 import collections
@@ -22,20 +21,16 @@ from podracers import errors, types
 AXIS = "data"
 _MAX_JOINED_SIZE = 2**16  # elements of a leaf; copying larger ones costs more than it saves
 
-# Devices to compile for other than the backend's, or only their platform. Part of the key of
-# `jax.jit`'s cache of traces.
+# Devices to compile for, or only their platform; part of the key of `jax.jit`'s cache of traces.
 _target = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def compiling_for(target: Sequence[jax.Device] | str) -> Iterator[None]:
-    """Enters a context in which programs are traced and compiled for other devices.
-
-    A runner keeps its mesh: make a new runner within.
+    """Enters a context in which programs are traced, and new runners made, for other devices.
 
     Args:
-      target: devices, such as those of `jax.experimental.topologies`; or only their platform, such
-        as "tpu", for `jax.export`.
+      target: devices, such as those of `jax.experimental.topologies`; or only their platform.
     """
     with _target(target if isinstance(target, str) else tuple(target)):
         yield
@@ -60,9 +55,7 @@ def platform() -> str:
     """
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     if device is not None:  # within `shard_map`
-        if hasattr(device, "platform"):
-            return device.platform
-        kind = device.device_kind.lower()  # JAX 0.7
+        kind = device.device_kind.lower()
         return kind if kind == "cpu" else "tpu" if kind.startswith("tpu") else "gpu"
     if isinstance(_target.value, str):
         return _target.value
@@ -100,10 +93,9 @@ def axis_size() -> int:
 
 
 def check_leading_axis(memory: types.PyTree) -> types.PyTree:
-    """Returns an agent's memory after checking that every leaf has a first axis to split.
+    """Returns an agent's memory; its leaves are split over devices along their first axis.
 
-    A separate device axis would be simpler, and costs a copy of the memory each time it is removed
-    or added (XLA on CPU, jaxlib 0.10).
+    A separate device axis would cost a copy of the memory in each update (XLA on CPU, jaxlib 0.10).
 
     Raises:
       errors.UserError: a leaf has no axis.
@@ -111,10 +103,7 @@ def check_leading_axis(memory: types.PyTree) -> types.PyTree:
     for path, leaf in jax.tree_util.tree_leaves_with_path(memory):
         if leaf.ndim == 0:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise errors.UserError(
-                f"init_memory of the agent: expected a first axis in every leaf, and '{name}' is a "
-                "scalar: give it the shape (1,)"
-            )
+            raise errors.UserError(f"init_memory: '{name}' is a scalar: give it the shape (1,)")
     return memory
 
 
@@ -128,9 +117,8 @@ def placed(shapes: types.PyTree, mesh: jax.sharding.Mesh, layout: types.PyTree) 
     """
 
     def place(spec: jax.sharding.PartitionSpec, part: types.PyTree) -> types.PyTree:
-        sharding = jax.sharding.NamedSharding(mesh, spec)
         return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
+            lambda x: x.update(sharding=jax.sharding.NamedSharding(mesh, spec)), part
         )
 
     return jax.tree.map(place, layout, shapes)
@@ -139,8 +127,7 @@ def placed(shapes: types.PyTree, mesh: jax.sharding.Mesh, layout: types.PyTree) 
 def global_sum(tree: types.PyTree) -> types.PyTree:
     """Returns the sum of each leaf over the devices.
 
-    Small leaves of one dtype are summed as one array: between processes, and between the devices of
-    a CPU, a sum of a few numbers takes as long as one of many.
+    Small leaves of one dtype are summed as one array, because each sum costs a round of messages.
     """
     leaves, structure = jax.tree.flatten(tree)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
@@ -208,10 +195,7 @@ def memory_usage(
     devices: Sequence[jax.Device],
     trace: Callable[[], jax.stages.Traced],
 ) -> list[str]:
-    """Returns a line on the memory usage of the agent's memory, and one on that of an update.
-
-    The first is left out below 10 kB. The second is left out on CPU; elsewhere the update is
-    compiled for it, since XLA alone knows its temporary memory, and the run reuses the program.
+    """Returns lines on the memory of a device: that of replay, and on accelerators of an update.
 
     Args:
       state: a runner's state over all devices, or its shapes. Its `learner` is on each device, and
@@ -226,50 +210,39 @@ def memory_usage(
         temporary memory, needs more memory than a device has.
     """
     each = f"on each of {len(devices)} {devices[0].device_kind} device{'s' * (len(devices) > 1)}"
-    memory = num_bytes(state.memory) / len(devices)
-    replay = "the agent's replay_capacity, " if memory >= 1e4 else ""
-    remedy = f"lower {replay}num_envs, rollout_length, the batch size or the network's size"
+    remedy = "lower replay_capacity, num_envs, rollout_length, the batch size or the network's size"
     limit = _memory_limit(devices)
-    of_limit = "" if limit is None else f", of {readable_bytes(limit)}"
 
-    def require(what: str, count: float) -> None:
-        if limit is not None and count > limit:
-            raise errors.UserError(f"{what} {readable_bytes(count)} {each}{of_limit}: {remedy}")
+    def line(name: str, size: float) -> str:
+        of_limit = "" if limit is None else f", of {readable_bytes(limit)}"
+        text = f"{name}: {readable_bytes(size)} {each}{of_limit}"
+        if limit is not None and size > limit:
+            raise errors.UserError(f"{text}: {remedy}")
+        return text
 
     split = num_bytes(state._replace(learner=())) + num_bytes(observation) * num_steps
-    held = num_bytes(state.learner) + split / len(devices)
-    require("the state and the observations of a rollout take", held)
-    lines = []
-    if memory >= 1e4:
-        lines.append(f"replay and other agent memory: {readable_bytes(memory)} {each}{of_limit}")
+    line("state and observations", num_bytes(state.learner) + split / len(devices))
+    memory = num_bytes(state.memory) / len(devices)
+    lines = [line("replay and other agent memory", memory)] if memory >= 1e4 else []
     if devices[0].platform == "cpu":
         return lines
-    try:
+    try:  # the run reuses the program
         analysis = trace().lower().compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         reason = errors.first_line(error).rstrip(".")
         raise errors.UserError(f"an update does not fit {each}: {reason}; {remedy}") from error
-    temporary = analysis.temp_size_in_bytes
     results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    total = analysis.argument_size_in_bytes + results + temporary
-    require("an update takes", total)
-    return [
-        *lines,
-        f"an update takes {readable_bytes(total)} {each}{of_limit}; "
-        f"{readable_bytes(temporary)} are temporary",
-    ]
+    total = analysis.argument_size_in_bytes + results + analysis.temp_size_in_bytes
+    return [*lines, line("an update", total)]
 
 
 def _memory_limit(devices: Sequence[jax.Device]) -> float | None:
     """Returns the number of bytes of each of this process's devices; None if unknown."""
     local = [device for device in devices if device.process_index == jax.process_index()]
-    if local[0].platform == "cpu":
-        try:  # fake devices share the memory of the machine
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / len(local)
-        except (ValueError, OSError):
-            return None
+    if local[0].platform == "cpu":  # fake devices share the memory of the machine
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / len(local)
     try:
         return (local[0].memory_stats() or {}).get("bytes_limit")
     except jax.errors.JaxRuntimeError:  # a device that programs are only compiled for

@@ -1,8 +1,7 @@
 """Members of a population that differ in numeric options of their agent.
 
-Each such option becomes an array with one value for each member, and `jax.vmap` maps the agent over
-it: one program trains all members. An option that the agent uses in arithmetic alone may differ; an
-option that decides what is compiled may not.
+`jax.vmap` maps the agent over an array of the values: one program trains all members. So options
+may differ that the agent uses in arithmetic alone, not options that decide what is compiled.
 
 Axis legend: `P` members.
 """
@@ -23,7 +22,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def by_option(agent: agent_lib.Agent, population: int, given: Any) -> Values:
-    """Checks the values that a user gave and returns one value for each member.
+    """Checks the values that a user gave, and returns one value for each member.
 
     Args:
       agent: the agent, whose other options all members share.
@@ -42,26 +41,23 @@ def by_option(agent: agent_lib.Agent, population: int, given: Any) -> Values:
         )
     if given and population == 1:
         raise errors.UserError(f"{_NAME}: expected Anakin.population to be more than 1, got 1")
+    agent_name = type(agent).__name__
+    floats = {each.name for each in dataclasses.fields(agent) if "float" in str(each.type)}
     values: dict[str, tuple[float, ...]] = {}
     for name, items in given.items():
-        agent_name = type(agent).__name__
-        floats = {each.name for each in dataclasses.fields(agent) if "float" in str(each.type)}
         prefix, _, option = str(name).rpartition(".")
         if option not in floats or prefix.rpartition(".")[2] not in ("", agent_name):
             raise errors.UserError(
                 f"{_NAME}: {agent_name} has no option '{name}' that is a float"
                 f"{errors.nearest(option, floats)}"
             )
-        if option in values:
-            raise errors.UserError(f"{_NAME}: '{option}' is there twice")
-        if not isinstance(items, Sequence) or not all(map(_is_number, items)):
-            raise errors.UserError(f"{_NAME}['{name}']: expected a tuple of numbers, got {items!r}")
-        if not items or population % len(items):
+        count = len(items) if isinstance(items, Sequence) else 0
+        if not count or population % count or not all(map(_is_number, items)):
             raise errors.UserError(
                 f"{_NAME}['{name}']: expected a number for each of {population} members (fewer "
-                f"are repeated in turn, if they divide it), got {len(items)}"
+                f"are repeated in turn, if they divide it), got {items!r}"
             )
-        values[option] = tuple(map(float, items)) * (population // len(items))
+        values[option] = tuple(map(float, items)) * (population // count)
     for index in range(population if values else 0):
         member(agent, values, index)  # the agent checks its options
     return values
@@ -91,13 +87,7 @@ def described(values: Values, index: int) -> str:
 def rows(
     values: Values, seeds: Sequence[int], columns: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:
-    """Returns the row of each member in a summary: its seed, its values and its results.
-
-    Args:
-      values: those of all members.
-      seeds: `P`.
-      columns: results by name, `[P]` each.
-    """
+    """Returns each member's row in a summary: its seed, its values and its results by column."""
     return [
         {"seed": seed, "values": _of_member(values, index)}
         | {name: float(column[index]) for name, column in columns.items()}

@@ -1,11 +1,4 @@
-"""The precision that an agent computes with, under any runner and in evaluations.
-
-Two choices of an experiment. The matmul precision is the number of bits of float32 operands that
-matrix products and convolutions read: by default a TPU rounds them to bfloat16, a GPU may round
-them to TensorFloat-32, and a CPU keeps all. The compute dtype is that of encoders and cores, whose
-outputs are converted to float32 for heads and losses; parameters, optimizer states and recurrent
-states are float32 in any case.
-"""
+"""The precision that an agent computes with, under any runner and in evaluations."""
 
 import contextlib
 import dataclasses
@@ -16,11 +9,11 @@ import jax.numpy as jnp
 
 from podracers import errors
 
-MATMULS = (None, "default", "high", "highest")
-COMPUTE_DTYPES = ("float32", "bfloat16")
+_MATMULS = (None, "default", "high", "highest")
+_COMPUTE_DTYPES = ("float32", "bfloat16")
 
 # As JAX's own precision, it is part of the key of `jax.jit`'s cache of traces.
-_compute_dtype = jax.make_user_context(COMPUTE_DTYPES[0])
+_compute_dtype = jax.make_user_context(_COMPUTE_DTYPES[0])
 
 
 def compute_dtype() -> jnp.dtype:
@@ -33,25 +26,24 @@ class Precision:
     """A matmul precision and a compute dtype.
 
     Attributes:
-      matmul: "default", "high" (TensorFloat-32, or three products of bfloat16) or "highest" (all of
-        float32); None for JAX's default, which `JAX_DEFAULT_MATMUL_PRECISION` may change.
-      compute_dtype: "float32" or "bfloat16", of encoders and cores.
+      matmul: precision of matrix products and convolutions of float32: "default", "high"
+        (TensorFloat-32, or three products of bfloat16) or "highest" (float32); None for JAX's
+        default, which `JAX_DEFAULT_MATMUL_PRECISION` may change.
+      compute_dtype: "float32" or "bfloat16", of encoders and cores. Heads, losses, parameters,
+        optimizer states and recurrent states are float32 in any case.
     """
 
     matmul: str | None = None
-    compute_dtype: str = COMPUTE_DTYPES[0]
+    compute_dtype: str = _COMPUTE_DTYPES[0]
 
     def __post_init__(self):
         for name, value, known in (
-            ("matmul_precision", self.matmul, MATMULS),
-            ("compute_dtype", self.compute_dtype, COMPUTE_DTYPES),
+            ("matmul_precision", self.matmul, _MATMULS),
+            ("compute_dtype", self.compute_dtype, _COMPUTE_DTYPES),
         ):
             if value not in known:
-                names = [each for each in known if each]
-                raise errors.UserError(
-                    f"Experiment.{name}: expected one of {', '.join(names)}, got {value!r}"
-                    f"{errors.nearest(str(value), names)}"
-                )
+                nearest = errors.nearest(str(value), filter(None, known))
+                raise errors.UserError(f"Experiment.{name}: got {value!r}{nearest}")
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:

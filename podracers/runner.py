@@ -19,8 +19,7 @@ class Runner(Protocol):
         metrics carry a leading axis `[P]`.
       population_values: by option of the agent, one number for each member; empty if members
         differ only in their seeds (see `podracers.population`).
-      updates_per_dispatch: largest number of updates of a `step`, so that the caller can stop in
-        between; None if any number takes one dispatch.
+      updates_per_dispatch: largest number of updates of a `step`; None if one dispatch takes any.
       timeout: seconds that a step of a host simulator may take; None without host simulators.
     """
 
@@ -31,11 +30,7 @@ class Runner(Protocol):
     timeout: float | None
 
     def trace(self, seed: int) -> jax.stages.Traced:
-        """Traces one update without running it, so that parts that do not fit are refused early.
-
-        Returns:
-          The traced program of an update, which can be compiled and inspected.
-        """
+        """Returns the traced program of one update, without running it."""
 
     def init(self, seed: int) -> Any:
         """Returns the pytree of arrays that a checkpoint holds; member `p` is seeded `seed + p`."""

@@ -1,8 +1,6 @@
-"""The stream contract: the arrays that runners pass to agents.
+"""The stream contract (`docs/architecture.md`): the arrays that runners pass to agents.
 
 Axis legend: `T` time, `B` streams (one environment each, for the whole run).
-
-The contract (`docs/architecture.md` explains it):
 
 - S1  A LAST time step carries the true final observation. The action chosen there is ignored, and
   the next time step of the stream is FIRST.

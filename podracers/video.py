@@ -1,4 +1,4 @@
-"""Writes an episode as an animated GIF."""
+"""Animated GIFs of episodes."""
 
 import pathlib
 from collections.abc import Sequence
@@ -10,15 +10,19 @@ from podracers import environment as environment_lib
 from podracers import errors
 
 
-def require(
+def drawable(
     environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory,
-) -> None:
-    """Raises `errors.UserError` unless the environment, or its simulator, can be rendered."""
+) -> environment_lib.Environment | environment_lib.HostEnvironmentFactory:
+    """Returns the environment if it has `render`, else its form whose simulators draw.
+
+    Raises:
+      errors.UserError: nothing can be drawn.
+    """
     if hasattr(environment, "render"):
-        return
+        return environment
     if not hasattr(environment, "filmed"):
         raise errors.UserError(f"{environment.spec.name} has no `render`: no video of it")
-    environment.filmed()
+    return environment.filmed()
 
 
 def save(
@@ -34,12 +38,11 @@ def save(
     Raises:
       errors.UserError: the file cannot be written.
     """
-    images = [Image.fromarray(frame) for frame in frames]
-    milliseconds = round(1000.0 / frames_per_second)
-    durations = [milliseconds] * (len(images) - 1) + [1000]
+    first, *rest = (Image.fromarray(frame) for frame in frames)
+    durations = [round(1000.0 / frames_per_second)] * len(rest) + [1000]  # milliseconds
     try:
-        images[0].save(
-            path, save_all=True, append_images=images[1:], duration=durations, loop=0, format="GIF"
+        first.save(
+            path, save_all=True, append_images=rest, duration=durations, loop=0, format="GIF"
         )
     except OSError as error:
         raise errors.UserError(f"cannot write the video '{path}': {error.strerror}") from error

@@ -44,7 +44,7 @@ def main() -> int:
         )
     parts = settings.build()
     if arguments.video:
-        video.require(parts.environment)
+        video.drawable(parts.environment)
     place = settings.checkpoint_directory
     step, params = trained.params(directory, parts, arguments.best, place)
     key = evaluation.run_key(settings.seed)

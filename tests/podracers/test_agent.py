@@ -4,7 +4,6 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from agents import replay
 from podracers import agent, types
@@ -18,22 +17,10 @@ class Sampling:
     greedy_evaluation: bool = False
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Foreign:
-    """An agent without that option."""
-
-    gamma: float = 0.9
-
-
-def test_the_greedy_form_differs_in_its_option_alone():
+def test_the_greedy_form_differs_in_one_option():
     greedy = agent.greedy(Sampling(gamma=0.5))
-    assert isinstance(greedy, Sampling)
     assert dataclasses.asdict(greedy) == {"gamma": 0.5, "greedy_evaluation": True}
-
-
-@pytest.mark.parametrize("given", [Sampling(greedy_evaluation=True), Foreign(), object()])
-def test_agents_without_a_greedy_form(given):
-    assert agent.greedy(given) is None
+    assert agent.greedy(greedy) is agent.greedy(object()) is None
 
 
 def test_replay_is_removed_and_restored():
@@ -44,9 +31,8 @@ def test_replay_is_removed_and_restored():
     bare = agent.without_replay(state(1.0))
     assert bare.memory == {"replay": (), "steps": 1.0}
     whole = agent.with_replay(bare, state(2.0))
-    assert whole.memory["replay"] is not None and whole.memory["steps"] == 1.0
+    assert whole.memory["steps"] == 1.0
     np.testing.assert_array_equal(whole.memory["replay"].head, [2.0] * 3)
     np.testing.assert_array_equal(whole.learner["w"], [1.0] * 2)
-    np.testing.assert_array_equal(
-        agent.with_replay(state(3.0), state(2.0)).memory["replay"].head, [3.0] * 3
-    )
+    kept = agent.with_replay(state(3.0), state(2.0))
+    np.testing.assert_array_equal(kept.memory["replay"].head, [3.0] * 3)

@@ -14,6 +14,7 @@ from tests import streams
 
 NUM_STREAMS = 4
 LENGTH = 9
+GAME = streams.RandomEpisodes()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,74 +31,72 @@ class Counter:
         return action, count, (count, timestep.observation + 0.0)
 
 
-ENVIRONMENT = unroll.BatchedEnvironment(streams.RandomEpisodes(), reset_batch=2)
+ENVIRONMENT = unroll.BatchedEnvironment(GAME, reset_batch=2)
 AGENT = Counter()
 
 
-@jax.jit
-def _init(env_id):
-    return unroll.init(AGENT, ENVIRONMENT, env_id, NUM_STREAMS, jax.random.key(0))
-
-
-def _start():
-    return _init(jnp.arange(NUM_STREAMS, dtype=jnp.int32))
-
-
-@jax.jit
-def _two_rollouts(begin, action_at_last):
-    middle, first = unroll.unroll(
-        AGENT, ENVIRONMENT, action_at_last, begin, jax.random.key(1), LENGTH
-    )
-    end, second = unroll.unroll(
-        AGENT, ENVIRONMENT, action_at_last, middle, jax.random.key(2), LENGTH
-    )
+@functools.partial(jax.jit, static_argnums=2)
+def _two_rollouts(env_id, action_at_last, steps_per_pass=1):
+    begin = unroll.init(AGENT, ENVIRONMENT, env_id, NUM_STREAMS, jax.random.key(0))
+    act = functools.partial(unroll.unroll, AGENT, ENVIRONMENT, action_at_last)
+    middle, first = act(begin, jax.random.key(1), LENGTH, steps_per_pass)
+    end, second = act(middle, jax.random.key(2), LENGTH, steps_per_pass)
     return middle, first, end, second
 
 
 @pytest.fixture(scope="module", name="run")
 def _run():
-    return _start(), *_two_rollouts(_start(), 0)
+    return _two_rollouts(np.arange(NUM_STREAMS, dtype=np.int32), 0)
 
 
-def test_a_rollout_equals_a_slow_loop(run):
-    begin, _, rollout, _, _ = run
-    state, timestep, count = begin.environment, begin.timestep, begin.actor_state
-    step = jax.jit(ENVIRONMENT.step)
-    for time in range(LENGTH):
-        now = jax.tree.map(lambda x, time=time: x[time], rollout.timestep)
-        streams.assert_close(now, timestep)
-        count = np.where(timestep.first(), 0, count) + 1
-        np.testing.assert_array_equal(rollout.extras[0][time], count)
-        np.testing.assert_array_equal(rollout.extras[1][time], now.observation)
-        state, timestep = step(state, rollout.action[time])
-    streams.assert_close(jax.tree.map(lambda x: x[-1], rollout.timestep), timestep)
-
-
-def test_a_rollout_begins_where_the_last_one_ended(run):
-    _, middle, first, end, second = run
-    for border, before, after in ((middle, first, second), (end, second, None)):
-        streams.assert_same(jax.tree.map(lambda x: x[-1], before.timestep), border.timestep)
-        if after is not None:
-            streams.assert_same(jax.tree.map(lambda x: x[0], after.timestep), border.timestep)
-            streams.assert_same(after.actor_state, border.actor_state)
+def test_rollouts_equal_a_slow_loop(run):
+    """Each stream resets at FIRST, with the key of its episode; S1, S3 and S4 hold."""
+    middle, first, end, second = streams.to_numpy(run)
+    timesteps = jax.tree.map(
+        lambda x, y: np.concatenate([x[:-1], y]), first.timestep, second.timestep
+    )
+    actions, counts, observations = (
+        np.concatenate(each)
+        for each in zip((first.action, *first.extras), (second.action, *second.extras))
+    )
+    reset, step = jax.jit(GAME.reset), jax.jit(GAME.step)
+    for stream in range(NUM_STREAMS):
+        key, episode, count = jax.random.fold_in(jax.random.key(0), stream), 0, 0
+        state, timestep = reset(jax.random.fold_in(key, episode))
+        for time in range(2 * LENGTH + 1):
+            now = jax.tree.map(lambda x, i=(time, stream): x[i], timesteps)
+            streams.assert_close(now, timestep)
+            if time == 2 * LENGTH:
+                break
+            count = 1 if timestep.first() else count + 1
+            assert counts[time, stream] == count
+            np.testing.assert_array_equal(observations[time, stream], now.observation)
+            if timestep.last():
+                episode += 1
+                state, timestep = reset(jax.random.fold_in(key, episode))
+            else:
+                state, timestep = step(state, actions[time, stream])
+        assert episode > 1
+    for border, rollout in ((middle, first), (end, second)):
+        streams.assert_same(jax.tree.map(lambda x: x[-1], rollout.timestep), border.timestep)
+    streams.assert_same(jax.tree.map(lambda x: x[0], second.timestep), middle.timestep)
     # The actor state is that before the first action.
     np.testing.assert_array_equal(first.actor_state, 0)
-    np.testing.assert_array_equal(
-        np.where(second.timestep.first()[0], 0, second.actor_state) + 1, second.extras[0][0]
-    )
+    streams.assert_same(second.actor_state, middle.actor_state)
 
 
 def test_the_action_at_last_is_ignored(run):
-    _, middle, first, end, second = run
-    other_middle, other_first, other_end, other_second = _two_rollouts(_start(), 2)
-    assert np.any(first.action != other_first.action)
-    streams.assert_same(first.timestep, other_first.timestep)
-    streams.assert_same(second.timestep, other_second.timestep)
-    streams.assert_same((middle, end), (other_middle, other_end))
+    middle, first, end, second = run
+    other = _two_rollouts(np.arange(NUM_STREAMS, dtype=np.int32), 2)
+    assert np.any(first.action != other[1].action)
+    streams.assert_same(
+        (middle, first.timestep, end, second.timestep),
+        (other[0], other[1].timestep, other[2], other[3].timestep),
+    )
 
 
 def test_streams_steps_and_rollouts_draw_different_actions(run):
-    _, _, first, _, second = run
+    _, first, _, second = run
     acting = ~np.stack([first.timestep.last()[:-1], second.timestep.last()[:-1]])  # [2, T, B]
     action = np.stack([first.action, second.action])
     for one, other in itertools.combinations(range(NUM_STREAMS), 2):
@@ -109,121 +108,58 @@ def test_streams_steps_and_rollouts_draw_different_actions(run):
     assert np.any(action[0][both] != action[1][both])
 
 
-def test_a_stream_depends_on_its_global_index_alone(run):
-    """Not on its device or on other streams."""
-    _, _, first, _, second = run
-    env_id = jnp.array([2, 3], jnp.int32)
-    _, part_first, _, part_second = _two_rollouts(_init(env_id), 0)
-    for part, whole in ((part_first, first), (part_second, second)):
-        streams.assert_close(part.timestep, jax.tree.map(lambda x: x[:, 2:], whole.timestep))
-        np.testing.assert_array_equal(part.action, whole.action[:, 2:])
+def test_a_stream_depends_only_on_its_global_index(run):
+    part = _two_rollouts(np.array([2, 3], np.int32), 0)
+    for rollout, whole in zip(part[1::2], run[1::2]):
+        streams.assert_close(rollout.timestep, jax.tree.map(lambda x: x[:, 2:], whole.timestep))
+        np.testing.assert_array_equal(rollout.action, whole.action[:, 2:])
 
 
-def test_episodes_are_counted_across_rollouts(run):
-    _, middle, first, end, second = run
-    both = jax.tree.map(lambda x, y: np.concatenate([x[:-1], y]), first.timestep, second.timestep)
-    returns, lengths = np.zeros(NUM_STREAMS), np.zeros(NUM_STREAMS)
-    ended_returns, ended_lengths = [], []
-    for time, stream in itertools.product(range(1, 2 * LENGTH + 1), range(NUM_STREAMS)):
-        if both.first()[time, stream]:
-            returns[stream] = lengths[stream] = 0.0
-            continue
-        returns[stream] += both.reward[time, stream]
-        lengths[stream] += 1
-        if both.last()[time, stream]:
-            ended_returns.append(returns[stream])
-            ended_lengths.append(lengths[stream])
-    flushed, means = end.episodes.flush()
-    count = means["episode/return"].count
-    assert count == means["episode/length"].count == len(ended_returns) > 5
-    np.testing.assert_allclose(means["episode/return"].total, sum(ended_returns), rtol=1e-5)
-    np.testing.assert_allclose(means["episode/length"].total, sum(ended_lengths))
-    np.testing.assert_allclose(flushed.running_return, end.episodes.running_return)
-    assert middle.episodes.ended.sum() < count
+def test_steps_per_pass_changes_the_program_but_not_the_rollout(run):
+    arguments = np.arange(NUM_STREAMS, dtype=np.int32), 0, 4
+    assert "unroll=4" in str(_two_rollouts.trace(*arguments).jaxpr).replace(" ", "")
+    streams.assert_close(_two_rollouts(*arguments), run)
 
 
 NUM_BATCHED = 6
-NUM_STEPS = 60
 # With XLA's default code generator, which conftest.py turns off to compile faster, rounding does
 # not depend on shapes.
 _EXACT = {"xla_cpu_use_fusion_emitters": True} if jax.default_backend() == "cpu" else None
 
 
-def _batched(reset_batch):
-    return unroll.BatchedEnvironment(streams.RandomEpisodes(), reset_batch)
-
-
-def _keys(seed=0):
-    stream = jnp.arange(NUM_BATCHED)
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), stream)
-
-
 @functools.cache
 def _episodes(reset_batch):
-    """Returns states and time steps `[T, B]` under random actions, and the first time step."""
-    environment = _batched(reset_batch)
+    """Returns states and time steps `[T, B]` under random actions."""
+    environment = unroll.BatchedEnvironment(GAME, reset_batch)
+    keys = jax.random.split(jax.random.key(0), NUM_BATCHED)
+    actions = jax.random.randint(jax.random.key(1), (60, NUM_BATCHED), 0, 3)
 
-    @functools.partial(jax.jit, compiler_options=_EXACT)
-    def run(keys):
-        state, first = environment.init(keys)
-        action = jax.random.randint(jax.random.key(1), (NUM_STEPS, NUM_BATCHED), 0, 3)
+    def step(state, action):
+        state, timestep = environment.step(state, action)
+        return state, (state, timestep)
 
-        def step(state, action):
-            state, timestep = environment.step(state, action)
-            return state, (state, timestep)
-
-        return first, jax.lax.scan(step, state, action)[1]
-
-    return run(_keys())
-
-
-def test_chunked_resets_are_exact_over_many_episodes():
-    streams.assert_same(_episodes(4), _episodes(None))
+    run = jax.jit(
+        lambda: jax.lax.scan(step, environment.init(keys)[0], actions)[1], compiler_options=_EXACT
+    )
+    return run()
 
 
 def test_chunked_resets_are_exact_for_every_set_of_ended_streams():
-    _, (states, _) = _episodes(None)
-    state = jax.tree.map(lambda x: x[7], states)
+    streams.assert_same(_episodes(4), _episodes(None))
+    state = jax.tree.map(lambda x: x[7], _episodes(None)[0])
     patterns = jnp.arange(2**NUM_BATCHED)[:, None] >> jnp.arange(NUM_BATCHED) & 1 == 1
     action = jnp.ones((NUM_BATCHED,), jnp.int32)
 
-    def outcomes(environment):
+    def outcomes(reset_batch):
+        environment = unroll.BatchedEnvironment(GAME, reset_batch)
+
+        def step(last):
+            return environment.step(state._replace(last=last), action)
+
         # No vmap, which would run the loop over chunks equally often for all patterns.
-        step = lambda last: environment.step(state._replace(last=last), action)  # noqa: E731
-        run = lambda patterns: jax.lax.map(step, patterns)  # noqa: E731
-        return jax.jit(run, compiler_options=_EXACT)(patterns)
+        run = jax.jit(lambda patterns: jax.lax.map(step, patterns), compiler_options=_EXACT)
+        return run(patterns)
 
-    actual, expected = outcomes(_batched(4)), outcomes(_batched(None))
-    streams.assert_same(actual, expected)
+    expected = outcomes(None)
+    streams.assert_same(outcomes(4), expected)
     np.testing.assert_array_equal(expected[1].first(), patterns)
-
-
-def test_steps_per_pass_does_not_change_the_rollout():
-    def rollout(steps_per_pass):
-        begin, key = _start(), jax.random.key(1)
-        return unroll.unroll(AGENT, ENVIRONMENT, 0, begin, key, LENGTH, steps_per_pass)
-
-    text = str(jax.make_jaxpr(lambda: rollout(4))())
-    assert "unroll=4" in text.replace(" ", "")
-    streams.assert_close(jax.jit(rollout, static_argnums=0)(4), _two_rollouts(_start(), 0)[:2])
-
-
-def test_last_has_the_final_observation():
-    """The state and time step at LAST are those of the environment's own step."""
-    _, (states, timestep) = _episodes(None)
-    environment = streams.RandomEpisodes()
-    time, stream = np.argwhere(timestep.last()[1:])[0] + [1, 0]
-    before = jax.tree.map(lambda x: x[time - 1, stream], states.environment)
-    action = jax.random.randint(jax.random.key(1), (NUM_STEPS, NUM_BATCHED), 0, 3)[time, stream]
-    _, expected = environment.step(before, action)
-    streams.assert_close(jax.tree.map(lambda x: x[time, stream], timestep), expected)
-
-
-def test_first_follows_last_and_episodes_differ():
-    first, (states, timestep) = _episodes(None)
-    np.testing.assert_array_equal(timestep.first()[1:], timestep.last()[:-1])
-    np.testing.assert_array_equal(states.last, timestep.last())
-    begun = np.asarray(timestep.first())
-    beginnings = np.concatenate([first.observation, timestep.observation[begun]])
-    assert len(np.unique(beginnings, axis=0)) == NUM_BATCHED + begun.sum()
-    np.testing.assert_array_equal(states.episode[-1], begun.sum(axis=0))
