@@ -1,32 +1,12 @@
 """Neural networks: encoders, recurrent cores, action heads and their composition."""
 
-from agents.networks.network import (
-    ActorCriticModule,
-    ActorCriticOutput,
-    Composed,
-    Core,
-    Network,
-    Torso,
-    actor_critic,
-    last_output,
-    unroll_after,
-    unroll_in_parts,
-    zero_timestep,
-)
-from agents.networks.q_values import QModule, q_network
-
-__all__ = [
-    "ActorCriticModule",
-    "ActorCriticOutput",
-    "Composed",
-    "Core",
-    "Network",
-    "QModule",
-    "Torso",
-    "actor_critic",
-    "last_output",
-    "q_network",
-    "unroll_after",
-    "unroll_in_parts",
-    "zero_timestep",
-]
+from agents.networks.network import ActorCriticOutput as ActorCriticOutput
+from agents.networks.network import Composed as Composed
+from agents.networks.network import Network as Network
+from agents.networks.network import Torso as Torso
+from agents.networks.network import actor_critic as actor_critic
+from agents.networks.network import last_output as last_output
+from agents.networks.network import unroll_after as unroll_after
+from agents.networks.network import unroll_in_parts as unroll_in_parts
+from agents.networks.network import zero_timestep as zero_timestep
+from agents.networks.q_values import q_network as q_network

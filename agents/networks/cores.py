@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from podracers import errors, parallel, types
 
-_MANY_STREAMS = 1024  # from which on a TPU stacks one step as learners do, not as actors do
+_MANY_STREAMS = 1024  # threshold above which a TPU stacks single steps by `_stack_one`
 
 
 class Core(Protocol):
@@ -39,12 +39,10 @@ class FeedForward(nn.Module):
     """No memory: the output is the input."""
 
     def initial_state(self, batch_size: int) -> tuple[()]:
-        """Returns `()`."""
         del batch_size
         return ()
 
     def __call__(self, state, features, first):
-        """Returns `(features, ())`."""
         del first
         return features, state
 
@@ -53,42 +51,54 @@ def _reset(state: types.PyTree, first: jax.Array) -> types.PyTree:
     return jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), state)
 
 
-class LSTM(nn.Module):
-    """A long short-term memory; its state is the pair of cell and hidden `[B, H]`.
-
-    Hochreiter and Schmidhuber, "Long Short-Term Memory"; the forget gate is biased by one. The
-    products with the inputs are taken for all steps at once, outside the scan.
-
-    Attributes:
-      size: number of units, `H`.
-      layer_norm: whether the products with the inputs and with the hidden state, and the cell that
-        the output gate sees, are normalised; equations 20 to 22 of Ba, Kiros and Hinton, "Layer
-        Normalization", https://arxiv.org/abs/1607.06450.
-    """
+class _Recurrent(nn.Module):
+    """Options of recurrent cores."""
 
     size: int = 256
     layer_norm: bool = False
 
     def __post_init__(self):
-        """Refuses impossible sizes."""
         errors.require_count(self, "size")
         super().__post_init__()
 
+    def _norm(self, name: str, size: int) -> Callable[[jax.Array], jax.Array]:
+        """Returns layer normalisation of `[..., size]`, or the identity without `layer_norm`.
+
+        The parameters are created here, outside of the scan that applies them.
+        """
+        if not self.layer_norm:
+            return lambda x: x
+        scale = self.param(f"{name}_scale", nn.initializers.ones, (size,))
+        bias = self.param(f"{name}_bias", nn.initializers.zeros, (size,))
+        return lambda x: jax.nn.standardize(x.astype(jnp.float32), epsilon=1e-6) * scale + bias
+
+
+class LSTM(_Recurrent):
+    """A long short-term memory; its state is the pair of cell and hidden `[B, H]`.
+
+    Hochreiter and Schmidhuber, "Long Short-Term Memory"; the forget gate is biased by one. The
+    products with the inputs are computed for all steps at once, outside the scan.
+
+    Attributes:
+      size: number of units, `H`.
+      layer_norm: whether the products with the inputs and with the hidden state, and the cell that
+        the output gate multiplies, are normalised; equations 20 to 22 of Ba, Kiros and Hinton,
+        "Layer Normalization", https://arxiv.org/abs/1607.06450.
+    """
+
     def initial_state(self, batch_size: int) -> tuple[jax.Array, jax.Array]:
-        """Returns zeros."""
         zeros = jnp.zeros((batch_size, self.size), jnp.float32)
         return zeros, zeros
 
     @nn.compact
     def __call__(self, state, features, first):
-        """Returns the hidden states `[T, B, H]` and the last state."""
         dtype = features.dtype
         inputs = nn.Dense(4 * self.size, name="input", dtype=dtype)(features)  # [T, B, 4H]
         kernel = self.param("recurrent", _orthogonal_blocks(4), (self.size, 4 * self.size))
         kernel = kernel.astype(dtype)
-        inputs = _norm(self, "input_norm", 4 * self.size)(inputs)
-        norm_gates = _norm(self, "recurrent_norm", 4 * self.size)
-        norm_cell = _norm(self, "cell_norm", self.size)
+        inputs = self._norm("input_norm", 4 * self.size)(inputs)
+        norm_gates = self._norm("recurrent_norm", 4 * self.size)
+        norm_cell = self._norm("cell_norm", self.size)
 
         def step(state, x):
             inputs, first = x
@@ -103,7 +113,7 @@ class LSTM(nn.Module):
         return hidden, state
 
 
-class GRU(nn.Module):
+class GRU(_Recurrent):
     """A gated recurrent unit; its state is `[B, H]`.
 
     Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder",
@@ -116,31 +126,21 @@ class GRU(nn.Module):
         "Layer Normalization", https://arxiv.org/abs/1607.06450.
     """
 
-    size: int = 256
-    layer_norm: bool = False
-
-    def __post_init__(self):
-        """Refuses impossible sizes."""
-        errors.require_count(self, "size")
-        super().__post_init__()
-
     def initial_state(self, batch_size: int) -> jax.Array:
-        """Returns zeros."""
         return jnp.zeros((batch_size, self.size), jnp.float32)
 
     @nn.compact
     def __call__(self, state, features, first):
-        """Returns the hidden states `[T, B, H]` and the last of them."""
         dtype = features.dtype
         inputs = nn.Dense(3 * self.size, name="input", dtype=dtype)(features)  # [T, B, 3H]
         kernel = self.param("recurrent", _orthogonal_blocks(3), (self.size, 3 * self.size))
         kernel = kernel.astype(dtype)
         bias = self.param("candidate_bias", nn.initializers.zeros, (self.size,))
         split = 2 * self.size  # the gates stand before the candidate
-        input_gates = _norm(self, "input_gates_norm", split)(inputs[..., :split])
-        input_n = _norm(self, "input_candidate_norm", self.size)(inputs[..., split:])
-        norm_gates = _norm(self, "recurrent_gates_norm", split)
-        norm_candidate = _norm(self, "recurrent_candidate_norm", self.size)
+        input_gates = self._norm("input_gates_norm", split)(inputs[..., :split])
+        input_n = self._norm("input_candidate_norm", self.size)(inputs[..., split:])
+        norm_gates = self._norm("recurrent_gates_norm", split)
+        norm_candidate = self._norm("recurrent_candidate_norm", self.size)
 
         def step(state, x):
             input_gates, input_n, first = x
@@ -156,18 +156,6 @@ class GRU(nn.Module):
         return hidden, state
 
 
-def _norm(core: nn.Module, name: str, size: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns layer normalisation of `[..., size]` as a core's `layer_norm` says, or the identity.
-
-    Its parameters are made here, since a core's scan may make none.
-    """
-    if not core.layer_norm:
-        return lambda x: x
-    scale = core.param(f"{name}_scale", nn.initializers.ones, (size,))
-    bias = core.param(f"{name}_bias", nn.initializers.zeros, (size,))
-    return lambda x: jax.nn.standardize(x.astype(jnp.float32), epsilon=1e-6) * scale + bias
-
-
 def _orthogonal_blocks(num_blocks: int) -> nn.initializers.Initializer:
     """Returns an initializer of `num_blocks` square orthogonal matrices side by side."""
 
@@ -181,18 +169,16 @@ def _orthogonal_blocks(num_blocks: int) -> nn.initializers.Initializer:
     return initializer
 
 
-def initial_frames(observation: types.PyTree, num_frames: int) -> types.PyTree:
+def initial_frames(observation: types.PyTree, batch_size: int, num_frames: int) -> types.PyTree:
     """Returns the state of a frame stack, zeros `[B, K - 1, ...]`, in the observation's dtypes.
 
     Args:
-      observation: `[B, ...]`; only shapes and dtypes count.
+      observation: one observation, `[...]`; only shapes and dtypes count.
+      batch_size: number of streams, `B`.
       num_frames: number of frames in a stack, `K`.
     """
-
-    def zeros(leaf: jax.Array) -> jax.Array:
-        return jnp.zeros((leaf.shape[0], num_frames - 1, *leaf.shape[1:]), leaf.dtype)
-
-    return jax.tree.map(zeros, observation)
+    shape = (batch_size, num_frames - 1)
+    return jax.tree.map(lambda x: jnp.zeros((*shape, *x.shape), x.dtype), observation)
 
 
 def frames_before(
@@ -204,9 +190,8 @@ def frames_before(
 ) -> types.PyTree:
     """Returns the state of the frame stack before each of `N` time steps, drawn in any order.
 
-    It is the state that `stack_frames` returns after the previous time step. Before the first step
-    of an episode, where the state is not used, it is copies of that step's frame. Only these
-    frames are gathered.
+    It is the state that `stack_frames` returns after the previous time step; before the first step
+    of an episode, where it is not used, copies of that step's frame.
 
     Args:
       state: frames before the first time step, `[B, K - 1, ...]`, oldest first.

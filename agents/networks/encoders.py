@@ -26,12 +26,6 @@ _ACTIVATIONS = {
 }
 
 
-def _activation(name: str):
-    if name not in _ACTIVATIONS:
-        raise errors.UserError(f"no activation '{name}'{errors.nearest(name, _ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
-
-
 def without_mask(observation: types.PyTree) -> types.PyTree:
     """Returns the observation without its action mask and without the environment's state."""
     if not isinstance(observation, dict):
@@ -73,6 +67,10 @@ def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array 
 def _flatten(leaves: Sequence[jax.Array]) -> jax.Array | None:
     flat = [layers.as_floats(leaf).reshape(leaf.shape[0], -1) for leaf in leaves]
     return jnp.concatenate(flat, axis=-1) if flat else None
+
+
+def _as_vector(observation: types.PyTree) -> jax.Array | None:
+    return _flatten(jax.tree.leaves(without_mask(observation)))
 
 
 def image_or_error(observation: types.PyTree, encoder: str):
@@ -122,8 +120,11 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden_sizes[-1]]`."""
-        features = _flatten(jax.tree.leaves(without_mask(observation)))
-        activation = _activation(self.activation)
+        if self.activation not in _ACTIVATIONS:
+            near = errors.nearest(self.activation, _ACTIVATIONS)
+            raise errors.UserError(f"no activation '{self.activation}'{near}")
+        activation = _ACTIVATIONS[self.activation]
+        features = _as_vector(observation)
         return layers.mlp(features, self.hidden_sizes, activation, layer_norm=self.layer_norm)
 
 
@@ -146,7 +147,7 @@ class SimBa(nn.Module):
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, size]`."""
-        features = _flatten(jax.tree.leaves(without_mask(observation)))
+        features = _as_vector(observation)
         features = layers.Dense(self.size, scale=1.0)(features)
         for _ in range(self.num_blocks):
             wide = layers.Dense(4 * self.size, scale=2.0 * math.sqrt(2.0))(_normalize(features))
@@ -155,18 +156,11 @@ class SimBa(nn.Module):
 
 
 def _normalize(features: jax.Array) -> jax.Array:
-    """Returns features `[N, F]` after layer normalisation; call it in a compact method."""
     return layers.activate(features, lambda x: x, layer_norm=True)
 
 
 class _Convolutions(nn.Module):
-    """Convolutions with a ReLU after each of them.
-
-    Attributes:
-      sizes: `(channels, kernel, stride)` of each convolution.
-      padding: "SAME" or "VALID".
-      layer_norm: whether the channels of each place are normalised before each ReLU.
-    """
+    """Convolutions `(channels, kernel, stride)` with a ReLU after each of them."""
 
     sizes: Sequence[tuple[int, int, int]]
     padding: str
@@ -180,13 +174,16 @@ class _Convolutions(nn.Module):
         return images
 
 
-class _ResidualSections(nn.Module):
-    """Sections of a convolution, a pooling and two residual blocks.
+def _residual_block(images: jax.Array, channels: int, layer_norm: bool) -> jax.Array:
+    """Returns images plus two convolutions of them; call it in a compact method."""
+    block = images
+    for _ in range(2):
+        block = layers.Conv(channels)(layers.activate(block, jax.nn.relu, layer_norm))
+    return images + block
 
-    Attributes:
-      channels: number of channels of each section.
-      layer_norm: whether the channels of each place are normalised before each ReLU.
-    """
+
+class _ResidualSections(nn.Module):
+    """Sections of a convolution, a pooling and two residual blocks."""
 
     channels: Sequence[int]
     layer_norm: bool
@@ -196,11 +193,7 @@ class _ResidualSections(nn.Module):
         for channels in self.channels:
             images = layers.max_pool(layers.Conv(channels)(images))
             for _ in range(2):
-                block = layers.Conv(channels)(self._relu(images))
-                images = images + layers.Conv(channels)(self._relu(block))
-        return self._relu(images)
-
-    def _relu(self, images: jax.Array) -> jax.Array:
+                images = _residual_block(images, channels, self.layer_norm)
         return layers.activate(images, jax.nn.relu, self.layer_norm)
 
 
@@ -224,15 +217,12 @@ class ResidualTrunk(nn.Module):
     @nn.compact
     def __call__(self, images):
         for index, stride in enumerate(self.strides):
-            images = self._relu(images) if index else images
+            if index:
+                images = layers.activate(images, jax.nn.relu, layer_norm=True)
             images = layers.Conv(self.channels, stride=stride)(images)
         for _ in range(self.num_blocks):
-            block = layers.Conv(self.channels)(self._relu(images))
-            images = images + layers.Conv(self.channels)(self._relu(block))
+            images = _residual_block(images, self.channels, layer_norm=True)
         return images
-
-    def _relu(self, images: jax.Array) -> jax.Array:
-        return layers.activate(images, jax.nn.relu, layer_norm=True)
 
 
 class ResidualImage(nn.Module):
@@ -284,10 +274,8 @@ class CNN(nn.Module):
             )
         if self.padding not in ("SAME", "VALID"):
             raise errors.UserError(f"CNN.padding: expected 'SAME' or 'VALID', got {self.padding!r}")
-        sizes = [
-            (channels, self.kernel, stride) for channels, stride in zip(self.channels, strides)
-        ]
-        trunk = _Convolutions(sizes, self.padding, self.layer_norm)
+        sizes = zip(self.channels, (self.kernel,) * len(strides), strides)
+        trunk = _Convolutions(tuple(sizes), self.padding, self.layer_norm)
         features = _join(_features(trunk, image), vector)
         return layers.mlp(features, self.hidden_sizes, jax.nn.relu, layer_norm=self.layer_norm)
 
@@ -309,7 +297,6 @@ class OneHot(nn.Module):
     minimum: int = 0
 
     def __post_init__(self):
-        """Validates the number of values."""
         errors.require_count(self, "num_values")
         super().__post_init__()
 

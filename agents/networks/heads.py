@@ -1,16 +1,11 @@
 """Action heads: distributions over actions, parametrised by the flat output of a policy network.
 
-Beside them, `CategoricalReturn` is a distribution of returns, by the output of a value network.
+`CategoricalReturn` is a distribution of returns, parametrised by the output of a value network.
 
-A head is static: it is built once from an action specification, and its methods are pure. `sample`
-and `mode` return `raw`, the value that agents store and of which they recompute log-probabilities;
-`to_action` turns it into the environment's action. For a squashed Gaussian `raw` is the sample
-before the squash, so no log-probability needs an inverse hyperbolic tangent and its loss of
-precision.
-
-The formulas are written out rather than taken from distrax, which the tests use as their reference:
-its squashed normal has to invert the squash of an action (the log-probability of tanh(12) is NaN
-there).
+`sample` and `mode` of a head return `raw`, the value that agents store and of which they recompute
+log-probabilities; `to_action` turns it into the environment's action. For a squashed Gaussian `raw`
+is the sample before the squash. distrax, the reference of the tests, would have to invert the
+squash: its log-probability of tanh(12) is NaN.
 
 Axis legend: `...` any leading axes, `B` streams, `D` parts or components of an action, `A` the
 largest number of values of a part.
@@ -42,7 +37,7 @@ class ActionHead(Protocol):
     """A distribution over actions, given the flat output `[..., num_outputs]` of a network."""
 
     num_outputs: int  # size of the flat output
-    num_free: int  # number of outputs, the last ones, that are parameters without an observation
+    num_free: int  # number of last outputs that are free parameters, without an observation
 
     def sample(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array) -> jax.Array:
         """Samples `raw`; `outputs` `[B, num_outputs]`, `key` `[B]` typed keys."""
@@ -51,19 +46,13 @@ class ActionHead(Protocol):
         """Returns the greedy `raw`."""
 
     def log_prob(self, outputs: jax.Array, mask: jax.Array | None, raw: jax.Array) -> jax.Array:
-        """Returns the log-probability (or log-density of the action) `[...]`."""
+        """Returns the log-probability (or log-density of the action) `[...]`, over all parts."""
 
     def entropy(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """Returns the entropy `[...]` in nats."""
+        """Returns the entropy `[...]` in nats, over all parts."""
 
     def to_action(self, raw: jax.Array) -> jax.Array:
         """Returns the action in the form of the environment's action specification."""
-
-
-def _log_softmax(logits: jax.Array, mask: jax.Array | None) -> jax.Array:
-    if mask is not None:
-        logits = jnp.where(mask, logits, _ILLEGAL)
-    return jax.nn.log_softmax(logits, axis=-1)
 
 
 def _pick(values: jax.Array, index: jax.Array) -> jax.Array:
@@ -74,7 +63,7 @@ def _pick(values: jax.Array, index: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Categorical:
-    """One integer; masks are `[..., A]` bool.
+    """One integer, `raw` `[...]`; masks are `[..., A]` bool.
 
     Attributes:
       num_values: number of values, `A`.
@@ -88,88 +77,73 @@ class Categorical:
         """`A` logits."""
         return self.num_values
 
+    def _log_probs(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
+        if mask is not None:
+            outputs = jnp.where(mask, outputs, _ILLEGAL)
+        return jax.nn.log_softmax(outputs, axis=-1)
+
     def sample(self, outputs, mask, key):
-        """Samples `[B]` int32."""
-        logits = _log_softmax(outputs, mask)
+        logits = self._log_probs(outputs, mask)
         return jax.vmap(jax.random.categorical)(key, logits).astype(jnp.int32)
 
     def mode(self, outputs, mask):
-        """Returns the most probable legal value `[...]`, the lowest one among equals."""
-        return jnp.argmax(_log_softmax(outputs, mask), axis=-1).astype(jnp.int32)
+        """Returns the most probable legal value, of each part; the lowest one among equals."""
+        return jnp.argmax(self._log_probs(outputs, mask), axis=-1).astype(jnp.int32)
 
     def log_prob(self, outputs, mask, raw):
-        """Returns `[...]`."""
-        return _pick(_log_softmax(outputs, mask), raw)
+        return _pick(self._log_probs(outputs, mask), raw)
 
     def probabilities(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
         """Returns `[..., A]`; that of an illegal value is exactly 0."""
-        return jnp.exp(_log_softmax(outputs, mask))
+        return jnp.exp(self._log_probs(outputs, mask))
 
     def entropy(self, outputs, mask):
-        """Returns `[...]`; an illegal value adds exactly nothing."""
-        log_p = _log_softmax(outputs, mask)
+        log_p = self._log_probs(outputs, mask)
         return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
 
     def to_action(self, raw):
-        """Returns `raw`."""
         return raw
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MultiDiscrete:
-    """`D` independent integers with different numbers of values; masks are `[..., D, A]` bool.
+class MultiDiscrete(Categorical):
+    """`D` independent integers, `raw` `[..., D]`; masks are `[..., D, A]` bool.
 
     Attributes:
       num_values: number of values of each of the `D` parts; `A` is the largest.
     """
 
     num_values: tuple[int, ...]
-    num_free = 0
 
     @property
     def num_outputs(self) -> int:
         """`D * A` logits; those past the end of a shorter part are never legal."""
         return len(self.num_values) * max(self.num_values)
 
-    def _log_softmax(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
+    def _log_probs(self, outputs, mask):
         parts, most = len(self.num_values), max(self.num_values)
-        legal = np.arange(most) < np.array(self.num_values)[:, None]  # [D, A]
+        exists = np.arange(most) < np.array(self.num_values)[:, None]  # [D, A]
         outputs = outputs.reshape(*outputs.shape[:-1], parts, most)
         if mask is not None:
             outputs = jnp.where(mask, outputs, _ILLEGAL)
         # Values past the end of a part are lower than illegal ones: where a part's mask is empty,
         # the policy is uniform over the values that exist.
-        return jax.nn.log_softmax(jnp.where(legal, outputs, 2.0 * _ILLEGAL), axis=-1)
-
-    def sample(self, outputs, mask, key):
-        """Samples `[B, D]` int32."""
-        logits = self._log_softmax(outputs, mask)
-        return jax.vmap(jax.random.categorical)(key, logits).astype(jnp.int32)
-
-    def mode(self, outputs, mask):
-        """Returns the most probable legal value of each part, `[..., D]`."""
-        return jnp.argmax(self._log_softmax(outputs, mask), axis=-1).astype(jnp.int32)
+        return jax.nn.log_softmax(jnp.where(exists, outputs, 2.0 * _ILLEGAL), axis=-1)
 
     def log_prob(self, outputs, mask, raw):
-        """Returns `[...]`, summed over the parts."""
-        return jnp.sum(_pick(self._log_softmax(outputs, mask), raw), axis=-1)
+        return jnp.sum(super().log_prob(outputs, mask, raw), axis=-1)
 
     def entropy(self, outputs, mask):
-        """Returns `[...]`, summed over the parts."""
-        log_p = self._log_softmax(outputs, mask)
+        log_p = self._log_probs(outputs, mask)
         return -jnp.sum(jnp.exp(log_p) * log_p, axis=(-2, -1))
-
-    def to_action(self, raw):
-        """Returns `raw`."""
-        return raw
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussian:
     """Independent normals; the environment's action is clipped to the bounds.
 
-    The flat output holds `D` means and `D` log standard deviations. The density is that of the
-    unclipped sample, as is usual in PPO; masks are ignored.
+    The flat output holds `D` means and `D` log standard deviations; `raw` is `[..., D]`. Densities
+    are those of the unclipped sample, as is usual in PPO; masks are ignored.
 
     Attributes:
       minimum: lower bounds, `D` of them.
@@ -199,32 +173,23 @@ class Gaussian:
         return mean, jnp.clip(log_std, math.log(_MIN_STD), math.log(_MAX_STD))
 
     def sample(self, outputs, mask, key):
-        """Samples `[B, D]`."""
-        del mask
         mean, log_std = self._mean_and_log_std(outputs)
         noise = jax.vmap(lambda k: jax.random.normal(k, mean.shape[-1:]))(key)
         return mean + jnp.exp(log_std) * noise
 
     def mode(self, outputs, mask):
-        """Returns the mean `[..., D]`."""
-        del mask
         return self._mean_and_log_std(outputs)[0]
 
     def log_prob(self, outputs, mask, raw):
-        """Returns `[...]`, summed over the components."""
-        del mask
         mean, log_std = self._mean_and_log_std(outputs)
         scaled = (raw - mean) * jnp.exp(-log_std)
         return jnp.sum(-0.5 * jnp.square(scaled) - log_std - _HALF_LOG_TAU, axis=-1)
 
     def entropy(self, outputs, mask):
-        """Returns `[...]`, summed over the components."""
-        del mask
         _, log_std = self._mean_and_log_std(outputs)
         return jnp.sum(0.5 + _HALF_LOG_TAU + log_std, axis=-1)
 
     def to_action(self, raw):
-        """Returns float32 `[..., *shape]` within the bounds."""
         action = jnp.clip(raw, jnp.array(self.minimum), jnp.array(self.maximum))
         return action.reshape(raw.shape[:-1] + self.shape)
 
@@ -245,12 +210,10 @@ class TanhGaussian(Gaussian):
         return log_half + 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
 
     def log_prob(self, outputs, mask, raw):
-        """Returns the log-density of the action `[...]`, summed over the components."""
         density = super().log_prob(outputs, mask, raw)
         return density - jnp.sum(self._log_slope(raw), axis=-1)
 
     def entropy(self, outputs, mask):
-        """Returns `[...]`, summed over the components."""
         mean, log_std = self._mean_and_log_std(outputs)
         nodes, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_NODES)
         weights = jnp.asarray(weights / weights.sum(), jnp.float32)  # [K]
@@ -261,7 +224,6 @@ class TanhGaussian(Gaussian):
         return super().entropy(outputs, mask) + jnp.sum(slope, axis=-1)
 
     def to_action(self, raw):
-        """Returns float32 `[..., *shape]` within the bounds."""
         minimum, maximum = jnp.array(self.minimum), jnp.array(self.maximum)
         action = minimum + 0.5 * (maximum - minimum) * (jnp.tanh(raw) + 1.0)
         return super().to_action(action)
@@ -285,7 +247,6 @@ class CategoricalReturn:
     num_atoms: int = 51
 
     def __post_init__(self):
-        """Checks the options."""
         errors.require_count(self, "num_atoms")
         if not (self.num_atoms > 1 and -math.inf < self.minimum < self.maximum < math.inf):
             raise errors.UserError(
@@ -325,7 +286,6 @@ class CategoricalReturn:
 
 
 _CONTINUOUS = {"gaussian": Gaussian, "tanh_gaussian": TanhGaussian}
-_KINDS = ("categorical", "multi_discrete", *_CONTINUOUS)
 
 
 def from_spec(
@@ -342,14 +302,14 @@ def from_spec(
       state_dependent_std: see `Gaussian`; other heads ignore it.
 
     Raises:
-      UserError: there is no such kind of head, or it does not fit the specification.
+      UserError: the kind does not fit the specification, or no kind does.
     """
-    if kind is not None and kind not in _KINDS:
-        raise errors.UserError(f"no action head '{kind}'{errors.nearest(kind, _KINDS)}")
     fitting = _fitting(action_spec)
     kind = kind or fitting[0]
     if kind not in fitting:
-        raise errors.UserError(f"action head '{kind}' does not fit the actions {action_spec!r}")
+        raise errors.UserError(
+            f"no action head '{kind}' for {action_spec!r}{errors.nearest(kind, fitting)}"
+        )
     if kind == "categorical":
         return Categorical(int(action_spec.num_values))
     minimum = np.broadcast_to(action_spec.minimum, action_spec.shape).reshape(-1)

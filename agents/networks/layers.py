@@ -19,13 +19,11 @@ import jax.numpy as jnp
 from agents.networks import cpu_kernels
 from podracers import errors, parallel, precision
 
-# Images of one pass through convolutions on CPU: 16 (as many floats as a register holds) of 84 x 84
-# pixels, and up to 64 of smaller ones. Gradients on grids of 10 x 10 with 32 channels are twice as
-# fast 64 at a time as 1,024 at a time: intermediate results then fit into the cache.
+# Images of one pass through convolutions on CPU: 16 (the floats of a register) of 84 x 84 pixels,
+# and up to 64 of smaller ones, so that intermediate results fit into the cache.
 _PIXELS = 16 * 84 * 84
 _MIN_IMAGES = 16
 _MAX_IMAGES = 64
-_MAX_KERNEL = 64  # the positions of a kernel are unrolled in the program
 
 # Whether a trunk is being traced whose images are [C, H, W, N]; see `on_images`.
 _channels_first = contextvars.ContextVar("channels_first", default=False)
@@ -51,7 +49,6 @@ class Dense(nn.Module):
     constant: float | None = None
 
     def __post_init__(self):
-        """Validates the sizes."""
         errors.require_count(self, "features")
         super().__post_init__()
 
@@ -135,7 +132,7 @@ def activate(
     activation: Callable[[jax.Array], jax.Array],
     layer_norm: bool,
 ) -> jax.Array:
-    """Applies an activation, after layer normalisation if asked for; call it in a compact method.
+    """Applies layer normalisation, if requested, and an activation; call it in a compact method.
 
     Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450, over the
     features of a row, or the channels of a place in an image.
@@ -171,13 +168,8 @@ class Conv(nn.Module):
     scale: float = math.sqrt(2.0)
 
     def __post_init__(self):
-        """Validates the sizes."""
         for name in ("features", "kernel", "stride"):
             errors.require_count(self, name)
-        if self.kernel > _MAX_KERNEL:
-            raise errors.UserError(
-                f"Conv.kernel: expected at most {_MAX_KERNEL}, got {self.kernel}"
-            )
         super().__post_init__()
 
     @nn.compact

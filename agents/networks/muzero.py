@@ -2,9 +2,9 @@
 
 The latent state is scaled to [0, 1]; Schrittwieser et al., "Mastering Atari, Go, chess and shogi by
 planning with a learned model", 2020, https://arxiv.org/abs/1911.08265, appendix G. In `model` it is
-a vector, the representation is any encoder, and the dynamics are dense layers. In `image_model` it
-is an image, as published, stored flat, and the dynamics are convolutions over the image and a plane
-for each action. Representations may stack frames; predictions are dense layers.
+a vector, from any encoder, and the dynamics are dense layers. In `image_model` it is an image, as
+published, stored flat, and the dynamics are convolutions over the image and a plane for each
+action. Predictions are dense layers.
 
 Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms, `H` `W` `C` height, width
 and channels.
@@ -39,11 +39,7 @@ def scale_latent(latent: jax.Array) -> jax.Array:
 
 
 class _Hidden(nn.Module):
-    """Dense layers with a ReLU after each of them.
-
-    Attributes:
-      sizes: size of each layer.
-    """
+    """Dense layers with a ReLU after each of them."""
 
     sizes: Sequence[int]
 
@@ -65,7 +61,6 @@ class Representation(nn.Module):
     latent_size: int | None
 
     def initial_states(self, batch_size: int) -> tuple:
-        """Returns the state of the torso."""
         return (self.torso.initial_state(batch_size),)
 
     @nn.compact
@@ -83,50 +78,32 @@ class Dynamics(nn.Module):
     Attributes:
       num_actions: number of actions, `A`.
       num_atoms: number of atoms of the reward, `Z`.
-      hidden_sizes: sizes of the hidden layers.
+      hidden_sizes: sizes of the hidden layers; of the reward alone if the latent is an image.
+      image_shape: shape `[H, W, C]` of a latent that is an image; None for a vector.
+      num_blocks: number of residual blocks on images.
     """
 
     num_actions: int
     num_atoms: int
     hidden_sizes: Sequence[int] = (128,)
+    image_shape: tuple[int, int, int] | None = None
+    num_blocks: int = 1
 
     @nn.compact
     def __call__(self, latent, action):
         """Returns the latent `[..., F]` and logits `[..., Z]` of the reward."""
         taken = jax.nn.one_hot(action, self.num_actions)
-        hidden = _Hidden(self.hidden_sizes)(jnp.concatenate([latent, taken], axis=-1))
-        change = layers.Dense(latent.shape[-1], scale=1.0, name="change")(hidden)
-        reward = layers.Dense(self.num_atoms, scale=0.01, name="reward")(hidden)
-        return scale_latent(latent + change), reward
-
-
-class ImageDynamics(nn.Module):
-    """`Dynamics` of a latent that is an image.
-
-    Attributes:
-      shape: shape of the latent, `[H, W, C]`; `F` is its size.
-      num_actions: number of actions, `A`.
-      num_atoms: number of atoms of the reward, `Z`.
-      num_blocks: number of residual blocks.
-      hidden_sizes: sizes of the hidden layers of the reward.
-    """
-
-    shape: tuple[int, int, int]
-    num_actions: int
-    num_atoms: int
-    num_blocks: int = 1
-    hidden_sizes: Sequence[int] = (128,)
-
-    @nn.compact
-    def __call__(self, latent, action):
-        """Returns the latent `[..., F]` and logits `[..., Z]` of the reward."""
-        images = latent.reshape(-1, *self.shape)
-        taken = jax.nn.one_hot(action.reshape(-1), self.num_actions)
-        planes = jnp.broadcast_to(taken[:, None, None], (*images.shape[:3], self.num_actions))
-        trunk = encoders.ResidualTrunk(self.shape[-1], self.num_blocks)
-        change = layers.on_images(trunk, jnp.concatenate([images, planes], axis=-1))
-        change = change.reshape(latent.shape).astype(jnp.float32)
-        hidden = _Hidden(self.hidden_sizes)(jax.nn.relu(change))
+        if self.image_shape is None:
+            hidden = _Hidden(self.hidden_sizes)(jnp.concatenate([latent, taken], axis=-1))
+            change = layers.Dense(latent.shape[-1], scale=1.0, name="change")(hidden)
+        else:
+            images = latent.reshape(-1, *self.image_shape)
+            planes = taken.reshape(-1, 1, 1, self.num_actions)
+            planes = jnp.broadcast_to(planes, (*images.shape[:3], self.num_actions))
+            trunk = encoders.ResidualTrunk(self.image_shape[-1], self.num_blocks)
+            change = layers.on_images(trunk, jnp.concatenate([images, planes], axis=-1))
+            change = change.reshape(latent.shape).astype(jnp.float32)
+            hidden = _Hidden(self.hidden_sizes)(jax.nn.relu(change))
         reward = layers.Dense(self.num_atoms, scale=0.01, name="reward")(hidden)
         return scale_latent(latent + change), reward
 
@@ -154,10 +131,10 @@ class Predictor(nn.Module):
 
 
 class Model(NamedTuple):
-    """The three networks."""
+    """The networks of representation, dynamics and prediction."""
 
     representation: networks.Composed
-    dynamics: Dynamics | ImageDynamics
+    dynamics: Dynamics
     predictor: Predictor
 
     def init(self, key: jax.Array):
@@ -208,12 +185,9 @@ def model(
     """
     errors.require_types(model, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
+    sizes = num_actions, num_atoms, tuple(hidden_sizes)
     representation = networks.Composed(spec, Representation(torso, latent_size), frame_stack)
-    return Model(
-        representation,
-        Dynamics(num_actions, num_atoms, tuple(hidden_sizes)),
-        Predictor(num_actions, num_atoms, tuple(hidden_sizes)),
-    )
+    return Model(representation, Dynamics(*sizes), Predictor(*sizes))
 
 
 def image_model(
@@ -246,12 +220,11 @@ def image_model(
     for stride in strides:
         height, width = -(-height // stride), -(-width // stride)
     torso = networks.Torso(encoder, cores.FeedForward())
-    hidden_sizes = tuple(hidden_sizes)
-    shape = (height, width, channels)
+    sizes = num_actions, num_atoms, tuple(hidden_sizes)
     return Model(
         networks.Composed(spec, Representation(torso, latent_size=None), frame_stack),
-        ImageDynamics(shape, num_actions, num_atoms, num_blocks, hidden_sizes),
-        Predictor(num_actions, num_atoms, hidden_sizes),
+        Dynamics(*sizes, (height, width, channels), num_blocks),
+        Predictor(*sizes),
     )
 
 
@@ -267,7 +240,6 @@ class PolicyValue(nn.Module):
     predictor: Predictor
 
     def initial_states(self, batch_size: int) -> tuple:
-        """Returns the state of the torso."""
         return (self.torso.initial_state(batch_size),)
 
     @nn.compact

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agents.networks import cores, encoders, heads, layers
 from podracers import environment, errors, parallel, types
@@ -83,7 +84,6 @@ class Composed:
     frame_stack: int = 1
 
     def __post_init__(self):
-        """Checks the number of frames."""
         if self.frame_stack < 1:
             raise errors.UserError(f"frame_stack must be at least 1, got {self.frame_stack}")
 
@@ -98,7 +98,6 @@ class Composed:
         return None if self.is_recurrent else self.frame_stack - 1
 
     def init(self, key: jax.Array, timestep: types.TimeStep) -> types.PyTree:
-        """Returns parameters; of `timestep` `[B, ...]` only shapes and dtypes count."""
         timestep = jax.tree.map(lambda x: jnp.asarray(x)[None, :1], timestep)
         core = self.initial_core(1)
         observation, states, _ = self._inputs(core, timestep)
@@ -112,7 +111,6 @@ class Composed:
         return Core(self._initial_frames(batch_size), states)
 
     def step(self, params, core, timestep, key=None):
-        """Returns outputs `[B, ...]` and the core after them; see `unroll`."""
         timestep = jax.tree.map(lambda x: x[None], timestep)
         output, core = self.unroll(params, core, timestep, key)
         return jax.tree.map(lambda x: x[0], output), core
@@ -134,7 +132,6 @@ class Composed:
         return output, (Core(frames, states) if core != () else ())
 
     def core_before(self, core, timestep, time, stream):
-        """Returns the core before each of `N` drawn time steps; `()` for no memory."""
         if core == ():
             return ()
         observation = encoders.without_mask(timestep.observation)
@@ -145,8 +142,7 @@ class Composed:
         if self.frame_stack == 1:
             return ()
         zeros = encoders.without_mask(self.spec.zero_observation())
-        batch = jax.tree.map(lambda x: jnp.zeros((batch_size, *x.shape), x.dtype), zeros)
-        return cores.initial_frames(batch, self.frame_stack)
+        return cores.initial_frames(zeros, batch_size, self.frame_stack)
 
     def _inputs(self, core: Any, timestep: types.TimeStep) -> tuple[types.PyTree, tuple, Any]:
         """Returns the observation with stacked frames, the states, and the new frames."""
@@ -173,7 +169,6 @@ class Torso(nn.Module):
     core: nn.Module
 
     def initial_state(self, batch_size: int) -> Any:
-        """Returns the state of the core."""
         return self.core.initial_state(batch_size)
 
     def __call__(self, state, observation, first):
@@ -204,14 +199,14 @@ class ActorCriticModule(nn.Module):
     torsos: tuple[Torso, ...]
 
     def initial_states(self, batch_size: int) -> tuple:
-        """Returns the state of each torso."""
         return tuple(torso.initial_state(batch_size) for torso in self.torsos)
 
     @nn.compact
     def __call__(self, states, observation, first):
         """Returns `ActorCriticOutput` `[T, B, ...]` and the states after it."""
-        pairs = [torso(s, observation, first) for torso, s in zip(self.torsos, states)]
-        features = [pair[0] for pair in pairs]
+        features, states = zip(
+            *(torso(s, observation, first) for torso, s in zip(self.torsos, states))
+        )
         seen = self.head.num_outputs - self.head.num_free
         policy = layers.Dense(seen, scale=0.01, name="policy")(features[0])
         if self.head.num_free:
@@ -219,7 +214,7 @@ class ActorCriticModule(nn.Module):
             free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
             policy = jnp.concatenate([policy, free], axis=-1)
         value = layers.Dense(1, scale=1.0, name="value")(features[-1])[..., 0]
-        return ActorCriticOutput(policy, value), tuple(pair[1] for pair in pairs)
+        return ActorCriticOutput(policy, value), states
 
 
 def actor_critic(
@@ -252,8 +247,7 @@ def unroll_after(
 ) -> Any:
     """Returns the outputs of the time steps after a burn-in, which only updates the core.
 
-    No gradient passes through the burn-in. Where the core is a frame stack, the encoder does not
-    run on it.
+    No gradient passes through the burn-in, and no encoder runs on it for a frame stack alone.
 
     Args:
       network: network to unroll.
@@ -296,19 +290,15 @@ def unroll_in_parts(
     if parts <= 1:
         return read(network.unroll(params, core, timestep)[0])
     each = -(-length // parts)
-    whole = length // each * each
+    index = np.arange(-(-length // each) * each).reshape(-1, each)
 
-    def part(core: Any, timestep: types.TimeStep) -> tuple[Any, jax.Array]:
-        output, core = network.unroll(params, core, timestep)
+    def part(core: Any, index: jax.Array) -> tuple[Any, jax.Array]:
+        output, core = network.unroll(params, core, jax.tree.map(lambda x: x[index], timestep))
         return core, read(output)
 
-    cut = jax.tree.map(lambda x: x[:whole].reshape(-1, each, *x.shape[1:]), timestep)
-    core, found = jax.lax.scan(part, core, cut)
-    found = found.reshape(whole, *found.shape[2:])
-    if whole == length:
-        return found
-    _, rest = part(core, jax.tree.map(lambda x: x[whole:], timestep))
-    return jnp.concatenate([found, rest])
+    # The last part repeats the last time step.
+    _, found = jax.lax.scan(part, core, np.minimum(index, length - 1))
+    return found.reshape(-1, *found.shape[2:])[:length]
 
 
 def last_output(network: Network, params: types.PyTree, core: Any, timestep: types.TimeStep) -> Any:

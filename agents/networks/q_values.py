@@ -15,11 +15,6 @@ from agents.networks import network as networks
 from podracers import environment, errors
 
 
-def _split(key: jax.Array) -> jax.Array:
-    """Returns keys `[2, B]` for keys `[B]`."""
-    return jax.vmap(jax.random.split, out_axes=1)(key)
-
-
 class QModule(nn.Module):
     """The values of actions.
 
@@ -43,7 +38,6 @@ class QModule(nn.Module):
     noisy: bool = False
 
     def initial_states(self, batch_size: int) -> tuple:
-        """Returns the state of the torso."""
         return (self.torso.initial_state(batch_size),)
 
     @nn.compact
@@ -57,7 +51,7 @@ class QModule(nn.Module):
           key: `[B]` typed keys, if it is noisy; None for no noise.
         """
         features, state = self.torso(states[0], observation, first)
-        keys = (None, None) if key is None else _split(key)
+        keys = _split(key)
         atoms = () if self.num_atoms is None else (self.num_atoms,)
         values = self._head("action", (self.num_actions, *atoms), 0.01, features, keys[0])
         if self.dueling:
@@ -74,17 +68,22 @@ class QModule(nn.Module):
         key: jax.Array | None,
     ) -> jax.Array:
         """Returns the outputs `[T, B, *shape]` of one head."""
-        size = math.prod(shape)
-        if not self.noisy:
-            hidden = layers.mlp(features, self.head_hidden_sizes, jax.nn.relu, f"{name}_hidden")
+        size, sizes = math.prod(shape), self.head_hidden_sizes
+        if self.noisy:
+            for index, hidden_size in enumerate(sizes):
+                key, layer_key = _split(key)
+                layer = layers.NoisyDense(hidden_size, name=f"{name}_hidden_{index}")
+                features = jax.nn.relu(layer(features, layer_key))
+            outputs = layers.NoisyDense(size, scale=scale, name=name)(features, key)
+        else:
+            hidden = layers.mlp(features, sizes, jax.nn.relu, f"{name}_hidden")
             outputs = layers.Dense(size, scale=scale, name=name)(hidden)
-            return outputs.reshape(*outputs.shape[:-1], *shape)
-        for index, hidden_size in enumerate(self.head_hidden_sizes):
-            key, layer_key = (None, None) if key is None else _split(key)
-            layer = layers.NoisyDense(hidden_size, name=f"{name}_hidden_{index}")
-            features = jax.nn.relu(layer(features, layer_key))
-        outputs = layers.NoisyDense(size, scale=scale, name=name)(features, key)
         return outputs.reshape(*outputs.shape[:-1], *shape)
+
+
+def _split(key: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+    """Returns two keys `[B]` for keys `[B]`; None for none."""
+    return (None, None) if key is None else tuple(jax.vmap(jax.random.split, out_axes=1)(key))
 
 
 def q_network(

@@ -1,11 +1,9 @@
 """SAC's networks, and its heads for continuous and for discrete actions.
 
 `SACNetwork` is a policy, critics (two, as published), and for images an encoder that they share.
-The encoder belongs to the critics: their loss alone trains it, and the policy reads its features
-under stop-gradient, as in Yarats et al., "Improving Sample Efficiency in Model-Free Reinforcement
-Learning from Images", 2019, https://arxiv.org/abs/1910.01741. A separate encoder of the policy
-would double the cost and learn from a weaker signal, and the policy's gradient in a shared one
-would move the critics' targets. Vectors need no encoder.
+The loss of the critics alone trains the encoder, and the policy reads its features under
+stop-gradient, as in Yarats et al., "Improving Sample Efficiency in Model-Free Reinforcement
+Learning from Images", 2019, https://arxiv.org/abs/1910.01741.
 
 Axis legend: `...` any axes, `T` time, `B` streams, `N` rows, `F` features, `D` components of a
 continuous action, `A` actions, `C` critics.
@@ -119,12 +117,10 @@ class Continuous:
         return self._head.num_outputs
 
     def act(self, outputs, mask, key, mode):
-        """Returns float32 `[N, *shape]` within the bounds; the squashed mean if `mode`."""
         raw = self._head.mode(outputs, mask) if mode else self._head.sample(outputs, mask, key)
         return self._to_environment(jnp.tanh(raw))
 
     def random(self, mask, key):
-        """Returns float32 `[N, *shape]` within the bounds."""
         size = (len(self.minimum),)
         return self._to_environment(jax.vmap(lambda k: jax.random.uniform(k, size, minval=-1))(key))
 
@@ -135,7 +131,6 @@ class Continuous:
         return jnp.clip(2.0 * (flat - minimum) / (maximum - minimum) - 1.0, -1.0, 1.0)
 
     def taken(self, values, action):
-        """Returns the values `[C, N]`."""
         del action
         return values[..., 0]
 
@@ -151,6 +146,7 @@ class Continuous:
         return setting * len(self.minimum)
 
     def _to_environment(self, portion: jax.Array) -> jax.Array:
+        """Returns float32 `[N, *shape]` within the bounds for `[N, D]` in `[-1, 1]`."""
         minimum, maximum = jnp.array(self.minimum), jnp.array(self.maximum)
         action = minimum + 0.5 * (maximum - minimum) * (portion + 1.0)
         # The sum may round past a bound.
@@ -188,11 +184,9 @@ class Discrete:
         return heads.Categorical(self.num_actions)
 
     def act(self, outputs, mask, key, mode):
-        """Returns int32 `[N]`; the most probable action if `mode`."""
         return self._head.mode(outputs, mask) if mode else self._head.sample(outputs, mask, key)
 
     def random(self, mask, key):
-        """Returns int32 `[N]`."""
         noise = jax.vmap(lambda k: jax.random.uniform(k, (self.num_actions,)))(key)
         return exploration.legal_argmax(noise, mask)
 
@@ -201,7 +195,6 @@ class Discrete:
         del action
 
     def taken(self, values, action):
-        """Returns the values of the actions."""
         index = jnp.broadcast_to(action[..., None], (len(values), *action.shape, 1))
         return jnp.take_along_axis(values, index, axis=-1)[..., 0]
 
@@ -269,12 +262,10 @@ class CriticModule(nn.Module):
     trunk: nn.Module | None = None
 
     def __post_init__(self):
-        """Refuses impossible numbers of critics."""
         errors.require_count(self, "num_critics")
         super().__post_init__()
 
     def setup(self):
-        """Makes a body and a head for each critic."""
         self.bodies = [self.body.clone(parent=None, name=None) for _ in range(self.num_critics)]
         self.heads = [layers.Dense(self.num_values, scale=1.0) for _ in self.bodies]
 
@@ -299,12 +290,10 @@ class _Frames(nn.Module):
     """Module without parameters that returns stacked frames."""
 
     def initial_states(self, batch_size: int) -> tuple[()]:
-        """Returns `()`."""
         del batch_size
         return ()
 
     def __call__(self, states, observation, first):
-        """Returns the observation and `()`."""
         del first
         return observation, states
 

@@ -14,8 +14,7 @@ from podracers import errors
 def sum_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
     """Returns the sum of rows of a table, `[..., D]`.
 
-    Rows are gathered, and the gradient scatters: the product of one-hot rows with a table would
-    multiply by zero nearly everywhere.
+    Rows are gathered, since a product of one-hot rows with a table would multiply mostly zeros.
 
     Args:
       table: `[S, D]`.
@@ -37,7 +36,6 @@ class Table(nn.Module):
     features: int = 64
 
     def __post_init__(self):
-        """Checks the sizes."""
         for name in ("num_rows", "features"):
             errors.require_count(self, name)
         super().__post_init__()

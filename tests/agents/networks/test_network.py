@@ -42,20 +42,18 @@ RECURRENT = {"lstm", "frames_lstm"}
 WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn"}
 
 
-def _observation(spec, rng):
+def _timestep(spec, seed=0):
+    rng = np.random.default_rng(seed)
+
     def draw(leaf):
         noise = rng.normal(scale=100.0, size=(LENGTH, BATCH, *leaf.shape))
         return np.abs(noise).astype(leaf.dtype) if leaf.dtype != bool else noise > 0.0
 
-    return jax.tree.map(draw, spec)
-
-
-def _timestep(spec, seed=0):
-    rng = np.random.default_rng(seed)
     step_type = rng.choice([types.FIRST, types.MID, types.LAST], (LENGTH, BATCH), p=[0.3, 0.5, 0.2])
     step_type[0] = types.MID  # a rollout may begin within an episode
     zeros = np.zeros((LENGTH, BATCH), np.float32)
-    return types.TimeStep(_observation(spec, rng), zeros, zeros + 1.0, step_type.astype(np.int8))
+    observation = jax.tree.map(draw, spec)
+    return types.TimeStep(observation, zeros, zeros + 1.0, step_type.astype(np.int8))
 
 
 def _row(tree, index):
@@ -64,7 +62,7 @@ def _row(tree, index):
 
 @functools.cache
 def _case(name):
-    """Returns the network, parameters that are not at their start, and a core in use."""
+    """Returns the network, parameters and a core that are not initial, and the unroll."""
     observation, action, arguments = CASES[name]
     spec = environment.EnvironmentSpec("test", observation, action)
     network = networks.actor_critic(spec, heads.from_spec(action), **arguments)
@@ -72,9 +70,8 @@ def _case(name):
     init_key, noise_key = jax.random.split(jax.random.key(0))
     params = jax.jit(network.init)(init_key, _row(timestep, 0))
     leaves, treedef = jax.tree.flatten(params)
-    keys = jax.random.split(noise_key, len(leaves))
-    noisy = [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys)]
-    params = jax.tree.unflatten(treedef, noisy)
+    keys = jax.tree.unflatten(treedef, list(jax.random.split(noise_key, len(leaves))))
+    params = jax.tree.map(lambda x, k: x + 0.1 * jax.random.normal(k, x.shape), params, keys)
     unroll = jax.jit(network.unroll)
     _, core = unroll(params, network.initial_core(BATCH), timestep)
     return network, params, core, unroll
@@ -128,21 +125,17 @@ def test_a_rollout_in_parts_has_the_same_values(name, size, monkeypatch):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_rows_are_independent_and_first_forgets(name):
+def test_rows_are_independent_and_first_resets_the_core(name):
     _, params, core, unroll = _case(name)
-    timestep = _timestep(CASES[name][0])
+    timestep, replacement = (_timestep(CASES[name][0], seed) for seed in (0, 7))
     output, _ = unroll(params, core, timestep)
-    other = timestep._replace(
-        observation=jax.tree.map(
-            lambda x, y: np.concatenate([y[:, :1], x[:, 1:]], axis=1),
-            timestep.observation,
-            _timestep(CASES[name][0], seed=7).observation,
-        )
+    other = jax.tree.map(
+        lambda x, y: np.concatenate([y[:, :1], x[:, 1:]], axis=1),
+        timestep.observation,
+        replacement.observation,
     )
-    changed, _ = unroll(params, core, other)
-    _close(
-        _row(changed, (slice(None), slice(1, None))), _row(output, (slice(None), slice(1, None)))
-    )
+    changed, _ = unroll(params, core, timestep._replace(observation=other))
+    _close(*(_row(x, (slice(None), slice(1, None))) for x in (changed, output)))
     assert not np.allclose(changed.value[:, 0], output.value[:, 0])
     # From another core the outputs differ until an episode begins, and agree from there.
     restarted, _ = unroll(params, jax.tree.map(jnp.zeros_like, core), timestep)
@@ -154,7 +147,7 @@ def test_rows_are_independent_and_first_forgets(name):
 
 
 @pytest.mark.parametrize("name", ["mlp", "frames"])
-def test_time_steps_drawn_in_any_order_are_seen_as_in_the_unroll(name):
+def test_time_steps_drawn_in_any_order_have_the_outputs_of_the_unroll(name):
     network, params, core, unroll = _case(name)
     timestep = _timestep(CASES[name][0])
     output, _ = unroll(params, core, timestep)
@@ -163,6 +156,8 @@ def test_time_steps_drawn_in_any_order_are_seen_as_in_the_unroll(name):
     before = jax.jit(network.core_before)(core, timestep, items // BATCH, items % BATCH)
     actual, _ = network.step(params, before, drawn)
     _close(actual, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[items], output))
+    last = networks.last_output(network, params, core, timestep)
+    _close(last, _row(output, -1))
 
 
 @pytest.mark.parametrize("name", ["shared_gaussian", "cnn", "lstm"])
@@ -174,9 +169,8 @@ def test_gradients_are_finite_and_reach_every_parameter(name):
         output, _ = unroll(params, core, timestep)
         return jnp.mean(jnp.square(output.policy)) + jnp.mean(jnp.square(output.value - 1.0))
 
-    gradient = jax.jit(jax.grad(loss))(params)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
+    for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)):
+        assert np.isfinite(leaf).all() and np.any(leaf != 0.0)
 
 
 def test_a_separate_critic_shares_nothing():
@@ -190,28 +184,25 @@ def test_a_separate_critic_shares_nothing():
 def test_initial_policies_are_almost_uniform_and_layers_orthogonal():
     network, *_ = _case("mlp")
     params = jax.jit(network.init)(jax.random.key(3), _row(_timestep(VECTOR), 0))
-    kernel = params["torsos_0"]["encoder"]["Dense_1"]["kernel"]
+    kernel, other = (params[f"torsos_{n}"]["encoder"]["Dense_1"]["kernel"] for n in (0, 1))
     np.testing.assert_allclose(kernel.T @ kernel, 2.0 * np.eye(64), atol=1e-5)
+    assert not np.allclose(kernel, other)
     policy = params["policy"]["kernel"]
     np.testing.assert_allclose(policy.T @ policy, 1e-4 * np.eye(4), atol=1e-8)
     np.testing.assert_allclose(np.linalg.norm(params["value"]["kernel"]), 1.0, rtol=1e-5)
-    other = params["torsos_1"]["encoder"]["Dense_1"]["kernel"]
-    assert not np.allclose(kernel, other)
 
 
 def _q_network(**options):
-    """Returns a network of five features and four actions, its parameters, and how it unrolls."""
+    """Returns a network of five features and four actions, its parameters, and its unroll."""
     spec = environment.EnvironmentSpec("test", VECTOR, DISCRETE)
     network = networks.q_network(spec, 4, encoder=encoders.MLP((6,), "relu"), **options)
     params = jax.jit(network.init)(jax.random.key(0), _row(_timestep(VECTOR), 0))
     return network, params, jax.jit(lambda p, timestep: network.unroll(p, (), timestep)[0])
 
 
-def test_the_heads_of_values_have_hidden_layers_of_their_own():
-    network, params, unroll = _q_network(dueling=True, head_hidden_sizes=(8, 7))
+def test_dueling_heads_have_separate_hidden_layers_and_center_each_atom():
+    network, params, unroll = _q_network(dueling=True, head_hidden_sizes=(8, 7), num_atoms=3)
     timestep = _timestep(VECTOR)
-    values = unroll(params, timestep)
-    assert values.shape == (LENGTH, BATCH, 4)
     features = network.module.torso.apply(
         {"params": params["torso"]}, (), timestep.observation, timestep.first()
     )[0]
@@ -220,28 +211,15 @@ def test_the_heads_of_values_have_hidden_layers_of_their_own():
         hidden = features
         for layer in (f"{name}_hidden_0", f"{name}_hidden_1"):
             hidden = np.maximum(hidden @ params[layer]["kernel"] + params[layer]["bias"], 0.0)
-        return hidden @ params[name]["kernel"] + params[name]["bias"]
+        logits = hidden @ params[name]["kernel"] + params[name]["bias"]
+        return logits.reshape(LENGTH, BATCH, -1, 3)
 
     advantage = head("action")
-    expected = head("state") + advantage - np.mean(advantage, axis=-1, keepdims=True)
-    np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
-    shapes = {name: layer["kernel"].shape for name, layer in params.items() if name != "torso"}
-    assert shapes == {
-        **{"action_hidden_0": (6, 8), "action_hidden_1": (8, 7), "action": (7, 4)},
-        **{"state_hidden_0": (6, 8), "state_hidden_1": (8, 7), "state": (7, 1)},
-    }
+    expected = head("state") + advantage - np.mean(advantage, axis=2, keepdims=True)
+    np.testing.assert_allclose(unroll(params, timestep), expected, rtol=1e-4, atol=1e-5)
+    assert unroll(params, timestep).shape == (LENGTH, BATCH, 4, 3)
     gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.square(unroll(p, timestep) - 1.0))))(params)
     assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
-
-
-def test_advantages_of_distributions_have_mean_zero_over_actions():
-    _, params, unroll = _q_network(dueling=True, num_atoms=3)
-    logits = unroll(params, _timestep(VECTOR))
-    assert logits.shape == (LENGTH, BATCH, 4, 3)
-    without = {**params, "state": jax.tree.map(jnp.zeros_like, params["state"])}
-    advantage = unroll(without, _timestep(VECTOR))
-    np.testing.assert_allclose(jnp.mean(advantage, axis=2), 0.0, atol=1e-6)
-    assert np.ptp(advantage) > 0.0
 
 
 def test_heads_are_noisy_with_a_key_alone():
