@@ -63,28 +63,28 @@ class Jumanji:
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of this environment."""
-        _, limit, name = self._built
+        inner, limit = self._built
         with jax.ensure_compile_time_eval():
-            observation = _observation_spec(self._inner.observation_spec)
+            observation = _observation_spec(inner.observation_spec)
         if self._masked:
             observation[environment.ACTION_MASK] = specs.BoundedArray(
                 self._actions.mask_shape(), bool, False, True, environment.ACTION_MASK
             )
-        return environment.EnvironmentSpec(name, observation, self._actions.spec, limit)
+        return environment.EnvironmentSpec(self.name, observation, self._actions.spec, limit)
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
         """Starts an episode from one typed key."""
         # Some of Jumanji's generators accept raw keys only, and its states store them.
-        inner, timestep = self._inner.reset(jax.random.key_data(key))
+        inner, timestep = self._built[0].reset(jax.random.key_data(key))
         state = State(adaptors.strong(inner), jnp.zeros((), jnp.int32))
         return state, types.restart(self._observe(timestep.observation))
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         """Advances one step."""
-        _, limit, _ = self._built
+        game, limit = self._built
         # Some environments assign to their argument: pass a copy of the tree.
         inner = jax.tree.map(lambda leaf: leaf, state.inner)
-        inner, timestep = self._inner.step(inner, self._actions.decode(action, jnp))
+        inner, timestep = game.step(inner, self._actions.decode(action, jnp))
         steps = state.steps + 1
         last = timestep.step_type == types.LAST
         terminated = last & jnp.all(timestep.discount == 0.0)
@@ -100,7 +100,8 @@ class Jumanji:
 
     def render(self, state: State) -> np.ndarray:
         """Returns a picture of one state, uint8 `[height, width, 3]`, by Jumanji's viewer."""
-        viewers = (getattr(self._inner, at, None) for at in ("_viewer", "_env_viewer", "viewer"))
+        game = self._built[0]
+        viewers = (getattr(game, at, None) for at in ("_viewer", "_env_viewer", "viewer"))
         viewer = next((v for v in viewers if v is not None), None)
         if viewer is None:
             raise errors.UserError(f"{self.name} has no viewer: it cannot be rendered")
@@ -113,31 +114,32 @@ class Jumanji:
         return picture
 
     @functools.cached_property
-    def _built(self) -> tuple[Any, int | None, str]:
-        """Jumanji's environment, its time limit or None, and the name for logs."""
+    def _built(self) -> tuple[Any, int | None]:
+        """Jumanji's environment, and its time limit or None."""
         # The first access may be under a trace, and the constructors create arrays.
         with jax.ensure_compile_time_eval():
-            inner, name = _make(self.name, dict(self.options))
-            limit = getattr(inner, "time_limit", None)
-            limit = int(limit) if isinstance(limit, int | np.integer) else None
-            if limit is not None and self.time_limit_truncates:
-                _delay_clock(inner, limit)
-        return inner, limit, name
+            inner = _make(self.name, self.options)
+        limit = getattr(inner, "time_limit", None)
+        limit = int(limit) if isinstance(limit, int | np.integer) else None
+        if limit is not None and self.time_limit_truncates:
+            inner.time_limit = limit + 1
+            reward = getattr(inner, "_reward_fn", None)
+            # SearchAndRescue scales rewards by its limit: keep the true one there.
+            if reward is not None and "time_limit" in inspect.signature(reward).parameters:
+                inner._reward_fn = lambda found, step, _: reward(found, step, limit)
+        return inner, limit
 
     @property
-    def _inner(self) -> Any:
-        return self._built[0]
-
-    @functools.cached_property
     def _masked(self) -> bool:
-        return environment.ACTION_MASK in _children(self._inner.observation_spec)
+        return environment.ACTION_MASK in _children(self._built[0].observation_spec)
 
     @functools.cached_property
     def _actions(self) -> adaptors.ActionCodec:
         with jax.ensure_compile_time_eval():
-            mask = _children(self._inner.observation_spec).get(environment.ACTION_MASK)
+            inner = self._built[0]
+            mask = _children(inner.observation_spec).get(environment.ACTION_MASK)
             mask_shape = None if mask is None else tuple(mask.shape)
-            spec = self._inner.action_spec
+            spec = inner.action_spec
             bounds = (np.asarray(bound) for bound in (spec.minimum, spec.maximum))
             return adaptors.action_codec(spec.shape, spec.dtype, *bounds, mask_shape)
 
@@ -152,8 +154,8 @@ class Jumanji:
         )
 
 
-def _make(name: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Returns a new Jumanji environment and its name for logs."""
+def _make(name: str, options: Mapping[str, Any]) -> Any:
+    """Returns a new Jumanji environment."""
     with _outside_ipython():
         import jumanji  # noqa: PLC0415  (initialises a backend)
         from jumanji import registration  # noqa: PLC0415
@@ -168,45 +170,12 @@ def _make(name: str, options: dict[str, Any]) -> tuple[Any, str]:
         if option not in parameters:
             near = errors.nearest(option, parameters)
             raise errors.UserError(f"Jumanji's {name} has no option '{option}'{near}")
-    label = name
-    if name.startswith("Sokoban-") and "generator" not in options:
-        options["generator"], built_in = _sokoban_levels(name)
-        label = f"{name} (built-in levels)" if built_in else name
     try:
-        return jumanji.make(name, **options), label
-    except (TypeError, ValueError) as error:
-        if not options:
-            raise
+        return jumanji.make(name, **options)
+    except (TypeError, ValueError, OSError) as error:  # Sokoban downloads its levels
         raise errors.UserError(
-            f"Jumanji's {name} rejects its options {options}: {error}"
+            f"Jumanji cannot make {name} with options {dict(options)}: {errors.first_line(error)}"
         ) from error
-
-
-def _sokoban_levels(name: str) -> tuple[Any, bool]:
-    """Returns Sokoban's generator of levels, and whether it is the built-in one.
-
-    The default levels are downloaded on first use; the built-in ones need no network.
-    """
-    from jumanji.environments.routing.sokoban import generator  # noqa: PLC0415
-
-    try:
-        return generator.HuggingFaceDeepMindGenerator("unfiltered-train"), False
-    except Exception as error:  # the client's errors have no common class
-        warnings.warn(
-            f"{name}: its levels could not be downloaded ({type(error).__name__}); using"
-            " Jumanji's two built-in levels: results are not comparable with published ones.",
-            stacklevel=2,
-        )
-        return generator.ToyGenerator(), True
-
-
-def _delay_clock(inner: Any, limit: int) -> None:
-    """Sets the environment's clock one step after `limit`; changes nothing else."""
-    inner.time_limit = limit + 1
-    reward = getattr(inner, "_reward_fn", None)
-    # SearchAndRescue scales rewards by its limit: keep the true one there.
-    if reward is not None and "time_limit" in inspect.signature(reward).parameters:
-        inner._reward_fn = lambda found, step, _: reward(found, step, limit)
 
 
 def _children(spec: Any) -> dict[str, Any]:

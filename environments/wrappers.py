@@ -2,13 +2,10 @@
 
 The argument `environment` of a wrapper is an instance, or a class or other callable that returns
 one, as in gin files. Agents normalise observations: the statistics belong in their checkpoints.
-
-Axis legend: `N` features, `A` joint actions, `D` parts of a multi-discrete action.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -106,7 +103,7 @@ class TimeLimit(Wrapper):
         return dataclasses.replace(spec, max_episode_steps=limit)
 
     def reset(self, key: jax.Array) -> tuple[TimeLimitState, types.TimeStep]:
-        """Starts an episode and its clock."""
+        """Starts an episode."""
         inner, timestep = self.environment.reset(key)
         return TimeLimitState(inner, jnp.zeros((), jnp.int32)), timestep
 
@@ -128,43 +125,6 @@ class TimeLimit(Wrapper):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RewardScale(Wrapper):
-    """Multiplies rewards, and hence logged returns.
-
-    Attributes:
-      scale: factor of the rewards.
-    """
-
-    scale: float = 1.0
-
-    def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
-        return timestep._replace(reward=timestep.reward * self.scale)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FlattenObservation(Wrapper):
-    """Concatenates all parts of an observation, as float32 `[N]`.
-
-    An action mask stays separate: the observation is then a dict of `observation` and
-    `action_mask`. Parts are in the order of `jax.tree`: dicts by sorted key.
-    """
-
-    @property
-    def spec(self) -> environment.EnvironmentSpec:
-        """The inner spec with a flat observation."""
-        spec = self.environment.spec
-        parts, mask = _split_mask(spec.observation)
-        size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parts))
-        flat = specs.Array((size,), np.float32)
-        return dataclasses.replace(spec, observation=_join_mask(flat, mask))
-
-    def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
-        parts, mask = _split_mask(timestep.observation)
-        leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(parts)]
-        return timestep._replace(observation=_join_mask(jnp.concatenate(leaves), mask))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class SelectObservation(Wrapper):
     """Keeps some parts of a dict observation, and the action mask if present.
 
@@ -176,7 +136,6 @@ class SelectObservation(Wrapper):
     keys: Sequence[str] = ()
 
     def __post_init__(self):
-        """Checks that the parts exist."""
         super().__post_init__()
         known = self.environment.spec.observation
         if not isinstance(known, dict) or not self.keys or set(self.keys) - set(known):
@@ -201,60 +160,6 @@ class SelectObservation(Wrapper):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FlattenAction(Wrapper):
-    """Turns a multi-discrete action `[D]` into one of `A` discrete joint actions.
-
-    The last part changes fastest, as in `numpy.unravel_index`. A mask `[D, A_part]` becomes the
-    mask `[A]` of the joint actions whose parts are all legal.
-    """
-
-    def __post_init__(self):
-        super().__post_init__()
-        spec = self.environment.spec
-        action = spec.action
-        if (
-            not isinstance(action, specs.BoundedArray)
-            or action.dtype.kind != "i"
-            or not action.shape
-        ):
-            raise errors.UserError(f"{spec.name}: expected a multi-discrete action, got {action}")
-
-    @property
-    def spec(self) -> environment.EnvironmentSpec:
-        """The inner spec with a discrete action."""
-        spec = self.environment.spec
-        num_actions = math.prod(self._part_sizes())
-        observation, mask = _split_mask(spec.observation)
-        if mask is not None:
-            mask = specs.Array((num_actions,), np.bool_)
-            observation = {**spec.observation, environment.ACTION_MASK: mask}
-        return dataclasses.replace(
-            spec, observation=observation, action=specs.DiscreteArray(num_actions)
-        )
-
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Steps the inner environment with the parts of the joint action."""
-        parts = jnp.unravel_index(jnp.asarray(action, jnp.int32), self._part_sizes())
-        inner_action = jnp.stack(parts).astype(self.environment.spec.action.dtype)
-        return super().step(state, inner_action)
-
-    def _part_sizes(self) -> tuple[int, ...]:
-        """Returns the number of values of each part."""
-        action = self.environment.spec.action
-        return tuple(int(maximum) + 1 for maximum in np.broadcast_to(action.maximum, action.shape))
-
-    def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
-        _, mask = _split_mask(timestep.observation)
-        if mask is None:
-            return timestep
-        joint = jnp.ones((1,), bool)
-        for part, size in enumerate(self._part_sizes()):
-            joint = (joint[:, None] & mask[part, None, :size]).ravel()
-        observation = {**timestep.observation, environment.ACTION_MASK: joint}
-        return timestep._replace(observation=observation)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Searchable(Wrapper):
     """Adds the environment's state to the observation, for agents that search from it.
 
@@ -268,7 +173,6 @@ class Searchable(Wrapper):
     """
 
     def __post_init__(self):
-        """Checks that the environment is a JAX environment."""
         if environment.is_host(self.environment):
             raise errors.UserError(
                 "Searchable: expected a JAX environment, got a host environment: "
@@ -280,7 +184,7 @@ class Searchable(Wrapper):
     def spec(self) -> environment.EnvironmentSpec:
         """The inner spec, with the state in the observation and this environment as `model`."""
         spec = self.environment.spec
-        packed = jax.eval_shape(lambda: self._pack(self.environment.reset(jax.random.key(0))[0]))
+        packed = jax.eval_shape(self._pack, self._template)
         state = jax.tree.map(lambda leaf: specs.Array(leaf.shape, leaf.dtype), packed)
         return dataclasses.replace(
             spec, observation=_with_state(spec.observation, state), model=self
@@ -298,53 +202,30 @@ class Searchable(Wrapper):
         return timestep._replace(observation=_with_state(timestep.observation, self._pack(state)))
 
     @functools.cached_property
-    def _layout(self) -> tuple[Any, list[jax.ShapeDtypeStruct], list[Any]]:
-        """The state's tree, its leaves' shapes and dtypes, and the generators of its keys."""
-        generators = []
+    def _template(self) -> Any:
+        """The shapes and dtypes of the state."""
 
-        def reset():
-            state = self.environment.reset(jax.random.key(0))[0]
-            leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(state)]
-            generators.extend(jax.random.key_impl(x) if _is_key(x) else None for x in leaves)
-            return state
+        def reset() -> Any:
+            return jax.tree.map(jnp.asarray, self.environment.reset(jax.random.key(0))[0])
 
-        leaves, tree = jax.tree.flatten(jax.eval_shape(reset))
-        return tree, leaves, generators
+        return jax.eval_shape(reset)
 
     def _pack(self, state: Any) -> dict[str, jax.Array]:
         """Returns the leaves of a state by number, typed keys as their data."""
-
-        def plain(leaf: jax.Array) -> jax.Array:
-            leaf = jnp.asarray(leaf)
-            return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-        return {f"{i:03}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+        leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(state)]
+        return {
+            f"{i:03}": jax.random.key_data(leaf) if _is_key(leaf) else leaf
+            for i, leaf in enumerate(leaves)
+        }
 
     def _unpack(self, packed: dict[str, jax.Array]) -> Any:
-        """Returns the state from its packed leaves."""
-
-        def wrapped(leaf: jax.Array, template: jax.ShapeDtypeStruct, generator: Any) -> jax.Array:
-            if generator is None:
-                return jnp.asarray(leaf, template.dtype)
-            return jax.random.wrap_key_data(leaf, impl=generator)
-
-        tree, *layout = self._layout
-        return jax.tree.unflatten(tree, [wrapped(*each) for each in zip(packed.values(), *layout)])
-
-
-def _split_mask(observation: types.PyTree) -> tuple[types.PyTree, Any]:
-    """Returns the observation without its action mask, and the mask or None."""
-    if not isinstance(observation, dict) or environment.ACTION_MASK not in observation:
-        return observation, None
-    rest = {key: part for key, part in observation.items() if key != environment.ACTION_MASK}
-    return rest, observation[environment.ACTION_MASK]
-
-
-def _join_mask(observation: Any, mask: Any) -> types.PyTree:
-    """Returns a flat observation, with its mask if present."""
-    if mask is None:
-        return observation
-    return {"observation": observation, environment.ACTION_MASK: mask}
+        """Returns the state from its packed leaves; keys are of JAX's default generator."""
+        templates, tree = jax.tree.flatten(self._template)
+        leaves = [
+            jax.random.wrap_key_data(leaf) if _is_key(like) else jnp.asarray(leaf, like.dtype)
+            for leaf, like in zip(packed.values(), templates)
+        ]
+        return jax.tree.unflatten(tree, leaves)
 
 
 def _is_key(leaf: Any) -> bool:
