@@ -1,11 +1,5 @@
 """Adaptor of EnvPool."""
 
-from environments.envpool.envpool import (
-    EnvPool,
-    EnvPoolEnvironment,
-)
+from environments.envpool.envpool import EnvPool, EnvPoolEnvironment
 
-__all__ = [
-    "EnvPool",
-    "EnvPoolEnvironment",
-]
+__all__ = ["EnvPool", "EnvPoolEnvironment"]

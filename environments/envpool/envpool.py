@@ -17,8 +17,14 @@ import numpy as np
 
 from environments import adaptors
 from environments.envpool import families, scratch, spaces
-from podracers import environment, types
+from podracers import environment, errors, types
 
+# gin names of own implementations.
+_JAX_TWINS = {
+    "CartPole-v1": "@cartpole.CartPole",
+    "Pendulum-v1": "@pendulum.Pendulum",
+    "Catch-v0": "@catch.Catch",
+}
 _STEP = ("reward", "done", "trunc", "elapsed_step")
 
 
@@ -52,12 +58,17 @@ class EnvPool:
     action_repeat: int = 1
     observation_keys: Sequence[str] | None = None
 
+    def __post_init__(self):
+        errors.require_count(self, "action_repeat")
+        if self.max_episode_steps is not None:
+            errors.require_count(self, "max_episode_steps")
+
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of one environment; no simulator is started."""
         return environment.EnvironmentSpec(
             self.task_id,
-            spaces.specs_of(self._observation),
+            jax.tree.map(lambda leaf: leaf.spec, self._observation),
             self._actions.spec,
             None if self._task.limit is None else -(-self._task.limit // self.action_repeat),
         )
@@ -65,7 +76,13 @@ class EnvPool:
     @property
     def jax_twin(self) -> str | None:
         """The gin name of a JAX implementation of the task, or None."""
-        return families.jax_twin(self._task.task_id)
+        from envpool.registration import registry  # noqa: PLC0415  (slow to import)
+
+        name = self.task_id.rpartition("/")[2]
+        # Jumanji's registry is not used: its import initialises a backend.
+        if registry.specs[self.task_id][0] == "envpool.jumanji" and name != "Connector-v2":
+            return f"@jumanji.Jumanji with Jumanji.name = '{name}'"
+        return _JAX_TWINS.get(self.task_id)
 
     @property
     def render(self) -> Callable[[types.TimeStep], np.ndarray]:
@@ -81,13 +98,14 @@ class EnvPool:
         import envpool  # noqa: PLC0415  (slow to import)
 
         seeds = environment.stream_seeds(key, env_id).tolist()
+        options = self._task.options
         start = functools.partial(
             envpool.make_gymnasium,
             self.task_id,
             num_envs=len(seeds),
             num_threads=max(1, min(num_threads, len(seeds))),
             seed=seeds,
-            **self._task.options,
+            **options,
         )
         folders = self._task.family.folders
         directory = scratch.Directory(folders) if folders else None
@@ -95,18 +113,13 @@ class EnvPool:
             # No local variable refers to the pool: the simulators end with its last reference, and
             # a frame that imports modules for the first time may stay alive with its variables.
             return EnvPoolEnvironment(
-                directory.start(start) if directory else start(),
-                self._task,
-                self._actions,
-                self._observation,
-                self.action_repeat,
-                directory,
+                directory.start(start) if directory else start(), self, directory
             )
         except BaseException as error:
             if directory:
                 directory.close()
             if isinstance(error, families.REFUSALS):
-                raise families.cannot_start(self.task_id, error) from error
+                raise families.cannot_start(self.task_id, options, error) from error
             raise
 
     @functools.cached_property
@@ -131,28 +144,21 @@ class EnvPoolEnvironment:
     time limit are reset explicitly in that step, while the others are stepped.
     """
 
-    def __init__(
-        self,
-        pool: Any,
-        task: families.Task,
-        actions: adaptors.ActionCodec,
-        observation: types.PyTree,
-        action_repeat: int,
-        directory: scratch.Directory | None = None,
-    ):
+    def __init__(self, pool: Any, factory: EnvPool, directory: scratch.Directory | None = None):
         self._pool = pool
-        self._task = task
-        self._actions = actions
-        self._observation = observation
-        self._action_repeat = action_repeat
+        self._task = factory._task
+        self._actions = factory._actions
+        self._observation = factory._observation
+        self._action_repeat = factory.action_repeat
         self._directory = directory
         self._num_envs = pool.num_envs
-        self._limit = task.limit or families.NO_LIMIT
+        self._limit = self._task.limit or families.NO_LIMIT
         self._rows = np.arange(self._num_envs, dtype=np.int32)
         self._last = np.zeros(self._num_envs, bool)  # where the latest time step was LAST
         self._cut = np.zeros(self._num_envs, bool)  # of these, where the adaptor ended the episode
         self._action = None  # actions of the current step, in EnvPool's format
-        keys = (*_STEP, *task.family.evidence, *spaces.keys_of(observation))
+        parts = [leaf.key for leaf in jax.tree.leaves(self._observation)]
+        keys = (*_STEP, *self._task.family.evidence, *parts)
         index = {name: i for i, name in enumerate(pool._state_keys)}
         self._index = {key: index[key] for key in keys if key in index}
 
@@ -224,7 +230,7 @@ class EnvPoolEnvironment:
         self._last, self._cut = last, last & ~state["done"]
         step_type = np.where(last, types.LAST, types.MID)
         return types.TimeStep(
-            observation=spaces.read(self._observation, state),
+            observation=jax.tree.map(lambda leaf: leaf.read(state), self._observation),
             # Some families report a reward of the reset.
             reward=np.where(first, 0.0, state["reward"]).astype(np.float32),
             discount=1.0 - terminated.astype(np.float32),

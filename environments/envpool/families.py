@@ -20,8 +20,6 @@ import dataclasses
 import enum
 import glob
 import pathlib
-import re
-import types as python_types
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,25 +31,14 @@ NO_LIMIT = 2**31 - 1  # EnvPool's own value for no time limit
 # Exceptions of EnvPool where it cannot start a simulator.
 REFUSALS = (RuntimeError, ImportError, TypeError, ValueError, AssertionError)
 
-# Set by the runner or fixed by the contract: not options of the user.
+# Set by the runner or the adaptor: not options of the user.
 _SET_ELSEWHERE = {
-    "num_envs": "it is the runner's, by its num_envs",
-    "batch_size": "all environments step together",
-    "num_threads": "the runner shares out the threads",
-    "seed": "it follows from the run's seed",
-    "env_seed": "it follows from the run's seed",
-    "max_num_players": "one agent plays",
-    "gym_reset_return_info": "the adaptor needs it as it is",
-    "max_episode_steps": "it is EnvPool.max_episode_steps",
+    *("num_envs", "batch_size", "num_threads", "seed", "env_seed", "max_num_players"),
+    *("gym_reset_return_info", "max_episode_steps"),
 }
-# Options that break the contract unless they are false.
-_REFUSED = {
-    "reward_clip": "rewards are never clipped here: agents clip them",
-    "zero_discount_on_life_loss": "discounts are 0 at terminations alone; episodic_life ends "
-    "episodes with a life",
-}
+# Options that must be false: rewards are those of the game, discounts are 0 at terminations alone.
+_REFUSED = ("reward_clip", "zero_discount_on_life_loss")
 _PIXEL_OPTIONS = ("from_pixels", "render_width", "render_height", "render_camera_id")
-_QT = "libqt5core5a libqt5gui5"  # Debian's names
 
 _JUMANJI_CLOCKS = (
     "Cleaner",
@@ -85,7 +72,6 @@ class Family:
     """One simulator behind EnvPool.
 
     Attributes:
-      name: name of the simulator in messages.
       clock: how episodes end at the time limit.
       spare: number of steps between the limit and a `LATE` clock.
       evidence: names of EnvPool's arrays that are nonzero at the last step of a terminated
@@ -95,7 +81,6 @@ class Family:
         beforehand, because its processes would race to create them.
     """
 
-    name: str
     clock: Clock = Clock.LATE
     spare: int = 1
     evidence: tuple[str, ...] = ()
@@ -106,31 +91,24 @@ class Family:
 # By EnvPool's module. Networks stack frames (`agents.networks`), so that each frame is transferred
 # and stored once.
 FAMILIES = {
-    "envpool.atari": Family(
-        "Atari", Clock.FLAGGED, evidence=("info:terminated",), options={"stack_num": 1}
-    ),
-    "envpool.box2d": Family("Box2D"),
-    "envpool.classic_control": Family("classic control"),
+    "envpool.atari": Family(Clock.FLAGGED, evidence=("info:terminated",), options={"stack_num": 1}),
+    "envpool.box2d": Family(),
+    "envpool.classic_control": Family(),
     # Its episodes last one step longer than its limit.
-    "envpool.gfootball": Family("Google Research Football", spare=0),
-    "envpool.highway": Family("Highway", Clock.FIXED, evidence=("info:crashed", "info:is_success")),
-    "envpool.jumanji": Family("Jumanji", Clock.FIXED),
+    "envpool.gfootball": Family(spare=0),
+    "envpool.highway": Family(Clock.FIXED, evidence=("info:crashed", "info:is_success")),
+    "envpool.jumanji": Family(Clock.FIXED),
     # Only reaching a goal and hitting an obstacle give a reward.
-    "envpool.minigrid": Family("MiniGrid", Clock.FLAGGED, evidence=("reward",)),
-    "envpool.mujoco": Family("MuJoCo"),
-    "envpool.pgx": Family("Pgx"),
+    "envpool.minigrid": Family(Clock.FLAGGED, evidence=("reward",)),
+    "envpool.mujoco": Family(),
+    "envpool.pgx": Family(),
     "envpool.procgen": Family(
-        "Procgen",
-        Clock.FIXED,
-        evidence=("info:prev_level_complete",),
-        options={"channel_first": False},
+        Clock.FIXED, evidence=("info:prev_level_complete",), options={"channel_first": False}
     ),
-    "envpool.toy_text": Family("toy text"),
+    "envpool.toy_text": Family(),
     # Its other actions are single buttons, without bounds.
     "envpool.vizdoom": Family(
-        "ViZDoom",
-        options={"stack_num": 1, "use_combined_action": True},
-        folders=("_vizdoom",),
+        options={"stack_num": 1, "use_combined_action": True}, folders=("_vizdoom",)
     ),
 }
 
@@ -140,7 +118,6 @@ class Task:
     """One EnvPool task with its options and its time limit.
 
     Attributes:
-      task_id: EnvPool id.
       family: simulator behind it.
       options: EnvPool's keyword arguments, without those of the pool (numbers, threads, seeds).
       limit: EnvPool's steps after which an episode is truncated, or None.
@@ -149,7 +126,6 @@ class Task:
       pool_spec: EnvPool's specification.
     """
 
-    task_id: str
     family: Family
     options: Mapping[str, Any]
     limit: int | None
@@ -192,71 +168,64 @@ def load(
     if task_id not in registry.specs:
         near = errors.nearest(str(task_id), envpool.list_all_envs())
         raise errors.UserError(f"EnvPool has no task {task_id!r}{near}")
-    module = registry.specs[task_id][0]
-    family = FAMILIES[".".join(module.split(".")[:2])]
-    plain = _pool_spec(envpool, task_id, {})
-    known = set(plain.config._fields)
-    if family.name == "MuJoCo":
-        known.update(_PIXEL_OPTIONS)
-    _check_options(task_id, options, known)
-    defaults = {name: value for name, value in family.options.items() if name in known}
-    options = {**defaults, **options}
-    default = _default_limit(task_id, family, plain.config.max_episode_steps)
-    if type(action_repeat) is not int or not 0 < action_repeat < NO_LIMIT:
-        raise errors.UserError(
-            f"EnvPool.action_repeat: expected a positive int, got {action_repeat!r}"
-        )
-    limit = _check_limit(task_id, family, default, max_episode_steps, action_repeat)
+    module = ".".join(registry.specs[task_id][0].split(".")[:2])
+    family = FAMILIES[module]
+    config = _pool_spec(task_id, {}).config
+    known = {*config._fields, *(_PIXEL_OPTIONS if module == "envpool.mujoco" else ())}
+    _check_options(task_id, options, known - _SET_ELSEWHERE)
+    options = {name: at for name, at in family.options.items() if name in known} | {**options}
+    limit = default = config.max_episode_steps if 0 < config.max_episode_steps < NO_LIMIT else None
+    # Tasks without a clock end by construction; EnvPool's number is an upper bound.
+    if module == "envpool.jumanji" and not task_id.rpartition("/")[2].startswith(_JUMANJI_CLOCKS):
+        limit = default = None
+    if max_episode_steps is not None:
+        limit = max_episode_steps * action_repeat
     clock_limit = NO_LIMIT if limit is None else limit
     if family.clock is Clock.FIXED:
         clock_limit = NO_LIMIT if default is None else default
+        if limit is not None and limit >= clock_limit + action_repeat:
+            raise errors.UserError(
+                f"EnvPool.max_episode_steps: expected at most {-(-clock_limit // action_repeat)}, "
+                f"the fixed limit of {task_id}, got {max_episode_steps}"
+            )
+        limit = None if limit is None else min(limit, clock_limit)  # may cut an agent step short
     elif limit is not None:
-        spare = family.spare if family.clock is Clock.LATE else 0
-        options["max_episode_steps"] = limit + spare
-    pool_spec = _pool_spec(envpool, task_id, options)
+        options["max_episode_steps"] = limit + (family.clock is Clock.LATE) * family.spare
+    pool_spec = _pool_spec(task_id, options)
     if pool_spec.config.max_num_players != 1:
         raise errors.UserError(
             f"EnvPool's {task_id} is played by {pool_spec.config.max_num_players} agents at once: "
             "only tasks for one agent are supported"
         )
-    return Task(task_id, family, options, limit, clock_limit, pool_spec)
+    return Task(family, options, limit, clock_limit, pool_spec)
 
 
-def cannot_start(task_id: str, error: Exception) -> errors.UserError:
-    """Returns an error with the package to install, for a task that EnvPool cannot make."""
-    text = " ".join(str(error).split())
-    library = re.search(r"lib[\w+-]+\.so[.\d]*", text)
-    if "Qt 5" in text or (library and "Qt5" in library.group()):
-        return errors.UserError(
-            f"EnvPool's {task_id} (Procgen) needs the libraries of Qt 5, which are not installed: "
-            f"apt-get install {_QT}"
-        )
-    if library and isinstance(error, ImportError):
-        return errors.UserError(
-            f"EnvPool's {task_id} needs the system library {library.group()}, which is not "
-            "installed: install the package of your system that has it"
-        )
-    return errors.UserError(f"EnvPool cannot make {task_id}: {text}")
+def cannot_start(task_id: str, options: Mapping[str, Any], error: Exception) -> errors.UserError:
+    """Returns the error for a task that EnvPool cannot make, with EnvPool's reason."""
+    return errors.UserError(
+        f"EnvPool cannot make {task_id} with options {dict(options)}: {errors.first_line(error)}"
+    )
 
 
-def _pool_spec(envpool: python_types.ModuleType, task_id: str, options: Mapping[str, Any]) -> Any:
+def _pool_spec(task_id: str, options: Mapping[str, Any]) -> Any:
+    import envpool  # noqa: PLC0415  (slow to import)
+
     try:
         return envpool.make_spec(task_id, **options)
     except REFUSALS as error:
-        raise cannot_start(task_id, error) from error
+        raise cannot_start(task_id, options, error) from error
 
 
 def _check_options(task_id: str, options: Mapping[str, Any], known: set[str]) -> None:
     for name, value in options.items():
-        if name in _SET_ELSEWHERE:
+        if name in _SET_ELSEWHERE or (name in _REFUSED and value):
             raise errors.UserError(
-                f"EnvPool.options: '{name}' is no option: {_SET_ELSEWHERE[name]}"
+                f"EnvPool.options: '{name}' is set by the runner, by EnvPool.max_episode_steps or "
+                "by the contract (agents clip rewards, 'episodic_life' ends episodes with a life)"
             )
         if name not in known:
-            near = errors.nearest(name, known - set(_SET_ELSEWHERE))
+            near = errors.nearest(name, known)
             raise errors.UserError(f"EnvPool's {task_id} has no option '{name}'{near}")
-        if name in _REFUSED and value:
-            raise errors.UserError(f"EnvPool.options: '{name}' cannot be on: {_REFUSED[name]}")
     if options.get("noop_max", 1) < 1:  # EnvPool ends the process at 0
         raise errors.UserError(
             f"EnvPool.options: 'noop_max' must be at least 1, got {options['noop_max']!r}"
@@ -281,51 +250,3 @@ def _load_egl() -> None:
     folder = pathlib.Path(envpool.__file__).parents[1] / "envpool.libs"
     for library in folder.glob("libEGL-*.so*"):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-
-
-def _default_limit(task_id: str, family: Family, configured: int) -> int | None:
-    """Returns the default time limit of a task, or None."""
-    if family.name == "Jumanji" and not task_id.rsplit("/", maxsplit=1)[-1].startswith(
-        _JUMANJI_CLOCKS
-    ):
-        return None  # these end by construction; EnvPool's number is an upper bound
-    return configured if 0 < configured < NO_LIMIT else None
-
-
-def _check_limit(
-    task_id: str, family: Family, default: int | None, limit: int | None, action_repeat: int
-) -> int | None:
-    """Returns a time limit in EnvPool's steps, from one in agent steps; None for the default."""
-    if limit is None:
-        return default
-    if not isinstance(limit, int) or not 0 < limit * action_repeat < NO_LIMIT:
-        raise errors.UserError(
-            f"EnvPool.max_episode_steps: expected a positive int or None, got {limit!r}"
-        )
-    steps = limit * action_repeat
-    if family.clock is Clock.FIXED and default is not None and steps > default:
-        if steps - default < action_repeat:  # the last agent step is cut short
-            return default
-        raise errors.UserError(
-            f"EnvPool.max_episode_steps: expected at most {-(-default // action_repeat)}, the "
-            f"fixed limit of {task_id}, got {limit}"
-        )
-    return steps
-
-
-def jax_twin(task_id: str) -> str | None:
-    """Returns the gin name of a JAX implementation of the task, or None."""
-    ours = {
-        "CartPole-v1": "@cartpole.CartPole",
-        "Pendulum-v1": "@pendulum.Pendulum",
-        "Catch-v0": "@catch.Catch",
-    }
-    if task_id in ours:
-        return ours[task_id]
-    from envpool.registration import registry  # noqa: PLC0415
-
-    name = task_id.rpartition("/")[2]
-    # Jumanji's registry is not used: its import initialises a backend.
-    if registry.specs[task_id][0] == "envpool.jumanji" and name != "Connector-v2":
-        return f"@jumanji.Jumanji with Jumanji.name = '{name}'"
-    return None

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from podracers import errors
 from podracers.supervision import children, watchdog
 
 _CLONE_FS = 0x200  # linux/sched.h
@@ -34,9 +33,6 @@ class Directory:
         threads and processes which that thread starts inherit it. Where the system forbids that, as
         Docker does by default, `start()` runs in the working directory of the process, with a
         warning; files that the simulator writes stay there.
-
-        Raises:
-          errors.UserError: the subdirectories cannot be created.
         """
         outcome: dict[str, Any] = {}
         # A daemon, because it may never return.
@@ -65,13 +61,7 @@ class Directory:
         else:
             os.chdir(self.path)
         for folder in self._folders:
-            try:
-                os.makedirs(folder, exist_ok=True)
-            except OSError as error:
-                raise errors.UserError(
-                    f"the simulator needs the directory '{os.path.abspath(folder)}', which cannot "
-                    f"be made: {error.strerror}"
-                ) from error
+            os.makedirs(folder, exist_ok=True)
 
     def close(self) -> None:
         """Waits for the processes that were started in the directory, and removes it."""

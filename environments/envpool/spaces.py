@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from dm_env import specs
 
@@ -103,21 +102,6 @@ def observation(
     return tree
 
 
-def specs_of(tree: types.PyTree) -> types.PyTree:
-    """Returns the specs of a tree of `Leaf`."""
-    return jax.tree.map(lambda leaf: leaf.spec, tree)
-
-
-def keys_of(tree: types.PyTree) -> list[str]:
-    """Returns EnvPool's names of the arrays of a tree of `Leaf`."""
-    return [leaf.key for leaf in jax.tree.leaves(tree)]
-
-
-def read(tree: types.PyTree, state: Mapping[str, np.ndarray]) -> types.PyTree:
-    """Returns the observation of a step, `[B, ...]`."""
-    return jax.tree.map(lambda leaf: leaf.read(state), tree)
-
-
 def _leaf(key: str, array: Any, codec: adaptors.ActionCodec) -> Leaf:
     shape, dtype = _shape(array), np.dtype(array.dtype)
     name = key.rpartition(":")[2]
@@ -141,13 +125,9 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 
 def _select(task_id: str, tree: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    if "" in tree:
-        raise errors.UserError(
-            f"EnvPool.observation_keys = {tuple(keys)}: the observation of {task_id} is one array"
-        )
     for key in keys:
         if key not in tree:
-            near = errors.nearest(key, tree)
+            near = "; it is one array" if "" in tree else errors.nearest(key, tree)
             raise errors.UserError(
                 f"EnvPool.observation_keys: {task_id} has no part '{key}' in its observation{near}"
             )
