@@ -1,9 +1,5 @@
 """Adaptor of Gymnasium."""
 
-from environments.gymnasium.gymnasium import (
-    Gymnasium,
-)
+from environments.gymnasium.gymnasium import Gymnasium
 
-__all__ = [
-    "Gymnasium",
-]
+__all__ = ["Gymnasium"]

@@ -1,16 +1,12 @@
 """Gymnasium environments in worker processes, with several environments per process.
 
-Workers are plain child processes that start a new interpreter. A fork of a process that runs JAX
-may deadlock on locks that threads of the parent hold, and `multiprocessing`'s spawn imports the
-main script again, which then needs an `if __name__ == "__main__"`.
-
-A worker ends when its parent does. Workers ignore signals, because Ctrl-C reaches every process of
-a terminal and the parent handles it.
+Workers are child processes with a new interpreter: a fork of a process that runs JAX may deadlock,
+and `multiprocessing`'s spawn imports the main script again. They end with their parent, and ignore
+signals, because Ctrl-C reaches every process of a terminal and the parent handles it.
 
 `gymnasium.vector.AsyncVectorEnv` (1.3) is not used: it starts one process per environment (a sixth
-of the steps per second: CartPole, 64 environments, two cores), reports a worker that dies as an
-`EOFError` without its name or exit code, and its workers outlive a parent that is killed during a
-long step.
+of the steps per second: CartPole, 64 environments, two cores), and its workers outlive a parent
+that is killed during a long step.
 
 Axis legend: `B` streams. This module does not import JAX: worker processes start faster without it.
 """
@@ -73,7 +69,8 @@ class AsyncVector:
                 # Classes of a notebook or a script are not importable: they are pickled by value.
                 arguments = cloudpickle.dumps((factory, list(seeds[rows]), list(numbers[rows])))
                 self._request(worker, _START, arguments)
-            self._receive_all()
+            for worker in range(len(self._pipes)):
+                self._receive(worker)
         except BaseException:
             with contextlib.suppress(errors.RunFailure):  # the first error is the cause
                 self.close()
@@ -92,7 +89,7 @@ class AsyncVector:
 
     def recv(self) -> sync_vector.VectorStep:
         """Waits for the step to end."""
-        return _concatenate(self._receive_all())
+        return _concatenate([self._receive(worker) for worker in range(len(self._pipes))])
 
     def close(self) -> None:
         """Ends the processes: first by a request, then by force, even during a step.
@@ -153,9 +150,6 @@ class AsyncVector:
         except OSError as error:
             raise self._died(worker) from error
 
-    def _receive_all(self) -> list[Any]:
-        return [self._receive(worker) for worker in range(len(self._pipes))]
-
     def _receive(self, worker: int) -> Any:
         try:
             with self._receiving:
@@ -180,12 +174,7 @@ class AsyncVector:
 
 
 def work(descriptor: int, parent: int) -> None:
-    """Answers requests until the parent closes the pipe or ends: the main function of a worker.
-
-    Args:
-      descriptor: file descriptor of this end of the pipe.
-      parent: its process id.
-    """
+    """Answers requests until the parent closes the pipe or ends: the main function of a worker."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
@@ -208,7 +197,7 @@ def work(descriptor: int, parent: int) -> None:
 def _serve(
     vector: sync_vector.SyncVector | None, request: int, payload: Any
 ) -> tuple[sync_vector.SyncVector | None, Any]:
-    """Returns the environments, and the answer to a request: an exception if it failed."""
+    """Returns the environments and the answer to a request, an exception if it failed."""
     try:
         if request == _START:
             return sync_vector.SyncVector(*pickle.loads(payload)), None

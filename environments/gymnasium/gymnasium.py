@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import os
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,8 +25,6 @@ from environments import adaptors
 from environments.gymnasium import async_vector, spaces, sync_vector
 from podracers import environment, errors, types
 
-_PICTURES = "rgb_array"  # Gymnasium's render mode that returns arrays
-_VECTORIZATIONS = ("sync", "async")
 # gin names of JAX implementations of the same tasks.
 _JAX_TWINS = {"CartPole-v1": "@cartpole.CartPole", "Pendulum-v1": "@pendulum.Pendulum"}
 _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker", "render_mode")
@@ -56,11 +55,9 @@ class Gymnasium:
     wrappers: Sequence[str | Callable[[Any], Any]] = ()
 
     def __post_init__(self):
-        if self.vectorization not in _VECTORIZATIONS:
-            near = errors.nearest(str(self.vectorization), _VECTORIZATIONS)
+        if self.vectorization not in ("sync", "async"):
             raise errors.UserError(
-                f"Gymnasium.vectorization: expected 'sync' or 'async', got "
-                f"{self.vectorization!r}{near}"
+                f"Gymnasium.vectorization: expected 'sync' or 'async', got {self.vectorization!r}"
             )
 
     @functools.cached_property
@@ -105,11 +102,11 @@ class Gymnasium:
           errors.UserError: they cannot render pictures, or a package is missing.
         """
         with self._temporary_env() as env:
-            if _PICTURES not in (env.metadata.get("render_modes") or ()):
+            if "rgb_array" not in (env.metadata.get("render_modes") or ()):
                 raise errors.UserError(
-                    f"{self.spec.name} has no render mode '{_PICTURES}', which a video needs"
+                    f"{self.spec.name} has no render mode 'rgb_array', which a video needs"
                 )
-        options = {**self.options, "render_mode": _PICTURES}
+        options = {**self.options, "render_mode": "rgb_array"}
         factory = dataclasses.replace(self, options=options, vectorization="sync")
         # Many render with pygame, whose SDL prints errors without a sound card.
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
@@ -117,15 +114,12 @@ class Gymnasium:
             try:  # missing libraries are often detected only at the first picture
                 env.reset(seed=0)
                 picture = env.render()
+                if getattr(picture, "dtype", None) != np.uint8 or picture.shape[2:] != (3,):
+                    raise TypeError("expected render() to return uint8 [height, width, 3]")
             except Exception as error:
                 raise errors.UserError(
                     f"Gymnasium's {self.spec.name} cannot be drawn: {errors.first_line(error)}"
                 ) from error
-        if getattr(picture, "dtype", None) != np.uint8 or picture.shape[2:] != (3,):
-            raise errors.UserError(
-                f"Gymnasium's {self.spec.name}: expected render() to return uint8 [height, width, "
-                f"3], got {type(picture).__name__}"
-            )
         return factory
 
     @functools.cached_property
@@ -165,20 +159,16 @@ class _HostEnvironment:
 
     def __init__(self, vector: sync_vector.SyncVector | async_vector.AsyncVector, num_envs: int):
         self._vector = vector
-        self._num_envs = num_envs
-
-    @property
-    def num_envs(self) -> int:
-        return self._num_envs
+        self.num_envs = num_envs
 
     def reset(self) -> types.TimeStep:
-        return _timestep(self._vector.reset())
+        return types.TimeStep(*self._vector.reset())
 
     def send(self, action: np.ndarray) -> None:
         self._vector.send(np.asarray(action))
 
     def recv(self) -> types.TimeStep:
-        return _timestep(self._vector.recv())
+        return types.TimeStep(*self._vector.recv())
 
     def render(self) -> list[np.ndarray]:
         """Returns a picture of each environment of a `filmed` factory."""
@@ -188,22 +178,14 @@ class _HostEnvironment:
         self._vector.close()
 
 
-def _timestep(step: sync_vector.VectorStep) -> types.TimeStep:
-    last = step.terminated | step.truncated
-    step_type = np.where(last, np.int8(types.LAST), np.int8(types.MID))
-    return types.TimeStep(
-        observation=step.observation,
-        reward=step.reward,
-        discount=1.0 - step.terminated.astype(np.float32),
-        step_type=np.where(step.first, np.int8(types.FIRST), step_type),
-    )
-
-
 def _registered(env_id: str) -> Any:
     """Returns Gymnasium's spec of an id, after importing the module before a colon."""
     module, _, name = env_id.rpartition(":")
-    if module:
-        _import(module, f"environment '{env_id}'")
+    try:
+        if module:
+            importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise errors.UserError(f"environment '{env_id}': {error}") from error
     if name not in gymnasium.registry:
         near = errors.nearest(name, gymnasium.registry)
         hint = "" if module else " (one of your own: 'module:Name-v0' imports the module first)"
@@ -213,21 +195,13 @@ def _registered(env_id: str) -> Any:
 
 def _wrapper(name: str) -> Callable[[Any], Any]:
     """Returns the wrapper that `module:attribute` names."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise errors.UserError(f"Gymnasium.wrappers: expected 'module:Wrapper', got '{name}'")
-    found = _import(module, f"wrapper '{name}'")
-    if not hasattr(found, attribute):
-        near = errors.nearest(attribute, dir(found))
-        raise errors.UserError(f"Gymnasium.wrappers: '{module}' has no '{attribute}'{near}")
-    return getattr(found, attribute)
-
-
-def _import(module: str, user: str) -> Any:
     try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise errors.UserError(f"{user}: {error}") from error
+        return pkgutil.resolve_name(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        near = errors.nearest(error.name, dir(error.obj)) if hasattr(error, "obj") else ""
+        raise errors.UserError(
+            f"Gymnasium.wrappers: expected 'module:Wrapper', got '{name}' ({error}){near}"
+        ) from error
 
 
 def _arguments(spec: Any) -> set[str]:

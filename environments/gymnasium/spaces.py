@@ -29,30 +29,23 @@ _NARROW = {
 _INTEGERS = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def observation_spec(space: Any, name: str) -> Any:
+def observation_spec(space: Any, name: str, path: str = "") -> Any:
     """Returns the specs of an observation space, a tree of them for a `Dict` or a `Tuple`.
 
     Args:
       space: a Gymnasium space.
       name: the environment's name, for error messages.
+      path: the place of the space in the observation, likewise.
 
     Raises:
       errors.UserError: a part is not an array of a fixed shape.
     """
-    spec = _observation_spec(space, name, "")
-    if isinstance(spec, dict) and isinstance(spec.get(ACTION_MASK), specs.Array):
-        spec[ACTION_MASK] = specs.Array(spec[ACTION_MASK].shape, np.bool_, name=ACTION_MASK)
-    return spec
-
-
-def _observation_spec(space: Any, name: str, path: str) -> Any:
     label = path.strip("[]'") or "observation"
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        if not len(space.spaces):
-            raise errors.UserError(
-                f"{name}: its observation{path} is an empty {type(space).__name__}"
-            )
-        return {key: _observation_spec(s, name, f"{path}[{key!r}]") for key, s in _children(space)}
+        parts = {key: observation_spec(s, name, f"{path}[{key!r}]") for key, s in _children(space)}
+        if not path and isinstance(parts.get(ACTION_MASK), specs.Array):
+            parts[ACTION_MASK] = specs.Array(parts[ACTION_MASK].shape, np.bool_, name=ACTION_MASK)
+        return parts
     if isinstance(space, spaces.Discrete):
         return specs.DiscreteArray(int(space.n), np.int32, name=label)
     if isinstance(space, spaces.MultiDiscrete):
@@ -63,35 +56,28 @@ def _observation_spec(space: Any, name: str, path: str) -> Any:
         return specs.Array(space.shape, _narrow(space.dtype), name=label)
     raise errors.UserError(
         f"{name}: its observation{path} is a {type(space).__name__} space, and expected are Box, "
-        "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these (a wrapper can leave it "
-        "out)"
+        "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
     )
 
 
-def read(space: Any, batch: Any, name: str) -> Any:
+def read(space: Any, batch: Any, name: str, top: bool = True) -> Any:
     """Returns a batch of observations as `observation_spec` describes, `[B, ...]`.
 
     Args:
       space: the Gymnasium space of one environment.
       batch: an element of the batched space, as `gymnasium.vector` returns it.
       name: the environment's name, for error messages.
+      top: whether this is the whole observation, whose part `action_mask` is a mask.
 
     Raises:
       errors.UserError: an integer does not fit into 32 bits.
     """
-    observation = _read(space, batch, name, "")
-    if isinstance(observation, dict) and isinstance(observation.get(ACTION_MASK), np.ndarray):
-        observation[ACTION_MASK] = observation[ACTION_MASK].astype(np.bool_)
-    return observation
-
-
-def _read(space: Any, batch: Any, name: str, path: str) -> Any:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = batch if isinstance(batch, dict) else {str(i): x for i, x in enumerate(batch)}
-        return {
-            key: _read(child, parts[key], name, f"{path}[{key!r}]")
-            for key, child in _children(space)
-        }
+        parts = {key: read(child, parts[key], name, False) for key, child in _children(space)}
+        if top and isinstance(parts.get(ACTION_MASK), np.ndarray):
+            parts[ACTION_MASK] = parts[ACTION_MASK].astype(np.bool_)
+        return parts
     dtype = np.bool_ if isinstance(space, spaces.MultiBinary) else _narrow(space.dtype)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         batch, dtype = batch - space.start, np.int32
@@ -99,7 +85,7 @@ def _read(space: Any, batch: Any, name: str, path: str) -> Any:
     # An overflow would be undetectable later.
     if batch.dtype.kind in "iu" and not np.array_equal(narrow, batch):
         raise errors.UserError(
-            f"{name}: observation{path} has a number that does not fit into {np.dtype(dtype)}"
+            f"{name}: an observation has a number that does not fit into {np.dtype(dtype)}"
         )
     return narrow
 
@@ -123,20 +109,17 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
     if not parts or not all(np.issubdtype(part.dtype, np.floating) for part in parts):
         kinds = sorted({f"{type(part).__name__} ({part.dtype})" for part in parts})
         raise errors.UserError(
-            f"{name}: its action is a {type(space).__name__} space of {' and '.join(kinds)}, and "
-            "expected are Discrete, MultiDiscrete, MultiBinary and floating Box, or Dict and Tuple "
-            "of one kind"
+            f"{name}: its action is a {type(space).__name__} space of {' and '.join(kinds)}; "
+            "expected integer spaces, or floating Boxes, or Dict and Tuple of one kind"
         )
     shape = space.shape if isinstance(space, spaces.Box) else (sum(_size(p) for p in parts),)
     low = np.concatenate([part.low.ravel() for part in parts]).reshape(shape).astype(np.float32)
     high = np.concatenate([part.high.ravel() for part in parts]).reshape(shape).astype(np.float32)
-    for bound, which in ((low, "low"), (high, "high")):
-        if not np.all(np.isfinite(bound)):
-            value = bound[~np.isfinite(bound)][0]
-            raise errors.UserError(
-                f"{name}: a continuous action needs finite bounds, and its action space has "
-                f"{which} {value} (bound it in a wrapper)"
-            )
+    if not np.all(np.isfinite([low, high])):
+        raise errors.UserError(
+            f"{name}: a continuous action needs finite bounds, and its action space has low "
+            f"{low.min()} and high {high.max()} (bound it in a wrapper)"
+        )
     return specs.BoundedArray(shape, np.float32, low, high, name="action")
 
 

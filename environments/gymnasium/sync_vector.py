@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import dm_env
 import gymnasium
 import numpy as np
 
@@ -16,13 +17,12 @@ from podracers import errors
 
 
 class VectorStep(NamedTuple):
-    """Results of a reset or a step of `B` environments."""
+    """The fields of `podracers.types.TimeStep` (whose module imports JAX) of `B` environments."""
 
     observation: Any  # [B, ...]
     reward: np.ndarray  # [B] float32
-    first: np.ndarray  # [B] bool, an episode begins here
-    terminated: np.ndarray  # [B] bool
-    truncated: np.ndarray  # [B] bool
+    discount: np.ndarray  # [B] float32
+    step_type: np.ndarray  # [B] int8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +59,13 @@ class SyncVector:
         self._name, self._numbers = factory.spec.id, numbers
         self._seeds = [int(seed) for seed in seeds]
         self._vector = gymnasium.vector.SyncVectorEnv([factory.make] * len(self._seeds))
-        self._ended = np.zeros(len(self._seeds), np.bool_)
         self._action = None
 
     def reset(self) -> VectorStep:
         """Starts the first episode of each."""
         observation, _ = self._vector.reset(seed=self._seeds)
         none = np.zeros(len(self._seeds), np.bool_)
-        self._ended = none
-        return VectorStep(self._read(observation), none.astype(np.float32), ~none, none, none)
+        return self._result(observation, none, ~none, none, none)
 
     def send(self, action: np.ndarray) -> None:
         """Stores the actions `[B, ...]` for `recv`."""
@@ -76,10 +74,26 @@ class SyncVector:
     def recv(self) -> VectorStep:
         """Steps every environment, or resets it where its episode had ended."""
         action = spaces.decode(self._vector.single_action_space, self._action)
+        first = self._ended
         observation, reward, terminated, truncated, _ = self._vector.step(action)
-        first, self._ended = self._ended, terminated | truncated
-        reward = reward.astype(np.float32)
-        return VectorStep(self._read(observation), reward, first, terminated, truncated)
+        return self._result(observation, reward, first, terminated, truncated)
+
+    def _result(
+        self,
+        observation: Any,
+        reward: np.ndarray,
+        first: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+    ) -> VectorStep:
+        self._ended = terminated | truncated
+        step_type = np.where(self._ended, dm_env.StepType.LAST, dm_env.StepType.MID)
+        return VectorStep(
+            spaces.read(self._vector.single_observation_space, observation, self._name),
+            reward.astype(np.float32),
+            1.0 - terminated.astype(np.float32),
+            np.where(first, dm_env.StepType.FIRST, step_type).astype(np.int8),
+        )
 
     def render(self) -> list[Any]:
         """Returns a picture of each environment."""
@@ -102,6 +116,3 @@ class SyncVector:
                 )
         if failure is not None:
             raise failure
-
-    def _read(self, observation: Any) -> Any:
-        return spaces.read(self._vector.single_observation_space, observation, self._name)

@@ -1,11 +1,12 @@
-"""What every factory of host environments has to keep: `check_contract(factory)` checks it all.
+"""The contract of factories of host environments; `check_contract(factory)` checks all of it.
 
-Axis legend: `T` time, `B` streams, `A` actions, `D` parts of a multi-discrete action.
+Axis legend: `T` time, `B` streams.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,14 +17,11 @@ from podracers import environment, types
 from podracers.training import check
 
 NUM_STREAMS = 4
-NUM_STEPS = 200
 FIRST_STREAM = 5  # streams of a thread need not begin at 0
-
-_SCALARS = {"reward": np.float32, "discount": np.float32, "step_type": np.int8}
 
 
 class Recording(NamedTuple):
-    """What `B` streams went through, with next-step reset."""
+    """The time steps and actions of `B` streams, with next-step reset."""
 
     timestep: types.TimeStep  # [T + 1, B, ...]
     action: np.ndarray  # [T, B, ...]
@@ -31,7 +29,7 @@ class Recording(NamedTuple):
 
 def check_contract(
     factory: environment.HostEnvironmentFactory,
-    num_steps: int = NUM_STEPS,
+    num_steps: int = 200,
     *,
     random: bool = True,
     num_threads: int = 1,
@@ -39,180 +37,119 @@ def check_contract(
     """Asserts the whole contract, and returns the recording of a random policy.
 
     Args:
-      factory: what is checked.
+      factory: the factory to check.
       num_steps: `T`.
-      random: whether two episodes of it ever differ under the same actions; false for a simulator
-        that has nothing random in it.
-      num_threads: what the environments are made with.
+      random: whether episodes differ under the same actions; false for a deterministic simulator.
+      num_threads: number of threads of the environments.
     """
-    check_factory(factory)
-    env_id = np.arange(FIRST_STREAM, FIRST_STREAM + NUM_STREAMS, dtype=np.int32)
-    key = jax.random.key(0)
-    with _made(factory, key, env_id, num_threads) as host:
-        assert host.num_envs == NUM_STREAMS
-        recording = record(host, factory.spec, num_steps)
-    check_arrays(factory.spec, recording)
-    check_stream(factory.spec, recording.timestep)
-    check_masks(factory.spec, recording)
-    check_render(factory, recording)
-    with _made(factory, key, env_id, num_threads) as host:
-        assert_equal(recording, replay(host, recording.action))
-    with _made(factory, key, env_id[2:4], num_threads) as host:
-        rows = jax.tree.map(lambda leaf: leaf[:, 2:4], recording)
-        assert_equal(rows, replay(host, rows.action))
-    if random:
-        check_streams_differ(factory, num_steps, num_threads)
-    return recording
-
-
-def check_factory(factory: environment.HostEnvironmentFactory) -> None:
-    """Asserts that the factory is frozen, and that its spec is well-formed."""
-    assert environment.is_host(factory)
     assert isinstance(factory, environment.HostEnvironmentFactory)
     assert dataclasses.is_dataclass(factory) and type(factory).__dataclass_params__.frozen
-    faults, _ = check.spec_faults(factory)
+    faults, spec = check.spec_faults(factory)
     assert not faults, faults
+    made = functools.partial(_made, factory, num_threads=num_threads)
+    env_id = np.arange(FIRST_STREAM, FIRST_STREAM + NUM_STREAMS, dtype=np.int32)
+    with made(0, env_id) as host:
+        assert host.num_envs == NUM_STREAMS
+        recording = record(host, spec, num_steps)
+    check_arrays(spec, recording)
+    check_stream(spec, recording.timestep)
+    if hasattr(factory, "render"):
+        image = factory.render(jax.tree.map(lambda leaf: leaf[-1, 0], recording.timestep))
+        assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
+    # The same streams repeat, together or with other neighbours.
+    for rows in (slice(0, NUM_STREAMS), slice(2, 4)):
+        expected = jax.tree.map(lambda leaf, rows=rows: leaf[:, rows], recording)
+        with made(0, env_id[rows]) as host:
+            assert_equal(
+                expected, _run(host, lambda t, _, x=expected: x.action[t].copy(), num_steps)
+            )
+    if random:
+        streams = set()
+        for seed in (0, 1):
+            with made(seed, env_id - FIRST_STREAM) as host:
+                leaves = jax.tree.leaves(record(host, spec, num_steps, shared=True).timestep)
+            streams |= {b"".join(x[:, b].tobytes() for x in leaves) for b in range(NUM_STREAMS)}
+        assert len(streams) == 2 * NUM_STREAMS, "two streams are copies of one another"
+    return recording
 
 
 def record(
     host: environment.HostEnvironment,
     spec: environment.EnvironmentSpec,
-    num_steps: int = NUM_STEPS,
-    seed: int = 0,
+    num_steps: int,
     *,
     shared: bool = False,
 ) -> Recording:
-    """Returns `num_steps` of random legal actions; asserts that arrays stay as handed out.
+    """Returns `num_steps` of random legal actions; asserts that returned arrays do not change.
 
     Args:
-      host: freshly made.
-      spec: of its factory.
+      host: environments that were not reset yet.
+      spec: the specification of its factory.
       num_steps: `T`.
-      seed: of the actions.
-      shared: draw the same for all rows, so that rows that see the same also do the same.
+      shared: draw with the same keys for all rows.
     """
-    generator = np.random.default_rng(seed)
-
-    def act(_, timestep: types.TimeStep) -> np.ndarray:
-        return random_action(spec.action, timestep.observation, host.num_envs, generator, shared)
-
-    return _run(host, act, num_steps)
-
-
-def replay(host: environment.HostEnvironment, action: np.ndarray) -> Recording:
-    """Returns what given actions `[T, B, ...]` lead to."""
-    return _run(host, lambda time, _: action[time].copy(), len(action))
+    draw = jax.jit(jax.vmap(functools.partial(check.random_action, spec.action)))
+    keys = jax.random.split(jax.random.key(0), (num_steps, host.num_envs))
+    keys = keys[:, [0] * host.num_envs] if shared else keys
+    return _run(
+        host, lambda t, timestep: np.asarray(draw(timestep.observation, keys[t])), num_steps
+    )
 
 
-def _run(host: environment.HostEnvironment, act: Any, num_steps: int) -> Recording:
-    timesteps, copies, actions = [host.reset()], [], []
-    copies.append(_copy(timesteps[-1]))
+def _run(
+    host: environment.HostEnvironment,
+    act: Callable[[int, types.TimeStep], np.ndarray],
+    num_steps: int,
+) -> Recording:
+    timesteps, actions = [host.reset()], []
+    assert timesteps[0].reward.shape == (host.num_envs,)
+    # Not `np.array`, which would hide a leaf that is not an array.
+    copies = [jax.tree.map(lambda leaf: leaf.copy(), timesteps[0])]
     for time in range(num_steps):
         actions.append(act(time, timesteps[-1]))
         host.send(actions[-1])
         timesteps.append(host.recv())
-        copies.append(_copy(timesteps[-1]))
+        copies.append(jax.tree.map(lambda leaf: leaf.copy(), timesteps[-1]))
     for timestep, copy in zip(timesteps, copies):
-        assert_equal(timestep, copy)  # nobody wrote into what was handed out
-    assert np.all(copies[0].step_type == types.FIRST)
+        assert_equal(timestep, copy)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *copies)
     return Recording(stacked, np.stack(actions))
 
 
-def random_action(
-    spec: specs.BoundedArray,
-    observation: types.PyTree,
-    num_envs: int,
-    generator: np.random.Generator,
-    shared: bool = False,
-) -> np.ndarray:
-    """Draws legal actions, `[B, ...]`; equal rows get equal ones if `shared`."""
-    rows = 1 if shared else num_envs
-    if np.issubdtype(spec.dtype, np.floating):
-        action = generator.uniform(spec.minimum, spec.maximum, (rows, *spec.shape))
-        return np.broadcast_to(action, (num_envs, *spec.shape)).astype(spec.dtype)
-    num_values = np.broadcast_to(np.asarray(spec.maximum, np.int64) + 1, spec.shape)
-    legal = np.arange(num_values.max()) < num_values[..., None]  # [A] or [D, A]
-    score = generator.uniform(0.1, 1.0, (rows, *legal.shape)) * legal
-    if isinstance(observation, dict) and environment.ACTION_MASK in observation:
-        score = score * observation[environment.ACTION_MASK]
-    score = np.broadcast_to(score, (num_envs, *legal.shape))
-    return np.argmax(score, axis=-1).astype(spec.dtype)
-
-
 def check_arrays(spec: environment.EnvironmentSpec, recording: Recording) -> None:
-    """Asserts structure, shapes, dtypes, bounds and finiteness."""
-    timestep = recording.timestep
-    leading = recording.action.shape[:2]
-    leading = (leading[0] + 1, leading[1])
-    assert jax.tree.structure(timestep.observation) == jax.tree.structure(spec.observation)
-    parts, _ = jax.tree.flatten_with_path(spec.observation)
-    for (path, part), array in zip(parts, jax.tree.leaves(timestep.observation)):
-        name = f"observation{jax.tree_util.keystr(path)}"
-        assert type(array) is np.ndarray, name
-        assert array.shape == (*leading, *part.shape), name
-        assert array.dtype == part.dtype, name
+    """Asserts structure, shapes, dtypes, bounds, finiteness, and that masks have a legal action."""
+    expected = types.TimeStep(
+        spec.observation,
+        specs.Array((), np.float32, "reward"),
+        specs.Array((), np.float32, "discount"),
+        specs.BoundedArray((), np.int8, types.FIRST, types.LAST, "step_type"),
+    )
+    batch = (len(recording.action) + 1, NUM_STREAMS)
+    assert jax.tree.structure(recording.timestep) == jax.tree.structure(expected)
+    for part, array in zip(jax.tree.leaves(expected), jax.tree.leaves(recording.timestep)):
+        assert type(array) is np.ndarray, part
+        assert array.shape == (*batch, *part.shape), part
+        assert array.dtype == part.dtype, part
         if np.issubdtype(array.dtype, np.floating):
-            assert np.all(np.isfinite(array)), name
+            assert np.all(np.isfinite(array)), part
         if isinstance(part, specs.BoundedArray):
-            assert np.all(array >= part.minimum), name
-            assert np.all(array <= part.maximum), name
-    for name, dtype in _SCALARS.items():
-        array = getattr(timestep, name)
-        assert type(array) is np.ndarray, name
-        assert (array.shape, array.dtype) == (leading, dtype), name
-    assert np.all(np.isfinite(timestep.reward))
-
-
-def check_stream(spec: environment.EnvironmentSpec, timestep: types.TimeStep) -> None:
-    """Asserts S1, S2, reward and discount at FIRST, and the time limit, step by step."""
-    limit = spec.max_episode_steps or np.inf
-    num_times, num_streams = timestep.step_type.shape
-    for stream in range(num_streams):
-        length, previous = 0, types.LAST  # a stream begins like what follows an ended episode
-        for t in range(num_times):
-            where = f"at time {t} of stream {stream}"
-            step_type = timestep.step_type[t, stream]
-            assert step_type in (types.FIRST, types.MID, types.LAST), where
-            assert (step_type == types.FIRST) == (previous == types.LAST), where
-            length = 0 if step_type == types.FIRST else length + 1
-            if step_type == types.FIRST:
-                assert timestep.reward[t, stream] == 0.0, where
-            allowed = {0.0, 1.0} if step_type == types.LAST else {1.0}
-            assert timestep.discount[t, stream] in allowed, where
-            assert length < limit or (length == limit and step_type == types.LAST), where
-            previous = step_type
-
-
-def check_masks(spec: environment.EnvironmentSpec, recording: Recording) -> None:
-    """Asserts that there is a legal action wherever one counts."""
-    observation = recording.timestep.observation
-    if isinstance(observation, dict) and environment.ACTION_MASK in observation:
-        mask = observation[environment.ACTION_MASK]  # [T + 1, B, A] or [T + 1, B, D, A]
+            assert np.all(array >= part.minimum) and np.all(array <= part.maximum), part
+    if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
+        mask = recording.timestep.observation[environment.ACTION_MASK]
         assert np.all(np.any(mask, axis=-1)[~recording.timestep.last()])
 
 
-def check_render(factory: environment.HostEnvironmentFactory, recording: Recording) -> None:
-    """Asserts that a time step can be drawn, if the factory draws."""
-    if not hasattr(factory, "render"):
-        return
-    image = factory.render(jax.tree.map(lambda leaf: leaf[-1, 0], recording.timestep))
-    assert image.dtype == np.uint8
-    assert image.ndim == 3 and image.shape[2] == 3
-
-
-def check_streams_differ(
-    factory: environment.HostEnvironmentFactory, num_steps: int = NUM_STEPS, num_threads: int = 1
-) -> None:
-    """Asserts that no two rows are one stream, nor two keys, though all choose alike."""
-    env_id = np.arange(NUM_STREAMS, dtype=np.int32)
-    streams = []
-    for key in (jax.random.key(0), jax.random.key(1)):
-        with _made(factory, key, env_id, num_threads) as host:
-            recording = record(host, factory.spec, num_steps, shared=True)
-        leaves = [np.swapaxes(leaf, 0, 1) for leaf in jax.tree.leaves(recording.timestep)]
-        streams += [b"".join(leaf[row].tobytes() for leaf in leaves) for row in env_id]
-    assert len(set(streams)) == len(streams), "two streams are copies of one another"
+def check_stream(spec: environment.EnvironmentSpec, timestep: types.TimeStep) -> None:
+    """Asserts S1, S2, the reward and discount at FIRST, and the time limit."""
+    first, last = timestep.first(), timestep.last()  # [T + 1, B]
+    assert np.all(first[0]) and np.array_equal(first[1:], last[:-1])
+    assert np.all(timestep.reward[first] == 0.0)
+    assert np.all(timestep.discount[~last] == 1.0)
+    assert np.all(np.isin(timestep.discount, (0.0, 1.0)))
+    time = np.arange(len(first))[:, None]
+    length = time - np.maximum.accumulate(np.where(first, time, 0))  # steps since FIRST
+    limit = spec.max_episode_steps or np.inf
+    assert np.all(length <= limit) and np.all(last[length == limit])
 
 
 def assert_equal(one: types.PyTree, other: types.PyTree) -> None:
@@ -225,18 +162,13 @@ def assert_equal(one: types.PyTree, other: types.PyTree) -> None:
 
 @contextlib.contextmanager
 def _made(
-    factory: environment.HostEnvironmentFactory, key: Any, env_id: np.ndarray, num_threads: int
-) -> Iterator[environment.HostEnvironment]:
+    factory: environment.HostEnvironmentFactory, seed: int, env_id: np.ndarray, num_threads: int
+) -> Iterator[Any]:
     """Makes environments, and closes them twice."""
-    host = factory.make(key, env_id, num_threads)
+    host = factory.make(jax.random.key(seed), env_id, num_threads)
     assert isinstance(host, environment.HostEnvironment)
     try:
         yield host
     finally:
         host.close()
         host.close()
-
-
-def _copy(tree: types.PyTree) -> types.PyTree:
-    # Not `np.array`, which would hide a leaf that is something else than an array.
-    return jax.tree.map(lambda leaf: leaf.copy(), tree)
