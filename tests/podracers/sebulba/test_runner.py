@@ -55,11 +55,11 @@ def _made(shared):
     before = set(threading.enumerate())
     yield runner, factory
     runner.close()
-    factory.plan.over.set()
+    factory.over.set()
     _wait_for(lambda: set(threading.enumerate()) <= before)
     assert all(host.closed for host in factory.made)
-    factory.plan.set()
-    factory.plan.over.clear()
+    factory.set()
+    factory.over.clear()
 
 
 def _wait_for(condition):
@@ -94,7 +94,7 @@ def _take(runner, updates, seed=0):
 )
 def test_an_environment_that_raises_ends_the_run(made, where, step, num_made):
     runner, factory = made
-    factory.plan.set(faults.RAISE, where=where, step=step, stream=7)  # in the last batch
+    factory.set(faults.RAISE, where=where, step=step, stream=7)  # in the last batch
     error = _fail(runner, runner.init(0))
     assert isinstance(error.__cause__, faults.SimulatorError)
     assert f"actor 1 failed: SimulatorError: the simulator broke in {where}" in str(error)
@@ -106,7 +106,7 @@ def test_an_environment_that_raises_ends_the_run(made, where, step, num_made):
 
 def test_a_user_error_of_the_simulator_is_raised_unchanged(made):
     runner, factory = made
-    factory.plan.set(faults.MISTAKE, where=faults.MAKE)
+    factory.set(faults.MISTAKE, where=faults.MAKE)
     error = _fail(runner, runner.init(0), errors.UserError)
     assert str(error) == "the simulator has no such option"
     assert pipeline.abandoned() == []
@@ -116,12 +116,12 @@ def test_a_user_error_of_the_simulator_is_raised_unchanged(made):
 def test_an_environment_that_hangs_is_detected_and_abandoned(made, where):
     runner, factory = made
     state, _ = runner.step(runner.init(0), 1)
-    factory.plan.set(faults.HANG, where=where, step=9, stream=5)
+    factory.set(faults.HANG, where=where, step=9, stream=5)
     began = time.monotonic()
     if where == faults.RECV:
         error = str(_fail(runner, state))
         assert "actor 1 hangs: " in error and "'environment step'" in error
-        assert "plan.over.wait()" in error  # its stack
+        assert "self.over.wait()" in error  # its stack
     else:
         runner.step(state, 2)
         runner.close()
@@ -133,7 +133,7 @@ def test_an_environment_that_hangs_is_detected_and_abandoned(made, where):
 def test_a_slow_actor_is_no_failure(made):
     runner, factory = made
     state, _ = runner.step(runner.init(0), 1)
-    factory.plan.set(faults.SLOW, stream=0, seconds=0.3 * LIMIT)
+    factory.set(faults.SLOW, stream=0, seconds=0.3 * LIMIT)
     began = time.monotonic()
     for _ in range(2):  # the first rollout was collected before
         state, _ = runner.step(state, 1)
@@ -152,7 +152,7 @@ def test_a_learner_that_fails_ends_the_actors(made, monkeypatch):
         raise MemoryError("the device is full")
 
     monkeypatch.setitem(vars(runner._learner), "learn", learn)
-    factory.plan.set(faults.RAISE, where=faults.CLOSE)
+    factory.set(faults.RAISE, where=faults.CLOSE)
     _fail(runner, state, MemoryError)
     assert pipeline.abandoned() == []
     assert len(pipeline.close_failures) == 4
@@ -164,7 +164,7 @@ def test_an_interrupt_ends_the_actors(made, request):
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     runner, factory = made
     state, _ = runner.step(runner.init(0), 1)
-    factory.plan.set(faults.SLOW, seconds=0.1)
+    factory.set(faults.SLOW, seconds=0.1)
     threading.Timer(0.5, _thread.interrupt_main).start()
     _fail(runner, state, KeyboardInterrupt)
     assert pipeline.abandoned() == []
@@ -174,7 +174,7 @@ def test_a_nan_is_reported_with_its_update(made):
     runner, factory = made
     state, report = runner.step(runner.init(0), 2)
     assert not any(np.isnan(mean.total) for mean in report.means.values())
-    factory.plan.set(faults.NAN, step=5 * contract.ROLLOUT_LENGTH)  # the last step of update 4
+    factory.set(faults.NAN, step=5 * contract.ROLLOUT_LENGTH)  # the last step of update 4
     _, report = runner.step(state, 4)
     assert min(int(np.min(update)) for update in report.first_nonfinite.values()) == 4
 
@@ -182,9 +182,9 @@ def test_a_nan_is_reported_with_its_update(made):
 def test_a_runner_works_again_after_a_failure_and_with_another_state(made):
     runner, factory = made
     expected = [_take(runner, 2, seed) for seed in (0, 1)]
-    factory.plan.set(faults.RAISE, step=9, stream=5)
+    factory.set(faults.RAISE, step=9, stream=5)
     _fail(runner, runner.init(0))
-    factory.plan.set()
+    factory.set()
     streams.assert_same(_take(runner, 2, 0), expected[0])
     factory.made.clear()
     runner.step(runner.init(0), 1)
