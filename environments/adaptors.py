@@ -58,9 +58,7 @@ class ActionCodec:
 
     def mask_shape(self) -> tuple[int, ...]:
         """Returns the shape of a mask over `spec`: `[A]` or `[D, A]`."""
-        if isinstance(self.spec, specs.DiscreteArray):
-            return (int(self.spec.num_values),)
-        return (*self.spec.shape, int(self.spec.maximum.max()) + 1)
+        return (*self.spec.shape, int(np.max(self.spec.maximum)) + 1)
 
 
 def action_codec(
@@ -82,9 +80,6 @@ def action_codec(
       minimum: lower bounds, which broadcast to `shape`.
       maximum: upper bounds, likewise.
       mask_shape: shape of the action mask, or None without a mask.
-
-    Raises:
-      ValueError: the mask does not fit the action.
     """
     dtype = np.dtype(dtype)
     minimum, maximum = (np.broadcast_to(b, shape).astype(dtype) for b in (minimum, maximum))
@@ -98,17 +93,13 @@ def action_codec(
     if joint or single or not shape:
         spec = specs.DiscreteArray(math.prod(sizes.tolist()), np.int32, "action")
         parts = tuple(sizes.tolist()) if joint else ()
-        codec = ActionCodec(spec, shape, dtype, minimum, maximum, parts)
-    else:
-        highest = sizes - 1
-        if mask_shape is not None:
-            # The spec of Jumanji's MultiCVRP has one node more than its mask.
-            highest = np.minimum(highest, mask_shape[-1] - 1)
-        spec = specs.BoundedArray(highest.shape, np.int32, 0, highest.astype(np.int32), "action")
-        codec = ActionCodec(spec, shape, dtype, minimum, maximum)
-    if mask_shape is not None and math.prod(mask_shape) != math.prod(codec.mask_shape()):
-        raise ValueError(f"a mask {mask_shape} does not fit the action {spec}")
-    return codec
+        return ActionCodec(spec, shape, dtype, minimum, maximum, parts)
+    highest = sizes - 1
+    if mask_shape is not None:
+        # The spec of Jumanji's MultiCVRP has one node more than its mask.
+        highest = np.minimum(highest, mask_shape[-1] - 1)
+    spec = specs.BoundedArray(highest.shape, np.int32, 0, highest.astype(np.int32), "action")
+    return ActionCodec(spec, shape, dtype, minimum, maximum)
 
 
 def optional_import(module: str, user: str) -> python_types.ModuleType:
@@ -119,14 +110,11 @@ def optional_import(module: str, user: str) -> python_types.ModuleType:
       user: user of the package, for the error message.
 
     Raises:
-      errors.UserError: the package is not installed; the message has the command.
+      errors.UserError: the package is not installed.
     """
     package = module.partition(".")[0]
     if importlib.util.find_spec(package) is None:
-        raise errors.UserError(
-            f"{user} needs the package '{package}': pip install {package} (or the extra of this"
-            f" project: pip install '.[{package}]')"
-        )
+        raise errors.UserError(f"{user} needs the extra '{package}': pip install '.[{package}]'")
     return importlib.import_module(module)
 
 

@@ -89,8 +89,6 @@ class Brax:
             try:
                 return envs.get_environment(self.name, **self.options)
             except (TypeError, ValueError) as error:
-                if not self.options:
-                    raise
                 raise errors.UserError(
                     f"brax's {self.name} rejects its options {dict(self.options)}: {error}"
                 ) from error

@@ -66,8 +66,7 @@ class CartPole:
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
         """Starts near the upright position at rest, in the middle."""
-        # Two words of the generator give four 16-bit numbers: random bits are most of the cost of a
-        # reset, and a runner may reset every lane at every step.
+        # Two words of the generator give four 16-bit numbers: random bits cost most of a reset.
         words = jax.random.bits(key, (2,), jnp.uint32)
         numbers = jnp.concatenate([words >> 16, words & 0xFFFF]).astype(jnp.float32)
         start = numbers * (2 * START_RANGE / 0xFFFF) - START_RANGE
@@ -111,9 +110,6 @@ class CartPole:
         joint, pole = (x, ground - 14), 2 * scale * HALF_LENGTH
         tip = (joint[0] + pole * math.sin(angle), joint[1] - pole * math.cos(angle))
         rendering.capsule(image, (0, ground + 10), (width, ground + 10), 1.5, rendering.INK)
-        for limit in (-POSITION_LIMIT, POSITION_LIMIT):
-            post = width / 2 + scale * limit
-            rendering.box(image, (post, ground + 10), (4, 18), rendering.RED, corner=2)
         rendering.box(image, (x, ground - 6), (64, 26), rendering.BLUE, corner=6)
         for wheel in (x - 20, x + 20):
             rendering.disc(image, (wheel, ground + 5), 5.5, rendering.INK)

@@ -31,10 +31,8 @@ class GridWorld:
     The observation is `[H, W, 3]`, float32: the planes of the walls, the agent and the goal. The
     four actions go up, right, down and left; a step into a wall or off the grid stays in place.
 
-    A reset draws start and goal, then each cell's wall, and then clears the cells of one random
-    shortest path between the two. That takes a fixed, small number of array operations, where a
-    search for a maze that happens to be solvable would make every reset of a batch wait for the
-    unluckiest one.
+    A reset draws start, goal and walls, and clears the cells of one random shortest path: a search
+    for a maze with a path would make every reset of a batch wait for the longest search.
 
     Attributes:
       rows: height `H`, in cells.
@@ -49,12 +47,8 @@ class GridWorld:
     max_episode_steps: int = 64
 
     def __post_init__(self):
-        if min(self.rows, self.columns) < 1 or self.rows * self.columns < 2:
-            raise errors.UserError(
-                f"a grid world needs two cells or more, got {self.rows} x {self.columns}"
-            )
-        if not 0.0 <= self.wall_density <= 1.0:
-            raise errors.UserError(f"wall_density must be within [0, 1], got {self.wall_density}")
+        errors.require_count(self, "rows")
+        errors.require_count(self, "columns", 2 if self.rows == 1 else 1)
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

@@ -74,8 +74,7 @@ class Gymnax:
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         """Advances one step."""
         inner, params = self._built
-        # XLA removes the `fold_in` where the dynamics ignore the key, as in MinAtar's Breakout. It
-        # could not remove a split whose result is carried to the next step.
+        # XLA removes the `fold_in` where the dynamics ignore the key; a split would be carried.
         step_key = jax.random.fold_in(state.key, state.steps)
         observation, stepped, reward, terminated, _ = inner.step_env(
             step_key, state.inner, action, params
@@ -109,28 +108,18 @@ class Gymnax:
 def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Returns a new gymnax environment and its parameters."""
     registration = adaptors.optional_import("gymnax.registration", f"environment '{name}'")
-    if not hasattr(registration, "_registry"):
-        raise errors.UserError(
-            "expected gymnax>=1.0, which reports truncations: got an older version"
-        )
     known = registration.registered_envs
     if name not in known:
         raise errors.UserError(f"gymnax has no environment '{name}'{errors.nearest(name, known)}")
     parameters = inspect.signature(registration._registry[name]).parameters.values()
     arguments = {at.name for at in parameters if at.kind is at.POSITIONAL_OR_KEYWORD}
     given = {key: value for key, value in options.items() if key in arguments}
-    try:
-        inner, params = registration.make(name, **given)
-    except OSError as error:
-        raise errors.UserError(
-            f"gymnax's {name} needs data that could not be downloaded: {error}"
-        ) from error
+    inner, params = registration.make(name, **given)
     fields = {field.name for field in dataclasses.fields(params)}
-    for option in options.keys() - given.keys():
-        if option not in fields:
-            near = errors.nearest(option, fields | arguments)
-            raise errors.UserError(f"gymnax's {name} has no option '{option}'{near}")
     rest = {key: value for key, value in options.items() if key not in given}
+    for option in rest.keys() - fields:
+        near = errors.nearest(option, fields | arguments)
+        raise errors.UserError(f"gymnax's {name} has no option '{option}'{near}")
     return inner, dataclasses.replace(params, **rest)
 
 

@@ -41,17 +41,14 @@ class Jumanji:
     - Rewards per agent are summed over the agents.
     - The episode terminated iff Jumanji ends it with discount 0 for every agent.
 
-    Time limits. Connector and LevelBasedForaging report the time limit as a truncation. The other
-    tasks with a `time_limit` (Cleaner, Maze, MMST, PacMan, RobotWarehouse, RubiksCube,
-    SearchAndRescue, SlidingTilePuzzle, Snake, Sokoban, Tetris) report it as a termination. With
-    `time_limit_truncates` the inner clock is set one step late and this class ends the episode at
-    the limit: LAST with discount 1, unless the task ends by its own rules on the same step. Tasks
-    that end by construction (Knapsack, TSP, JobShop, ...) have no time limit.
+    Time limits. Most tasks report their `time_limit` as a termination (Connector and
+    LevelBasedForaging do not). With `time_limit_truncates` the inner clock is set one step late and
+    this class ends the episode at the limit: LAST with discount 1, unless the task ends by its own
+    rules on the same step.
 
     Attributes:
       name: registered id, such as `Snake-v1`.
-      options: keyword arguments of the environment's constructor; they override the registered
-        arguments.
+      options: keyword arguments of the environment's constructor.
       time_limit_truncates: whether the time limit truncates; otherwise episodes end as Jumanji
         reports.
     """

@@ -1,7 +1,6 @@
 """Probe environments: tiny tasks with known optimal values, one for each kind of bug.
 
-An agent that fails on one of these has a bug that the probe's name points at. They are ordered by
-difficulty, and an agent learns each of them in seconds.
+An agent learns each in seconds, or has the bug that the probe's name points at.
 
 Axis legend: `N` observations with a known value, `A` actions, `D` parts of a multi-discrete action.
 """
@@ -29,23 +28,18 @@ class State(NamedTuple):
 class Probe:
     """Episodes of `length` steps with one of a few cues, drawn uniformly at the reset.
 
-    A subclass overrides the reward and, where the default does not fit, the observations, their
-    values and the action. Where an action earns something, a policy that explores is worth a little
-    less than `value`.
+    A subclass overrides what differs from the defaults. Where the action matters, a policy that
+    explores earns a little less than `value`.
     """
 
     length: ClassVar[int] = 1  # steps of an episode; a field of probes in which it is an option
-    num_cues: ClassVar[int] = 1  # number of cues
+    num_cues: ClassVar[int] = 1
     min_length: ClassVar[int] = 1
     truncates: ClassVar[bool] = False  # whether episodes end by truncation
     action: ClassVar[specs.Array] = specs.DiscreteArray(2)
 
     def __post_init__(self):
-        if self.length < self.min_length:
-            raise errors.UserError(
-                f"{type(self).__name__}.length: expected {self.min_length} or more, got "
-                f"{self.length}"
-            )
+        errors.require_count(self, "length", self.min_length)
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -68,7 +62,6 @@ class Probe:
 
     def value(self, gamma: float) -> np.ndarray:
         """Returns the value of each observation under the best policy, float32 `[N]`."""
-        del gamma
         return np.ones(len(jax.tree.leaves(self.observations())[0]), np.float32)
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
@@ -111,7 +104,6 @@ class ObservationReward(Probe):
 
     def value(self, gamma: float) -> np.ndarray:
         """The reward, equal to the observation, `[2]`."""
-        del gamma
         return _SIGNS[:, 0]
 
     def _reward(self, state: State, action: jax.Array) -> jax.Array:
@@ -128,9 +120,9 @@ class ActionReward(Probe):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ObservationActionReward(Probe):
-    """Action 0 is correct if the observation is -1, action 1 if it is 1.
+    """Action 0 is correct at -1, and action 1 at 1: does the policy use the observation?
 
-    Does the policy use the observation? A correct action earns 1, a wrong one -1.
+    A correct action earns 1, a wrong one -1.
     """
 
     num_cues = 2
@@ -147,8 +139,7 @@ class ObservationActionReward(Probe):
 class DelayedReward(Probe):
     """A reward of 1 after a few steps, for all actions: is the discount correct?
 
-    The observation is the time, one-hot. The policy does not matter, so the values are exact for
-    every agent.
+    The observation is the time, one-hot. Values do not depend on the policy.
 
     Attributes:
       length: number of steps of an episode.
@@ -199,9 +190,8 @@ class Truncation(Probe):
 class MaskedAction(Probe):
     """One action of three is illegal, and would earn ten times more: is the mask respected?
 
-    Actions 0, 1 and 2 earn 0, 0.5 and 1 where they are legal; the illegal one, which changes from
-    episode to episode and is visible in the observation, earns 10. A return above 1 is thus proof
-    that acting or evaluation ignored a mask.
+    Actions 0, 1 and 2 earn 0, 0.5 and 1 where they are legal; the illegal one, random and visible
+    in each episode, earns 10. A return above 1 proves that a mask was ignored.
     """
 
     num_cues = 3
@@ -215,7 +205,6 @@ class MaskedAction(Probe):
 
     def value(self, gamma: float) -> np.ndarray:
         """The reward of the best legal action, `[3]`."""
-        del gamma
         return np.array([1.0, 1.0, 0.5], np.float32)
 
     def _reward(self, state: State, action: jax.Array) -> jax.Array:
@@ -224,9 +213,9 @@ class MaskedAction(Probe):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MultiDiscreteReward(Probe):
-    """An action of two parts, of 2 and 3 values; each part has a correct value, which is observed.
+    """An action of two parts, of 2 and 3 values; the correct value of each earns 0.5.
 
-    Each correct part earns 0.5.
+    The observation shows both correct values.
 
     Attributes:
       masked: whether the observation is a dict with a mask `[2, 3]`, whose only false entry is the
@@ -253,10 +242,10 @@ class MultiDiscreteReward(Probe):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ContinuousReward(Probe):
-    """A continuous action of two parts should be at a point that depends on the observation.
+    """A continuous action `[2]` should be at a point that depends on the observation.
 
-    The parts have different bounds, neither symmetric about zero, so an agent that scales its
-    actions wrongly cannot reach the points. The reward is 1 minus the squared distance.
+    The reward is 1 minus the squared distance. Both parts have different bounds, not symmetric
+    about zero: an agent that scales actions wrongly cannot reach the points.
     """
 
     num_cues = 2
@@ -281,9 +270,8 @@ class Memory(Probe):
     """A cue at the start is needed at the end: is recurrent state kept, replayed and reset?
 
     The observation is `[2]`: the cue (-1 or 1 at the start, 0 afterwards), and 1 when the answer is
-    due. The last action is the answer: 0 for -1 and 1 for 1. A right one earns 1, a wrong one -1.
-    Without memory no policy has an expected return other than 0. Episodes of two steps are the
-    shortest that need memory.
+    due. The last action is the answer, 0 for -1 and 1 for 1: it earns 1 or -1. Without memory the
+    expected return of every policy is 0.
 
     Attributes:
       length: number of steps of an episode.
@@ -315,10 +303,9 @@ class Memory(Probe):
 class Bandit(Probe):
     """Two arms, one of which earns: are the previous action and reward inputs of the network?
 
-    Which arm earns 1 is drawn in each episode and never observed; the other one earns -1. The first
+    Each episode draws the arm that earns 1, and does not show it; the other arm earns -1. The first
     action is a guess, whose reward determines all the others. Without the previous action and
-    reward among its inputs no policy has an expected return other than 0, whatever it remembers of
-    observations. Episodes of two steps are the shortest that can be adapted to.
+    reward among the inputs the expected return of every policy is 0.
 
     Attributes:
       length: number of steps of an episode.

@@ -15,7 +15,6 @@ INK = (52, 58, 70)
 BLUE = (52, 120, 200)
 ORANGE = (238, 122, 48)
 GREEN = (64, 160, 92)
-RED = (208, 64, 64)
 
 
 def canvas(height: int, width: int, colour: Colour = PAPER) -> np.ndarray:

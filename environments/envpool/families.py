@@ -31,13 +31,12 @@ NO_LIMIT = 2**31 - 1  # EnvPool's own value for no time limit
 # Exceptions of EnvPool where it cannot start a simulator.
 REFUSALS = (RuntimeError, ImportError, TypeError, ValueError, AssertionError)
 
-# Set by the runner or the adaptor: not options of the user.
+# Set by the runner or the adaptor; rewards are never clipped, and discounts are 0 at terminations
+# alone: not options of the user.
 _SET_ELSEWHERE = {
     *("num_envs", "batch_size", "num_threads", "seed", "env_seed", "max_num_players"),
-    *("gym_reset_return_info", "max_episode_steps"),
+    *("gym_reset_return_info", "max_episode_steps", "reward_clip", "zero_discount_on_life_loss"),
 }
-# Options that must be false: rewards are those of the game, discounts are 0 at terminations alone.
-_REFUSED = ("reward_clip", "zero_discount_on_life_loss")
 _PIXEL_OPTIONS = ("from_pixels", "render_width", "render_height", "render_camera_id")
 
 _JUMANJI_CLOCKS = (
@@ -217,8 +216,8 @@ def _pool_spec(task_id: str, options: Mapping[str, Any]) -> Any:
 
 
 def _check_options(task_id: str, options: Mapping[str, Any], known: set[str]) -> None:
-    for name, value in options.items():
-        if name in _SET_ELSEWHERE or (name in _REFUSED and value):
+    for name in options:
+        if name in _SET_ELSEWHERE:
             raise errors.UserError(
                 f"EnvPool.options: '{name}' is set by the runner, by EnvPool.max_episode_steps or "
                 "by the contract (agents clip rewards, 'episodic_life' ends episodes with a life)"

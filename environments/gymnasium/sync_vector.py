@@ -65,7 +65,7 @@ class SyncVector:
         """Starts the first episode of each."""
         observation, _ = self._vector.reset(seed=self._seeds)
         none = np.zeros(len(self._seeds), np.bool_)
-        return self._result(observation, none, ~none, none, none)
+        return self._result(~none, observation, none, none, none)
 
     def send(self, action: np.ndarray) -> None:
         """Stores the actions `[B, ...]` for `recv`."""
@@ -74,18 +74,10 @@ class SyncVector:
     def recv(self) -> VectorStep:
         """Steps every environment, or resets it where its episode had ended."""
         action = spaces.decode(self._vector.single_action_space, self._action)
-        first = self._ended
-        observation, reward, terminated, truncated, _ = self._vector.step(action)
-        return self._result(observation, reward, first, terminated, truncated)
+        *results, _ = self._vector.step(action)
+        return self._result(self._ended, *results)
 
-    def _result(
-        self,
-        observation: Any,
-        reward: np.ndarray,
-        first: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-    ) -> VectorStep:
+    def _result(self, first, observation, reward, terminated, truncated) -> VectorStep:
         self._ended = terminated | truncated
         step_type = np.where(self._ended, dm_env.StepType.LAST, dm_env.StepType.MID)
         return VectorStep(

@@ -1,14 +1,15 @@
-"""What adaptors share: actions that are translated, in NumPy and in JAX alike."""
+"""Shared parts of adaptors: actions are translated, in NumPy and in JAX alike."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
 
-from environments import adaptors
+from environments import adaptors, brax, gymnax
+from podracers import errors
 
 CASES = {
-    # shape, dtype, minimum, maximum, shape of the mask; an action, and what it becomes
+    # shape, dtype, minimum, maximum, shape of the mask; an action, and the inner action
     "discrete": ((), np.int32, 2, 5, (4,), 3, 5),
     "numbered by a float": ((), np.float64, 0.0, 2.0, None, 1, 1.0),
     "one part": ((1,), np.int64, 1, 3, (3,), 0, [1]),
@@ -21,7 +22,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_actions_are_translated_one_at_a_time_and_in_batches(name):
+def test_actions_are_translated_with_and_without_a_batch(name):
     *spec, action, expected = CASES[name]
     codec = adaptors.action_codec(*spec)
     action = np.asarray(action, codec.spec.dtype)
@@ -41,11 +42,13 @@ def test_masks_follow_the_actions():
     assert shapes["parts"] == (3, 4) and shapes["one part of many agents"] == (1, 3)
 
 
-def test_a_value_that_the_mask_does_not_cover_is_no_action():
+def test_a_value_beyond_the_mask_is_not_an_action():
     spec = adaptors.action_codec((3,), np.int32, 0, 9, (3, 9)).spec
     assert isinstance(spec, specs.BoundedArray) and spec.maximum.tolist() == [8, 8, 8]
 
 
-def test_a_mask_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"a mask \(5,\) does not fit the action"):
-        adaptors.action_codec((), np.int32, 0, 3, (5,))
+@pytest.mark.parametrize("make", [brax.Brax, gymnax.Gymnax])
+def test_a_missing_package_is_named(make, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(errors.UserError, match=rf"pip install.*{make.__name__.lower()}"):
+        _ = make("ant").spec

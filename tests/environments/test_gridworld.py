@@ -1,4 +1,4 @@
-"""The grid world: always solvable, never the same, and its moves."""
+"""The grid world: mazes vary and always have a path; moves and ends."""
 
 import collections
 
@@ -11,6 +11,7 @@ from environments import gridworld
 from podracers import types
 
 NUM_SEEDS = 300
+STEPS = ((-1, 0), (0, 1), (1, 0), (0, -1))
 
 
 def _mazes(world, seed):
@@ -24,33 +25,27 @@ def _mazes(world, seed):
 
 def _distance(walls, start, goal):
     """Returns the length of the shortest path, or None; breadth first, in plain Python."""
-    frontier = collections.deque([(tuple(start), 0)])
-    seen = {tuple(start)}
-    while frontier:
-        cell, steps = frontier.popleft()
-        if cell == tuple(goal):
-            return steps
-        for move in gridworld.MOVES:
-            following = (cell[0] + move[0], cell[1] + move[1])
-            inside = 0 <= following[0] < walls.shape[0] and 0 <= following[1] < walls.shape[1]
-            if inside and not walls[following] and following not in seen:
-                seen.add(following)
-                frontier.append((following, steps + 1))
-    return None
+    frontier, seen, steps = {tuple(start)}, set(), 0
+    while frontier and tuple(goal) not in frontier:
+        seen |= frontier
+        cells = {(row + move[0], column + move[1]) for row, column in frontier for move in STEPS}
+        inside = {cell for cell in cells if min(cell) >= 0 and np.all(cell < np.array(walls.shape))}
+        frontier = {cell for cell in inside - seen if not walls[cell]}
+        steps += 1
+    return steps if frontier else None
 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "density"), [(8, 8, 0.3), (5, 11, 0.6), (6, 6, 1.0), (1, 7, 1)]
 )
-def test_there_is_always_a_way(rows, columns, density):
+def test_every_maze_has_a_shortest_path(rows, columns, density):
     world = gridworld.GridWorld(rows=rows, columns=columns, wall_density=density)
     state = _mazes(world, seed=1)
     for seed in range(NUM_SEEDS):
         start, goal = state.agent[seed], state.goal[seed]
         assert tuple(start) != tuple(goal)
-        distance = _distance(state.walls[seed], start, goal)
-        assert distance == np.abs(start - goal).sum()
-    # With a density of 1 only the path is free, and at less than 1 other cells are as well.
+        assert _distance(state.walls[seed], start, goal) == np.abs(start - goal).sum()
+    # With a density of 1 only the path is free.
     if density == 1.0:
         free = (~state.walls).sum((1, 2))
         np.testing.assert_array_equal(free, 1 + np.abs(state.agent - state.goal).sum(1))
@@ -62,7 +57,6 @@ def test_mazes_vary():
     assert len({walls.tobytes() for walls in state.walls}) > 0.95 * NUM_SEEDS
     for cells in (state.agent, state.goal):
         assert len({tuple(cell) for cell in cells}) == 25
-    # The cleared path costs some walls; what it leaves is near the density.
     assert 0.15 < state.walls.mean() < 0.3
 
 
@@ -91,9 +85,7 @@ MOVES = [
 ]
 
 
-@pytest.fixture(scope="module", name="world")
-def _world():
-    return gridworld.GridWorld(rows=3, columns=3, max_episode_steps=10)
+WORLD = gridworld.GridWorld(rows=3, columns=3, max_episode_steps=10)
 
 
 def _place(agent, time=0):
@@ -104,8 +96,8 @@ def _place(agent, time=0):
     )
 
 
-def test_moves(world):
-    step = jax.jit(world.step)
+def test_moves():
+    step = jax.jit(WORLD.step)
     for agent, action, expected in MOVES:
         state, timestep = step(_place(agent), jnp.int32(action))
         assert tuple(np.asarray(state.agent)) == expected
@@ -116,11 +108,14 @@ def test_moves(world):
         np.testing.assert_array_equal(timestep.observation, planes)
 
 
-def test_goal_terminates_and_limit_truncates(world):
-    step = jax.jit(world.step)
-    _, reached = step(_place((2, 1)), jnp.int32(1))
-    assert (reached.reward, reached.discount, reached.step_type) == (1.0, 0.0, types.LAST)
-    _, cut = step(_place((1, 1), time=9), jnp.int32(2))
-    assert (cut.reward, cut.discount, cut.step_type) == (0.0, 1.0, types.LAST)
-    _, both = step(_place((2, 1), time=9), jnp.int32(1))
-    assert (both.reward, both.discount, both.step_type) == (1.0, 0.0, types.LAST)
+@pytest.mark.parametrize(
+    ("agent", "time", "action", "expected"),
+    [
+        ((2, 1), 0, 1, (1.0, 0.0, types.LAST)),  # reaches the goal
+        ((1, 1), 9, 2, (0.0, 1.0, types.LAST)),  # reaches the limit
+        ((2, 1), 9, 1, (1.0, 0.0, types.LAST)),  # reaches both
+    ],
+)
+def test_goal_terminates_and_limit_truncates(agent, time, action, expected):
+    _, timestep = WORLD.step(_place(agent, time), jnp.int32(action))
+    assert (timestep.reward, timestep.discount, timestep.step_type) == expected
