@@ -1,9 +1,10 @@
-"""The TPU compiler's estimates of every agent's programs, without a TPU: memory, cycles, copies."""
+"""The TPU compiler's estimates of every agent's programs, without a TPU: memory and cycles."""
 
 import pathlib
 from collections.abc import Iterator, Sequence
 
 from benchmarks import measure, records
+from jax.experimental import topologies
 from tracing import ahead_of_time
 
 from podracers import errors
@@ -29,17 +30,9 @@ _BINDINGS = {
 _LARGE_BATCH = ("ppo", "impala")
 # Preset and topology by number of chips.
 _HARDWARE = {
-    1: ("colab_tpu", ahead_of_time.TOPOLOGY),
-    4: ("v4_8", ahead_of_time.TOPOLOGY),
+    1: ("colab_tpu", "v5e:2x2"),
+    4: ("v4_8", "v5e:2x2"),
     8: ("v5e_8", "v5e:2x4"),
-}
-_NAMED = 0.05  # share of a program's cycles from which a copy is listed
-# Explanations of remaining copies.
-_WHY = {
-    "ppo": "copies of u8[..., 84, 84, 1] transpose frames, gathered as rows, so that the frames of "
-    "a minibatch lie in the lanes of the convolutions: the older frames, and the newest",
-    "r2d2": "copies of bf16[..., 84, 84, 4] transpose stacked frames, gathered as rows, so that "
-    "the frames of all sequences lie in the lanes of the convolutions, for the two networks",
 }
 
 
@@ -67,20 +60,18 @@ def benchmark_agent(
         if count not in _HARDWARE:
             raise errors.UserError(f"--devices: expected one of {[*_HARDWARE]} chips, got {count}")
         preset, topology = _HARDWARE[count]
-        devices = ahead_of_time.devices(topology, count)
+        grid = topologies.get_topology_desc(platform="tpu", topology_name=topology)
         for runner, files, large in _files(agent):
             presets = (preset, f"large_batch_{count}") if large else (preset,)
             named = (*files, *(f"gin/hardware/{each}.gin" for each in presets))
             needed = _BINDINGS.get(agent, ()) if runner == "Sebulba" else ()
-            settings = experiment.load(named, [*needed, *bindings])
-            found = ahead_of_time.estimate(settings.build().runner, settings.seed, devices)
+            made = experiment.load(named, [*needed, *bindings])
+            found = ahead_of_time.estimate(made.build().runner, made.seed, grid.devices[:count])
             name = f"{agent}, {runner}" + (", large batch" if large else "")
             name += f", {count} chips" if count > 1 else ""
             rows += _rows(name, found)
             notes.append(f"{name}: {', '.join([*named, *needed])}")
             notes += [f"{name}, {note}" for note in _notes(found)]
-    if agent in _WHY:
-        notes.append(f"{agent}: {_WHY[agent]}")
     return records.Result(
         "The TPU compiler's estimates for chips of a v5e of 1.5 GHz, with the presets of "
         f"gin/hardware: compiled by libtpu {version}, not run. The host, simulators, copies beside "
@@ -115,19 +106,12 @@ def _rows(name: str, found: ahead_of_time.Estimate) -> Iterator[records.Row]:
         if not each.failure:
             yield records.row("arguments", "bytes", each.arguments, experiment=line)
         yield records.row("temporaries", "bytes", each.temporaries, experiment=line)
-        if each.copies:
-            share = each.copies[0].cycles / each.cycles
-            yield records.row("largest copy's share", "share", share, experiment=line)
 
 
 def _notes(found: ahead_of_time.Estimate) -> Iterator[str]:
     for program, each in found.programs.items():
         if each.failure:
             yield f"{program}: does not compile: {each.failure}"
-        for copy in each.copies:
-            if (share := copy.cycles / each.cycles) >= _NAMED:
-                times = f", {copy.passes:g} times" if copy.passes > 1 else ""
-                yield f"{program}: a copy to {copy.shape} is {share:.0%} ({copy.part}{times})"
         for loop in each.loops:
             cycles = records.short(loop.cycles)
             yield f"{program}: a pass of the loop `{loop.operation}` takes {cycles} cycles"

@@ -13,12 +13,10 @@ import re
 from collections.abc import Sequence
 
 import jax
-from jax.experimental import topologies
 from tracing import costs
 
 from podracers import errors, parallel, runner, sebulba
 
-TOPOLOGY = "v5e:2x2"
 # Hz, by JAX's names of chips. A v5e has 197e12 operations a second in bfloat16, in four units of
 # 128 x 128 multiplications and additions (https://cloud.google.com/tpu/docs/v5e).
 _CLOCKS = {"TPU v5 lite": 1.5e9}
@@ -99,17 +97,6 @@ def find_compiler(folder: pathlib.Path | None = None) -> str:
     return next((each.version for each in found), "of an unknown version")
 
 
-def devices(topology: str, count: int) -> list[jax.Device]:
-    """Returns descriptions of TPUs.
-
-    Args:
-      topology: kind and grid, such as "v5e:2x2".
-      count: number of devices, at most those of the grid.
-    """
-    found = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    return list(found[:count])
-
-
 def estimate(of: runner.Runner, seed: int, on: Sequence[jax.Device]) -> Estimate:
     """Compiles the programs of an unused runner for devices, or descriptions of devices."""
     replay = getattr(of.agent, "_replay", None)
@@ -154,6 +141,7 @@ def _compile(traced: jax.stages.Traced, gradient_steps: float) -> Program:
             raise
         return _out_of_memory(str(error))
     memory = compiled.memory_analysis()
+    found = costs.Costs(compiled.as_text(), gradient_steps)
     found = costs.Costs(compiled.as_text(), gradient_steps)
     return Program(
         arguments=memory.argument_size_in_bytes,
