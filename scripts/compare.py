@@ -30,23 +30,21 @@ def main() -> int:
     options = _parse()
     experiment = pathlib.Path(options.gin_file[0]).stem
     output = pathlib.Path(options.output_dir or f"comparisons/{experiment}")
-    console = rich.console.Console(highlight=False, soft_wrap=True)
     runs = _plan(options, output)
-    if not training_process.train_all(runs, lambda line: console.print(line, markup=False)):
-        console.print("stopped: the same command continues")
+    if not training_process.train_all(runs):
+        print("stopped: the same command continues")
         return 0
-    runners: dict[str, list[comparison.Result]] = {}
+    runners: dict[str, list[training_process.Run]] = {}
     for run in runs:
-        runners.setdefault(run.label, []).append(comparison.read(run))
-    summary = runners[runs[0].label][0].summary
-    names = ", ".join(pathlib.Path(path).stem for path in options.gin_file)
-    hardware = f"{summary['device']}, {summary['host_cores']} host cores"
-    title = f"{names}: {options.seeds} seed{'s' * (options.seeds > 1)}, {hardware}"
-    comparison.draw(runners, title, output / "comparison.png")
+        runners.setdefault(run.label, []).append(run)
     given = {name: value for name, value in vars(options).items() if value}
-    comparison.write(runners, given, output / "comparison.json")
-    rich.console.Console(highlight=False).print(comparison.table(runners))
-    console.print(f"{output / 'comparison.png'}\n{output / 'comparison.json'}", markup=False)
+    numbers = comparison.write(runners, given, output / "comparison.json")
+    names = ", ".join(pathlib.Path(path).stem for path in options.gin_file)
+    title = f"{names}: {options.seeds} seed{'s' * (options.seeds > 1)}"
+    random = numbers[runs[0].label]["random_policy_return"]
+    comparison.draw(runners, title, random, output / "comparison.png")
+    rich.console.Console(highlight=False).print(comparison.table(numbers))
+    print(f"{output / 'comparison.png'}\n{output / 'comparison.json'}")
     return 0
 
 
@@ -86,9 +84,7 @@ def _plan(options: argparse.Namespace, output: pathlib.Path) -> list[training_pr
                 raise errors.UserError(f"--{option}: '{label}' is none of --runners{hint}")
             lists[label].append(value)
     return [
-        training_process.plan(
-            label, seed, files[label], bindings[label], output / "runs" / f"{label}-{seed}"
-        )
+        training_process.plan(label, seed, files[label], bindings[label], output / "runs")
         for seed in range(options.seeds)  # runners take turns: the machine's speed drifts
         for label in files
     ]

@@ -18,7 +18,7 @@ import pathlib
 import shlex
 import sys
 
-from results import rule_evaluation, rules
+from results import rules
 
 from agents.meta.lpg import rule_file
 from podracers import command_line, errors
@@ -33,7 +33,7 @@ def main() -> int:
     if not files:
         raise errors.UserError("the file of a rule has no tasks: name an experiment (--gin_file)")
     experiments = [experiment.load([file], options.gin_bindings) for file in files]
-    agent, loaded = rule_evaluation.load(options, experiments[0])
+    agent, loaded = rules.load(options, experiments[0])
     if options.save:
         if len(loaded) != 1:
             raise errors.UserError(f"--save: expected one rule, got {len(loaded)}")
@@ -43,7 +43,7 @@ def main() -> int:
     lifetimes = [each.build().environment for each in experiments]
     tasks = []
     for file, each in zip(files, lifetimes):
-        tasks += rule_evaluation.evaluate(agent, loaded, file, each, options.lifetimes)
+        tasks += rules.evaluate(agent, loaded, file, each, options.lifetimes)
     steps, names = lifetimes[0].spec.max_episode_steps, [rule.name for rule in loaded]
     command = shlex.join(sys.argv[1:])
     found = rules.Evaluation(command, names, options.lifetimes, steps, tasks)

@@ -10,7 +10,7 @@ exit code is 1 if a page is out of date.
 import pathlib
 
 from benchmarks import records
-from results import markdown, rules, suite_picture, tables
+from results import markdown, plotting, rules, tables
 from results import rows as results
 
 from podracers import command_line, errors
@@ -51,7 +51,7 @@ def main() -> int:
         markdown.write(path, text)
         print(path)
     for name, path in pictures.items():
-        suite_picture.draw(results.find(rows, suite=name), generated / path)
+        plotting.draw_suite(results.find(rows, suite=name), generated / path)
         print(generated / path)
     return 0
 

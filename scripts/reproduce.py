@@ -20,7 +20,6 @@ import dataclasses
 import datetime
 import pathlib
 
-import rich.console
 from results import reproduction, training_process
 from results import rows as results
 
@@ -60,11 +59,12 @@ def _reproduce(row: results.Row, options: argparse.Namespace) -> int:
     now = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
     output = pathlib.Path(options.out or f"runs/reproduce-{row.name}-{now}")
     runs = [reproduction.plan(row, seed, output) for seed in range(count)]
-    if not training_process.train_all(runs, reproduction.report):
+    if not training_process.train_all(runs):
         print(f"stopped: --out {output} continues")
         return 0
     new = tuple(reproduction.finished(run) for run in runs)
-    rich.console.Console(highlight=False).print(reproduction.table(row, new))
+    for name, known in (("old", row.runs), ("new", new)):
+        print(f"{name}: {reproduction.summary(known) if known else 'no runs'}")
     verdict, differs = reproduction.verdict(row.runs, new)
     print(verdict)
     if not options.record:

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2108.13264: scores are resampled with replacement within e
 bootstrap); a 95% interval spans the 2.5th to the 97.5th percentile of the resampled statistic. The
 authors' package rliable 1.2.0 does not import with current releases of its dependencies.
 
-`N` tasks, `R` runs of each.
+`R` runs of a task.
 """
 
 import dataclasses
@@ -19,13 +19,7 @@ _LEVEL = 0.95
 _RESAMPLES = 10_000
 _TRIMMED = 0.25  # share of the scores at either end
 
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """A statistic and its 95% interval, which is None if a task has one run."""
-
-    value: float
-    interval: tuple[float, float] | None
+Interval = tuple[float, float] | None  # None if a task has one run
 
 
 def interquartile_mean(*tasks: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -33,18 +27,20 @@ def interquartile_mean(*tasks: np.ndarray, axis: int = -1) -> np.ndarray:
     return stats.trim_mean(np.concatenate(tasks, axis=axis), _TRIMMED, axis=axis)
 
 
-def bootstrap(tasks: Sequence[Sequence[float]], statistic: Callable[..., np.ndarray]) -> Estimate:
+def bootstrap(
+    tasks: Sequence[Sequence[float]], statistic: Callable[..., np.ndarray]
+) -> tuple[float, Interval]:
     """Returns a statistic over tasks and runs, with its stratified bootstrap interval.
 
     Args:
-      tasks: scores, `[N][R]`; `R` may differ.
+      tasks: scores of each task, `[R]` each; `R` may differ.
       statistic: takes the scores of each task, `[..., R]`, and `axis`.
     """
     arrays = [np.asarray(scores, float) for scores in tasks]
     value = float(statistic(*arrays, axis=-1))
     if any(array.size == 1 for array in arrays):
-        return Estimate(value, None)
-    found = stats.bootstrap(
+        return value, None
+    low, high = stats.bootstrap(
         arrays,
         statistic,
         n_resamples=_RESAMPLES,
@@ -54,7 +50,7 @@ def bootstrap(tasks: Sequence[Sequence[float]], statistic: Callable[..., np.ndar
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return Estimate(value, (float(found.low), float(found.high)))
+    return value, (float(low), float(high))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +68,8 @@ class Sample:
         error = float(np.std(scores, ddof=1)) / math.sqrt(runs) if runs > 1 else math.nan
         return cls(float(np.mean(scores)), error, runs)
 
-    def interval(self) -> tuple[float, float] | None:
-        """Returns Student's 95% interval of the mean; None with one run."""
+    def interval(self) -> Interval:
+        """Returns Student's 95% interval of the mean."""
         if self.runs < 2:
             return None
         width = float(stats.t.ppf((1 + _LEVEL) / 2, self.runs - 1)) * self.standard_error

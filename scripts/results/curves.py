@@ -17,12 +17,10 @@ import numpy as np
 from results import plotting
 
 from podracers import errors
-from podracers.training import config_values, run_directory
+from podracers.training import config_values, loggers, run_directory
 
 _ROOT = "experiment.Experiment"
 _ROLES = ("agent", "environment", "runner")
-_RUNNER = f"{_ROOT}.runner"
-_CHOICES = tuple(f"{_ROOT}.{role}" for role in _ROLES)
 # Parameters without influence on learning (docs/architecture.md, "Determinism"). A member of a
 # population equals the run of its seed.
 _NOT_LEARNT = {
@@ -48,22 +46,18 @@ class Run:
     given: dict[str, Any]  # bound parameters, macros replaced by their values
     values: dict[str, Any]  # all known parameters, with defaults
 
-    def has(self, name: str) -> bool:
-        """Returns whether a parameter belongs to a part of the run."""
-        part = name.rpartition(".")[0]
-        references = (x for x in self.values.values() if isinstance(x, config_values.Reference))
-        return name in self.values or any(each.name == part for each in references)
+    def choice(self, role: str) -> str:
+        """Returns the class of the agent, the environment or the runner."""
+        return str(self.values[f"{_ROOT}.{role}"])
 
     @property
     def environment(self) -> str:
         """Name of the environment inside its wrappers."""
-        selector = self.values[f"{_ROOT}.environment"].name
-        while isinstance(
-            inner := self.values.get(f"{selector}.environment"), config_values.Reference
-        ):
-            selector = inner.name
-        names = [self.values.get(f"{selector}.{name}") for name in _NAMES]
-        return next((x for x in names if isinstance(x, str)), selector.rpartition(".")[2])
+        part = self.values[f"{_ROOT}.environment"].name
+        while isinstance(inner := self.values.get(f"{part}.environment"), config_values.Reference):
+            part = inner.name
+        names = [self.values.get(f"{part}.{name}") for name in _NAMES]
+        return next((x for x in names if isinstance(x, str)), part.rpartition(".")[2])
 
 
 class Panel(NamedTuple):
@@ -81,25 +75,23 @@ def read(path: str) -> list[Run]:
     """
     directory = run_directory.RunDirectory(path)
     directory.require()
-    given, used = _parameters(directory.config), {}
-    if directory.operative_config.is_file():
-        used = _parameters(directory.operative_config)
-    for name in _CHOICES:
-        if not isinstance(given.get(name), config_values.Reference):
-            raise errors.UserError(f"'{directory.config}' has no {name.partition('.')[2]}")
+    given = _parameters(directory.config)
+    for role in _ROLES:
+        if not isinstance(given.get(f"{_ROOT}.{role}"), config_values.Reference):
+            raise errors.UserError(f"'{directory.config}' has no Experiment.{role}")
+    used = directory.operative_config
+    values = (_parameters(used) if used.is_file() else {}) | given
     agent, runner = (given[f"{_ROOT}.{role}"].name for role in ("agent", "runner"))
-
-    def renamed(values: dict[str, Any]) -> dict[str, Any]:
-        pairs = values.items()
-        return {re.sub(rf"^{re.escape(runner)}\.", "runner.", name): x for name, x in pairs}
-
-    given, values = renamed(given), renamed(used | given)
+    given, values = (
+        {re.sub(rf"^{re.escape(runner)}\.", "runner.", name): x for name, x in each.items()}
+        for each in (given, values)
+    )
     options = values.get("runner.population_values") or {}
     runs = []
     for index in range(values.get("runner.population") or 1):
         own = {
-            f"{agent}.{str(name).rpartition('.')[2]}": each[index % len(each)]
-            for name, each in options.items()
+            f"{agent}.{str(name).rpartition('.')[2]}": x[index % len(x)]
+            for name, x in options.items()
         }
         seed = values.get(f"{_ROOT}.seed", 0) + index
         runs.append(Run(directory, seed, given | own, values | own))
@@ -108,12 +100,9 @@ def read(path: str) -> list[Run]:
 
 def _parameters(path: Any) -> dict[str, Any]:
     try:
-        values = config_values.read(path.read_text(), str(path))
+        return config_values.parameters(config_values.read(path.read_text(), str(path)))
     except (OSError, UnicodeDecodeError) as error:
         raise errors.UserError(f"cannot read '{path}': {error}") from error
-    macros = {name: value for name, value in values.items() if "." not in name}
-    parameters = {name: value for name, value in values.items() if "." in name}
-    return {name: config_values.resolve(value, macros) for name, value in parameters.items()}
 
 
 def panels(runs: Iterable[Run], metric: str) -> list[Panel]:
@@ -134,9 +123,7 @@ def panels(runs: Iterable[Run], metric: str) -> list[Panel]:
             count = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
             label = ", ".join(f"{name} = {value}" for name, value in difference.items())
             curves[f"{label} ({count})" if label else count] = list(seeds.values())
-        agents, runners = (
-            {str(run.values[f"{_ROOT}.{role}"]) for run in own} for role in ("agent", "runner")
-        )
+        agents, runners = ({run.choice(role) for run in own} for role in ("agent", "runner"))
         title = f"{agents.pop()} on {environment}" if len(agents) == 1 else environment
         title += f", {runners.pop()}" if len(runners) == 1 else ""
         drawn.append(Panel(title, curves))
@@ -144,7 +131,8 @@ def panels(runs: Iterable[Run], metric: str) -> list[Panel]:
 
 
 def _curve(run: Run, metric: str) -> np.ndarray:
-    found = plotting.curves(plotting.read_log(run.directory.path), metric)
+    log = run.directory.metrics
+    found = plotting.curves(loggers.read_rows(log) if log.exists() else [], metric)
     curve = found.get(run.seed, found.get(None))
     if curve is None or not len(curve):
         raise errors.UserError(f"'{run.directory.path}' has logged no '{metric}'")
@@ -156,20 +144,22 @@ def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]
 
     A parameter of a part is compared between the configurations that have the part.
     """
-    given = dict.fromkeys([*_CHOICES, *(name for run in runs for name in run.given)])
+    choices = [f"{_ROOT}.{role}" for role in _ROLES]
+    given = dict.fromkeys([*choices, *(name for run in runs for name in run.given)])
     names = [name for name in given if name not in IGNORED]
     groups = collections.defaultdict(list)
     for run in runs:
         groups[tuple(_normal(run.values.get(name)) for name in names)].append(run)
     found = [({}, group) for group in groups.values()]
     for name in names:
-        runners = {str(run.values[_RUNNER]) for run in runs if name in run.values}
-        own = [
-            (difference, group[0])
-            for difference, group in found
-            if group[0].has(name)
-            or (name.startswith("runner.") and str(group[0].values[_RUNNER]) in runners)
-        ]
+        part = name.rpartition(".")[0]
+        runners = {run.choice("runner") for run in runs if part == "runner" and name in run.values}
+        own = []
+        for difference, (run, *_) in found:
+            references = [x for x in run.values.values() if isinstance(x, config_values.Reference)]
+            has_part = part == _ROOT or any(each.name == part for each in references)
+            if has_part or run.choice("runner") in runners:
+                own.append((difference, run))
         if len({_normal(run.values.get(name)) for _, run in own}) > 1:
             short = name.rpartition(".")[2]
             for difference, run in own:
@@ -190,15 +180,22 @@ def _normal(value: Any) -> str:
     return repr(tuple(value)) if isinstance(value, config_values.Reference) else repr(value)
 
 
-def draw(axis: matplotlib.axes.Axes, panel: Panel, metric: str) -> None:
-    """Draws a panel: the mean of each configuration over its seeds, and their range."""
+def draw(axis: matplotlib.axes.Axes, panel: Panel, metric: str, x: int = 0) -> None:
+    """Draws a panel: the mean of each configuration over its seeds, and their range.
+
+    Args:
+      axis: of matplotlib.
+      panel: the curves.
+      metric: name of the vertical axis.
+      x: column of the horizontal axis: 0 for agent steps, 1 for seconds.
+    """
     for number, (label, seeds) in enumerate(panel.curves.items()):
         row, column = divmod(number, len(plotting.COLORS))
         style = {"color": plotting.COLORS[column], "linestyle": _LINES[row % len(_LINES)]}
         unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
         wrapped = textwrap.fill(unbroken, _LEGEND_WIDTH)
-        plotting.draw_band(axis, plotting.band(seeds), label=wrapped, **style)
+        plotting.draw_band(axis, plotting.band(seeds, x), label=wrapped, **style)
     axis.set_title(panel.title, fontsize=10)
     axis.set_ylabel(metric.replace("/", " "))
-    plotting.tidy(axis, "agent steps")
+    plotting.tidy(axis, ("agent steps", "seconds, with compilation")[x])
     axis.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))

@@ -1,10 +1,12 @@
-"""Curves from run directories, averages over seeds, and the style of all pictures.
+"""Curves from run directories, averages over seeds, and pictures of suites.
 
 `S` seeds (runs, or members of a population), `K` points of a curve.
 """
 
+import collections
 import pathlib
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -15,9 +17,9 @@ import matplotlib.figure
 import matplotlib.pyplot as plt
 import matplotlib.ticker
 import numpy as np
+from results import rows as results
 
 from podracers import errors
-from podracers.training import loggers, run_directory
 
 COLORS = (
     *("#3478c8", "#ee7a30", "#2f9e6e", "#a05cc0", "#c0455a", "#8a6d3b"),
@@ -25,6 +27,9 @@ COLORS = (
 )
 GREY = "#8a8f98"
 _GRID = 256  # points of a common grid
+_PANEL = (2.6, 2.2)  # inches
+_LINES = {"Anakin": "-", "Sebulba": "--"}
+_LOG_RATIO = 8.0  # ratio of the longest curve to the shortest from which an axis is logarithmic
 
 
 class Band(NamedTuple):
@@ -34,18 +39,6 @@ class Band(NamedTuple):
     mean: np.ndarray  # [K]
     low: np.ndarray  # [K]
     high: np.ndarray  # [K]
-
-
-def read_log(path: str | pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the lines of a run's `metrics.jsonl`; none for a run that has just begun.
-
-    Raises:
-      errors.UserError: there is no run in that folder.
-      errors.RunFailure: its log cannot be read.
-    """
-    directory = run_directory.RunDirectory(path)
-    directory.require()
-    return loggers.read_rows(directory.metrics) if directory.metrics.exists() else []
 
 
 def curves(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int | None, np.ndarray]:
@@ -118,3 +111,44 @@ def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:
         raise errors.UserError(f"cannot write '{path}': {error}") from error
     finally:
         plt.close(figure)
+
+
+def draw_suite(rows: Sequence[results.Row], path: pathlib.Path) -> None:
+    """Draws the curves of a suite, in a column for each task, by agent steps and by seconds.
+
+    Implementations of one environment share a column. Colours are agents, line styles runners;
+    variants of an agent have further colours.
+    """
+    tasks = collections.defaultdict(list)
+    for row in rows:
+        if any(run.curve for run in row.runs):
+            tasks[row.drawn_with or row.environment].append(row)
+    style_of = colors(dict.fromkeys([*results.AGENTS, *(row.agent for row in rows)]))
+    width = 1.2 + _PANEL[0] * len(tasks)
+    figure, axes = plt.subplots(
+        2, len(tasks), figsize=(width, 0.9 + 2 * _PANEL[1]), layout="constrained", squeeze=False
+    )
+    for column, (task, chosen) in zip(axes.T, tasks.items()):
+        column[0].set_title("\n".join(textwrap.wrap(task, 28)), fontsize=9)
+        for x, (axis, xlabel) in enumerate(zip(column, ("agent steps", "wall-clock seconds"))):
+            ends = []
+            for row in chosen:
+                drawn = band([np.array(run.curve, float).reshape(-1, 3) for run in row.runs], x)
+                ends.append(drawn.x[-1])
+                label = f"{row.agent} under {row.runner}"
+                label += f", {row.environment}" if row.drawn_with else ""
+                color, line = style_of[row.agent], _LINES.get(row.runner, "-.")
+                draw_band(axis, drawn, label=label, color=color, linestyle=line)
+                for published in row.published[:1]:
+                    axis.axhline(published.value, color=color, linestyle=":")
+            if max(ends) > _LOG_RATIO * min(ends):
+                axis.set_xscale("log")
+                axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+            tidy(axis, xlabel)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("evaluation return")
+    handles = {h.get_label(): h for axis in axes.flat for h in axis.get_lines()}
+    shown = [handle for label, handle in handles.items() if not label.startswith("_")]
+    options = {"ncols": max(1, int(width / 2.5)), "fontsize": 8, "frameon": False}
+    figure.legend(handles=shown, loc="outside lower center", **options)
+    save(figure, path)

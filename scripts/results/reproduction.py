@@ -4,9 +4,7 @@ A suite is trained seed by seed, so that every row has one before any has two. E
 when it ends.
 """
 
-import dataclasses
 import datetime
-import functools
 import pathlib
 import platform
 import re
@@ -14,35 +12,30 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import rich.table
 from results import aggregates, plotting, training_process
 from results import rows as results
 
-from podracers import command_line, errors
-from podracers.training import run as run_lib
-from podracers.training import run_directory
+from podracers import command_line
+from podracers.training import loggers
 
 _SIGNIFICANT = 0.05
 _NICE = 10  # a suite runs for hours, beside other work
-report = functools.partial(print, flush=True)
 
 
 def plan(row: results.Row, seed: int, folder: pathlib.Path) -> training_process.Run:
-    """Returns the run of one seed, in a folder of the row."""
+    """Returns the run of one seed."""
     files = [row.gin_file, command_line.runner_file(row.runner.lower())]
-    path = folder / f"seed-{seed}"
-    return training_process.plan(row.name, seed, files, row.gin_bindings, path)
+    return training_process.plan(row.name, seed, files, row.gin_bindings, folder)
 
 
 def finished(run: training_process.Run) -> results.Run:
     """Returns the results of a finished run."""
     directory = run.directory
-    summary = directory.read_summary()
-    evaluation, log = summary["evaluation"], plotting.read_log(directory.path)
-    end, evaluated = summary["environment_steps"], plotting.curves(log, "evaluation/return")
+    summary, log = directory.read_summary(), loggers.read_rows(directory.metrics)
+    evaluation, end = summary["evaluation"], summary["environment_steps"]
     curve = [
         (int(step), round(second, 1), round(value, 4))
-        for step, second, value in evaluated[None].tolist()
+        for step, second, value in plotting.curves(log, "evaluation/return")[None].tolist()
         if step < end
     ]
     written = datetime.datetime.fromtimestamp(directory.summary.stat().st_mtime, datetime.UTC)
@@ -58,7 +51,7 @@ def finished(run: training_process.Run) -> results.Run:
         wall_time_s=summary["wall_time_s"],
         commit=summary["commit"],
         greedy_return=evaluation.get("greedy_return"),
-        settings=training_process.settings_digest(directory.read_config()),
+        settings=run.settings,
         curve=(*curve, (end, round(summary["wall_time_s"], 1), round(evaluation["return"], 4))),
     )
 
@@ -91,33 +84,21 @@ def listing(rows: Sequence[results.Row]) -> str:
     return "\n".join(lines)
 
 
-def table(row: results.Row, new: Sequence[results.Run]) -> rich.table.Table:
-    """Returns recorded and new returns by seed, with their summaries."""
-    made = rich.table.Table(title=row.name, title_justify="left", box=None, pad_edge=False)
-    made.add_column("", no_wrap=True)
-    sides = [runs for runs in (row.runs, new) if runs]
-    for heading in ("old", "new")[-len(sides) :]:
-        made.add_column(heading, justify="right", no_wrap=True)
-    returns = [{run.seed: run.final_return for run in runs} for runs in sides]
-    for seed in sorted({seed for known in returns for seed in known}):
-        cells = [results.number(known[seed]) if seed in known else "-" for known in returns]
-        made.add_row(f"return of seed {seed}", *cells)
-    samples = [aggregates.Sample.of(list(known.values())) for known in returns]
-    made.add_row("mean", *(results.number(sample.mean) for sample in samples))
-    intervals = [results.interval(sample.interval()) for sample in samples]
-    made.add_row("95%, Student's t", *intervals)
-    made.add_row("agent steps, each seed", *(f"{runs[-1].agent_steps:,}" for runs in sides))
-    for name in ("date", "hardware", "jax"):
-        made.add_row(name, *(getattr(runs[-1], name) for runs in sides))
-    return made
+def summary(runs: Sequence[results.Run]) -> str:
+    """Returns the returns of runs by seed, and where they come from, in a line."""
+    sample = aggregates.Sample.of([run.final_return for run in runs])
+    returns = ", ".join(f"seed {run.seed}: {results.number(run.final_return)}" for run in runs)
+    bounds, last = results.interval(sample.interval()), runs[-1]
+    return (
+        f"{results.number(sample.mean)} (95%: {bounds}; {returns}), {last.agent_steps:,} agent "
+        f"steps, {last.date}, {last.hardware}, jax {last.jax}"
+    )
 
 
 def verdict(old: Sequence[results.Run], new: Sequence[results.Run]) -> tuple[str, bool]:
     """Returns whether two sets of runs agree, in words, and whether they significantly differ."""
     comparable = all(
-        one.has_steps(other.agent_steps)
-        and one.is_of(other.settings)
-        and one.actions == other.actions
+        one.matches(other.agent_steps, other.settings) and one.actions == other.actions
         for one in old
         for other in new
     )
@@ -132,18 +113,14 @@ def verdict(old: Sequence[results.Run], new: Sequence[results.Run]) -> tuple[str
         return "no verdict: one seed has no spread", False
     differs = p < _SIGNIFICANT
     difference = f"the means differ by {statistics.fmean(other) - statistics.fmean(one):+.3g}"
-    return (
-        f"{'differ' if differs else 'agree'}: {difference}, p = {p:.2g} (Welch's t-test)",
-        differs,
-    )
+    text = f"{'differ' if differs else 'agree'}: {difference}, p = {p:.2g} (Welch's t-test)"
+    return text, differs
 
 
 def train_suite(
     rows: Sequence[results.Row], seeds: int, output: pathlib.Path, path: pathlib.Path
 ) -> bool | None:
     """Trains the missing seeds of rows, and records each run in the file of results.
-
-    A failed run, or one that another process trains, is reported, and the others continue.
 
     Args:
       rows: of the suite.
@@ -154,35 +131,23 @@ def train_suite(
     Returns:
       Whether all rows have their seeds; None if the work was stopped.
     """
-    missing, complete = _missing(rows, seeds, output), True
-    with run_lib.StopRequest() as stop:
-        for number, (row, run) in enumerate(missing, 1):
-            report(f"[{number}/{len(missing)}] {run.name}")
-            try:
-                if not run.train(stop, _NICE):
-                    return None
-            except (errors.UserError, errors.RunFailure) as error:
-                if stop:
-                    raise
-                report(f"failed: {errors.first_line(error)}")
-                complete = False
-                continue
-            results.update(row.name, lambda row, run=run: row.with_run(finished(run)), path)
-    return complete
+
+    def record(run: training_process.Run) -> None:
+        results.update(run.label, lambda row: row.with_run(finished(run)), path)
+
+    return training_process.train_all(missing(rows, seeds, output), record, _NICE)
 
 
-def _missing(
+def missing(
     rows: Sequence[results.Row], seeds: int, output: pathlib.Path
-) -> list[tuple[results.Row, training_process.Run]]:
+) -> list[training_process.Run]:
     """Returns the runs that are not recorded, seed by seed."""
-    found = []
-    for seed in range(seeds):
-        for row in rows:
-            # A folder for each configuration, so that changed settings start new runs.
-            run = plan(row, seed, output)
-            digest = training_process.settings_digest(run.config)
-            path = output / f"{row.name}-{digest}" / f"seed-{seed}"
-            run = dataclasses.replace(run, directory=run_directory.RunDirectory(path))
-            if seed not in {each.seed for each in row.kept(run.total_steps, digest)}:
-                found.append((row, run))
-    return found
+    planned = [(row, plan(row, seed, output)) for seed in range(seeds) for row in rows]
+    return [
+        run
+        for row, run in planned
+        if not any(
+            known.seed == run.seed and known.matches(run.total_steps, run.settings)
+            for known in row.runs
+        )
+    ]

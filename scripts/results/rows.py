@@ -1,10 +1,9 @@
-"""Results of agents, docs/results.json: read, checked and written.
+"""Results of agents, docs/results.json: read and written.
 
 The file is a list of rows. A row is an agent on an environment under a runner, with the experiment
 that trains it, and its recorded runs, one for each seed.
 """
 
-import contextlib
 import dataclasses
 import fcntl
 import json
@@ -15,11 +14,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from results import aggregates, training_process
+from results import aggregates
 
 from podracers import errors
 
-PATH = training_process.ROOT / "docs" / "results.json"
+PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.json"
+AGENTS = ("PPO", "IMPALA", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")  # in tables
 _SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
 _LAST_UPDATE = 0.05  # relative: a run ends with a whole update
 
@@ -48,13 +48,13 @@ class Run:
         """How its evaluations choose actions."""
         return "greedy" if self.greedy_return is None else "sampled"
 
-    def is_of(self, settings: str | None) -> bool:
-        """Returns whether the settings are the same, as far as they were recorded."""
-        return None in (self.settings, settings) or self.settings == settings
+    def matches(self, steps: int, settings: str | None) -> bool:
+        """Returns whether it was trained for `steps` agent steps with these settings.
 
-    def has_steps(self, steps: int) -> bool:
-        """Returns whether it was trained for `steps` agent steps, to the end of an update."""
-        return steps * (1 - _SAME_STEPS) < self.agent_steps < steps * (1 + _LAST_UPDATE)
+        It may end with a whole update; unknown settings match.
+        """
+        has_steps = steps * (1 - _SAME_STEPS) < self.agent_steps < steps * (1 + _LAST_UPDATE)
+        return has_steps and (None in (self.settings, settings) or self.settings == settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,8 @@ class Row:
     def command(self, seed: int) -> str:
         """Returns the command that trains one seed."""
         words = ["--gin_file", self.gin_file, "--runner", self.runner.lower()]
-        words += training_process.flags([], [f"SEED = {seed}", *self.gin_bindings])
+        for binding in (f"SEED = {seed}", *self.gin_bindings):
+            words += ["--gin_bindings", binding]
         return shlex.join(["python", "scripts/train.py", *words])
 
     @property
@@ -131,54 +132,37 @@ class Row:
         known = [run.wall_time_s for run in self.runs if run.wall_time_s is not None]
         return sum(known) / len(known) * len(self.runs) if known else None
 
-    def kept(self, steps: int, settings: str | None) -> list[Run]:
-        """Returns the recorded runs of as many agent steps with the same settings."""
-        return [run for run in self.runs if run.has_steps(steps) and run.is_of(settings)]
-
     def with_run(self, new: Run) -> "Row":
         """Returns the row with another run; runs of other steps or settings are dropped."""
-        others = [run for run in self.kept(new.agent_steps, new.settings) if run.seed != new.seed]
-        runs = tuple(sorted([*others, new], key=lambda run: run.seed))
-        return dataclasses.replace(self, runs=runs)
+        kept = [run for run in self.runs if run.matches(new.agent_steps, new.settings)]
+        runs = [new, *(run for run in kept if run.seed != new.seed)]
+        return dataclasses.replace(self, runs=tuple(sorted(runs, key=lambda run: run.seed)))
 
 
 def read(path: pathlib.Path = PATH) -> dict[str, Row]:
     """Returns the rows of a file by name, in its order.
 
     Raises:
-      errors.UserError: the file cannot be read, a row is incomplete, or two rows have the same name
-        or the same agent, runner and environment (or Atari game).
+      errors.UserError: the file cannot be read, a row is incomplete, or two have the same name.
     """
     try:
-        entries = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        rows = [_row(entry) for entry in json.loads(path.read_text())]
+    except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise errors.UserError(f"cannot read '{path}': {error}") from error
-    if not isinstance(entries, list):
-        raise errors.UserError(f"'{path}': expected a list of rows")
-    rows, taken = {}, {}
-    for number, entry in enumerate(entries):
-        try:
-            row = _row(entry)
-            if row.name in rows:
-                raise ValueError(f"'{row.name}' occurs twice")
-            for task in {row.environment, row.atari_game} - {None}:
-                other = taken.setdefault((row.agent, row.runner, task), row.name)
-                if other != row.name:
-                    raise ValueError(f"'{row.name}' has agent, runner and task of '{other}'")
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise errors.UserError(f"'{path}', row {number}: {error}") from error
-        rows[row.name] = row
-    return rows
+    by_name = {row.name: row for row in rows}
+    if len(by_name) < len(rows):
+        raise errors.UserError(f"'{path}': two rows have the same name")
+    return by_name
 
 
 def _row(entry: Mapping[str, Any]) -> Row:
-    def run(each: Mapping[str, Any]) -> Run:
-        return Run(**{**each, "curve": tuple(map(tuple, each.get("curve", ())))})
-
+    runs = [
+        each | {"curve": tuple(map(tuple, each.get("curve", ())))} for each in entry.get("runs", ())
+    ]
     made = {
         "gin_bindings": tuple(entry.get("gin_bindings", ())),
         "published": tuple(Published(**each) for each in entry.get("published", ())),
-        "runs": tuple(run(each) for each in entry.get("runs", ())),
+        "runs": tuple(Run(**each) for each in runs),
     }
     return Row(**{**entry, **made})
 
@@ -189,15 +173,7 @@ def number(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def mean(sample: aggregates.Sample) -> str:
-    """Returns the mean over seeds with its standard error."""
-    if sample.runs < 2:
-        return number(sample.mean)
-    error = sample.standard_error
-    return f"{number(sample.mean)} ± {error:.{'2g' if error < 99.5 else '0f'}}"
-
-
-def interval(bounds: tuple[float, float] | None) -> str:
+def interval(bounds: aggregates.Interval) -> str:
     """Returns an interval as tables show it."""
     return "none" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
 
@@ -216,12 +192,13 @@ def find(
     found = list(rows.values())
     for kind, value in (("suite", suite), ("short", experiment), ("runner", runner)):
         if value is not None:
-            known = {str(getattr(row, kind)).lower(): None for row in found if getattr(row, kind)}
-            if value.lower() not in known:
+            chosen = [row for row in found if str(getattr(row, kind)).lower() == value.lower()]
+            if not chosen:
+                known = {str(getattr(row, kind)).lower() for row in found if getattr(row, kind)}
                 name = "experiment" if kind == "short" else kind
                 hint = errors.nearest(value, known)
                 raise errors.UserError(f"no result with {name} '{value}'{hint}")
-            found = [row for row in found if str(getattr(row, kind)).lower() == value.lower()]
+            found = chosen
     return found
 
 
@@ -229,20 +206,18 @@ def update(name: str, change: Callable[[Row], Row], path: pathlib.Path = PATH) -
     """Replaces a row by `change(row)`, under a lock.
 
     Raises:
-      errors.UserError: the file has no such row.
       errors.RunFailure: its folder cannot be locked, or the file cannot be written.
     """
-    with contextlib.ExitStack() as stack:
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
         try:
-            folder = os.open(path.parent, os.O_RDONLY)
-            stack.callback(os.close, folder)
             fcntl.flock(folder, fcntl.LOCK_EX)  # leaves no file behind
-        except OSError as error:
-            raise errors.RunFailure(f"cannot lock '{path.parent}': {error.strerror}") from error
-        rows = read(path)
-        if name not in rows:
-            raise errors.UserError(f"'{path}' has no row '{name}'{errors.nearest(name, rows)}")
-        write(rows | {name: change(rows[name])}, path)
+            rows = read(path)
+            write(rows | {name: change(rows[name])}, path)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise errors.RunFailure(f"cannot write '{path}': {error.strerror}") from error
 
 
 def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:
@@ -263,8 +238,5 @@ def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:
     text = json.dumps(entries, indent=1, ensure_ascii=False)
     text = re.sub(r'\{\s+"line": (\d+)\s+\}', lambda found: lines[int(found[1])], text)
     temporary = path.with_name(f".{path.name}.partial")
-    try:
-        temporary.write_text(text + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise errors.RunFailure(f"cannot write '{path}': {error.strerror}") from error
+    temporary.write_text(text + "\n")
+    os.replace(temporary, path)

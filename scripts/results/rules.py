@@ -1,16 +1,23 @@
-"""Evaluations of learnt update rules: JSON files and a table.
+"""Evaluation of learnt update rules (LPG): lifetimes of agents beside those of other learners.
 
-`N` kinds of tasks, `R` rules, `S` segments of a lifetime.
+`R` rules, `H` combinations of hyper-parameters, `S` segments of a lifetime.
 """
 
+import argparse
 import dataclasses
 import json
 import pathlib
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from results import aggregates, markdown
 
-from podracers import errors
+from agents.meta import lifetime_evaluation
+from agents.meta.lpg import meta_training, rule_file, tabular_a2c
+from podracers import errors, evaluation, types
+from podracers.training import experiment, trained
 
 RULE = "the rule"
 A2C = "A2C, tuned"
@@ -19,65 +26,50 @@ RANDOM = "random rule"
 CONTENDERS = (RULE, A2C, BLIND, RANDOM)
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """Results in one kind of task.
+class Task(NamedTuple):
+    """Results in one kind of task."""
 
-    Attributes:
-      experiment: its file.
-      name: of the task.
-      optimum: mean over the sampled tasks of the highest expected return.
-      shares: shares of the optimum, `[R][S]` by contender, means over lifetimes. A2C and the random
-        rules have a repetition for each rule, in the tasks of that rule.
-      a2c: the best learning rate and entropy cost of A2C.
-      candidates: `(learning rate, entropy cost, share of the optimum at the end)` of all others.
-    """
-
-    experiment: str
+    experiment: str  # its file
     name: str
-    optimum: float
+    optimum: float  # mean over the sampled tasks of the highest expected return
+    # Shares of the optimum, `[R][S]` by contender, means over lifetimes. A2C and the random rules
+    # have a repetition for each rule, in the tasks of that rule.
     shares: dict[str, list[list[float]]]
-    a2c: tuple[float, float]
+    a2c: tuple[float, float]  # the best learning rate and entropy cost of A2C
+    # Learning rate, entropy cost and share of the optimum at the end, of all of A2C's.
     candidates: list[tuple[float, float, float]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Results of one command of scripts/evaluate_rule.py.
+class Evaluation(NamedTuple):
+    """Results of one command of scripts/evaluate_rule.py."""
 
-    Attributes:
-      command: arguments of the script.
-      rules: sources of the rules.
-      lifetimes: of each rule and each experiment, in all kinds of tasks.
-      steps: of each environment in a lifetime.
-      tasks: results.
-    """
-
-    command: str
-    rules: list[str]
-    lifetimes: int
-    steps: int
+    command: str  # arguments of the script
+    rules: list[str]  # sources of the rules
+    lifetimes: int  # of each rule and each experiment, in all kinds of tasks
+    steps: int  # of each environment in a lifetime
     tasks: list[Task]
 
 
 def write(found: Evaluation, path: pathlib.Path) -> None:
     """Writes results as JSON, with four decimal places."""
-    entries = dataclasses.asdict(found)
-    for task in entries["tasks"]:
-        task["optimum"] = round(task["optimum"], 4)
-        task["shares"] = {name: np.round(x, 4).tolist() for name, x in task["shares"].items()}
-        task["a2c"] = np.round(task["a2c"], 4).tolist()
-        task["candidates"] = np.round(task["candidates"], 4).tolist()
-    markdown.write(path, json.dumps(entries) + "\n")
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: rounded(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [rounded(each) for each in value]
+        return round(value, 4) if isinstance(value, float) else value
+
+    tasks = [rounded(task._asdict()) for task in found.tasks]
+    markdown.write(path, json.dumps(found._asdict() | {"tasks": tasks}) + "\n")
 
 
 def read(path: pathlib.Path) -> Evaluation:
     """Returns a file of results; raises errors.UserError if it has another schema."""
     try:
         entries = json.loads(markdown.read(path))
-        tasks = [Task(**(task | {"a2c": tuple(task["a2c"])})) for task in entries.pop("tasks")]
-        return Evaluation(**entries, tasks=tasks)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return Evaluation(**entries | {"tasks": [Task(**task) for task in entries["tasks"]]})
+    except (ValueError, TypeError, KeyError) as error:
         raise errors.UserError(
             f"'{path}': expected results of scripts/evaluate_rule.py ({error})"
         ) from error
@@ -91,9 +83,9 @@ def table(found: Evaluation) -> str:
         cells = [f"`{task.name}` of `{pathlib.Path(task.experiment).stem}`"]
         for name in contenders:
             last = [curve[-1] for curve in task.shares[name]]  # of each rule
-            each = aggregates.bootstrap([last], np.median)
-            bounds = "" if each.interval is None else " [{:.2f}, {:.2f}]".format(*each.interval)
-            cells.append(f"{each.value:.2f}{bounds}")
+            value, interval = aggregates.bootstrap([last], np.median)
+            bounds = " [{:.2f}, {:.2f}]".format(*interval) if interval else ""
+            cells.append(f"{value:.2f}{bounds}")
         lines.append([*cells, f"{task.a2c[0]:g}, {task.a2c[1]:g}"])
     headings = ["task", *contenders, "A2C's learning rate, entropy cost"]
     return (
@@ -102,3 +94,126 @@ def table(found: Evaluation) -> str:
         f"{found.steps:,} steps of each environment: "
         f"`python scripts/evaluate_rule.py {found.command}`.\n"
     )
+
+
+class Rule(NamedTuple):
+    """A rule, and the hyper-parameters of agents that meta-training found."""
+
+    name: str  # its source
+    params: types.PyTree
+    arm_logits: dict[str, jax.Array]  # [H] by kind of task; empty for the file of a rule
+
+    def actor_params(self, tasks: tuple[str, ...], num_arms: int) -> meta_training.ActorParams:
+        """Returns the parameters of agents; for an unknown task, with the mean of all logits."""
+        known = list(self.arm_logits.values()) or [jnp.zeros((num_arms,))]
+        mean = jnp.mean(jnp.stack(known), axis=0)
+        logits = jnp.stack([self.arm_logits.get(task, mean) for task in tasks])
+        return meta_training.ActorParams(self.params, logits)
+
+
+def load(
+    options: argparse.Namespace, settings: experiment.Experiment
+) -> tuple[meta_training.LPG, list[Rule]]:
+    """Returns all rules, and their agent: that of the first run, or else of the experiment.
+
+    Raises:
+      errors.UserError: a run or an experiment has another agent, or a rule of another size.
+    """
+    policies = [trained.load(path) for path in options.run_dir]
+    agents = [policy.parts.agent for policy in policies] or [settings.build().agent]
+    for path, agent in zip([*options.run_dir, *options.gin_file], agents):
+        if not isinstance(agent, meta_training.LPG):
+            raise errors.UserError(f"'{path}': expected the agent LPG, got {type(agent).__name__}")
+    rules, found = [], []
+    for path, policy in zip(options.run_dir, policies):
+        arms = dict(zip(policy.parts.environment.tasks.task_names, policy.params.arm_logits))
+        rules.append(Rule(f"{path} at step {policy.step:,}", policy.params.rule, arms))
+        found.append((path, policy.parts.agent.rule))
+    for path in options.rule:
+        rule, params = rule_file.load(path)
+        rules.append(Rule(path, params, {}))
+        found.append((path, rule))
+    for path, rule in found:
+        if rule != agents[0].rule:
+            raise errors.UserError(f"'{path}': expected the rule {agents[0].rule}, got {rule}")
+    return agents[0], rules
+
+
+def evaluate(
+    agent: meta_training.LPG, rules: list[Rule], file: str, lifetimes: Any, count: int
+) -> list[Task]:
+    """Returns shares of the optimum by kind of task, of rules and of other learners.
+
+    Args:
+      agent: of the rules.
+      rules: to evaluate.
+      file: the experiment.
+      lifetimes: its environment; all lifetimes have the longest length.
+      count: lifetimes of each repetition.
+    """
+    lifetimes = dataclasses.replace(lifetimes, min_periods=lifetimes.max_periods)
+    trial = _Trial(lifetimes, evaluation.run_key(0), count)
+    agent = dataclasses.replace(agent, spec=lifetimes.spec)
+    params = [rule.actor_params(trial.names, len(agent.arms)) for rule in rules]
+    no_costs = (0.0,) * len(agent.prediction_costs)
+    blind = dataclasses.replace(agent, sees_predictions=False, prediction_costs=no_costs)
+    shared = (agent.chunk_length, agent.gamma, agent.gae_lambda, agent.critic_step_size)
+    a2c = tabular_a2c.TabularA2C(lifetimes.spec, *shared)
+    # A2C is tuned on tasks of its own, of the same kind.
+    num_tasks, num_arms = len(trial.names), len(a2c.arms)
+    arms = [_only(np.full(num_tasks, arm), num_arms) for arm in range(num_arms)]
+    candidates = np.stack([trial.shares(a2c, arm, len(params))[:, -1] for arm in arms])
+    best = np.argmax(candidates, axis=0)  # [tasks]
+    shares = {name: [] for name in CONTENDERS}
+    for number, each in enumerate(params):
+        random = each._replace(rule=agent.rule.init(jax.random.key(number)))
+        for name, learner, learnt in [
+            (RULE, agent, each),
+            (A2C, a2c, _only(best, num_arms)),
+            (BLIND, blind, each),
+            (RANDOM, agent, random),
+        ]:
+            shares[name].append(trial.shares(learner, learnt, number))
+    optimum = np.nanmean([trial.optimum(number) for number in range(len(params))], axis=0)
+    return [
+        Task(
+            file,
+            name,
+            float(optimum[task]),
+            {who: [curves[task].tolist() for curves in each] for who, each in shares.items()},
+            tuple(map(float, a2c.arms[best[task]])),
+            [(*map(float, arm), float(x)) for arm, x in zip(a2c.arms, candidates[:, task])],
+        )
+        for task, name in enumerate(trial.names)
+    ]
+
+
+class _Trial:
+    """Lifetimes of agents in the tasks of one experiment; optima are computed once."""
+
+    def __init__(self, lifetimes: Any, key: jax.Array, count: int):
+        self.names = lifetimes.tasks.task_names
+        self._lifetimes, self._key, self._count = lifetimes, key, count
+        self._optima = {}  # kinds of tasks and optima, [L], by repetition
+
+    def shares(self, agent: Any, params: types.PyTree, repetition: int) -> np.ndarray:
+        """Returns mean shares of the optimum, `[tasks, S]`; each repetition has its own tasks."""
+        key = jax.random.fold_in(self._key, repetition)
+        lives = lifetime_evaluation.live(agent, self._lifetimes, params, key, self._count)
+        if repetition not in self._optima:
+            self._optima[repetition] = lives.task, lives.optimum(self._lifetimes.tasks)
+        for number, name in enumerate(self.names):
+            if number not in lives.task:
+                raise errors.UserError(f"--lifetimes: none of {self._count} was in task '{name}'")
+        shares = lives.returns / self._optima[repetition][1][:, None]
+        return np.stack([np.nanmean(shares[lives.task == n], 0) for n in range(len(self.names))])
+
+    def optimum(self, repetition: int) -> np.ndarray:
+        """Returns the mean optimum of each kind of task, of an earlier repetition."""
+        task, optimum = self._optima[repetition]
+        return np.array([np.mean(optimum[task == n]) for n in range(len(self.names))])
+
+
+def _only(arm: np.ndarray, count: int) -> jax.Array:
+    """Returns logits, `[tasks, H]`, that select one arm for each kind of task, `[tasks]`."""
+    return jnp.where(np.arange(count) == arm[:, None], 0.0, -jnp.inf)

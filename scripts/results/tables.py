@@ -7,7 +7,7 @@ from results import aggregates, markdown
 from results import rows as results
 
 Rows = Mapping[str, results.Row]
-AGENTS = ("PPO", "IMPALA", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")
+_RUNNERS = ("Anakin", "Sebulba")
 # Scores of a random policy and of a human tester in 57 games with up to 30 no-ops at the start:
 # Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement Learning",
 # https://arxiv.org/abs/1511.06581, table 2. Names are EnvPool's, without the version.
@@ -64,29 +64,27 @@ def overview(rows: Rows) -> str:
 
     Of several variants of an agent it has the one without a name, or else the best one.
     """
-    cells: dict[tuple[str, str], dict[str, results.Row]] = collections.defaultdict(dict)
-    for row in rows.values():
-        if row.runs:
-            agent, _, variant = row.agent.partition(",")
-            own = cells[row.environment, row.runner]
-            other = own.get(agent)
-            if not (other and variant) or ("," in other.agent and _mean(row) > _mean(other)):
-                own[agent] = row
-    environments = {environment: None for environment, _ in cells}
+    cells: dict[str, dict[tuple[str, str], results.Row]] = collections.defaultdict(dict)
+    for row in (row for row in rows.values() if row.runs):
+        agent, _, variant = row.agent.partition(",")
+        own, key = cells[row.environment], (row.runner, agent)
+        other = own.get(key)
+        better = other and "," in other.agent and row.sample.mean > other.sample.mean
+        if not (other and variant) or better:
+            own[key] = row
     lines = []
-    for environment in environments:
-        for runner in ("Anakin", "Sebulba"):
-            if own := cells.get((environment, runner)):
-                one = next(iter(own.values()))
-                found = [own.get(agent) for agent in AGENTS]
-                returns = [f"{results.number(_mean(r))} ({_steps(r)})" if r else "" for r in found]
+    for environment, own in cells.items():
+        for runner in _RUNNERS:
+            found = {agent: row for (its, agent), row in own.items() if its == runner}
+            if found:
+                one, line = next(iter(found.values())), []
+                for agent in results.AGENTS:
+                    row = found.get(agent)
+                    line.append(f"{results.number(row.sample.mean)} ({_steps(row)})" if row else "")
                 ends = [results.number(one.random_policy), _highest(one)]
-                lines.append([environment, runner, *returns, *ends])
-    return markdown.table(["environment", "runner", *AGENTS, "random policy", "highest"], lines)
-
-
-def _mean(row: results.Row) -> float:
-    return row.sample.mean
+                lines.append([environment, runner, *line, *ends])
+    headings = ["environment", "runner", *results.AGENTS, "random policy", "highest"]
+    return markdown.table(headings, lines)
 
 
 def _highest(row: results.Row) -> str:
@@ -103,6 +101,10 @@ def _named(row: results.Row) -> list[str]:
     return [f"`{row.short}`", f"`{row.runner.lower()}`"]
 
 
+def _plus_minus(value: float, error: str | None) -> str:
+    return results.number(value) + ("" if error is None else f" ± {error}")
+
+
 def _rows(rows: Sequence[results.Row]) -> str:
     headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
     headings += ["95%, Student's t", "seeds: returns", "greedy", "evaluation", "random policy"]
@@ -111,12 +113,15 @@ def _rows(rows: Sequence[results.Row]) -> str:
     for row in rows:
         found = ["queued", *[""] * 8]
         if row.runs:
+            sample, error = row.sample, None
+            if sample.runs > 1:
+                error = f"{sample.standard_error:.{'2g' if sample.standard_error < 99.5 else '0f'}}"
             greedy = [run.greedy_return for run in row.runs if run.greedy_return is not None]
             times = sorted(round(run.wall_time_s) for run in row.runs if run.wall_time_s)
             times = list(dict.fromkeys(times[:1] + times[-1:]))
             found = [
-                results.mean(row.sample),
-                results.interval(row.sample.interval()),
+                _plus_minus(sample.mean, error),
+                results.interval(sample.interval()),
                 f"{len(row.runs)}: {', '.join(map(results.number, row.returns))}",
                 results.number(sum(greedy) / len(greedy)) if greedy else "",
                 f"{row.runs[-1].episodes}, {row.runs[-1].actions}",
@@ -125,15 +130,14 @@ def _rows(rows: Sequence[results.Row]) -> str:
                 _steps(row),
                 " to ".join(map(str, times)) + " s" * bool(times),
             ]
-        ends = ["; ".join(map(_published, row.published)), row.explanation]
+        published = []
+        for each in row.published:
+            error = None if each.error is None else results.number(each.error)
+            details = ", ".join(filter(None, [each.source, each.steps, each.protocol]))
+            published.append(f"{_plus_minus(each.value, error)} ({details})")
+        ends = ["; ".join(published), row.explanation]
         lines.append([*_named(row), row.agent, row.environment, *found, *ends])
     return markdown.table(headings, lines)
-
-
-def _published(each: results.Published) -> str:
-    error = "" if each.error is None else f" ± {results.number(each.error)}"
-    details = ", ".join(filter(None, [each.source, each.steps, each.protocol]))
-    return f"{results.number(each.value)}{error} ({details})"
 
 
 def _aggregates(rows: Sequence[results.Row]) -> str:
@@ -150,9 +154,8 @@ def _aggregates(rows: Sequence[results.Row]) -> str:
         if len(tasks) > 1:
             runs = min(map(len, tasks.values()))
             scores = [own[:runs] for own in tasks.values()]
-            iqm = aggregates.bootstrap(scores, aggregates.interquartile_mean)
-            text = results.number(iqm.value)
-            text += "" if iqm.interval is None else f" ({results.interval(iqm.interval)})"
+            iqm, bounds = aggregates.bootstrap(scores, aggregates.interquartile_mean)
+            text = results.number(iqm) + (f" ({results.interval(bounds)})" if bounds else "")
             lines.append([agent, ", ".join(tasks), str(runs), text])
     if not lines:
         return ""
@@ -169,8 +172,8 @@ def _atari(rows: Rows) -> str:
     for row in rows.values():
         if row.atari_game and row.runs:
             random, human = ATARI_SCORES[row.atari_game]
-            cells = [str(len(row.runs)), *map(results.number, (_mean(row), random, human))]
-            normal = (_mean(row) - random) / (human - random)
+            cells = [str(len(row.runs)), *map(results.number, (row.sample.mean, random, human))]
+            normal = (row.sample.mean - random) / (human - random)
             lines.append([row.atari_game, *_named(row), *cells, f"{normal:.2f}"])
     headings = ["game", "experiment", "runner", "seeds", "score", "random", "human"]
     return markdown.table([*headings, "human-normalised"], lines)

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -64,27 +63,23 @@ def test_runs_are_trained_once_and_compared(compared, run):
         "[1/2] anakin, seed 0: training",
         "[2/2] short, seed 0: training",
     ]
-    assert "100%" in result.stderr
     written = json.loads((output / "comparison.json").read_text())
     for each in written["runs"]:
         summary = json.loads(pathlib.Path(each["run_dir"], "summary.json").read_text())
         assert each["summary"] == summary
         assert (summary["seed"], summary["environment_steps"]) == (each["seed"], STEPS)
         assert f"--run_dir {each['run_dir']}" in each["command"]
-        log = processes.log(pathlib.Path(each["run_dir"]))
-        assert each["curves"]["episode/return"] == [line["episode/return"] for line in log]
         row = written["runners"][each["runner"]]
         assert row["final_return"] == summary["evaluation"]["return"]
-        assert f"{summary['steps_per_second']:,.0f}" in result.stdout
+        assert f"{summary['steps_per_second']:,.2f}".removesuffix(".00") in result.stdout
     with Image.open(output / "comparison.png") as image:
         assert image.width > 1000
-    summaries = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/summary.json")}
+    summaries = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/summary.json")}
+    assert len(summaries) == 2
     again = run("compare", *arguments)
     assert again.returncode == 0, again.stderr
     assert "[2/2] short, seed 0: finished before" in again.stdout
     assert summaries == {path: path.stat().st_mtime_ns for path in summaries}
-    other = run("compare", *arguments, "--gin_bindings", "PPO.gamma = 0.5")
-    processes.assert_mistake(other, "another configuration", "name another folder")
 
 
 @pytest.mark.slow
@@ -94,22 +89,21 @@ def test_the_child_of_a_killed_process_saves_and_the_same_command_continues(
     output = folder / "killed"
     arguments = (*_arguments(config, "anakin"), "--seeds", 1, "--output_dir", output)
     process = processes.start("compare", *arguments, environment=CACHED)
-    run_dir, log = output / "runs" / "anakin-0", output / "runs" / "anakin-0.log"
-    processes.interrupt(process, signal.SIGKILL, lambda: processes.num_lines(run_dir) >= 3)
-    limit = time.monotonic() + 60  # the kernel sends the child SIGTERM
-    while "stopped at" not in log.read_text() and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert "stopped at" in log.read_text()
+    runs = (output / "runs").glob
+    killed = processes.interrupt(
+        process, signal.SIGKILL, lambda: any(processes.num_lines(d) >= 3 for d in runs("*/seed-0"))
+    )
+    assert "stopped at" in killed.stdout  # by the child: the kernel sends it SIGTERM
+    (run_dir,) = runs("*/seed-0")
     assert not (run_dir / "summary.json").exists()
-    time.sleep(1.0)  # the child releases its lock when it exits
     resumed = run("compare", *arguments, environment=CACHED)
     assert resumed.returncode == 0, resumed.stderr
     assert "[1/1] anakin, seed 0: resuming" in resumed.stdout
-    processes.assert_same_end(compared[1] / "runs" / "anakin-0", run_dir)
+    (whole,) = compared[1].glob("runs/anakin-*/seed-0")
+    processes.assert_same_end(whole, run_dir)
 
 
 def test_user_mistakes_are_found_before_training(tmp_path, config, call):
-    (tmp_path / "file").write_text("not a folder")
     cases = {
         ("anakim",): "'anakin'",
         ("anakin", "anakin"): "--runners",
@@ -118,14 +112,12 @@ def test_user_mistakes_are_found_before_training(tmp_path, config, call):
         ("anakin", "--runner_gin", "x.gin"): "--runner_gin",
         ("anakin", "--runner_bindings", "anakin:PPO.gama = 1"): "'gamma'",
         ("anakin", "--gin_bindings", "SEED = 5"): "seed 0",
-        ("anakin", "--output_dir", tmp_path / "file" / "x"): "cannot make",
     }
-    output = ("--output_dir", tmp_path / "new")
     for rest, phrase in cases.items():
         with pytest.raises(errors.UserError) as caught:
-            call("compare", *output, *_arguments(config, *rest))
+            call("compare", "--output_dir", tmp_path / "new", *_arguments(config, *rest))
         assert phrase in str(caught.value)
-    assert os.listdir(tmp_path) == ["file"]
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_band_is_a_mean_over_all_seeds_at_equal_steps(modules):
@@ -159,16 +151,16 @@ def test_members_of_a_population_are_seeds(modules):
 
 
 def test_numbers_are_means_over_seeds(modules):
-    def result(evaluation, rate, wall):
-        summary = {"random_policy_return": -1.0, "wall_time_s": wall, "first_dispatch_s": 2.0}
-        summary |= {"evaluation": evaluation, "steps_per_second": rate}
-        return modules.comparison.Result(None, [], summary)
+    def summary(evaluation, rate, wall):
+        times = {"wall_time_s": wall, "first_dispatch_s": 2.0, "steps_per_second": rate}
+        return {"random_policy_return": -1.0, "evaluation": evaluation} | times
 
-    alone = modules.comparison.numbers([result({"return": 3.0}, None, 5.0)])
-    assert (alone.final_return, alone.standard_error, alone.steps_per_second) == (3.0, None, [])
+    alone = modules.comparison.numbers([summary({"return": 3.0}, None, 5.0)])
+    found = [alone[name] for name in ("final_return", "standard_error", "steps_per_second")]
+    assert found == [3.0, None, None]
     population = {"return": 2.0, "return_by_seed": {"1": 1.0, "2": 3.0}}
-    both = [result({"return": 3.0}, 10.0, 5.0), result(population, 30.0, 7.0)]
+    both = [summary({"return": 3.0}, 10.0, 5.0), summary(population, 30.0, 7.0)]
     found = modules.comparison.numbers(both)
-    assert (found.seeds, found.wall_time_s) == (3, 6.0)
-    assert found.final_return == pytest.approx(7 / 3)
-    assert found.standard_error == pytest.approx(2 / 3)  # the deviation is 2 / sqrt(3)
+    assert [found[name] for name in ("seeds", "wall_time_s", "steps_per_second")] == [3, 6.0, 20.0]
+    assert found["final_return"] == pytest.approx(7 / 3)
+    assert found["standard_error"] == pytest.approx(2 / 3)  # the deviation is 2 / sqrt(3)

@@ -4,10 +4,12 @@ import dataclasses
 import functools
 import json
 import signal
+import time
 
 import pytest
 
 from podracers import errors
+from podracers.training import run_directory
 from tests import processes
 
 EXTRA = """
@@ -40,25 +42,26 @@ def _ledger(folder, *rows):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory, run):
+def recorded(tmp_path_factory):
     """A suite, of a row that fails and one that learns, trained with two seeds: file, output."""
     folder = tmp_path_factory.mktemp("reproduce")
     ledger = _ledger(folder, {"gin_bindings": ["PPO.num_minibatches = 7"]}, {})
     words = ("--suite", "two", "--results", ledger, "--out", folder / "runs", "--seeds", 2)
-    return ledger, run("reproduce", *words, environment=CACHED)
+    return ledger, processes.run("reproduce", *words, environment=CACHED)
 
 
 @pytest.mark.slow
 def test_a_suite_records_every_run_and_continues_after_failures(recorded):
     ledger, result = recorded
     assert result.returncode == 1, result.stderr
-    order = [line for line in result.stdout.splitlines() if line.startswith("[")]
+    order = [line.split(":")[0] for line in result.stdout.splitlines() if line.startswith("[")]
     names = ("tiny-anakin, seed 0", "other-anakin, seed 0", "tiny-anakin, seed 1")
     names += ("other-anakin, seed 1",)
     assert order == [f"[{n}/4] {name}" for n, name in enumerate(names, 1)]
     failing, learning = json.loads(ledger.read_text())
     assert "runs" not in failing
-    assert result.stdout.count("7 minibatches") == 2
+    assert result.stderr.count("7 minibatches") == result.stdout.count("failed: tiny-anakin") == 2
+    assert "100%" in result.stderr
     assert [run["seed"] for run in learning["runs"]] == [0, 1]
     for run in learning["runs"]:
         (folder,) = (ledger.parent / "runs").glob(f"other-anakin-*/seed-{run['seed']}")
@@ -74,42 +77,36 @@ def test_a_suite_records_every_run_and_continues_after_failures(recorded):
 
 
 @pytest.mark.slow
-def test_a_suite_trains_what_is_missing_and_a_row_agrees_with_itself(
-    recorded, main, tmp_path, capsys
-):
+def test_missing_seeds_are_trained_and_a_row_agrees_with_itself(recorded, main, tmp_path, capsys):
     rows = json.loads(recorded[0].read_text())
     lost = rows[1]["runs"].pop(0)
     ledger = tmp_path / "results.json"
     ledger.write_text(json.dumps(rows))
-    words = ("other", "--results", ledger)
-    output = tmp_path / "runs"
-    assert main(*words, "--suite", "two", "--out", output, "--seeds", 2) == 0
-    assert "[1/1] other-anakin, seed 0" in capsys.readouterr().out
+    words = ("other", "--results", ledger, "--out", tmp_path / "runs")
+    assert main(*words, "--suite", "two", "--seeds", 2) == 0
+    assert "[1/1] other-anakin, seed 0: training" in capsys.readouterr().out
     run = json.loads(ledger.read_text())[1]["runs"][0]
-    assert {k: run[k] for k in ("seed", "final_return")} == {
-        k: lost[k] for k in ("seed", "final_return")
-    }
-    # The runs are there: nothing is trained again.
-    (folder,) = output.iterdir()
-    assert main(*words, "--out", folder, "--seeds", 1) == 0
-    assert "identical: 1 seed(s)" in capsys.readouterr().out
+    assert (run["seed"], run["final_return"]) == (0, lost["final_return"])
+    # The run is there: nothing is trained again.
+    assert main(*words, "--seeds", 1) == 0
+    found = capsys.readouterr().out
+    assert "finished before" in found and "identical: 1 seed(s)" in found
     rows[1]["runs"] = [{**run, "seed": n} for n in range(3)]
     ledger.write_text(json.dumps(rows))
     with pytest.raises(errors.UserError, match="would replace 3"):
-        main(*words, "--out", folder, "--seeds", 1, "--record")
+        main(*words, "--seeds", 1, "--record")
     rows[1]["runs"] = []
     ledger.write_text(json.dumps(rows))
-    assert main(*words, "--out", folder, "--seeds", 1, "--record") == 0
+    assert main(*words, "--seeds", 1, "--record") == 0
     row = json.loads(ledger.read_text())[1]
     assert row["runs"][0]["final_return"] == lost["final_return"]
 
 
 @pytest.mark.slow
 def test_a_suite_that_was_stopped_continues(recorded, run, tmp_path):
-    ledger = _ledger(tmp_path, {})
-    words = ("--suite", "two", "--results", ledger, "--out", tmp_path / "runs", "--seeds", 1)
+    ledger, folder = _ledger(tmp_path, {}), tmp_path / "runs"
+    words = ("--suite", "two", "--results", ledger, "--out", folder, "--seeds", 1)
     process = processes.start("reproduce", *words, environment=CACHED)
-    folder = tmp_path / "runs"
     stopped = processes.interrupt(
         process,
         signal.SIGTERM,
@@ -123,6 +120,36 @@ def test_a_suite_that_was_stopped_continues(recorded, run, tmp_path):
     ended = [row["runs"][0]["final_return"] for row in json.loads(ledger.read_text())]
     expected = json.loads(recorded[0].read_text())[1]["runs"][0]["final_return"]
     assert ended == [expected]
+
+
+@pytest.mark.parametrize(
+    ("program", "expected", "phrase"),
+    [
+        ("sys.exit(2)", errors.UserError, "a, seed 0"),
+        ("sys.exit(1)", errors.RunFailure, "a, seed 0"),
+        ("os.kill(os.getpid(), 9)", errors.RunFailure, "SIGKILL"),
+        ("pathlib.Path(sys.argv[-1], 'summary.json').touch()", True, ""),
+        ("time.sleep(60)", False, ""),  # stopped
+    ],
+)
+def test_ends_of_children(modules, tmp_path, monkeypatch, program, expected, phrase):
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text(f"import os, pathlib, sys, time\n{program}\n")
+    monkeypatch.setattr(modules.training_process, "ROOT", tmp_path)
+    directory, start = run_directory.RunDirectory(tmp_path), time.monotonic()
+    run = modules.training_process.Run("a", 0, (), directory, 1, "")
+
+    class Stop:
+        def __bool__(self):
+            return expected is False and time.monotonic() - start > 1.0
+
+    if isinstance(expected, bool):
+        assert run.train(Stop()) == expected
+    else:
+        with pytest.raises(expected, match=phrase):
+            run.train(Stop())
+    assert time.monotonic() - start < 30
 
 
 def _runs(modules, returns, **changes):
@@ -156,45 +183,30 @@ def test_verdicts(modules, returns, changes, verdict, differs):
 def test_runs_of_other_settings_are_trained_again(modules, tmp_path):
     row = next(iter(modules.rows.read(_ledger(tmp_path, {})).values()))
     planned = modules.reproduction.plan(row, 1, tmp_path)
-    same = modules.training_process.settings_digest(planned.config)
 
     def missing(settings, steps=planned.total_steps):
-        known = dataclasses.replace(
-            row, runs=tuple(_runs(modules, [0, 0.5], agent_steps=steps, settings=settings)[1:])
-        )
-        return [each.seed for _, each in modules.reproduction._missing([known], 2, tmp_path)]
+        recorded = _runs(modules, [0, 0.5], agent_steps=steps, settings=settings)[1:]
+        known = dataclasses.replace(row, runs=tuple(recorded))
+        return [run.seed for run in modules.reproduction.missing([known], 2, tmp_path)]
 
-    assert missing(same) == missing(None) == [0]
-    assert missing("another") == missing(same, steps=1) == [0, 1]
+    assert missing(planned.settings) == missing(None) == [0]
+    assert missing("another") == missing(planned.settings, steps=1) == [0, 1]
     # Changed settings have their own folder.
     changed = dataclasses.replace(row, gin_bindings=("TOTAL_STEPS = 77",))
-    left = [modules.reproduction._missing([x], 1, tmp_path) for x in (row, changed)]
-    assert len({run.directory.path.parent for ((_, run),) in left}) == 2
+    other = modules.reproduction.plan(changed, 1, tmp_path)
+    assert other.directory.path.parent != planned.directory.path.parent
 
 
 def test_a_digest_depends_on_bindings_and_not_on_names_of_modules(modules):
     digest = modules.training_process.settings_digest
     text = "from a import b as c\nfrom d import e\nSEED = 0\nc.F.g = @e.H\nc.F.i = 'c.j'\n"
     other = "from d import e as x\nfrom a import b\n# F\nSEED = 1\nb.F.i = 'c.j'\nb.F.g = @x.H\n"
-    assert digest(text) == digest(other)
+    assert digest(text) == digest(other) == "32b6324fef8c"  # as it was recorded
     assert digest(text) != digest(text.replace("@e.H", "@c.H"))
     assert digest(text) != digest(text.replace("c.F.g = @e.H\n", ""))
     # gin breaks long values into lines.
     broken = "c.F.g = \\\n    ((1, 2),\n     (3, 4),\n     (5, 6))\n"
     assert digest(broken) == digest("c.F.g = ((1, 2), (3, 4), (5, 6))\n")
-
-
-def test_failures_of_children(modules, tmp_path):
-    log = tmp_path / "seed-0.log"
-    log.write_text("a line\n")
-    failure = modules.training_process.failure
-    killed = failure(-signal.SIGKILL, log)
-    assert isinstance(killed, errors.RunFailure) and str(log) in str(killed)
-    assert "SIGKILL (out of memory?)" in str(killed)
-    log.write_text("noise\nerror: a mistake\n")
-    assert (type(failure(2, log)), str(failure(2, log))) == (errors.UserError, "a mistake")
-    log.write_text("failed: a NaN\n")
-    assert (type(failure(1, log)), str(failure(1, log))) == (errors.RunFailure, "a NaN")
 
 
 def test_user_mistakes_and_lists(main, modules, tmp_path, monkeypatch, capsys):
