@@ -9,50 +9,82 @@ import pathlib
 import shlex
 import sys
 
-from benchmarks import records, registry
+from benchmarks import (
+    device,
+    lpg_speed,
+    ppo_speed,
+    records,
+    replay_speed,
+    sebulba_speed,
+    tpu_estimates,
+)
 from results import reproduction
 from tracing import ahead_of_time
 
 from podracers import command_line, errors
 from podracers.training import run_directory
 
+GROUPS = {
+    "sebulba": ("sebulba_impala", "sebulba_environments"),
+    "replay": replay_speed.AGENTS,
+    "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
+    "device": tuple(f"device_{piece}" for piece in device.PIECES),
+}
 
-def _parse() -> argparse.Namespace:
+
+NAMES = ("cartpole", "breakout", "catch", "lpg", *(name for own in GROUPS.values() for name in own))
+
+
+def _measure(name: str, o: argparse.Namespace) -> records.Result:
+    """Returns the result of one benchmark, with the options of the command line."""
+    kind, _, part = name.partition("_")
+    if kind == "device":
+        result = device.benchmark(part, o.repeats, o.batches, o.gin_bindings)
+    elif kind == "tpu":
+        result = tpu_estimates.benchmark_agent(part, o.devices, o.gin_bindings, o.libtpu)
+    elif part == "impala":
+        result = sebulba_speed.benchmark_learning(o.gin_bindings, o.repeats)
+    elif part == "environments":
+        result = sebulba_speed.benchmark_environments(o.gin_bindings, o.repeats)
+    elif name in replay_speed.AGENTS:
+        result = replay_speed.benchmark_agent(name, o.repeats, o.gin_bindings)
+    elif name == "lpg":
+        result = lpg_speed.benchmark_lpg(o.repeats, o.gin_bindings)
+    elif name == "catch":
+        result = ppo_speed.benchmark_batches(name, o.repeats, o.batches)
+    else:
+        result = ppo_speed.benchmark_ppo(name, o.repeats)
+    return result
+
+
+def main() -> int:
+    """Parses the command line, measures, prints and writes JSON."""
     parser = command_line.Parser(description=__doc__)
-    names, add = [*registry.BENCHMARKS, *registry.GROUPS], parser.add_argument
+    add = parser.add_argument
+    names = [*NAMES, *GROUPS]
     add("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; default: all but device")
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=pathlib.Path, metavar="FILE")
     several = {"type": command_line.count, "nargs": "+", "metavar": "N"}
     add("--batches", **several, help="environments of catch and device")
-    add("--devices", **several, default=[], help="tpu: numbers of chips (default: 1)")
-    bindings = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
-    add("--gin_bindings", **bindings, help="replay, sebulba, lpg, tpu, device: of the experiment")
+    add("--devices", **several, default=(1,), help="tpu: numbers of chips (default: 1)")
+    more = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
+    add("--gin_bindings", **more, help="replay, sebulba, lpg, tpu, device: of the experiment")
     compiler = "tpu: folder of the TPU compiler (pip install --no-deps --target DIR libtpu==...)"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
     options = parser.parse_args()
     for name in options.names:
         if name not in names:
             raise errors.UserError(f"no benchmark '{name}'{errors.nearest(name, names)}")
-    options.by_name = bool(options.names)
-    default = [name for name in registry.BENCHMARKS if name not in registry.GROUPS["device"]]
-    chosen = [registry.GROUPS.get(name, (name,)) for name in options.names or default]
-    options.names = list(dict.fromkeys(name for names in chosen for name in names))
-    return options
-
-
-def main() -> int:
-    """Parses the command line, measures, prints and writes JSON."""
-    options = _parse()
+    default = [name for name in NAMES if name not in GROUPS["device"]]
+    chosen = [GROUPS.get(name, (name,)) for name in options.names or default]
+    cpu, results = reproduction.processor(), {}
     command = shlex.join(["scripts/benchmark.py", *sys.argv[1:]])
-    cpu = reproduction.processor()
-    provenance = run_directory.provenance() | ({"cpu": cpu} if cpu else {})
-    results = {}
-    for name in options.names:
+    for name in dict.fromkeys(name for names in chosen for name in names):
         try:
-            results[name] = registry.BENCHMARKS[name](options)
+            results[name] = _measure(name, options)
         except ahead_of_time.NoCompilerError as error:
-            if options.by_name:
+            if options.names:  # not by default
                 raise
             print(f"{name}: skipped: {error}")
             continue
@@ -60,7 +92,8 @@ def main() -> int:
         for row in results[name].rows:
             print(f"  {row.label}: {row.spread} {row.unit}", flush=True)
         if options.json:  # after each, so that a later failure loses nothing
-            records.Record(command, results, provenance).write(options.json)
+            made = run_directory.provenance() | ({"cpu": cpu} if cpu else {})
+            records.Record(command, results, made).write(options.json)
     return 0
 
 

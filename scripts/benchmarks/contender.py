@@ -10,7 +10,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 from podracers import errors
 
@@ -22,30 +21,24 @@ class Contender:
     """Calls `make(*arguments)` in a child process at the first request; idle between requests.
 
     Args:
-      name: for error messages.
       make: a function of a module; the object that it returns takes a measurement when called.
       arguments: of `make`; they are pickled.
-      environment: variables of the process, added to those of this one.
       log: file for the process's output; None for the output of this process.
     """
 
     def __init__(
         self,
-        name: str,
         make: Callable[..., Callable[[], float]],
         *arguments: Any,
-        environment: Mapping[str, str] | None = None,
         log: pathlib.Path | None = None,
     ):
-        self.name = name
         self._here, there = _SPAWN.Pipe()
         # Not a daemon: it may start processes.
         self._process = _SPAWN.Process(target=_serve, args=(there, log, make, arguments))
         # The child inherits the mask: Ctrl-C reaches the parent alone, which ends the child.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with mock.patch.dict(os.environ, environment or {}):
-                self._process.start()
+            self._process.start()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         except BaseException:  # such as a Ctrl-C during the start
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -55,10 +48,7 @@ class Contender:
 
     def __call__(self) -> float:
         """Takes a measurement."""
-        try:
-            return self.ask("__call__")
-        except (errors.UserError, errors.RunFailure) as error:
-            raise type(error)(f"'{self.name}': {error}") from error
+        return self.ask("__call__")
 
     def ask(self, name: str, watch: Callable[[], None] | None = None) -> Any:
         """Returns an attribute of the object in the process, or the result of a method.
@@ -109,14 +99,12 @@ def together(
     makers: Mapping[str, Callable[..., Callable[[], float]]], *arguments: Any
 ) -> Iterator[dict[str, Contender]]:
     """Starts contenders with the same arguments, and kills them on exit."""
-    contenders = {}
-    try:
+    with contextlib.ExitStack() as stack:
+        contenders = {}
         for name, make in makers.items():
-            contenders[name] = Contender(name, make, *arguments)
+            contenders[name] = Contender(make, *arguments)
+            stack.callback(contenders[name].kill)
         yield contenders
-    finally:
-        for each in contenders.values():
-            each.kill()
 
 
 def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], arguments: Any) -> None:
@@ -138,8 +126,7 @@ def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], argu
             except Exception as error:
                 traceback.print_exc()
                 memory = "out of memory: " if "RESOURCE_EXHAUSTED" in str(error) else ""
-                line = f"{memory}{type(error).__name__}: {errors.first_line(error)}"
-                parent.send(errors.RunFailure(line))
+                parent.send(errors.RunFailure(memory + errors.one_line(error)))
 
 
 def _end_with_parent() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -35,19 +35,17 @@ def benchmark(
       bindings: gin bindings over the experiment of `sebulba`.
     """
     command_line.require_accelerator()
-    on_cpu = jax.default_backend() == "cpu"
-    batches = batches or ((64, 1024) if on_cpu else (1024, 8192, 65536))
-    setting = dataclasses.replace(sebulba_speed.ENVIRONMENTS, bindings=bindings)
-    pieces: dict[str, Callable[[], records.Result]] = {
-        "parity": _parity,
-        "sebulba": lambda: sebulba_speed.benchmark_environments(setting, repeats, one_process=True),
-        "learning": _learning,
-    }
     load = f"{piece}: load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the start"
-    if piece in _BATCHED:
-        result = ppo_speed.benchmark_batches(piece, repeats, batches)
+    if piece == "parity":
+        result = _parity()
+    elif piece == "sebulba":
+        result = sebulba_speed.benchmark_environments(bindings, repeats, one_process=True)
+    elif piece == "learning":
+        result = _learning()
     else:
-        result = pieces[piece]()
+        on_cpu = jax.default_backend() == "cpu"
+        batches = batches or ((64, 1024) if on_cpu else (1024, 8192, 65536))
+        result = ppo_speed.benchmark_batches(piece, repeats, batches)
     return dataclasses.replace(result, notes=(*result.notes, load))
 
 
@@ -72,18 +70,17 @@ def merge(
 
 def _parity() -> records.Result:
     """Compares both runners, and the device with the CPU, after updates from one seed."""
-    files, sebulba = ["gin/experiments/catch_ppo.gin"], "gin/runners/sebulba.gin"
-    reached = {"Anakin": _after(files), "Sebulba": _after([*files, sebulba], ["Sebulba.lag = 0"])}
     notes = ["PPO on Catch, as shipped; Sebulba with a lag of 0."]
+    anakin, others = _after("Anakin"), {"Sebulba": _after("Sebulba", ["Sebulba.lag = 0"])}
     try:
         if jax.default_backend() != "cpu":
             with parallel.compiling_for(jax.devices("cpu")):
-                reached["the CPU"] = _after(files)
+                others["the CPU"] = _after("Anakin")
     except RuntimeError as error:
         notes.append(f"not compared with the CPU: {errors.first_line(error)}")
     rows = []
-    for name, found in [*reached.items()][1:]:
-        for updates, ours, theirs in zip(_UPDATES, reached["Anakin"], found, strict=True):
+    for name, found in others.items():
+        for updates, ours, theirs in zip(_UPDATES, anakin, found, strict=True):
             pairs = [*zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)]
             largest = max(float(np.max(np.abs(x))) for x, _ in pairs)
             share = max(float(np.max(np.abs(x - y))) for x, y in pairs) / largest
@@ -98,9 +95,9 @@ def _parity() -> records.Result:
     )
 
 
-def _after(files: Sequence[str], bindings: Sequence[str] = ()) -> list[types.PyTree]:
+def _after(runner: str, bindings: Sequence[str] = ()) -> list[types.PyTree]:
     """Returns the acting parameters after each number of `_UPDATES`, on the host."""
-    runner = measure.build(files, bindings).runner
+    runner = measure.build(measure.files("catch_ppo", runner), bindings).runner
     state, taken, found = runner.init(0), 0, []
     for updates in _UPDATES:
         state, _ = runner.step(state, updates - taken)

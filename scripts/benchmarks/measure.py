@@ -90,19 +90,6 @@ def build(gin_files: Sequence[str], bindings: Sequence[str] = ()) -> experiment.
     return experiment.load(gin_files, bindings).build()
 
 
-def seconds_of(function: Callable, *arguments: Any) -> float:
-    """Returns the seconds of one call."""
-    start = time.perf_counter()
-    jax.block_until_ready(function(*arguments))
-    return time.perf_counter() - start
-
-
-def seconds(function: Callable, *arguments: Any) -> Turn:
-    """Returns a turn that times a jitted function, compiled before."""
-    seconds_of(function, *arguments)
-    return lambda: seconds_of(function, *arguments)
-
-
 def speed(rates: Sequence[float], **case: str | int) -> records.Row:
     """Returns rates as a row."""
     return records.row("speed", "agent steps/s", rates, **case)

@@ -6,6 +6,7 @@ All settings are those of the shipped experiment. Each program has its own proce
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,7 @@ import numpy as np
 from benchmarks import contender, measure, records, single_file_sebulba
 
 from agents import networks
-from podracers import environment, errors, types
-from podracers.sebulba import actor
+from podracers import errors, types
 from podracers.training import experiment
 
 
@@ -25,16 +25,16 @@ class Setting:
     """Size of a measurement."""
 
     updates: int  # of a turn
-    env_steps: int = 250  # steps of each environment in a turn of the simulators alone
+    env_steps: int  # steps of each environment in a turn of the simulators alone
     bindings: Sequence[str] = ()  # gin bindings over those of the experiment
 
     def build(self) -> experiment.Parts:
         """Returns the parts of the experiment."""
         return measure.build(["gin/experiments/pong_impala.gin"], self.bindings)
 
-
-IMPALA = Setting(updates=6)
-ENVIRONMENTS = Setting(updates=30, env_steps=600)
+    def stepper(self, runner: Any) -> measure.Stepper:
+        """Returns the measurement of a runner."""
+        return measure.Stepper(runner, self.updates, measure.LEAD_IN)
 
 
 class _SmallEncoder(nn.Module):
@@ -74,7 +74,7 @@ class _RawPools:
         actions, shape = parts.environment.spec.action, (64, runner.num_envs // batches)
         rng = np.random.default_rng(0)
         self._actions = rng.integers(actions.minimum, actions.maximum + 1, shape, actions.dtype)
-        self._agent_steps = self._steps * runner.num_envs
+        self._num_envs = runner.num_envs
         # EnvPool without the adaptor; its public `recv` would also build unused arrays.
         self._pools = [host._pool for host in hosts]
         for pool in self._pools:
@@ -82,26 +82,21 @@ class _RawPools:
 
     def __call__(self) -> float:
         """Returns agent steps per second."""
-        return self._agent_steps / measure.seconds_of(self._step)
-
-    def _step(self) -> None:
+        start = time.perf_counter()
         for step in range(self._steps):
             for pool in self._pools:
                 pool._recv()
                 pool.send(self._actions[step % len(self._actions)])
-
-
-def _stepper(setting: Setting, runner: Any) -> measure.Stepper:
-    return measure.Stepper(runner, setting.updates, measure.LEAD_IN)
+        return self._steps * self._num_envs / (time.perf_counter() - start)
 
 
 def _sebulba(setting: Setting) -> measure.Stepper:
-    return _stepper(setting, setting.build().runner)
+    return setting.stepper(setting.build().runner)
 
 
 def _actors(setting: Setting) -> measure.Stepper:
     parts = setting.build()
-    return _stepper(setting, dataclasses.replace(parts.runner, agent=_NotLearning(parts.agent)))
+    return setting.stepper(dataclasses.replace(parts.runner, agent=_NotLearning(parts.agent)))
 
 
 def _small_network(setting: Setting) -> measure.Stepper:
@@ -109,42 +104,39 @@ def _small_network(setting: Setting) -> measure.Stepper:
     encoder = _SmallEncoder()
     network = functools.partial(networks.actor_critic, encoder=encoder, separate_critic=False)
     agent = dataclasses.replace(parts.agent, network=network)
-    return _stepper(setting, dataclasses.replace(parts.runner, agent=agent))
+    return setting.stepper(dataclasses.replace(parts.runner, agent=agent))
 
 
-def make_baseline(setting: Setting) -> single_file_sebulba.SingleFileSebulba:
-    """Returns the published design in one file, with the work of the setting."""
+def _baseline(setting: Setting) -> measure.Stepper:
+    """Measures the published design in one file, with the work of the setting."""
     parts = setting.build()
     runner, task = parts.runner, parts.environment
     if parts.agent.num_minibatches != 1:
         raise errors.UserError("the baseline needs num_minibatches = 1")
     settings = single_file_sebulba.Settings(runner.num_envs, runner.rollout_length)
     options = {**task.options, "max_episode_steps": task.max_episode_steps}
-    return single_file_sebulba.SingleFileSebulba(task.task_id, options, settings)
+    return setting.stepper(single_file_sebulba.SingleFileSebulba(task.task_id, options, settings))
 
 
-def _baseline(setting: Setting) -> measure.Stepper:
-    return _stepper(setting, make_baseline(setting))
+def benchmark_learning(bindings: Sequence[str], repeats: int) -> records.Result:
+    """Compares Sebulba with the published design at equal work, and with its own parts.
 
-
-def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
-    """Compares Sebulba with the published design at equal work, and with its own parts."""
+    Args:
+      bindings: over those of the experiment.
+      repeats: turns of each program.
+    """
     makers = {
         "EnvPool alone": _RawPools,
         "actors alone": _actors,
         "Sebulba": _sebulba,
         "baseline": _baseline,
     }
+    setting = Setting(6, 250, bindings)
     # Built in this process first: errors in bindings are reported once, before any process starts.
-    runner, baseline = setting.build().runner, make_baseline(setting)
+    runner = setting.build().runner
     with contender.together(makers, setting) as contenders:
         rates = measure.take_turns(contenders, repeats)
         memory = {name: contenders[name].memory() for name in ("Sebulba", "baseline")}
-    transfer = {
-        "Sebulba": bytes_per_step(runner.environment.spec),
-        "baseline": baseline.bytes_to_device_per_step,
-    }
-    per_step = "to the device for each agent step"
     return records.Result(
         "IMPALA on EnvPool's Pong: the simulators alone, actors without learning, Sebulba, and our "
         "straightforward version of the published design, at equal work.",
@@ -153,7 +145,6 @@ def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
             measure.ratio(rates, "Sebulba", "baseline"),
             measure.ratio(rates, "Sebulba", "EnvPool alone"),
             measure.ratio(rates, "actors alone", "EnvPool alone"),
-            *(records.row(per_step, "bytes", size, program=p) for p, size in transfer.items()),
             *(records.row("peak memory", "bytes", size, program=p) for p, size in memory.items()),
         ),
         tuple(runner.describe()),
@@ -161,24 +152,25 @@ def benchmark_learning(setting: Setting, repeats: int) -> records.Result:
 
 
 def benchmark_environments(
-    setting: Setting, repeats: int, one_process: bool = False
+    bindings: Sequence[str], repeats: int, one_process: bool = False
 ) -> records.Result:
     """Compares Sebulba with a negligible network to the simulators' own rate.
 
     Args:
-      setting: size of the measurement.
+      bindings: over those of the experiment.
       repeats: turns of each program.
       one_process: whether both run in this process, for devices that only one process can use.
     """
     makers = {"EnvPool alone": _RawPools, "small network": _small_network}
+    setting = Setting(30, 600, bindings)
     runner = setting.build().runner
-    if one_process:
-        with contextlib.closing(_small_network(setting)) as network:
-            turns = {"EnvPool alone": _RawPools(setting), "small network": network}
-            rates = measure.take_turns(turns, repeats)
-    else:
-        with contender.together(makers, setting) as contenders:
-            rates = measure.take_turns(contenders, repeats)
+    with contextlib.ExitStack() as stack:
+        if one_process:
+            turns = {name: make(setting) for name, make in makers.items()}
+            stack.enter_context(contextlib.closing(turns["small network"]))
+        else:
+            turns = stack.enter_context(contender.together(makers, setting))
+        rates = measure.take_turns(turns, repeats)
     return records.Result(
         "Sebulba's rate as a share of that of EnvPool's Pong alone, with a negligible network.",
         (
@@ -187,11 +179,3 @@ def benchmark_environments(
         ),
         tuple(runner.describe()),
     )
-
-
-def bytes_per_step(spec: environment.EnvironmentSpec) -> float:
-    """Returns the bytes that Sebulba sends to the device for one agent step."""
-    observation = jax.tree.map(lambda x: np.asarray(x)[None], spec.zero_observation())
-    scalars = (np.zeros(1, np.float32), np.zeros(1, np.float32), np.zeros(1, np.int8))
-    arrival = actor.Arrival.of(types.TimeStep(observation, *scalars))
-    return float(sum(leaf.nbytes for leaf in jax.tree.leaves(arrival)))

@@ -86,13 +86,11 @@ class SingleFileSebulba:
 
     def __init__(self, task_id: str, options: dict[str, Any], settings: Settings):
         self.settings = settings
+        options = {**options, "stack_num": 4}
         self._make = lambda seed: envpool.make_gymnasium(
-            task_id,
-            num_envs=settings.num_envs,
-            seed=seed,
-            **{**options, "stack_num": 4},
+            task_id, num_envs=settings.num_envs, seed=seed, **options
         )
-        spec = envpool.make_spec(task_id, **{**options, "stack_num": 4})
+        spec = envpool.make_spec(task_id, **options)
         self._network = _ActorCritic(int(spec.gymnasium_action_space.n))
         self._frames = spec.gymnasium_observation_space.shape
         self._optimizer = optax.chain(
@@ -108,13 +106,6 @@ class SingleFileSebulba:
     def steps_per_update(self) -> int:
         """Agent steps of one update."""
         return self.settings.num_envs * self.settings.rollout_length
-
-    @property
-    def bytes_to_device_per_step(self) -> float:
-        """Bytes that cross from the host to the device for one agent step."""
-        length = self.settings.rollout_length
-        once_more = (length + 1) / length  # the last stack, which the learner needs
-        return np.prod(self._frames) * once_more + np.float32().nbytes + 2 * np.bool_().nbytes
 
     def init(self, seed: int) -> State:
         """Starts the actor, and returns the state before the first update."""

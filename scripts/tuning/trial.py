@@ -69,7 +69,6 @@ def run(
       cache: folder for compiled programs, unless the environment names one.
     """
     start, outcome = time.monotonic(), Outcome()
-    variable = "JAX_COMPILATION_CACHE_DIR"
 
     def watch() -> None:
         outcome.memory = max(outcome.memory, child.memory())
@@ -80,9 +79,8 @@ def run(
             raise errors.RunFailure(f"not measured within {limit:.0f} s")
 
     with tempfile.TemporaryDirectory() as folder:
-        options = {"environment": {variable: os.environ.get(variable, cache)}}
-        options["log"] = pathlib.Path(folder) / "log"
-        child = contender.Contender("candidate", _Trial, gin_files, bindings, **options)
+        log = pathlib.Path(folder) / "log"
+        child = contender.Contender(_Trial, gin_files, bindings, cache, log=log)
         try:
             outcome.facts = child.ask("facts", watch)
             outcome.rates = [child.ask("__call__", watch) for _ in range(_TURNS)]
@@ -97,8 +95,10 @@ def run(
 class _Trial:
     """Settings in their own process; a call returns agent steps per second."""
 
-    def __init__(self, gin_files: Sequence[str], bindings: Sequence[str]):
+    def __init__(self, gin_files: Sequence[str], bindings: Sequence[str], cache: str):
         command_line.use_compilation_cache()
+        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+            jax.config.update("jax_compilation_cache_dir", cache)
         self._settings = experiment.load(gin_files, bindings)
         self._parts = self._settings.build()
         self._stepper: measure.Stepper | None = None
