@@ -2,17 +2,17 @@
 
 import functools
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import strategies
 
 from agents import minibatches
 from podracers import errors, parallel
+from tests import streams
+from tests.agents import experience
 
-SETTINGS = hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
+SEEDS = pytest.mark.parametrize("seed", range(4))
 P = jax.sharding.PartitionSpec
 LENGTH, BATCH, NUM = 6, 24, 3
 ITEM = np.arange(LENGTH * BATCH, dtype=np.int32).reshape(LENGTH, BATCH)
@@ -23,20 +23,19 @@ ROWS["double"] *= ROWS["row"][:, None]
 
 @functools.cache
 def _compiled(function, num_devices):
-    columns, rows = P(None, parallel.AXIS), P(parallel.AXIS)
+    columns, rows, dealt = P(None, parallel.AXIS), P(parallel.AXIS), P(None, None, parallel.AXIS)
     if function == "time":
-        inner, in_specs, out_specs = minibatches.over_time, (columns,), P(None, None, parallel.AXIS)
+        inner, in_specs, out_specs = minibatches.over_time, (P(), columns), dealt
     else:
-        inner, in_specs = minibatches.over_streams, (columns, rows)
-        out_specs = (P(None, None, parallel.AXIS), P(None, parallel.AXIS))
-    mapped = jax.shard_map(
-        lambda key, *trees: inner(*trees, key, NUM),
-        mesh=parallel.make_mesh(jax.devices()[:num_devices]),
-        in_specs=(P(), *in_specs),
-        out_specs=out_specs,
-        check_vma=False,
+        inner, in_specs, out_specs = (
+            minibatches.over_streams,
+            (P(), columns, rows),
+            (dealt, columns),
+        )
+    deal = experience.on_devices(
+        lambda key, *trees: inner(*trees, key, NUM), num_devices, in_specs, out_specs
     )
-    return jax.jit(mapped)
+    return jax.jit(deal)
 
 
 @functools.cache
@@ -47,14 +46,13 @@ def _deal(function, num_devices=1, seed=0):
     return jax.tree.map(np.asarray, dealt if rows else (dealt, ()))
 
 
-@SETTINGS
-@hypothesis.given(strategies.integers(0, 2**31 - 1), strategies.sampled_from([1, 4]))
-def test_over_time_deals_every_transition_once_and_keeps_streams(seed, num_devices):
-    dealt, _ = _deal("time", num_devices, seed)
+@SEEDS
+def test_over_time_deals_every_transition_once_and_keeps_streams(seed):
+    dealt, _ = _deal("time", seed=seed)
     assert dealt["item"].shape == (NUM, LENGTH // NUM, BATCH)
     np.testing.assert_array_equal(np.sort(dealt["item"].ravel()), ITEM.ravel())
-    streams = np.broadcast_to(np.arange(BATCH), dealt["item"].shape)
-    np.testing.assert_array_equal(dealt["item"] % BATCH, streams)
+    stream = np.broadcast_to(np.arange(BATCH), dealt["item"].shape)
+    np.testing.assert_array_equal(dealt["item"] % BATCH, stream)
     # Groups of `M` neighbours give one item to each minibatch.
     groups = dealt["item"] // BATCH // NUM
     np.testing.assert_array_equal(groups, np.broadcast_to(groups[:1], groups.shape))
@@ -62,15 +60,11 @@ def test_over_time_deals_every_transition_once_and_keeps_streams(seed, num_devic
     np.testing.assert_array_equal(dealt["feature"][..., 1], -dealt["item"])
 
 
-@SETTINGS
-@hypothesis.given(strategies.integers(0, 2**31 - 1), strategies.sampled_from([1, 4]))
-def test_over_streams_deals_every_stream_once_and_keeps_time(seed, num_devices):
-    dealt, rows = _deal("streams", num_devices, seed)
-    assert dealt["item"].shape == (NUM, LENGTH, BATCH // NUM)
+@SEEDS
+def test_over_streams_deals_every_stream_once_and_keeps_time(seed):
+    dealt, rows = _deal("streams", seed=seed)
     np.testing.assert_array_equal(np.sort(rows["row"].ravel()), np.arange(BATCH))
-    for minibatch in range(NUM):
-        expected = ITEM[:, rows["row"][minibatch]]
-        np.testing.assert_array_equal(dealt["item"][minibatch], expected)
+    np.testing.assert_array_equal(dealt["item"], np.moveaxis(ITEM[:, rows["row"]], 0, 1))
     np.testing.assert_array_equal(rows["double"], 2.0 * rows["row"][..., None] * np.ones(2))
     np.testing.assert_array_equal(dealt["feature"][..., 1], -dealt["item"])
 
@@ -78,9 +72,7 @@ def test_over_streams_deals_every_stream_once_and_keeps_time(seed, num_devices):
 @pytest.mark.parametrize("function", ["time", "streams"])
 def test_global_minibatches_depend_on_the_key_and_not_on_the_devices(function):
     for num_devices in (2, 4):
-        jax.tree.map(
-            np.testing.assert_array_equal, _deal(function, num_devices), _deal(function, 1)
-        )
+        streams.assert_same(_deal(function, num_devices), _deal(function, 1))
     assert np.any(_deal(function, 4, 1)[0]["item"] != _deal(function, 4)[0]["item"])
 
 

@@ -16,8 +16,10 @@ from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from environments import catch
 from podracers import environment, types
+from tests import streams
 
 K, N_STEPS, SEQUENCES = 2, 3, 6
+BEGIN = (0, 1, 3, 4, 5)  # sequences that do not begin at LAST
 SPEC = catch.Catch().spec
 
 
@@ -58,35 +60,41 @@ def _made():
     return agent, jax.jit(agent.init_learner)(jax.random.key(0)).params, sample
 
 
-def test_the_loss_is_that_of_the_paper(made):
-    """Step by step: the root in full, and imagined steps by the mean over them."""
+def test_the_loss_and_its_gradient_are_those_of_the_paper(made):
+    """The root in full, imagined steps by their mean; each step halves the gradient of latents."""
     agent, params, sample = made
-    rollout = sample.rollout
-    learnt = jax.jit(agent._loss)(params, sample, ())
-    goal = planning.targets(
-        jax.tree.map(lambda x: x[:-1], rollout.timestep), rollout.extras, agent.gamma, K, N_STEPS
-    )
-    model, support = agent._network, agent._support
-    first = jax.tree.map(lambda x: x[0], rollout.timestep)
-    latent, _ = model.representation.step(params["representation"], (), first)
-    total = np.zeros(SEQUENCES)
-    for k in range(K + 1):
-        scale = 1.0 if k == 0 else 1.0 / K
-        if k:
-            latent, reward = model.imagine(params, latent, rollout.action[k - 1])
-            loss = support.cross_entropy(reward, goal.reward[k - 1])
-            total += scale * np.asarray(loss * goal.reward_weight[k - 1])
-        prediction = model.predict(params, latent)
-        policy = -jnp.sum(goal.policy[k] * jax.nn.log_softmax(prediction.policy), axis=-1)
-        value = support.cross_entropy(prediction.value, goal.value[k])
-        total += scale * np.asarray(policy * goal.policy_weight[k])
-        total += scale * 0.5 * np.asarray(value * goal.value_weight[k])
-    begins = np.array([1, 1, 0, 1, 1, 1])
-    expected = np.sum(sample.weight * total * begins)
-    np.testing.assert_allclose(learnt.metrics["loss/total"].total, expected, rtol=1e-4)
-    assert learnt.metrics["loss/total"].count == 5
-    assert learnt.priority[2] == -1.0
-    assert np.all(np.asarray(learnt.priority)[[0, 1, 3, 4, 5]] > 0.0)
+    rollout, model, support = sample.rollout, agent._network, agent._support
+    timestep = jax.tree.map(lambda x: x[:-1], rollout.timestep)
+    goal = planning.targets(timestep, rollout.extras, agent.gamma, K, N_STEPS)
+    first = jax.tree.map(lambda x: x[0], timestep)
+
+    def slow(params):
+        latent, _ = model.representation.step(params["representation"], (), first)
+        total = 0.0
+        for k in range(K + 1):
+            scale = 1.0 / K if k else 1.0
+            if k:
+                latent, reward = model.imagine(params, latent, rollout.action[k - 1])
+                loss = support.cross_entropy(reward, goal.reward[k - 1])
+                total += scale * loss * goal.reward_weight[k - 1]
+            prediction = model.predict(params, latent)
+            loss = -jnp.sum(goal.policy[k] * jax.nn.log_softmax(prediction.policy), axis=-1)
+            total += scale * loss * goal.policy_weight[k]
+            loss = 0.5 * support.cross_entropy(prediction.value, goal.value[k])
+            total += scale * loss * goal.value_weight[k]
+            if k:
+                latent = 0.5 * latent + jax.lax.stop_gradient(0.5 * latent)
+        return jnp.sum((sample.weight * total)[np.array(BEGIN)]) / len(BEGIN)
+
+    def loss(params):
+        learnt = agent._loss(params, sample, ())
+        return learnt.metrics["loss/total"].result(), learnt.priority
+
+    (actual, priority), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    expected, slow_gradient = jax.jit(jax.value_and_grad(slow))(params)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
+    streams.assert_close(gradient, slow_gradient, rtol=1e-3, atol=1e-5)
+    assert priority[2] == -1.0 and np.all(priority[np.array(BEGIN)] > 0.0)
 
 
 def test_fresh_values_are_those_of_the_target_network(made):
@@ -143,41 +151,17 @@ def test_images_are_imagined_with_a_plane_for_each_action():
     params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     latent = np.random.default_rng(0).uniform(size=(1, 3 * 3 * 2)).astype(np.float32)
     # Without blocks and with a kernel that sees actions alone, the change is the action's number.
-    kernel = jnp.zeros((3, 3, 2 + 3, 2)).at[1, 1, 2:].set(jnp.arange(3.0)[:, None])
-    kernel = kernel.at[1, 1, 2:, 1].multiply(2.0)
-    trunk = params["dynamics"]["ResidualTrunk_0"]
-    assert trunk["Conv_0"]["kernel"].shape == kernel.shape
-    trunk["Conv_0"]["kernel"] = kernel
-    actions = jnp.array([0, 1, 2])
-    after, reward = jax.jit(model.imagine)(params, jnp.repeat(latent, 3, axis=0), actions)
+    kernel = params["dynamics"]["ResidualTrunk_0"]["Conv_0"]["kernel"]
+    assert kernel.shape == (3, 3, 2 + 3, 2)
+    change = jnp.arange(3.0)[:, None] * jnp.array([1.0, 2.0])  # [A, channels]
+    kernel = kernel.at[1, 1, 2:].set(change)
+    params["dynamics"]["ResidualTrunk_0"]["Conv_0"]["kernel"] = kernel
+    imagine = jax.jit(model.imagine)
+    after, reward = imagine(params, jnp.repeat(latent, 3, axis=0), jnp.arange(3))
     assert reward.shape == (3, 9)
-    for action in range(3):
-        moved = latent.reshape(-1, 2) + action * np.array([1.0, 2.0])
-        expected = muzero_networks.scale_latent(moved.reshape(-1))
-        np.testing.assert_allclose(after[action], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_gradients_are_halved_at_each_imagined_step(made):
-    agent, params, sample = made
-    np.testing.assert_allclose(jax.grad(lambda x: muzero.scale_gradient(x * x, 0.5))(3.0), 3.0)
-
-    def last_value(scaled):
-        def value(representation):
-            inner = {**params, "representation": representation}
-            if scaled:
-                return jnp.sum(agent._unrolled(inner, sample.rollout).value[-1])
-            first = jax.tree.map(lambda x: x[0], sample.rollout.timestep)
-            latent, _ = agent._network.representation.step(representation, (), first)
-            for k in range(K):
-                latent, _ = agent._network.imagine(inner, latent, sample.rollout.action[k])
-            return jnp.sum(agent._network.predict(inner, latent).value)
-
-        return jax.jit(jax.grad(value))(params["representation"])
-
-    # The gradient passes through both halvings but that of the last latent itself.
-    factor = 0.5 ** (K - 1)
-    for ours, plain in zip(jax.tree.leaves(last_value(True)), jax.tree.leaves(last_value(False))):
-        np.testing.assert_allclose(ours, factor * plain, rtol=1e-3, atol=1e-6)
+    expected = (latent.reshape(1, -1, 2) + change[:, None]).reshape(3, -1)
+    expected = muzero_networks.scale_latent(expected)
+    np.testing.assert_allclose(after, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_latents_span_zero_to_one_and_equal_ones_stay_finite():
