@@ -1,7 +1,5 @@
 """Gradient steps against optax and a slow gradient of the global mean."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 
 from agents import optimization
 from podracers import parallel, types
+from tests.agents import experience
 
 P = jax.sharding.PartitionSpec
 PARAMS = {"x": jnp.array([1.0, -2.0])}
@@ -22,36 +21,27 @@ def _loss(params, minibatch):
     return optimization.LossOutput({"loss/total": types.Mean.of(jnp.square(error), weight)}, error)
 
 
-@functools.cache
-def _step(num_devices, max_grad_norm):
-    optimizer = optimization.Optimizer(
-        optax.scale_by_rms(decay=0.5), learning_rate=0.1, max_grad_norm=max_grad_norm
-    )
-    split = P(parallel.AXIS)
-
-    def run(minibatch):
-        train_state = optimizer.init(PARAMS)
-        train_state, output = optimizer.gradient_step(_loss, train_state, minibatch, 0.1)
-        return train_state, output.metrics["gradient_norm"].result(), output.priority
-
-    mesh = parallel.make_mesh(jax.devices()[:num_devices])
-    mapped = jax.shard_map(
-        run, mesh=mesh, in_specs=(split,), out_specs=(P(), P(), split), check_vma=False
-    )
-    return jax.device_get(jax.jit(mapped)(MINIBATCH))
-
-
 @pytest.mark.parametrize("num_devices", [1, 4])
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 def test_a_step_is_that_of_optax_on_the_mean_over_the_global_minibatch(num_devices, max_grad_norm):
+    rms = optax.scale_by_rms(decay=0.5)
+    optimizer = optimization.Optimizer(rms, learning_rate=0.1, max_grad_norm=max_grad_norm)
+
+    def run(minibatch):
+        state, output = optimizer.gradient_step(_loss, optimizer.init(PARAMS), minibatch, 0.1)
+        return state.params, output.metrics["gradient_norm"].result(), output.priority
+
+    split = P(parallel.AXIS)
+    mapped = experience.on_devices(run, num_devices, (split,), (P(), P(), split))
+    params, norm, priority = jax.jit(mapped)(MINIBATCH)
+
     def mean(params):
         return jnp.sum(jnp.square(MINIBATCH[0] @ params["x"] - 1.0) * MINIBATCH[1]) / 3.0
 
     gradient = jax.grad(mean)(PARAMS)
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
-    optimizer = optax.chain(clip, optax.rmsprop(0.1, decay=0.5))
-    updates, _ = optimizer.update(gradient, optimizer.init(PARAMS), PARAMS)
-    (params, _), norm, priority = _step(num_devices, max_grad_norm)
+    chain = optax.chain(clip, optax.rmsprop(0.1, decay=0.5))
+    updates, _ = chain.update(gradient, chain.init(PARAMS), PARAMS)
     np.testing.assert_allclose(params["x"], optax.apply_updates(PARAMS, updates)["x"], rtol=1e-5)
     np.testing.assert_allclose(norm, optax.tree.norm(gradient), rtol=1e-5)
     np.testing.assert_allclose(priority, MINIBATCH[0] @ PARAMS["x"] - 1.0)

@@ -4,6 +4,7 @@ Axis legend: `C` time steps in the ring, `T` of a rollout, `B` streams, `N` sequ
 """
 
 import functools
+import math
 
 import hypothesis
 import jax
@@ -23,23 +24,24 @@ CAPACITY = STEPS * CHUNKS
 SHAPES = [(), (3,), (5, 7), (128,), (2, 64), (37, 31), (84, 84, 1), (0,)]
 
 
-def _rollout(number: int) -> types.Rollout:
-    """Returns random steps `[T, B, ...]`, of which the first time step is that of the last one."""
+def _elements(time, shape=(), dtype=np.float32):
+    """Returns elements `[*time.shape, B, *shape]`, which differ by time, stream and place."""
+    number = np.asarray(time)[..., None] * STREAMS + np.arange(STREAMS)
+    number = number.reshape(*number.shape, *[1] * len(shape))
+    place = np.arange(math.prod(shape)).reshape(shape)
+    return ((101 * number + 13 * place) % 251).astype(dtype)
 
-    def draw(name, time, shape, dtype):
-        seed = [number * STEPS + time, *name.encode()]
-        return np.random.default_rng(seed).integers(0, 100, (STREAMS, *shape)).astype(dtype)
 
-    def steps(name, count, shape=(), dtype=np.float32):
-        return np.stack([draw(name, time, shape, dtype) for time in range(count)])
-
-    observation = {str(s): steps(str(s), STEPS + 1, s, np.uint8) for s in SHAPES}
-    numbers = [steps(name, STEPS + 1) for name in ("reward", "discount")]
+def _rollout(begin: int, length: int = STEPS) -> types.Rollout:
+    """Returns `length` transitions from time `begin` on."""
+    time = begin + np.arange(length + 1)
+    observation = {str(s): _elements(time, s, np.uint8) for s in SHAPES}
+    reward, step_type = _elements(time), _elements(time, (), np.uint8)
     return types.Rollout(
-        timestep=types.TimeStep(observation, *numbers, steps("type", STEPS + 1, (), np.int8)),
-        action=steps("action", STEPS, (2,)),
-        extras=steps("legal", STEPS, (9,), bool),
-        actor_state={str(s): draw(f"state{s}", 0, s, np.float32) for s in SHAPES},
+        timestep=types.TimeStep(observation, reward, -reward, step_type),
+        action=_elements(time[:-1], (2,)),
+        extras=_elements(time[:-1], (9,)) % 2 > 0,
+        actor_state={str(s): _elements(begin, s) for s in SHAPES},
     )
 
 
@@ -49,7 +51,7 @@ def rings():
     write = jax.jit(ring_buffer.write, donate_argnums=0)
     ring, found = ring_buffer.zeros(_rollout(0), CHUNKS), []
     for number in range(2 * CHUNKS + 2):
-        ring = write(ring, _rollout(number), jnp.int32(number * STEPS % CAPACITY))
+        ring = write(ring, _rollout(number * STEPS), jnp.int32(number * STEPS % CAPACITY))
         found.append(streams.to_numpy(ring))
     return found
 
@@ -68,21 +70,13 @@ def _cut(platform):
     strategies.sampled_from(["cpu", "tpu"]),
 )
 def test_a_sequence_equals_the_written_steps(rings, number, stream, platform):
-    begin = number - LENGTH // STEPS  # number of the first rollout of the sequence
-    start = np.full(3, begin * STEPS % CAPACITY)
+    begin = (number - LENGTH // STEPS) * STEPS
     with parallel.compiling_for(platform):
+        start = np.full(3, begin % CAPACITY)
         actual = _cut(platform)(rings[number], start, np.array(stream), LENGTH)
-    parts = [_rollout(n) for n in range(begin, number + 1)]
-
-    def joined(*xs, length=LENGTH):
-        return np.concatenate([*(x[:STEPS] for x in xs), xs[-1][STEPS:]])[:length][:, stream]
-
-    time = jax.tree.map(functools.partial(joined, length=LENGTH + 1), *(p.timestep for p in parts))
-    streams.assert_same(actual.timestep, time)
-    streams.assert_same(actual.action, joined(*(p.action for p in parts)))
-    streams.assert_same(actual.extras, joined(*(p.extras for p in parts)))
-    state = jax.tree.map(lambda x: x[stream], parts[0].actor_state)
-    streams.assert_same(actual.actor_state, state)
+    *steps, state = _rollout(begin, LENGTH)
+    streams.assert_same(actual[:-1], jax.tree.map(lambda x: x[:, stream], tuple(steps)))
+    streams.assert_same(actual.actor_state, jax.tree.map(lambda x: x[stream], state))
 
 
 @pytest.mark.parametrize(
