@@ -8,6 +8,7 @@ streams, `N` drawn sequences.
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import replay
+from agents import replay, ring_buffer
 from podracers import errors, parallel, types
 from tests import contract, streams
 from tests.agents import experience
@@ -23,6 +24,8 @@ from tests.agents import experience
 P = jax.sharding.PartitionSpec
 COLUMNS = P(None, parallel.AXIS)
 ALPHA, BETA = 0.7, 0.6
+# Scalars, odd images, whole lanes, images that are padded, nothing at all.
+SHAPES = ((), (5, 7), (128,), (37, 31), (0,))
 
 
 class Case(NamedTuple):
@@ -37,6 +40,8 @@ class Case(NamedTuple):
     prioritized: bool = False
     drawn: int = 2048  # N
     spare: int = 0  # capacity beyond whole rollouts
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the observation and of the actor state
+    platform: str = "cpu"
 
     @property
     def capacity(self) -> int:
@@ -57,11 +62,25 @@ CASES = {
     "states": Case(steps=3, length=7, rollouts=6, num_devices=4, recurrent=True),
     "priorities": Case(steps=3, length=4, rollouts=5, prioritized=True),
     "states_priorities": Case(4, 6, 4, num_devices=4, recurrent=True, prioritized=True),
+    "shapes": Case(3, 7, 5, shapes=SHAPES, drawn=512),
+    "shapes_on_a_tpu": Case(3, 7, 5, shapes=SHAPES, drawn=512, recurrent=True, platform="tpu"),
 }
 
 
 def _mark(time, stream):
     return 100 * time + stream
+
+
+def _elements(case: Case, mark):
+    """Returns elements of every shape that differ by their mark and place."""
+    return {
+        str(shape): (
+            101 * mark.reshape(*mark.shape, *[1] * len(shape))
+            + 13 * np.arange(math.prod(shape)).reshape(shape)
+        )
+        % 251
+        for shape in case.shapes
+    }
 
 
 def _rollout(case: Case, number: int) -> types.Rollout:
@@ -71,12 +90,16 @@ def _rollout(case: Case, number: int) -> types.Rollout:
     stream = np.broadcast_to(np.arange(case.num_streams), time.shape)
     mark = _mark(time, stream)
     timestep = types.TimeStep(
-        observation={"frame": np.stack([time // 256, time % 256, stream], -1).astype(np.uint8)},
+        observation=jax.tree.map(
+            lambda x: x.astype(np.uint8),
+            {"frame": np.stack([time // 256, time % 256, stream], -1), **_elements(case, mark)},
+        ),
         reward=mark.astype(np.float32),
         discount=(time % 3 > 0).astype(np.float32),
         step_type=(time % 3).astype(np.int8),
     )
-    actor_state = mark[0].astype(np.int32) if case.recurrent else ()
+    actor_state = {"mark": mark[0], **_elements(case, mark[0])} if case.recurrent else ()
+    actor_state = jax.tree.map(lambda x: x.astype(np.float32), actor_state)
     extras = {"seen": mark[:-1].astype(np.float32)}
     return types.Rollout(timestep, mark[:-1].astype(np.int32), extras, actor_state)
 
@@ -182,10 +205,11 @@ def _outcomes(case: Case) -> list[Outcome]:
     """Stores rollouts for three rounds of the ring, and draws after each."""
     init, step = _compiled(case)
     memory, found = init(_rollout(case, 0)), []
-    for number in range(3 * case.rollouts + 1):
-        key = jax.random.fold_in(jax.random.key(0), number)
-        memory, outcome = step(memory, _rollout(case, number), key)
-        found.append(jax.device_get(outcome))
+    with parallel.compiling_for(case.platform):
+        for number in range(3 * case.rollouts + 1):
+            key = jax.random.fold_in(jax.random.key(0), number)
+            memory, outcome = step(memory, _rollout(case, number), key)
+            found.append(jax.device_get(outcome))
     return found
 
 
@@ -227,7 +251,8 @@ def test_draws_are_those_of_a_slow_model(name):
 
 def _assert_whole(case: Case, rollout: types.Rollout) -> None:
     """Asserts that no time is missing or repeated: no sequence crosses the write position."""
-    high, low, stream = np.moveaxis(rollout.timestep.observation["frame"].astype(int), -1, 0)
+    observation = dict(rollout.timestep.observation)
+    high, low, stream = np.moveaxis(observation.pop("frame").astype(int), -1, 0)
     time = 256 * high + low  # [L + 1, N]
     assert time.shape == (case.length + 1, case.drawn)
     np.testing.assert_array_equal(time, time[0] + np.arange(case.length + 1)[:, None])
@@ -238,8 +263,10 @@ def _assert_whole(case: Case, rollout: types.Rollout) -> None:
     np.testing.assert_array_equal(rollout.timestep.discount, time % 3 > 0)
     np.testing.assert_array_equal(rollout.action, mark[:-1])
     np.testing.assert_array_equal(rollout.extras["seen"], mark[:-1])
+    streams.assert_same(observation, _elements(case, mark))
     if case.recurrent:
-        np.testing.assert_array_equal(rollout.actor_state, mark[0])
+        expected = {"mark": mark[0], **_elements(case, mark[0])}
+        streams.assert_same(rollout.actor_state, expected)
 
 
 @pytest.mark.parametrize(("prioritized", "counts"), [(False, [4]), (True, [2, 4])])
@@ -253,6 +280,21 @@ def test_any_number_of_devices_draws_the_same(prioritized, counts):
                 streams.assert_same(ours.sample.key, theirs.sample.key)
                 np.testing.assert_allclose(ours.sample.weight, theirs.sample.weight, rtol=1e-6)
                 assert len(np.unique(ours.sample.key, axis=0)) == 64
+
+
+@pytest.mark.parametrize(
+    ("capacity", "shape", "axes"),
+    [
+        (15, (3,), (45,)),
+        (15, (2, 64), (15, 128)),
+        (15, (37, 31), (15, 1152)),
+        (2**26, (31,), (31 * 2**26,)),
+        (2**26, (33,), (2**26, 128)),  # end to end, places would not fit into int32
+    ],
+)
+def test_only_elements_of_nearly_whole_lanes_are_padded(capacity, shape, axes):
+    rows = jax.eval_shape(lambda: ring_buffer.Rows.zeros(2, capacity, shape, jnp.uint8))
+    assert rows.data.shape == (2, *axes)
 
 
 @pytest.mark.parametrize("earlier", [1, 4])  # the second rollout of the ring, and again the first
