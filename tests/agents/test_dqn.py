@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rlax
 
 from agents import dqn, networks, optimization, replay
 from agents.networks import encoders, heads
@@ -53,18 +54,6 @@ def _params(agent, seed):
     return experience.moved(experience.zeros(agent).params, 0.5, seed)
 
 
-def _project(atoms, probabilities):
-    """Splits the probability of each moved atom between the two that it lies between."""
-    projected = np.zeros(ATOMS.size)
-    place = (np.clip(atoms, ATOMS[0], ATOMS[-1]) - ATOMS[0]) / (ATOMS[1] - ATOMS[0])
-    for where, probability in zip(place, probabilities):
-        low = int(np.floor(where + 1e-6))
-        projected[low] += probability * (1.0 - (where - low))
-        if low + 1 < ATOMS.size:
-            projected[low + 1] += probability * (where - low)
-    return projected
-
-
 def _softmax(logits):
     return np.exp(logits) / np.sum(np.exp(logits), axis=-1, keepdims=True)
 
@@ -95,7 +84,8 @@ def _slow_losses(agent, params, target, sample):
         if agent.distribution is None:
             losses[b] = 0.5 * (targets[b] - values[begin, b, taken]) ** 2
         else:
-            expected = _project(total + discount * ATOMS, _softmax(later[t, b, best]))
+            atoms, probabilities = total + discount * ATOMS, _softmax(later[t, b, best])
+            expected = rlax.categorical_l2_project(atoms, probabilities, ATOMS)
             losses[b] = -np.sum(expected * np.log(_softmax(output[begin, b, taken])))
     return losses, targets
 

@@ -49,7 +49,6 @@ AGENTS = {
         {"q_lambda": 0.8, "epochs": 1, "epsilon": 0.5, "epsilon_steps": 2 * LENGTH * BATCH},
     ),
 }
-ACTOR_CRITICS = pytest.mark.parametrize("name", ["ppo", "impala"])
 
 
 def _agent(name, network, environment=None, **options):
@@ -188,7 +187,7 @@ def test_an_update_equals_a_slow_one(name, network, num_devices):
         np.testing.assert_allclose(means[metric], value, rtol=1e-3, atol=1e-5, err_msg=metric)
 
 
-@ACTOR_CRITICS
+@pytest.mark.parametrize("name", ["ppo", "impala"])
 @pytest.mark.parametrize(
     ("network", "normalize"),
     [("lstm", False), pytest.param("frames_gru", True, marks=pytest.mark.slow)],
@@ -226,39 +225,6 @@ def test_the_option_and_the_default_of_the_previous_action_and_reward(network, o
     assert kernel.shape[0] == features + (3 + 1 if is_input else 0)
     state = agent.init_actor(jnp.arange(BATCH), BATCH)
     assert jax.tree.map(jnp.shape, state.action) == ((BATCH,) if is_input else ())
-
-
-@ACTOR_CRITICS
-def test_ignored_transitions_change_nothing(name):
-    given = _given(name, "lstm")
-    timestep, action, extras, _ = rollout = given.rollout
-    last, truncated, terminated = timestep.last(), timestep.truncated(), timestep.terminated()
-    ignored = last[:-1]
-    following = np.concatenate([np.zeros((1, BATCH), bool), ignored])
-    assert ignored.sum() > 4
-
-    def shown(ended):
-        """Returns the rollout with other final observations, and the values of them."""
-        observation = np.where(ended[..., None], 1e3, timestep.observation)
-        value = np.where(ended[:-1], 1e3, extras.value)
-        changed = timestep._replace(observation=observation)
-        return rollout._replace(timestep=changed, extras=extras._replace(value=value))
-
-    # The final observation of a terminated episode is worth nothing.
-    changed = shown(terminated)
-    changed = rollout._replace(
-        timestep=changed.timestep._replace(reward=np.where(following, -7.0, timestep.reward)),
-        action=np.where(ignored, 2 - action, action),
-        extras=changed.extras._replace(
-            raw=np.where(ignored, 2 - extras.raw, extras.raw),
-            log_prob=np.where(ignored, -9.0, extras.log_prob),
-        ),
-    )
-    expected = _update(given)
-    streams.assert_same(_update(given._replace(rollout=changed)), expected)
-    # The return bootstraps from the final observation of a truncated episode.
-    _, means = _update(given._replace(rollout=shown(truncated)))
-    assert abs(means["value/target"] - expected[1]["value/target"]) > 1e-2
 
 
 @pytest.mark.parametrize("name", AGENTS)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import networks, r2d2, replay, returns
+from agents import categorical, networks, r2d2, replay, returns
 from agents.networks import cores, encoders
 from podracers import errors
 from tests import streams
@@ -48,17 +48,7 @@ def _given():
 
 def _slow_values(params, rollout):
     """Returns `[T + 1, B, A]`; rewards are not clipped."""
-    q_values = experience.outputs(AGENT._network, params, rollout, clip=np.inf)
-    return np.asarray(q_values, np.float64)
-
-
-def _h(x):
-    return np.sign(x) * (np.sqrt(np.abs(x) + 1.0) - 1.0) + 1e-3 * x
-
-
-def _inverse(x):
-    root = np.sqrt(1.0 + 4e-3 * (np.abs(x) + 1.0 + 1e-3))
-    return np.sign(x) * (((root - 1.0) / 2e-3) ** 2 - 1.0)
+    return np.asarray(experience.outputs(AGENT._network, params, rollout, clip=np.inf))
 
 
 def _legal(q_values, rollout):
@@ -73,10 +63,10 @@ def _slow_errors(rollout, taken, bootstrap, until=LENGTH):
     """Returns errors `[until - BURN_IN, B]` against rescaled n-step returns, and priorities."""
     timestep = rollout.timestep._replace(reward=0.5 * rollout.timestep.reward)
     timestep, values = jax.tree.map(
-        lambda x: x[BURN_IN : until + 1], (timestep, _inverse(bootstrap).astype(np.float32))
+        lambda x: x[BURN_IN : until + 1], (timestep, categorical.signed_parabolic(bootstrap))
     )
-    goal = np.asarray(returns.n_step(timestep, values, 0.9, 3), np.float64)
-    error, last = _h(goal) - taken[BURN_IN:until], timestep.last()[:-1]
+    goal = returns.n_step(timestep, values, 0.9, 3)
+    error, last = categorical.signed_hyperbolic(goal) - taken[BURN_IN:until], timestep.last()[:-1]
     sizes = [np.abs(column[~ended]) for column, ended in zip(error.T, last.T)]
     return error, np.array([0.9 * size.max() + 0.1 * size.mean() for size in sizes])
 
@@ -123,7 +113,9 @@ def test_initial_priorities_equal_slow_ones(given):
     taken = _chosen(online[:-1], rollout.action)
     best = np.max(_legal(online, rollout), axis=-1)
     np.testing.assert_allclose(rollout.extras.taken, taken, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(rollout.extras.value, _inverse(best)[:-1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        rollout.extras.value, categorical.signed_parabolic(best)[:-1], rtol=1e-4, atol=1e-4
+    )
     _, priority = _slow_errors(rollout, taken, best, until=LENGTH - 1)
     np.testing.assert_allclose(AGENT._initial_priority((), rollout), priority[None], rtol=1e-4)
     # Actions are legal, and most of them are the best ones.
