@@ -1,4 +1,6 @@
-"""Gradient steps against optax and a slow gradient of the global mean."""
+"""Minibatches, the same on any number of devices; gradient steps against those of optax."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,11 +8,106 @@ import numpy as np
 import optax
 import pytest
 
-from agents import optimization
-from podracers import parallel, types
+from agents import minibatches, optimization
+from podracers import errors, parallel, types
+from tests import streams
 from tests.agents import experience
 
 P = jax.sharding.PartitionSpec
+SEEDS = pytest.mark.parametrize("seed", range(4))
+LENGTH, BATCH, NUM = 6, 24, 3
+ITEM = np.arange(LENGTH * BATCH, dtype=np.int32).reshape(LENGTH, BATCH)
+TREE = {"item": ITEM, "feature": np.stack([ITEM, -ITEM], axis=-1)}
+ROWS = {"row": np.arange(BATCH, dtype=np.int32), "double": 2.0 * np.ones((BATCH, 2))}
+ROWS["double"] *= ROWS["row"][:, None]
+
+
+@functools.cache
+def _compiled(function, num_devices):
+    columns, rows, dealt = P(None, parallel.AXIS), P(parallel.AXIS), P(None, None, parallel.AXIS)
+    if function == "time":
+        inner, in_specs, out_specs = minibatches.over_time, (P(), columns), dealt
+    else:
+        inner, in_specs, out_specs = (
+            minibatches.over_streams,
+            (P(), columns, rows),
+            (dealt, columns),
+        )
+    deal = experience.on_devices(
+        lambda key, *trees: inner(*trees, key, NUM), num_devices, in_specs, out_specs
+    )
+    return jax.jit(deal)
+
+
+@functools.cache
+def _deal(function, num_devices=1, seed=0):
+    """Returns the minibatches, and the rows with each (`()` for transitions)."""
+    rows = (ROWS,) if function == "streams" else ()
+    dealt = _compiled(function, num_devices)(jax.random.key(seed), TREE, *rows)
+    return jax.tree.map(np.asarray, dealt if rows else (dealt, ()))
+
+
+@SEEDS
+def test_over_time_deals_every_transition_once_and_keeps_streams(seed):
+    dealt, _ = _deal("time", seed=seed)
+    assert dealt["item"].shape == (NUM, LENGTH // NUM, BATCH)
+    np.testing.assert_array_equal(np.sort(dealt["item"].ravel()), ITEM.ravel())
+    stream = np.broadcast_to(np.arange(BATCH), dealt["item"].shape)
+    np.testing.assert_array_equal(dealt["item"] % BATCH, stream)
+    # Groups of `M` neighbours give one item to each minibatch.
+    groups = dealt["item"] // BATCH // NUM
+    np.testing.assert_array_equal(groups, np.broadcast_to(groups[:1], groups.shape))
+    np.testing.assert_array_equal(dealt["feature"][..., 0], dealt["item"])
+    np.testing.assert_array_equal(dealt["feature"][..., 1], -dealt["item"])
+
+
+@SEEDS
+def test_over_streams_deals_every_stream_once_and_keeps_time(seed):
+    dealt, rows = _deal("streams", seed=seed)
+    np.testing.assert_array_equal(np.sort(rows["row"].ravel()), np.arange(BATCH))
+    np.testing.assert_array_equal(dealt["item"], np.moveaxis(ITEM[:, rows["row"]], 0, 1))
+    np.testing.assert_array_equal(rows["double"], 2.0 * rows["row"][..., None] * np.ones(2))
+    np.testing.assert_array_equal(dealt["feature"][..., 1], -dealt["item"])
+
+
+@pytest.mark.parametrize("function", ["time", "streams"])
+def test_global_minibatches_depend_on_the_key_and_not_on_the_devices(function):
+    for num_devices in (2, 4):
+        streams.assert_same(_deal(function, num_devices), _deal(function, 1))
+    assert np.any(_deal(function, 4, 1)[0]["item"] != _deal(function, 4)[0]["item"])
+
+
+def test_every_stream_and_every_device_draws_for_itself():
+    """With one draw for all streams, or for all devices, columns would repeat."""
+    time = _deal("time", 4)[0]["item"] // BATCH  # [M, T / M, B]
+    columns = {column.tobytes() for column in np.moveaxis(time, -1, 0)}
+    assert len(columns) > BATCH // 3  # of 36 permutations
+    _, rows = _deal("streams", 4)
+    assert len({group.tobytes() for group in rows["row"].T % NUM}) > 2  # of 6
+
+
+@pytest.mark.parametrize("function", ["time", "streams"])
+def test_each_item_goes_to_each_minibatch_equally_often(function):
+    counts = np.zeros((NUM, ITEM.size))
+    for seed in range(60):
+        for minibatch, items in enumerate(_deal(function, 1, seed)[0]["item"]):
+            counts[minibatch, items.ravel()] += 1
+    # Twenty of sixty are expected, with a deviation of 3.7.
+    assert counts.min() > 3 and counts.max() < 38
+
+
+def test_equal_numbers_still_give_a_permutation():
+    ranks = minibatches._ranks(jnp.array([[0.5, 0.1, 0.5, 0.5], [0.3, 0.3, 0.3, 0.3]]))
+    np.testing.assert_array_equal(ranks, [[1, 0, 2, 3], [0, 1, 2, 3]])
+
+
+def test_errors_name_both_numbers():
+    with pytest.raises(errors.UserError, match=r"rollout of 6 steps .* 4 minibatches"):
+        minibatches.over_time(TREE, jax.random.key(0), 4)
+    with pytest.raises(errors.UserError, match=r"24 environments on each device .* 5 minibatches"):
+        minibatches.over_streams(TREE, ROWS, jax.random.key(0), 5)
+
+
 PARAMS = {"x": jnp.array([1.0, -2.0])}
 MINIBATCH = (jnp.arange(8.0).reshape(4, 2), jnp.array([1.0, 0.0, 1.0, 1.0]))
 

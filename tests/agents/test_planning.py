@@ -1,30 +1,30 @@
-"""Targets of agents that search, against a slow loop.
+"""MuZero and AlphaZero: targets, losses, models and searches.
 
-Axis legend: `T` time, `N` sequences, `K` imagined steps, `A` actions.
+Axis legend: `T` time, `N` sequences, `K` unrolled steps, `A` actions.
 """
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from dm_env import specs
 
-from agents import planning
-from podracers import types
+from agents import alphazero, muzero, planning, replay, tree_search
+from agents.networks import encoders
+from agents.networks import muzero as muzero_networks
+from environments import catch, wrappers
+from podracers import environment, evaluation, types
+from tests import contract, streams
 from tests.agents import experience
 
-GAMMA = 0.9
-LENGTH, SEQUENCES, ACTIONS = 40, 64, 3
+GAMMA, K, N_STEPS, SEQUENCES = 0.9, 2, 3, 6
+BEGIN = (0, 1, 3, 4, 5)  # sequences that do not begin at LAST
+SPEC = catch.Catch().spec
 
 
-def _stream(seed):
-    """Returns time steps and extras, `[T, N]`."""
-    random = np.random.default_rng(seed)
-    shape = (LENGTH, SEQUENCES)
-    policy = random.dirichlet(np.ones(ACTIONS), shape).astype(np.float32)
-    value = random.normal(size=shape).astype(np.float32)
-    return experience.random_episodes(seed, shape), planning.Extras(policy, value)
-
-
-def _slow(timestep, extras, row, k_steps, n_steps):
+def _slow_targets(timestep, extras, row, k_steps, n_steps):
     """Returns lists of `(weight, value)` for values, rewards and policies of one sequence."""
     reward, discount, kind = (x[:, row] for x in timestep[1:])
     end = next((t for t in range(len(kind)) if kind[t] == types.LAST), None)
@@ -52,24 +52,218 @@ def _slow(timestep, extras, row, k_steps, n_steps):
 
 @pytest.mark.parametrize(("k_steps", "n_steps"), [(5, 3), (2, 8), (0, 4)])
 def test_targets_are_those_of_a_slow_loop(k_steps, n_steps):
-    timestep, extras = _stream(seed=k_steps)
-    cut = slice(0, k_steps + n_steps + 1)
-    timestep, extras = jax.tree.map(lambda x: x[cut], (timestep, extras))
+    rng, shape = np.random.default_rng(k_steps), (k_steps + n_steps + 1, 64)
+    policy = rng.dirichlet(np.ones(3), shape).astype(np.float32)
+    extras = planning.Extras(policy, rng.normal(size=shape).astype(np.float32))
+    timestep = experience.random_episodes(k_steps, shape)
     targets = jax.jit(planning.targets, static_argnums=(3, 4))
     found = jax.device_get(targets(timestep, extras, GAMMA, k_steps, n_steps))
     counted = 0
-    for row in range(SEQUENCES):
-        values, rewards, policies = _slow(timestep, extras, row, k_steps, n_steps)
-        for k, (weight, value) in enumerate(values):
-            assert found.value_weight[k, row] == weight, (row, k)
-            if weight:
-                np.testing.assert_allclose(found.value[k, row], value, rtol=1e-4, atol=1e-5)
-        for k, (weight, reward) in enumerate(rewards):
-            assert found.reward_weight[k, row] == weight, (row, k)
-            if weight:
-                np.testing.assert_allclose(found.reward[k, row], reward, rtol=1e-6)
-        for k, (weight, policy) in enumerate(policies):
-            assert found.policy_weight[k, row] == weight, (row, k)
-            np.testing.assert_array_equal(found.policy[k, row], policy)
-        counted += sum(weight for weight, _ in values)
-    assert 0.3 * SEQUENCES * (k_steps + 1) < counted
+    for row in range(shape[1]):
+        slow = _slow_targets(timestep, extras, row, k_steps, n_steps)
+        for name, pairs in zip(("value", "reward", "policy"), slow, strict=True):
+            for k, (weight, expected) in enumerate(pairs):
+                assert getattr(found, f"{name}_weight")[k, row] == weight, (name, row, k)
+                if weight:
+                    actual = getattr(found, name)[k, row]
+                    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+        counted += sum(weight for weight, _ in slow[0])
+    assert 0.3 * shape[1] * (k_steps + 1) < counted
+
+
+def _muzero(**options):
+    network = functools.partial(
+        muzero_networks.model, encoder=encoders.MLP((8,)), latent_size=8, hidden_sizes=(8,)
+    )
+    search = functools.partial(tree_search.Search, num_simulations=8, max_depth=4)
+    options = {"support": 4.0, "support_atoms": 9, "unroll_steps": K, "n_steps": N_STEPS} | options
+    return muzero.MuZero(SPEC, network=network, search=search, **options)
+
+
+@pytest.fixture(scope="module", name="made")
+def _made():
+    agent = _muzero(value_cost=0.5)
+    length = K + N_STEPS + 1
+    random = np.random.default_rng(0)
+    shape = (length + 1, SEQUENCES)
+    step_type = np.full(shape, types.MID, np.int8)
+    step_type[2, :2], step_type[3, :2] = types.LAST, types.FIRST
+    step_type[0, 2] = types.LAST
+    discount = np.ones(shape, np.float32)
+    discount[2, 0] = 0.0
+    timestep = types.TimeStep(
+        random.normal(size=(*shape, *SPEC.observation.shape)).astype(np.float32),
+        random.normal(size=shape).astype(np.float32),
+        discount,
+        step_type,
+    )
+    extras = planning.Extras(
+        random.dirichlet(np.ones(3), (length, SEQUENCES)).astype(np.float32),
+        random.normal(size=(length, SEQUENCES)).astype(np.float32),
+    )
+    action = random.integers(0, 3, (length, SEQUENCES))
+    rollout = jax.tree.map(jnp.asarray, types.Rollout(timestep, action, extras, ()))
+    weight = jnp.linspace(0.5, 1.0, SEQUENCES)
+    sample = replay.Sample(rollout, None, weight, None)
+    return agent, jax.jit(agent.init_learner)(jax.random.key(0)).params, sample
+
+
+def test_the_loss_and_its_gradient_are_those_of_the_paper(made):
+    """The root in full, imagined steps by their mean; each step halves the gradient of latents."""
+    agent, params, sample = made
+    rollout, model, support = sample.rollout, agent._network, agent._support
+    timestep = jax.tree.map(lambda x: x[:-1], rollout.timestep)
+    goal = planning.targets(timestep, rollout.extras, agent.gamma, K, N_STEPS)
+    first = jax.tree.map(lambda x: x[0], timestep)
+
+    def slow(params):
+        latent, _ = model.representation.step(params["representation"], (), first)
+        total = 0.0
+        for k in range(K + 1):
+            scale = 1.0 / K if k else 1.0
+            if k:
+                latent, reward = model.imagine(params, latent, rollout.action[k - 1])
+                loss = support.cross_entropy(reward, goal.reward[k - 1])
+                total += scale * loss * goal.reward_weight[k - 1]
+            prediction = model.predict(params, latent)
+            loss = -jnp.sum(goal.policy[k] * jax.nn.log_softmax(prediction.policy), axis=-1)
+            total += scale * loss * goal.policy_weight[k]
+            loss = 0.5 * support.cross_entropy(prediction.value, goal.value[k])
+            total += scale * loss * goal.value_weight[k]
+            if k:
+                latent = 0.5 * latent + jax.lax.stop_gradient(0.5 * latent)
+        return jnp.sum((sample.weight * total)[np.array(BEGIN)]) / len(BEGIN)
+
+    def loss(params):
+        learnt = agent._loss(params, sample, ())
+        return learnt.metrics["loss/total"].result(), learnt.priority
+
+    (actual, priority), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    expected, slow_gradient = jax.jit(jax.value_and_grad(slow))(params)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
+    streams.assert_close(gradient, slow_gradient, rtol=1e-3, atol=1e-5)
+    assert priority[2] == -1.0 and np.all(priority[np.array(BEGIN)] > 0.0)
+
+
+def test_fresh_values_are_those_of_the_target_network(made):
+    agent, params, sample = made
+    fresh = _muzero(value_cost=0.5, fresh_values=True)
+    target = jax.jit(agent.init_learner)(jax.random.key(1)).params
+    # The target network's value of every time step, one at a time.
+    model = agent._network
+
+    def value(timestep):
+        latent, _ = model.representation.step(target["representation"], (), timestep)
+        return agent._support.decode(model.predict(target, latent).value)
+
+    seen = jax.tree.map(lambda x: x[:-1], sample.rollout.timestep)
+    extras = sample.rollout.extras._replace(value=jax.lax.map(value, seen))
+    known = sample._replace(rollout=sample.rollout._replace(extras=extras))
+    loss = jax.jit(agent._loss)
+    expected = loss(params, known, ()).metrics
+    actual = jax.jit(fresh._loss)(params, sample, target).metrics
+    for name, mean in expected.items():
+        np.testing.assert_allclose(actual[name].total, mean.total, rtol=1e-4, err_msg=name)
+    stale = loss(params, sample, ()).priority
+    assert np.max(np.abs(stale - loss(params, known, ()).priority)) > 0.1
+    assert agent._target_params(params) == ()
+    assert fresh._target_params(params) is params
+
+
+def test_searches_are_repeated_with_the_latest_parameters(made):
+    """One time step and sequence at a time, without noise; where none is due, nothing changes."""
+    agent, params, sample = made
+    keys = jax.random.split(jax.random.key(2), SEQUENCES)
+    sample = sample._replace(key=keys)
+    reanalyzed = jax.jit(agent._reanalyzed)
+    stream = jax.tree.map(lambda x: x[:, 4:5], sample.rollout.timestep)
+    search = jax.jit(agent.act, static_argnames="evaluation")
+    found = reanalyzed(params, sample, True).rollout.extras
+    for time in (0, K + N_STEPS):
+        timestep = jax.tree.map(lambda x: x[time], stream)  # noqa: B023
+        acting = planning.ActorParams(params, (), jnp.float32(1.0))
+        _, _, expected = search(acting, (), timestep, keys[:1], evaluation=True)
+        np.testing.assert_allclose(found.policy[time, 4], expected.policy[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found.value[time, 4], expected.value[0], rtol=1e-4, atol=1e-5)
+    assert np.max(np.abs(found.policy - sample.rollout.extras.policy)) > 0.1
+    kept = reanalyzed(params, sample, False).rollout.extras
+    jax.tree.map(np.testing.assert_array_equal, kept, sample.rollout.extras)
+
+
+def test_images_are_imagined_with_a_plane_for_each_action():
+    """The action reaches every place alike."""
+    image = specs.Array((6, 5, 4), np.float32)
+    spec = environment.EnvironmentSpec("Images", image, specs.DiscreteArray(3))
+    model = muzero_networks.image_model(spec, 3, 9, channels=2, strides=(2,), hidden_sizes=(4,))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    latent = np.random.default_rng(0).uniform(size=(1, 3 * 3 * 2)).astype(np.float32)
+    # Without blocks and with a kernel that sees actions alone, the change is the action's number.
+    kernel = params["dynamics"]["ResidualTrunk_0"]["Conv_0"]["kernel"]
+    assert kernel.shape == (3, 3, 2 + 3, 2)
+    change = jnp.arange(3.0)[:, None] * jnp.array([1.0, 2.0])  # [A, channels]
+    kernel = kernel.at[1, 1, 2:].set(change)
+    params["dynamics"]["ResidualTrunk_0"]["Conv_0"]["kernel"] = kernel
+    imagine = jax.jit(model.imagine)
+    after, reward = imagine(params, jnp.repeat(latent, 3, axis=0), jnp.arange(3))
+    assert reward.shape == (3, 9)
+    expected = (latent.reshape(1, -1, 2) + change[:, None]).reshape(3, -1)
+    expected = muzero_networks.scale_latent(expected)
+    np.testing.assert_allclose(after, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_latents_span_zero_to_one_and_equal_ones_stay_finite():
+    latent = muzero_networks.scale_latent(jnp.array([[3.0, -1.0, 1.0], [2.0, 2.0, 2.0]]))
+    np.testing.assert_allclose(latent, [[1.0, 0.0, 0.5], [0.0, 0.0, 0.0]], atol=1e-4)
+    slope = jax.grad(lambda x: jnp.sum(muzero_networks.scale_latent(x)))(jnp.zeros(3))
+    assert np.all(np.isfinite(slope))
+
+
+def test_the_temperature_falls_with_agent_steps():
+    agent = _muzero(temperature=1.0, final_temperature=0.5, temperature_steps=100)
+    learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
+    for steps, expected in ((0, 1.0), (50, 0.75), (1000, 0.5)):
+        params = agent.actor_params(learner._replace(agent_steps=jnp.int32(steps)))
+        np.testing.assert_allclose(params.temperature, expected)
+
+
+def _alphazero(game, **search):
+    candidate = wrappers.Searchable(game)
+    network = functools.partial(
+        muzero_networks.policy_value, encoder=encoders.MLP((8,)), hidden_sizes=(8,)
+    )
+    search = functools.partial(tree_search.Search, **search)
+    options = {"gamma": GAMMA, "batch_size": 16, "min_replay": 48, "replay_capacity": 200}
+    return alphazero.AlphaZero(candidate.spec, network=network, search=search, **options), candidate
+
+
+def test_alphazero_does_not_replay_states():
+    agent, candidate = _alphazero(streams.RandomEpisodes(masked=True))
+    assert "environment_state" in candidate.spec.observation
+    runner = contract.RUNNERS["anakin"].make(agent, candidate, 1)
+    memory = jax.eval_shape(lambda: runner.init(0)).memory
+    assert set(memory.ring.timestep.observation) == {"features", "action_mask"}
+
+
+@pytest.mark.slow
+def test_alphazero_plays_catch_by_searching_without_learning():
+    agent, candidate = _alphazero(catch.Catch(rows=4), num_simulations=32, max_depth=4)
+    params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))
+    evaluator = evaluation.Evaluator(agent, candidate, num_episodes=32)
+    returns = evaluator.run(params, jax.random.key(1)).returns
+    assert np.mean(returns) > 0.9  # an untrained network; random play reaches -0.4
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_nothing_follows_an_ending_in_a_search(truncates):
+    agent, _ = _alphazero(streams.RandomEpisodes(masked=True))
+    params = agent.actor_params(jax.jit(agent.init_learner)(jax.random.key(0)))
+    node = alphazero._Node(
+        agent.spec.model._pack(streams.RandomEpisodes().reset(jax.random.key(0))[0]),
+        jnp.array(True),
+        jnp.float32(7.0 * truncates),
+        jnp.zeros(3),
+    )
+    output, after = jax.jit(agent._model(params))(jnp.int32(0), node)
+    streams.assert_same(after, node)
+    assert (output.reward, output.discount, output.value) == (0.0, 1.0, 7.0 * truncates)
