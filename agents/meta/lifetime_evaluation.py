@@ -17,16 +17,13 @@ from podracers import environment, evaluation, metrics, tasks, types
 class Lives(NamedTuple):
     """Results of lifetimes, on the host."""
 
-    returns: (
-        np.ndarray
-    )  # [L, S] mean undiscounted return of the episodes that ended; NaN if none did
+    returns: np.ndarray  # [L, S] mean undiscounted return of ended episodes; NaN if none ended
     task: np.ndarray  # [L] int32, index of the kind of task
     params: Any  # [L, ...] task parameters
 
     def optimum(self, family: tasks.TaskFamily) -> np.ndarray:
         """Returns the highest expected return in the task of each lifetime, `[L]`."""
-        count = len(self.task)
-        each = [jax.tree.map(lambda x, n=n: x[n], self.params) for n in range(count)]
+        each = (jax.tree.map(lambda x, n=n: x[n], self.params) for n in range(len(self.task)))
         return np.array([family.optimal_return(params) for params in each])
 
 
@@ -65,14 +62,7 @@ def live(
 
 # Compiled once for all parameters with which an agent is evaluated.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _run(
-    agent: agent_lib.Agent,
-    lifetimes: environment.Environment,
-    num_lifetimes: int,
-    num_segments: int,
-    params: types.PyTree,
-    key: jax.Array,
-) -> tuple[Any, ...]:
+def _run(agent, lifetimes, num_lifetimes, num_segments, params, key) -> tuple[Any, ...]:
     """Returns sums of returns and numbers of episodes `[S, L]`, kinds and parameters of tasks."""
     length = lifetimes.spec.max_episode_steps // num_segments
     env_id = jnp.arange(num_lifetimes, dtype=jnp.int32)

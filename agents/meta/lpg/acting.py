@@ -1,7 +1,6 @@
 """Tabular agents that learn as they act: the actor state of lifetimes.
 
-A function computes each update from an agent and a chunk of its transitions: a learned rule
-(`meta_training.LPG`) or a hand-written algorithm (`tabular_a2c.TabularA2C`).
+`meta_training.LPG` updates them by a learned rule, `tabular_a2c.TabularA2C` by A2C.
 
 Axis legend: `B` lifetimes of one device, `E` environments of each, `T` transitions of an update,
 `H` combinations of hyper-parameters.
@@ -19,16 +18,6 @@ from podracers import environment, tasks, types
 
 # `learn(agent, chunk, arm)` returns the updated agent of one lifetime.
 Learn = Callable[[Any, tabular.Chunk, jax.Array], Any]
-
-# Entries of the observation that updates use.
-_LEARNING_ENTRIES = (
-    tasks.ROWS,
-    tasks.REWARD,
-    tasks.DISCOUNT,
-    tasks.STEP_TYPE,
-    tasks.TASK,
-    environment.ACTION_MASK,
-)
 
 
 class Lifetime(NamedTuple):
@@ -49,23 +38,15 @@ def init(spec: environment.EnvironmentSpec, agent: Any, chunk_length: int, count
       chunk_length: `T`.
       count: `B`.
     """
-    observation = {
-        name: x for name, x in spec.zero_observation().items() if name in _LEARNING_ENTRIES
-    }
-    zeros = np.zeros(observation[tasks.REWARD].shape, np.int32)
+    observation = spec.zero_observation()
     timestep = types.TimeStep(observation, np.float32(0), np.float32(0), np.int8(0))
-    chunk = tabular.Chunk(timestep, zeros)
+    chunk = tabular.Chunk(timestep, np.zeros(observation[tasks.REWARD].shape, np.int32))
 
-    def repeated(x: Any, *leading: int) -> jax.Array:
-        return jnp.zeros((count, *leading, *np.shape(x)), x.dtype)
+    def zeros(tree: Any, *leading: int) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros((*leading, *np.shape(x)), x.dtype), tree)
 
     number = jnp.zeros((count,), jnp.int32)
-    return Lifetime(
-        agent=jax.tree.map(repeated, agent),
-        chunk=jax.tree.map(lambda x: repeated(x, chunk_length), chunk),
-        arm=number,
-        time=number,
-    )
+    return Lifetime(zeros(agent, count), zeros(chunk, count, chunk_length), number, number)
 
 
 def act(
@@ -108,7 +89,7 @@ def act(
     )
     log_policy = jax.vmap(tabular.log_policy)(agent.policy, timestep.observation)
     action = jax.vmap(jax.random.categorical)(act_key, log_policy).astype(jnp.int32)  # [B, E]
-    step = tabular.Chunk(_learning_part(timestep), action)
+    step = tabular.Chunk(timestep, action)
     chunk = jax.tree.map(lambda xs, x: xs.at[:, phase].set(x), state.chunk, step)
     return action, state._replace(agent=agent, chunk=chunk, time=state.time + 1)
 
@@ -137,13 +118,7 @@ def _updated(learn: Learn, state: Lifetime, timestep: types.TimeStep) -> Any:
     closed = jax.tree.map(
         lambda xs, x: jnp.concatenate([xs, x[:, None]], axis=1),
         state.chunk.timestep,
-        _learning_part(timestep),
+        timestep,
     )
     chunk = tabular.Chunk(tabular.merged(closed), state.chunk.action)
     return jax.vmap(learn)(state.agent, chunk, state.arm)
-
-
-def _learning_part(timestep: types.TimeStep) -> types.TimeStep:
-    """Returns time steps of lifetimes with the entries of the observation that updates use."""
-    observation = {name: timestep.observation[name] for name in _LEARNING_ENTRIES}
-    return timestep._replace(observation=observation)

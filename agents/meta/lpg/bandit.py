@@ -30,8 +30,8 @@ class Bandit(NamedTuple):
     def logits(self) -> jax.Array:
         """Returns the logits by which arms are drawn, `[K, H]`.
 
-        Means are divided by the largest of their task, so that all tasks have one scale. An arm
-        that was never tried has the value of the best one.
+        Means are divided by the largest of their task, so that all tasks have one scale. An untried
+        arm has the value of the best one.
         """
         tried = self.trials > 0
         scale = jnp.max(jnp.abs(self.mean), axis=1, keepdims=True)
@@ -49,10 +49,8 @@ class Bandit(NamedTuple):
           value: `[B]` float32, in the same unit for all lifetimes of a task.
           ended: `[B]` bool; other lifetimes are ignored.
         """
-        zeros, weight = jnp.zeros_like(self.mean), ended.astype(jnp.float32)
-        count, total = parallel.global_sum(
-            (zeros.at[task, arm].add(weight), zeros.at[task, arm].add(weight * value))
-        )
+        cells, weight = jnp.zeros_like(self.mean).at[task, arm], ended.astype(jnp.float32)
+        count, total = parallel.global_sum((cells.add(weight), cells.add(weight * value)))
         # Below `_MEMORY` trials, the mean is over all lifetimes so far.
         remembered = jnp.minimum(self.trials, _MEMORY)
         kept = remembered * (1.0 - 1.0 / _MEMORY) ** count

@@ -51,12 +51,6 @@ class ActorParams(NamedTuple):
     arm_logits: jax.Array  # [tasks, H]
 
 
-class Extras(NamedTuple):
-    """Outputs of `act` that are stored with each step."""
-
-    arm: jax.Array  # [B] int32
-
-
 class _Batch(NamedTuple):
     """Batch of the meta-loss."""
 
@@ -73,6 +67,7 @@ class LPG:
     A rollout of a lifetime has `updates + 1` chunks. The rule updates the agent after each chunk
     except the last. The last chunk, collected by the updated agent, is the validation data: the
     rule ascends the policy gradient of that chunk, differentiated through all updates.
+    `agents.options` describes the options that are not listed here.
 
     Attributes:
       spec: specification of `environments.meta.lifetimes.Lifetimes`.
@@ -84,9 +79,6 @@ class LPG:
       exact_meta_gradient: whether the meta-gradient also flows through the rule's inputs.
       recompute: whether the backward pass computes each update again, which takes less memory and
         more time.
-      learning_rate: Adam learning rate of the rule.
-      adam_epsilon: Adam epsilon, outside of the root.
-      max_grad_norm: norm to which the meta-gradient is scaled down; None for no clipping.
       gamma: discount, also an input of the rule.
       gae_lambda: trace parameter of the advantages.
       critic_step_size: step size of the values; 1 replaces a value by the mean return.
@@ -121,7 +113,6 @@ class LPG:
     prediction_costs: tuple[float, ...] = (0.1, 0.5, 1.0)
 
     def __post_init__(self):
-        """Checks the options, and that the environment is one of lifetimes."""
         options.check(self)
         for name in ("agent_learning_rates", "prediction_costs"):
             numbers = getattr(self, name)
@@ -148,21 +139,17 @@ class LPG:
     def arms(self) -> np.ndarray:
         """Learning rates and prediction costs of the bandit's arms, `[H, 2]` float32."""
         pairs = itertools.product(self.agent_learning_rates, self.prediction_costs)
-        return np.array(list(pairs), np.float32)
+        return np.array([*pairs], np.float32)
 
     @functools.cached_property
     def rule(self) -> rule_lib.Rule:
         """The rule, without its parameters."""
+        sees = self.sees_predictions
         return rule_lib.Rule(
-            self.hidden_size,
-            self.prediction_size,
-            gamma=self.gamma,
-            sees_predictions=self.sees_predictions,
+            self.hidden_size, self.prediction_size, gamma=self.gamma, sees_predictions=sees
         )
 
-    @functools.cached_property
-    def _optimizer(self) -> optimization.Optimizer:
-        return optimization.adam_of(self)
+    _optimizer = functools.cached_property(optimization.adam_of)
 
     def init_learner(self, key: jax.Array) -> Learner:
         """Returns an initial rule, and a bandit without trials."""
@@ -171,23 +158,17 @@ class LPG:
 
     def init_memory(self, rollout: types.Rollout) -> Memory:
         """Returns the statistics before the first rollout."""
-        length, count = rollout.extras.arm.shape
+        length, count = rollout.extras.shape
         if length != self.rollout_length:
             raise errors.UserError(
                 f"LPG needs rollouts of {self.rollout_length} agent steps (chunk_length * (updates "
                 f"+ 1)), got {length}: bind ROLLOUT_LENGTH"
             )
         num_states = int(self.spec.observation[tasks.ROWS].maximum)
-        return Memory(
-            critic=jnp.zeros((count, num_states)),
-            reward=jnp.zeros((count,)),
-            steps=jnp.zeros((count,)),
-        )
+        return Memory(jnp.zeros((count, num_states)), jnp.zeros((count,)), jnp.zeros((count,)))
 
-    def init_actor(
-        self, env_id: jax.Array, num_envs: int, evaluation: bool = False
-    ) -> acting.Lifetime:
-        """Returns initial agents."""
+    def init_actor(self, env_id, num_envs, evaluation=False):
+        """Returns initial agents, an `acting.Lifetime`."""
         agent = tabular.init_agent(self.spec, self.prediction_size)
         return acting.init(self.spec, agent, self.chunk_length, env_id.shape[0])
 
@@ -195,14 +176,7 @@ class LPG:
         """Returns the rule and the logits by which arms are drawn."""
         return ActorParams(learner.train_state.params, learner.bandit.logits())
 
-    def act(
-        self,
-        params: ActorParams,
-        actor_state: acting.Lifetime,
-        timestep: types.TimeStep,
-        key: jax.Array,
-        evaluation: bool = False,
-    ) -> tuple[jax.Array, acting.Lifetime, Extras]:
+    def act(self, params, actor_state, timestep, key, evaluation=False):
         """Updates agents whose chunk is full, then samples an action for each environment.
 
         In evaluations every chunk causes an update. In training the last chunk of a rollout is the
@@ -214,12 +188,12 @@ class LPG:
 
         length = None if evaluation else self.rollout_length
         action, state = acting.act(learn, params.arm_logits, actor_state, timestep, key, length)
-        return action, state, Extras(state.arm)
+        return action, state, state.arm
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes one gradient step of the rule."""
         learner, memory = state
-        timestep, arm = rollout.timestep, rollout.extras.arm[0]
+        timestep, arm = rollout.timestep, rollout.extras[0]
         is_reset = timestep.first()[0]
         agent, memory = acting.select(
             is_reset,
@@ -232,12 +206,8 @@ class LPG:
         train_state, output = self._optimizer.gradient_step(
             self._loss, learner.train_state, batch, jnp.float32(self.learning_rate)
         )
-        memory = Memory(
-            critic=critic,
-            reward=memory.reward
-            + jnp.sum(timestep.reward[1:], axis=0, where=~timestep.first()[1:]),
-            steps=memory.steps + self.rollout_length,
-        )
+        reward = jnp.sum(timestep.reward[1:], axis=0, where=~timestep.first()[1:])
+        memory = Memory(critic, memory.reward + reward, memory.steps + self.rollout_length)
         task, ended = timestep.observation[tasks.TASK][0], timestep.last()[-2]
         bandit = learner.bandit.add(task, arm, memory.reward / memory.steps, ended)
         metrics = output.metrics | self._progress(rollout, chunk, advantage)
@@ -272,13 +242,8 @@ class LPG:
 
     def _values(self, critic: jax.Array, timestep: types.TimeStep) -> tuple[jax.Array, jax.Array]:
         """Returns the values of one lifetime after all chunks, and advantages `[K + 1, T, E]`."""
-
-        def step(critic: jax.Array, timestep: types.TimeStep):
-            return tabular.learn_values(
-                critic, timestep, self.gamma, self.gae_lambda, self.critic_step_size
-            )
-
-        return jax.lax.scan(step, critic, timestep)
+        settings = self.gamma, self.gae_lambda, self.critic_step_size
+        return jax.lax.scan(lambda *x: tabular.learn_values(*x, *settings), critic, timestep)
 
     def _loss(self, rule_params: types.PyTree, batch: _Batch) -> optimization.LossOutput:
         """Returns the meta-loss, a mean over lifetimes."""
@@ -299,20 +264,23 @@ class LPG:
         training = jax.tree.map(lambda x: x[:-1], batch.chunk)
         validation = jax.tree.map(lambda x: x[-1], batch.chunk)
 
+        def entropies(outputs: tabular.Outputs, weight: jax.Array) -> tuple[jax.Array, ...]:
+            return tuple(tabular.mean(tabular.entropy(log_probs), weight) for log_probs in outputs)
+
         def step(agent: tabular.Agent, chunk: tabular.Chunk):
             agent, update = self._learn(rule_params, agent, chunk, batch.arm)
             weight = returns.weights(chunk.timestep)
             outputs = jax.tree.map(lambda x: x[:-1], update.outputs)
             square = jnp.sum(jnp.exp(2.0 * update.targets.log_prediction), axis=-1)
             return agent, (
-                self._entropies(outputs, weight),
+                entropies(outputs, weight),
                 tabular.mean(jnp.square(update.targets.policy), weight),
                 tabular.mean(square, weight),
             )
 
         if self.recompute:
             step = jax.checkpoint(step)
-        agent, (entropies, policy_target, prediction_target) = jax.lax.scan(
+        agent, (before, policy_target, prediction_target) = jax.lax.scan(
             step, batch.agent, training
         )
         weight = returns.weights(validation.timestep)
@@ -320,9 +288,8 @@ class LPG:
         outputs = tabular.outputs(agent, observation)
         log_prob = rule_lib.log_prob(outputs.log_policy, validation.action)
         chex.assert_equal_shape([log_prob, batch.advantage, weight])
-        final = self._entropies(outputs, weight)
         policy_entropy, prediction_entropy = (
-            jnp.mean(jnp.append(before, after)) for before, after in zip(entropies, final)
+            jnp.mean(jnp.append(x, y)) for x, y in zip(before, entropies(outputs, weight))
         )
         return {
             "loss/policy": -tabular.mean(log_prob * batch.advantage, weight),
@@ -331,12 +298,6 @@ class LPG:
             "rule/policy_target": jnp.mean(policy_target),
             "rule/prediction_target": jnp.mean(prediction_target),
         }
-
-    def _entropies(
-        self, outputs: tabular.Outputs, weight: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the mean entropies of policy and prediction, in nats."""
-        return tuple(tabular.mean(tabular.entropy(log_probs), weight) for log_probs in outputs)
 
     def _progress(
         self, rollout: types.Rollout, chunk: tabular.Chunk, advantage: jax.Array

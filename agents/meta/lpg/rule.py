@@ -7,8 +7,6 @@ Axis legend: `T` transitions, `N` streams, `m` the size of predictions.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
@@ -31,6 +29,31 @@ class Window(NamedTuple):
     prediction: jax.Array  # [T, N, m] of s_tm1, a distribution
     next_prediction: jax.Array  # [T, N, m] of s_t; after a truncation, of the true last state
 
+    @classmethod
+    def of(
+        cls,
+        timestep: types.TimeStep,
+        action: jax.Array,
+        log_policy: jax.Array,
+        prediction: jax.Array,
+    ) -> "Window":
+        """Returns the window of a rollout.
+
+        Args:
+          timestep: `[T + 1, N]`.
+          action: `[T, N]`.
+          log_policy: `[T, N, A]` log-probabilities of actions.
+          prediction: `[T + 1, N, m]` probabilities.
+        """
+        return cls(
+            reward=timestep.reward[1:],
+            discount=timestep.discount[1:],
+            last=timestep.last()[1:],
+            action_prob=jnp.exp(log_prob(log_policy, action)),
+            prediction=prediction[:-1],
+            next_prediction=prediction[1:],
+        )
+
 
 class Targets(NamedTuple):
     """Outputs of the rule for each transition."""
@@ -40,39 +63,36 @@ class Targets(NamedTuple):
 
 
 class _Network(nn.Module):
-    """The networks of the rule; see `Rule`."""
+    """The networks of the rule."""
 
-    hidden_size: int
-    embedding_size: int
-    prediction_size: int
-    gamma: float
-    sees_predictions: bool
+    rule: "Rule"
 
     @nn.compact
     def __call__(self, window: Window) -> Targets:
+        rule = self.rule
         embed = nn.Sequential(
-            [nn.Dense(self.embedding_size), nn.relu, nn.Dense(1)], name="embedding"
+            [nn.Dense(rule.embedding_size), nn.relu, nn.Dense(1)], name="embedding"
         )
         now, later = (embed(y)[..., 0] for y in (window.prediction, window.next_prediction))
         later = later * window.discount  # nothing follows a termination
-        if not self.sees_predictions:
+        if not rule.sees_predictions:
             now, later = jnp.zeros_like(now), jnp.zeros_like(later)
-        gamma = jnp.full_like(now, self.gamma)
+        gamma = jnp.full_like(now, rule.gamma)
         last = window.last.astype(jnp.float32)
         inputs = [window.reward, last, gamma, window.action_prob, now, later]
         features = jnp.stack(inputs, axis=-1)[::-1]  # [T, N, 6] backwards in time
-        lstm = cores.LSTM(self.hidden_size, name="lstm")
+        lstm = cores.LSTM(rule.hidden_size, name="lstm")
         state = lstm.initial_state(features.shape[1])
         # The state is reset before a transition that ends an episode: later steps are of another.
         hidden, _ = lstm(state, features, window.last[::-1])
         hidden = nn.relu(hidden[::-1])
-        logits = nn.Dense(self.prediction_size, name="prediction")(hidden)
+        logits = nn.Dense(rule.prediction_size, name="prediction")(hidden)
         return Targets(nn.Dense(1, name="policy")(hidden)[..., 0], jax.nn.log_softmax(logits))
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A function from windows to targets, with learned parameters.
+    """A function from windows to targets, with learned parameters; an `interface.Rule`.
 
     An LSTM runs backwards over a window. Its inputs are the reward, whether the episode ended, the
     discount, the probability of the action, and scalar embeddings of the predictions before and
@@ -93,35 +113,22 @@ class Rule:
     sees_predictions: bool = True
 
     def __post_init__(self):
-        """Checks the sizes."""
         for name in ("hidden_size", "prediction_size", "embedding_size"):
             errors.require_count(self, name)
-
-    @functools.cached_property
-    def _network(self) -> _Network:
-        return _Network(
-            self.hidden_size,
-            self.embedding_size,
-            self.prediction_size,
-            self.gamma,
-            self.sees_predictions,
-        )
 
     def init(self, key: jax.Array) -> types.PyTree:
         """Returns initial parameters."""
         zeros = jnp.zeros((1, 1))
         predictions = jnp.zeros((1, 1, self.prediction_size))
         window = Window(zeros, zeros, zeros > 0, zeros, predictions, predictions)
-        return self._network.init(key, window)["params"]
+        return _Network(self).init(key, window)["params"]
 
     def targets(self, params: types.PyTree, window: Window) -> Targets:
         """Returns the targets of a window; gradients pass through to `params` and `window`."""
         chex.assert_rank([window.reward, window.prediction], [2, 3])
         chex.assert_equal_shape(window[:4])
         chex.assert_equal_shape_prefix(window, 2)
-        return self._network.apply({"params": params}, window)
-
-    # Methods of `interface.Rule`, for agents that a frozen rule trains.
+        return _Network(self).apply({"params": params}, window)
 
     @property
     def costs(self) -> dict[str, float]:
@@ -134,83 +141,45 @@ class Rule:
         return interface.OutputSpec(of_state=sizes, of_action={})
 
     def init_state(self, agent_params: types.PyTree) -> tuple[()]:
-        """Returns `()`: this rule has no state."""
         del agent_params
         return ()
 
-    def teach(
-        self,
-        params: types.PyTree,
-        state: tuple[()],
-        experience: interface.Experience,
-        agent_params: types.PyTree,
-        unroll: Callable[[types.PyTree], interface.Outputs],
-    ) -> tuple[Targets, tuple[()]]:
+    def teach(self, params, state, experience, agent_params, unroll):
         """Returns the targets of a rollout, which is one window."""
         del agent_params, unroll
-        timestep, outputs = experience.timestep, experience.outputs
+        outputs = experience.outputs
         prediction = jax.nn.softmax(outputs["prediction"])
         log_policy = jax.nn.log_softmax(outputs[interface.POLICY][:-1])
-        window = Window(
-            reward=timestep.reward[1:],
-            discount=timestep.discount[1:],
-            last=timestep.last()[1:],
-            action_prob=jnp.exp(log_prob(log_policy, experience.action)),
-            prediction=prediction[:-1],
-            next_prediction=prediction[1:],
-        )
+        window = Window.of(experience.timestep, experience.action, log_policy, prediction)
         return self.targets(params, window), state
 
-    def losses(
-        self,
-        targets: Targets,
-        outputs: interface.Outputs,
-        action: jax.Array,
-        timestep: types.TimeStep,
-    ) -> dict[str, jax.Array]:
-        """Returns the parts of `agent_loss`, `[T, N]` each."""
+    def losses(self, targets, outputs, action, timestep):
+        """Returns the parts of the loss, `[T, N]` each; see `losses` of this module."""
         del timestep
-        log_policy, log_prediction = (
-            jax.nn.log_softmax(outputs[name][:-1]) for name in (interface.POLICY, "prediction")
-        )
-        return {
-            "policy": policy_loss(log_prob(log_policy, action), targets),
-            "prediction": prediction_loss(log_prediction, targets),
-        }
+        names = (interface.POLICY, "prediction")
+        log_probs = (jax.nn.log_softmax(outputs[name][:-1]) for name in names)
+        return dict(zip(("policy", "prediction"), losses(*log_probs, action, targets)))
 
 
-def agent_loss(
-    log_prob: jax.Array,
-    log_prediction: jax.Array,
-    targets: Targets,
-    prediction_cost: jax.Array | float,
-) -> jax.Array:
-    """Returns the loss of an agent that a rule trains, `[T, N]`.
+def losses(
+    log_policy: jax.Array, log_prediction: jax.Array, action: jax.Array, targets: Targets
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the loss of the policy and the divergence of the prediction, `[T, N]` each.
 
-    Its negative gradient is the update of equation 2 of Jackson et al., 2023,
+    The negative gradient of their weighted sum is the update of equation 2 of Jackson et al., 2023,
     https://arxiv.org/abs/2310.02782, with the paper's sign of the policy target.
 
     Args:
-      log_prob: `[T, N]` of the actions.
+      log_policy: `[T, N, A]` log-probabilities of actions.
       log_prediction: `[T, N, m]` of the states in which they were taken.
+      action: `[T, N]`.
       targets: constants.
-      prediction_cost: weight of the divergence of the prediction from its target.
     """
-    return policy_loss(log_prob, targets) + prediction_cost * prediction_loss(
-        log_prediction, targets
-    )
-
-
-def policy_loss(log_prob: jax.Array, targets: Targets) -> jax.Array:
-    """Returns `[T, N]`: minus log-probabilities of actions `[T, N]` times policy targets."""
-    chex.assert_equal_shape([log_prob, targets.policy])
-    return -log_prob * targets.policy
-
-
-def prediction_loss(log_prediction: jax.Array, targets: Targets) -> jax.Array:
-    """Returns the divergence `[T, N]` of predictions `[T, N, m]` from their targets."""
+    chosen = log_prob(log_policy, action)
+    chex.assert_equal_shape([chosen, targets.policy])
     chex.assert_equal_shape([log_prediction, targets.log_prediction])
-    return jnp.sum(jnp.exp(log_prediction) * (log_prediction - targets.log_prediction), axis=-1)
+    error = log_prediction - targets.log_prediction
+    return -chosen * targets.policy, jnp.sum(jnp.exp(log_prediction) * error, axis=-1)
 
 
 def log_prob(log_policy: jax.Array, action: jax.Array) -> jax.Array:

@@ -92,8 +92,8 @@ def learn(
 ) -> tuple[Agent, Update]:
     """Takes one update of an agent by the rule; differentiable by `rule_params` and `agent`.
 
-    The agent's gradient treats the rule's targets as constants. The targets depend on the agent's
-    outputs, so the targets of later updates depend on earlier updates.
+    The agent's gradient treats the rule's targets as constants. Targets of later updates depend on
+    earlier updates, through the agent's outputs.
 
     Args:
       rule: the update rule.
@@ -108,25 +108,15 @@ def learn(
     timestep, action = chunk
     before = outputs(agent, timestep.observation)
     prediction = jnp.exp(before.log_prediction)
-    window = rule_lib.Window(
-        reward=timestep.reward[1:],
-        discount=timestep.discount[1:],
-        last=timestep.last()[1:],
-        action_prob=jnp.exp(rule_lib.log_prob(before.log_policy[:-1], action)),
-        prediction=prediction[:-1],
-        next_prediction=prediction[1:],
-    )
+    window = rule_lib.Window.of(timestep, action, before.log_policy[:-1], prediction)
     with jax.named_scope("rule"):
         targets = rule.targets(rule_params, window if exact else jax.lax.stop_gradient(window))
     weight = returns.weights(timestep)
     observation = jax.tree.map(lambda x: x[:-1], timestep.observation)
 
     def loss(agent: Agent) -> jax.Array:
-        now = outputs(agent, observation)
-        losses = rule_lib.agent_loss(
-            rule_lib.log_prob(now.log_policy, action), now.log_prediction, targets, prediction_cost
-        )
-        return mean(losses, weight)
+        policy, divergence = rule_lib.losses(*outputs(agent, observation), action, targets)
+        return mean(policy + prediction_cost * divergence, weight)
 
     gradient = jax.grad(loss)(agent)
     agent = jax.tree.map(lambda x, g: x - learning_rate * g, agent, gradient)

@@ -18,7 +18,7 @@ import numpy as np
 
 from agents import options, returns
 from agents.meta.lpg import acting, rule, tabular
-from podracers import environment, tasks, types
+from podracers import environment
 
 
 class Agent(NamedTuple):
@@ -53,33 +53,21 @@ class TabularA2C:
     entropy_costs: tuple[float, ...] = (0.0, 0.01)
 
     def __post_init__(self):
-        """Checks the options."""
         options.check(self)
 
     @property
     def arms(self) -> np.ndarray:
         """Learning rates and entropy costs of all combinations, `[H, 2]` float32."""
-        return np.array(
-            list(itertools.product(self.learning_rates, self.entropy_costs)), np.float32
-        )
+        pairs = itertools.product(self.learning_rates, self.entropy_costs)
+        return np.array([*pairs], np.float32)
 
-    def init_actor(
-        self, env_id: jax.Array, num_envs: int, evaluation: bool = False
-    ) -> acting.Lifetime:
-        """Returns initial agents."""
-        num_states = int(self.spec.observation[tasks.ROWS].maximum)
-        num_actions = self.spec.observation[environment.ACTION_MASK].shape[-1]
-        agent = Agent(jnp.zeros((num_states, num_actions)), jnp.zeros((num_states,)))
+    def init_actor(self, env_id, num_envs, evaluation=False):
+        """Returns initial agents, an `acting.Lifetime`."""
+        tables = tabular.init_agent(self.spec, prediction_size=1)
+        agent = Agent(tables.policy, tables.prediction[:, 0])
         return acting.init(self.spec, agent, self.chunk_length, env_id.shape[0])
 
-    def act(
-        self,
-        params: jax.Array,
-        actor_state: acting.Lifetime,
-        timestep: types.TimeStep,
-        key: jax.Array,
-        evaluation: bool = False,
-    ) -> tuple[jax.Array, acting.Lifetime, tuple[()]]:
+    def act(self, params, actor_state, timestep, key, evaluation=False):
         """Updates agents whose chunk is full, then samples an action for each environment."""
         action, state = acting.act(self._learn, params, actor_state, timestep, key)
         return action, state, ()

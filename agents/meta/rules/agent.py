@@ -1,7 +1,6 @@
 """An agent trained by a frozen update rule, for discrete actions and any network.
 
-The rules are LPG's (`agents.meta.lpg.rule_file`), DiscoRL's (`agents.meta.rules.disco`) and any
-other `interface.Rule`.
+Rules are LPG's (`agents.meta.lpg.rule_file`), DiscoRL's (`agents.meta.rules.disco`) and others.
 
 Axis legend: `T` time, `B` streams of one device, `A` actions.
 """
@@ -43,8 +42,8 @@ class Learner(NamedTuple):
 class RuleAgent:
     """An agent trained by a rule, on each rollout once or on sequences from replay.
 
-    The input of the rule is a rollout, or a replayed sequence of the same length. The length should
-    be close to the one in the rule's meta-training.
+    The input of the rule is a rollout, or a replayed sequence of the same length, which should be
+    close to the length in its meta-training. `agents.options` describes options not listed here.
 
     Attributes:
       spec: specification of the environment.
@@ -52,22 +51,10 @@ class RuleAgent:
       rule: argument of `load`, a path; None for a random rule, as a baseline.
       network: `network(spec, outputs=)` returns a network with `interface.Outputs`.
       costs: weights of parts of the loss, by name; other parts keep the rule's weights.
-      learning_rate: Adam learning rate.
-      adam_epsilon: Adam epsilon, outside of the root.
-      max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
-        clipping.
       max_update: bound of each element of Adam's output, before the learning rate; None for no
         bound.
       replay_ratio: mean number of uses of each state; None for no replay, with one gradient step on
         each rollout.
-      batch_size: sequences of each gradient step from replay, over all devices.
-      replay_capacity: transitions over all streams of all devices.
-      min_replay: transitions over all streams before the first gradient step.
-      normalize_observations: whether observations are scaled to mean 0 and variance 1 over all
-        observations so far, and clipped at 10.
-      reward_scale: factor of the rewards.
-      reward_clip: largest absolute value of scaled rewards; None for no bound.
-      greedy_evaluation: whether evaluations take the most probable action.
     """
 
     spec: environment.EnvironmentSpec
@@ -89,11 +76,9 @@ class RuleAgent:
     greedy_evaluation: bool = False
 
     def __post_init__(self):
-        """Checks the options, reads the rule, and checks the outputs of the network."""
         options.check(self)
         options.require_discrete(self)
-        _ = self._costs
-        self._require_outputs()
+        _ = self._costs, self._network  # errors of the rule's file and of the network
 
     @functools.cached_property
     def _loaded(self) -> tuple[interface.Rule, types.PyTree | None]:
@@ -121,14 +106,25 @@ class RuleAgent:
 
     @functools.cached_property
     def _network(self) -> networks.Network:
+        """The network, which has the outputs that the rule requires."""
         try:
             inspect.signature(self.network).bind(self.spec, outputs=self._outputs)
         except TypeError as error:
             raise errors.UserError(
-                f"RuleAgent.network: expected network(spec, outputs=), such as rule_network: "
-                f"{errors.first_line(error)}"
+                f"RuleAgent.network: expected network(spec, outputs=), as rule_network: {error}"
             ) from error
-        return self.network(self.spec, outputs=self._outputs)
+        network = self.network(self.spec, outputs=self._outputs)
+        timestep = networks.zero_timestep(self.spec)
+        params = jax.eval_shape(network.init, jax.random.key(0), timestep)
+        outputs, _ = jax.eval_shape(network.step, params, network.initial_core(1), timestep)
+        actual = jax.tree.map(lambda x: x.shape[1:], outputs)
+        for name, shape in self._outputs.shapes(self._head.num_values).items():
+            if not isinstance(outputs, Mapping) or actual.get(name) != shape:
+                raise errors.UserError(
+                    f"the rule needs a network with an output '{name}' of shape {shape}, such as "
+                    f"rule_network; got {actual}"
+                )
+        return network
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
 
@@ -157,12 +153,12 @@ class RuleAgent:
         agent_key, rule_key = jax.random.split(key)
         params = self._network.init(agent_key, networks.zero_timestep(self.spec))
         rule, rule_params = self._loaded
+        if rule_params is None:
+            rule_params = rule.init(rule_key)
         return Learner(
             train_state=self._optimizer.init(params),
             normalizer=self._preprocess.init(self.spec.observation),
-            rule=rule.init(rule_key)
-            if rule_params is None
-            else jax.tree.map(jnp.asarray, rule_params),
+            rule=jax.tree.map(jnp.asarray, rule_params),
             rule_state=rule.init_state(params),
             update=jnp.zeros((), jnp.int32),
         )
@@ -213,12 +209,13 @@ class RuleAgent:
         self, learner: Learner, rollout: types.Rollout
     ) -> tuple[Learner, dict[str, types.Mean]]:
         """Takes one gradient step."""
-        timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
-        rollout = rollout._replace(timestep=timestep)
+        rollout = rollout._replace(
+            timestep=self._preprocess.apply(learner.normalizer, rollout.timestep)
+        )
         params = learner.train_state.params
         unroll = functools.partial(self._unroll, rollout=rollout)
         experience = interface.Experience(
-            timestep, rollout.action, rollout.extras.behaviour, unroll(params)
+            rollout.timestep, rollout.action, rollout.extras.behaviour, unroll(params)
         )
         targets, rule_state = self._loaded[0].teach(
             learner.rule, learner.rule_state, experience, params, unroll
@@ -239,28 +236,11 @@ class RuleAgent:
         losses = self._loaded[0].losses(targets, outputs, rollout.action, rollout.timestep)
         total = sum(self._costs[name] * loss for name, loss in losses.items())
         mean = functools.partial(types.Mean.of, weights=returns.weights(rollout.timestep))
-        logits = outputs[interface.POLICY][:-1]
+        entropy = self._head.entropy(outputs[interface.POLICY][:-1], None)
+        metrics = {f"loss/{name}": mean(loss) for name, loss in losses.items()}
         return optimization.LossOutput(
-            {
-                "loss/total": mean(total),
-                **{f"loss/{name}": mean(loss) for name, loss in losses.items()},
-                "policy/entropy": mean(self._head.entropy(logits, None)),
-            }
+            {"loss/total": mean(total), **metrics, "policy/entropy": mean(entropy)}
         )
-
-    def _require_outputs(self) -> None:
-        """Checks that the network has the outputs that the rule requires."""
-        network, timestep = self._network, networks.zero_timestep(self.spec)
-        params = jax.eval_shape(network.init, jax.random.key(0), timestep)
-        outputs, _ = jax.eval_shape(network.step, params, network.initial_core(1), timestep)
-        outputs = outputs if isinstance(outputs, Mapping) else {}
-        for name, shape in self._outputs.shapes(self._head.num_values).items():
-            if name not in outputs or outputs[name].shape != (1, *shape):
-                actual = outputs[name].shape[1:] if name in outputs else "nothing"
-                raise errors.UserError(
-                    f"the rule needs a network with an output '{name}' of shape {shape}, such as "
-                    f"rule_network; got {actual}"
-                )
 
 
 def _legal(outputs: interface.Outputs, timestep: types.TimeStep) -> interface.Outputs:

@@ -15,7 +15,6 @@ predictions, `Z` = 601 atoms of values.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
@@ -89,7 +88,6 @@ class Disco:
         )
 
     def init(self, key: jax.Array) -> disco_network.Params:
-        """Returns random parameters."""
         return disco_network.init(key)
 
     def init_state(self, agent_params: types.PyTree) -> State:
@@ -102,17 +100,9 @@ class Disco:
             target_params=jax.tree.map(jnp.copy, agent_params),
         )
 
-    def teach(
-        self,
-        params: disco_network.Params,
-        state: State,
-        experience: interface.Experience,
-        agent_params: types.PyTree,
-        unroll: Callable[[types.PyTree], interface.Outputs],
-    ) -> tuple[Targets, State]:
-        """Returns the targets of a rollout, and the state after it."""
-        timestep, outputs = experience.timestep, experience.outputs
-        weight = returns.weights(timestep)
+    def teach(self, params, state, experience, agent_params, unroll):
+        """Returns the `Targets` of a rollout, and the `State` after it."""
+        weight = returns.weights(experience.timestep)
         target = unroll(state.target_params)
         values = _values(experience, target)
         advantage = values.q_target - values.target[:-1]
@@ -122,14 +112,8 @@ class Disco:
             params,
             state.network,
             disco_network.Inputs(
-                reward=timestep.reward[1:],
-                discount=timestep.discount[1:],
-                last=timestep.last()[1:],
-                weight=weight,
-                action=experience.action,
-                behaviour=experience.behaviour,
-                outputs=_prediction_outputs(outputs),
-                target=_prediction_outputs(target),
+                experience=experience,
+                target=target,
                 value=values.online,
                 advantage=advantage,
                 normalized_advantage=_normalized(moments, advantage),
@@ -137,7 +121,7 @@ class Disco:
                 q_advantage=q_advantage,
                 normalized_q_advantage=_normalized(moments, q_advantage),
             ),
-            _mean,
+            functools.partial(_mean, weight=weight),
         )
         average = jax.tree.map(
             lambda old, new: _TARGET_DECAY * old + (1.0 - _TARGET_DECAY) * new,
@@ -146,13 +130,7 @@ class Disco:
         )
         return Targets(predictions, values.q_target), State(network, moments, average)
 
-    def losses(
-        self,
-        targets: Targets,
-        outputs: interface.Outputs,
-        action: jax.Array,
-        timestep: types.TimeStep,
-    ) -> dict[str, jax.Array]:
+    def losses(self, targets, outputs, action, timestep):
         """Returns divergences from the targets, and the cross-entropy of values, `[T, B]`.
 
         The rule has no input for legality, so targets of illegal actions are masked. The target of
@@ -190,10 +168,6 @@ def _divergence(target: jax.Array, logits: jax.Array) -> jax.Array:
     """Returns the Kullback-Leibler divergence `[...]` of logits from those of the target."""
     log_target = jax.nn.log_softmax(target)
     return jnp.sum(jnp.exp(log_target) * (log_target - jax.nn.log_softmax(logits)), axis=-1)
-
-
-def _prediction_outputs(outputs: interface.Outputs) -> disco_network.Outputs:
-    return disco_network.Outputs(outputs[interface.POLICY], outputs["y"], outputs["z"])
 
 
 def _values(experience: interface.Experience, target: interface.Outputs) -> _Values:

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import rlax
 
+from agents.meta.rules import interface
+
 PREDICTION_SIZE = 600  # `Y`
 _HIDDEN = 256  # units of the LSTM over a rollout
 _LIFETIME_HIDDEN = 128  # units of the LSTM over a lifetime
@@ -24,25 +26,11 @@ _LIFETIME_NET = "lstm/~/meta_lstm/~unroll"
 Params = dict[str, jax.Array]
 
 
-class Outputs(NamedTuple):
-    """Outputs of an agent's network; logits of illegal actions are `interface.ILLEGAL`."""
-
-    policy: jax.Array  # [T + 1, B, A] logits
-    y: jax.Array  # [T + 1, B, Y] logits
-    z: jax.Array  # [T + 1, B, A, Y] logits
-
-
 class Inputs(NamedTuple):
     """Inputs of the meta-network for a rollout."""
 
-    reward: jax.Array  # [T, B] on arrival
-    discount: jax.Array  # [T, B] 0 where the episode terminated on arrival, else 1
-    last: jax.Array  # [T, B] bool, the episode ended on arrival
-    weight: jax.Array  # [T, B] 0 at transitions out of LAST, else 1
-    action: jax.Array  # [T, B] int32
-    behaviour: jax.Array  # [T, B, A] logits of the behaviour policy
-    outputs: Outputs  # of the learner's parameters
-    target: Outputs  # of their moving average
+    experience: interface.Experience  # with the outputs of the learner's parameters
+    target: interface.Outputs  # of their moving average
     value: jax.Array  # [T + 1, B] of the learner's parameters
     advantage: jax.Array  # [T, B]
     normalized_advantage: jax.Array  # [T, B]
@@ -104,13 +92,11 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 def init(key: jax.Array) -> Params:
     """Returns random parameters: weights of variance 1 / inputs, biases of zero."""
-    result = {}
-    for number, (name, shape) in enumerate(shapes().items()):
-        if name.endswith("/b"):
-            result[name] = jnp.zeros(shape)
-        else:
-            weights = jax.random.normal(jax.random.fold_in(key, number), shape)
-            result[name] = weights * shape[-2] ** -0.5
+    result = {name: jnp.zeros(shape) for name, shape in shapes().items()}
+    for number, (name, zeros) in enumerate(result.items()):
+        if name.endswith("/w"):
+            weights = jax.random.normal(jax.random.fold_in(key, number), zeros.shape)
+            result[name] = weights * zeros.shape[-2] ** -0.5
     return result
 
 
@@ -118,7 +104,7 @@ def apply(
     params: Params,
     state: State,
     inputs: Inputs,
-    mean: Callable[[jax.Array, jax.Array], jax.Array],
+    mean: Callable[[jax.Array], jax.Array],
 ) -> tuple[Targets, State]:
     """Returns the targets of a rollout, and the state after it.
 
@@ -126,15 +112,13 @@ def apply(
       params: of the meta-network.
       state: of the LSTM over a lifetime.
       inputs: this device's part of the rollout.
-      mean: `mean(values, weight)` returns the mean over time and streams of all devices.
+      mean: returns the mean of values `[T, B, ...]` over time and streams of all devices.
     """
     features, of_actions = _features(params, _NET, inputs)
-    hidden = _backwards(params, features, inputs.last)
+    hidden = _backwards(params, features, inputs.experience.timestep.last()[1:])
     hidden = hidden * _linear(params, f"{_NET}/linear", state.hidden)
-    policy = jnp.broadcast_to(
-        hidden[..., None, :], (*of_actions.shape[:-1], hidden.shape[-1])
-    )  # [T, B, A, H]
-    policy = jnp.concatenate([policy, of_actions], axis=-1)
+    policy = jnp.broadcast_to(hidden[..., None, :], (*of_actions.shape[:-1], _HIDDEN))
+    policy = jnp.concatenate([policy, of_actions], axis=-1)  # [T, B, A, H + 2]
     policy = _across_actions(params, f"{_NET}/sequential_1/conv1_d", policy)
     targets = Targets(
         policy=_linear(params, f"{_NET}/linear_4", policy)[..., 0],
@@ -148,7 +132,7 @@ def apply(
         _mlp(params, f"{_LIFETIME_NET}/mlp", jax.nn.softmax(targets.y)),
     ]
     seen = _linear(params, f"{_LIFETIME_NET}/mlp_2/~/linear_0", jnp.concatenate(seen, axis=-1))
-    state = _lstm(params, f"{_LIFETIME_NET}/lstm/linear", mean(seen, inputs.weight), state)
+    state = _lstm(params, f"{_LIFETIME_NET}/lstm/linear", mean(seen), state)
     return targets, state
 
 
@@ -157,20 +141,20 @@ def _features(params: Params, prefix: str, inputs: Inputs) -> tuple[jax.Array, j
 
     Probabilities and values are constants; gradients pass through predictions.
     """
-    constant = jax.lax.stop_gradient
-    action, policy = inputs.action, constant(jax.nn.softmax(inputs.outputs.policy))
-    target_policy = constant(jax.nn.softmax(inputs.target.policy))[:-1]
-    behaviour = constant(jax.nn.softmax(inputs.behaviour))
-    both = (inputs.outputs, inputs.target)
-    y, target_y = (_mlp(params, f"{prefix}/mlp", jax.nn.softmax(x.y)) for x in both)
+    timestep, action, behaviour, outputs = inputs.experience
+    constant, both = jax.lax.stop_gradient, (outputs, inputs.target)
+    policy, target_policy = (constant(jax.nn.softmax(x[interface.POLICY])) for x in both)
+    target_policy = target_policy[:-1]
+    behaviour = constant(jax.nn.softmax(behaviour))
+    y, target_y = (_mlp(params, f"{prefix}/mlp", jax.nn.softmax(x["y"])) for x in both)
     z, target_z = (
-        _mlp(params, f"{prefix}/mlp_1", jax.nn.softmax(x.z))[..., 0] for x in both
+        _mlp(params, f"{prefix}/mlp_1", jax.nn.softmax(x["z"]))[..., 0] for x in both
     )  # [T + 1, B, A]
     base = [
         taken(policy[:-1], action),
         taken(behaviour, action),
-        rlax.signed_logp1(inputs.reward),
-        inputs.discount,
+        rlax.signed_logp1(timestep.reward[1:]),
+        timestep.discount[1:],
         *_before_and_after(constant(rlax.signed_logp1(inputs.value))),
         constant(rlax.signed_logp1(inputs.advantage)),
         constant(inputs.normalized_advantage),

@@ -128,13 +128,12 @@ def read_file(
         raise errors.UserError(f"there is no rule '{path}'") from error
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise errors.UserError(f"'{path}' is not the file of a rule") from error
-    for name, shape in shapes.items():
-        found = params.get(name)
-        if found is None or found.shape != shape or found.dtype != np.float32:
-            actual = "nothing" if found is None else f"{found.dtype} {found.shape}"
+    for name in [*shapes, *sorted(params.keys() - shapes.keys())]:
+        found, shape = params.get(name), shapes.get(name)
+        expected = "nothing" if shape is None else f"float32 {shape}"
+        actual = "nothing" if found is None else f"{found.dtype} {found.shape}"
+        if actual != expected:
             raise errors.UserError(
-                f"'{path}' holds another rule: expected '{name}' float32 {shape}, got {actual}"
+                f"'{path}' holds another rule: expected '{name}' {expected}, got {actual}"
             )
-    if unknown := params.keys() - shapes.keys():
-        raise errors.UserError(f"'{path}' holds another rule: unknown entry '{min(unknown)}'")
     return rule, params

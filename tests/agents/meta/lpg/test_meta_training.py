@@ -176,7 +176,7 @@ def test_the_meta_gradient_sees_the_agents_that_acted(lived):
             current = jax.tree.map(lambda x, n=lifetime: x[n], rollout.actor_state.agent)
             for update in range(agent.updates):
                 chunk = jax.tree.map(lambda x, n=lifetime, k=update: x[n, k], chunks)
-                arm = rollout.extras.arm[0, lifetime]
+                arm = rollout.extras[0, lifetime]
                 current, _ = learn(rule, current, chunk, arm)
             acted = part[-2][3].agent
             np.testing.assert_allclose(current.policy, acted.policy[lifetime], atol=1e-5)
