@@ -6,10 +6,12 @@ The variables are set before JAX is imported, and child processes inherit them.
 import importlib.metadata
 import os
 import pathlib
+import shutil
 import signal
 import sys
 
 NUM_DEVICES = 4
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def _configure() -> None:
@@ -34,26 +36,17 @@ def _configure() -> None:
     os.environ.setdefault("PJRT_NPROC", "16")
     # Most tests run for less time than optimizations take to compile. Learning runs enable them.
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    cache = pathlib.Path(__file__).resolve().parents[1] / ".cache" / "jax"
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-
-
-def _restore_signals() -> None:
-    """Restores signal handlers that a background shell or nohup ignores."""
-    for number, handler in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),
-    ):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, handler)
 
 
 if "jax" in sys.modules:
     raise RuntimeError("JAX was imported before tests/conftest.py could set up its devices")
 _configure()
-_restore_signals()
+# A background shell ignores SIGINT, and nohup ignores SIGHUP.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -75,3 +68,15 @@ def _compile_long_runs_well(request):
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory) -> pathlib.Path:
+    """A copy of the library, because pip builds beside the sources."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("podracers", "agents", "environments", "gin", "scripts"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder

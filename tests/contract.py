@@ -1,8 +1,5 @@
 """Agents and runners for tests of the contract between them, in one table each.
 
-`Recorder` wraps an agent, keeps the latest rollout in its memory and marks every action with the
-version of the parameters that chose it, so that tests need no internals of a runner.
-
 Axis legend: `T` time, `B` streams, `D` devices, `U` updates.
 """
 
@@ -27,83 +24,108 @@ ROLLOUT_LENGTH = 6
 NUM_UPDATES = 5
 
 
-def tiny_network(core=None, **options) -> Callable[..., networks.Network]:
-    """Returns a network of eight units, which compiles fast."""
-    return functools.partial(
-        networks.actor_critic, encoder=encoders.MLP((8,)), core=core, **options
-    )
+_MLP = encoders.MLP((8,))
 
 
-def _ppo(actions: str, masked: bool, network, **options):
+def tiny_network(core=None, make=networks.actor_critic, encoder=_MLP, **options):
+    """Returns the maker of a network of eight units, which compiles fast."""
+    return functools.partial(make, encoder=encoder, core=core, **options)
+
+
+def _case(agent, network, actions="discrete", masked=True, **options):
+    """Returns an agent and its environment."""
     candidate = streams.RandomEpisodes(actions=actions, masked=masked)
-    options = {"learning_rate": 0.01, "epochs": 2, "num_minibatches": 2} | options
-    return ppo.PPO(candidate.spec, network=network, **options), candidate
+    return agent(candidate.spec, network=network, **options), candidate
 
 
-def _impala(actions: str, masked: bool, network, **options):
-    candidate = streams.RandomEpisodes(actions=actions, masked=masked)
-    agent = impala.IMPALA(candidate.spec, network=network, learning_rate=0.01, **options)
-    return agent, candidate
+_tiny_q_network = functools.partial(tiny_network, make=networks.q_network)
+_tiny_sac_network = functools.partial(sac_networks.sac_network, hidden_sizes=(8,))
+_PPO = functools.partial(_case, ppo.PPO, learning_rate=0.01, epochs=2, num_minibatches=2)
+_IMPALA = functools.partial(_case, impala.IMPALA, learning_rate=0.01)
+# The ring of 200 steps wraps around within the five updates.
+_REPLAY = {"batch_size": 16, "replay_capacity": 200}
+_PRIORITIES = {"priority_exponent": 0.6, "importance_exponent": 0.4}
+_DQN = functools.partial(
+    _case,
+    dqn.DQN,
+    learning_rate=0.01,
+    normalize_observations=True,
+    min_replay=16,
+    replay_ratio=1.1,
+    target_period=3,
+    epsilon_steps=400,
+    **_REPLAY,
+    **_PRIORITIES,
+)
+_PQN = functools.partial(
+    _case,
+    pqn.PQN,
+    learning_rate=0.01,
+    num_minibatches=2,
+    epsilon_steps=400,
+    normalize_observations=True,
+)
+_SAC = functools.partial(
+    _case,
+    sac.SAC,
+    learning_rate=0.01,
+    min_replay=16,
+    replay_ratio=1.1,
+    target_rate=0.1,
+    random_steps=NUM_ENVS * ROLLOUT_LENGTH,  # the first rollout
+    **_REPLAY,
+)
+# Small learning rates, because the search magnifies rounding errors of parameters.
+SEARCH = {
+    "search": functools.partial(tree_search.Search, num_simulations=4, max_depth=3),
+    "support": 5.0,
+    "support_atoms": 11,
+    "n_steps": 2,
+    "temperature_steps": 400,
+    "learning_rate": 0.0005,
+    "adam_epsilon": 1e-2,
+    "min_replay": 96,
+    "replay_ratio": 0.8,
+    **_REPLAY,
+}
+_NORM_MLP = encoders.MLP((8,), layer_norm=True)
 
-
-def _dqn(network=networks.q_network, **options):
-    candidate = streams.RandomEpisodes(actions="discrete", masked=True)
-    agent = dqn.DQN(
-        candidate.spec,
-        network=functools.partial(network, encoder=encoders.MLP((8,)), frame_stack=3),
-        learning_rate=0.01,
+# Together the agents of one algorithm cover every kind of action and of memory.
+AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]] = {
+    "ppo": lambda: _PPO(tiny_network()),
+    "ppo_lstm": lambda: _PPO(tiny_network(cores.LSTM(8)), "multi_discrete"),
+    "ppo_gru_frames": lambda: _PPO(
+        tiny_network(cores.GRU(8), frame_stack=3, separate_critic=False),
+        "continuous",
+        masked=False,
         normalize_observations=True,
-        batch_size=16,
-        min_replay=16,
-        replay_capacity=200,  # the ring wraps around within the five updates
-        priority_exponent=0.6,
-        importance_exponent=0.4,
-        replay_ratio=1.1,
-        target_period=3,
-        epsilon_steps=400,
-        **options,
-    )
-    return agent, candidate
-
-
-def _rainbow():
-    return _dqn(
-        functools.partial(networks.q_network, dueling=True, head_hidden_sizes=(8,)),
+    ),
+    "ppo_scaled": lambda: _PPO(
+        tiny_network(cores.GRU(8)),
+        normalize_observations=True,
+        normalize_rewards=True,
+        anneal_steps=400,
+        clip_epsilon_final=0.0,
+        entropy_cost_final=0.0,
+    ),
+    "impala": lambda: _IMPALA(tiny_network()),
+    "impala_lstm": lambda: _IMPALA(
+        tiny_network(cores.LSTM(8)), "continuous", masked=False, num_minibatches=2
+    ),
+    "dqn": lambda: _DQN(_tiny_q_network(frame_stack=3)),
+    "rainbow": lambda: _DQN(
+        _tiny_q_network(frame_stack=3, dueling=True, head_hidden_sizes=(8,)),
         distribution=heads.CategoricalReturn(-5.0, 5.0, 11),
         noisy=True,
         n_step=3,
         importance_steps=400,
-    )
-
-
-def _pqn(**memory):
-    candidate = streams.RandomEpisodes(masked=True)
-    network = functools.partial(
-        networks.q_network, encoder=encoders.MLP((8,), layer_norm=True), **memory
-    )
-    agent = pqn.PQN(
-        candidate.spec,
-        network,
-        learning_rate=0.01,
-        num_minibatches=2,
-        epsilon_steps=400,
-        normalize_observations=True,
-    )
-    return agent, candidate
-
-
-def _r2d2():
-    """Returns R2D2 with a core and stacked frames, and sequences longer than rollouts."""
-    candidate = streams.RandomEpisodes(masked=True)
-    agent = r2d2.R2D2(
-        candidate.spec,
-        network=functools.partial(
-            networks.q_network,
-            encoder=encoders.MLP((8,)),
-            core=cores.LSTM(8),
-            frame_stack=2,
-            dueling=True,
-        ),
+    ),
+    "pqn": lambda: _PQN(_tiny_q_network(encoder=_NORM_MLP, frame_stack=3)),
+    "pqn_gru": lambda: _PQN(_tiny_q_network(cores.GRU(8, layer_norm=True), encoder=_NORM_MLP)),
+    # A core and stacked frames; sequences are longer than rollouts.
+    "r2d2": lambda: _case(
+        r2d2.R2D2,
+        _tiny_q_network(core=cores.LSTM(8), frame_stack=2, dueling=True),
         learning_rate=0.01,
         sequence_length=10,
         burn_in=4,
@@ -113,92 +135,18 @@ def _r2d2():
         replay_ratio=1.0,
         target_period=2,
         normalize_observations=True,
-    )
-    return agent, candidate
-
-
-def _sac(actions: str, masked: bool, frame_stack: int, **options):
-    candidate = streams.RandomEpisodes(actions=actions, masked=masked)
-    agent = sac.SAC(
-        candidate.spec,
-        network=functools.partial(
-            sac_networks.sac_network, hidden_sizes=(8,), frame_stack=frame_stack
-        ),
-        learning_rate=0.01,
-        batch_size=16,
-        min_replay=16,
-        replay_capacity=200,
-        replay_ratio=1.1,
-        target_rate=0.1,
-        random_steps=NUM_ENVS * ROLLOUT_LENGTH,  # the first rollout
-        **options,
-    )
-    return agent, candidate
-
-
-def _muzero():
-    candidate = streams.RandomEpisodes(masked=True)
-    network = functools.partial(
-        muzero_networks.model,
-        encoder=encoders.MLP((8,)),
-        latent_size=8,
-        hidden_sizes=(8,),
-        frame_stack=3,
-    )
-    agent = muzero.MuZero(
-        candidate.spec,
-        network=network,
-        search=functools.partial(tree_search.Search, num_simulations=4, max_depth=3),
-        support=5.0,
-        support_atoms=11,
+    ),
+    "sac": lambda: _SAC(_tiny_sac_network, "continuous", masked=False, normalize_observations=True),
+    "sac_discrete": lambda: _SAC(
+        functools.partial(_tiny_sac_network, frame_stack=3), priority_exponent=0.6
+    ),
+    "muzero": lambda: _case(
+        muzero.MuZero,
+        tiny_network(make=muzero_networks.model, latent_size=8, hidden_sizes=(8,), frame_stack=3),
         unroll_steps=2,
-        n_steps=2,
-        temperature_steps=400,
-        # Small steps, because the search magnifies rounding errors of parameters.
-        learning_rate=0.0005,
-        adam_epsilon=1e-2,
-        batch_size=16,
-        min_replay=96,
-        replay_capacity=200,
-        replay_ratio=0.8,
-        priority_exponent=0.6,
-        importance_exponent=0.4,
-    )
-    return agent, candidate
-
-
-# Together the agents of one algorithm cover every kind of action and of memory.
-AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]] = {
-    "ppo": lambda: _ppo("discrete", True, tiny_network()),
-    "ppo_lstm": lambda: _ppo("multi_discrete", True, tiny_network(cores.LSTM(8))),
-    "ppo_gru_frames": lambda: _ppo(
-        "continuous",
-        False,
-        tiny_network(cores.GRU(8), frame_stack=3, separate_critic=False),
-        normalize_observations=True,
+        **SEARCH,
+        **_PRIORITIES,
     ),
-    "ppo_scaled": lambda: _ppo(
-        "discrete",
-        True,
-        tiny_network(cores.GRU(8)),
-        normalize_observations=True,
-        normalize_rewards=True,
-        anneal_steps=400,
-        clip_epsilon_final=0.0,
-        entropy_cost_final=0.0,
-    ),
-    "impala": lambda: _impala("discrete", True, tiny_network()),
-    "impala_lstm": lambda: _impala(
-        "continuous", False, tiny_network(cores.LSTM(8)), num_minibatches=2
-    ),
-    "dqn": _dqn,
-    "rainbow": _rainbow,
-    "pqn": lambda: _pqn(frame_stack=3),
-    "pqn_gru": lambda: _pqn(core=cores.GRU(8, layer_norm=True)),
-    "r2d2": _r2d2,
-    "sac": lambda: _sac("continuous", False, frame_stack=1, normalize_observations=True),
-    "sac_discrete": lambda: _sac("discrete", True, frame_stack=3, priority_exponent=0.6),
-    "muzero": _muzero,
 }
 
 
@@ -222,17 +170,11 @@ def _sebulba(agent, candidate, num_devices: int) -> runner.Runner:
 
 
 class RunnerCase(NamedTuple):
-    """A runner and its properties.
-
-    Attributes:
-      make: `make(agent, environment, num_devices)`.
-      lag: number of updates that the acting parameters are behind.
-      saves_streams: whether a state holds the environments too, so that they continue.
-    """
+    """A runner and its properties."""
 
     make: Callable[[agent_lib.Agent, environment.Environment, int], runner.Runner]
-    lag: int
-    saves_streams: bool
+    lag: int  # number of updates that the acting parameters are behind
+    saves_streams: bool  # whether a state holds the environments too, so that they continue
 
 
 RUNNERS: dict[str, RunnerCase] = {
@@ -253,7 +195,7 @@ class _Remembered(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recorder:
-    """An agent that acts and learns as `agent` does.
+    """An agent that acts and learns as `agent` does, and keeps the latest rollout in its memory.
 
     Attributes:
       agent: the agent under test.
@@ -298,7 +240,7 @@ class Recorder:
 
 
 class History(NamedTuple):
-    """A run of `NUM_UPDATES` updates, one at a time, on the host."""
+    """Results of `run`."""
 
     states: list[Any]  # [U + 1] the runner's states, as NumPy
     rollouts: list[types.Rollout]  # [U] of all streams

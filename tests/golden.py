@@ -41,7 +41,7 @@ def _processor() -> str:
     info = pathlib.Path("/proc/cpuinfo")
     if not info.exists():
         return platform.machine()
-    fields = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
-    fields = {name.strip(): value.strip() for name, value in fields.items()}
+    lines = (line.partition(":") for line in info.read_text().splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in lines}
     flags = hashlib.sha256(fields.get("flags", "").encode()).hexdigest()[:8]
     return f"{fields.get('model name', platform.machine())} {flags}"

@@ -1,4 +1,4 @@
-"""Several processes on this machine that are one run, as hosts of a pod are."""
+"""Several processes on this machine that are one run, as the hosts of a pod are."""
 
 import os
 import pathlib
@@ -14,14 +14,14 @@ PEER_TIMEOUT = 30  # seconds to come together, and of silence until a process co
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens on."""
+    """Returns a port that is free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def environment(num_devices: int) -> dict[str, str]:
-    """Returns what gives a child so many fake devices."""
+    """Returns the variables with which a child has so many fake devices."""
     flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
     return {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={num_devices}"}
 
@@ -61,17 +61,13 @@ def finish(started: Sequence[subprocess.Popen]) -> list[subprocess.CompletedProc
 
 
 def python(code: str, num_processes: int, num_devices: int) -> list[subprocess.CompletedProcess]:
-    """Runs code in so many processes; it finds its number and the coordinator in `sys.argv`."""
+    """Runs code in so many processes; `sys.argv` has each one's number and the coordinator."""
     address = f"127.0.0.1:{free_port()}"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(process), address],
-            cwd=pathlib.Path(__file__).resolve().parents[1],
-            env={**os.environ, **environment(num_devices)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(num_processes)
-    ]
-    return finish(started)
+    return finish(
+        [
+            processes.spawn(
+                [sys.executable, "-c", code, process, address], environment(num_devices)
+            )
+            for process in range(num_processes)
+        ]
+    )

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import numpy as np
 
 from podracers.training import checkpoint, experiment
+from tests import streams
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -37,7 +37,7 @@ experiment.Experiment.evaluation_period = 8  # updates
 experiment.Experiment.evaluation_episodes = 8
 experiment.Experiment.checkpoint_period = 8  # updates
 
-# Loops that are unrolled: what takes the time here is compiling.
+# Loops that are unrolled, because compiling takes most of the time.
 ppo.PPO.epochs = 1
 ppo.PPO.num_minibatches = 1
 """
@@ -51,20 +51,23 @@ def config_file(folder: pathlib.Path, extra: str = "") -> pathlib.Path:
     return path
 
 
-def start(
-    script: str, *arguments: object, environment: Mapping[str, str] | None = None, **options
+def spawn(
+    command: Sequence[object], environment: Mapping[str, str] | None = None, **options
 ) -> subprocess.Popen:
-    """Starts `scripts/<script>.py`; the options are those of `subprocess.Popen`."""
-    command = [sys.executable, str(ROOT / "scripts" / f"{script}.py"), *map(str, arguments)]
+    """Starts a command with captured output; the options are those of `subprocess.Popen`."""
     return subprocess.Popen(
-        command,
-        cwd=options.pop("cwd", ROOT),
+        list(map(str, command)),
         env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **options,
+        **{"cwd": ROOT, **options},
     )
+
+
+def start(script: str, *arguments: object, **options) -> subprocess.Popen:
+    """Starts `scripts/<script>.py`; see `spawn`."""
+    return spawn([sys.executable, ROOT / "scripts" / f"{script}.py", *arguments], **options)
 
 
 def finish(process: subprocess.Popen, timeout: float = 240.0) -> subprocess.CompletedProcess:
@@ -100,26 +103,20 @@ def log(run_dir: pathlib.Path) -> list[dict]:
 
 
 def num_lines(run_dir: pathlib.Path) -> int:
-    """Returns how many log lines there are so far."""
+    """Returns the number of log lines so far."""
     path = run_dir / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def final_state(run_dir: pathlib.Path) -> tuple[int, list[np.ndarray]]:
-    """Returns the newest checkpoint's step, and the leaves of its state, keys as numbers."""
+def final_state(run_dir: pathlib.Path) -> tuple[int, list]:
+    """Returns the newest checkpoint's step, and the leaves of its state as NumPy arrays."""
     loaded = experiment.load([str(run_dir / "config.gin")], [])
     template = loaded.build().runner.init(loaded.seed)
     directory = loaded.checkpoint_directory or run_dir / "checkpoints"
     checkpointer = checkpoint.Checkpointer(directory, read_only=True)
     step, state, _ = checkpointer.restore(template)
     checkpointer.close()
-    return step, [_numbers(leaf) for leaf in jax.tree.leaves(state)]
-
-
-def _numbers(leaf: jax.Array) -> np.ndarray:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    return np.asarray(leaf)
+    return step, jax.tree.leaves(streams.to_numpy(state))
 
 
 def assert_same_end(one: pathlib.Path, other: pathlib.Path) -> None:
@@ -127,13 +124,11 @@ def assert_same_end(one: pathlib.Path, other: pathlib.Path) -> None:
     assert log(one) == log(other)
     (step, leaves), (other_step, other_leaves) = final_state(one), final_state(other)
     assert step == other_step
-    assert len(leaves) == len(other_leaves)
-    for leaf, other_leaf in zip(leaves, other_leaves):
-        assert leaf.tobytes() == other_leaf.tobytes()
+    assert [leaf.tobytes() for leaf in leaves] == [leaf.tobytes() for leaf in other_leaves]
 
 
 def assert_mistake(result: subprocess.CompletedProcess, *phrases: str) -> None:
-    """Checks that a process ended as it does for a mistake: one line, exit code 2."""
+    """Checks that a process ended with one line and exit code 2."""
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1, result.stderr

@@ -4,6 +4,7 @@ Axis legend: `T` time, `B` streams.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +16,7 @@ from podracers import environment, types
 
 
 class State(NamedTuple):
-    """The state of an episode; it holds a typed key, as the states of some environments do."""
-
-    key: jax.Array
+    key: jax.Array  # typed
     time: jax.Array  # int32
     place: jax.Array  # float32 [2]
     total: jax.Array  # float32, the return so far
@@ -29,15 +28,10 @@ class RandomEpisodes:
 
     The observation is drawn at random and moved by the action; with `masked` it is a dict, and one
     value of each (part of the) action, drawn at random, is illegal.
-
-    Attributes:
-      end: the probability that a step is the last one.
-      actions: "discrete" (3 values), "multi_discrete" (2 and 3 values) or "continuous" (2 parts).
-      masked: whether there is an action mask.
     """
 
-    end: float = 0.3
-    actions: str = "discrete"
+    end: float = 0.3  # probability that a step is the last one
+    actions: str = "discrete"  # (3 values), "multi_discrete" (2 and 3 values) or "continuous" (2)
     masked: bool = False
 
     @property
@@ -103,8 +97,5 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 def assert_close(actual: Any, expected: Any, rtol: float = 1e-4, atol: float = 1e-5) -> None:
     """Asserts that two pytrees are equal up to rounding."""
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol),
-        to_numpy(actual),
-        to_numpy(expected),
-    )
+    close = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
+    jax.tree.map(close, to_numpy(actual), to_numpy(expected))

@@ -1,6 +1,7 @@
 """The contract between agents and runners, for the agents and runners of `tests/contract.py`."""
 
 import dataclasses
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -27,9 +28,9 @@ class Subject(NamedTuple):
     history: contract.History
 
 
-# Every kind of action and of memory; `test_parity` compares the runners on PPO and DQN.
+# Every kind of action and of memory.
 FAST = {"anakin": ("ppo", "dqn", "sac", "muzero"), "sebulba": ("ppo_lstm", "r2d2")}
-# Every other agent under one runner; `test_parity` compares the runners.
+# The other agents under one runner, because `test_parity` compares the runners.
 SLOW = {
     "anakin": ("ppo_scaled", "impala", "rainbow", "pqn_gru", "r2d2"),
     "sebulba": ("ppo", "dqn", "ppo_gru_frames", "impala_lstm", "pqn", "sac_discrete"),
@@ -67,13 +68,6 @@ def _subject(request):
     runner.close()
 
 
-def _timestep(subject) -> types.TimeStep:
-    """Returns the time steps of all rollouts as one stream, `[U * T + 1, B, ...]`."""
-    rollouts = [rollout.timestep for rollout in subject.history.rollouts]
-    parts = [jax.tree.map(lambda x: x[:-1], part) for part in rollouts[:-1]] + rollouts[-1:]
-    return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
-
-
 def test_protocols_and_names_of_metrics(subject):
     assert isinstance(subject.agent, agent_lib.Agent)
     assert isinstance(subject.environment, environment.Environment)
@@ -99,7 +93,6 @@ def test_updates_are_finite_and_change_parameters(subject):
 
 @pytest.mark.exact
 def test_parameters_are_those_of_the_golden_file(subject, request):
-    """Refactoring does not change the parameters after five updates, bit for bit."""
     params = subject.runner.actor_params(subject.history.final)
     golden.check(request.node.callspec.id, params)
 
@@ -112,8 +105,14 @@ def test_replicas_of_the_learner_are_identical(subject):
             np.testing.assert_array_equal(shard, shards[0])
 
 
-def test_streams_keep_s1(subject):
-    timestep = _timestep(subject)
+def test_streams_keep_s1_and_s3(subject):
+    rollouts = [rollout.timestep for rollout in subject.history.rollouts]
+    for before, after in itertools.pairwise(rollouts):
+        streams.assert_same(
+            jax.tree.map(lambda x: x[0], after), jax.tree.map(lambda x: x[-1], before)
+        )
+    parts = [jax.tree.map(lambda x: x[:-1], part) for part in rollouts]
+    timestep = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)  # [U * T, B, ...]
     first, last = timestep.first(), timestep.last()
     assert np.all(first[0])
     assert np.sum(last) > 20
@@ -122,16 +121,8 @@ def test_streams_keep_s1(subject):
     np.testing.assert_array_equal(timestep.discount[~last], 1.0)
     assert timestep.terminated().any()
     assert timestep.truncated().any()
-
-
-def test_rollouts_begin_where_the_last_one_ended_s3(subject):
-    for before, after in itertools.pairwise(subject.history.rollouts):
-        streams.assert_same(
-            jax.tree.map(lambda x: x[0], after.timestep),
-            jax.tree.map(lambda x: x[-1], before.timestep),
-        )
     # Rows are different streams.
-    observation = jax.tree.leaves(_timestep(subject).observation)[-1]
+    observation = jax.tree.leaves(timestep.observation)[-1]
     assert len({row.tobytes() for row in observation.swapaxes(0, 1)}) == contract.NUM_ENVS
 
 
@@ -190,10 +181,8 @@ def test_a_seed_repeats_in_any_number_of_dispatches_without_another_trace(subjec
     state, report = subject.runner.step(subject.runner.init(0), contract.NUM_UPDATES)
     assert subject.recorder.traces == traces
     streams.assert_same(state, subject.history.states[-1])
-    merged = subject.history.reports[0].means
-    for later in subject.history.reports[1:]:
-        merged = {name: mean.merge(later.means[name]) for name, mean in merged.items()}
-    streams.assert_close(report.means, merged)
+    merged = functools.reduce(metrics.merge, subject.history.reports)
+    streams.assert_close(report, merged)
     other = subject.runner.init(1)
     with pytest.raises(AssertionError):
         streams.assert_same(other.learner, subject.history.states[0].learner)

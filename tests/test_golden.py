@@ -1,14 +1,11 @@
-"""Golden digests of interrupted runs, and of agents that `tests/test_agents.py` does not test.
-
-Those are agents on one device, agents that need special environments, and reanalysis.
-"""
+"""Golden digests of interrupted runs, and of agents that `tests/test_agents.py` does not test."""
 
 import dataclasses
 import functools
 
 import pytest
 
-from agents import alphazero, tree_search
+from agents import alphazero
 from agents.meta import rules
 from agents.meta.lpg import rule as lpg_rule
 from agents.meta.rules import disco
@@ -33,18 +30,8 @@ def _alphazero():
         network=functools.partial(
             muzero_networks.policy_value, encoder=encoders.MLP((8,)), hidden_sizes=(8,)
         ),
-        search=functools.partial(tree_search.Search, num_simulations=4, max_depth=3),
-        support=5.0,
-        support_atoms=11,
-        n_steps=2,
-        temperature_steps=400,
-        learning_rate=0.0005,  # small, as MuZero's in tests/contract.py
-        adam_epsilon=1e-2,
-        batch_size=16,
-        min_replay=96,
-        replay_capacity=200,
-        replay_ratio=0.8,
         normalize_observations=True,
+        **contract.SEARCH,
     )
     return agent, candidate
 

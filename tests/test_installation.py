@@ -2,11 +2,8 @@
 
 import configparser
 import json
-import os
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
 import zipfile
 
@@ -14,8 +11,9 @@ import pytest
 
 from podracers import errors
 from podracers.training import experiment
+from tests import processes
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = processes.ROOT
 PACKAGES = ("podracers", "agents", "environments")
 NAMES = ("cartpole_ppo.gin", "experiments/cartpole_ppo.gin", "gin/experiments/cartpole_ppo.gin")
 # One update of 64 agent steps.
@@ -53,43 +51,31 @@ def test_shipped_files_are_found_from_any_directory(tmp_path, monkeypatch, name)
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_trains_and_evaluates(tmp_path):
-    source, target, elsewhere = (tmp_path / name for name in ("source", "target", "elsewhere"))
+def test_an_installed_wheel_trains_and_evaluates(tmp_path, source):
+    target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for name in (*PACKAGES, "gin", "scripts"):  # building leaves files beside the sources
-        shutil.copytree(ROOT / name, source / name, symlinks=True)
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    options = {"env": {**os.environ, "PYTHONPATH": str(target)}, "cwd": elsewhere}
 
-    def run(*command, **changes):
-        done = subprocess.run(
-            list(map(str, command)),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-            **{**options, **changes},
-        )
+    def run(*command, environment=None):
+        done = processes.finish(processes.spawn(command, environment, cwd=elsewhere))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     offline = ("--no-deps", "--no-index")
-    wheel = (*pip, "wheel", *offline, "--no-build-isolation", "-w", tmp_path, source)
-    run(*wheel, env=None, cwd=tmp_path)
+    run(*pip, "wheel", *offline, "--no-build-isolation", "-w", tmp_path, source)
     (wheel,) = tmp_path.glob("*.whl")
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     # No `gin`, which would hide gin-config.
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-    run(*pip, "install", *offline, "--target", target, wheel, env=None)
-    path = run(sys.executable, "-c", "import podracers; print(podracers.__file__)")
+    run(*pip, "install", *offline, "--target", target, wheel)
+    installed = {"PYTHONPATH": str(target)}
+    path = run(sys.executable, "-c", "import agents; print(agents.__file__)", environment=installed)
     assert pathlib.Path(path.strip()).is_relative_to(target)
     chosen = ["--gin_file", "cartpole_ppo.gin"]
     chosen += [word for binding in SMALL for word in ("--gin_bindings", binding)]
-    run(target / "bin/podracers-train", *chosen, "--run_dir", "run")
+    run(target / "bin/podracers-train", *chosen, "--run_dir", "run", environment=installed)
     summary = json.loads((elsewhere / "run/summary.json").read_text())
     assert (summary["updates"], summary["commit"]) == (1, None)
-    printed = run(target / "bin/podracers-evaluate", "--run_dir", "run")
+    printed = run(target / "bin/podracers-evaluate", "--run_dir", "run", environment=installed)
     assert f"return {summary['evaluation']['return']:.2f}" in printed
-    run(target / "bin/podracers-compare", "--help")
+    run(target / "bin/podracers-compare", "--help", environment=installed)

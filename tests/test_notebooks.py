@@ -1,10 +1,9 @@
-"""Tests of the notebooks: they run, they show what they should, and they open on Colab."""
+"""Tests of the notebooks: they run, their outputs are complete, and they open on Colab."""
 
 import configparser
 import os
 import pathlib
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,24 +15,13 @@ import nbformat
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-LARGEST = 2_000_000  # bytes, with outputs
-# What each notebook is there to show: how many plots, and how many animations.
-SHOWS = {
-    "anakin": (4, 2),  # curves of two games, speed, a population; an episode of each game
-    "sebulba": (4, 2),  # a curve, where the time goes twice, lags; an episode of each game
-    "compare": (2, 1),  # curves, throughput; an episode
-    "meta_learning": (3, 0),  # curves, what predictions mean twice
-}
+# The numbers of plots and of animations in each notebook.
+OUTPUTS = {"anakin": (4, 2), "sebulba": (4, 2), "compare": (2, 1), "meta_learning": (3, 0)}
 
 
-@pytest.fixture(scope="module", params=SHOWS)
-def name(request) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def path(name) -> pathlib.Path:
-    return ROOT / "notebooks" / f"{name}.ipynb"
+@pytest.fixture(scope="module", params=OUTPUTS)
+def path(request) -> pathlib.Path:
+    return ROOT / "notebooks" / f"{request.param}.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +33,7 @@ def notebook(path) -> nbformat.NotebookNode:
 
 @pytest.fixture(scope="module")
 def url() -> str:
-    """The repository's public address, which stands in setup.cfg alone."""
+    """The repository's public address, which is set only in setup.cfg."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     return config["metadata"]["url"]
@@ -59,45 +47,36 @@ def _outputs(notebook):
     return [output for cell in _cells(notebook, "code") for output in cell.outputs]
 
 
-def _shown(notebook, mime: str) -> list[str]:
-    """Returns what the outputs show in one format."""
-    shown = [output.get("data", {}) for output in _outputs(notebook)]
-    return [data[mime] for data in shown if mime in data]
+def _data(notebook, mime: str) -> list[str]:
+    """Returns the outputs in one format."""
+    data = [output.get("data", {}) for output in _outputs(notebook)]
+    return [each[mime] for each in data if mime in each]
 
 
-def _assert_shows_everything(notebook, name):
+def _assert_complete(notebook, path):
     for output in _outputs(notebook):
         assert output.output_type != "error", output
         assert output.get("name") != "stderr", f"a cell wrote to stderr: {output}"
-    num_plots, num_animations = SHOWS[name]
-    assert len(_shown(notebook, "image/png")) == num_plots
-    gifs = [html for html in _shown(notebook, "text/html") if "data:image/gif;base64," in html]
-    assert len(gifs) == num_animations
+    gifs = [html for html in _data(notebook, "text/html") if "data:image/gif;base64," in html]
+    assert (len(_data(notebook, "image/png")), len(gifs)) == OUTPUTS[path.stem]
 
 
 def test_every_notebook_is_tested():
-    assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == set(SHOWS)
-
-
-def test_badge_opens_this_notebook(notebook, path, url):
-    owner_and_name = url.removeprefix("https://github.com/")
-    place = path.relative_to(ROOT).as_posix()
-    target = f"https://colab.research.google.com/github/{owner_and_name}/blob/main/{place}"
-    first = notebook.cells[0]
-    assert first.cell_type == "markdown"
-    badges = re.findall(r"\[!\[[^\]]*\]\([^)]*colab-badge\.svg\)\]\(([^)]*)\)", first.source)
-    assert badges == [target]
+    assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == set(OUTPUTS)
 
 
 def _installing(notebook) -> int:
-    """Returns which code cell installs the library: nothing before it imports JAX."""
+    """Returns the index of the code cell that installs the library; none before imports JAX."""
     cells = [cell.source for cell in _cells(notebook, "code")]
     place = next(number for number, source in enumerate(cells) if '"pip", "install"' in source)
     assert not [source for source in cells[:place] if re.search(r"^(import|from) jax", source)]
     return place
 
 
-def test_one_cell_installs_from_the_one_address(notebook, url):
+def test_it_opens_on_colab_and_installs_from_the_one_address(notebook, path, url):
+    place = f"{url.removeprefix('https://github.com/')}/blob/main/notebooks/{path.name}"
+    badges = re.findall(r"colab-badge\.svg\)\]\(([^)]*)\)", notebook.cells[0].source)
+    assert badges == [f"https://colab.research.google.com/github/{place}"]
     cell = _cells(notebook, "code")[_installing(notebook)].source
     other = nbformat.read(ROOT / "notebooks" / "compare.ipynb", as_version=4)
     assert cell == _cells(other, "code")[_installing(other)].source
@@ -105,17 +84,7 @@ def test_one_cell_installs_from_the_one_address(notebook, url):
     assert cell.splitlines()[-1].startswith("command_line.require_accelerator()")
 
 
-def test_defines_no_library_code(notebook):
-    for cell in _cells(notebook, "code"):
-        assert not re.search(r"^class ", cell.source, re.MULTILINE), cell.source
-        assert not re.search(r"^def train\b", cell.source, re.MULTILINE), cell.source
-        assert len(cell.source.splitlines()) <= 25, f"a long cell: {cell.source}"
-        # What is configured is configured by gin, and trained by the library.
-        assert not re.search(r"\bPPO\(|\bAnakin\(|\bSebulba\(", cell.source), cell.source
-        assert not re.search(r"^ +.*runner\.step\(.*updates_per_call", cell.source, re.MULTILINE)
-
-
-def test_links_lead_somewhere(notebook, path):
+def test_links_and_paths_exist(notebook, path):
     text = "\n".join(cell.source for cell in _cells(notebook, "markdown"))
     for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", text):
         assert (path.parent / target).is_file(), target
@@ -123,18 +92,14 @@ def test_links_lead_somewhere(notebook, path):
         assert (ROOT / target).is_file(), target
 
 
-def test_committed_outputs(notebook, name, path):
-    assert path.stat().st_size < LARGEST
+def test_committed_outputs(notebook, path):
+    assert path.stat().st_size < 2_000_000
     counts = [cell.execution_count for cell in _cells(notebook, "code")]
     assert counts == list(range(1, len(counts) + 1)), "executed in another order, or not at all"
-    _assert_shows_everything(notebook, name)
-
-
-def test_committed_outputs_name_no_machine(notebook):
-    shown = [output.get("text", "") for output in _outputs(notebook)]
-    shown += _shown(notebook, "text/plain")
+    _assert_complete(notebook, path)
+    texts = [output.get("text", "") for output in _outputs(notebook)]
     places = {str(ROOT), str(pathlib.Path.home()), tempfile.gettempdir(), socket.gethostname()}
-    for text in [*shown, str(notebook.metadata)]:
+    for text in [*texts, *_data(notebook, "text/plain"), str(notebook.metadata)]:
         assert not [place for place in places if place in text], text
         assert not re.search(r"(?<![\w:/.])/(home|root|Users|content|tmp|usr|opt)/", text), text
         assert not re.search(r"[Ww]arning\b", text), text
@@ -142,12 +107,7 @@ def test_committed_outputs_name_no_machine(notebook):
 
 @pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the kernel would share the accelerator")
-def test_runs(notebook, name, tmp_path):
-    environment = {
-        "PODRACERS_NOTEBOOK_SCALE": "0.02",
-        # Nothing runs for long, so what is compiled had better be compiled fast.
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
+def test_runs(notebook, path, tmp_path):
     fresh = nbformat.from_dict(notebook)
     for cell in _cells(fresh, "code"):
         cell.outputs, cell.execution_count = [], None
@@ -155,16 +115,15 @@ def test_runs(notebook, name, tmp_path):
         fresh, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     # EnvPool, imported by a test before this one, may have chosen another backend for plots.
-    inherited = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
-    client.execute(env={**inherited, **environment})
-    _assert_shows_everything(fresh, name)
+    environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
+    environment |= {"PODRACERS_NOTEBOOK_SCALE": "0.02", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    client.execute(env=environment)
+    _assert_complete(fresh, path)
     assert not list(tmp_path.iterdir()), "the notebook left files behind"
 
 
-# What a Colab runtime brings along (August 2026), as far as it matters here.
-COLAB = ("jax==0.7.2", "jaxlib==0.7.2", "flax==0.11.2", "numpy==2.1.3", "ipykernel")
-PACKAGES = [name.partition("==")[0] for name in COLAB if "==" in name]
-FREEZE = f"import importlib.metadata as m; print([m.version(name) for name in {PACKAGES}])"
+# Packages of a Colab runtime (August 2026).
+COLAB = {"jax": "0.7.2", "jaxlib": "0.7.2", "flax": "0.11.2", "numpy": "2.1.3"}
 
 
 @pytest.fixture(scope="module")
@@ -173,36 +132,25 @@ def colab(tmp_path_factory):
     folder = tmp_path_factory.mktemp("colab")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=300)
     python = folder / "bin" / "python"
-    command = [python, "-m", "pip", "install", "--quiet", *COLAB]
+    pinned = [f"{name}=={version}" for name, version in COLAB.items()]
+    command = [python, "-m", "pip", "install", "--quiet", *pinned, "ipykernel"]
     made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     if made.returncode:
-        pytest.skip(f"pip cannot fetch {COLAB}: {made.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"pip cannot fetch {pinned}: {made.stderr.strip().splitlines()[-1]}")
     return python
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> pathlib.Path:
-    """A copy of the library, for pip builds beside the sources."""
-    folder = tmp_path_factory.mktemp("source")
-    for name in ("podracers", "agents", "environments", "gin", "scripts"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    return folder
-
-
 @pytest.mark.slow
-def test_first_cells_install_beside_what_colab_has(notebook, colab, source, tmp_path):
-    cells = _cells(notebook, "code")[: _installing(notebook) + 2]  # with the imports
+def test_first_cells_install_beside_the_packages_of_colab(notebook, colab, source, tmp_path):
+    cells = [cell.source for cell in _cells(notebook, "code")[: _installing(notebook) + 2]]
+    versions = f"import importlib.metadata as m; print([m.version(x) for x in {list(COLAB)}])"
     script = tmp_path / "cells.py"
-    script.write_text("\n".join(cell.source for cell in cells) + "\nprint(command_line.__file__)\n")
+    script.write_text("\n".join([*cells, "print(command_line.__file__)", versions]))
     environment = {**os.environ, "REPO": source.as_uri(), "MPLBACKEND": "agg"}
     del environment["XLA_FLAGS"]  # of another XLA
-    run = {"capture_output": True, "text": True, "timeout": 1800, "cwd": tmp_path}
-    done = subprocess.run([colab, script], env=environment, check=False, **run)
+    options = {"capture_output": True, "text": True, "timeout": 1800, "cwd": tmp_path}
+    done = subprocess.run([colab, script], env=environment, check=False, **options)
     assert done.returncode == 0, done.stderr
     assert "cpu" in done.stdout
     assert str(colab.parents[1]) in done.stdout, "imported from elsewhere"
-    kept = subprocess.run([colab, "-c", FREEZE], check=True, **run).stdout
-    assert kept.strip() == str([name.partition("==")[2] for name in COLAB if "==" in name])
+    assert done.stdout.splitlines()[-1] == str(list(COLAB.values()))

@@ -57,36 +57,24 @@ def test_bodies_compute_in_bfloat16_and_states_are_float32(encoder, core):
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(kept))
 
 
-def _precise(**options):
-    chosen = precision.Precision("highest", "bfloat16")
+def test_runners_and_evaluations_trace_the_agent_with_their_precision():
     environment = streams.RandomEpisodes()
     agent = ppo.PPO(environment.spec, network=contract.tiny_network())
-    return agent, environment, {**options, "precision": chosen}
-
-
-def _assert_precise(traced):
-    assert ("bfloat16", "bfloat16") in _dtypes(traced, "dot_general")
-    assert "Precision.HIGHEST" in str(traced)
-    assert precision.compute_dtype() == jnp.float32  # the context has ended
-
-
-@pytest.mark.parametrize("runner", [anakin.Anakin, sebulba.Sebulba])
-def test_runners_trace_the_agent_with_their_precision(runner):
-    agent, environment, options = _precise(num_envs=8, rollout_length=4)
-    made = runner(agent, environment, **options)
-    programs = {"update": made.trace(0)}
-    if runner is sebulba.Sebulba:
-        programs["act"] = made.trace_acting(0).act
-    for program in programs.values():
-        _assert_precise(program.jaxpr.jaxpr)
-
-
-def test_evaluations_are_traced_with_their_precision():
-    agent, environment, options = _precise(num_episodes=2)
-    evaluator = evaluation.Evaluator(agent, environment, **options)
-    params = jax.eval_shape(lambda: agent.actor_params(agent.init_learner(jax.random.key(0))))
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    _assert_precise(evaluator._run.trace(params, key, np.arange(2, dtype=np.int32)).jaxpr.jaxpr)
+    options = {"precision": precision.Precision("highest", "bfloat16")}
+    subject = sebulba.Sebulba(agent, environment, 8, 4, **options)
+    evaluator = evaluation.Evaluator(agent, environment, 2, **options)
+    params, key = jax.eval_shape(
+        lambda key: (agent.actor_params(agent.init_learner(key)), key), jax.random.key(0)
+    )
+    for program in (
+        anakin.Anakin(agent, environment, 8, 4, **options).trace(0),
+        subject.trace(0),
+        subject.trace_acting(0).act,
+        evaluator._run.trace(params, key, np.arange(2, dtype=np.int32)),
+    ):
+        assert ("bfloat16", "bfloat16") in _dtypes(program.jaxpr.jaxpr, "dot_general")
+        assert "Precision.HIGHEST" in str(program.jaxpr)
+        assert precision.compute_dtype() == jnp.float32  # the context has ended
 
 
 def test_another_precision_is_another_trace():
