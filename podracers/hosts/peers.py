@@ -1,14 +1,14 @@
 """Ends all processes of a run when one of them fails, is lost or stuck, with the first cause.
 
 Every process has a connection to process 0, over which both send a heartbeat each second, with the
-number of agreements that its main thread has come to (`processes`). A connection that closes or
+number of agreements that the main thread has reached (`processes`). A connection that closes or
 falls silent, a failure that a process reports, or a process that stays behind the others for
 `_PATIENCE` times the timeout ends all: process 0 passes the first cause on, and every process
-prints it in one line. A collective that waits for a process that is gone may never return, so a
-thread has to end the process.
+prints it in one line. A collective that waits for a lost process may never return, so a thread ends
+the process.
 
-The connections are made before those of JAX, so that a process which is lost while JAX starts is
-noticed like any other. JAX's own heartbeat cannot do this (JAX 0.10.2): when a process is lost, the
+The connections are made before those of JAX, so that the loss of a process while JAX starts is
+detected as well. JAX's own heartbeat cannot do this (JAX 0.10.2): when a process is lost, the
 others abort in C++ (exit code 134, no cause) before any Python runs, and
 `missed_heartbeat_callback` cannot be called from Python (std::bad_cast). With
 `jax_enable_recoverability` the loss of process 0 still aborts all.
@@ -62,15 +62,15 @@ class _Peers:
         connections: dict[int, _Connection] | None = None,
     ):
         self.process, self._count, self._timeout = process, count, timeout
-        # Agreements that the main thread has come to, and signs of progress since the last one.
+        # Agreements that the main thread has reached, and signs of progress since the last one.
         self.position = [0, 0]
         self._changed = threading.Condition()  # also the lock of sending
         self._listener = listener
-        self._unidentified: list[_Connection] = []  # have not sent their process number yet
+        self._unidentified: list[_Connection] = []  # without a process number yet
         self._connections = connections or {}
         self._checked = time.monotonic()
-        self._heard = dict.fromkeys(self._connections, self._checked)  # when, by process
-        self._positions: dict[int, tuple[list[int], float]] = {}  # and since when, by process
+        self._received = dict.fromkeys(self._connections, self._checked)  # latest time, by process
+        self._positions: dict[int, tuple[list[int], float]] = {}  # and start times, by process
         self._done: set[int] = set()
         self._jax_port: int | None = None
         self._closing = False
@@ -85,7 +85,7 @@ class _Peers:
             missing = sorted({*range(1, self._count)} - {*self._connections})
             host, port = self._listener.getsockname()[:2]
         raise errors.RunFailure(
-            f"within {self._timeout:g} s nothing was heard of process "
+            f"within {self._timeout:g} s no message came from process "
             f"{', '.join(map(str, missing))}: process 0 listens on {host}:{port}"
         )
 
@@ -123,7 +123,7 @@ class _Peers:
             self._check(time.monotonic())
 
     def _admit(self, connection: _Connection) -> None:
-        """Reads which process has connected; refuses one that does not belong to this run."""
+        """Reads the number of a new process; refuses one that does not belong to this run."""
         self._unidentified.remove(connection)
         try:
             kind, process, count = _receive(connection)
@@ -138,7 +138,7 @@ class _Peers:
             problem = f"--process_id {process} was given to two processes"
         else:
             with self._changed:
-                self._heard[process] = time.monotonic()
+                self._received[process] = time.monotonic()
                 self._connections[process] = connection
             return
         with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ class _Peers:
             connection.close()
             self._lose(peer, "it closed its connection")
             return
-        self._heard[peer] = time.monotonic()
+        self._received[peer] = time.monotonic()
         if kind == _ALIVE:
             self._set_position(peer, *rest)
         elif kind == _DONE:
@@ -172,12 +172,12 @@ class _Peers:
         """Ends all if a process is silent or, in process 0, if one makes the others wait."""
         if now - self._checked > max(self._timeout / 2, _HEARTBEAT_PERIOD):
             # This process was suspended; the others may have been, too, and need time to resume.
-            self._heard = dict.fromkeys(self._heard, now)
+            self._received = dict.fromkeys(self._received, now)
             self._positions.clear()
         self._checked = now
-        for peer, heard in self._heard.items():
-            if now - heard > self._timeout:
-                self._lose(peer, f"nothing was heard of it for {self._timeout:g} s")
+        for peer, received in self._received.items():
+            if now - received > self._timeout:
+                self._lose(peer, f"no message came for {self._timeout:g} s")
         for peer, (position, since) in self._positions.items():
             ahead = [at for other, at in self._positions.values() if other[0] > position[0]]
             waited = now - max(since, min(ahead)) if ahead else 0.0
@@ -226,14 +226,14 @@ _busy: list[Callable[[], bool]] = []
 
 
 def connect(process: int, count: int, host: str, port: int, bind: str, timeout: float) -> int:
-    """Waits until all processes are connected, and watches over them from then on.
+    """Waits until all processes are connected, and starts to watch them.
 
     Args:
       process: the number of this process.
       count: number of processes.
       host: name or address of process 0.
       port: the port at which it listens.
-      bind: the address of this machine at which process 0 listens; "" for all that it has.
+      bind: the address of this machine at which process 0 listens; "" for all.
       timeout: seconds for all to connect, and of silence after which a process counts as lost.
 
     Returns:
@@ -245,7 +245,7 @@ def connect(process: int, count: int, host: str, port: int, bind: str, timeout: 
     """
     if process:
         connection = _call(host, port, timeout)
-        with contextlib.suppress(OSError):  # it is noticed below
+        with contextlib.suppress(OSError):  # detected below
             _send(connection, _HELLO, process, count)
         _peers.append(_Peers(process, count, timeout, connections={0: connection}))
         return _peers[0].await_begin()
@@ -281,7 +281,7 @@ def _call(host: str, port: int, timeout: float) -> _Connection:
         except OSError as error:
             if time.monotonic() + _RETRY_PERIOD > deadline:
                 raise errors.RunFailure(
-                    f"within {timeout:g} s nothing was heard of process 0 at {host}:{port}: "
+                    f"within {timeout:g} s no message came from process 0 at {host}:{port}: "
                     f"{error.strerror or error}"
                 ) from error
         time.sleep(_RETRY_PERIOD)
@@ -299,16 +299,16 @@ def _send(connection: _Connection, *message: Any) -> None:
 
 
 def _receive(connection: _Connection) -> list:
-    """Returns a message. It is no pickle: any machine that reaches the port could run code.
+    """Returns a message; not a pickle, with which any machine that reaches the port could run code.
 
     Raises:
       EOFError, OSError: the connection is closed.
-      ValueError: it is no message.
+      ValueError: it is not a message.
     """
     try:
         message = json.loads(connection.recv_bytes(_MAX_MESSAGE))
     except RecursionError as error:
-        raise ValueError("brackets in brackets") from error
+        raise ValueError("nested brackets") from error
     if not isinstance(message, list) or not message:
         raise ValueError(f"expected a list, got {type(message).__name__}")
     return message
@@ -320,7 +320,7 @@ def finish_first(is_busy: Callable[[], bool]) -> None:
 
 
 def advance() -> None:
-    """Counts an agreement that all processes come to in the same order."""
+    """Counts an agreement, which all processes reach in the same order."""
     for each in _peers:
         each.position = [each.position[0] + 1, 0]
 
@@ -332,13 +332,13 @@ def touch() -> None:
 
 
 def leave() -> None:
-    """Tells the others that this process ends in order; nothing if it is alone."""
+    """Reports to the others that this process ends in order; does nothing in a single process."""
     if _peers:
         _peers.pop().close(_DONE)
 
 
 def await_cause() -> None:
-    """Gives another process time to report the first cause of a failure, which ends this process.
+    """Waits for another process to report the first cause of a failure, which ends this process.
 
     A collective that fails reports only that a connection was closed.
     """
@@ -347,7 +347,7 @@ def await_cause() -> None:
 
 
 def fail(cause: str, exit_code: int) -> None:
-    """Tells the others why this process fails; they end with the same code. Nothing if it is alone.
+    """Reports a failure to the other processes, if there are any; they end with the same code.
 
     Args:
       cause: one line.

@@ -1,6 +1,6 @@
-"""Several processes as one run: how they start, and what they agree on.
+"""Several processes as one run: their start, and the decisions that they share.
 
-Each process runs the same program on its own devices, and JAX makes one machine of all devices.
+Each process runs the same program on its own devices, and JAX joins the devices of all processes.
 Process 0 leads: it alone writes files and prints. All processes take the same decisions in the same
 order, so that each of them enters every program over all devices.
 
@@ -30,9 +30,9 @@ from jax.experimental import multihost_utils
 from podracers import errors
 from podracers.hosts import peers
 
-# Known before a backend is there; there is no public name for it (JAX 0.10).
+# It exists before a backend does, and has no public name (JAX 0.10).
 _STATE = jax_distributed.global_state
-_MESSAGE_TIMEOUT = 24 * 3600.0  # seconds for a message; the loss of its process is found sooner
+_MESSAGE_TIMEOUT = 24 * 3600.0  # seconds for a message; the loss of its process is detected sooner
 _MESSAGE_TIMEOUT_MS = int(_MESSAGE_TIMEOUT * 1000)
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
@@ -41,7 +41,7 @@ _messages = itertools.count()  # the same number stands for the same message in 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Which processes there are; None to ask the cluster.
+    """The processes of a run; None to detect them from the cluster.
 
     Attributes:
       coordinator: `HOST:PORT` of process 0.
@@ -76,7 +76,7 @@ class Group:
 
     @property
     def host_and_port(self) -> tuple[str, int]:
-        """Where process 0 listens."""
+        """The address of process 0."""
         host, _, port = self.coordinator.rpartition(":")
         return host, int(port)
 
@@ -99,7 +99,7 @@ def is_cluster() -> bool:
 
 
 def slurm_devices(environment: Mapping[str, str]) -> list[int] | None:
-    """Returns the GPUs of a Slurm task; None to leave it to JAX, which takes one for each task.
+    """Returns the GPUs of a Slurm task; None for JAX's own choice, one for each task.
 
     A task that sees a single GPU uses it. Where each task of a node sees as many GPUs as there are
     tasks, each takes one. Else a task uses all GPUs that it sees.
@@ -121,11 +121,11 @@ def initialize(group: Group, timeout: float) -> None:
     Args:
       group: the processes. Process 0 listens at the address that the group names, and nowhere else;
         where a cluster names it, on all interfaces.
-      timeout: seconds for all of them to start, and of silence after which one counts as lost,
-        which ends all others.
+      timeout: seconds for all of them to start, and of silence after which a process counts as
+        lost, which ends all others.
 
     Raises:
-      errors.UserError: no cluster tells which processes there are, or process 0 cannot listen.
+      errors.UserError: no cluster defines the processes, or process 0 cannot listen.
       errors.RunFailure: not all have started in time.
     """
     if not 0.0 < timeout <= _MESSAGE_TIMEOUT:
@@ -149,12 +149,12 @@ def initialize(group: Group, timeout: float) -> None:
         )
         if None in found:
             raise errors.UserError(
-                "--distributed: neither Slurm nor a TPU pod tells which processes there are: name "
+                "--distributed: neither Slurm nor a TPU pod defines the processes: name "
                 "them with --coordinator HOST:PORT --num_processes N --process_id I"
             )
         group = Group(*found)
     host, port = group.host_and_port
-    # First: where a process is missing, JAX waits, and then ends the process by itself.
+    # First, because JAX waits for missing processes and then ends this process by itself.
     port = peers.connect(group.process_id, group.num_processes, host, port, bind, timeout)
     try:
         jax.distributed.initialize(
@@ -163,7 +163,7 @@ def initialize(group: Group, timeout: float) -> None:
             group.process_id,
             local_device_ids=local_device_ids,
             cluster_detection_method="deactivate",
-            # `peers` notices a lost process sooner.
+            # `peers` detects a lost process sooner.
             initialization_timeout=int(2 * timeout) + 60,
             heartbeat_timeout_seconds=int(2 * timeout) + 60,
             shutdown_timeout_seconds=int(timeout) + 1,
@@ -177,7 +177,7 @@ def initialize(group: Group, timeout: float) -> None:
 
 
 def leave() -> None:
-    """Ends this process's part in order, where it is one of several; waits for the others."""
+    """Ends this process in order, if it is one of several; waits for the others."""
     if peers.is_watching():
         peers.leave()
         jax.distributed.shutdown()
@@ -275,10 +275,10 @@ def gather(mine: bytes) -> list[bytes] | None:
 
 
 def require_equal(name: str, text: str) -> None:
-    """Refuses processes that were started differently.
+    """Refuses processes that were started with different arguments.
 
     Args:
-      name: what is compared, for the message.
+      name: name of the text, for the message.
       text: that of this process.
 
     Raises:

@@ -311,25 +311,6 @@ def test_a_second_interrupt_ends_a_run_at_once(config, tmp_path):
     assert _checkpoints(path)[-1] in (256, 384)
 
 
-@pytest.mark.parametrize(
-    ("bindings", "num_workers"), [((), 0), pytest.param(WORKERS, 2, marks=pytest.mark.slow)]
-)
-def test_the_workers_of_a_killed_run_end_and_it_resumes(config, train, bindings, num_workers):
-    process = _start(config, train.path, *bindings)
-    workers = []
-
-    def learns():
-        workers[:] = _workers(process)
-        return processes.num_lines(train.path) >= 5
-
-    killed = processes.interrupt(process, signal.SIGKILL, learns)
-    assert killed.returncode == -signal.SIGKILL
-    assert len(workers) == num_workers
-    _finish(process)
-    assert f"resuming from step {_checkpoints(train.path)[-1]}" in train().stdout
-    _assert_complete(train.path)
-
-
 # Reports and mistakes.
 
 

@@ -1,6 +1,6 @@
-"""Connections between processes without JAX: faults, and the cause with which all processes end.
+"""Tests of connections between processes, without JAX: faults, and the cause that ends all.
 
-All groups of processes run at the same time, because most of their time is waiting.
+All groups of processes run at the same time, because they wait most of the time.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ CASES = {
         2,
         "peers._PATIENCE = 10; "
         f"begin({TIMEOUT}); signal_self(process == 1, signal.SIGSTOP); agree()",
-        {0: (1, f"failed: process 1 was lost: nothing was heard of it for {TIMEOUT} s")},
+        {0: (1, f"failed: process 1 was lost: no message came for {TIMEOUT} s")},
     ),
     "loops": (
         3,
@@ -120,14 +120,14 @@ CASES = {
         3,
         f"begin({TIMEOUT}) if process != 1 else None",
         {
-            0: (1, "nothing was heard of process 1: process 0 listens on 127.0.0.1:"),
-            2: (1, f"failed: process 0: within {TIMEOUT} s nothing was heard of process 1"),
+            0: (1, "no message came from process 1: process 0 listens on 127.0.0.1:"),
+            2: (1, f"failed: process 0: within {TIMEOUT} s no message came from process 1"),
         },
     ),
     "process 0 is missing": (
         2,
         f"begin({TIMEOUT}) if process else None",
-        {1: (1, f"within {TIMEOUT} s nothing was heard of process 0 at 127.0.0.1:")},
+        {1: (1, f"within {TIMEOUT} s no message came from process 0 at 127.0.0.1:")},
     ),
     "is lost before all have connected": (
         3,
@@ -141,7 +141,7 @@ CASES = {
     "counts differently": (
         2,
         f"begin({TIMEOUT}, count=2 + process)",
-        {0: (1, "nothing was heard of process 1"), 1: (2, "--num_processes is 3 here, and 2 in")},
+        {0: (1, "no message came from process 1"), 1: (2, "--num_processes is 3 here, and 2 in")},
     ),
 }
 
@@ -238,11 +238,3 @@ def test_other_connections_are_refused(start):
     _assert_ready(first, second)
     _assert_leave(first, second)
     silent.close()
-
-
-def test_process_0_is_watched_from_the_start(monkeypatch):
-    watched = []
-    monkeypatch.setattr(peers._Peers, "_run", lambda self: watched.extend(self._heard))
-    made = peers._Peers(1, 2, 3.0, connections={0: None})
-    made._thread.join()
-    assert watched == [0]

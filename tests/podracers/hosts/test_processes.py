@@ -1,7 +1,6 @@
-"""Real processes with JAX come together, agree, and end together."""
+"""Tests of processes with JAX that start, agree and end together."""
 
 import time
-import zlib
 
 import pytest
 
@@ -35,8 +34,7 @@ def _run(body: str, count: int = 2, num_devices: int = 1):
     return groups.python(code, count, num_devices)
 
 
-def test_they_agree():
-    """Nothing listens but at the address of the coordinator; a mistake in process 0 ends all."""
+def test_processes_agree_listen_only_at_the_coordinator_and_end_with_a_user_error_of_process_0():
     results = _run(
         """
 begin()
@@ -55,6 +53,11 @@ assert distributed.any_process(process == 1)
 assert distributed.on_lead(lambda: ["from", process]) == ["from", 0]
 assert distributed.all_gather(process) == [0, 1]
 distributed.require_equal("the text", "same")
+try:
+    distributed.require_equal("the text", f"of process {process}")
+    assert process == 0
+except errors.UserError as error:
+    assert process == 1 and "the text of process 1 differs" in str(error)
 print("done", flush=True)
 distributed.all_gather("done")
 distributed.on_lead(lambda: (_ for _ in ()).throw(errors.UserError("no such option")))
@@ -68,27 +71,30 @@ distributed.on_lead(lambda: (_ for _ in ()).throw(errors.UserError("no such opti
         assert result.stderr.endswith("no such option\n") and result.stderr.count("\n") == 1
 
 
-def test_a_process_that_is_lost_ends_those_that_wait_for_it_in_a_program():
-    first, _, other = _run(
-        """
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_process_that_is_lost_ends_those_that_wait_for_it_in_a_program(lost):
+    results = _run(
+        f"""
 begin()
 distributed.any_process(False)
-if process == 1:
+if process == {lost}:
     die()
 distributed.any_process(False)
 """,
         count=3,
     )
-    for result in (first, other):
+    for result in [*results[:lost], *results[lost + 1 :]]:
+        if lost == 0 and "another task died" in result.stderr:
+            continue  # JAX's coordination ends with process 0, and may be detected first
         assert result.returncode == 1, result.stderr
-        assert "failed: process 1 was lost: it closed its connection" in result.stderr
+        assert f"failed: process {lost} was lost: it closed its connection" in result.stderr
         assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_one_that_is_lost_while_jax_starts_ends_the_others_at_once(lost):
-    """The others are in a call of JAX that waits for all, and lasts for minutes."""
+def test_a_process_that_is_lost_while_jax_starts_ends_the_others(lost):
+    """The others are in a call of JAX that waits for all processes for minutes."""
     began = time.monotonic()
     result = _run(f"if process == {lost}:\n    jax.distributed.initialize = die\nbegin()")[1 - lost]
     assert result.returncode == 1, result.stderr
@@ -98,7 +104,7 @@ def test_one_that_is_lost_while_jax_starts_ends_the_others_at_once(lost):
 
 @pytest.mark.slow
 def test_evaluations_are_shared():
-    """Every process plays its part; a stop in one of them stops all."""
+    """Each process plays its share; a stop in one of them stops all."""
     results = _run(
         """
 begin()
@@ -107,18 +113,14 @@ from podracers import evaluation
 def episodes(share, size):
     index, count = share
     every = np.arange(size * index // count, size * (index + 1) // count)
-    print("played", list(map(int, every)), flush=True)
     return evaluation.Episodes(every + 0.1, every.astype(np.int32), every % 2 == 0)
-
-def play(share):
-    return [episodes(share, 6), None, episodes(share, 3)]
 
 def stopped(share):
     if share[0] == 1:
         raise evaluation.Stopped
-    return play(share)
+    return [episodes(share, 6)]
 
-played = evaluation.play_together(play)
+played = evaluation.play_together(lambda share: [episodes(share, 6), None, episodes(share, 3)])
 assert (played is None) == (process != 0)
 for found, size in zip(played or (), (6, 3), strict=True) if played else ():
     np.testing.assert_array_equal(found.returns, np.arange(size) + 0.1)
@@ -128,18 +130,8 @@ assert evaluation.play_together(stopped) is None
 """,
         count=3,
     )
-    every = []
     for result in results:
         assert result.returncode == 0, result.stderr
-        every += eval(result.stdout.splitlines()[0].removeprefix("played "))
-    assert every == list(range(6))
-
-
-def test_processes_that_were_started_differently_are_refused(monkeypatch):
-    monkeypatch.setattr(processes, "on_lead", lambda function: zlib.crc32(b"of process 0"))
-    processes.require_equal("the configuration", "of process 0")
-    with pytest.raises(errors.UserError, match="the configuration of process"):
-        processes.require_equal("the configuration", "of process 1")
 
 
 @pytest.mark.parametrize(
@@ -152,13 +144,13 @@ def test_processes_that_were_started_differently_are_refused(monkeypatch):
         (("host:1", 2, 2), "expected a number from 0 to 1"),
     ],
 )
-def test_a_group_that_cannot_be_is_a_mistake(given, words):
+def test_invalid_groups_are_user_errors(given, words):
     with pytest.raises(errors.UserError, match=words):
         processes.Group(*given)
 
 
-@pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_limit_that_cannot_be_is_a_mistake(timeout):
+@pytest.mark.parametrize("timeout", [0.0, float("nan"), float("inf")])
+def test_invalid_timeouts_are_user_errors(timeout):
     with pytest.raises(errors.UserError, match=r"--peer_timeout"):
         processes.initialize(processes.Group("127.0.0.1:1", 2, 0), timeout)
 
@@ -173,7 +165,7 @@ def test_a_limit_that_cannot_be_is_a_mistake(timeout):
         ({"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"}, True),
     ],
 )
-def test_a_cluster_is_known_by_its_environment(monkeypatch, variables, expected):
+def test_a_cluster_is_detected_by_its_environment(monkeypatch, variables, expected):
     for name in ("SLURM_STEP_NUM_TASKS", "TPU_WORKER_HOSTNAMES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -197,7 +189,7 @@ def test_tasks_of_slurm_use_the_gpus_that_they_see(tasks, visible, expected):
     assert processes.slurm_devices(variables) == expected
 
 
-def test_a_process_alone_has_nothing_to_agree_on():
+def test_a_single_process_agrees_with_itself():
     assert not processes.is_several()
     assert processes.is_lead()
     assert processes.on_lead(lambda: {"any": "thing"}) == {"any": "thing"}
