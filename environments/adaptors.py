@@ -18,6 +18,13 @@ from dm_env import specs
 
 from podracers import environment, errors, types
 
+# gin names of own implementations of tasks of EnvPool and Gymnasium.
+JAX_TWINS = {
+    "CartPole-v1": "@cartpole.CartPole",
+    "Pendulum-v1": "@pendulum.Pendulum",
+    "Catch-v0": "@catch.Catch",
+}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActionCodec:
@@ -70,9 +77,8 @@ def action_codec(
 ) -> ActionCodec:
     """Returns the translation of actions with an array spec of another library.
 
-    A scalar of any dtype is a discrete action; a float array is a continuous action; an integer
-    array is a multi-discrete action, or one flat discrete action if the mask covers the joint
-    choice.
+    A scalar is a discrete action, a float array a continuous one, and an integer array a
+    multi-discrete one, or one flat discrete action if the mask covers the joint choice.
 
     Args:
       shape: shape of the inner action.
@@ -121,9 +127,9 @@ def optional_import(module: str, user: str) -> python_types.ModuleType:
 def image_of(spec: environment.EnvironmentSpec) -> Callable[[types.TimeStep], np.ndarray]:
     """Returns a function that draws a time step of one environment from its image observation.
 
-    An image is uint8 `[H, W]` or `[H, W, C]` with at least 12 pixels per side: smaller arrays are
-    symbols on a board. The last channel of a stack of frames is drawn in grey. The picture is
-    uint8 `[H, W, 3]`, enlarged by an integer factor to at least 240 pixels per side.
+    An image is uint8 `[H, W]` or `[H, W, C]` with at least 12 pixels per side. The last channel of
+    a stack of frames is drawn in grey. The picture is uint8 `[H, W, 3]`, enlarged by an integer
+    factor to at least 240 pixels per side.
 
     Raises:
       AttributeError: the observation is not an image, so the environment has no `render`.

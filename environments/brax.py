@@ -46,7 +46,6 @@ class Brax:
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
         inner = self._inner
         with jax.ensure_compile_time_eval():
             key = jax.random.key(0)
@@ -61,13 +60,11 @@ class Brax:
         )
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Starts an episode from one typed key."""
         inner = adaptors.strong(self._inner.reset(key))
         observation, _ = _finite(_plain(inner.obs))
         return State(inner, jnp.zeros((), jnp.int32)), types.restart(observation)
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Advances one step."""
         # Some environments write into the dictionaries of their argument: pass a copy.
         inner = jax.tree.map(lambda leaf: leaf, state.inner)
         inner = adaptors.strong(self._inner.step(inner, jnp.clip(action, -1.0, 1.0)))

@@ -56,7 +56,6 @@ class CartPole:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
         return environment.EnvironmentSpec(
             name="CartPole",
             observation=specs.Array((4 if self.velocities else 2,), np.float32),

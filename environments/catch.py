@@ -43,7 +43,6 @@ class Catch:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
         shape = (self.rows, self.columns, 1)
         return environment.EnvironmentSpec(
             name="Catch",

@@ -52,7 +52,6 @@ class GridWorld:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
         shape = (self.rows, self.columns, 3)
         return environment.EnvironmentSpec(
             name="GridWorld",

@@ -46,7 +46,6 @@ class Gymnax:
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
         inner, params = self._built
         with jax.ensure_compile_time_eval():
             action = _action_spec(inner.action_space(params))
@@ -64,7 +63,6 @@ class Gymnax:
         return environment.EnvironmentSpec(self.name, observation, action, limit)
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Starts an episode from one typed key."""
         inner, params = self._built
         reset_key, step_key = jax.random.split(key)
         observation, state = inner.reset_env(reset_key, params)
@@ -72,7 +70,6 @@ class Gymnax:
         return state, types.restart(self._observe(observation))
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Advances one step."""
         inner, params = self._built
         # XLA removes the `fold_in` where the dynamics ignore the key; a split would be carried.
         step_key = jax.random.fold_in(state.key, state.steps)

@@ -59,7 +59,6 @@ class Jumanji:
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
         inner, limit = self._built
         with jax.ensure_compile_time_eval():
             observation = _observation_spec(inner.observation_spec)
@@ -70,14 +69,12 @@ class Jumanji:
         return environment.EnvironmentSpec(self.name, observation, self._actions.spec, limit)
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Starts an episode from one typed key."""
         # Some of Jumanji's generators accept raw keys only, and its states store them.
         inner, timestep = self._built[0].reset(jax.random.key_data(key))
         state = State(adaptors.strong(inner), jnp.zeros((), jnp.int32))
         return state, types.restart(self._observe(timestep.observation))
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Advances one step."""
         game, limit = self._built
         # Some environments assign to their argument: pass a copy of the tree.
         inner = jax.tree.map(lambda leaf: leaf, state.inner)
@@ -145,6 +142,8 @@ class Jumanji:
         if self._masked:
             mask = jnp.asarray(observation[environment.ACTION_MASK], bool)
             mask = jnp.reshape(mask, self._actions.mask_shape())
+            # Agents of MMST that are done, and walled starts of Maze, have no legal action.
+            mask |= ~jnp.any(mask, axis=-1, keepdims=True)
             observation = {**observation, environment.ACTION_MASK: mask}
         return jax.tree.map(
             lambda spec, leaf: jnp.asarray(leaf, spec.dtype), self.spec.observation, observation

@@ -47,7 +47,6 @@ class Pendulum:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
         high = np.array([1.0, 1.0, MAX_SPEED], np.float32)
         return environment.EnvironmentSpec(
             name="Pendulum",

@@ -43,7 +43,6 @@ class Probe:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
         observation = jax.tree.map(
             lambda leaf: specs.Array(leaf.shape[1:], leaf.dtype), self.observations()
         )

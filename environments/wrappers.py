@@ -23,10 +23,6 @@ def build(
     """Returns the environment itself, or the result of the class or callable."""
     # A class also has the methods of the protocol, so `isinstance` alone is not enough.
     if isinstance(wrapped, type) or not isinstance(wrapped, environment.Environment):
-        if not callable(wrapped):
-            raise errors.UserError(
-                f"expected an environment, or a class of one; got {type(wrapped).__name__}"
-            )
         return wrapped()
     return wrapped
 
@@ -47,16 +43,13 @@ class Wrapper:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of this environment."""
         return self.environment.spec
 
     def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Starts an episode."""
         state, timestep = self.environment.reset(key)
         return state, self._convert(state, timestep)
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Advances one step."""
         state, timestep = self.environment.step(state, action)
         return state, self._convert(state, timestep)
 
@@ -103,7 +96,6 @@ class TimeLimit(Wrapper):
         return dataclasses.replace(spec, max_episode_steps=limit)
 
     def reset(self, key: jax.Array) -> tuple[TimeLimitState, types.TimeStep]:
-        """Starts an episode."""
         inner, timestep = self.environment.reset(key)
         return TimeLimitState(inner, jnp.zeros((), jnp.int32)), timestep
 

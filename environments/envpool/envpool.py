@@ -19,12 +19,6 @@ from environments import adaptors
 from environments.envpool import families, scratch, spaces
 from podracers import environment, errors, types
 
-# gin names of own implementations.
-_JAX_TWINS = {
-    "CartPole-v1": "@cartpole.CartPole",
-    "Pendulum-v1": "@pendulum.Pendulum",
-    "Catch-v0": "@catch.Catch",
-}
 _STEP = ("reward", "done", "trunc", "elapsed_step")
 
 
@@ -36,19 +30,16 @@ class EnvPool:
       images are `[height, width, channels]`.
     - Frames are not stacked (networks do that): the option `stack_num` is 1 unless set.
     - A multi-discrete action whose mask covers the joint choice becomes one flat discrete action.
-    - Rewards are unchanged.
-    - The time limit truncates, unless the task ends by its own rules on the same step. An end on
-      that step is truncated if the simulator's clock cannot be set and its report does not
-      distinguish the two (Jumanji, see `families`).
+    - The time limit truncates, unless the task ends by its own rules on the same step (`families`
+      has the exceptions).
 
     Attributes:
       task_id: EnvPool id, such as `Pong-v5`, `Hopper-v4` or `Jumanji/Snake-v1`.
       options: keyword arguments of `envpool.make` for the task.
       max_episode_steps: time limit, in agent steps; None for the task's own.
-      action_repeat: number of EnvPool's steps per agent step. Rewards are summed; the end of an
-        episode ends the agent step. (The option `frame_skip` of dm_control's tasks returns only the
-        reward of the last simulator step.) Each of EnvPool's steps creates an observation, with
-        `from_pixels` an image.
+      action_repeat: number of EnvPool's steps per agent step. Rewards are summed (the option
+        `frame_skip` of dm_control's tasks returns only the last one); the end of an episode ends
+        the agent step. Each of EnvPool's steps creates an observation.
       observation_keys: parts of a dict observation to keep, beside the action mask; None for all.
     """
 
@@ -82,7 +73,7 @@ class EnvPool:
         # Jumanji's registry is not used: its import initialises a backend.
         if registry.specs[self.task_id][0] == "envpool.jumanji" and name != "Connector-v2":
             return f"@jumanji.Jumanji with Jumanji.name = '{name}'"
-        return _JAX_TWINS.get(self.task_id)
+        return adaptors.JAX_TWINS.get(self.task_id)
 
     @property
     def render(self) -> Callable[[types.TimeStep], np.ndarray]:
@@ -151,31 +142,24 @@ class EnvPoolEnvironment:
         self._observation = factory._observation
         self._action_repeat = factory.action_repeat
         self._directory = directory
-        self._num_envs = pool.num_envs
+        self.num_envs = pool.num_envs
         self._limit = self._task.limit or families.NO_LIMIT
-        self._rows = np.arange(self._num_envs, dtype=np.int32)
-        self._last = np.zeros(self._num_envs, bool)  # where the latest time step was LAST
-        self._cut = np.zeros(self._num_envs, bool)  # of these, where the adaptor ended the episode
+        self._rows = np.arange(self.num_envs, dtype=np.int32)
+        self._last = np.zeros(self.num_envs, bool)  # where the latest time step was LAST
+        self._cut = np.zeros(self.num_envs, bool)  # of these, where the adaptor ended the episode
         self._action = None  # actions of the current step, in EnvPool's format
         parts = [leaf.key for leaf in jax.tree.leaves(self._observation)]
         keys = (*_STEP, *self._task.family.evidence, *parts)
         index = {name: i for i, name in enumerate(pool._state_keys)}
         self._index = {key: index[key] for key in keys if key in index}
 
-    @property
-    def num_envs(self) -> int:
-        """The batch size `B`."""
-        return self._num_envs
-
     def reset(self) -> types.TimeStep:
-        """Starts an episode of every environment."""
         self._pool.async_reset()
         self._last[:] = True
         self._cut[:] = False
         return self._time_step(self._receive())
 
     def send(self, action: np.ndarray) -> None:
-        """Begins a step of every environment, and returns at once."""
         if self._cut.all():
             self._pool.async_reset()
             return
@@ -187,7 +171,6 @@ class EnvPoolEnvironment:
             self._pool.send(self._action)
 
     def recv(self) -> types.TimeStep:
-        """Waits for the step that `send` began."""
         state = self._receive()
         if self._cut.any() and not self._cut.all():
             self._pool._reset(self._rows[self._cut])

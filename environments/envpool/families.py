@@ -1,8 +1,8 @@
 """Differences between EnvPool's families of simulators: options, time limits, system libraries.
 
-Ends of episodes. EnvPool reports an episode's last step as truncated exactly if the simulator's
-clock has expired, even if the task ended by its own rules on the same step. Some families have
-clocks that options cannot set and that are not reported. Hence three kinds of `Clock`:
+EnvPool reports an episode's last step as truncated exactly if the simulator's clock has expired,
+even if the task ended by its own rules on the same step. Some families have clocks that options
+cannot set and that are not reported. Hence three kinds of `Clock`:
 
 - `LATE`: the simulator's clock is set too late to end an episode, and the adaptor ends the episode
   at the limit. Every end that the simulator reports is a termination.

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import Any
 
 from podracers.supervision import children, watchdog
@@ -29,26 +30,22 @@ class Directory:
     def start(self, start: Callable[[], Any]) -> Any:
         """Returns `start()`, which runs in the directory.
 
-        The process keeps its working directory: only one thread changes its own (Linux), and the
-        threads and processes which that thread starts inherit it. Where the system forbids that, as
-        Docker does by default, `start()` runs in the working directory of the process, with a
-        warning; files that the simulator writes stay there.
+        Only one thread changes its working directory (Linux); threads and processes that it starts
+        inherit it. Where the system forbids that, as Docker does by default, `start()` runs in the
+        working directory of the process, with a warning; files of the simulator stay there.
         """
-        outcome: dict[str, Any] = {}
-        # A daemon, because it may never return.
-        thread = threading.Thread(target=self._start, args=(start, outcome), daemon=True)
-        thread.start()
-        thread.join()
-        if "error" in outcome:
-            raise outcome["error"]
-        return outcome["result"]
+        future: futures.Future[Any] = futures.Future()
 
-    def _start(self, start: Callable[[], Any], outcome: dict[str, Any]) -> None:
-        try:
-            self._enter()
-            outcome["result"] = start()
-        except Exception as error:  # raised by the waiting thread
-            outcome["error"] = error
+        def run() -> None:
+            try:
+                self._enter()
+                future.set_result(start())
+            except Exception as error:  # raised by the waiting thread
+                future.set_exception(error)
+
+        # A daemon, because it may never return.
+        threading.Thread(target=run, daemon=True).start()
+        return future.result()
 
     def _enter(self) -> None:
         """Makes the directory this thread's working directory, if the system allows it."""

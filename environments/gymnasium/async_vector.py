@@ -41,13 +41,10 @@ class AsyncVector:
     """`B` environments, split over processes, with the methods of `sync_vector.SyncVector`.
 
     Args:
-      factory: maker of each environment.
-      seeds: `B`, one for each.
-      numbers: `B`, numbers of the streams, for error messages.
+      factory: see `sync_vector.SyncVector`, as `seeds` and `numbers`.
+      seeds: `B` seeds.
+      numbers: `B` numbers.
       num_workers: number of processes; at most `B` are started.
-
-    Raises:
-      errors.UserError: the environment refuses its options.
     """
 
     def __init__(

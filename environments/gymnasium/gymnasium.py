@@ -25,8 +25,6 @@ from environments import adaptors
 from environments.gymnasium import async_vector, spaces, sync_vector
 from podracers import environment, errors, types
 
-# gin names of JAX implementations of the same tasks.
-_JAX_TWINS = {"CartPole-v1": "@cartpole.CartPole", "Pendulum-v1": "@pendulum.Pendulum"}
 _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker", "render_mode")
 
 
@@ -35,8 +33,8 @@ class Gymnasium:
     """A factory of batches of a registered Gymnasium environment.
 
     `environments.gymnasium.spaces` defines observations and actions. `terminated` takes precedence
-    over `truncated`. The entry `action_mask` of a dict observation masks illegal actions.
-    Gymnasium's checks of every step are off unless `options` has `disable_env_checker: False`.
+    over `truncated`. Gymnasium's checks of every step are off unless `options` has
+    `disable_env_checker: False`.
 
     Attributes:
       env_id: registered id, such as `CartPole-v1`; `my_package.games:Chess-v0` imports
@@ -76,7 +74,7 @@ class Gymnasium:
     @property
     def jax_twin(self) -> str | None:
         """The gin name of the same task written in JAX, or None."""
-        return _JAX_TWINS.get(self._factory.spec.id)
+        return adaptors.JAX_TWINS.get(self._factory.spec.id)
 
     def make(
         self, key: jax.Array, env_id: np.ndarray, num_threads: int

@@ -1,11 +1,9 @@
 """Gymnasium's spaces as `dm_env` specs, and the conversion of their batches.
 
-An observation space becomes an array or a dict of arrays: `Tuple`s become dicts with the keys
-`'0'`, `'1'` and so on. 64-bit numbers become 32-bit numbers, as in JAX. Spaces that count from
-`start` become specs that count from 0.
-
-An action space becomes one array: its parts, in the order of the space, are the components of a
-discrete, a multi-discrete or a continuous action.
+An observation space becomes an array or a dict of arrays, with the keys `'0'`, `'1'` and so on for
+`Tuple`s, and the mask of illegal actions under `action_mask`. 64-bit numbers become 32-bit numbers.
+Spaces that count from `start` become specs that count from 0. An action space becomes one array of
+its parts, in the order of the space: a discrete, a multi-discrete or a continuous action.
 
 Axis legend: `B` streams. This module does not import JAX: worker processes start faster without it.
 """

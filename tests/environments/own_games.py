@@ -75,9 +75,6 @@ class Faulty(gymnasium.Env):
         if self._steps == 3:
             if self._fault == "raise":
                 raise ArithmeticError("the third step is a fault")
-            if self._fault == "raise later":
-                time.sleep(0.5)
-                raise ArithmeticError("no process waits for this")
             if self._fault == "exit":
                 os._exit(7)
             time.sleep(1000.0)

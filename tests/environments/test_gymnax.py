@@ -12,8 +12,8 @@ from podracers.training import check
 
 registration = pytest.importorskip("gymnax.registration")
 
-# One of each kind: binary planes, float vector, continuous action, integer observation, a limit
-# that is a float, one that depends on the size.
+# One of each kind: binary planes, float vector, continuous action, integer observation, limits that
+# are floats or depend on the size.
 QUICK = [
     "Breakout-MinAtar",
     "CartPole-v1",
@@ -22,28 +22,7 @@ QUICK = [
     "BernoulliBandit-misc",
     "DeepSea-bsuite",
 ]
-SLOW = [
-    "Acrobot-v1",
-    "Asterix-MinAtar",
-    "Catch-bsuite",
-    "DiscountingChain-bsuite",
-    "FourRooms-misc",
-    "Freeway-MinAtar",
-    "GaussianBandit-misc",
-    "MemoryChain-bsuite",
-    "MetaMaze-misc",
-    "MountainCar-v0",
-    "MountainCarContinuous-v0",
-    "PointRobot-misc",
-    "Pong-misc",
-    "Reacher-misc",
-    "Seaquest-MinAtar",
-    "SimpleBandit-bsuite",
-    "SpaceInvaders-MinAtar",
-    "Swimmer-misc",
-    "UmbrellaChain-bsuite",
-]
-EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+SLOW = set(registration.registered_envs) - {*QUICK, "MNISTBandit-bsuite"}  # it downloads images
 
 
 def compiled(function):
@@ -51,7 +30,9 @@ def compiled(function):
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(SLOW))]
+)
 def test_keeps_the_contract(name):
     check.check_environment(gymnax.Gymnax(name), num_steps=150)
 

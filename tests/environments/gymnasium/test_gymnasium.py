@@ -50,11 +50,8 @@ def _record(factory, num_steps=60):
         host.close()
 
 
-@pytest.mark.parametrize("name", [pytest.param("cartpole", marks=pytest.mark.slow), "own"])
-def test_workers_play_the_same_episodes(name):
-    factory = SUBJECTS[name]
-    workers = gymnasium.Gymnasium(factory.env_id, factory.options, "async")
-    host_contract.assert_equal(_record(factory), _record(workers))
+def test_workers_play_the_same_episodes():
+    host_contract.assert_equal(_record(SUBJECTS["own"]), _record(SUBJECTS["own in workers"]))
 
 
 def test_equals_gymnasium_step_by_step():
@@ -108,14 +105,11 @@ def test_options_and_wrappers_reach_the_environment():
 
 
 def test_observation_specs():
-    spec = SUBJECTS["own"].spec
-    observation = spec.observation
-    assert list(observation["pair"]) == ["0", "1"]
+    observation = SUBJECTS["own"].spec.observation
     assert (observation["place"].dtype, observation["steps"].dtype) == (np.float32, np.int32)
     assert (observation["action_mask"].dtype, observation["action_mask"].shape) == (bool, (3,))
     assert observation["pair"]["1"].maximum.tolist() == [9, 2]
     assert gymnasium_spaces.ACTION_MASK == environment.ACTION_MASK
-    assert (spec.name, spec.action.num_values) == ("Own/Walk-v0", 3)
 
 
 _TREE = spaces.Dict(
@@ -274,15 +268,6 @@ def test_a_worker_that_dies_fails_the_step():
     with pytest.raises(errors.RunFailure, match="ended by signal 9"):
         host.recv()
     host.close()
-
-
-def test_a_worker_without_a_parent_prints_nothing(capfd):
-    host = _third_step("raise later", 1)
-    (process,) = host._vector._processes
-    host._vector._pipes[0].close()
-    assert process.wait(10.0) == 0
-    host.close()
-    assert capfd.readouterr() == ("", "")
 
 
 def test_closing_ends_a_step_that_hangs_and_a_thread_that_waits_for_it():
