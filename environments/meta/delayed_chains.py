@@ -49,9 +49,9 @@ class DelayedChains:
     each intermediate reward is 1 or -1 at random.
 
     The task determines the correct action, and the state is the first action and the step. In the
-    distractor chain the correct action is random in each episode and observed: the state is 22
-    bits, whether action 0 is correct, whether the correct action was chosen, and 20 that are random
-    at each step. Each bit selects one of two rows of a table.
+    distractor chain the correct action is random in each episode, and the state is 22 bits: whether
+    action 0 is correct, whether the correct action was chosen, and 20 that are random at each step.
+    Each bit selects one of two rows of a table.
 
     Attributes:
       variants: names in `VARIANTS`, equally likely.
@@ -64,13 +64,10 @@ class DelayedChains:
     long: tuple[int, int] = (5, 50)
 
     def __post_init__(self):
-        """Checks the variants and the ranges."""
-        for name in self.variants:
+        for name in self.variants or ("",):
             if name not in VARIANTS:
                 near = errors.nearest(name, VARIANTS)
                 raise errors.UserError(f"DelayedChains.variants: no variant '{name}'{near}")
-        if not self.variants:
-            raise errors.UserError("DelayedChains.variants: expected at least one, got none")
         for name in ("short", "long"):
             low, high = getattr(self, name)
             if not 2 <= low <= high:
@@ -80,7 +77,6 @@ class DelayedChains:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of all variants."""
         return environment.EnvironmentSpec(
             name="DelayedChains",
             observation={
@@ -93,7 +89,6 @@ class DelayedChains:
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The names of the variants."""
         return tuple(f"{name}_chain" for name in self.variants)
 
     def sample(self, key: jax.Array) -> Params:
@@ -111,11 +106,9 @@ class DelayedChains:
         )
 
     def task(self, params: Params) -> jax.Array:
-        """Returns the index of the variant."""
         return params.task
 
     def reset(self, params: Params, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Starts an episode."""
         right_key, key = jax.random.split(key)
         drawn = jax.random.randint(right_key, (), 0, 2)
         zero = jnp.zeros((), jnp.int32)
@@ -123,7 +116,6 @@ class DelayedChains:
         return state, types.restart(self._observe(params, state))
 
     def step(self, params: Params, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Advances one step."""
         action = jnp.asarray(action, jnp.int32)
         choice = jnp.where(state.time == 0, action, state.choice)
         state = state._replace(choice=choice, time=state.time + 1)

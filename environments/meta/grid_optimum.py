@@ -46,12 +46,7 @@ def finite_horizon_values(
 
 
 def _after_respawn(values: np.ndarray, respawn: np.ndarray) -> np.ndarray:
-    """Returns expected values `[..., K]` before absent objects respawn.
-
-    Args:
-      values: `[..., K]`, values after the respawn.
-      respawn: `[N]` probabilities.
-    """
+    """Returns expected values `[..., K]` before absent objects respawn with probabilities `[N]`."""
     for index, probability in enumerate(respawn):
         absent = _absent(values.shape[-1], index)
         expected = values.copy()
@@ -63,13 +58,9 @@ def _after_respawn(values: np.ndarray, respawn: np.ndarray) -> np.ndarray:
 
 
 def _collect(target: np.ndarray, values: np.ndarray, objects: np.ndarray, index: int) -> None:
-    """Writes the value of collecting an object into `target`, in the sets that contain the object.
+    """Writes the value of collecting an object into `target` `[..., K]`, where it is present.
 
-    Args:
-      target: `[..., K]`, written in place.
-      values: `[..., K]`, values of the agent's cell after the step.
-      objects: `[N, 3]`.
-      index: index of the collected object, which does not respawn in the same step.
+    `values` `[..., K]` are those after the step. The object does not respawn in the same step.
     """
     reward, termination, _ = objects[index]
     respawn = np.where(np.arange(len(objects)) == index, 0.0, objects[:, 2])
@@ -79,6 +70,5 @@ def _collect(target: np.ndarray, values: np.ndarray, objects: np.ndarray, index:
 
 
 def _absent(num_sets: int, index: int) -> np.ndarray:
-    """Returns the sets in which an object is absent, `[K / 2]`."""
     sets = np.arange(num_sets)
     return sets[(sets >> index & 1) == 0]

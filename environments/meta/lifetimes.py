@@ -1,8 +1,7 @@
 """Lifetimes: the training of an agent in one task is one episode of one stream.
 
-A meta-learner learns from lifetimes. Agents' parameters differ between streams and are part of the
-actor state; task parameters are part of the environment's state. Both are reset at FIRST, so
-lifetimes keep the contract of streams and run under every runner.
+Agents' parameters are part of the actor state, and task parameters are part of the environment's
+state. Both are reset at FIRST, so lifetimes keep the contract of streams under every runner.
 
 Axis legend: `E` environments of one agent, `F` rows, `A` actions.
 """
@@ -43,13 +42,11 @@ class FixedTask:
     seed: int = 0
 
     def __post_init__(self):
-        """Constructs the family and checks the options."""
         object.__setattr__(self, "tasks", _family(self.tasks))
         errors.require_count(self, "seed", 0)
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        """The shapes of the family."""
         return self.tasks.spec
 
     @functools.cached_property
@@ -64,11 +61,9 @@ class FixedTask:
         return self.tasks.optimal_return(self.params)
 
     def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Starts an episode."""
         return self.tasks.reset(jax.tree.map(jnp.asarray, self.params), key)
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        """Advances one step."""
         return self.tasks.step(jax.tree.map(jnp.asarray, self.params), state, action)
 
 
@@ -93,7 +88,6 @@ class Mixture:
     families: tuple[tasks.TaskFamily | Callable[[], tasks.TaskFamily], ...]
 
     def __post_init__(self):
-        """Constructs the families."""
         object.__setattr__(self, "families", tuple(map(_family, self.families)))
 
     @property
@@ -115,7 +109,6 @@ class Mixture:
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The names of all tasks."""
         return tuple(name for family in self.families for name in family.task_names)
 
     def sample(self, key: jax.Array) -> MixtureState:
@@ -127,13 +120,10 @@ class Mixture:
         return MixtureState(family, tuple(f.sample(k) for f, k in zip(self.families, keys)))
 
     def task(self, params: MixtureState) -> jax.Array:
-        """Returns the index of the task's kind in `task_names`."""
-        counts = [len(family.task_names) for family in self.families]
-        offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        numbers = [
-            f.task(part) + int(offset)
-            for f, part, offset in zip(self.families, params.parts, offsets)
-        ]
+        numbers, offset = [], 0
+        for family, part in zip(self.families, params.parts):
+            numbers.append(family.task(part) + offset)
+            offset += len(family.task_names)
         return jnp.stack(numbers).astype(jnp.int32)[params.family]
 
     def reset(self, params: MixtureState, key: jax.Array) -> tuple[MixtureState, types.TimeStep]:
@@ -152,7 +142,6 @@ class Mixture:
         return self._join(params, results)
 
     def optimal_return(self, params: MixtureState) -> float:
-        """Returns the optimal return of the family in use."""
         family = int(params.family)
         return self.families[family].optimal_return(params.parts[family])
 
@@ -219,15 +208,12 @@ class Lifetimes:
     max_periods: int = 400
 
     def __post_init__(self):
-        """Constructs the family and checks the options."""
         object.__setattr__(self, "tasks", _family(self.tasks))
         for name in ("num_envs", "period", "min_periods"):
             errors.require_count(self, name)
         errors.require_count(self, "max_periods", self.min_periods)
         if self.period * self.min_periods < 2:
-            raise errors.UserError(
-                "Lifetimes.period: expected lifetimes of at least 2 steps, got 1"
-            )
+            raise errors.UserError("Lifetimes.period: expected lifetimes of 2 steps or more, got 1")
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

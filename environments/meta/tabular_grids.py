@@ -133,16 +133,15 @@ class State(NamedTuple):
 class TabularGrids:
     """A family of grid worlds (a `tasks.TaskFamily`).
 
-    The state, one row of a table, is the agent's cell and the set of present objects. The task
+    The state, one row of a table, is the agent's cell and the set of present objects; the task
     determines the objects' cells. An episode begins in a random free cell, with all objects
-    present. Collecting an object pays its reward, removes the object, and ends the episode with the
-    object's probability of termination; from the next step on, the object respawns with its
-    probability of respawn.
+    present. Collecting an object pays its reward, removes it, and ends the episode with its
+    probability of termination; from the next step on, it respawns with its probability of respawn.
 
-    With 9 actions, a move collects the object in its destination. A move into a wall stays; a
-    diagonal move is never executed in part. With 18 actions, the first nine move without
-    collecting; the others stay and collect the object in one of the nine directions. The task
-    determines the number of actions; with 9, actions 9 and above are masked.
+    The task determines the number of actions. With 9, a move collects the object in its
+    destination; a move into a wall, also a diagonal one, stays; actions 9 and above are masked.
+    With 18, the first nine move without collecting; the others stay and collect the object in one
+    of the nine directions.
 
     Attributes:
       levels: names in `LEVELS`, equally likely.
@@ -153,13 +152,10 @@ class TabularGrids:
     num_actions: tuple[int, ...] = NUM_ACTIONS
 
     def __post_init__(self):
-        """Checks the levels and numbers of actions."""
-        for name in self.levels:
+        for name in self.levels or ("",):
             if name not in LEVELS:
                 near = errors.nearest(name, LEVELS)
                 raise errors.UserError(f"TabularGrids.levels: no level '{name}'{near}")
-        if not self.levels:
-            raise errors.UserError("TabularGrids.levels: expected at least one level, got none")
         if not self.num_actions or not set(self.num_actions) <= set(NUM_ACTIONS):
             raise errors.UserError(
                 f"TabularGrids.num_actions: expected some of 9 and 18, got {self.num_actions!r}"
@@ -183,7 +179,6 @@ class TabularGrids:
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The names of the levels."""
         return tuple(self.levels)
 
     def sample(self, key: jax.Array) -> Params:
@@ -195,24 +190,23 @@ class TabularGrids:
         # The largest of independent uniform numbers lie in random, distinct cells.
         scores = jnp.where(chosen["free"], jax.random.uniform(cell_key, chosen["free"].shape), -1.0)
         _, cells = jax.lax.top_k(scores, self._tables["reward"].shape[1])
-        object_cell = jnp.where(chosen["exists"], cells, scores.shape[0]).astype(jnp.int32)
-        return self._with_objects(chosen, level, num_actions, object_cell)
-
-    def params(self, level: str, num_actions: int, object_cell: tuple[int, ...]) -> Params:
-        """Returns a grid with objects in the given cells, `[N]`, in the order of the level."""
-        index = self.levels.index(level)
-        chosen = jax.tree.map(lambda x: jnp.asarray(x)[index], self._tables)
-        num_cells, missing = self._tables["free"].shape[1], chosen["exists"].shape[0]
-        missing -= len(object_cell)
-        cells = jnp.array([*object_cell, *(num_cells,) * missing], jnp.int32)
-        return self._with_objects(chosen, jnp.int32(index), jnp.int32(num_actions), cells)
+        num_cells, exists = scores.shape[0], chosen.pop("exists")
+        object_cell = jnp.where(exists, cells, num_cells).astype(jnp.int32)
+        occupied = jnp.any(jnp.arange(num_cells)[:, None] == object_cell, axis=1)
+        is_start = chosen.pop("free") & ~occupied
+        return Params(
+            task=level,
+            num_actions=num_actions,
+            start=jnp.argsort(~is_start, stable=True).astype(jnp.int32),
+            num_starts=jnp.sum(is_start.astype(jnp.int32)),
+            object_cell=object_cell,
+            **chosen,
+        )
 
     def task(self, params: Params) -> jax.Array:
-        """Returns the index of the level."""
         return params.task
 
     def reset(self, params: Params, key: jax.Array) -> tuple[State, types.TimeStep]:
-        """Places the agent in a random free cell."""
         start_key, key = jax.random.split(key)
         start = params.start[jax.random.randint(start_key, (), 0, params.num_starts)]
         present = params.object_cell < params.neighbours.shape[0]
@@ -220,7 +214,6 @@ class TabularGrids:
         return state, types.restart(self._observe(params, state))
 
     def step(self, params: Params, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
-        """Moves the agent, collects an object, and respawns absent objects."""
         moves_only = action < len(MOVES)
         target = params.neighbours[state.cell, action % len(MOVES)]
         collects = ~moves_only | (params.num_actions == len(MOVES))
@@ -259,7 +252,7 @@ class TabularGrids:
 
     @functools.cached_property
     def _tables(self) -> dict[str, np.ndarray]:
-        """Padded arrays of the levels, `[L, ...]`."""
+        """Padded arrays of the levels, `[L, ...]`: fields of `Params`, and `free` and `exists`."""
         levels = [LEVELS[name] for name in self.levels]
         most_cells = max(level.num_cells for level in levels)
         most_objects = max(len(level.objects) for level in levels)
@@ -281,24 +274,6 @@ class TabularGrids:
             "termination": objects[..., 1],
             "respawn": objects[..., 2],
         }
-
-    def _with_objects(self, chosen, level, num_actions, object_cell: jax.Array) -> Params:
-        """Returns the parameters of a level, `chosen` from the tables, with its objects placed."""
-        cells = jnp.arange(chosen["free"].shape[0])
-        is_start = chosen["free"] & ~jnp.any(cells[:, None] == object_cell, axis=1)
-        return Params(
-            task=level,
-            num_cells=chosen["num_cells"],
-            num_actions=num_actions,
-            max_steps=chosen["max_steps"],
-            neighbours=chosen["neighbours"],
-            start=jnp.argsort(~is_start, stable=True).astype(jnp.int32),
-            num_starts=jnp.sum(is_start.astype(jnp.int32)),
-            object_cell=object_cell,
-            reward=chosen["reward"],
-            termination=chosen["termination"],
-            respawn=chosen["respawn"],
-        )
 
     def _observe(self, params: Params, state: State) -> dict[str, jax.Array]:
         bits = jnp.sum(state.present.astype(jnp.int32) << jnp.arange(state.present.shape[0]))

@@ -1,4 +1,4 @@
-"""Delayed chains: the first action decides, and each variant can be learnt."""
+"""Delayed chains: the first action decides, and each variant is observed as documented."""
 
 import jax
 import jax.numpy as jnp
@@ -9,29 +9,24 @@ from environments.meta import delayed_chains
 from podracers import errors, tasks
 
 
-def _episode(family, params, actions, key=0):
+def _episode(variant, actions, key=0, **params):
+    """Returns the last state and the time steps of one episode in a chain of `params`."""
+    family = delayed_chains.DelayedChains((variant,))
+    params = {name: jnp.asarray(value) for name, value in params.items()}
+    params = family.sample(jax.random.key(0))._replace(length=jnp.int32(len(actions)), **params)
     state, timestep = family.reset(params, jax.random.key(key))
-    timesteps = [timestep]
-    step = jax.jit(family.step)
+    timesteps, step = [timestep], jax.jit(family.step)
     for action in actions:
         state, timestep = step(params, state, jnp.int32(action))
         timesteps.append(timestep)
     return state, timesteps
 
 
-def _params(family, **fields):
-    return family.sample(jax.random.key(0))._replace(
-        **{name: jnp.asarray(value) for name, value in fields.items()}
-    )
-
-
 @pytest.mark.parametrize("right", [0, 1])
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_first_action_decides(right, first):
-    family = delayed_chains.DelayedChains(("short",))
-    params = _params(family, length=5, right=right)
     for others in ([0, 0, 0, 0], [1, 0, 1, 1]):
-        _, timesteps = _episode(family, params, [first, *others])
+        _, timesteps = _episode("short", [first, *others], right=right)
         rewards = [float(t.reward) for t in timesteps]
         assert rewards == [0, 0, 0, 0, 0, 1.0 if first == right else -1.0]
         assert [bool(t.last()) for t in timesteps] == 5 * [False] + [True]
@@ -40,23 +35,18 @@ def test_the_first_action_decides(right, first):
         assert rows == [[0]] + [[2 * t - 1 + first] for t in range(1, 6)]
 
 
-def test_noise_is_one_or_minus_one_on_the_way():
-    family = delayed_chains.DelayedChains(("short_noisy",))
-    params = _params(family, length=30, right=0)
-    rewards = np.array(
-        [[t.reward for t in _episode(family, params, [0] * 30, key)[1]] for key in range(4)]
-    )
+def test_intermediate_rewards_of_noisy_chains_are_one_or_minus_one():
+    episodes = [_episode("short_noisy", [0] * 30, key, right=0)[1] for key in range(4)]
+    rewards = np.array([[t.reward for t in timesteps] for timesteps in episodes])
     assert set(rewards[:, 1:-1].ravel()) == {-1.0, 1.0}
     assert abs(rewards[:, 1:-1].mean()) < 0.4
     assert set(rewards[:, -1]) == {1.0} and set(rewards[:, 0]) == {0.0}
 
 
-def test_a_distractor_chain_shows_what_is_right():
-    family = delayed_chains.DelayedChains(("distractor",))
-    params = _params(family, length=6)
+def test_a_distractor_chain_shows_the_correct_action():
     rights, noise = set(), []
     for key in range(12):
-        state, timesteps = _episode(family, params, [0] * 6, key)
+        state, timesteps = _episode("distractor", [0] * 6, key)
         rows = np.array([t.observation[tasks.ROWS] for t in timesteps])  # [7, 22]
         bits = rows - 2 * np.arange(22)
         assert set(bits.ravel()) <= {0, 1}
@@ -81,6 +71,6 @@ def test_lengths_and_right_actions_vary_with_the_task():
 
 
 @pytest.mark.parametrize("settings", [{"variants": ("shor",)}, {"short": (1, 3)}, {"long": (9, 3)}])
-def test_settings_that_make_no_sense(settings):
+def test_invalid_settings_are_user_errors(settings):
     with pytest.raises(errors.UserError):
         delayed_chains.DelayedChains(**settings)
