@@ -179,7 +179,7 @@ class Experiment:
             environment = _make("environment", self.environment, environment_lib.Environment)
             with config.user_errors("Experiment.environment"):
                 spec = environment.spec
-            if faults := check_lib.spec_faults(environment)[0]:
+            if faults := check_lib.spec_faults(environment):
                 kind = type(environment).__name__
                 raise errors.UserError(f"environment {kind}: {'; '.join(faults)}")
             agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
@@ -254,13 +254,9 @@ def check(parts: Parts, seed: int) -> None:
         its contract. Exceptions of a part's own code are passed on unchanged.
     """
     environment = parts.environment
-    if not environment_lib.is_host(environment):
-        # Errors in the environment's own code are raised here, with their traceback.
-        state, _ = jax.eval_shape(environment.reset, jax.random.key(0))
-        action = jax.ShapeDtypeStruct(environment.spec.action.shape, environment.spec.action.dtype)
-        jax.eval_shape(environment.step, state, action)
-        if faults := check_lib.trace_faults(environment, environment.spec):
-            raise errors.UserError(f"environment {environment.spec.name}: {'; '.join(faults)}")
+    is_host = environment_lib.is_host(environment)
+    if not is_host and (faults := check_lib.trace_faults(environment)):
+        raise errors.UserError(f"environment {environment.spec.name}: {'; '.join(faults)}")
     parts.runner.describe()  # checks the devices and their memory
     parts.runner.trace(seed)
 

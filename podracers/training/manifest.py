@@ -4,11 +4,11 @@ Array files have no checksums of their own, so a flipped bit in one would be res
 manifest with the size and the CRC-32 of every file is written into a checkpoint before its commit.
 """
 
+import contextlib
 import errno
 import itertools
 import json
 import os
-import pathlib
 import re
 import reprlib
 import sys
@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from podracers import errors, types
 
@@ -30,29 +31,30 @@ class DamagedError(Exception):
     """One checkpoint cannot be used; the message gives the reason in one line."""
 
 
-def unreadable(name: str, error: Exception) -> DamagedError | errors.RunFailure:
-    """Returns the error to raise where a file of a checkpoint could not be read.
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Raises `DamagedError` where a file of a checkpoint is damaged: it is set aside then.
 
-    A damaged checkpoint is set aside. Lack of memory, file descriptors, permission or a connection
-    is not damage: it ends the run.
+    Lack of memory, file descriptors, permission or a connection is no damage, and ends the run with
+    `errors.RunFailure`.
 
     Args:
-      name: the file.
-      error: the exception of the attempt to read it.
+      name: the file that is read within the context.
     """
-    text = f"{name}: {reason(error)}"
-    is_damage = isinstance(error, FileNotFoundError | NotADirectoryError | ValueError)
-    if is_damage or getattr(error, "errno", None) == errno.EIO:
-        return DamagedError(text)
-    return errors.RunFailure(f"could not read a checkpoint: {text}")
-
-
-def load(path: pathlib.Path) -> Any:
-    """Returns the value of a JSON file of a checkpoint; raises as `unreadable`."""
     try:
-        return json.loads(path.read_bytes())
+        yield
     except Exception as error:  # clients of buckets raise almost anything
-        raise unreadable(path.name, error) from error
+        text = f"{name}: {reason(error)}"
+        is_damage = isinstance(error, FileNotFoundError | NotADirectoryError | ValueError)
+        if is_damage or getattr(error, "errno", None) == errno.EIO:
+            raise DamagedError(text) from error
+        raise errors.RunFailure(f"could not read a checkpoint: {text}") from error
+
+
+def load(path: epath.Path) -> Any:
+    """Returns the value of a JSON file of a checkpoint; raises as `reading`."""
+    with reading(path.name):
+        return json.loads(path.read_bytes())
 
 
 def reason(error: BaseException) -> str:
@@ -67,40 +69,36 @@ def reason(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def write_part(folder: pathlib.Path, process: int) -> None:
+def write_part(folder: epath.Path, process: int) -> None:
     """Writes the checksums of the files that one of several processes has written.
 
     Args:
       folder: the checkpoint, not committed yet.
       process: the index of the process; orbax gives each a folder of its own.
     """
-    own = [item / f"ocdbt.process_{process}" for item in folder.iterdir() if item.is_dir()]
-    paths = [path for each in own if each.exists() for path in files(each)]
+    own = [item / f"ocdbt.process_{process}" for item in folder.iterdir()]
+    paths = [path for each in own if each.exists() for path in _files(each)]
     sums = {_name(folder, path): _checksum(path) for path in paths}
     (folder / f"manifest.{process}.json").write_text(json.dumps(sums))
 
 
-def write(folder: pathlib.Path, processes: int = 0) -> None:
-    """Writes the manifest of every file in the sub-folders of `folder`.
+def write(folder: epath.Path) -> None:
+    """Writes the manifest of every file in the sub-folders of a checkpoint.
 
-    Files of the top level are left out: orbax still writes there when it commits.
-
-    Args:
-      folder: the checkpoint.
-      processes: number of processes that have called `write_part`; their checksums are reused.
+    Checksums that several processes have written by `write_part` are reused. Files of the top level
+    are left out: orbax still writes there when it commits.
     """
     sums = {}
-    for part in (folder / f"manifest.{process}.json" for process in range(processes)):
+    for part in folder.glob("manifest.*.json"):
         sums |= json.loads(part.read_text())
         part.unlink()
-    for item in sorted(item for item in folder.iterdir() if item.is_dir()):
-        for path in files(item):
-            if (name := _name(folder, path)) not in sums:
-                sums[name] = _checksum(path)
+    for path in _files(folder):
+        if path.parent != folder and (name := _name(folder, path)) not in sums:
+            sums[name] = _checksum(path)
     (folder / MANIFEST).write_text(json.dumps(sums, indent=1))
 
 
-def verify(folder: pathlib.Path, items: Sequence[str], share: tuple[int, int] = (0, 1)) -> None:
+def verify(folder: epath.Path, items: Sequence[str], share: tuple[int, int] = (0, 1)) -> None:
     """Checks that the sub-folders `items` hold what was written.
 
     Args:
@@ -110,37 +108,31 @@ def verify(folder: pathlib.Path, items: Sequence[str], share: tuple[int, int] = 
 
     Raises:
       DamagedError: a file is missing, truncated or changed.
-      errors.RunFailure: a file cannot be read now, see `unreadable`.
+      errors.RunFailure: a file cannot be read now, see `reading`.
     """
     sums = load(folder / MANIFEST)
     names = [name for name in sums if name.split("/")[0] in items]
     if missing := set(items) - {name.split("/")[0] for name in names}:
         raise DamagedError(f"{MANIFEST}: no files of {min(missing)}")
     for name in itertools.islice(names, share[0], None, share[1]):
-        try:
+        with reading(name):
             found = _checksum(folder / name)
-        except Exception as error:  # see `load`
-            raise unreadable(name, error) from error
         if found != sums[name]:
             raise DamagedError(f"{name}: checksum does not match")
 
 
-def files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields the files in a folder and its sub-folders, in order."""
+def _files(folder: epath.Path) -> Iterator[epath.Path]:
     for path in sorted(folder.iterdir()):
-        if path.is_dir():
-            yield from files(path)
-        else:
-            yield path
+        yield from _files(path) if path.is_dir() else [path]
 
 
-def _name(folder: pathlib.Path, path: pathlib.Path) -> str:
+def _name(folder: epath.Path, path: epath.Path) -> str:
     """Returns the name that a file has in its checkpoint after the commit."""
     item, *rest = path.relative_to(folder).parts
     return "/".join([item.partition(UNFINISHED)[0], *rest])
 
 
-def _checksum(path: pathlib.Path) -> list[int]:
+def _checksum(path: epath.Path) -> list[int]:
     """Returns `[size, CRC-32]` of a file."""
     size = crc = 0
     with path.open("rb") as file:
@@ -165,16 +157,14 @@ def structure(tree: types.PyTree) -> list[list[Any]]:
 
 def difference(found: list[list[Any]], expected: list[list[Any]]) -> str | None:
     """Returns a phrase on the first leaf in which two structures differ, or None."""
-    found_leaves = {path: f"{dtype}{shape}" for path, shape, dtype in found}
-    expected_leaves = {path: f"{dtype}{shape}" for path, shape, dtype in expected}
-    for path, leaf in expected_leaves.items():
-        if path not in found_leaves:
-            return f"it has no leaf '{path}' ({leaf})"
-        if found_leaves[path] != leaf:
-            return f"'{path}' should be {leaf}, and is {found_leaves[path]}"
-    for path, leaf in found_leaves.items():
-        if path not in expected_leaves:
-            return f"it has a leaf '{path}' ({leaf}) that is not expected"
+    found_leaves, expected_leaves = (
+        {path: f"{dtype}{shape}" for path, shape, dtype in structure}
+        for structure in (found, expected)
+    )
+    for path in {**expected_leaves, **found_leaves}:
+        leaf, other = found_leaves.get(path), expected_leaves.get(path)
+        if leaf != other:
+            return f"leaf '{path}': expected {other or 'none'}, got {leaf or 'none'}"
     return None
 
 

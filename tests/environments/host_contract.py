@@ -44,7 +44,7 @@ def check_contract(
     """
     assert isinstance(factory, environment.HostEnvironmentFactory)
     assert dataclasses.is_dataclass(factory) and type(factory).__dataclass_params__.frozen
-    faults, spec = check.spec_faults(factory)
+    spec, faults = factory.spec, check.spec_faults(factory)
     assert not faults, faults
     made = functools.partial(_made, factory, num_threads=num_threads)
     env_id = np.arange(FIRST_STREAM, FIRST_STREAM + NUM_STREAMS, dtype=np.int32)
