@@ -17,10 +17,9 @@ import json
 import logging
 import math
 import os
-import pathlib
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,7 +54,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        directory: str | pathlib.Path,
+        directory: str | os.PathLike,
         keep_latest: int = 3,
         keep_best: int = 1,
         read_only: bool = False,
@@ -64,32 +63,35 @@ class Checkpointer:
         self._directory = storage.path(directory)
         self._keep_latest, self._keep_best = keep_latest, keep_best
         self._read_only, self._replay = read_only, replay
-        self._saving: tuple[int, float | None] | None = None  # step and score, in the background
+        self._saving: int | None = None  # step that the background thread writes
         self._descriptor: int | None = None  # of a folder on a disk
         if not read_only:
-            self._descriptor = storage.make(self._directory)
+            with _failures(f"make {self._directory}"):
+                storage.make(self._directory)
+                if not storage.is_bucket(self._directory):
+                    self._descriptor = os.open(self._directory, os.O_RDONLY)
             processes.on_lead(self._remove_partial)
-        self._steps: list[int] = processes.on_lead(lambda: storage.steps(self._directory))
-        self._scores: dict[int, float] = dict(processes.on_lead(self._read_scores))
+        self._newest: int | None = max(processes.on_lead(self._listed), default=None)
         # With these options processes meet in the key-value store of JAX: background threads cannot
         # enter a collective.
         self._processes = ocp.options.MultiprocessingOptions(
             primary_host=0, active_processes=set(range(processes.count()))
         )
-        self._writer: ocp.AsyncCheckpointer | None = None
+        self._arrays = ocp.StandardCheckpointHandler(multiprocessing_options=self._processes)
         _silence_orbax()
         if not read_only:
             commit_file = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
             self._writer = ocp.AsyncCheckpointer(
                 ocp.CompositeCheckpointHandler(
-                    state=self._array_handler(),
-                    params=self._array_handler(),
+                    state=self._arrays,
+                    params=ocp.StandardCheckpointHandler(multiprocessing_options=self._processes),
                     metadata=ocp.JsonCheckpointHandler(multiprocessing_options=self._processes),
                 ),
                 async_options=ocp.AsyncOptions(
                     timeout_secs=_TIMEOUT,
                     barrier_sync_fn=self._barrier,
-                    post_finalization_callback=self._write_manifest,
+                    # In the background thread of process 0, before the commit.
+                    post_finalization_callback=lambda: manifest.write(self._partial_folder()),
                     # If folders cannot be made, orbax's threads would wait for minutes.
                     create_directories_asynchronously=False,
                 ),
@@ -97,9 +99,6 @@ class Checkpointer:
                 atomicity_options=commit_file if storage.is_bucket(self._directory) else None,
             )
             peers.finish_first(self._is_saving)
-
-    def _array_handler(self) -> ocp.StandardCheckpointHandler:
-        return ocp.StandardCheckpointHandler(multiprocessing_options=self._processes)
 
     def save(
         self,
@@ -111,7 +110,7 @@ class Checkpointer:
     ) -> None:
         """Starts to save a checkpoint, and returns once the arrays are copied from the devices.
 
-        A step that was saved already is not saved again; a new score of it is saved.
+        The step that was saved or restored last is not saved again; a new score of it is saved.
 
         Args:
           step: the name of the checkpoint.
@@ -127,10 +126,9 @@ class Checkpointer:
         """
         self.wait()
         score = None if score is None or not math.isfinite(score) else float(score)
-        if step in self._steps:
-            if score not in (None, self._scores.get(step)):
+        if step == self._newest:
+            if score is not None:
                 processes.on_lead(lambda: self._write_score(step, score))
-                self._scores[step] = score
             return
         if not self._replay:
             state = agent_lib.without_replay(state)
@@ -146,11 +144,9 @@ class Checkpointer:
             params=ocp.args.StandardSave(params),
             metadata=ocp.args.JsonSave(record),
         )
-        self._saving = step, score
-        try:
+        self._saving = step
+        with self._save_failures():
             self._writer.save(self._directory / str(step), args=items)
-        except Exception as error:  # clients of buckets raise almost anything
-            raise self._failed_save(error) from error
 
     def wait(self) -> None:
         """Blocks until the last save is committed, and removes checkpoints not to be kept.
@@ -158,52 +154,71 @@ class Checkpointer:
         Raises:
           errors.RunFailure: it could not be written, or the directory is not the same any more.
         """
-        if self._writer is None:
+        if self._read_only:
             return
-        try:
+        with self._save_failures():
             self._writer.wait_until_finished()
-        except Exception as error:  # see `save`
-            raise self._failed_save(error) from error
-        if self._descriptor is not None:
-            storage.require_same(self._directory, self._descriptor)
+        self._require_directory()
         if self._saving is None:
             return
-        step, score = self._saving
-        self._saving = None
-        self._steps = sorted({*self._steps, step})
-        if score is not None:
-            self._scores[step] = score
-        scored = sorted((step for step in self._steps if step in self._scores), key=self._rank)
-        best = scored[::-1][: self._keep_best]
-        removed = {*self._steps[: -self._keep_latest]}.difference(best)
-        self._steps = [step for step in self._steps if step not in removed]
-        for step in removed if processes.is_lead() else ():
-            with contextlib.suppress(Exception):  # see `save`; the next start lists it again
-                storage.remove(self._directory / str(step))
+        self._newest, self._saving = self._saving, None
+        if processes.is_lead():
+            with contextlib.suppress(Exception):  # the next save tries again
+                self._remove_old()
 
-    def _rank(self, step: int) -> tuple[float, int]:
-        return self._scores.get(step, -math.inf), step
+    def _require_directory(self) -> None:
+        if self._descriptor is not None:
+            storage.require_same(self._directory, self._descriptor)
+
+    def _remove_old(self) -> None:
+        best = self._best_first()[: self._keep_best]
+        for step in {*self._listed()[: -self._keep_latest]}.difference(best):
+            storage.remove(self._directory / str(step))
+
+    def _listed(self) -> list[int]:
+        with _failures(f"list {self._directory}"):
+            return storage.steps(self._directory)
+
+    def _scores(self) -> dict[int, float]:
+        """Returns the scores of the checkpoints that have one, by step."""
+        scores = {}
+        for step in self._listed():
+            for name in (_METADATA, _SCORE):
+                with contextlib.suppress(manifest.DamagedError):  # `restore` reports it
+                    score = manifest.load(self._directory / str(step) / name).get("score")
+                    if isinstance(score, float):
+                        scores[step] = score
+        return scores
+
+    def _best_first(self) -> list[int]:
+        """Returns the steps that have a score; of equal ones the newest comes first."""
+        return sorted((scores := self._scores()), key=lambda s: (scores[s], s), reverse=True)
+
+    def _write_score(self, step: int, score: float) -> None:
+        path = self._directory / str(step) / _SCORE
+        with _failures(f"write {path}"):
+            storage.write(path, json.dumps({"score": score}))
 
     def _is_saving(self) -> bool:
-        """Returns whether a save is not committed yet; any thread may ask."""
+        """Returns whether a save is not committed yet; other threads call it, too."""
         saving = self._saving
-        return saving is not None and saving[0] not in storage.steps(self._directory)
+        return saving is not None and saving not in self._listed()
 
     def latest_step(self) -> int | None:
         """Returns the newest step that was saved or is being saved, or None."""
-        return self._saving[0] if self._saving else max(self._steps, default=None)
+        return self._newest if self._saving is None else self._saving
 
     def best_step(self) -> int | None:
         """Returns the step with the highest score, or None where nothing was scored."""
-        scored = (step for step in self._steps if step in self._scores)
-        return max(scored, key=self._rank, default=None)
+        return next(iter(self._best_first()), None)
 
     def restore(self, template: types.PyTree) -> tuple[int, types.PyTree, dict[str, Any]] | None:
         """Restores the newest checkpoint that is not damaged, and renames damaged ones.
 
         Args:
-          template: the structure of the state: arrays, or `jax.ShapeDtypeStruct` with shardings.
-            Its own replay is returned where the checkpoint has none.
+          template: the structure of the state: arrays, or `jax.ShapeDtypeStruct` with shardings in
+            place of arrays other than typed keys. Its own replay is returned where the checkpoint
+            has none.
 
         Returns:
           `(step, state, metadata)`, or None if there is no checkpoint. The shardings of the state
@@ -215,11 +230,7 @@ class Checkpointer:
           errors.RunFailure: every checkpoint is damaged.
         """
         self.wait()
-        restored = self._restore_first("state", template, self._steps[::-1])
-        if restored is None:
-            return None
-        step, state, metadata = restored
-        return step, agent_lib.with_replay(state, template), metadata
+        return self._restore_first("state", template, processes.on_lead(self._listed)[::-1])
 
     def restore_params(
         self, template: types.PyTree, best: bool = False
@@ -231,7 +242,9 @@ class Checkpointer:
           best: take the highest score instead of the newest; the newest if there is no score.
         """
         self.wait()
-        steps = sorted(self._steps, key=self._rank if best else None)[::-1]
+        steps = processes.on_lead(self._listed)[::-1]
+        if best:
+            steps = list(dict.fromkeys([*processes.on_lead(self._best_first), *steps]))
         return self._restore_first("params", template, steps)
 
     def close(self) -> None:
@@ -243,12 +256,12 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            if self._writer is not None:
+            if not self._read_only:
                 with contextlib.suppress(Exception):  # `wait` has raised it
                     self._writer.close()
-                if self._descriptor is not None:
-                    os.close(self._descriptor)
-                    self._descriptor = None
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
 
     def _restore_first(
         self, item: str, template: types.PyTree, steps: Sequence[int]
@@ -261,14 +274,11 @@ class Checkpointer:
             except manifest.DamagedError as error:
                 damaged[step] = str(error)
                 continue
-            verb = "resuming from" if item == "state" else "using"
-            for other, reason in damaged.items():
-                _LOGGER.warning("checkpoint %d is damaged (%s); %s %d", other, reason, verb, step)
+            for other, fault in damaged.items():
+                _LOGGER.warning("checkpoint %d is damaged (%s); using %d", other, fault, step)
             if item == "state" and not self._read_only:
                 processes.on_lead(lambda: self._set_aside(damaged))
-                self._steps = [step for step in self._steps if step not in damaged]
-                for other in damaged:
-                    self._scores.pop(other, None)
+                self._newest = step
             return step, tree, metadata
         if damaged:
             listed = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
@@ -287,65 +297,37 @@ class Checkpointer:
         if fault := next(filter(None, processes.all_gather(fault)), None):
             raise manifest.DamagedError(fault)
         record = manifest.load(folder / _METADATA)
+        expected, bare = template, agent_lib.without_replay(template)
 
-        def misfit(template: types.PyTree) -> str | None:
-            return manifest.difference(record[item], manifest.structure(_key_data(template)))
-
-        message = misfit(template)
-        bare = agent_lib.without_replay(template)
-        if message and misfit(bare):
-            message = f"does not fit this run: {message}"
-        elif message and self._replay:
-            message = (
-                "has no replay: bind Experiment.checkpoint_replay = False, as it was when it "
-                "was saved, to go on with an empty one"
+        def is_bare() -> bool:
+            whole_fault, bare_fault = (
+                manifest.difference(record[item], manifest.structure(_key_data(tree)))
+                for tree in (template, bare)
             )
-        elif message:
-            template, message = bare, None
-        if message:
+            if whole_fault and bare_fault:
+                raise errors.UserError(f"checkpoint {folder} does not fit this run: {whole_fault}")
+            if whole_fault and self._replay:
+                raise errors.UserError(
+                    f"checkpoint {folder} has no replay: bind Experiment.checkpoint_replay = "
+                    "False, as it was when it was saved, to go on with an empty one"
+                )
+            return whole_fault is not None
 
-            def refuse():
-                raise errors.UserError(f"checkpoint {folder} {message}")
+        if processes.on_lead(is_bare):
+            expected = bare
+        with _failures(f"read checkpoint {folder}"):  # the files are as written: no damage
+            arguments = ocp.args.StandardRestore(_key_data(expected))
+            tree = self._arrays.restore(folder / item, args=arguments)
+        tree = jax.tree.map(_with_key, tree, expected)
+        return agent_lib.with_replay(tree, template), record["user"]
 
-            processes.on_lead(refuse)
-        arguments = ocp.args.StandardRestore(_key_data(template))
-        try:
-            tree = self._array_handler().restore(folder / item, args=arguments)
-        except Exception as error:  # the files are as they were written: no damage
-            message = f"could not read checkpoint {folder}: {manifest.reason(error)}"
-            raise errors.RunFailure(message) from error
-        return jax.tree.map(_with_key, tree, template), record["user"]
-
-    def _read_scores(self) -> list[tuple[int, float]]:
-        """Returns `(step, score)` of the checkpoints that have one; in process 0."""
-        scores = {}
-        for step in self._steps:
-            for name in (_METADATA, _SCORE):
-                with contextlib.suppress(manifest.DamagedError):  # `restore` reports it
-                    score = manifest.load(self._directory / str(step) / name).get("score")
-                    if manifest.is_number(score):
-                        scores[step] = score
-        return list(scores.items())
-
-    def _write_score(self, step: int, score: float) -> None:
-        """Writes the score of a later evaluation beside a checkpoint, in process 0."""
-        path = self._directory / str(step) / _SCORE
-        try:
-            storage.write(path, json.dumps({"score": score}))
-        except Exception as error:  # see `save`
-            raise errors.RunFailure(f"could not write {path}: {manifest.reason(error)}") from error
-
-    def _set_aside(self, steps: Mapping[int, str]) -> None:
+    def _set_aside(self, steps: Collection[int]) -> None:
         """Renames damaged checkpoints, whose steps will be saved again, in process 0."""
         for step in steps:
             target = self._directory / f"damaged-{step}"
-            try:
-                storage.rename(self._directory / str(step), target)
-            except Exception as error:  # see `save`
-                raise errors.RunFailure(
-                    f"could not rename the damaged checkpoint {step} to {target}: "
-                    f"{manifest.reason(error)}"
-                ) from error
+            with _failures(f"rename the damaged checkpoint {step} to {target}"):
+                storage.remove(target)
+                (self._directory / str(step)).rename(target)
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
         """Waits for the other processes, in the background thread of each."""
@@ -355,34 +337,39 @@ class Checkpointer:
             key=key, timeout_ms=timeout_ms
         )
 
-    def _write_manifest(self) -> None:
-        """Writes the checksums, in the background thread of process 0, before the commit."""
-        parts = processes.count() if processes.is_several() else 0
-        manifest.write(self._partial_folder(), parts)
-
     def _partial_folder(self) -> storage.Path:
-        (folder,) = storage.partial(self._directory, self._saving[0])
+        (folder,) = storage.partial(self._directory)
         return folder
 
-    def _remove_partial(self, step: int | None = None) -> None:
-        for folder in storage.partial(self._directory, step):
-            with contextlib.suppress(Exception):  # see `save`; the next start tries again
+    def _remove_partial(self) -> None:
+        for folder in storage.partial(self._directory):
+            with contextlib.suppress(Exception):  # the next start tries again
                 storage.remove(folder)
 
-    def _failed_save(self, error: Exception) -> errors.RunFailure:
-        """Returns the error to raise for a save that failed, and removes what it has written."""
-        step, self._saving = self._saving and self._saving[0], None
-        if self._descriptor is not None:
-            try:
-                storage.require_same(self._directory, self._descriptor)
-            except errors.RunFailure as cause:
-                with contextlib.suppress(OSError):
-                    self._directory.rmdir()  # orbax has made it anew; only if it is empty
-                return cause
-        if not processes.is_several():  # others may still be writing
-            self._remove_partial(step)
-        folder = self._directory / str(step)
-        return errors.RunFailure(f"could not save checkpoint {folder}: {manifest.reason(error)}")
+    @contextlib.contextmanager
+    def _save_failures(self) -> Iterator[None]:
+        """Raises the cause of a save that failed, and removes the files that it has written."""
+        try:
+            yield
+        except Exception as error:  # see `_failures`
+            step, self._saving = self._saving, None
+            self._require_directory()
+            if not processes.is_several():  # others may still be writing
+                self._remove_partial()
+            raise _failure(f"save checkpoint {self._directory / str(step)}", error) from error
+
+
+@contextlib.contextmanager
+def _failures(action: str) -> Iterator[None]:
+    """Raises `errors.RunFailure` with the cause where an access to the files fails."""
+    try:
+        yield
+    except Exception as error:  # clients of buckets raise almost anything
+        raise _failure(action, error) from error
+
+
+def _failure(action: str, error: Exception) -> errors.RunFailure:
+    return errors.RunFailure(f"could not {action}: {manifest.reason(error)}")
 
 
 def _is_key(x: Any) -> bool:
@@ -393,26 +380,15 @@ _data_of_key = jax.jit(jax.random.key_data)  # jitted, it takes keys of several 
 
 
 def _key_data(tree: types.PyTree) -> types.PyTree:
-    """Returns the tree with the data of typed keys in their place, of arrays or of their shapes."""
-
-    def data(x):
-        if not _is_key(x):
-            return x
-        if isinstance(x, jax.Array):
-            return _data_of_key(x)
-        shape = jax.eval_shape(jax.random.key_data, x)
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=x.sharding)
-
-    return jax.tree.map(data, tree)
+    """Returns the tree with the data of typed keys in their place."""
+    return jax.tree.map(lambda x: _data_of_key(x) if _is_key(x) else x, tree)
 
 
 def _with_key(data: Any, template: Any) -> Any:
     """Returns typed keys with this data where the template has typed keys, else the data."""
     if not _is_key(template):
         return data
-    impls: list[Any] = []  # `key_impl` does not take abstract keys
-    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), template)
-    wrap = functools.partial(jax.random.wrap_key_data, impl=impls[0])
+    wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(template))
     return jax.jit(wrap, out_shardings=template.sharding)(data)
 
 
@@ -422,9 +398,7 @@ def _silence_orbax() -> None:
     logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
     # Only orbax uses asyncio here. After the first write that fails, the errors of the other writes
     # are not retrieved, and the other writes find no event loop.
-    logging.getLogger("asyncio").addFilter(
-        lambda record: "never retrieved" not in record.getMessage()
-    )
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "coroutine .*was never awaited", RuntimeWarning)
     hook = sys.unraisablehook
 

@@ -11,6 +11,7 @@ not checked here, but by the classes that take the options.
 """
 
 import ast
+import collections
 import contextlib
 import functools
 import importlib.util  # gin's include statement needs it without importing it
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
+from gin import config_parser
 from podracers import errors
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -51,6 +53,7 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
       errors.UserError: a missing or malformed file, an unknown name, an unused binding, a macro
         without a value or that needs itself, or a parameter of the root without a value.
     """
+    _install(State({}, {}, set()))
     gin.clear_config()
     layers: list[Bindings] = []
     logging_level = logging.root.manager.disable
@@ -59,31 +62,18 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
         for path in gin_files:
             require_file(path)
             _parse_file(path, layers)
-        for binding in gin_bindings:
-            _parse_binding(binding)
+        with _apart() as given:
+            for binding in gin_bindings:
+                _parse_binding(binding)
     finally:
         logging.disable(logging_level)
-    given = _take()
-    _put(*layers, given)
-    for (_, selector), values in gin.config._CONFIG.items():
-        if private := [name for name in values if name.startswith("_")]:
-            raise errors.UserError(_unknown_parameter(selector, private[0]))
-    name = f"{root.__module__}.{root.__qualname__}"
-    values = gin.config._CONFIG.get(("", name), {})
-    missing = [
-        f"{root.__name__}.{parameter.name}"
-        for parameter in inspect.signature(root).parameters.values()
-        if parameter.default is parameter.empty and parameter.name not in values
-    ]
-    if missing:
-        raise errors.UserError(
-            f"no value for {', '.join(missing)}: bind it in a .gin file or a binding"
-        )
-    _drop_replaced(("", name), layers, given)
+    for key, values in given.items():
+        gin.config._CONFIG.setdefault(key, {}).update(values)
+    _drop_replaced(("", f"{root.__module__}.{root.__qualname__}"), [*layers, given], given)
 
 
 class State(NamedTuple):
-    """A copy of gin's global state, for which gin has no public function."""
+    """gin's global state, for which gin has no public function."""
 
     bindings: Bindings
     used: Bindings  # the operative configuration
@@ -92,8 +82,18 @@ class State(NamedTuple):
 
 def snapshot() -> State:
     """Returns a copy of gin's state."""
-    state = gin.config
-    return State(_copy(state._CONFIG), _copy(state._OPERATIVE_CONFIG), set(state._IMPORTS))
+    bindings, used = (
+        {key: dict(parameters) for key, parameters in each.items()}
+        for each in (gin.config._CONFIG, gin.config._OPERATIVE_CONFIG)
+    )
+    return State(bindings, used, set(gin.config._IMPORTS))
+
+
+def _install(state: State) -> State:
+    """Replaces gin's state, and returns the earlier one."""
+    earlier = State(gin.config._CONFIG, gin.config._OPERATIVE_CONFIG, gin.config._IMPORTS)
+    gin.config._CONFIG, gin.config._OPERATIVE_CONFIG, gin.config._IMPORTS = state
+    return earlier
 
 
 @contextlib.contextmanager
@@ -106,35 +106,27 @@ def using(state: State) -> Iterator[None]:
     Args:
       state: a snapshot; parameters that are used within the context are added to it.
     """
-    others = snapshot()
-    _restore(state)
+    earlier = _install(state)
     try:
         yield
     finally:
-        for key, parameters in gin.config._OPERATIVE_CONFIG.items():
-            state.used.setdefault(key, {}).update(parameters)
-        _restore(others)
+        _install(earlier)
 
 
-def text() -> str:
-    """Returns the configuration as a .gin file that `parse` accepts."""
-    return gin.config_str()
-
-
-def operative_text() -> str:
-    """Returns every parameter that was used, defaults included, as a .gin file."""
-    return gin.operative_config_str()
+text = gin.config_str  # the configuration as a .gin file that `parse` accepts
+operative_text = gin.operative_config_str  # every parameter that was used, defaults included
 
 
 def name_of(part: Callable[..., Any]) -> str | None:
     """Returns gin's selector of a class or a function; None if gin has not registered it."""
-
-    def path(part: Callable[..., Any]) -> tuple[str | None, str | None]:
+    for name, known in gin.config._REGISTRY.items():
         # Equal for a class and gin's subclass of it.
-        return getattr(part, "__module__", None), getattr(part, "__qualname__", None)
-
-    registry = gin.config._REGISTRY.items()
-    return next((name for name, known in registry if path(known.wrapped) == path(part)), None)
+        if all(
+            getattr(known.wrapped, each, None) == getattr(part, each, None)
+            for each in ("__module__", "__qualname__")
+        ):
+            return name
+    return None
 
 
 def refuse_bindings(part: Callable[..., Any], names: Iterable[str]) -> None:
@@ -170,42 +162,21 @@ def user_errors(name: str) -> Iterator[None]:
 def require_file(path: str) -> None:
     """Raises `errors.UserError`, with the nearest names, unless there is such a gin file."""
     if not any((pathlib.Path(folder) / path).is_file() for folder in FOLDERS):
-        raise errors.UserError(_unknown_file(path))
+        raise errors.UserError(f"there is no gin file '{path}'{_nearest_file(path)}")
 
 
-def _copy(bindings: Bindings) -> Bindings:
-    return {key: dict(parameters) for key, parameters in bindings.items()}
-
-
-def _restore(state: State) -> None:
-    """Updates gin's state in place; entries that stay are never absent for other threads."""
-    for current, target in (
-        (gin.config._CONFIG, state.bindings),
-        (gin.config._OPERATIVE_CONFIG, state.used),
-    ):
-        current.update(_copy(target))
-        for key in current.keys() - target.keys():
-            del current[key]
-    gin.config._IMPORTS.update(state.imports)
-    gin.config._IMPORTS.intersection_update(state.imports)
-
-
-def _take() -> Bindings:
-    """Removes gin's bindings and returns them."""
-    taken = _copy(gin.config._CONFIG)
-    gin.config._CONFIG.clear()
-    return taken
-
-
-def _put(*layers: Bindings) -> None:
-    """Adds bindings to gin's; later layers win."""
-    for layer in layers:
-        for key, parameters in layer.items():
-            gin.config._CONFIG.setdefault(key, {}).update(parameters)
+@contextlib.contextmanager
+def _apart() -> Iterator[Bindings]:
+    """Collects the bindings that gin parses in the context, apart from the others."""
+    others, gin.config._CONFIG = gin.config._CONFIG, {}
+    try:
+        yield gin.config._CONFIG
+    finally:
+        gin.config._CONFIG = others
 
 
 def _parse_file(path: str, layers: list[Bindings]) -> None:
-    """Parses a file, and appends its bindings and those of its includes to `layers`."""
+    """Parses a file, and appends the bindings before and after each of its includes."""
     open_files: list[str] = []
 
     @contextlib.contextmanager
@@ -214,20 +185,12 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
         if any(os.path.samefile(path, other) for other in open_files):
             circle = " -> ".join([*open_files, path])
             raise errors.UserError(f"files include one another in a circle: {circle}")
-        try:
-            stream = io.StringIO(pathlib.Path(path).read_text(encoding="utf-8-sig"))
-        except UnicodeDecodeError as error:
-            byte = f"0x{error.object[error.start]:02x} at {error.start}"
-            raise errors.UserError(
-                f"'{path}': expected a text file in UTF-8, got the byte {byte}"
-            ) from error
-        except OSError as error:
-            raise errors.UserError(f"'{path}': {error.strerror}") from error
+        stream = io.StringIO(pathlib.Path(path).read_text(encoding="utf-8-sig"))
         stream.name = path
         open_files.append(path)
-        layers.append(_take())
+        layers.append(snapshot().bindings)
         yield stream
-        layers.append(_take())
+        layers.append(snapshot().bindings)
         open_files.pop()
 
     # Lists that gin keeps for the whole process.
@@ -236,7 +199,7 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
     try:
         gin.parse_config_file(path)
     except Exception as error:
-        raise explain(error, path) from error
+        raise _explain(error, path) from error
 
 
 def _parse_binding(binding: str) -> None:
@@ -252,7 +215,7 @@ def _parse_binding(binding: str) -> None:
             _register(binding)  # the binding names a part that no file has named
             gin.parse_config(binding)
     except Exception as error:
-        raise explain(error, source) from error
+        raise _explain(error, source) from error
 
 
 def _register(binding: str) -> None:
@@ -273,10 +236,8 @@ def _register(binding: str) -> None:
         with contextlib.suppress(ImportError, ValueError):
             if module and not own and importlib.util.find_spec(module):
                 lines += [f"import {module}", f"registered = @{name}"]
-    kept = _take()
-    gin.parse_config("\n".join(lines))
-    _take()  # the macro `registered`
-    _put(kept)
+    with _apart():  # from the macro `registered`
+        gin.parse_config("\n".join(lines))
 
 
 def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> None:
@@ -289,7 +250,7 @@ def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> No
     bound = gin.config._CONFIG
     used, references = _used(root, bound)
     every: dict[Key, dict[str, list[Any]]] = {}  # all values that a parameter was given
-    for layer in (*layers, given):
+    for layer in layers:
         for key, values in layer.items():
             for name, value in values.items():
                 every.setdefault(key, {}).setdefault(name, []).append(value)
@@ -358,22 +319,18 @@ def _parts() -> dict[str, list[str]]:
     """
     found, within_packages = {}, set()
     for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        package = ".".join(path.relative_to(ROOT).parent.parts)
         body = ast.parse(path.read_text()).body
         if path.stem != "__init__":
-            definitions = [
-                node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)
-            ]
-            found[name] = [node.name for node in definitions if not node.name.startswith("_")]
-            continue
-        name = name.removesuffix(".__init__")
-        exports = [
+            parts = (node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef))
+            names = [part.name for part in parts if not part.name.startswith("_")]
+            found[f"{package}.{path.stem}"] = names
+        elif exports := [
             node
             for node in body
-            if isinstance(node, ast.ImportFrom) and node.module.startswith(f"{name}.")
-        ]
-        if exports:
-            found[name] = sorted(alias.name for node in exports for alias in node.names)
+            if isinstance(node, ast.ImportFrom) and node.module.startswith(f"{package}.")
+        ]:
+            found[package] = [alias.name for node in exports for alias in node.names]
             within_packages |= {node.module for node in exports}
     return {name: names for name, names in found.items() if name not in within_packages}
 
@@ -384,70 +341,130 @@ def _parameters(selector: str) -> list[str]:
     return [name for name in inspect.signature(part).parameters if not name.startswith("_")]
 
 
-def explain(error: Exception, source: str) -> errors.UserError:
-    """Returns a `UserError` with the place, the cause and the nearest name of a parser's error.
-
-    Args:
-      error: an exception of gin's parser, which appends places to the text, innermost file first.
-      source: the file that was parsed, or a phrase for a binding.
-    """
-    message = str(error)
-    place = re.search(r'In file "([^"]+)", line (\d+)', message)
+def _explain(error: Exception, source: str) -> errors.UserError:
+    """Returns a `UserError` with the place, the cause and the nearest names of a parser's error."""
+    # gin appends places to the text, innermost file first.
+    place = re.search(r'In file "([^"]+)", line (\d+)', str(error))
     where = f"{place[1]}:{place[2]}" if place else source
     if isinstance(error, SyntaxError) and error.filename:
         where = f"{error.filename}:{error.lineno}"
-    for pattern, phrase in _PHRASES:
-        if found := re.search(pattern, message):
-            return errors.UserError(f"{where}: {phrase(*found.groups())}")
-    cause = re.sub(r"\s*\([^()]*line \d+\)$", "", errors.first_line(error))
-    return errors.UserError(f"{where}: " + cause.removeprefix(f"'{source}': "))
+    cause = re.sub(r"\s*\([^()]*line \d+\)$", "", errors.first_line(error)).rstrip(".")
+    if token := re.search(r"Failed to parse token '.*'", str(error)):
+        cause = f"{token[0]} (a string needs quotes)"
+    for pattern, nearest in _NEAREST:
+        if found := re.search(pattern, cause):
+            cause = cause[: found.end()] + nearest(*found.groups())
+            break
+    return errors.UserError(f"{where}: {cause}")
 
 
-def _unknown(name: str) -> str:
+def _nearest_part(name: str) -> str:
     """Compares with `module.Name` where a module was written, else with `Name` alone."""
     modules = [(_short(path), names) for path, names in _parts().items()]
     known = {f"{module}.{part}" if "." in name else part for module, ps in modules for part in ps}
-    return f"there is no '{name}'{errors.nearest(name, known)}"
+    return errors.nearest(name, known)
 
 
-def _unknown_module(name: str) -> str:
-    own = name.partition(".")[0] in PACKAGES
-    hint = errors.nearest(name, _parts()) if own else " (is it on PYTHONPATH?)"
-    return f"there is no module '{name}'{hint}"
+def _nearest_module(name: str) -> str:
+    is_own = name.partition(".")[0] in PACKAGES
+    return errors.nearest(name, _parts()) if is_own else " (is it on PYTHONPATH?)"
 
 
-def _unknown_parameter(selector: str, name: str) -> str:
-    near = errors.nearest(name, _parameters(selector))
-    return f"'{_short(selector)}' has no parameter '{name}'{near}"
+def _nearest_parameter(selector: str, name: str) -> str:
+    return errors.nearest(name, _parameters(selector))
 
 
-def _unknown_file(path: str) -> str:
-    known = {file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin")}
+def _nearest_file(path: str) -> str:
     # `name` and `experiments/name` are compared with the names that they could stand for.
     prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
-    hint = errors.nearest(path, {file.removeprefix(prefix) for file in known})
-    return f"there is no gin file '{path}'{hint}"
+    files = (file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin"))
+    return errors.nearest(path, {file.removeprefix(prefix) for file in files})
 
 
-def _bad_value(token: str = "") -> str:
-    value = f"the value '{token}'" if token else "the value"
-    return f"{value} is neither a Python literal, @Reference nor %MACRO (a string needs quotes)"
-
-
-# Patterns of gin's messages; the first that matches decides.
-_PHRASES = (
-    (r"maximum recursion depth", "it is nested too deeply".format),
-    (r"resolve selector ([\w.]+);", _unknown),
-    (r"No configurable matching(?: reference)? '@?(?:\w+/)*([\w.]+?)(?:\(\))?'", _unknown),
-    (
-        r"'(\w+)' was not provided by an import statement",
-        "'{}' is used but not imported in this file".format,
-    ),
-    (r"'([\w./]+)' doesn't have a parameter named '(\w+)'", _unknown_parameter),
-    (r"Failed to parse token '(.*)'", _bad_value),
-    (r"malformed node", _bad_value),
-    (r"No module named '([\w.]+)'", _unknown_module),
-    (r"cannot import name '(\w+)' from '([\w.]+)'", lambda n, m: _unknown_module(f"{m}.{n}")),
-    (r"Unable to open file: (.*)\. Searched", _unknown_file),
-    (r"\('(?:unexpected )?(EOF in [^']*)'", "{}: a bracket or a quote is not closed".format),
+# Patterns of gin's messages, up to the place for the names nearest to the one that is unknown.
+_NEAREST = (
+    (r"resolve selector ([\w.]+)", _nearest_part),
+    (r"No configurable matching(?: reference)? '@?([\w.]+?)(?:\(\))?'", _nearest_part),
+    (r"'([\w./]+)' doesn't have a parameter named '(\w+)'", _nearest_parameter),
+    (r"No module named '([\w.]+)'", _nearest_module),
+    (r"Unable to open file: (.*?)(?=\. Searched)", _nearest_file),
 )
+
+
+# Values in the text of a configuration, such as that of a run whose modules are missing here:
+# nothing that it names is imported.
+
+
+class Reference(NamedTuple):
+    """A part that a value names: `@ppo.PPO`, or `@encoders.CNN()` where it is called."""
+
+    name: str  # with its module and, before slashes, its scopes
+    is_called: bool
+
+    def __str__(self) -> str:
+        return _short(self.name) + "()" * self.is_called
+
+    __repr__ = __str__  # within tuples
+
+
+class _Macro(NamedTuple):
+    name: str
+
+
+class _Values(config_parser.ParserDelegate):
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        return Reference(scoped_configurable_name, evaluate)
+
+    def macro(self, macro_name: str) -> _Macro:
+        return _Macro(macro_name)
+
+
+def read(text: str, source: str) -> dict[str, Any]:
+    """Returns parameters by name, such as `ppo.PPO.gamma`, with the values of their macros.
+
+    Args:
+      text: a .gin file's text; included files are not read.
+      source: the file's name in error messages.
+
+    Raises:
+      errors.UserError: the text is no .gin file.
+    """
+    macros, values = {}, {}
+    try:
+        for statement in config_parser.ConfigParser(text, _Values()):
+            if isinstance(statement, config_parser.BindingStatement):
+                scope = f"{statement.scope}/" if statement.scope else ""
+                name = f"{scope}{statement.selector}"
+                if statement.arg_name:
+                    values[f"{name}.{statement.arg_name}"] = statement.value
+                else:
+                    macros[name] = statement.value
+    except Exception as error:
+        raise _explain(error, source) from error
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, _Macro):
+            return resolve(macros[value.name]) if value.name in macros else value
+        if isinstance(value, dict):
+            return {resolve(key): resolve(each) for key, each in value.items()}
+        return type(value)(map(resolve, value)) if type(value) in (list, tuple) else value
+
+    return {name: resolve(value) for name, value in values.items()}
+
+
+def hyperparameters(text: str) -> dict[str, bool | float | str]:
+    """Returns parameters by class, such as `PPO.gamma`, for tables of runs; None is left out.
+
+    Args:
+      text: an operative configuration; values other than numbers become strings.
+    """
+    values = read(text, "the operative configuration")
+    short = {name: ".".join(name.split(".")[-2:]) for name in values}
+    counts = collections.Counter(short.values())
+    return {
+        short[name] if counts[short[name]] == 1 else name: (
+            value if isinstance(value, bool | int | float | str) else str(value)
+        )
+        for name, value in values.items()
+        if value is not None
+    }

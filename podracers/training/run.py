@@ -22,7 +22,6 @@ from podracers.hosts import peers, processes
 from podracers.training import (
     checkpoint,
     config,
-    config_values,
     loggers,
     run_directory,
     storage,
@@ -407,7 +406,7 @@ class Run:
             return
         self._is_configuration_kept = True
         used = config.operative_text()
-        hyperparameters = config_values.hyperparameters(used)
+        hyperparameters = config.hyperparameters(used)
         if self._tracked is not None:
             self._tracked.write_configuration(hyperparameters)
         if path.is_file() and path.read_bytes() == used.encode():

@@ -9,7 +9,6 @@ import logging
 import os
 import pathlib
 import secrets
-import shutil
 
 from etils import epath
 
@@ -20,10 +19,8 @@ from podracers.training import manifest
 COMMITTED = "commit_success.txt"  # orbax's name
 _SCHEME = "gs://"
 _PROBE = ".podracers"  # first part of the names of files that tests of access write
-_EXPECTED = "an absolute path, or gs://BUCKET/FOLDER"
 
-# Only methods that both have are used.
-Path = pathlib.Path | epath.Path
+Path = epath.Path
 
 
 def check(option: str, place: str) -> None:
@@ -33,20 +30,22 @@ def check(option: str, place: str) -> None:
         is_folder = bucket and folder.strip("/")
         if is_folder if place.startswith(_SCHEME) else os.path.isabs(place):
             return
-    raise errors.UserError(f"{option}: expected {_EXPECTED}, got {place!r}")
+    raise errors.UserError(
+        f"{option}: expected an absolute path, or gs://BUCKET/FOLDER, got {place!r}"
+    )
 
 
 def path(place: str | os.PathLike) -> Path:
     """Returns the path of a folder, absolute, or of one in a bucket."""
     text = os.fspath(place)
     if not text.startswith(_SCHEME):
-        return pathlib.Path(text).absolute()
+        return Path(os.path.abspath(text))
     import fsspec  # noqa: PLC0415 (only buckets need it)
 
     # A cached listing would lack the files of tensorstore and of other processes.
     fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its errors are raised here
-    return epath.Path(text)
+    return Path(text)
 
 
 def is_bucket(folder: Path) -> bool:
@@ -54,25 +53,13 @@ def is_bucket(folder: Path) -> bool:
     return os.fspath(folder).startswith(_SCHEME)
 
 
-def make(directory: Path) -> int | None:
-    """Makes a folder, and returns a descriptor of it; None for one in a bucket.
-
-    Raises:
-      errors.RunFailure: it cannot be made.
-    """
-    try:
-        _make(directory)
-        return None if is_bucket(directory) else os.open(directory, os.O_RDONLY)
-    except Exception as error:  # libraries of buckets raise almost anything
-        raise errors.RunFailure(f"could not make {directory}: {manifest.reason(error)}") from error
-
-
-def _make(folder: Path) -> None:
-    if not os.fspath(folder).startswith(_SCHEME):  # there, mkdir would make a bucket
+def make(folder: Path) -> None:
+    """Makes a folder on a disk; buckets need no folders, and `mkdir` would make a bucket."""
+    if not is_bucket(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def is_same(path: pathlib.Path, descriptor: int) -> bool:
+def is_same(path: os.PathLike, descriptor: int) -> bool:
     """Returns whether a path still leads to the open file or folder `descriptor`.
 
     An open file accepts writes after its removal, and libraries make missing folders anew: without
@@ -87,7 +74,7 @@ def is_same(path: pathlib.Path, descriptor: int) -> bool:
         return True
 
 
-def require_same(path: pathlib.Path, descriptor: int) -> None:
+def require_same(path: os.PathLike, descriptor: int) -> None:
     """Raises `errors.RunFailure` where `is_same` is false."""
     if is_same(path, descriptor):
         return
@@ -98,11 +85,8 @@ def require_same(path: pathlib.Path, descriptor: int) -> None:
     raise errors.RunFailure(f"'{path}' was {fate} while the run wrote to it")
 
 
-def write(file: Path, text: str) -> None:
-    """Writes a file whole or not at all, as buckets do by themselves."""
-    if is_bucket(file):
-        file.write_text(text)
-        return
+def write(file: pathlib.Path | Path, text: str) -> None:
+    """Writes a file whole or not at all."""
     partial = file.with_name(f".{file.name}.partial")
     partial.write_text(text)
     partial.replace(file)
@@ -110,26 +94,7 @@ def write(file: Path, text: str) -> None:
 
 def remove(folder: Path) -> None:
     """Removes a folder with its contents, or a file, if there is one."""
-    if is_bucket(folder):
-        with contextlib.suppress(FileNotFoundError):
-            epath.Path(folder).rmtree()
-    elif folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder)
-    else:
-        folder.unlink(missing_ok=True)
-
-
-def rename(folder: Path, target: Path) -> None:
-    """Renames a folder, and replaces `target`; in a bucket file by file."""
-    remove(target)
-    if not is_bucket(folder):
-        folder.rename(target)
-        return
-    for file in manifest.files(epath.Path(folder)):
-        copy = epath.Path(target) / file.relative_to(folder)
-        _make(copy.parent)
-        file.copy(copy)
-    remove(folder)
+    folder.rmtree(missing_ok=True)
 
 
 def steps(directory: Path) -> list[int]:
@@ -140,17 +105,12 @@ def steps(directory: Path) -> list[int]:
     return sorted(map(int, names))
 
 
-def partial(directory: Path, step: int | None = None) -> list[Path]:
-    """Returns the folders of checkpoints, or of that of one step, that are not committed."""
-    found = [each for each in _entries(directory) if step in (None, _step(each))]
+def partial(directory: Path) -> list[Path]:
+    """Returns the folders of checkpoints that are not committed."""
+    found = _entries(directory)
     if is_bucket(directory):
         return [each for each in found if each.name.isdigit() and not (each / COMMITTED).exists()]
     return [each for each in found if manifest.UNFINISHED in each.name]
-
-
-def _step(folder: Path) -> int | None:
-    name = folder.name.partition(".")[0]
-    return int(name) if name.isdigit() else None
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -187,19 +147,21 @@ def require_shared(
     def write_probe() -> tuple[str, bool]:
         name = f"{_PROBE}-{secrets.token_hex(8)}"
         try:
-            _make(directory)
+            make(directory)
             resumed = bool(steps(directory)) if resume is None else resume
-            found = (entry.name for entry in _entries(directory))
-            used = sorted(each for each in found if not each.startswith(_PROBE))
-            if resumed or not used:
+            names = sorted(entry.name for entry in _entries(directory))
+            used = [] if resumed else [each for each in names if not each.startswith(_PROBE)]
+            if not used:
                 (directory / name).write_text("")
-                return name, resumed
-        except Exception as error:  # see `make`
-            raise errors.UserError(f"{where} cannot be written: {_cause(error)}") from error
-        raise errors.UserError(
-            f"{where} is in use (it contains '{used[0]}'): continue that run with --resume, or "
-            "name another folder"
-        )
+        except Exception as error:  # clients of buckets raise almost anything
+            reason = manifest.reason(error)
+            raise errors.UserError(f"{where} cannot be written: {reason}") from error
+        if used:
+            raise errors.UserError(
+                f"{where} is in use (it contains '{used[0]}'): continue that run with --resume, or "
+                "name another folder"
+            )
+        return name, resumed
 
     name, resumed = processes.on_lead(write_probe)
     fault = None
@@ -210,8 +172,8 @@ def require_shared(
             own.unlink()
         else:
             fault = f"does not see the files of process 0{advice}"
-    except Exception as error:  # see `make`
-        fault = f"cannot write to it: {_cause(error)}"
+    except Exception as error:  # see `write_probe`
+        fault = f"cannot write to it: {manifest.reason(error)}"
     faults = processes.all_gather(fault)
 
     def remove_probe() -> None:
@@ -223,10 +185,3 @@ def require_shared(
 
     processes.on_lead(remove_probe)
     return resumed
-
-
-def _cause(error: Exception) -> str:
-    """Returns the cause in one line; for a missing package, the command that installs it."""
-    if isinstance(error, ImportError):
-        return "buckets need the package gcsfs: pip install 'podracers[gcs]'"
-    return manifest.reason(error)

@@ -17,7 +17,7 @@ import numpy as np
 from results import plotting
 
 from podracers import errors
-from podracers.training import config_values, loggers, run_directory
+from podracers.training import config, loggers, run_directory
 
 _ROOT = "experiment.Experiment"
 _ROLES = ("agent", "environment", "runner")
@@ -54,7 +54,7 @@ class Run:
     def environment(self) -> str:
         """Name of the environment inside its wrappers."""
         part = self.values[f"{_ROOT}.environment"].name
-        while isinstance(inner := self.values.get(f"{part}.environment"), config_values.Reference):
+        while isinstance(inner := self.values.get(f"{part}.environment"), config.Reference):
             part = inner.name
         names = [self.values.get(f"{part}.{name}") for name in _NAMES]
         return next((x for x in names if isinstance(x, str)), part.rpartition(".")[2])
@@ -77,7 +77,7 @@ def read(path: str) -> list[Run]:
     directory.require()
     given = _parameters(directory.config)
     for role in _ROLES:
-        if not isinstance(given.get(f"{_ROOT}.{role}"), config_values.Reference):
+        if not isinstance(given.get(f"{_ROOT}.{role}"), config.Reference):
             raise errors.UserError(f"'{directory.config}' has no Experiment.{role}")
     used = directory.operative_config
     values = (_parameters(used) if used.is_file() else {}) | given
@@ -100,7 +100,7 @@ def read(path: str) -> list[Run]:
 
 def _parameters(path: Any) -> dict[str, Any]:
     try:
-        return config_values.parameters(config_values.read(path.read_text(), str(path)))
+        return config.read(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise errors.UserError(f"cannot read '{path}': {error}") from error
 
@@ -156,7 +156,7 @@ def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]
         runners = {run.choice("runner") for run in runs if part == "runner" and name in run.values}
         own = []
         for difference, (run, *_) in found:
-            references = [x for x in run.values.values() if isinstance(x, config_values.Reference)]
+            references = [x for x in run.values.values() if isinstance(x, config.Reference)]
             has_part = part == _ROOT or any(each.name == part for each in references)
             if has_part or run.choice("runner") in runners:
                 own.append((difference, run))
@@ -177,7 +177,7 @@ def _normal(value: Any) -> str:
         return repr(sorted((_normal(key), _normal(each)) for key, each in value.items()))
     if type(value) in (list, tuple):
         return repr([_normal(each) for each in value])
-    return repr(tuple(value)) if isinstance(value, config_values.Reference) else repr(value)
+    return repr(tuple(value)) if isinstance(value, config.Reference) else repr(value)
 
 
 def draw(axis: matplotlib.axes.Axes, panel: Panel, metric: str, x: int = 0) -> None:

@@ -23,7 +23,6 @@ from podracers import anakin, errors, evaluation
 from podracers.training import (
     checkpoint,
     config,
-    config_values,
     experiment,
     run,
     run_directory,
@@ -139,7 +138,7 @@ def test_tensorboard_has_the_configuration_once(tmp_path):
         assert step == 0
         assert shown.item().decode() == "".join(f"    {line}\n" for line in text.splitlines())
     assert len(_events(directory, "_hparams_/session_start_info")) == 1
-    assert "PPO.learning_rate" in config_values.hyperparameters(used)
+    assert "PPO.learning_rate" in config.hyperparameters(used)
     # Another configuration is news.
     settings = experiment.load([str(directory.config)], ["PPO.entropy_cost = 0.5"])
     assert _run(settings, directory, stop=Stop(directory, lines=3), resume=True)[0] is None
@@ -449,7 +448,7 @@ def _score(directory, step):
     """Returns the score of a checkpoint as another process reads it."""
     reader = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
     try:
-        return reader._scores.get(step)
+        return reader._scores().get(step)
     finally:
         reader.close()
 

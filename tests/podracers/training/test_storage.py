@@ -1,7 +1,6 @@
 """Tests of the folders of checkpoints; a local folder stands in for a bucket."""
 
 import os
-import pathlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,12 +46,6 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture(name="bucket")
-def _bucket(tmp_path, monkeypatch) -> pathlib.Path:
-    monkeypatch.setattr(storage, "is_bucket", lambda folder: True)
-    return tmp_path / "checkpoints"
-
-
 def _save(checkpointer: checkpoint.Checkpointer, step: int, score: float | None = None) -> None:
     clock = {"wall": 2.5, "training": 1.0, "steps": step, "first_dispatch": 1.5}
     metadata = {"update": step, "seed": 3, "population": 1, "clock": clock}
@@ -60,8 +53,11 @@ def _save(checkpointer: checkpoint.Checkpointer, step: int, score: float | None 
     checkpointer.save(step, state, state, metadata, score)
 
 
-def test_in_a_bucket_the_last_file_commits(bucket):
+def test_in_a_bucket_the_last_file_commits(tmp_path, monkeypatch):
     """Other folders are left alone, and partial checkpoints are removed."""
+    monkeypatch.setattr(storage, "is_bucket", lambda folder: True)
+    bucket = tmp_path / "checkpoints"
+    bucket.mkdir()
     checkpointer = checkpoint.Checkpointer(bucket)
     for step in (10, 20, 30):
         _save(checkpointer, step)
@@ -85,10 +81,5 @@ def test_in_a_bucket_the_last_file_commits(bucket):
     _save(checkpointer, 30)
     checkpointer.close()
     assert checkpointer.best_step() is None  # the score was that of the damaged one
-    assert sorted(path.name for path in bucket.iterdir()) == [
-        "10",
-        "20",
-        "30",
-        "damaged-30",
-        "other",
-    ]
+    names = ["10", "20", "30", "damaged-30", "other"]
+    assert sorted(path.name for path in bucket.iterdir()) == names
