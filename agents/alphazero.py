@@ -3,12 +3,10 @@
 Silver et al., "A general reinforcement learning algorithm that masters chess, shogi, and Go through
 self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player.
 
-The search needs the environment's state, and a runner passes only time steps to an agent. So
-`wrappers.Searchable` adds the state to the observation, under a key that networks do not see, and
-the environment to the specification. Only JAX environments can be searched.
-
-If an environment draws random numbers in its steps, its state holds the key, and the search
-includes the future draws; use MuZero there.
+The search needs the environment's state: `wrappers.Searchable` adds it to the observation, under a
+key that networks do not see, and the environment to the specification. Only JAX environments can be
+searched. If one draws random numbers in its steps, the search includes the future draws; use MuZero
+there.
 
 Axis legend: `T` time, `B` streams, `N` drawn sequences, `A` actions, `Z` atoms.
 """
@@ -97,7 +95,6 @@ class AlphaZero:
         options.require_discrete(self)
         _ = self._search, self._support  # built now, while gin's bindings are those of the run
         options.require_feedforward(self, self._network)
-        planning.check_support(self, self._support)
         if self._network.memory_length:
             raise errors.UserError("AlphaZero has no stacks of frames: expected frame_stack = 1")
 

@@ -11,7 +11,6 @@ Axis legend: `Z` atoms.
 """
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +45,7 @@ class Support:
     """Evenly spaced atoms from `-bound` to `bound`, in squashed units.
 
     Attributes:
-      bound: largest atom. 30 represents 905, and 300 represents 58,706; see `largest`.
+      bound: largest atom. 30 represents returns of 905, and 300 of 58,706.
       num_atoms: `Z`, odd, so that zero is an atom.
     """
 
@@ -60,13 +59,6 @@ class Support:
                 f"a support needs a positive bound and an odd number of atoms, 3 or more; got "
                 f"bound = {self.bound}, atoms = {self.num_atoms}"
             )
-
-    @property
-    def largest(self) -> float:
-        """The largest number that the support represents, not squashed."""
-        root = (1.0 + 2.0 * _SLOPE) ** 2 + 4.0 * _SLOPE * self.bound
-        root = 2.0 * self.bound / (1.0 + 2.0 * _SLOPE + math.sqrt(root))
-        return root * (root + 2.0)
 
     def encode(self, x: jax.Array) -> jax.Array:
         """Returns the two-hot probabilities `[..., Z]` of `x` `[...]`, clipped to the support."""

@@ -14,7 +14,6 @@ learnt from, `_t` the one that its target bootstraps from, up to `n_step` steps 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +23,6 @@ import rlax
 from agents import exploration, networks, optimization, options, preprocessing, replay
 from agents.networks import heads
 from podracers import environment, types
-
-
-class Extras(NamedTuple):
-    """The data of each step that acting reports."""
-
-    value: jax.Array  # [T, B] of the best legal action
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,7 +126,7 @@ class DQN:
         epsilon = self.evaluation_epsilon if evaluation else params.epsilon
         action = exploration.epsilon_greedy(q_values, timestep.observation, epsilon, key)
         best = exploration.best_q_value(q_values, timestep.observation)
-        return action, actor_state, Extras(best)
+        return action, actor_state, exploration.Extras(best)
 
     def update(self, state, rollout, key):
         """Stores one rollout, and takes the gradient steps that the replay ratio allows."""

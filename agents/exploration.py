@@ -21,6 +21,12 @@ class ActorParams(NamedTuple):
     epsilon: jax.Array  # float32, probability of a random action
 
 
+class Extras(NamedTuple):
+    """The data of each step that acting reports."""
+
+    value: jax.Array  # [T, B] of the best legal action
+
+
 def legal_q_values(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
     """Returns `q_values` `[..., A]` with -1e9 in place of those of illegal actions.
 

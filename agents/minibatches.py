@@ -1,9 +1,8 @@
 """Shuffled minibatches of a rollout that do not depend on the number of devices.
 
 Neighbouring items form groups of `M`, and each group gives one item, drawn at random without
-replacement, to each of the `M` minibatches. This is a stratified shuffle: every minibatch has its
-share of every stream (or every stretch of time). A permutation of a device's whole share would
-instead give other minibatches on two devices than on one.
+replacement, to each of the `M` minibatches: a stratified shuffle. A permutation of a device's whole
+share would give other minibatches on two devices than on one.
 
 Axis legend: `T` time, `B` streams of this device, `M` minibatches.
 """
@@ -121,10 +120,9 @@ def deal(
 def select(
     network: networks.Network, batch: Any, core: Any, item: types.PyTree
 ) -> tuple[Any, types.PyTree]:
-    """Returns one minibatch, and the cores before its first time step.
+    """Returns the minibatch of one row of `deal`, and the cores before its first time step.
 
-    Transitions are gathered only here, with the few frames before each, so the stacks of frames of
-    a whole rollout are never in memory. `item` is one row of the result of `deal`.
+    The stacks of frames of a whole rollout are never in memory, only those of a minibatch.
     """
     if network.is_recurrent:
         return item

@@ -103,7 +103,6 @@ class MuZero:
         options.require_discrete(self)
         _ = self._search, self._support  # built now, while gin's bindings are those of the run
         options.require_feedforward(self, self._network.representation)
-        planning.check_support(self, self._support)
 
     @functools.cached_property
     def _network(self) -> muzero_networks.Model:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import mctx
 
 from agents import categorical, optimization, returns
-from podracers import errors, types
+from podracers import types
 
 
 class ActorParams(NamedTuple):
@@ -89,36 +89,8 @@ def targets(
     )
 
 
-def check_support(agent: Any, support: categorical.Support) -> None:
-    """Raises a `UserError` if the returns of clipped rewards do not fit into the support.
-
-    Args:
-      agent: an agent with the fields of `muzero.MuZero`.
-      support: support of its values and rewards.
-    """
-    if agent.reward_clip is None:
-        return
-    steps = agent.spec.max_episode_steps
-    if agent.gamma < 1.0:
-        horizon = (1.0 - agent.gamma ** (steps or float("inf"))) / (1.0 - agent.gamma)
-    else:
-        horizon = steps or 1
-    largest = agent.reward_clip * horizon
-    if largest > support.largest:
-        raise errors.UserError(
-            f"{type(agent).__name__}.support = {support.bound} holds returns up to "
-            f"{support.largest:.4g}, and rewards up to {agent.reward_clip} add up to "
-            f"{largest:.4g}: "
-            f"expected a support of at least {float(categorical.signed_hyperbolic(largest)):.3g}"
-        )
-
-
 def actor_params(agent: Any, learner: optimization.ReplayLearner) -> ActorParams:
-    """Returns the parameters, the statistics of the observations, and the temperature.
-
-    The temperature falls linearly from `temperature` to `final_temperature` in `temperature_steps`
-    agent steps; it is constant where that is None.
-    """
+    """Returns the parameters, the statistics of the observations, and the temperature."""
     temperature = optimization.annealed(
         agent.temperature, agent.final_temperature, agent.temperature_steps, learner.agent_steps
     )

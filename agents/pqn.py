@@ -4,7 +4,7 @@ Gallici et al., "Simplifying Deep Temporal Difference Learning", 2024,
 https://arxiv.org/abs/2407.04811; code: https://github.com/mttga/purejaxql. Many streams and layer
 normalisation replace replay and target parameters, so the network should have `layer_norm` in its
 encoders and cores, as the default network does. A recurrent network gets the previous action and
-reward, and learns from whole streams, from the core at the start of the rollout.
+reward, and learns from whole streams.
 
 Axis legend: `T` time, `B` streams of one device, `M` minibatches, `A` actions.
 """
@@ -48,12 +48,6 @@ class Learner(NamedTuple):
     def params(self) -> types.PyTree:
         """The parameters of the network."""
         return self.train_state.params
-
-
-class Extras(NamedTuple):
-    """The data of each step that acting stores for learning."""
-
-    value: jax.Array  # [T, B] of the best legal action, from the acting parameters
 
 
 class _Batch(NamedTuple):
@@ -156,7 +150,7 @@ class PQN:
         action = exploration.epsilon_greedy(q_values, timestep.observation, epsilon, key)
         actor_state = inputs.ActorState(core, action if self._is_recurrent else ())
         best = exploration.best_q_value(q_values, timestep.observation)
-        return action, actor_state, Extras(best)
+        return action, actor_state, exploration.Extras(best)
 
     def update(self, state, rollout, key):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
@@ -187,11 +181,7 @@ class PQN:
         return types.AgentState(Learner(train_state, normalizer, agent_steps), ()), metrics
 
     def _values(self, params, core, timestep, extras):
-        """Returns the values `[T + 1, B]` of the best legal action of every time step.
-
-        They are computed once for each rollout; the authors' recurrent variant recomputes them for
-        each minibatch.
-        """
+        """Returns the values `[T + 1, B]` of the best legal actions, once for each rollout."""
         if self._is_recurrent:
             q_values = networks.unroll_in_parts(self._network, params, core, timestep, lambda x: x)
             return exploration.best_q_value(q_values, timestep.observation)

@@ -1,10 +1,9 @@
 """Replay: past rollouts on the learner devices, from which sequences are drawn.
 
-Each device keeps its streams in one ring `[B, C, ...]`, which is written in place: every time step
-is stored once, in its own dtype, and a sequence `[L + 1]` is cut out of the ring when it is drawn.
-A sequence is consecutive time steps of one stream that never cross the write position, so no draw
-mixes old steps with new ones. Sequences begin at any step; where the stored rollouts have an actor
-state (a recurrent core), which is that before the first step, they begin where rollouts begin.
+Each device keeps its streams in one ring `[B, C, ...]`, which is written in place, and cuts
+sequences `[L + 1]` out of it: consecutive time steps of one stream that never cross the write
+position. Sequences begin at any step; where the stored rollouts have an actor state (a recurrent
+core), which is that before the first step, they begin where rollouts begin.
 
 Streams are dealt out to shards, each of which gives an equal part of every batch. With up to eight
 devices the number of shards does not depend on the number of devices (as far as streams and batches
@@ -135,11 +134,6 @@ class Replay:
                 f"{self.sequence_length} steps from each of {streams * devices} environments, in "
                 f"rollouts of {steps}, needs at least {needed * steps * streams * devices}"
             )
-        if self.capacity < self.batch_size * self.sequence_length:
-            raise errors.UserError(
-                f"replay_capacity = {self.capacity} transitions is smaller than one batch: "
-                f"{self.batch_size} sequences of {self.sequence_length} steps"
-            )
         largest = (chunks * steps - 1) * streams * devices
         if self.min_size > largest:
             raise errors.UserError(
@@ -163,7 +157,7 @@ class Replay:
     def add(self, memory: Memory, rollout: types.Rollout) -> Memory:
         """Stores a rollout `[T, B, ...]`, in place where `memory` is donated.
 
-        New sequences (`new_items`) get the highest priority so far.
+        New sequences get the highest priority so far.
 
         After a Sebulba run is resumed, simulators begin new episodes. The unfinished episode of
         each stream is then marked as truncated at its last stored time step but one, because the
@@ -183,19 +177,10 @@ class Replay:
         times = memory.head[0] - period * jnp.arange(steps // period)
         overwritten = self._items(memory, times)
         memory = self._set(memory, overwritten, jnp.zeros(overwritten.index.shape))
-        item, exists = self.new_items(memory, steps)
-        return self._set(memory, item, jnp.where(exists, memory.highest[0], 0.0))
-
-    def new_items(self, memory: Memory, steps: int) -> tuple[Item, jax.Array]:
-        """Returns the sequences that the latest rollout, of `T` steps, completed.
-
-        Returns:
-          Items `[K, B]`, oldest first, and a bool `[K, B]`, false for sequences from before the
-          start of the run. `K` is `T`, or 1 where sequences begin where rollouts do.
-        """
-        times = self._new_starts(memory, steps)
-        item = self._items(memory, times)
-        return item, jnp.broadcast_to(times[:, None] >= 0, item.index.shape)
+        starts = self._new_starts(memory, steps)
+        item = self._items(memory, starts)
+        value = jnp.where(starts >= 0, memory.highest[0], 0.0)
+        return self._set(memory, item, jnp.broadcast_to(value[:, None], item.index.shape))
 
     def num_gradient_steps(
         self, memory: Memory, rollout: types.Rollout, update: jax.Array
@@ -323,11 +308,11 @@ class Replay:
 
         Args:
           memory: the replay of this device.
-          item: items of a `Sample` or of `new_items`.
+          item: items, such as those of a `Sample`.
           priority: float32 of the same shape, usually absolute TD errors; negative for sequences
             without anything to learn, which are not drawn again: their importance weights would be
             the largest, and scale down all others.
-          exists: bool, of the same shape; false for items that must never be drawn.
+          exists: bool that broadcasts to it; false for items that must never be drawn.
         """
         if not self.priority_exponent:
             return memory
@@ -350,17 +335,17 @@ class Replay:
           memory: the replay, with that rollout.
           rollout: `[T, B, ...]`, the latest one.
           priority_fn: returns priorities `[K, B]`, given stored transitions `[L + K - 1, B, ...]`:
-            sequence `k` is the `L` transitions from `k` on. Steps from before the start of the run
-            have no meaning.
+            sequence `k` is the `L` transitions from `k` on. `K` is `T`, or 1 where sequences begin
+            where rollouts do. Steps from before the start of the run have no meaning.
         """
         if not self.priority_exponent:
             return memory
-        item, exists = self.new_items(memory, _steps(rollout))
         starts = self._new_starts(memory, _steps(rollout))
         stream = jnp.arange(ring_buffer.num_streams(memory.ring))
         first = jnp.broadcast_to(starts[0], stream.shape)
         length = self.sequence_length + starts.shape[0] - 1
         recent = ring_buffer.cut(memory.ring, first, stream, length)
+        item, exists = self._items(memory, starts), starts[:, None] >= 0
         return self.update_priorities(memory, item, priority_fn(recent), exists)
 
     def _deal(self, streams: int) -> tuple[int, int]:
@@ -380,7 +365,7 @@ class Replay:
         return oldest * period, jnp.maximum(newest - oldest + 1, 0)
 
     def _new_starts(self, memory: Memory, steps: int) -> jax.Array:
-        """Returns the times `[K]` at which new sequences begin."""
+        """Returns the times `[K]` at which new sequences begin, oldest first; may be negative."""
         period = ring_buffer.period(memory.ring)
         newest = (memory.head[0] - self.sequence_length) // period * period
         return newest - period * jnp.arange(steps // period - 1, -1, -1)

@@ -1,8 +1,8 @@
 """A ring: the latest time steps of streams, written in place, from which sequences are cut.
 
-A ring is a `types.Rollout` of `Rows`. XLA chooses the order of an array's axes in a TPU's memory.
-For `[B, C, 84, 84, 1]` it chooses one to write time steps and another to gather them, so every
-update would copy the whole ring. Flat rows are written and gathered in one order.
+A ring is a `types.Rollout` of `Rows`. For `[B, C, 84, 84, 1]`, XLA orders the axes in a TPU's
+memory differently to write time steps and to gather them, so every update would copy the whole
+ring. Flat rows are written and gathered in one order.
 
 Axis legend: `C` time steps in the ring, `T` of a rollout, `L` transitions of a sequence, `B`
 streams, `N` sequences, `F` numbers of one element (such as an observation), `R` of a padded row.

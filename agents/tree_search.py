@@ -1,8 +1,8 @@
 """Monte Carlo tree search, one tree a stream.
 
-The trees are mctx's, https://github.com/google-deepmind/mctx. mctx takes one key for a batch and
-splits it by position in the batch. So each search here has one stream, with that stream's key, and
-`vmap` makes the batch: results depend neither on neighbouring streams nor on the device.
+The trees are mctx's, https://github.com/google-deepmind/mctx, which splits one key by position in
+the batch. So each search here has one stream, with that stream's key, and `vmap` makes the batch:
+results depend neither on neighbouring streams nor on the device.
 
 Axis legend: `B` streams, `A` actions, `N` simulations.
 """
@@ -144,12 +144,6 @@ class _Nodes:
 
     mctx writes a new embedding by a scatter, for which a TPU copies the embeddings of all nodes.
     Here every simulation writes at its own index, the same for all streams, which is done in place.
-    On a CPU this is no faster.
-
-    Args:
-      model: model of the environment.
-      embedding: of the root.
-      num_simulations: of the search.
     """
 
     def __init__(self, model: Model, embedding: types.PyTree, num_simulations: int):

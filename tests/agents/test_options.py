@@ -89,7 +89,6 @@ def test_an_impossible_option_is_named(name, option, value):
             {"network": functools.partial(muzero_networks.model, core=cores.LSTM(8))},
             "recurrent",
         ),
-        ("MuZero", {"reward_clip": 10.0, "support": 4.0, "gamma": 1.0}, "at least 8.6"),
         ("support", {"bound": 0.0}, "positive bound"),
         ("CategoricalReturn", {"num_atoms": 1}, "2 atoms"),
         ("CategoricalReturn", {"minimum": 2.0, "maximum": 2.0}, "minimum < maximum"),

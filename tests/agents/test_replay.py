@@ -52,7 +52,7 @@ class Case(NamedTuple):
     def replay(self) -> replay.Replay:
         capacity = self.capacity * self.num_streams + self.spare
         exponents = (ALPHA, BETA) if self.prioritized else ()
-        return replay.Replay(capacity, self.length, 8, *exponents)
+        return replay.Replay(capacity, self.length, self.drawn, *exponents)
 
 
 CASES = {
@@ -133,8 +133,6 @@ class Outcome(NamedTuple):
 def _compiled(case: Case):
     """Returns `init(rollout)` and `step(memory, rollout, key)`, over the devices of a case."""
     buffer = case.replay
-    # More than the ring holds: `init` would refuse a batch of this size.
-    large_batch = dataclasses.replace(buffer, batch_size=case.drawn)
 
     def priority_fn(recent):
         arrived = recent.timestep.reward[case.length :]  # at the ends of the sequences
@@ -143,7 +141,7 @@ def _compiled(case: Case):
 
     def step(memory, rollout, key):
         memory = buffer.prioritize_new(buffer.add(memory, rollout), rollout, priority_fn)
-        sample, ready = large_batch.sample(memory, key), buffer.ready(memory)
+        sample, ready = buffer.sample(memory, key), buffer.ready(memory)
         second = _second_priority(sample.rollout.action[0])
         written = buffer.update_priorities(memory, sample.item, second)
         memory = jax.tree.map(lambda x, y: jnp.where(ready, x, y), written, memory)
@@ -354,7 +352,6 @@ def test_new_sequences_get_the_highest_priority_so_far():
     ("options", "message"),
     [
         ({"capacity": 31}, "replay_capacity = 31 .* needs at least 32"),
-        ({"capacity": 4000, "batch_size": 1001}, "smaller than one batch: 1001 sequences of 4"),
         ({"capacity": 4000, "batch_size": 6}, "batch_size = 6 does not divide over 4 learner"),
         ({"capacity": 40, "min_size": 40}, "min_replay = 40: expected at most"),
     ],
