@@ -1,4 +1,4 @@
-"""Judging rules: returns by segments of lifetimes, and shares of the optimum."""
+"""Evaluation of rules: returns by segments of lifetimes, and optima."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ FAMILY = lifetimes.Mixture(
 
 
 class _FirstAction:
-    """Acts by number 0 in the first half of its life, and by number 1 later."""
+    """Takes action 0 in the first half of its lifetime, and action 1 later."""
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         del num_envs, evaluation
@@ -50,13 +50,9 @@ def test_returns_are_means_of_the_episodes_of_a_segment(lives):
 
 
 def test_the_optimum_is_that_of_each_task(lives):
+    assert all(isinstance(x, tasks.TaskFamily) for x in (FAMILY, *FAMILY.families))
     optimum = lives.optimum(FAMILY)
     assert (optimum[lives.task == 1] == 1.0).all()
     grids = optimum[lives.task == 0]
     assert (grids > 2.0).all() and len(set(grids)) > 1
     assert (lives.returns[lives.task == 0] < grids[:, None]).all()
-
-
-def test_families_are_of_the_protocol():
-    for family in (FAMILY, *FAMILY.families):
-        assert isinstance(family, tasks.TaskFamily)

@@ -1,4 +1,4 @@
-"""Lives to test with: small tasks, and chunks of random transitions."""
+"""Small tasks for tests of LPG, and chunks of random transitions."""
 
 import functools
 
@@ -70,11 +70,6 @@ def batch(agent: lpg.LPG, seed: int, num_states: int = 6) -> meta_training._Batc
 
 
 @functools.cache
-def fresh_rule():
-    """Returns the fresh parameters of the rule of `agent()`."""
-    return jax.jit(agent().rule.init)(jax.random.key(0))
-
-
 def rule_params():
-    """Returns parameters of a rule that teaches something: its heads are not small."""
-    return jax.tree.map(lambda x: 2.0 * x + 0.1, fresh_rule())
+    """Returns parameters of the rule of `agent()`, with heads that are not small."""
+    return jax.tree.map(lambda x: 2.0 * x + 0.1, jax.jit(agent().rule.init)(jax.random.key(0)))

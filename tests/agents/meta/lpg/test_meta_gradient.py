@@ -22,23 +22,6 @@ def _total(agent, params, batch):
     return agent._loss(params, rows).metrics["loss/total"].result()
 
 
-def _assert_is_gradient(gradient, function, params, step=3e-3):
-    """Compares each leaf with central differences along its own direction, in float32."""
-    function = jax.jit(function)
-    leaves, structure = jax.tree.flatten(params)
-    for index, slope in enumerate(jax.tree.leaves(gradient)):
-        norm = float(jnp.linalg.norm(slope))
-        assert norm > 0.0
-
-        def at(distance, index=index, slope=slope, norm=norm):
-            moved = [*leaves]
-            moved[index] = leaves[index] + distance / norm * slope
-            return float(function(jax.tree.unflatten(structure, moved)))
-
-        measured = (at(step) - at(-step)) / (2.0 * step)
-        np.testing.assert_allclose(measured, norm, rtol=0.03, atol=1e-3)
-
-
 def _case(**options):
     agent = lifetimes.agent(**options)
     return agent, lifetimes.rule_params(), lifetimes.batch(agent, seed=1)
@@ -56,8 +39,19 @@ def _exact():
 
 
 def test_it_equals_finite_differences_of_recorded_actions(exact):
+    """Each leaf is compared with a central difference along its own direction, in float32."""
     agent, params, batch = _case(agent_learning_rates=(20.0,))
-    _assert_is_gradient(exact, lambda params: _total(agent, params, batch), params)
+    total = jax.jit(lambda params: _total(agent, params, batch))
+    leaves, structure = jax.tree.flatten(params)
+    for index, slope in enumerate(jax.tree.leaves(exact)):
+        norm, step = jnp.linalg.norm(slope), 3e-3
+        assert norm > 0.0
+        ends = []
+        for distance in (step, -step):
+            moved = [*leaves]
+            moved[index] = leaves[index] + distance / norm * slope
+            ends.append(float(total(jax.tree.unflatten(structure, moved))))
+        np.testing.assert_allclose((ends[0] - ends[1]) / (2.0 * step), norm, rtol=0.03, atol=1e-3)
 
 
 def test_constant_inputs_have_another_gradient(exact):
@@ -79,13 +73,9 @@ def test_with_zeroed_heads_only_that_of_the_policy_has_a_gradient():
     agent, params, batch = _case(**NO_COSTS)
     params = _zeroed(params, "policy", "prediction")
     gradient = _gradient(agent, params, batch)
-    for name, part in gradient.items():
-        norms = [float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(part)]
-        # Predictions reach the policy through its head alone.
-        if name == "policy":
-            assert max(norms) > 1e-4
-        else:
-            assert max(norms) == 0.0
+    # Predictions reach the policy through its head alone.
+    nonzero = {name for name, part in gradient.items() if any(map(np.any, jax.tree.leaves(part)))}
+    assert nonzero == {"policy"}
     # Neither regulariser of targets has a slope there: zero, and a uniform distribution.
     costs = {"policy_target_cost": 1.0, "prediction_target_cost": 1.0}
     penal = lifetimes.agent(**(NO_COSTS | costs))
@@ -93,11 +83,9 @@ def test_with_zeroed_heads_only_that_of_the_policy_has_a_gradient():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), same, gradient)
 
 
-@pytest.mark.parametrize(
-    "bias", [0.3, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.0, -0.5))]
-)
-def test_a_two_armed_bandit_by_hand(bias):
+def test_a_two_armed_bandit_by_hand():
     """One state, two actions, one update by a policy target that is `bias` at every transition."""
+    bias = 0.3
     agent = lifetimes.agent(updates=1, chunk_length=6, agent_learning_rates=(3.0,), **NO_COSTS)
     batch = lifetimes.batch(agent, seed=2, num_states=1)
     observation = batch.chunk.timestep.observation
@@ -141,7 +129,7 @@ def test_an_update_is_gradient_descent_on_logits():
     np.testing.assert_allclose(after.prediction, prediction, atol=1e-5)
 
 
-def test_values_become_those_of_a_chain():
+def test_values_converge_to_those_of_a_chain():
     """Four states in a row, a reward of 1 at the end; `LAST` and `FIRST` in the same chunk."""
     step_type = np.array([0, 1, 1, 2] * 3 + [0], np.int8)[:, None]
     rows = np.array([0, 1, 2, 3] * 3 + [0])[:, None, None]

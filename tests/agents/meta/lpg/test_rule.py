@@ -1,4 +1,4 @@
-"""The rule: which way it looks, where it stops, and what it sees."""
+"""The rule: dependence of its targets on the inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def _changed(targets, window, **fields):
     return policy
 
 
-def test_the_past_sees_the_future_of_its_stream(targets):
+def test_targets_depend_on_the_future_of_their_stream(targets):
     window = _window()
     changed = _changed(targets, window, reward=window.reward.at[3, 1].add(1.0))
     expected = np.zeros((LENGTH, STREAMS), bool)
@@ -48,7 +48,7 @@ def test_the_past_sees_the_future_of_its_stream(targets):
     np.testing.assert_array_equal(changed, expected)
 
 
-def test_nothing_is_seen_beyond_the_end_of_an_episode(targets):
+def test_targets_do_not_depend_on_later_episodes(targets):
     window = _window()
     window = window._replace(last=window.last.at[2, 1].set(True))
     changed = _changed(targets, window, reward=window.reward.at[3:, 1].add(1.0))
@@ -57,7 +57,7 @@ def test_nothing_is_seen_beyond_the_end_of_an_episode(targets):
     assert changed[:3, 1].all() and not changed[3:].any()
 
 
-def test_a_true_last_state_is_seen_and_what_follows_a_termination_is_not(targets):
+def test_the_last_state_is_an_input_after_a_truncation_alone(targets):
     window = _window()
     window = window._replace(last=window.last.at[2].set(True))
     window = window._replace(discount=window.discount.at[2, 0].set(0.0))
@@ -66,7 +66,7 @@ def test_a_true_last_state_is_seen_and_what_follows_a_termination_is_not(targets
     assert not changed[:, 0].any() and changed[:3, 1:].all() and not changed[3:].any()
 
 
-def test_a_rule_may_see_no_predictions():
+def test_a_rule_without_predictions_ignores_them():
     blind = rule_lib.Rule(hidden_size=8, prediction_size=SIZE, sees_predictions=False)
     params, window = blind.init(jax.random.key(0)), _window()
     uniform = jnp.full_like(window.prediction, 1.0 / SIZE)

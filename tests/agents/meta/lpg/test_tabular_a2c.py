@@ -1,11 +1,11 @@
-"""Tabular A2C: its update by hand, and what it reaches in lifetimes."""
+"""Tabular A2C: its update by hand, and its returns in lifetimes."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from agents.meta import lifetime_evaluation
-from agents.meta.lpg import acting, tabular, tabular_a2c
+from agents.meta.lpg import tabular, tabular_a2c
 from environments.meta import delayed_chains, lifetimes
 from podracers import environment, tasks, types
 
@@ -41,7 +41,7 @@ def test_an_update_is_a_step_along_the_policy_gradient():
     np.testing.assert_allclose(learn(before, rewarded, jnp.int32(0)).values, [0.75, 7.0], atol=1e-6)
 
 
-def test_it_learns_chains_by_the_arm_that_is_drawn():
+def test_it_learns_chains_by_the_drawn_arm():
     candidate = _chains()
     agent = tabular_a2c.TabularA2C(
         candidate.spec, learning_rates=(1e-6, 40.0), entropy_costs=(0.0,)
@@ -51,19 +51,3 @@ def test_it_learns_chains_by_the_arm_that_is_drawn():
         lives = lifetime_evaluation.live(agent, candidate, jnp.array(logits), key, 8, 4)
         last.append(lives.returns[:, -1].mean())
     assert abs(last[0]) < 0.5 and last[1] > 0.95
-
-
-def test_an_agent_begins_anew_with_its_lifetime():
-    candidate = _chains()
-    agent = tabular_a2c.TabularA2C(candidate.spec)
-    keys = jax.random.split(jax.random.key(0), 2)
-    _, timestep = jax.jit(jax.vmap(candidate.reset))(keys)
-    state = agent.init_actor(jnp.arange(2), 2)
-    assert isinstance(state, acting.Lifetime)
-    old = jax.tree.map(jnp.ones_like, state)
-    born = timestep._replace(step_type=jnp.array([types.FIRST, types.MID], jnp.int8))
-    logits = jnp.zeros((1, len(agent.arms)))
-    action, state, _ = jax.jit(agent.act)(logits, old, born, keys)
-    assert action.shape == (2, 4)
-    assert not state.agent.values[0].any() and state.agent.values[1].all()
-    assert state.time.tolist() == [1, 2]
