@@ -1,7 +1,6 @@
-"""Agents that a frozen rule teaches, and rules in files."""
+"""Agents that are trained by a frozen rule, and files of rules."""
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ NETWORK = functools.partial(rules.rule_network, encoder=encoders.MLP((8,)))
 
 
 class _RewardRule(rule_lib.Rule):
-    """Asks for what was rewarded, and for predictions of the first category."""
+    """Its targets are rewarded actions, and predictions of the first category."""
 
     def targets(self, params, window):
         first = jnp.full_like(window.prediction, -20.0).at[..., 0].set(0.0)
@@ -47,7 +46,7 @@ def _metrics_after(agent, candidate, updates, **sizes):
 
 
 @pytest.mark.parametrize("replay_ratio", [None, 4.0])
-def test_an_agent_learns_what_a_rule_asks_for(replay_ratio):
+def test_an_agent_learns_the_targets_of_a_rule(replay_ratio):
     candidate = probes.ActionReward()
     rule = _RewardRule(8, prediction_size=5)
     agent = _agent(
@@ -104,7 +103,7 @@ def test_illegal_actions_are_not_taken_and_losses_stay_small(rule):
         assert abs(mean.result()) < 20.0
 
 
-def test_a_rule_is_the_same_after_a_file(tmp_path):
+def test_a_file_restores_the_rule(tmp_path):
     params = RULE.init(jax.random.key(3))
     path = tmp_path / "rule.npz"
     rule_file.save(path, RULE, params)
@@ -116,46 +115,24 @@ def test_a_rule_is_the_same_after_a_file(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, learner.rule, params)
 
 
-def _without(path, name):
-    with np.load(path) as file:
-        arrays = {key: file[key] for key in file.files if key != name}
-    np.savez(path, **arrays)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda path: path.unlink(), "there is no rule"),
-        (lambda path: path.write_text("{}"), "not the file of a rule"),
-        (lambda path: path.write_text(json.dumps([1])), "not the file of a rule"),
-        (lambda path: _without(path, "options"), "not the file of a rule"),
-        (lambda path: _without(path, "policy/bias"), r"another rule: expected 'policy/bias'"),
-    ],
-)
-def test_files_that_are_none_are_refused(tmp_path, spoil, message):
+def test_a_file_without_options_is_a_user_error(tmp_path):
     path = tmp_path / "rule.npz"
-    rule_file.save(path, RULE, RULE.init(jax.random.key(0)))
-    spoil(path)
-    with pytest.raises(errors.UserError, match=message) as error:
+    np.savez(path, **{"policy/bias": np.zeros(1, np.float32)})
+    with pytest.raises(errors.UserError, match="not the file of a rule"):
         _agent(probes.ActionReward().spec, load=rule_file.load, rule=str(path))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (
-            lambda spec, outputs: rules.rule_network(spec, RULE.output_spec(2)),
-            "'y' of shape",
-        ),
+        (lambda spec, outputs: rules.rule_network(spec, RULE.output_spec(2)), "'y' of shape"),
         (lambda spec, outputs: networks.q_network(spec, 2), r"'policy' of shape \(2,\)"),
         (networks.actor_critic, r"expected network\(spec, outputs=\)"),
     ],
 )
-def test_networks_without_the_outputs_of_the_rule_are_refused(network, message):
-    with pytest.raises(errors.UserError, match=message) as error:
+def test_a_network_without_the_outputs_of_the_rule_is_a_user_error(network, message):
+    with pytest.raises(errors.UserError, match=message):
         _agent(probes.ActionReward().spec, disco.Disco(), network=network)
-    assert "\n" not in str(error.value)
 
 
 def test_outputs_are_those_of_the_specification():
