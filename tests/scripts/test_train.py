@@ -217,7 +217,7 @@ def test_a_full_disk_ends_a_run_and_loses_nothing(reference, small_disk, config,
 @pytest.mark.parametrize(
     ("binding", "phrases"),
     [
-        ("Experiment.environment = @catch.Cach", ["'catch.Cach'", "did you mean 'catch.Catch'"]),
+        ("Experiment.environment = @catch.Cach", ["catch.Cach'", "did you mean 'catch.Catch'"]),
         ("PPO.num_minibatches = 7", ["7 minibatches"]),  # found out by tracing an update
         ("Anakin.num_envs = 6", ["does not divide over 4 devices", "use 4 or 8"]),
     ],
