@@ -2,10 +2,13 @@
 
 The argument `environment` of a wrapper is an instance, or a class or other callable that returns
 one, as in gin files. Agents normalise observations: the statistics belong in their checkpoints.
+
+Axis legend: `A` joint actions, `D` parts of a multi-discrete action.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -149,6 +152,50 @@ class SelectObservation(Wrapper):
     def _select(self, observation: dict[str, Any]) -> dict[str, Any]:
         kept = {*self.keys, environment.ACTION_MASK}
         return {key: value for key, value in observation.items() if key in kept}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlattenAction(Wrapper):
+    """Turns a multi-discrete action `[D]` into one of `A` discrete joint actions.
+
+    The last part changes fastest, as in `numpy.unravel_index`. A mask `[D, A_part]` becomes the
+    mask `[A]` of the joint actions whose parts are all legal.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        spec = self.environment.spec
+        if spec.action.dtype.kind != "i" or not spec.action.shape:
+            raise errors.UserError(f"{spec.name}: expected a multi-discrete action: {spec.action}")
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """The inner spec with a discrete action."""
+        spec, count = self.environment.spec, math.prod(self._sizes)
+        observation = spec.observation
+        if isinstance(observation, dict) and environment.ACTION_MASK in observation:
+            mask = specs.Array((count,), np.bool_)
+            observation = {**observation, environment.ACTION_MASK: mask}
+        return dataclasses.replace(spec, observation=observation, action=specs.DiscreteArray(count))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
+        parts = jnp.stack(jnp.unravel_index(jnp.asarray(action, jnp.int32), self._sizes))
+        return super().step(state, parts.astype(self.environment.spec.action.dtype))
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """The number of values of each part."""
+        action = self.environment.spec.action
+        return tuple((np.broadcast_to(action.maximum, action.shape) + 1).tolist())
+
+    def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
+        observation = timestep.observation
+        if not isinstance(observation, dict) or environment.ACTION_MASK not in observation:
+            return timestep
+        mask = observation[environment.ACTION_MASK]
+        parts = jnp.meshgrid(*(mask[d, :n] for d, n in enumerate(self._sizes)), indexing="ij")
+        joint = jnp.all(jnp.stack(parts), axis=0).ravel()
+        return timestep._replace(observation={**observation, environment.ACTION_MASK: joint})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

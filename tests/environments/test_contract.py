@@ -30,6 +30,7 @@ ENVIRONMENTS = {
         max_periods=4,
     ),
     "multi_discrete_masked": lambda: probes.MultiDiscreteReward(masked=True),
+    "flat_action": lambda: wrappers.FlattenAction(probes.MultiDiscreteReward(masked=True)),
     "time_limit": lambda: wrappers.TimeLimit(cartpole.CartPole, max_episode_steps=10),
     "select_observation": lambda: wrappers.SelectObservation(probes.MaskedAction, ("features",)),
     "searchable": lambda: wrappers.Searchable(catch.Catch),

@@ -129,3 +129,22 @@ def test_stepping_from_a_packed_state_is_stepping(game):
 def test_searching_a_host_environment_is_refused():
     with pytest.raises(errors.UserError, match=r"expected a JAX environment.*EnvPool"):
         wrappers.Searchable(envpool.EnvPool)
+
+
+def test_flat_actions_enumerate_all_pairs():
+    inner = probes.MultiDiscreteReward(masked=True)
+    wrapped = wrappers.FlattenAction(inner)
+    sizes = np.asarray(inner.spec.action.maximum) + 1
+    pairs = np.stack(np.unravel_index(np.arange(np.prod(sizes)), sizes), axis=-1)
+    state, timestep = wrapped.reset(jax.random.key(0))
+    _, joint = jax.vmap(wrapped.step, (None, 0))(state, jnp.arange(len(pairs)))
+    _, parts = jax.vmap(inner.step, (None, 0))(state, jnp.asarray(pairs, jnp.int32))
+    np.testing.assert_array_equal(joint.reward, parts.reward)
+    assert timestep.observation["action_mask"].all()
+    mask = jnp.array([[True, False, False], [True, False, True]])
+    masked = timestep._replace(observation=timestep.observation | {"action_mask": mask})
+    expected = [True, False, True, False, False, False]
+    observed = wrapped._convert(state, masked).observation["action_mask"]
+    np.testing.assert_array_equal(observed, expected)
+    with pytest.raises(errors.UserError, match="multi-discrete"):
+        wrappers.FlattenAction(catch.Catch)
