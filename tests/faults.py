@@ -14,13 +14,13 @@ import jax
 import numpy as np
 
 from podracers import environment as environment_lib
-from podracers import errors, types
+from podracers import types
 from podracers.sebulba import jax_host
 
 MAKE, RESET, RECV, CLOSE = "make", "reset", "recv", "close"  # values of `Faulty.where`
 # Values of `Faulty.what`. SEIZE hangs, and lets no other thread run Python; the name of a signal
 # sends it once, and then is SLOW.
-RAISE, MISTAKE, HANG, SEIZE, SLOW, NAN = "raise", "mistake", "hang", "seize", "slow", "nan"
+RAISE, HANG, SEIZE, SLOW, NAN = "raise", "hang", "seize", "slow", "nan"
 SIGNALS = ("SIGINT", "SIGTERM")
 
 factories: weakref.WeakSet["Faulty"] = weakref.WeakSet()  # all of this process
@@ -41,7 +41,6 @@ class Faulty:
       step: the first step with the fault, counted for each batch from its reset.
       stream: only batches with the environment of this index fail; -1 for all.
       who: beginning of the names of the threads that fail, "actor" or "evaluation".
-      seconds: duration of a slow call.
       child: whether each batch has a process of its own, which it ends when it is closed.
     """
 
@@ -51,7 +50,6 @@ class Faulty:
     step: int = 0
     stream: int = -1
     who: str = "actor"
-    seconds: float = 0.1
     child: bool = False
     made: list["FaultyBatch"] = dataclasses.field(default_factory=list, init=False)
     over: threading.Event = dataclasses.field(default_factory=threading.Event, init=False)
@@ -61,11 +59,9 @@ class Faulty:
         if not environment_lib.is_host(self.inner):
             self.inner = jax_host.JaxHostEnvironment(self.inner)
 
-    def set(
-        self, what: str = "", where: str = RECV, step: int = 0, stream: int = -1, seconds=0.1
-    ) -> None:
+    def set(self, what: str = "", where: str = RECV, step: int = 0, stream: int = -1) -> None:
         """Changes the fault."""
-        self.where, self.step, self.stream, self.seconds = where, step, stream, seconds
+        self.where, self.step, self.stream = where, step, stream
         self.what = what  # last, because threads read it at any moment
 
     @property
@@ -88,8 +84,6 @@ class Faulty:
             return False
         if self.what == RAISE:
             raise SimulatorError(f"the simulator broke in {where} at step {step}")
-        if self.what == MISTAKE:
-            raise errors.UserError("the simulator has no such option")
         if self.what == HANG:
             self.over.wait()
         if self.what == SEIZE:
@@ -98,7 +92,7 @@ class Faulty:
             number, self.what = getattr(signal, self.what), SLOW
             os.kill(os.getpid(), number)
         if self.what == SLOW:
-            time.sleep(self.seconds)
+            time.sleep(0.2)
         return self.what == NAN
 
 

@@ -273,7 +273,7 @@ def test_a_failure_while_a_run_ends_hides_no_first_cause(config, tmp_path, caplo
     ],
 )
 def test_a_signal_ends_a_run_in_order(train, name, where, step, who):
-    what = f"Faulty.what = '{name}'", f"Faulty.where = '{where}'", "Faulty.seconds = 0.2"
+    what = f"Faulty.what = '{name}'", f"Faulty.where = '{where}'"
     stopped = train(*what, f"Faulty.step = {step}", f"Faulty.who = '{who}'")
     assert stopped.returncode == 0, stopped.stderr
     steps = int(re.search(r"stopped at ([\d,]+) steps", stopped.stdout)[1].replace(",", ""))
