@@ -45,13 +45,6 @@ sebulba.Sebulba.actor_devices = (0,)
 sebulba.Sebulba.learner_devices = (1, 2)
 sebulba.Sebulba.batches_per_actor = 2
 """
-# CartPole in processes of their own.
-WORKERS = (
-    "Faulty.inner = @gymnasium.Gymnasium()",
-    "Gymnasium.env_id = 'CartPole-v1'",
-    "Gymnasium.vectorization = 'async'",
-    "Experiment.evaluation_period = 0",  # which would start processes each time
-)
 TRAIN = "podracers.training.train"
 PATIENCE = 120.0  # seconds, enough for a short operation on a loaded machine
 
@@ -101,10 +94,6 @@ def _session(leader):
     return commands
 
 
-def _workers(process):
-    return [command for command in _session(process.pid) if "async_vector.work(" in command]
-
-
 def _interrupt(process, when):
     """Interrupts the whole session, as Ctrl-C in a terminal does, once something is true."""
     limit = time.monotonic() + PATIENCE
@@ -149,65 +138,30 @@ def _train(run, config, tmp_path):
 
 
 AT_UPDATE_7 = "Faulty.step = 61"
-# By name: bindings, phrases of the report in this order, and steps of the newest checkpoint.
-FAULTS = {
-    "raise": (
-        ("Faulty.what = 'raise'", AT_UPDATE_7, "Faulty.stream = 5"),
-        (
-            "Traceback",
-            "SimulatorError: the simulator broke in recv at step 61",
-            "direct cause",
-            "WorkerError: actor 0 failed: SimulatorError",
-        ),
-        (256, 384),  # the learner may not have taken the update before
-    ),
-    "nan": (
-        ("Faulty.what = 'nan'", AT_UPDATE_7),
-        ("became NaN or infinite at update 7 (448 steps); the newest checkpoint is of step 384",),
-        (384,),
-    ),
-    "hang": (
-        ("Faulty.what = 'hang'", AT_UPDATE_7, "Sebulba.timeout = 3.0"),
-        ("Traceback", "actor 0 hangs: ", "'environment step'", "self.over.wait()"),
-        (256, 384),
-    ),
-    "hang in make": (
-        ("Faulty.what = 'hang'", "Faulty.where = 'make'", "Sebulba.timeout = 3.0"),
-        ("Traceback", "actor 0 hangs: ", "'starting', and the limit is 3 s"),
-        (),
-    ),
-    "hang in evaluation": (
-        ("Faulty.what = 'hang'", "Faulty.who = 'evaluation'", "Sebulba.timeout = 3.0"),
-        ("Traceback", "evaluation hangs: ", "self.over.wait()"),
-        (256,),
-    ),
-    "worker exits": (
-        (
-            *WORKERS,
-            "Gymnasium.env_id = 'tests.environments.own_games:Own/Faulty-v0'",
-            "Gymnasium.options = {'fault': 'exit'}",
-        ),
-        ("Traceback", "worker process 0 ended with exit code 7"),
-        (),
-    ),
-}
-FAST = ("raise", "nan", "hang")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in FAULTS]
+    ("what", "phrases"),
+    [
+        (
+            "raise",
+            (
+                "SimulatorError: the simulator broke in recv at step 61",
+                "direct cause",
+                "WorkerError: actor 0 failed: SimulatorError",
+            ),
+        ),
+        ("hang", ("actor 0 hangs: ", "'environment step'", "self.over.wait()")),
+    ],
 )
-def test_a_fault_ends_a_run_with_its_cause_and_its_checkpoints(train, name):
-    bindings, phrases, last = FAULTS[name]
-    ended = train(*bindings)
+def test_a_fault_ends_a_run_with_its_cause_and_its_checkpoints(train, what, phrases):
+    ended = train(f"Faulty.what = '{what}'", AT_UPDATE_7, "Sebulba.timeout = 4.0")
     assert ended.returncode == 1, ended.stderr
-    places = [ended.stderr.find(phrase) for phrase in phrases]
+    places = [ended.stderr.find(phrase) for phrase in ("Traceback", *phrases)]
     assert places == sorted(places) and places[0] >= 0, ended.stderr
-    assert ("Traceback" in ended.stderr) == ("Traceback" in phrases)
-    if last:
-        assert _checkpoints(train.path)[-1] in last
-    if name == "raise":
-        saved = _checkpoints(train.path)[-1]
+    saved = _checkpoints(train.path)[-1]
+    assert saved in (256, 384)  # the learner may not have taken the update before
+    if what == "raise":
         assert f"resuming from step {saved}" in train("Faulty.what = ''").stdout
         _assert_complete(train.path)
 
@@ -288,8 +242,14 @@ def test_a_signal_ends_a_run_in_order(train, name, where, step, who):
 
 @pytest.mark.slow
 def test_an_interrupt_while_worker_processes_start_reaches_only_their_parent(config, tmp_path):
-    process = _start(config, tmp_path / "run", *WORKERS)
-    _interrupt(process, lambda: _workers(process))
+    workers = (
+        "Faulty.inner = @gymnasium.Gymnasium()",
+        "Gymnasium.env_id = 'CartPole-v1'",
+        "Gymnasium.vectorization = 'async'",
+        "Experiment.evaluation_period = 0",
+    )
+    process = _start(config, tmp_path / "run", *workers)
+    _interrupt(process, lambda: any("async_vector.work(" in each for each in _session(process.pid)))
     stopped = _finish(process)
     assert stopped.returncode == 0, stopped.stderr
     assert "Traceback" not in stopped.stderr
