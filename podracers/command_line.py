@@ -1,7 +1,6 @@
 """Command lines of the scripts: shared options, JAX's start, and exit codes."""
 
 import argparse
-import contextlib
 import os
 import pathlib
 import runpy
@@ -17,8 +16,6 @@ from podracers import errors
 from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
 from podracers.training import config
-
-_OWN = tuple(f"{config.ROOT / name}{os.sep}" for name in (*config.PACKAGES, "scripts"))
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,7 +62,6 @@ def runner_file(name: str) -> str:
       errors.UserError: there is no such file.
     """
     if name.endswith(".gin"):
-        config.require_file(name)
         return name
     known = [file.stem for file in (config.SHIPPED / "gin" / "runners").glob("*.gin")]
     if name not in known:
@@ -128,22 +124,28 @@ def ending(error: BaseException) -> Ending:
     """Returns the exit code and the report of an exception.
 
     A `UserError` or `RunFailure` is reported in one line, as is a lack of memory. Other exceptions
-    are bugs: their traceback is followed by the innermost line of the user's own code, or of this
-    project.
+    are bugs: their traceback is followed by the innermost line outside of libraries.
     """
+    code = getattr(error, "exit_code", errors.RunFailure.exit_code)
     if isinstance(error, errors.UserError | errors.RunFailure):
         cause = errors.first_line(error)  # gin appends lines
         kind = "error" if isinstance(error, errors.UserError) else "failed"
-        return Ending(error.exit_code, cause, f"{kind}: {cause}")
+        return Ending(code, cause, f"{kind}: {cause}")
     if isinstance(error, KeyboardInterrupt):
         return Ending(130, "interrupted", "interrupted")
     first = error
     while isinstance(first, pipeline.WorkerError) and first.__cause__:
         first = first.__cause__  # the exception of the thread
-    cause, code = _cause(first), errors.RunFailure.exit_code
+    cause = errors.one_line(first)
     is_jax = isinstance(first, jax.errors.JaxRuntimeError)
     if isinstance(first, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(first)):
         return Ending(code, f"out of memory: {cause}", f"failed: out of memory: {cause}")
+    for frame in traceback.extract_tb(first.__traceback__)[::-1]:
+        # Generated code, such as a dataclass's constructor, has no file.
+        is_library = frame.filename.startswith(("<", sysconfig.get_path("stdlib")))
+        if not is_library and "-packages" not in frame.filename:
+            cause = f"{frame.filename}:{frame.lineno} in {frame.name}: {cause}"
+            break
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 
@@ -182,30 +184,3 @@ def compare() -> None:
     script = pathlib.Path(__file__).parent / "scripts" / "compare.py"
     sys.path.insert(0, str(script.parent))  # its modules
     runpy.run_path(str(script), run_name="__main__")
-
-
-def _cause(error: BaseException) -> str:
-    """Returns an exception in one line, with the innermost place in the user's own code.
-
-    Without a frame of the user's, it is the innermost place of this project.
-    """
-    own, users = [], []
-    for frame in traceback.extract_tb(error.__traceback__):
-        path = frame.filename
-        # Generated code, such as a dataclass's constructor, has no file.
-        is_library = path.startswith(("<", sysconfig.get_path("stdlib"))) or not {
-            "site-packages",
-            "dist-packages",
-        }.isdisjoint(pathlib.Path(path).parts)
-        if os.path.realpath(path).startswith(_OWN):
-            own.append(frame)
-        elif not is_library:
-            users.append(frame)
-    what = errors.one_line(error)
-    if not (users or own):
-        return what
-    frame = (users or own)[-1]
-    path = frame.filename
-    with contextlib.suppress(OSError, ValueError):  # the working directory may be gone
-        path = str(pathlib.Path(path).relative_to(pathlib.Path.cwd()))
-    return f"{path}:{frame.lineno} in {frame.name}: {what}"

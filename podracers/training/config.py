@@ -152,7 +152,7 @@ def user_errors(name: str) -> Iterator[None]:
         yield
     except errors.UserError as error:
         raise errors.UserError(errors.first_line(error)) from error  # gin appends lines
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         message = f"{name}: {errors.first_line(error)}"
         if isinstance(error, TypeError) and " missing " in message:
             message += "; bind it, or write the reference without parentheses (`@module.Name`)"

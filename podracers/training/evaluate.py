@@ -10,32 +10,26 @@ import dataclasses
 import jax
 import numpy as np
 
-from podracers import command_line, errors, evaluation, video
-from podracers.training import experiment, run_directory, trained
+from podracers import command_line, evaluation, video
+from podracers.training import trained
 
 
 def main() -> int:
     """Parses the command line, evaluates, and prints the return."""
     parser = command_line.Parser(description=__doc__)
-    parser.add_argument("--run_dir", required=True)
-    parser.add_argument(
-        "--episodes", type=command_line.count, help="default: as many as in training"
-    )
-    parser.add_argument("--video", metavar="FILE.gif", help="also record one episode")
-    parser.add_argument("--seed", type=int, help="of the episodes (default: the seed of the run)")
-    parser.add_argument(
-        "--best", action="store_true", help="the best evaluated checkpoint, not the newest"
-    )
+    add = parser.add_argument
+    add("--run_dir", required=True)
+    add("--episodes", type=command_line.count, help="default: as many as in training")
+    add("--video", metavar="FILE.gif", help="also record one episode")
+    add("--seed", type=int, help="of the episodes (default: the seed of the run)")
+    add("--best", action="store_true", help="the best evaluated checkpoint, not the newest")
     arguments = parser.parse_args()
     command_line.use_compilation_cache()
 
-    directory = run_directory.RunDirectory(arguments.run_dir)
-    directory.require()
-    settings = experiment.load([str(directory.config)], [])
-    if (seed := arguments.seed) is not None:
-        if not 0 <= seed < 2**31:
-            raise errors.UserError(f"--seed: expected 0 <= seed < 2**31, got {seed}")
-        settings = dataclasses.replace(settings, seed=seed)
+    policy = trained.load(arguments.run_dir, arguments.best)
+    settings, params = policy.settings, policy.params
+    if arguments.seed is not None:
+        settings = dataclasses.replace(settings, seed=arguments.seed)
     if (count := arguments.episodes) is not None:
         # An experiment without greedy episodes stays without them.
         greedy = settings.greedy_evaluation_episodes and count
@@ -45,11 +39,9 @@ def main() -> int:
     parts = settings.build()
     if arguments.video:
         video.drawable(parts.environment)
-    place = settings.checkpoint_directory
-    step, params = trained.params(directory, parts, arguments.best, place)
     key = evaluation.run_key(settings.seed)
     results = parts.evaluate(params, key)
-    print(f"step {step:,}: {_described(results.episodes)}")
+    print(f"step {policy.step:,}: {_described(results.episodes)}")
     if results.greedy is not None:
         print(f"greedy: {_described(results.greedy)}")
     if arguments.video:

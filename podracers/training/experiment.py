@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,21 +16,14 @@ from podracers import runner as runner_lib
 from podracers.training import check as check_lib
 from podracers.training import config, storage, weights_and_biases
 
-# Lowest value of each count; those whose default is None may be None.
-_MINIMUM = {
-    "seed": 0,
-    "total_steps": 1,
-    "log_period": 1,
-    "evaluation_period": 0,
-    "evaluation_episodes": 1,
-    "greedy_evaluation_episodes": 0,
-    "evaluation_max_steps": 1,
-    "checkpoint_period": 0,
-    "keep_latest": 1,
-    "keep_best": 0,
-    "profile_update": 0,
-}
-_A_CLASS = "a class, uncalled (`@module.Name`)"
+# Counts of at least 1; other counts are at least 0.
+_POSITIVE = (
+    "total_steps",
+    "log_period",
+    "evaluation_episodes",
+    "evaluation_max_steps",
+    "keep_latest",
+)
 
 RunnerClass = Callable[..., runner_lib.Runner]
 
@@ -102,7 +96,7 @@ class Experiment:
     environment: Callable[[], environment_lib.Environment | environment_lib.HostEnvironmentFactory]
     runner: RunnerClass | tuple[RunnerClass, RunnerClass]
     seed: int
-    total_steps: int | float  # `1e9` becomes an int
+    total_steps: numbers.Real  # `1e9` becomes an int
     log_period: int = 10
     evaluation_period: int = 0
     evaluation_episodes: int | None = None
@@ -124,36 +118,26 @@ class Experiment:
     def __post_init__(self, _state):
         state = config.snapshot() if _state is _CURRENT else _state
         object.__setattr__(self, "_state", state)
-        for name, minimum in _MINIMUM.items():
-            value = getattr(self, name)
-            if value is None and getattr(Experiment, name, 0) is None:
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if field.type not in (int, int | None, numbers.Real):
                 continue
             if isinstance(value, float) and value.is_integer():  # `1e6` steps
                 value = int(value)
                 object.__setattr__(self, name, value)
             # Updates are counted on the device, in int32; agent steps are not.
-            if not (name == "total_steps" and type(value) is int and value > errors.INT32_MAX):
-                errors.require_count(self, name, minimum)
+            is_large = name == "total_steps" and type(value) is int and value > errors.INT32_MAX
+            if value is not None and not is_large:
+                errors.require_count(self, name, int(name in _POSITIVE))
+        if not callable(self.environment):  # the other parts cannot be made without arguments
+            raise errors.UserError(
+                "Experiment.environment: expected a class, uncalled (`@module.Name`), got "
+                f"{self.environment!r}"
+            )
+        errors.require_types(self)
         _ = self.precision  # refuses unknown names
         if self.checkpoint_directory is not None:
             storage.check("Experiment.checkpoint_directory", self.checkpoint_directory)
-        runners = self.runner if isinstance(self.runner, tuple) else (self.runner,)
-        for name, holds, expected in (
-            ("checkpoint_replay", isinstance(self.checkpoint_replay, bool), "True or False"),
-            (
-                "tracker",
-                isinstance(self.tracker, weights_and_biases.WeightsAndBiases | None),
-                "@WeightsAndBiases() or None",
-            ),
-            ("agent", callable(self.agent), _A_CLASS),
-            ("environment", callable(self.environment), _A_CLASS),
-            ("runner", all(map(callable, runners)), _A_CLASS),
-            ("runner", len(runners) in (1, 2), "one class, or two, for JAX and host environments"),
-        ):
-            if not holds:
-                raise errors.UserError(
-                    f"Experiment.{name}: expected {expected}, got {getattr(self, name)!r}"
-                )
 
     @property
     def precision(self) -> precision.Precision:
@@ -240,7 +224,9 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
     return read([*gin_bindings, f"RUNNER = @{config.name_of(settings.runner_class())}"])
 
 
-def check(parts: Parts, seed: int) -> None:
+def check(
+    parts: Parts, seed: int, tracker: weights_and_biases.WeightsAndBiases | None = None
+) -> None:
     """Traces one update, so that parts that do not fit are refused before anything is written.
 
     The run does not trace it again when it compiles the update.
@@ -248,11 +234,14 @@ def check(parts: Parts, seed: int) -> None:
     Args:
       parts: an experiment's parts.
       seed: the experiment's seed.
+      tracker: the experiment's tracker, whose package must be installed.
 
     Raises:
       errors.UserError: the parts do not fit the devices or one another, or the environment breaks
         its contract. Exceptions of a part's own code are passed on unchanged.
     """
+    if tracker is not None:
+        weights_and_biases.require()
     environment = parts.environment
     is_host = environment_lib.is_host(environment)
     if not is_host and (faults := check_lib.trace_faults(environment)):

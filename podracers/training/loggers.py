@@ -13,25 +13,29 @@ import pathlib
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Protocol, TextIO
 
 import rich.console
 import rich.progress
-import rich.text
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.hparams import summary_v2 as hparams_summary
 from tensorboard.plugins.text import summary_v2 as text_summary
 from tensorboard.summary.writer import record_writer
 
 from podracers import errors
-from podracers.training import manifest, storage
+from podracers.training import storage
 
 _LOGGER = logging.getLogger(__name__)
 
-# Metrics that the terminal shows, by label.
-_SHOWN = {"return": "episode/return", "eval": "evaluation/return", "loss": "loss/total"}
-_ROW = {"step": manifest.is_count, str: manifest.optional(manifest.is_number)}
+# Metrics that the terminal shows, with their formats.
+_SHOWN = {
+    "steps_per_second": "{:,.0f} steps/s",
+    "episode/return": "return {:.4g}",
+    "evaluation/return": "eval {:.4g}",
+    "loss/total": "loss {:.4g}",
+}
+_LINE_PERIOD = 10.0  # seconds between two lines of a log file
 
 
 class Logger(Protocol):
@@ -59,24 +63,17 @@ class JsonlLogger:
 
     def __init__(self, path: str | pathlib.Path, resume_step: int | None = None):
         self._path = pathlib.Path(path)
+        kept = []
+        if resume_step is not None and self._path.exists():
+            kept = [row for row in read_rows(self._path) if row["step"] <= resume_step]
         with _naming(self._path):
-            if resume_step is not None and self._path.exists():
-                partial = self._path.with_name(self._path.name + ".partial")
-                with partial.open("w", encoding="utf-8") as file:
-                    for row in read_rows(self._path):
-                        if row["step"] <= resume_step:
-                            file.write(json.dumps(row) + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                partial.replace(self._path)
-            mode = "w" if resume_step is None else "a"
-            self._file = self._path.open(mode, encoding="utf-8")
+            storage.write(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+            self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends one line, and flushes it."""
-        row = {name: float(value) for name, value in values.items()}
         # JSON has neither NaN nor infinities.
-        finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
+        finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
         with _naming(self._path):
             self._file.write(json.dumps({"step": int(step), **finite}) + "\n")
             self._file.flush()
@@ -103,22 +100,21 @@ def read_rows(path: str | pathlib.Path) -> list[dict[str, float | None]]:
     for number, line in enumerate(lines, 1):
         try:
             rows.append(parse_row(line))
-        except ValueError as error:
+        except ValueError:
             if number < len(lines):
-                damaged.append((number, error))
+                damaged.append(number)
     if damaged:
-        message = "%s: left out %d damaged lines, the first of them line %d (%s)"
-        _LOGGER.warning(message, path, len(damaged), *damaged[0])
+        message = "%s: left out %d damaged lines, the first of them line %d"
+        _LOGGER.warning(message, path, len(damaged), damaged[0])
     return rows
 
 
 def parse_row(line: str | bytes) -> dict[str, float | None]:
-    """Returns the contents of one line of `JsonlLogger`.
-
-    Raises:
-      ValueError: the line is damaged.
-    """
-    return manifest.parse(line, _ROW)
+    """Returns the contents of one line of `JsonlLogger`; `ValueError` if the line is damaged."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        raise ValueError("the line has no step")
+    return row
 
 
 class TensorBoardLogger:
@@ -132,7 +128,6 @@ class TensorBoardLogger:
     def __init__(self, directory: str | pathlib.Path, resume_step: int | None = None):
         self._directory = pathlib.Path(directory)
         with _naming(self._directory):
-            self._directory.mkdir(parents=True, exist_ok=True)
             # TensorBoard reads event files in the order of their names.
             start = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
             stem = f"events.out.tfevents.{start}"
@@ -189,8 +184,7 @@ class TensorBoardLogger:
 class TerminalLogger:
     """Shows progress, time left, speed, return and loss.
 
-    A terminal gets two lines that are redrawn in place; a file or a pipe gets a plain line per log
-    period, but at most one for each percent, or each ten seconds, of the run.
+    A terminal gets a line that is redrawn in place; a file or a pipe gets a line each ten seconds.
 
     Args:
       total_steps: agent steps at the end of the run.
@@ -198,15 +192,14 @@ class TerminalLogger:
     """
 
     def __init__(self, total_steps: int, file: TextIO | None = None):
-        self._file = file or sys.stderr
         self._values: dict[str, float] = {}
-        self._printed = (-math.inf, -math.inf)  # seconds and step of the latest plain line
-        console = rich.console.Console(file=self._file, highlight=False)
-        self._display = _Display(
-            rich.progress.BarColumn(bar_width=None),
+        self._printed = time.monotonic()  # time of the latest line, in seconds
+        self._display = rich.progress.Progress(
             rich.progress.TaskProgressColumn(),
             rich.progress.TimeRemainingColumn(),
-            console=console,
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(bar_width=None),
+            console=rich.console.Console(file=file or sys.stderr, highlight=False),
             auto_refresh=False,  # no thread that competes with the run's own
             # Other output appears above the display, unless it goes to a file.
             redirect_stdout=sys.stdout.isatty(),
@@ -214,88 +207,34 @@ class TerminalLogger:
             expand=True,
         )
         self._display.add_task("compiling", total=max(int(total_steps), 1))
-        self._is_live = self._file.isatty() and not console.is_dumb_terminal
+        self._is_live = self._display.console.is_interactive
         if self._is_live:
             self._display.start()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Shows the newest values; a missing value or NaN leaves the previous one."""
         self._values |= {name: value for name, value in values.items() if not math.isnan(value)}
+        shown = [text.format(self._values[n]) for n, text in _SHOWN.items() if n in self._values]
         (task,) = self._display.tasks
-        numbers = [f"{_short(step)}/{_short(task.total)} steps"]
-        if "steps_per_second" in self._values:
-            numbers.append(f"{_short(self._values['steps_per_second'])} steps/s")
-        for label, name in _SHOWN.items():
-            if name in self._values:
-                numbers.append(f"{label} {self._values[name]:.4g}")
         self._display.update(
-            task.id, completed=int(step), description="  ".join(numbers), refresh=self._is_live
+            task.id, completed=int(step), description="  ".join(shown), refresh=self._is_live
         )
-        seconds, steps = (time.monotonic() - self._printed[0], step - self._printed[1])
-        if task.finished or seconds >= 10 or steps >= task.total / 100:
+        if not self._is_live and time.monotonic() - self._printed >= _LINE_PERIOD:
             self._print()
 
     def close(self) -> None:
         """Leaves the latest values on the screen."""
-        (task,) = self._display.tasks
         if self._is_live:
             self._display.stop()  # a second call has no effect
-        elif task.completed and task.completed != self._printed[1]:
+        elif self._values:
             self._print()
 
     def _print(self) -> None:
-        """Prints a plain line, unless the display is redrawn in place."""
+        self._printed = time.monotonic()
         (task,) = self._display.tasks
-        self._printed = (time.monotonic(), task.completed)
-        if not self._is_live:
-            left = rich.progress.TimeRemainingColumn().render(task).plain
-            line = f"{task.percentage:3.0f}%  {task.description}  {left} left"
-            print(line, file=self._file, flush=True)
-
-
-class _Display(rich.progress.Progress):
-    """A progress bar with the task's description in a line of its own."""
-
-    def get_renderables(self) -> Iterator[rich.console.RenderableType]:
-        yield self.make_tasks_table(self.tasks)
-        for task in self.tasks:
-            yield rich.text.Text(task.description, no_wrap=True, overflow="ellipsis")
-
-
-class Loggers:
-    """Several loggers as one, and a context manager that closes them all."""
-
-    def __init__(self, loggers: Sequence[Logger]):
-        self._loggers = tuple(loggers)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes to each in turn; the first that fails stops the run."""
-        for logger in self._loggers:
-            logger.write(step, values)
-
-    def __enter__(self) -> "Loggers":
-        return self
-
-    def __exit__(self, kind, error, traceback) -> None:
-        """Closes every logger; raises the first failure unless the body failed before."""
-        failures = [error] if error else []
-        for logger in self._loggers:
-            try:
-                logger.close()
-            except Exception as failure:  # raised below
-                failures.append(failure)
-        if failures and error is None:
-            raise failures[0]
-
-
-def _short(number: float) -> str:
-    """Returns a number in about three digits: 950, 12.3k, 1.05M."""
-    for suffix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        scaled = number / size
-        if scaled >= 0.9995:
-            digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
-            return f"{scaled:.{digits}f}{suffix}"
-    return f"{number:.0f}"
+        left = rich.progress.TimeRemainingColumn().render(task).plain
+        line = f"{task.percentage:3.0f}%  {left} left  {task.completed:,} steps  {task.description}"
+        print(line, file=self._display.console.file, flush=True)
 
 
 @contextlib.contextmanager

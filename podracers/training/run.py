@@ -19,13 +19,7 @@ import numpy as np
 
 from podracers import errors, evaluation, metrics, population
 from podracers.hosts import peers, processes
-from podracers.training import (
-    checkpoint,
-    config,
-    loggers,
-    run_directory,
-    storage,
-)
+from podracers.training import checkpoint, config, loggers, run_directory, storage
 from podracers.training import experiment as experiment_lib
 
 _LOGGER = logging.getLogger(__name__)
@@ -64,23 +58,27 @@ class StopRequest:
             print(f"{self.signal.name}: saving a checkpoint, then leaving", file=sys.stderr)
 
 
+@dataclasses.dataclass
 class Clock:
     """Wall time and training rate of a run, over all its starts; it starts when it is made.
 
     The first dispatch after a start compiles, so neither its time nor its steps count in a rate.
 
     Attributes:
+      training: seconds of dispatches, without the first one of each start.
+      steps: agent steps in that time.
       first_dispatch: seconds of the first dispatches of all starts, compilation included.
       latest_rate: agent steps per second of the latest dispatch; NaN before the second one.
     """
 
-    def __init__(self):
+    training: float = 0.0
+    steps: int = 0
+    first_dispatch: float = 0.0
+    latest_rate: float = math.nan
+
+    def __post_init__(self):
         self._start = time.perf_counter()
-        self._training = 0.0  # seconds
-        self._steps = 0  # agent steps taken in that time
         self._is_compiled = False
-        self.first_dispatch = 0.0
-        self.latest_rate = math.nan
 
     @property
     def wall(self) -> float:
@@ -90,33 +88,43 @@ class Clock:
     @property
     def rate(self) -> float:
         """Agent steps per second of training, without compilation; NaN before it is known."""
-        return self._steps / self._training if self._training else math.nan
+        return self.steps / self.training if self.training else math.nan
 
     def add_dispatch(self, seconds: float, steps: int) -> None:
         """Adds one dispatch, from its launch to its metrics."""
         if not self._is_compiled:
-            self.first_dispatch += seconds
             self._is_compiled = True
+            self.first_dispatch += seconds
             return
-        self._training += seconds
-        self._steps += steps
+        self.training += seconds
+        self.steps += steps
         self.latest_rate = steps / seconds
 
     def record(self) -> dict[str, float]:
         """Returns the times that a checkpoint stores."""
-        return {
-            "wall": self.wall,
-            "training": self._training,
-            "steps": self._steps,
-            "first_dispatch": self.first_dispatch,
-        }
+        names = ("wall", "training", "steps", "first_dispatch")
+        return {name: getattr(self, name) for name in names}
 
     def resume(self, record: Mapping[str, float]) -> None:
         """Adds the times of earlier starts, as returned by `record`."""
         self._start -= record["wall"]
-        self._training += record["training"]
-        self._steps += record["steps"]
+        self.training += record["training"]
+        self.steps += record["steps"]
         self.first_dispatch += record["first_dispatch"]
+
+
+def _closing(close: Callable[[], None]) -> Callable[..., None]:
+    """Returns an exit function for `ExitStack.push`: a failure to close hides no first cause."""
+
+    def exit_function(kind, cause, traceback):
+        try:
+            close()
+        except Exception as error:
+            if cause is None:
+                raise
+            _LOGGER.warning("%s", errors.first_line(error))
+
+    return exit_function
 
 
 class Run:
@@ -147,16 +155,14 @@ class Run:
         progress: bool = True,
     ):
         self._clock = Clock()
-        self._experiment = experiment
-        self._directory = directory
+        self._experiment, self._parts, self._directory = experiment, parts, directory
         self._print_line = print_line if processes.is_lead() else lambda line: None
         self._progress = progress
         self._stop = stop
         self._stopping = False  # agreed on by all processes
-        self._parts = parts
         if experiment.checkpoint_directory is not None:
             directory.checkpoints = storage.path(experiment.checkpoint_directory)
-        self._runner = runner = self._parts.runner
+        self._runner = runner = parts.runner
         # Seeds of the members of a population; empty without one.
         seeds = range(experiment.seed, experiment.seed + runner.population)
         self._seeds = list(seeds) if runner.population > 1 else []
@@ -164,23 +170,24 @@ class Run:
         self._resume = resume
         self._is_configuration_kept = False
         self._latest_verdict = self._printed_verdict = ""  # of the runner: its kind
-        processes.on_lead(directory.lock.acquire)
-        with contextlib.ExitStack() as on_failure:  # the process may live on, as that of a notebook
-            on_failure.callback(directory.lock.release)
+        with contextlib.ExitStack() as exits:  # the process may live on, as that of a notebook
+            processes.on_lead(directory.lock.acquire)
+            exits.push(_closing(directory.lock.release))
             self._checkpointer = checkpoint.Checkpointer(
                 directory.checkpoints,
                 experiment.keep_latest,
                 experiment.keep_best,
                 replay=experiment.checkpoint_replay,
             )
-            on_failure.callback(self._checkpointer.close)
+            exits.push(_closing(self._checkpointer.close))
+            exits.push(_closing(runner.close))
             with experiment.configured():
                 for line in runner.describe():
                     self._print_line(line)
                 self._state = runner.init(experiment.seed)
             if resume:
                 self._restore()
-            on_failure.pop_all()
+            self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = run_directory.provenance()
 
@@ -189,18 +196,14 @@ class Run:
         if restored is None:
             self._print_line("there is no checkpoint yet: starting from the beginning")
             return
-        step, state, metadata = restored
-        if metadata["seed"] != self._experiment.seed:
-            raise errors.UserError(
-                f"this run has the seed {metadata['seed']}, and cannot continue with "
-                f"{self._experiment.seed}"
-            )
-        if step != metadata["update"] * self._runner.steps_per_update:
-            raise errors.UserError(
-                f"this run has updates of {step // metadata['update']} agent steps, and cannot "
-                f"continue with {self._runner.steps_per_update}"
-            )
-        self._state, self._update = state, metadata["update"]
+        step, self._state, metadata = restored
+        self._update = metadata["update"]
+        for name, saved, given in (
+            ("seed", metadata["seed"], self._experiment.seed),
+            ("agent steps per update", step // self._update, self._runner.steps_per_update),
+        ):
+            if saved != given:
+                raise errors.UserError(f"a resumed run keeps its {name}, {saved}: got {given}")
         self._clock.resume(metadata["clock"])
         self._print_line(f"resuming from step {step:,}")
 
@@ -218,38 +221,39 @@ class Run:
         Raises:
           errors.RunFailure: a metric is not finite, or a file cannot be written.
         """
-        total = self._parts.num_updates
-        with self._experiment.configured():
-            try:
-                with loggers.Loggers(self._open_loggers()) as self._loggers:
-                    while not self._must_stop() and self._update < total:
-                        self._run_period()
-                    if not self._stopping and (summary := self._finish()) is not None:
-                        return summary
-                if self._update:  # before the first update there is no progress to save
-                    self._save(None)
-                    self._checkpointer.wait()
-                    self._require_directory()
-                self._print_line(f"stopped at {self.steps:,} steps: continue with --resume")
-                return None
-            finally:
-                self._close()
+        with self._experiment.configured(), self._exits:
+            self._open_loggers()
+            while not self._must_stop() and self._update < self._parts.num_updates:
+                self._run_period()
+            if not self._stopping and (summary := self._finish()) is not None:
+                return summary
+            if self._update:  # before the first update there is no progress to save
+                self._save(None)
+                self._checkpointer.wait()
+                self._require_directory()
+        self._print_line(f"stopped at {self.steps:,} steps: continue with --resume")
+        return None
 
-    def _open_loggers(self) -> list[loggers.Logger]:
-        """Returns the loggers of process 0; other processes have none."""
+    def _open_loggers(self) -> None:
+        """Opens the loggers of process 0; other processes have none."""
+        self._loggers: list[loggers.Logger] = []
         self._tensorboard = self._tracked = None
         if not processes.is_lead():
-            return []
+            return
+
+        def opened(logger: loggers.Logger) -> Any:
+            self._loggers.append(logger)
+            self._exits.push(_closing(logger.close))
+            return logger
+
         resumed = self.steps if self._resume else None
-        self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
-        opened = [loggers.JsonlLogger(self._directory.metrics, resumed), self._tensorboard]
+        self._tensorboard = opened(loggers.TensorBoardLogger(self._directory.path, resumed))
+        opened(loggers.JsonlLogger(self._directory.metrics, resumed))
         if (tracker := self._experiment.tracker) is not None:
-            self._tracked = tracker.open(self._directory, self._resume, self._print_line)
-            opened.append(self._tracked)
+            self._tracked = opened(tracker.open(self._directory, self._resume))
         if self._progress:
             total = self._parts.num_updates * self._runner.steps_per_update
-            opened.append(loggers.TerminalLogger(total))
-        return opened
+            opened(loggers.TerminalLogger(total))
 
     def _must_stop(self) -> bool:
         """Returns whether a signal has reached any process; all processes call it together."""
@@ -284,7 +288,8 @@ class Run:
                 name, lengths = f"evaluation/{prefix}", np.mean(episodes.lengths, axis=-1)
                 values |= metrics.label(f"{name}return", episodes.mean_return(), self._seeds)
                 values |= metrics.label(f"{name}length", lengths, self._seeds)
-        self._loggers.write(self.steps, values)
+        for logger in self._loggers:
+            logger.write(self.steps, values)
         period = experiment.checkpoint_period
         # The last update is saved with the score of the final evaluation.
         due = period and self._update % period == 0 and self._update < self._parts.num_updates
@@ -336,12 +341,10 @@ class Run:
             options = population.described(self._runner.population_values, index)
             member = f" of seed {self._seeds[index]}{options}"
         saved = self._checkpointer.latest_step()
-        kept = "nothing was saved yet"
-        if saved is not None:
-            kept = f"the newest checkpoint is of step {saved:,}"
+        newest = "none" if saved is None else f"step {saved:,}"
         raise errors.RunFailure(
             f"the metric '{name}'{member} became NaN or infinite at update {first[name]} "
-            f"({first[name] * self._runner.steps_per_update:,} steps); {kept}"
+            f"({first[name] * self._runner.steps_per_update:,} steps); newest checkpoint: {newest}"
         )
 
     def _evaluate(
@@ -401,10 +404,10 @@ class Run:
         Args:
           first_step: agent steps before that update; events of this step outlive a resumption.
         """
-        path = self._directory.operative_config
         if self._is_configuration_kept:
             return
         self._is_configuration_kept = True
+        path = self._directory.operative_config
         used = config.operative_text()
         hyperparameters = config.hyperparameters(used)
         if self._tracked is not None:
@@ -460,22 +463,6 @@ class Run:
             self._tracked.write_summary(summary)
         return summary
 
-    def _close(self) -> None:
-        """Ends threads, simulators and the last save; its failures do not hide a first cause."""
-        cause = sys.exception()
-        try:
-            self._runner.close()
-        finally:
-            try:
-                self._checkpointer.close()
-            except errors.RunFailure as error:
-                if cause is None:
-                    raise
-                if self._directory.lock.is_there() and str(error) != str(cause):
-                    _LOGGER.warning("%s", error)
-            finally:
-                self._directory.lock.release()
-
 
 def train(
     experiment: experiment_lib.Experiment,
@@ -502,9 +489,8 @@ def train(
     directory = run_directory.RunDirectory(path)
     parts = experiment.build()
     with experiment.configured():
-        experiment_lib.check(parts, experiment.seed)
-    directory.create()
-    with experiment.configured():
+        experiment_lib.check(parts, experiment.seed, experiment.tracker)
+        directory.create()
         directory.write(directory.config, config.text())
     with StopRequest() as stop:
         return Run(

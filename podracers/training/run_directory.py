@@ -1,10 +1,9 @@
 """The files of a run, the lock that keeps a second run out, and the provenance of its results."""
 
-import collections
 import contextlib
 import fcntl
 import importlib.metadata
-import io
+import json
 import logging
 import os
 import pathlib
@@ -13,44 +12,18 @@ import site
 import socket
 import subprocess
 import sys
-import weakref
 from typing import Any
 
 import jax
 
 from podracers import errors
-from podracers.training import manifest, storage
+from podracers.training import storage
 
 LOCK = ".lock"
 
 _LOGGER = logging.getLogger(__name__)
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "podracers")
-
-
-def _is_float(value: Any) -> bool:
-    """Returns whether a JSON value is a finite number or NaN."""
-    return manifest.is_number(value) or value != value  # noqa: PLR0124
-
-
-_SUMMARY = {  # fields that other programs read
-    "evaluation": {
-        "return": _is_float,
-        "return_by_seed": manifest.optional({str: _is_float}),
-        "episodes": manifest.is_count,
-    },
-    "random_policy_return": _is_float,
-    "environment_steps": manifest.is_count,
-    "wall_time_s": manifest.is_duration,
-    "steps_per_second": manifest.optional(manifest.is_duration),
-    "first_dispatch_s": manifest.is_duration,
-    "seed": manifest.is_count,
-    "device": manifest.is_text,
-    "platform": manifest.is_text,
-    "host_cores": manifest.is_count,
-    "versions": {"jax": manifest.is_text},
-    "commit": manifest.optional(manifest.is_text),
-}
 
 
 class Lock:
@@ -65,8 +38,9 @@ class Lock:
 
     def __init__(self, directory: pathlib.Path):
         self._path = directory / LOCK
-        self._file: io.FileIO | None = None
-        self._directory: int | None = None  # a descriptor of the locked directory
+        self._files = contextlib.ExitStack()  # closes the file and the directory
+        self._file: int | None = None  # descriptors
+        self._directory: int | None = None
 
     def acquire(self) -> None:
         """Takes the lock, unless this object has it already.
@@ -79,50 +53,46 @@ class Lock:
         """
         if self._file is not None:
             return
-        with contextlib.ExitStack() as on_failure:
+        with contextlib.ExitStack() as files:
             try:
-                file = on_failure.enter_context(self._path.open("ab+", buffering=0))
-                try:
-                    self._flock(file, fcntl.LOCK_EX)
-                except OSError as error:
-                    _LOGGER.warning(
-                        "the run directory '%s' cannot be locked (%s): do not start a second run "
-                        "in it",
-                        self._path.parent,
-                        error.strerror,
-                    )
+                file = files.enter_context(self._path.open("ab+", buffering=0))
+                os.register_at_fork(after_in_child=file.close)
+                self._flock(file.fileno())
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
-                self._directory = os.open(self._path.parent, os.O_RDONLY)
+                directory = os.open(self._path.parent, os.O_RDONLY)
+                files.callback(os.close, directory)
             except OSError as error:
                 message = f"could not write '{self._path}': {error.strerror}"
                 raise errors.RunFailure(message) from error
-            on_failure.pop_all()
-        self._file = file
-        _held.add(self)
+            self._file, self._directory, self._files = file.fileno(), directory, files.pop_all()
+
+    def _flock(self, file: int) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = self._path.read_bytes()[:200].decode(errors="replace").strip()
+            raise errors.UserError(
+                f"the run directory '{self._path.parent}' is in use by "
+                f"{holder or 'another process'}: wait until that run has ended, or end it"
+            ) from error
+        except OSError as error:
+            _LOGGER.warning(
+                "the run directory '%s' cannot be locked (%s): do not start a second run in it",
+                self._path.parent,
+                error.strerror,
+            )
 
     def release(self) -> None:
         """Frees the lock, if this object has it."""
-        if self._file is not None:
-            self._file.close()
-            os.close(self._directory)
-            self._file = self._directory = None
+        self._file = self._directory = None
+        self._files.close()
 
     def __del__(self):
         self.release()
 
-    def require_free(self) -> None:
-        """Raises `errors.UserError` if another run has the lock; does not take it."""
-        if self._file is None:
-            with contextlib.suppress(OSError), self._path.open("rb") as file:
-                self._flock(file, fcntl.LOCK_SH)
-
-    def is_there(self) -> bool:
-        """Returns whether the directory is the one that was locked; true where none was."""
-        return self._file is None or storage.is_same(self._path.parent, self._directory)
-
     def require_there(self) -> None:
-        """Checks that `is_there`, and takes the lock again if only its file was removed.
+        """Checks that the directory is the locked one; locks again if only the file was removed.
 
         Raises:
           errors.RunFailure: the directory was moved, removed or replaced.
@@ -131,31 +101,9 @@ class Lock:
         if self._file is None:
             return
         storage.require_same(self._path.parent, self._directory)
-        if not storage.is_same(self._path, self._file.fileno()):
+        if not storage.is_same(self._path, self._file):
             self.release()
             self.acquire()
-
-    def _flock(self, file: io.FileIO, operation: int) -> None:
-        try:
-            fcntl.flock(file, operation | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = self._path.read_bytes()[:200].decode(errors="replace").strip()
-            raise errors.UserError(
-                f"the run directory '{self._path.parent}' is in use by "
-                f"{holder or 'another process'}: wait until that run has ended, or end it"
-            ) from error
-
-
-_held: weakref.WeakSet[Lock] = weakref.WeakSet()
-
-
-def _release_in_copy() -> None:
-    """Closes the files in a copy of this process, which would keep the locks while it lives."""
-    for lock in list(_held):
-        lock.release()
-
-
-os.register_at_fork(after_in_child=_release_in_copy)
 
 
 class RunDirectory:
@@ -178,33 +126,29 @@ class RunDirectory:
         self.checkpoints: storage.Path = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
 
-    def refuse_used(self) -> None:
-        """Raises `errors.UserError` if the folder has files, but for a lock or partial files."""
+    def create(self, dry_run: bool = False) -> None:
+        """Makes and locks the folder; with `dry_run` only checks it.
+
+        Raises:
+          errors.UserError: it cannot be made, has files other than a lock and partial files, or
+            another run has the lock.
+        """
+        names = []
         try:
-            names = [each.name for each in self.path.iterdir()] if self.path.exists() else []
+            if not dry_run:
+                self.path.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                names = [each.name for each in self.path.iterdir()]
         except OSError as error:
-            raise self._cannot_make(error) from error
+            message = f"cannot make the run directory '{self.path}': {error.strerror}"
+            raise errors.UserError(message) from error
         if any(name != LOCK and not name.endswith(".partial") for name in names):
-            self.lock.require_free()
             raise errors.UserError(
                 f"the run directory '{self.path}' is there already: continue it with --resume, or "
                 "name another with --run_dir"
             )
-
-    def create(self) -> None:
-        """Makes the folder.
-
-        Raises:
-          errors.UserError: it exists and is used, or it cannot be made.
-        """
-        self.refuse_used()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._cannot_make(error) from error
-
-    def _cannot_make(self, error: OSError) -> errors.UserError:
-        return errors.UserError(f"cannot make the run directory '{self.path}': {error.strerror}")
+        if not dry_run:
+            self.lock.acquire()
 
     def require(self) -> None:
         """Raises `errors.UserError` unless the folder has the configuration of a run."""
@@ -216,35 +160,18 @@ class RunDirectory:
             )
 
     def read_config(self) -> str:
-        """Returns `config.gin`.
-
-        Raises:
-          errors.UserError: it cannot be read, or is not text.
-        """
+        """Returns `config.gin`; raises `errors.UserError` if it cannot be read or is not text."""
         try:
             return self.config.read_text()
-        except OSError as error:
-            raise errors.UserError(f"cannot read '{self.config}': {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise errors.UserError(
-                f"'{self.config}' is damaged: byte {error.start} is no text"
-            ) from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise errors.UserError(f"cannot read '{self.config}': {error}") from error
 
     def read_summary(self) -> dict[str, Any]:
-        """Returns `summary.json`.
-
-        Raises:
-          errors.RunFailure: it cannot be read, or lacks a field.
-        """
+        """Returns `summary.json`; raises `errors.RunFailure` if it cannot be read."""
         try:
-            return manifest.parse(self.summary.read_bytes(), _SUMMARY)
-        except OSError as error:
-            raise errors.RunFailure(f"cannot read '{self.summary}': {error.strerror}") from error
-        except ValueError as error:
-            raise errors.RunFailure(
-                f"'{self.summary}' is damaged ({error}): remove it, and continue the run with "
-                "--resume, which writes it again"
-            ) from error
+            return json.loads(self.summary.read_bytes())
+        except (OSError, ValueError) as error:
+            raise errors.RunFailure(f"cannot read '{self.summary}': {error}") from error
 
     def write(self, path: pathlib.Path, content: str) -> None:
         """Writes a file whole or not at all."""
@@ -273,41 +200,28 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit(root: pathlib.Path = _ROOT) -> str | None:
-    """Returns the commit of a checkout, with `-dirty` where files differ; None without git.
-
-    The results that this repository records while others train do not make it `-dirty`.
-    """
+    """Returns the commit of a checkout, with `-dirty` where files differ; None without git."""
     if not (root / ".git").exists():  # an installed copy inside of a checkout has no commit
         return None
     name = _git(root, "describe", "--always", "--abbrev=40", "--exclude=*")
-    ignored = (".", ":!docs/results.json") if root == _ROOT else (".",)
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *ignored)
+    paths = (".", ":!docs/results.json")  # results that are recorded while others train
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *paths)
     if not name or changes is None:
         return None
     return f"{name}-dirty" if changes else name
 
 
 def _other_commits() -> dict[str, str | None]:
-    """Returns the commits of the user's own packages: those loaded from other checkouts.
-
-    A file that git does not track makes its package `-dirty`.
-    """
+    """Returns the commits of the user's own packages: those loaded from other checkouts."""
     prefixes = (sys.prefix, sys.base_prefix, site.getusersitepackages())
     installed = {pathlib.Path(prefix).resolve() for prefix in prefixes}  # may be in a checkout
-    files = collections.defaultdict(list)  # by package and checkout
+    roots = {}
     for name, module in list(sys.modules.items()):
         folders = pathlib.Path(getattr(module, "__file__", None) or "/").resolve().parents
-        if _ROOT in folders or not installed.isdisjoint(folders):
-            continue
-        if root := next((folder for folder in folders if (folder / ".git").exists()), None):
-            files[name.partition(".")[0], root].append(module.__file__)
-    commits = {}
-    for (package, root), paths in sorted(files.items()):
-        commit = _commit(root)
-        if commit and _git(root, "ls-files", "--others", *paths):
-            commit = commit.removesuffix("-dirty") + "-dirty"
-        commits[package] = commit
-    return commits
+        if _ROOT not in folders and installed.isdisjoint(folders):
+            root = next((folder for folder in folders if (folder / ".git").exists()), None)
+            roots[name.partition(".")[0]] = root
+    return {package: _commit(root) for package, root in sorted(roots.items()) if root}
 
 
 def _git(root: pathlib.Path, *arguments: str) -> str | None:

@@ -20,22 +20,30 @@ _SHARE = (
     ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
     "gs://BUCKET/FOLDER"
 )
+_PROCESSES = """
+One run over all devices of several processes, each started with the same command. Slurm and TPU
+pods are detected; elsewhere --coordinator, --num_processes and --process_id are needed. All
+processes write checkpoints, so all must see the run directory or the folder of
+Experiment.checkpoint_directory.
+"""
 
 
 def main() -> int:
     """Parses the command line, trains, and prints the results."""
     parser = command_line.Parser(description=__doc__)
     parser.add_experiment()
-    parser.add_argument(
-        "--run_dir", help="default: runs/<experiment>-<runner>-seed<seed>-<date>-<time>"
-    )
-    parser.add_argument("--resume", action="store_true", help="continue the run in --run_dir")
-    parser.add_argument(
-        "--resume_if_begun",
-        action="store_true",
-        help="continue the run in --run_dir if there is one, else begin it: for launchers",
-    )
-    _add_processes(parser)
+    add = parser.add_argument
+    add("--run_dir", help="default: runs/<experiment>-<runner>-seed<seed>-<date>-<time>")
+    add("--resume", action="store_true", help="continue the run in --run_dir")
+    help_text = "continue the run in --run_dir if there is one, else begin it: for launchers"
+    add("--resume_if_begun", action="store_true", help=help_text)
+    add = parser.add_argument_group("several processes", _PROCESSES).add_argument
+    add("--distributed", action="store_true", help="be one of several, or fail")
+    add("--coordinator", metavar="HOST:PORT", help="of process 0")
+    add("--num_processes", type=int, metavar="N")
+    add("--process_id", type=int, metavar="I", help="from 0 to N - 1")
+    help_text = "without a sign of life, after which a process counts as lost (default: 60)"
+    add("--peer_timeout", type=float, default=60.0, metavar="SECONDS", help=help_text)
     arguments = parser.parse_args()
     command_line.use_compilation_cache()
     group = processes.Group(arguments.coordinator, arguments.num_processes, arguments.process_id)
@@ -44,30 +52,6 @@ def main() -> int:
     command_line.require_accelerator()
     with run.StopRequest() as stop:
         return _train(arguments, stop)
-
-
-def _add_processes(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "several processes",
-        "One run over all devices of several processes, each started with the same command. Slurm "
-        "and TPU pods are detected; elsewhere --coordinator, --num_processes and --process_id are "
-        "needed. All processes write checkpoints, so all must see the run directory or the folder "
-        "of Experiment.checkpoint_directory.",
-    )
-    group.add_argument(
-        "--distributed", action="store_true", help="be one of several processes, or fail"
-    )
-    group.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0")
-    group.add_argument("--num_processes", type=int, metavar="N")
-    group.add_argument("--process_id", type=int, metavar="I", help="from 0 to N - 1")
-    group.add_argument(
-        "--peer_timeout",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="seconds of silence after which a process counts as lost; one that makes the others "
-        "wait for ten times as long ends them, too (default: 60)",
-    )
 
 
 def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
@@ -86,10 +70,16 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     text = config.text()
     processes.require_equal("the configuration", text)
     parts = settings.build()
-    directory = directory or run_directory.RunDirectory(
-        processes.on_lead(lambda: _default(arguments.gin_file[0], settings, parts))
-    )
-    experiment.check(parts, settings.seed)  # nothing is written for a run that cannot start
+    if directory is None:
+        runner = type(parts.runner).__name__.lower()
+        seeds = f"seed{settings.seed}"
+        if parts.runner.population > 1:
+            seeds = f"seeds{settings.seed}-{settings.seed + parts.runner.population - 1}"
+        stem, now = pathlib.Path(arguments.gin_file[0]).stem, datetime.datetime.now()
+        path = f"runs/{stem}-{runner}-{seeds}-{now:%Y%m%d-%H%M%S}"
+        directory = run_directory.RunDirectory(processes.on_lead(lambda: path))
+    # Nothing is written for a run that cannot start.
+    experiment.check(parts, settings.seed, settings.tracker)
     if processes.any_process(bool(stop)):
         return 0
     is_new = not resume
@@ -101,13 +91,8 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     elif processes.is_several():
         storage.require_shared("the run directory", directory.path, True, _SHARE)
     if is_new:
-
-        def create():
-            directory.create()
-            directory.lock.acquire()
-            directory.write(directory.config, text)
-
-        processes.on_lead(create)
+        processes.on_lead(directory.create)
+        processes.on_lead(lambda: directory.write(directory.config, text))
     trainer = run.Run(
         settings, parts, directory, stop=stop, resume=resume, print_line=console.print
     )
@@ -137,25 +122,15 @@ def _begun(
             "continue a run with --resume and --run_dir"
         )
     if directory:
-        directory.refuse_used()
+        directory.create(dry_run=True)
     return False, None
-
-
-def _default(gin_file: str, settings: experiment.Experiment, parts: experiment.Parts) -> str:
-    """Returns the path of the run directory if the command line names none."""
-    runner = type(parts.runner).__name__.lower()
-    seeds = f"seed{settings.seed}"
-    if parts.runner.population > 1:
-        seeds = f"seeds{settings.seed}-{settings.seed + parts.runner.population - 1}"
-    now = datetime.datetime.now()
-    return f"runs/{pathlib.Path(gin_file).stem}-{runner}-{seeds}-{now:%Y%m%d-%H%M%S}"
 
 
 def _print_summary(
     summary: dict, directory: run_directory.RunDirectory, console: rich.console.Console
 ) -> None:
-    """Prints the results, the run directory, and the members of a population."""
-    results, members = summary["evaluation"], summary.get("members", [])
+    """Prints the results, those of each member of a population, and the run directory."""
+    results = summary["evaluation"]
     seeds = results.get("return_by_seed", {})
     over = f"{len(seeds)} seeds" if seeds else f"{results['episodes']} episodes"
     error = f"{results['standard_error']:.2f} (mean and standard error over {over})"
@@ -163,8 +138,10 @@ def _print_summary(
     if "greedy_return" in results:
         error = results["greedy_standard_error"]
         rows["with greedy actions"] = f"{results['greedy_return']:.2f} ± {error:.2f}"
-    if not members:
-        rows |= {f"  seed {seed}": f"{mean:.2f}" for seed, mean in seeds.items()}
+    options = {str(member["seed"]): member["values"] for member in summary.get("members", [])}
+    for seed, mean in seeds.items():
+        values = (f", {name} = {value:g}" for name, value in options.get(seed, {}).items())
+        rows[f"  seed {seed}{''.join(values)}"] = f"{mean:.2f}"
     rows["random policy"] = f"{summary['random_policy_return']:.2f}"
     rows["episode length"] = f"{results['length']:.1f} agent steps"
     if results["unfinished"]:
@@ -178,15 +155,6 @@ def _print_summary(
     for row in rows.items():
         table.add_row(*row)
     console.print(table)
-    if members:
-        returns = [name for name in members[0] if name.endswith("return")]
-        table = rich.table.Table(title="Members", title_justify="left")
-        for name in ("seed", *members[0]["values"], *(each.replace("_", " ") for each in returns)):
-            table.add_column(name, justify="right")
-        for member in members:
-            values = (f"{value:g}" for value in member["values"].values())
-            table.add_row(str(member["seed"]), *values, *(f"{member[n]:.2f}" for n in returns))
-        console.print(table)
 
 
 def command() -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 
 from podracers import errors, types
-from podracers.training import checkpoint, experiment, run_directory
+from podracers.training import checkpoint, experiment, run_directory, storage
 
 
 class TrainedPolicy(NamedTuple):
@@ -34,16 +34,14 @@ def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
     directory = run_directory.RunDirectory(path)
     directory.require()
     settings = experiment.load([str(directory.config)], [])
+    if (place := settings.checkpoint_directory) is not None:
+        directory.checkpoints = storage.path(place)
     parts = settings.build()
-    place = settings.checkpoint_directory
-    return TrainedPolicy(settings, parts, *params(directory, parts, best, place))
+    return TrainedPolicy(settings, parts, *params(directory, parts, best))
 
 
 def params(
-    directory: run_directory.RunDirectory,
-    parts: experiment.Parts,
-    best: bool = False,
-    place: str | None = None,
+    directory: run_directory.RunDirectory, parts: experiment.Parts, best: bool = False
 ) -> tuple[int, types.PyTree]:
     """Returns the step and the acting parameters of a checkpoint (see `load`).
 
@@ -51,7 +49,6 @@ def params(
       directory: the run directory.
       parts: the parts of its configuration, which may be Python without `config.gin`.
       best: the best evaluated checkpoint, not the newest.
-      place: the experiment's `checkpoint_directory`.
     """
 
     def init(key):
@@ -65,8 +62,8 @@ def params(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
         jax.eval_shape(init, key),
     )
-    checkpointer = checkpoint.Checkpointer(place or directory.checkpoints, read_only=True)
+    checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
     restored = checkpointer.restore_params(template, best)
     if restored is None:
         raise errors.UserError(f"the run in '{directory.path}' has no checkpoint yet")
-    return restored[0], restored[1]
+    return restored[:2]

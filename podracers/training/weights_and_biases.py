@@ -1,14 +1,13 @@
 """Weights & Biases (https://docs.wandb.ai) as a logger: `Experiment.tracker = @WeightsAndBiases()`.
 
-The package `wandb` is optional. Values are logged directly and not by `sync_tensorboard`, which
-follows only event writers that wandb patches; a run writes its event files without them.
+The package `wandb` is optional. Metrics are sent by `run.log`: `sync_tensorboard` follows only
+event writers that wandb patches, and a run writes its event files without them.
 """
 
 import dataclasses
 import logging
 import math
 import os
-import secrets
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +17,16 @@ from podracers.training import run_directory
 
 _LOGGER = logging.getLogger(__name__)
 _MODES = ("online", "offline", "disabled")
+
+
+def require() -> Any:
+    """Returns the package `wandb`; raises `errors.UserError` if it is not installed."""
+    try:
+        import wandb.errors  # noqa: PLC0415 (optional; a folder `wandb` has no `wandb.errors`)
+    except ImportError as error:
+        message = "WeightsAndBiases needs the package wandb: pip install 'podracers[wandb]'"
+        raise errors.UserError(message) from error
+    return wandb
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,60 +50,37 @@ class WeightsAndBiases:
 
     def __post_init__(self):
         if self.mode not in (None, *_MODES):
-            raise errors.UserError(
-                f"WeightsAndBiases.mode: expected one of {', '.join(_MODES)}, got {self.mode!r}"
-                f"{errors.nearest(self.mode, _MODES)}"
-            )
+            near = errors.nearest(str(self.mode), _MODES)
+            raise errors.UserError(f"WeightsAndBiases.mode: got {self.mode!r}{near}")
 
-    def open(
-        self,
-        directory: run_directory.RunDirectory,
-        resume: bool,
-        print_line: Callable[[str], None],
-    ) -> "WandbLogger":
+    def open(self, directory: run_directory.RunDirectory, resume: bool) -> "WandbLogger":
         """Starts a W&B run, or continues the one whose id is stored in the run directory.
-
-        Args:
-          directory: the run directory, which stores the id and wandb's files.
-          resume: whether to continue a run.
-          print_line: called with a line that contains the address of the run's page.
 
         Raises:
           errors.UserError: wandb is not installed, or refuses the key or an option.
           errors.RunFailure: W&B cannot be reached.
         """
-        id_file = directory.path / "wandb_id"
-        if not (resume and id_file.is_file()):
-            directory.write(id_file, os.environ.get("WANDB_RUN_ID") or secrets.token_hex(8))
+        wandb, id_file = require(), directory.path / "wandb_id"
         options = dataclasses.asdict(self)
         options["name"] = self.name or os.environ.get("WANDB_NAME") or directory.path.resolve().name
-        try:
-            import wandb  # noqa: PLC0415 (optional)
-            from wandb import errors as wandb_errors  # noqa: PLC0415
-        except ImportError as error:  # also where a folder `wandb` imports as an empty package
-            raise errors.UserError(
-                "WeightsAndBiases needs the package wandb: pip install 'podracers[wandb]'"
-            ) from error
+        if resume and id_file.is_file():
+            options["id"] = id_file.read_text().strip()
         try:
             run = wandb.init(
                 **options,
-                id=id_file.read_text().strip(),
                 dir=str(directory.path),
                 resume="allow",
                 reinit="create_new",  # leaves other runs of this process alone
-                # The run owns the terminal; at the end wandb may upload for a minute.
-                settings=wandb.Settings(console="off", silent=True, finish_timeout=60.0),
+                settings=wandb.Settings(console="off", finish_timeout=60.0),
             )
         except Exception as error:
-            is_mistake = isinstance(
-                error, wandb_errors.UsageError | wandb_errors.AuthenticationError
-            )
-            raise (errors.UserError if is_mistake else errors.RunFailure)(
-                f"Weights & Biases: {errors.first_line(error).rstrip('.')} "
-                "(or set WeightsAndBiases.mode = 'offline')"
+            mistakes = wandb.errors.UsageError | wandb.errors.AuthenticationError
+            kind = errors.UserError if isinstance(error, mistakes) else errors.RunFailure
+            message = errors.first_line(error).rstrip(".")
+            raise kind(
+                f"Weights & Biases: {message} (or set WeightsAndBiases.mode = 'offline')"
             ) from error
-        if page := run.url or run.settings.sync_dir:  # offline, the folder for `wandb sync`
-            print_line(f"Weights & Biases: {page}")
+        directory.write(id_file, run.id)
         return WandbLogger(run)
 
 
@@ -102,9 +88,6 @@ class WandbLogger:
     """Logs to a run of W&B, which discards steps that a resumed run repeats.
 
     At its first failure it logs a warning and does nothing from then on.
-
-    Args:
-      run: the result of `wandb.init`.
     """
 
     def __init__(self, run: Any):

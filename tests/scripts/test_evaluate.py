@@ -13,7 +13,7 @@ from tests import processes
 
 TRAIN, EVALUATE = "podracers.training.train", "podracers.training.evaluate"
 
-# So many episodes that other ones have another mean return.
+# Enough episodes that other ones have another mean return.
 _MANY = """
 experiment.Experiment.evaluation_episodes = 300
 experiment.Experiment.greedy_evaluation_episodes = 200
@@ -80,15 +80,10 @@ def test_prints_the_returns_of_the_summary(run_dir, run):
     result = run(EVALUATE, "--run_dir", run_dir)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == _lines(run_dir)
-    other = run(EVALUATE, "--run_dir", run_dir, "--seed", 5).stdout.splitlines()
-    assert len(other) == 2 and other != _lines(run_dir)
-
-
-def test_evaluates_the_best_checkpoint(run_dir, run):
-    result = run(EVALUATE, "--run_dir", run_dir, "--best", "--episodes", 4)
-    assert result.returncode == 0, result.stderr
+    other = run(EVALUATE, "--run_dir", run_dir, "--seed", 5, "--best", "--episodes", 4).stdout
     best = json.loads((run_dir / "summary.json").read_text())["best_checkpoint"]
-    assert result.stdout.startswith(f"step {best:,}: ")
+    assert other.startswith(f"step {best:,}: ")
+    assert other.count("over 4 episodes") == 2
 
 
 @pytest.mark.slow
@@ -117,17 +112,14 @@ def test_evaluates_and_draws_a_game_that_is_played_on_the_host(tmp_path, run, ga
 
 
 def test_mistakes(run_dir, run, tmp_path):
-    empty, mute = tmp_path / "empty", tmp_path / "mute"
-    for folder in (empty, mute):
-        folder.mkdir()
+    empty = tmp_path / "empty"
+    empty.mkdir()
     shutil.copy(run_dir / "config.gin", empty)
-    processes.config_file(mute, _HOST.format("Walk-v0")).rename(mute / "config.gin")
     cases = {
         (empty,): "has no checkpoint yet",
         (tmp_path / "nothing",): "there is no run in",
-        (mute, "--video", tmp_path / "x.gif"): "Own/Walk-v0 has no render mode 'rgb_array'",
         (run_dir, "--episodes", 0): "--episodes: expected a whole number of at least 1, got '0'",
-        (run_dir, "--seed", -1): "--seed: expected 0 <= seed < 2**31, got -1",
+        (run_dir, "--seed", -1): "seed: expected an int of at least 0",
         (run_dir, "--episodes", 4, "--video", tmp_path / "no" / "x.gif"): "No such file",
     }
     for arguments, phrase in cases.items():

@@ -18,23 +18,27 @@ def test_refuses_an_unknown_mode():
         weights_and_biases.WeightsAndBiases(mode="ofline")
 
 
-@pytest.mark.parametrize("tracker", ["'wandb'", "@WeightsAndBiases"])
-def test_a_tracker_that_is_not_called_is_refused(tmp_path, tracker):
-    with pytest.raises(errors.UserError, match=r"^Experiment\.tracker: expected @WeightsAndBiases"):
-        experiment.load([str(processes.config_file(tmp_path))], [f"Experiment.tracker = {tracker}"])
+@pytest.mark.parametrize("module", [None, types.ModuleType("wandb")])  # missing; an empty folder
+def test_a_missing_package_is_found_before_compiling(tmp_path, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.delitem(sys.modules, "wandb.errors", raising=False)
+    loaded = experiment.load([str(processes.config_file(tmp_path))], [TRACKER])
+    with pytest.raises(errors.UserError, match=r"pip install 'podracers\[wandb\]'$"):
+        run.train(loaded, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
-def _fake(init_error=None, log_error=None):
-    """Returns a stand-in for the package `wandb`, which records the calls of its runs."""
-    module = types.ModuleType("wandb")
-    kinds = {name: type(name, (Exception,), {}) for name in ("UsageError", "AuthenticationError")}
-    module.errors = types.SimpleNamespace(**kinds)
+def _install(monkeypatch, init_error=None, log_error=None):
+    """Installs a stand-in for the package `wandb`; returns the calls of its runs."""
+    module, calls = types.ModuleType("wandb"), []
+    module.errors = types.ModuleType("wandb.errors")
+    module.errors.UsageError = type("UsageError", (Exception,), {})
+    module.errors.AuthenticationError = type("AuthenticationError", (Exception,), {})
     module.Settings = lambda **options: options
-    module.calls = []
 
     def record(name, error=None):
         def call(*arguments, **options):
-            module.calls.append((name, arguments, options))
+            calls.append((name, arguments, options))
             if error:
                 raise error
 
@@ -42,10 +46,11 @@ def _fake(init_error=None, log_error=None):
 
     def init(**options):
         if init_error:
-            raise kinds.get(init_error, ConnectionError)("no answer\nafter a minute")
-        module.calls.append(("init", (), options))
+            kind = getattr(module.errors, init_error, ConnectionError)
+            raise kind("no answer\nafter a minute")
+        calls.append(("init", (), options))
         return types.SimpleNamespace(
-            url="https://wandb.example/run",
+            id=options.get("id", "chosen"),
             log=record("log", log_error),
             finish=record("finish"),
             config=types.SimpleNamespace(update=record("config")),
@@ -53,41 +58,40 @@ def _fake(init_error=None, log_error=None):
         )
 
     module.init = init
-    return module
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setitem(sys.modules, "wandb.errors", module.errors)
+    return calls
 
 
 @pytest.mark.parametrize(
-    ("module", "kind", "message"),
+    ("raised", "kind"),
     [
-        (None, errors.UserError, r"pip install 'podracers\[wandb\]'$"),  # importing it fails
-        (types.ModuleType("wandb"), errors.UserError, r"pip install 'podracers\[wandb\]'$"),
-        (_fake("UsageError"), errors.UserError, r"^Weights & Biases: no answer \(or .*\)$"),
-        (_fake("ConnectionError"), errors.RunFailure, r"^Weights & Biases: no answer \(or .*\)$"),
+        ("UsageError", errors.UserError),
+        ("AuthenticationError", errors.UserError),
+        ("ConnectionError", errors.RunFailure),
     ],
 )
-def test_a_failure_at_the_start_is_one_line(tmp_path, monkeypatch, module, kind, message):
-    monkeypatch.setitem(sys.modules, "wandb", module)
+def test_a_failure_at_the_start_is_one_line(tmp_path, monkeypatch, raised, kind):
+    _install(monkeypatch, raised)
     directory = run_directory.RunDirectory(tmp_path)
-    with pytest.raises(kind, match=message):
-        weights_and_biases.WeightsAndBiases().open(directory, False, print)
+    with pytest.raises(kind, match=r"^Weights & Biases: no answer \(or .*\)$"):
+        weights_and_biases.WeightsAndBiases().open(directory, False)
 
 
 def test_a_failure_later_does_not_end_the_run(tmp_path, monkeypatch, caplog):
-    fake = _fake(log_error=ConnectionError("the service is gone"))
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    calls = _install(monkeypatch, log_error=ConnectionError("the service is gone"))
     directory = run_directory.RunDirectory(tmp_path)
-    logger = weights_and_biases.WeightsAndBiases().open(directory, False, print)
+    logger = weights_and_biases.WeightsAndBiases().open(directory, False)
     logger.write(64, {"loss/total": 1.0})
     logger.write(128, {"loss/total": 1.0})
     logger.close()
-    assert [name for name, *_ in fake.calls] == ["init", "log"]
+    assert [name for name, *_ in calls] == ["init", "log"]
     assert "the service is gone" in caplog.text
 
 
 def test_a_resumed_run_continues_the_run_of_weights_and_biases(tmp_path, monkeypatch):
-    for name in ("WANDB_NAME", "WANDB_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setitem(sys.modules, "wandb", fake := _fake())
+    monkeypatch.delenv("WANDB_NAME", raising=False)
+    calls = _install(monkeypatch)
     directory = run_directory.RunDirectory(tmp_path / "run")
     file = str(processes.config_file(tmp_path))
     bindings = [TRACKER, "WeightsAndBiases.project = 'p'", "Experiment.evaluation_period = 0"]
@@ -97,22 +101,20 @@ def test_a_resumed_run_continues_the_run_of_weights_and_biases(tmp_path, monkeyp
     options = {"resume": True, "print_line": lambda line: None, "progress": False}
     run.Run(later, later.build(), directory, stop=(), **options).train()
 
-    begun = [options for name, _, options in fake.calls if name == "init"]
+    begun = [options for name, _, options in calls if name == "init"]
     assert [(each["project"], each["name"]) for each in begun] == [("p", "run")] * 2
-    assert {each["id"] for each in begun} == {(directory.path / "wandb_id").read_text()}
-    logged = {options["step"]: values[0] for name, values, options in fake.calls if name == "log"}
+    assert [each.get("id") for each in begun] == [None, "chosen"]
+    logged = {options["step"]: values[0] for name, values, options in calls if name == "log"}
     assert list(logged) == [64, 128, 192]
     rows = {row["step"]: row for row in processes.log(directory.path)}
     for step, values in logged.items():
         assert values["loss/total"] == pytest.approx(rows[step]["loss/total"])
         assert not any(map(math.isnan, values.values()))
-    sent = [values[0] for name, values, _ in fake.calls if name == "summary"]
+    sent = [values[0] for name, values, _ in calls if name == "summary"]
     assert sent[0] == summary
-    sent = [values[0] for name, values, _ in fake.calls if name == "config"]
+    sent = [values[0] for name, values, _ in calls if name == "config"]
     assert [each["PPO.gamma"] for each in sent] == [first.build().agent.gamma] * 2
-    assert [options for name, _, options in fake.calls if name == "finish"] == [
-        {"exit_code": 0}
-    ] * 2
+    assert [options for name, _, options in calls if name == "finish"] == [{"exit_code": 0}] * 2
 
 
 @pytest.mark.slow
@@ -121,14 +123,12 @@ def test_the_installed_package_accepts_our_options(tmp_path, monkeypatch):
     pytest.importorskip("wandb.sdk")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     directory = run_directory.RunDirectory(tmp_path)
-    lines = []
     tracker = weights_and_biases.WeightsAndBiases(mode="offline", project="p")
     for resume in (False, True):
-        logger = tracker.open(directory, resume, lines.append)
+        logger = tracker.open(directory, resume)
         logger.write(64 + resume, {"loss/total": 1.0, "episode/return": math.nan})
         logger.write_configuration({"PPO.gamma": 0.9})
         logger.write_summary({"evaluation": {"return": 1.0}})
         logger.close()
-    assert len(lines) == 2 and all(str(tmp_path) in line for line in lines)
     kept = (tmp_path / "wandb_id").read_text()
     assert len(list(tmp_path.glob(f"wandb/offline-run-*/run-{kept}.wandb"))) == 2
