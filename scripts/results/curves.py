@@ -7,7 +7,7 @@ Runs are grouped by the parameters in their `config.gin`, not by the names of th
 
 import collections
 import dataclasses
-import re
+import pathlib
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -19,13 +19,13 @@ from results import plotting
 from podracers import errors
 from podracers.training import config, loggers, run_directory
 
-_ROOT = "experiment.Experiment"
-_ROLES = ("agent", "environment", "runner")
+_ROLES = ("Experiment.agent", "Experiment.environment", "Experiment.runner")
 # Parameters without influence on learning (docs/architecture.md, "Determinism"). A member of a
 # population equals the run of its seed.
 _NOT_LEARNT = {
-    _ROOT: "seed log_period evaluation_period evaluation_episodes greedy_evaluation_episodes "
-    "evaluation_max_steps checkpoint_period keep_latest keep_best profile_update",
+    "Experiment": "seed log_period evaluation_period evaluation_episodes "
+    "greedy_evaluation_episodes evaluation_max_steps checkpoint_period keep_latest keep_best "
+    "profile_update",
     "runner": "population population_values reset_batch num_threads timeout",
 }
 IGNORED = {f"{part}.{name}" for part, names in _NOT_LEARNT.items() for name in names.split()}
@@ -38,26 +38,27 @@ _LINES = ("-", "--", ":", "-.")
 class Run:
     """One seed: a run directory, or a member of its population.
 
-    Parameters have names such as `ppo.PPO.gamma`; those of either runner, `runner.num_envs`.
+    Parameters have names such as `PPO.gamma`; those of either runner, `runner.num_envs`. Values are
+    numbers, or texts such as `PPO` of a part.
     """
 
     directory: run_directory.RunDirectory
     seed: int
-    given: dict[str, Any]  # bound parameters, macros replaced by their values
+    given: Sequence[str]  # names of bound parameters
     values: dict[str, Any]  # all known parameters, with defaults
-
-    def choice(self, role: str) -> str:
-        """Returns the class of the agent, the environment or the runner."""
-        return str(self.values[f"{_ROOT}.{role}"])
 
     @property
     def environment(self) -> str:
         """Name of the environment inside its wrappers."""
-        part = self.values[f"{_ROOT}.environment"].name
-        while isinstance(inner := self.values.get(f"{part}.environment"), config.Reference):
-            part = inner.name
-        names = [self.values.get(f"{part}.{name}") for name in _NAMES]
-        return next((x for x in names if isinstance(x, str)), part.rpartition(".")[2])
+        part = self.values["Experiment.environment"]
+        while f"{part}.environment" in self.values:
+            part = self.values[f"{part}.environment"].removesuffix("()")
+        names = (self.values.get(f"{part}.{name}") for name in _NAMES)
+        return next(filter(None, names), part)
+
+    def has(self, part: str) -> bool:
+        """Returns whether a part, such as `PPO`, belongs to the run."""
+        return part == "Experiment" or not {part, f"{part}()"}.isdisjoint(self.values.values())
 
 
 class Panel(NamedTuple):
@@ -75,34 +76,35 @@ def read(path: str) -> list[Run]:
     """
     directory = run_directory.RunDirectory(path)
     directory.require()
-    given = _parameters(directory.config)
+    given, used = _parameters(directory.config), directory.operative_config
     for role in _ROLES:
-        if not isinstance(given.get(f"{_ROOT}.{role}"), config.Reference):
-            raise errors.UserError(f"'{directory.config}' has no Experiment.{role}")
-    used = directory.operative_config
+        if role not in given:
+            raise errors.UserError(f"'{directory.config}' has no {role}")
     values = (_parameters(used) if used.is_file() else {}) | given
-    agent, runner = (given[f"{_ROOT}.{role}"].name for role in ("agent", "runner"))
-    given, values = (
-        {re.sub(rf"^{re.escape(runner)}\.", "runner.", name): x for name, x in each.items()}
-        for each in (given, values)
-    )
-    options = values.get("runner.population_values") or {}
+    agent, runner = str(values["Experiment.agent"]), str(values["Experiment.runner"])
+    options = values.get(f"{runner}.population_values") or {}
     runs = []
-    for index in range(values.get("runner.population") or 1):
+    for index in range(values.get(f"{runner}.population") or 1):
         own = {
             f"{agent}.{str(name).rpartition('.')[2]}": x[index % len(x)]
             for name, x in options.items()
         }
-        seed = values.get(f"{_ROOT}.seed", 0) + index
-        runs.append(Run(directory, seed, given | own, values | own))
+        plain = {
+            name.replace(f"{runner}.", "runner.", 1): x if isinstance(x, int | float) else str(x)
+            for name, x in (values | own).items()
+        }
+        names = [name.replace(f"{runner}.", "runner.", 1) for name in given | own]
+        runs.append(Run(directory, values.get("Experiment.seed", 0) + index, names, plain))
     return runs
 
 
-def _parameters(path: Any) -> dict[str, Any]:
+def _parameters(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the parameters of a .gin file by class, such as `PPO.gamma`."""
     try:
-        return config.read(path.read_text(), str(path))
+        values = config.read(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise errors.UserError(f"cannot read '{path}': {error}") from error
+    return {".".join(name.split(".")[-2:]): value for name, value in values.items()}
 
 
 def panels(runs: Iterable[Run], metric: str) -> list[Panel]:
@@ -123,7 +125,7 @@ def panels(runs: Iterable[Run], metric: str) -> list[Panel]:
             count = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
             label = ", ".join(f"{name} = {value}" for name, value in difference.items())
             curves[f"{label} ({count})" if label else count] = list(seeds.values())
-        agents, runners = ({run.choice(role) for run in own} for role in ("agent", "runner"))
+        agents, _, runners = ({run.values[role] for run in own} for role in _ROLES)
         title = f"{agents.pop()} on {environment}" if len(agents) == 1 else environment
         title += f", {runners.pop()}" if len(runners) == 1 else ""
         drawn.append(Panel(title, curves))
@@ -144,40 +146,27 @@ def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]
 
     A parameter of a part is compared between the configurations that have the part.
     """
-    choices = [f"{_ROOT}.{role}" for role in _ROLES]
-    given = dict.fromkeys([*choices, *(name for run in runs for name in run.given)])
+    given = dict.fromkeys([*_ROLES, *(name for run in runs for name in run.given)])
     names = [name for name in given if name not in IGNORED]
     groups = collections.defaultdict(list)
     for run in runs:
-        groups[tuple(_normal(run.values.get(name)) for name in names)].append(run)
+        groups[tuple(run.values.get(name) for name in names)].append(run)
     found = [({}, group) for group in groups.values()]
     for name in names:
-        part = name.rpartition(".")[0]
-        runners = {run.choice("runner") for run in runs if part == "runner" and name in run.values}
-        own = []
-        for difference, (run, *_) in found:
-            references = [x for x in run.values.values() if isinstance(x, config.Reference)]
-            has_part = part == _ROOT or any(each.name == part for each in references)
-            if has_part or run.choice("runner") in runners:
-                own.append((difference, run))
-        if len({_normal(run.values.get(name)) for _, run in own}) > 1:
-            short = name.rpartition(".")[2]
+        part, _, short = name.rpartition(".")
+        # A runner's parameters have one name under both; a run has those that its runner has.
+        runners = {run.values[_ROLES[2]] for run in runs if name in run.values}
+        own = [
+            (difference, run)
+            for difference, (run, *_) in found
+            if (run.values[_ROLES[2]] in runners if part == "runner" else run.has(part))
+        ]
+        if len({run.values.get(name) for _, run in own}) > 1:
             for difference, run in own:
                 value = run.values.get(name, "default")
                 text = f"{value:g}" if isinstance(value, float) else str(value)
                 difference[name if short in difference else short] = text
     return found
-
-
-def _normal(value: Any) -> str:
-    """Returns equal texts for equal settings, such as 1e5 and 100000, a list and a tuple."""
-    if isinstance(value, float) and value.is_integer():
-        return repr(int(value))
-    if isinstance(value, dict):
-        return repr(sorted((_normal(key), _normal(each)) for key, each in value.items()))
-    if type(value) in (list, tuple):
-        return repr([_normal(each) for each in value])
-    return repr(tuple(value)) if isinstance(value, config.Reference) else repr(value)
 
 
 def draw(axis: matplotlib.axes.Axes, panel: Panel, metric: str, x: int = 0) -> None:

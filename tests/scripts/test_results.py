@@ -13,6 +13,9 @@ from podracers import command_line, errors
 from podracers.training import experiment
 from tests import processes
 
+RUN = {"agent_steps": 5_000_000, "episodes": 64, "random_policy": -1.0, "date": "2026-01-31"}
+RUN |= {"hardware": "a machine", "jax": "0", "wall_time_s": 10.0, "commit": "c" * 40}
+
 
 @pytest.fixture(scope="module")
 def modules(tools):
@@ -21,13 +24,12 @@ def modules(tools):
 
 def test_interquartile_means(modules):
     scores = [[0.0, 1.0, 2.0, 3.0], [10.0, 10.0, 10.0, 14.0], [5.0, 5.0, 5.0, 5.0]]
-    iqm = modules.aggregates.interquartile_mean
+    iqm, bootstrap = modules.aggregates.interquartile_mean, modules.aggregates.bootstrap
     # Of twelve scores in order, the three lowest and the three highest are left out.
-    assert modules.aggregates.bootstrap(scores, iqm)[0] == pytest.approx((3 + 4 * 5 + 10) / 6)
+    assert bootstrap(scores, iqm)[0] == pytest.approx((3 + 4 * 5 + 10) / 6)
     # Runs are resampled within their task.
-    constant = modules.aggregates.bootstrap([[0.0] * 3, [100.0] * 3], iqm)
-    assert constant == (50.0, (50.0, 50.0))
-    assert modules.aggregates.bootstrap([[3.0], [5.0]], iqm) == (4.0, None)
+    assert bootstrap([[0.0] * 3, [100.0] * 3], iqm) == (50.0, (50.0, 50.0))
+    assert bootstrap([[3.0], [5.0]], iqm) == (4.0, None)
 
 
 def test_students_interval_and_welchs_test(modules):
@@ -40,13 +42,8 @@ def test_students_interval_and_welchs_test(modules):
     assert found.standard_error == pytest.approx((7.0 / 3.0) ** 0.5)
     p, one, other = modules.aggregates.p_of_equal_means, [1.0, 2.0, 4.0, 4.5], [3.0, 7.0, 8.0]
     assert p(one, other) == pytest.approx(stats.ttest_ind(one, other, equal_var=False).pvalue)
-    assert p([1.0, 1.0], [1.0, 1.0]) == 1.0
-    assert p([1.0, 1.0], [0.9, 0.9]) == 0.0
-    assert p([1.0], [0.9, 0.9]) is None
-
-
-RUN = {"agent_steps": 5_000_000, "episodes": 64, "random_policy": -1.0, "date": "2026-01-31"}
-RUN |= {"hardware": "a machine", "jax": "0", "wall_time_s": 10.0, "commit": "c" * 40}
+    equal, unequal, alone = [1.0, 1.0], [0.9, 0.9], [1.0]
+    assert (p(equal, equal), p(equal, unequal), p(alone, unequal)) == (1.0, 0.0, None)
 
 
 def _entry(name, returns, **options):
@@ -122,9 +119,8 @@ def test_concurrent_updates_are_all_recorded(modules, tmp_path):
     ],
 )
 def test_incomplete_files_are_refused(modules, tmp_path, entries):
-    (tmp_path / "results.json").write_text(json.dumps(entries))
     with pytest.raises(errors.UserError, match=r"results\.json"):
-        modules.rows.read(tmp_path / "results.json")
+        _read(modules, tmp_path, *entries)
 
 
 def test_every_published_row_describes_a_run(modules):
@@ -142,58 +138,28 @@ def test_every_published_row_describes_a_run(modules):
     assert len({row.command(0) for row in rows.values()}) == len(rows)
 
 
-def test_the_page_of_results(modules, tmp_path):
-    published = [{"value": 2.0, "source": "somebody", "steps": "1M", "error": 0.5}]
-    suite = {"suite": "s", "published": published}
-    dqn = {"agent": "DQN", "runner": "Sebulba", **suite}
-    rows, _ = _read(
-        modules,
-        tmp_path,
-        _entry("one", [2.0, 2.0], **suite),
-        _entry("two", [5.0, 5.0], explanation="luck", **suite),
-        _entry("one", [2.0, 1.0], **dqn),
-        _entry("two", [2.0, 9.0], **dqn),
-        _entry("three", [], **suite),
-        _entry("pong", [16.0], atari_game="Pong"),
-    )
-    page = modules.tables.page(rows, {"s": "results/suite_s.png"})
-    assert "| two | Sebulba |  |  |  | 5.50 (5M) |  |  |  |  | -1.00 | 3 |" in page
-    two = "| `two` | `anakin` | PPO | two | 5.00 ± 0 | 5.00 to 5.00 | 2: 5.00, 5.00 |  |"
-    two += " 64, greedy | -1.00 | 3 | 5M | 10 s | 2.00 ± 0.50 (somebody, 1M) |"
-    assert f"{two} luck |" in page
-    assert "| `three` | `anakin` | PPO | three | queued |" in page
-    # Of random -1 and published 2, the scores are 1, 1 and 2, 2; the middle half is 1, 2.
-    assert "| PPO under Anakin | one, two | 2 | 1.50 (" in page
-    assert "![Learning curves of s" in page
-    assert "| Pong | `pong` | `anakin` | 1 | 16.0 | -20.7 | 14.6 | 1.04 |" in page
-    command = "--gin_file gin/experiments/one.gin --runner anakin --gin_bindings 'SEED = 0'"
-    assert f"`python scripts/train.py {command}` | 2026-01-31 | cccccccccc | a machine |" in page
-
-
 def test_pages_are_generated_and_checked(modules, tmp_path, call):
-    curve = [[100, 1.0, 0.0], [200, 2.0, 3.0]]
+    generated, source = tmp_path / "docs" / "generated", processes.ROOT / "docs" / "generated"
+    for folder in ("results", "benchmarks", "rules"):
+        (generated / folder).mkdir(parents=True)
     entry = _entry("one", [3.0], suite="s")
-    entry["runs"][0]["curve"] = curve
-    generated = tmp_path / "docs" / "generated"
-    (generated / "results").mkdir(parents=True)
+    entry["runs"][0]["curve"] = [[100, 1.0, 0.0], [200, 2.0, 3.0]]
     _read(modules, tmp_path / "docs", entry)
-    source = processes.ROOT / "docs" / "generated"
-    for folder, name in (("benchmarks", "cartpole"), ("rules", "small")):
-        (generated / folder).mkdir()
-        shutil.copy(source / folder / f"{name}.json", generated / folder)
+    for name in ("benchmarks/cartpole.json", "rules/small.json"):
+        shutil.copy(source / name, generated / name)
+    readme, rules = tmp_path / "README.md", tmp_path / "docs" / "meta_learning.md"
+    readme.write_text("prose\n<!-- begin: readme -->\nold\n<!-- end: readme -->\n")
+    rules.write_text("<!-- begin: small -->\n<!-- end: small -->")
     for name in ("results", "benchmarks"):
         (generated / f"{name}.md").write_text("")
-    readme = tmp_path / "README.md"
-    readme.write_text("prose\n<!-- begin: readme -->\nold\n<!-- end: readme -->\n")
-    (tmp_path / "docs" / "meta_learning.md").write_text(
-        "<!-- begin: small -->\n<!-- end: small -->"
-    )
     assert call("report", "--root", tmp_path, "--check") == 1
     assert "old" in readme.read_text()
     assert call("report", "--root", tmp_path) == 0
     assert call("report", "--root", tmp_path, "--check") == 0
     assert readme.read_text().startswith("prose\n<!-- begin: readme -->\n| environment |")
+    # The tables themselves are compared with the published pages, below.
     assert "a PPO in one file" in (generated / "benchmarks.md").read_text()
+    assert "| A2C, tuned |" in rules.read_text()
     with Image.open(generated / "results" / "suite_s.png") as image:
         assert image.width > 300
 
@@ -202,17 +168,22 @@ def test_the_published_pages_are_up_to_date(call):
     assert call("report", "--check") == 0, "run: python scripts/report.py"
 
 
+def test_rows_without_runs_or_with_one_seed(modules, tmp_path):
+    rows, _ = _read(
+        modules, tmp_path, _entry("three", []), _entry("pong", [16.0], atari_game="Pong")
+    )
+    page = modules.tables.page(rows, {})
+    assert "| `three` | `anakin` | PPO | three | queued |" in page
+    assert "| `pong` | `anakin` | PPO | pong | 16.0 | none | 1: 16.0 |" in page
+
+
 def test_evaluations_of_rules(modules, tmp_path):
-    rules = modules.rules
-    rule = [[0.0, 0.9], [0.1, 1.0], [0.0, 0.2]]
-    shares = {rules.RULE: rule, rules.A2C: [[0.5, 1.0]] * 3}
+    rules, path = modules.rules, tmp_path / "small.json"
+    shares = {rules.RULE: [[0.0, 0.9], [0.1, 1.0], [0.0, 0.2]], rules.A2C: [[0.5, 1.0]] * 3}
     task = rules.Task("gin/some.gin", "small", 2.5, shares, (40.0, 0.01), [(40.0, 0.01, 1.0)])
     found = rules.Evaluation("--run_dir a b c", ["a", "b", "c"], 64, 2399, [task])
-    assert (
-        "| `small` of `some` | 0.90 [0.20, 1.00] | 1.00 [1.00, 1.00] | 40, 0.01 |"
-        in rules.table(found)
-    )
-    path = tmp_path / "small.json"
+    line = "| `small` of `some` | 0.90 [0.20, 1.00] | 1.00 [1.00, 1.00] | 40, 0.01 |"
+    assert line in rules.table(found)
     rules.write(found, path)
     assert rules.table(rules.read(path)) == rules.table(found)
     assert rules.read(path).tasks[0].shares == shares
