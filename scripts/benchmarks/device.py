@@ -19,7 +19,7 @@ from podracers.training import experiment
 _BATCHED = ("catch", "cartpole", "snake", "breakout")
 PIECES = ("parity", *_BATCHED, "sebulba", "learning")
 _UPDATES = (1, 5)  # numbers of updates after which parameters are compared
-_SAME = ("device", "platform", "host_cores", "versions")  # of all pieces of a file
+_SAME = ("device", "host_cores", "versions", "commit")  # of all pieces of a file
 _CATCH_SOLVED = 0.9  # return on Catch, of 1 that is possible
 
 
@@ -53,19 +53,14 @@ def merge(
     record: records.Record | None, part: records.Record, file: pathlib.Path
 ) -> records.Record:
     """Returns the record with one more piece; raises errors.UserError for another machine."""
-    made, results = dict(part.provenance), dict(part.results)
-    if record:
-        for name in _SAME:
-            if record.provenance[name] != made[name]:
-                raise errors.UserError(
-                    f"{file}: results of another machine ({name} differs); name another --json"
-                )
-        commits = [each.provenance["commit"] or "unknown" for each in (record, part)]
-        made["commit"] = ", ".join(dict.fromkeys(", ".join(commits).split(", ")))
-        results = {**record.results, **results}
+    known = record.results if record else {}
+    for name in _SAME if record else ():
+        if record.provenance[name] != part.provenance[name]:
+            raise errors.UserError(f"{file}: another {name} was measured; name another --json")
+    results = {**known, **part.results}
     order = [f"device_{piece}" for piece in PIECES]
     results = {name: results[name] for name in order if name in results}
-    return records.Record(f"scripts/accelerator.py --json {file}", results, made)
+    return records.Record(f"scripts/accelerator.py --json {file}", results, part.provenance)
 
 
 def _parity() -> records.Result:

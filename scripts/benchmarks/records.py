@@ -113,28 +113,16 @@ class Record:
 
 
 def read(path: pathlib.Path) -> Record:
-    """Returns a file of results.
+    """Returns a file of results; raises errors.UserError if it has another schema."""
 
-    Raises:
-      errors.UserError: the file cannot be read or has another schema.
-    """
-    try:
-        content = json.loads(markdown.read(path))
-        results = {
-            name: Result(
-                each["about"],
-                tuple(Row(**row) for row in each["rows"]),
-                tuple(each.get("notes", ())),
-                each.get("group"),
-            )
-            for name, each in content.pop("results").items()
-        }
-        _ = [content[name] for name in ("device", "platform", "host_cores", "versions", "commit")]
+    def made(content: dict[str, Any]) -> Record:
+        results = {}
+        for name, each in content.pop("results").items():
+            rows, notes = tuple(Row(**row) for row in each["rows"]), tuple(each.get("notes", ()))
+            results[name] = Result(each["about"], rows, notes, each.get("group"))
         return Record(content.pop("command"), results, content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise errors.UserError(
-            f"'{path}': expected results of scripts/benchmark.py ({type(error).__name__}: {error})"
-        ) from error
+
+    return markdown.read_json(path, made)
 
 
 def page(folder: pathlib.Path) -> str:

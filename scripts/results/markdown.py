@@ -1,8 +1,10 @@
-"""Tables in Markdown, and pages with generated parts."""
+"""Tables in Markdown, pages with generated parts, and the files of results."""
 
+import json
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from podracers import errors
 
@@ -35,6 +37,15 @@ def read(path: pathlib.Path) -> str:
         return path.read_text()
     except OSError as error:
         raise errors.UserError(f"cannot read '{path}': {error.strerror}") from error
+
+
+def read_json(path: pathlib.Path, make: Callable[[Any], Any]) -> Any:
+    """Returns `make` of a JSON file; raises errors.UserError if it has another schema."""
+    try:
+        return make(json.loads(read(path)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = errors.one_line(error)
+        raise errors.UserError(f"'{path}' is no file of results ({reason})") from error
 
 
 def write(path: pathlib.Path, text: str) -> None:

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from results import aggregates
+from results import aggregates, markdown
 
 from podracers import errors
 
@@ -145,10 +145,7 @@ def read(path: pathlib.Path = PATH) -> dict[str, Row]:
     Raises:
       errors.UserError: the file cannot be read, a row is incomplete, or two have the same name.
     """
-    try:
-        rows = [_row(entry) for entry in json.loads(path.read_text())]
-    except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:
-        raise errors.UserError(f"cannot read '{path}': {error}") from error
+    rows = markdown.read_json(path, lambda entries: [_row(entry) for entry in entries])
     by_name = {row.name: row for row in rows}
     if len(by_name) < len(rows):
         raise errors.UserError(f"'{path}': two rows have the same name")

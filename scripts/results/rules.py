@@ -66,13 +66,11 @@ def write(found: Evaluation, path: pathlib.Path) -> None:
 
 def read(path: pathlib.Path) -> Evaluation:
     """Returns a file of results; raises errors.UserError if it has another schema."""
-    try:
-        entries = json.loads(markdown.read(path))
+
+    def made(entries: dict[str, Any]) -> Evaluation:
         return Evaluation(**entries | {"tasks": [Task(**task) for task in entries["tasks"]]})
-    except (ValueError, TypeError, KeyError) as error:
-        raise errors.UserError(
-            f"'{path}': expected results of scripts/evaluate_rule.py ({error})"
-        ) from error
+
+    return markdown.read_json(path, made)
 
 
 def table(found: Evaluation) -> str:

