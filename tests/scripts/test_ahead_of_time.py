@@ -49,28 +49,24 @@ def costs(tools):
 
 
 @pytest.mark.parametrize(
-    ("changes", "passes"),
+    ("changes", "passes", "part"),
     [
-        ({"LIMIT_IS": "constant(5)"}, 3),  # from 2 to 5
-        ({"LIMIT_IS": "add(%n, %two)"}, 11),  # unknown: as many as gradient steps
-        ({"LIMIT_IS": "constant(5)", "%x.2, %n.2)": "%x.2, %next)"}, 11),  # the loop changes it
+        ({"LIMIT_IS": "constant(5)"}, 3, "learn/gradient"),  # from 2 to 5
+        ({"LIMIT_IS": "add(%n, %two)"}, 11, "learn/gradient"),  # unknown: gradient steps
+        # The loop changes its limit.
+        ({"LIMIT_IS": "constant(5)", "%x.2, %n.2)": "%x.2, %next)"}, 11, "learn/gradient"),
+        ({"LIMIT_IS": "add(%n, %two)", "gradient/sin": "sin"}, 1, "learn"),
     ],
 )
-def test_passes_of_a_loop(costs, changes, passes):
+def test_passes_of_a_loop(costs, changes, passes, part):
     text = TEXT
     for old, new in changes.items():
+        assert old in text
         text = text.replace(old, new)
     found = costs.Costs(text, 11.0)
     assert found.cycles == passes * 107
-    assert found.parts == {"learn/gradient": passes * 107}
-    assert found.loops == []
-
-
-def test_an_unknown_loop_outside_the_gradient_is_listed(costs):
-    text = TEXT.replace("LIMIT_IS", "add(%n, %two)").replace("gradient/", "", 1)
-    found = costs.Costs(text, 11.0)
-    assert found.cycles == 107
-    assert found.loops == [(107, "learn/while")]
+    assert found.parts == {part: passes * 107}
+    assert found.loops == ([(107, "learn/while")] if passes == 1 else [])
 
 
 def test_of_two_branches_the_costlier_counts(costs):

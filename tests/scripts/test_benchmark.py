@@ -1,7 +1,6 @@
 """Tests of the benchmarks: turns, processes, the Sebulba baseline, files of results, smoke runs."""
 
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -80,9 +79,9 @@ class Child:
 
 def test_contenders_have_their_own_processes(scripts):
     started = time.time()
+    heavy = scripts.contender.Contender(Child, 300_000_000)
     with scripts.contender.together({"light": Child}, 1) as contenders:
         light = contenders["light"]
-        heavy = scripts.contender.Contender(Child, 300_000_000)
         time.sleep(1.0)
         assert light.ask("made") >= started + 1.0  # at the first request
         assert len({light(), heavy(), float(os.getpid())}) == 3
@@ -95,7 +94,7 @@ def test_contenders_have_their_own_processes(scripts):
             heavy.ask("sleep", watch)
         with pytest.raises(errors.RunFailure, match="process died"):
             light.ask("die")
-        heavy.kill()
+    heavy.kill()
 
 
 def test_a_contender_ends_with_a_parent_that_is_killed():
@@ -148,15 +147,12 @@ def test_files_of_results(scripts, tmp_path):
     records = scripts.records
 
     def result(agent, *runners):
-        rows = [
-            records.row("speed", "agent steps/s", [1.5e5, 2e5, 2e6], agent=agent, runner=each)
-            for each in runners
-        ]
-        return records.Result("Agents.", tuple(rows), (agent,), group="agents")
+        speed = ("speed", "agent steps/s", [1.5e5, 2e5, 2e6])
+        rows = tuple(records.row(*speed, agent=agent, runner=each) for each in runners)
+        return records.Result("Agents.", rows, (agent,), group="agents")
 
     results = {"one": result("ppo", "Anakin", "Sebulba"), "two": result("dqn", "Anakin")}
-    single = records.row("share", "share", 0.25, part="acting")
-    results["three"] = records.Result("Shares.", (single,))
+    results["three"] = records.Result("Shares.", (records.row("share", "share", 0.25, part="x"),))
     made = {"device": "1 x H100", "platform": "gpu", "host_cores": 16}
     made |= {"versions": {"jax": "0.10.2"}, "commit": None}
     record = records.Record("command", results, made)
@@ -164,35 +160,27 @@ def test_files_of_results(scripts, tmp_path):
     assert records.read(tmp_path / "agents.json") == record
     page = records.page(tmp_path)
     assert "| ppo | 200k (150k to 2M) | 200k (150k to 2M) |\n| dqn | 200k (150k to 2M) |  |" in page
-    assert "| part | share |\n| --- | --- |\n| acting | 0.25 |" in page
+    assert "| part | share |\n| --- | --- |\n| x | 0.25 |" in page
     assert "- ppo\n- dqn" in page and page.count("Agents.") == 1
     (tmp_path / "broken.json").write_text('{"results": 3}')
     with pytest.raises(errors.UserError, match=r"broken\.json"):
         records.page(tmp_path)
 
 
+SEBULBA = ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {ATARI}")
+LPG = ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bindings", "expected"),
     [
-        (
-            "sebulba_impala",
-            ("NUM_ENVS = 4", "ROLLOUT_LENGTH = 4", f"envpool.EnvPool.options = {ATARI}"),
-            ("ratio, turn by turn", "Sebulba / baseline"),
-        ),
-        (
-            "dqn",
-            ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"),
-            ("memory of the update", "cartpole_dqn", "replay"),
-        ),
-        (
-            "lpg",
-            ("NUM_ENVS = 2", "Lifetimes.num_envs = 2", "LPG.hidden_size = 4"),
-            ("memory of the compiled update", "Anakin, recomputing"),
-        ),
+        ("sebulba_impala", SEBULBA, ("ratio, turn by turn", "Sebulba / baseline")),
+        ("dqn", ("NUM_ENVS = 8", "ROLLOUT_LENGTH = 8"), ("memory of the update", "replay")),
+        ("lpg", LPG, ("memory of the compiled update", "Anakin, recomputing")),
     ],
 )
-def test_benchmarks_run(tmp_path, name, bindings, expected):
+def test_benchmarks_run(scripts, tmp_path, name, bindings, expected):
     arguments = [part for each in bindings for part in ("--gin_bindings", each)]
     file = tmp_path / "result.json"
     result = processes.run(
@@ -204,7 +192,7 @@ def test_benchmarks_run(tmp_path, name, bindings, expected):
         },
     )
     assert result.returncode == 0, result.stderr
-    rows = json.loads(file.read_text())["results"][name]["rows"]
-    found = {(row["measure"], *row["case"].values()): row["median"] for row in rows}
+    rows = scripts.records.read(file).results[name].rows
+    found = {(row.measure, [*row.case.values()][-1]): row.median for row in rows}
     assert found[expected] > 0.0
-    assert all(median > 0.0 for key, median in found.items() if key[0] == "speed")
+    assert all(row.median > 0.0 for row in rows if row.measure == "speed")
