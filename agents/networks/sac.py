@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -36,53 +36,6 @@ class Expectation(NamedTuple):
 
 # Returns the critics' outputs `[C, N, num_values]` for an action `[N, D]` from `to_critics`.
 Critics = Callable[[jax.Array | None], jax.Array]
-
-
-class SACHead(Protocol):
-    """Interface between SAC and one kind of action; attributes are static."""
-
-    num_outputs: int  # of the policy network
-    num_values: int  # of each critic
-    default_target_entropy: float
-    most_target_entropy: float  # of the uniform policy
-    default_greedy_evaluation: bool
-
-    def act(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, mode: bool):
-        """Returns an action of each row for the environment; the most probable if `mode`."""
-
-    def random(self, mask: jax.Array | None, key: jax.Array) -> jax.Array:
-        """Returns a uniformly random (legal) action for each of the keys `[N]`."""
-
-    def to_critics(self, action: jax.Array) -> jax.Array | None:
-        """Returns the critics' input for the environment's actions; None if they have none."""
-
-    def taken(self, values: jax.Array, action: jax.Array) -> jax.Array:
-        """Returns the values `[C, N]` of the environment's actions, from critics' outputs."""
-
-    def expect(
-        self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, critics: Critics
-    ) -> Expectation:
-        """Returns the `Expectation`; gradients pass to `outputs` and to the critics."""
-
-    def target_entropy(self, setting: float, mask: jax.Array | None) -> jax.Array | float:
-        """Returns the entropy to keep, `[N]` or for all rows, in nats."""
-
-
-def head_from_spec(spec: environment.EnvironmentSpec) -> SACHead:
-    """Returns the head for the actions of an environment.
-
-    Raises:
-      UserError: they are neither continuous nor one discrete action.
-    """
-    if isinstance(spec.action, specs.DiscreteArray):
-        return Discrete(int(spec.action.num_values))
-    head = heads.from_spec(spec.action)
-    if isinstance(head, heads.MultiDiscrete):
-        raise errors.UserError(
-            f"SAC needs continuous actions or one discrete action, and those of {spec.name} are "
-            f"{spec.action!r}: use PPO or IMPALA"
-        )
-    return Continuous(head.minimum, head.maximum, head.shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,32 +69,37 @@ class Continuous:
         """Means and log standard deviations."""
         return self._head.num_outputs
 
-    def act(self, outputs, mask, key, mode):
+    def act(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, mode: bool):
+        """Returns an action of each row for the environment; the most probable if `mode`."""
         raw = self._head.mode(outputs, mask) if mode else self._head.sample(outputs, mask, key)
         return self._to_environment(jnp.tanh(raw))
 
-    def random(self, mask, key):
+    def random(self, mask: jax.Array | None, key: jax.Array) -> jax.Array:
+        """Returns a uniformly random (legal) action for each of the keys `[N]`."""
         size = (len(self.minimum),)
         return self._to_environment(jax.vmap(lambda k: jax.random.uniform(k, size, minval=-1))(key))
 
-    def to_critics(self, action):
-        """Returns float32 `[N, D]` in `[-1, 1]`."""
+    def to_critics(self, action: jax.Array) -> jax.Array | None:
+        """Returns the critics' input, `[N, D]` in `[-1, 1]`, for the environment's actions."""
         minimum, maximum = jnp.array(self.minimum), jnp.array(self.maximum)
         flat = action.astype(jnp.float32).reshape(-1, len(self.minimum))
         return jnp.clip(2.0 * (flat - minimum) / (maximum - minimum) - 1.0, -1.0, 1.0)
 
-    def taken(self, values, action):
+    def taken(self, values: jax.Array, action: jax.Array) -> jax.Array:
+        """Returns the values `[C, N]` of the environment's actions, from critics' outputs."""
         del action
         return values[..., 0]
 
-    def expect(self, outputs, mask, key, critics):
-        """Returns a single-sample estimate; its gradient passes through the sample."""
+    def expect(
+        self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, critics: Critics
+    ) -> Expectation:
+        """Returns a single-sample estimate; gradients pass to `outputs` and to the critics."""
         raw = self._head.sample(outputs, mask, key)
         value = jnp.min(critics(jnp.tanh(raw))[..., 0], axis=0)
         return Expectation(value, -self._head.log_prob(outputs, mask, raw))
 
-    def target_entropy(self, setting, mask):
-        """Returns `setting` times the number of components."""
+    def target_entropy(self, setting: float, mask: jax.Array | None) -> jax.Array | float:
+        """Returns the entropy to keep, in nats: `setting` times the number of components."""
         del mask
         return setting * len(self.minimum)
 
@@ -155,7 +113,7 @@ class Continuous:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Discrete:
-    """One discrete action: expectations are sums over the legal ones.
+    """One discrete action: expectations are sums over the legal ones; methods as of `Continuous`.
 
     Christodoulou, "Soft Actor-Critic for Discrete Action Settings", 2019,
     https://arxiv.org/abs/1910.07207.
@@ -206,12 +164,32 @@ class Discrete:
         return Expectation(value, self._head.entropy(outputs, mask))
 
     def target_entropy(self, setting, mask):
-        """Returns `setting` times the entropy of the uniform policy over the legal actions."""
+        """Returns `setting` times the entropy of the uniform legal policy, `[N]`."""
         if mask is None:
             return setting * math.log(self.num_actions)
         legal = jnp.sum(mask, axis=-1)
         # Where nothing is legal, the policy is uniform over everything.
         return setting * jnp.log(jnp.where(legal > 0, legal, self.num_actions))
+
+
+SACHead = Continuous | Discrete
+
+
+def head_from_spec(spec: environment.EnvironmentSpec) -> SACHead:
+    """Returns the head for the actions of an environment.
+
+    Raises:
+      UserError: they are neither continuous nor one discrete action.
+    """
+    if isinstance(spec.action, specs.DiscreteArray):
+        return Discrete(int(spec.action.num_values))
+    head = heads.from_spec(spec.action)
+    if isinstance(head, heads.MultiDiscrete):
+        raise errors.UserError(
+            f"SAC needs continuous actions or one discrete action, and those of {spec.name} are "
+            f"{spec.action!r}: use PPO or IMPALA"
+        )
+    return Continuous(head.minimum, head.maximum, head.shape)
 
 
 class Params(NamedTuple):

@@ -44,31 +44,19 @@ def _every_value(*num_values):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_categorical_equals_distrax(masked):
-    head = HEADS["categorical"]
+@pytest.mark.parametrize("name", SIZES)
+def test_discrete_heads_are_products_of_distrax_categoricals(name, masked):
+    head, mask = HEADS[name], MASKS[name] if masked else None
     outputs = _outputs(head)
-    mask = MASKS["categorical"] if masked else None
-    legal = MASKS["categorical"] if masked else np.ones((2, 4), bool)
-    expected = distrax.Categorical(jnp.where(legal, outputs, -jnp.inf))
-    raw = jnp.array([2, 1])
-    np.testing.assert_allclose(head.log_prob(outputs, mask, raw), expected.log_prob(raw), atol=1e-6)
-    np.testing.assert_allclose(head.entropy(outputs, mask), expected.entropy(), atol=1e-6)
-    np.testing.assert_array_equal(head.mode(outputs, mask), expected.mode())
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_multi_discrete_sums_over_every_combination(masked):
-    head = HEADS["multi_discrete"]
-    assert head.num_outputs == 12
-    outputs = _outputs(head)
-    mask = MASKS["multi_discrete"] if masked else None
-    values = _every_value(*SIZES["multi_discrete"])[:, None]  # [N, 1, D]
-    log_p = head.log_prob(outputs, mask, values)  # [N, 2]
-    p = np.exp(log_p)
-    np.testing.assert_allclose(p.sum(0), 1.0, atol=1e-5)
-    np.testing.assert_allclose(head.entropy(outputs, mask), -(p * log_p).sum(0), atol=1e-5)
-    likeliest = values[jnp.argmax(log_p, axis=0), 0]
-    np.testing.assert_array_equal(head.mode(outputs, mask), likeliest)
+    legal = np.arange(4) < np.reshape(SIZES[name], (-1, 1))  # [D, A]
+    legal = legal & np.reshape(mask, (2, -1, 4)) if masked else legal
+    expected = distrax.Categorical(jnp.where(legal, outputs.reshape(2, -1, 4), -jnp.inf))
+    values = _every_value(*SIZES[name])[:, None]  # [N, 1, D]
+    raw = values if name == "multi_discrete" else values[..., 0]
+    p = np.exp(expected.log_prob(values).sum(-1))
+    np.testing.assert_allclose(np.exp(head.log_prob(outputs, mask, raw)), p, atol=1e-6)
+    np.testing.assert_allclose(head.entropy(outputs, mask), expected.entropy().sum(-1), atol=1e-5)
+    np.testing.assert_array_equal(head.mode(outputs, mask).reshape(2, -1), expected.mode())
 
 
 @pytest.mark.parametrize("name", SIZES)

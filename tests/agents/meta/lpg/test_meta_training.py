@@ -101,21 +101,14 @@ def _two_rollouts():
     return _lived()
 
 
-def _updates(agent, history):
-    """Returns the chunks after which an agent changed."""
+@pytest.mark.parametrize(
+    ("evaluation", "expected"),
+    [(False, [1, 2, 4, 5]), pytest.param(True, [1, 2, 3], marks=pytest.mark.slow)],
+)
+def test_agents_learn_after_each_chunk_but_the_last_of_training(lived, evaluation, expected):
+    agent, _, history = _lived(evaluation=True, rollouts=1) if evaluation else lived
     changed = [bool(jnp.any(x[3].agent.policy != x[2].agent.policy)) for x in history]
-    return (np.flatnonzero(changed) / agent.chunk_length).tolist()
-
-
-def test_agents_learn_after_each_chunk_but_the_last(lived):
-    agent, _, history = lived
-    assert _updates(agent, history) == [1, 2, 4, 5]
-
-
-@pytest.mark.slow
-def test_in_evaluations_agents_learn_after_each_chunk():
-    agent, _, history = _lived(evaluation=True, rollouts=1)
-    assert _updates(agent, history) == [1, 2, 3]
+    assert (np.flatnonzero(changed) / agent.chunk_length).tolist() == expected
 
 
 def test_the_meta_gradient_repeats_the_updates_of_acting(lived):

@@ -115,9 +115,10 @@ def test_a_file_restores_the_rule(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, learner.rule, params)
 
 
-def test_a_file_without_options_is_a_user_error(tmp_path):
+@pytest.mark.parametrize("entries", [{}, {"options": '{"size": 1}'}])
+def test_a_file_with_invalid_options_is_a_user_error(tmp_path, entries):
     path = tmp_path / "rule.npz"
-    np.savez(path, **{"policy/bias": np.zeros(1, np.float32)})
+    np.savez(path, **entries)
     with pytest.raises(errors.UserError, match="not the file of a rule"):
         _agent(probes.ActionReward().spec, load=rule_file.load, rule=str(path))
 
