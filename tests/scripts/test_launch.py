@@ -200,6 +200,14 @@ def test_dry_run(no_gcloud, arguments, expected):
     assert shlex.split(result.stdout) == [*expected, "--zone=us-west4-a", "--project=mine"]
 
 
+def test_dry_run_of_train(no_gcloud):
+    words = (*NAMED, "--type=v4-8", "--dry-run", "--", "--gin_file", "a.gin")
+    result = _run(POD, "train", *words, env=no_gcloud)
+    assert result.returncode == 0, result.stderr
+    verbs = [line.split()[4] for line in result.stdout.splitlines() if line.startswith("gcloud")]
+    assert verbs == ["list", "create", "ssh", "ssh", "scp", *["ssh"] * 4, "scp"]
+
+
 def test_dry_run_under_slurm():
     result = _run(SLURM, "--dry-run", "--gin_bindings", AWKWARD, cwd=processes.ROOT)
     expected = (
@@ -208,8 +216,6 @@ def test_dry_run_under_slurm():
         "--run_dir runs/slurm-JOB --gin_bindings"
     )
     assert shlex.split(result.stdout) == [*expected.split(), AWKWARD]
-    result = _run(SLURM, "--dry-run", "--run_dir=/disk/a", cwd=processes.ROOT)
-    assert shlex.split(result.stdout)[-2:] == ["--resume_if_begun", "--run_dir=/disk/a"]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +263,9 @@ def cloud(tmp_path):
     for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", "all")):
         assert _run(*git, *words).returncode == 0
     path = f"{tmp_path}:{pathlib.Path(sys.executable).parent}:{ENVIRONMENT['PATH']}"
-    yield tmp_path, {**ENVIRONMENT, "PATH": path, "FAKE_CLOUD": str(tmp_path)}
+    job = {"SLURM_JOB_ID": "77", "SLURM_SUBMIT_DIR": str(repository)}
+    programs = {"PATH": path, "FAKE_CLOUD": str(tmp_path), "PODRACERS_PYTHON": sys.executable}
+    yield tmp_path, {**ENVIRONMENT, **programs, **job}
     for note in [*tmp_path.glob("worker-*/*.pid"), *tmp_path.glob("tasks")]:
         for process in map(int, note.read_text().split()):
             with contextlib.suppress(ProcessLookupError):
@@ -374,15 +382,12 @@ def test_a_copy_with_a_later_checkpoint_is_not_replaced(cloud):
     folder, _ = cloud
     assert _pod(cloud, "create").returncode == 0
     _fetched(folder)
-    for run in _runs(folder):
-        (run / "checkpoints" / "99").mkdir(parents=True)
-    assert _pod(cloud, "fetch").returncode == 1
-    assert (folder / "out" / "worker-0" / "checkpoints" / "100").exists()
-    for run in _runs(folder):
-        (run / "checkpoints" / "101").mkdir()
-    assert _pod(cloud, "fetch").returncode == 0
-    kept = {path.name for path in (folder / "out" / "worker-1" / "checkpoints").iterdir()}
-    assert kept == {"99", "101"}
+    for step, code, kept in ((99, 1, {"100"}), (101, 0, {"99", "101"})):
+        for run in _runs(folder):
+            (run / "checkpoints" / str(step)).mkdir(parents=True)
+        assert _pod(cloud, "fetch").returncode == code
+        copies = (folder / "out" / "worker-1" / "checkpoints").iterdir()
+        assert {path.name for path in copies} == kept
 
 
 def test_a_stopped_vm_is_not_deleted(cloud):
@@ -398,13 +403,6 @@ def test_a_stopped_vm_is_not_deleted(cloud):
 # Slurm.
 
 
-@pytest.fixture
-def slurm(cloud):
-    folder, environment = cloud
-    job = {"SLURM_JOB_ID": "77", "SLURM_SUBMIT_DIR": str(folder / "repository")}
-    return folder, {**environment, **job, "PODRACERS_PYTHON": sys.executable}
-
-
 @pytest.mark.parametrize(
     ("state", "words", "run_dir", "requeued"),
     [
@@ -413,8 +411,8 @@ def slurm(cloud):
         ("RUNNING", ("--run_dir", "runs/a b", "ends"), "runs/a b", False),  # with its last update
     ],
 )
-def test_sigterm_reaches_the_tasks_and_the_job_is_requeued(slurm, state, words, run_dir, requeued):
-    folder, environment = slurm
+def test_sigterm_reaches_the_tasks_and_the_job_is_requeued(cloud, state, words, run_dir, requeued):
+    folder, environment = cloud
     job = _start("bash", SLURM, *words, env={**environment, "FAKE_STATE": state})
     run_dir = folder / "repository" / run_dir
     try:
@@ -438,8 +436,8 @@ def test_sigterm_reaches_the_tasks_and_the_job_is_requeued(slurm, state, words, 
         ({"SLURM_GPUS": "8", "JAX_PLATFORMS": "rocm,cpu"}, "rocm,cpu"),
     ],
 )
-def test_slurm_names_the_platform_and_a_failed_job_is_not_requeued(slurm, variables, platforms):
-    folder, environment = slurm
+def test_slurm_names_the_platform_and_a_failed_job_is_not_requeued(cloud, variables, platforms):
+    folder, environment = cloud
     result = _run("bash", SLURM, "fails", "1", env={**environment, **variables})
     assert result.returncode == 1
     assert not (folder / "scontrol.words").exists()
