@@ -31,7 +31,6 @@ import numpy as np
 from environments.gymnasium import sync_vector
 from podracers import errors
 
-_START, _RESET, _STEP = range(3)  # requests to a worker
 _CLOSING = 2.0  # seconds for workers to close their environments
 # Workers share the cores, so libraries must not start a thread per core in each worker.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -65,7 +64,7 @@ class AsyncVector:
                 self._start()
                 # Classes of a notebook or a script are not importable: they are pickled by value.
                 arguments = cloudpickle.dumps((factory, list(seeds[rows]), list(numbers[rows])))
-                self._request(worker, _START, arguments)
+                self._request(worker, arguments)
             for worker in range(len(self._pipes)):
                 self._receive(worker)
         except BaseException:
@@ -76,13 +75,13 @@ class AsyncVector:
     def reset(self) -> sync_vector.VectorStep:
         """Starts the first episode of each."""
         for worker in range(len(self._pipes)):
-            self._request(worker, _RESET, None)
+            self._request(worker, None)
         return self.recv()
 
     def send(self, action: np.ndarray) -> None:
         """Begins a step of every environment."""
         for worker, rows in enumerate(self._slices):
-            self._request(worker, _STEP, action[rows])
+            self._request(worker, action[rows])
 
     def recv(self) -> sync_vector.VectorStep:
         """Waits for the step to end."""
@@ -141,9 +140,9 @@ class AsyncVector:
                 )
             )
 
-    def _request(self, worker: int, request: int, payload: Any) -> None:
+    def _request(self, worker: int, request: Any) -> None:
         try:
-            self._pipes[worker].send((request, payload))
+            self._pipes[worker].send(request)
         except OSError as error:
             raise self._died(worker) from error
 
@@ -180,8 +179,7 @@ def work(descriptor: int, parent: int) -> None:
     with connection.Connection(descriptor) as pipe, contextlib.suppress(EOFError, ConnectionError):
         try:
             while not isinstance(answer, Exception):
-                request, payload = pipe.recv()
-                vector, answer = _serve(vector, request, payload)
+                vector, answer = _serve(vector, pipe.recv())
                 pipe.send(answer)
         finally:
             try:
@@ -192,15 +190,19 @@ def work(descriptor: int, parent: int) -> None:
 
 
 def _serve(
-    vector: sync_vector.SyncVector | None, request: int, payload: Any
+    vector: sync_vector.SyncVector | None, request: Any
 ) -> tuple[sync_vector.SyncVector | None, Any]:
-    """Returns the environments and the answer to a request, an exception if it failed."""
+    """Returns the environments and the answer to a request, an exception if it failed.
+
+    The first request has the arguments of the environments; then None resets them, and actions
+    step them.
+    """
     try:
-        if request == _START:
-            return sync_vector.SyncVector(*pickle.loads(payload)), None
-        if request == _RESET:
+        if vector is None:
+            return sync_vector.SyncVector(*pickle.loads(request)), None
+        if request is None:
             return vector, vector.reset()
-        vector.send(payload)
+        vector.send(request)
         return vector, vector.recv()
     except errors.UserError as error:
         return vector, errors.UserError(str(error))  # some subclasses cannot be pickled
