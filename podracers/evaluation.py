@@ -166,21 +166,20 @@ class Evaluator:
 
         return pipeline.call("evaluation", play, self.timeout, stop)
 
-    def of_member(self, index: int) -> "Evaluator":
-        """Returns the evaluator of one member, whose parameters have no leading axis."""
-        agent = population_lib.member(self.agent, self.population_values, index)
-        return dataclasses.replace(self, agent=agent, population=1, population_values={})
-
     def film(self, params: types.PyTree, key: jax.Array) -> list[np.ndarray]:
-        """Returns frames of the first of the episodes of `run`, uint8 `[height, width, 3]`.
+        """Returns frames of the first episode of `run`, uint8 `[height, width, 3]`.
 
         Args:
-          params: parameters of one member.
-          key: the key that `run` has.
+          params: the agent's acting parameters; those of a population's first member are used.
+          key: the key of `run`.
 
         Raises:
           errors.UserError: the environment cannot be rendered.
         """
+        if self.population > 1:
+            agent = population_lib.member(self.agent, self.population_values, 0)
+            alone = dataclasses.replace(self, agent=agent, population=1, population_values={})
+            return alone.film(jax.tree.map(lambda x: x[0], params), key)
         environment = video.drawable(self.environment)
         if self._is_host:
             play = functools.partial(self._film_on_host, environment, params, key)
@@ -217,13 +216,8 @@ class Evaluator:
         return action, actor_state
 
     # Compiled once for all batches of one size.
-    @functools.cached_property
-    def _jitted_begin(self):
-        return jax.jit(self._begin)
-
-    @functools.cached_property
-    def _jitted_act(self):
-        return jax.jit(self._act)
+    _jitted_begin = functools.cached_property(lambda self: jax.jit(self._begin))
+    _jitted_act = functools.cached_property(lambda self: jax.jit(self._act))
 
     @functools.cached_property
     def _run(self):

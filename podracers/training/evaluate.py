@@ -7,7 +7,6 @@ of greedy actions.
 
 import dataclasses
 
-import jax
 import numpy as np
 
 from podracers import command_line, evaluation, video
@@ -45,9 +44,7 @@ def main() -> int:
     if results.greedy is not None:
         print(f"greedy: {_described(results.greedy)}")
     if arguments.video:
-        is_population = parts.runner.population > 1
-        member = jax.tree.map(lambda x: x[0], params) if is_population else params
-        frames = parts.evaluator.of_member(0).film(member, key)
+        frames = parts.evaluator.film(params, key)
         video.save(frames, arguments.video)
         print(f"{arguments.video}: {len(frames)} frames")
     return 0

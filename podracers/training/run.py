@@ -360,8 +360,7 @@ class Run:
           The score; and in process 0 the evaluation and, if `final`, the uniform policy's episodes.
           The score is None if a signal stopped the evaluation in any process.
         """
-        # Of several processes, each acts on a device of its own.
-        params = processes.local(self._runner.actor_params(self._state))
+        params = self._runner.actor_params(self._state)
         key = evaluation.run_key(self._experiment.seed, None if final else self._update)
 
         def stopped() -> bool:  # called at every step of a host environment

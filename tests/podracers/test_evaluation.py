@@ -231,6 +231,9 @@ def test_a_film_is_of_the_first_episode_in_jax():
     evaluator = evaluation.Evaluator(Alternating(), Drawn(end=0.2), NUM_EPISODES)
     totals = [float(frame) for frame in evaluator.film(PARAMS, KEY)]
     np.testing.assert_allclose(np.diff(totals), _play_in_jax(0), rtol=1e-4, atol=1e-5)
+    population = dataclasses.replace(evaluator, population=2)
+    frames = population.film({"change": jnp.array([0.7, 0.2])}, KEY)
+    assert [float(frame) for frame in frames] == totals
     assert len(dataclasses.replace(evaluator, max_steps=1).film(PARAMS, KEY)) == 2
 
 

@@ -109,7 +109,9 @@ def test_a_member_is_the_run_of_its_seed_and_its_values(name):
         member = jax.tree.map(lambda x, index=index: x[index], results)
         expected = state.learner, params, report.means
         streams.assert_close(member, expected, rtol=1e-3, atol=1e-4)
-        played = evaluator.of_member(index).run(params, key)
+        played = dataclasses.replace(
+            evaluator, agent=alone.agent, population=1, population_values={}
+        ).run(params, key)
         np.testing.assert_allclose(evaluated.returns[index], played.returns, rtol=1e-3, atol=1e-4)
 
 
