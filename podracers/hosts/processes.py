@@ -290,13 +290,3 @@ def require_equal(name: str, text: str) -> None:
             f"{name} of process {_STATE.process_id} differs from that of process 0: start all of "
             "them with the same command and the same files"
         )
-
-
-def local(tree: Any) -> Any:
-    """Returns this process's copies of replicated arrays: programs of one process can use them.
-
-    They are the arrays' own buffers, and deleted with them.
-    """
-    if not is_several():
-        return tree
-    return jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, tree)
