@@ -210,6 +210,8 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
     for files in ([BASE, chosen, hardware], [BASE, hardware, chosen], [str(saved)]):
         made = experiment.load(files, []).build().runner
         saved.write_text(config.text())
+        for other in {"anakin.Anakin", "sebulba.Sebulba"} - {f"{runner}.{runner.title()}"}:
+            assert other not in config.text()
         assert made.num_envs == 512
         if runner == "anakin":
             assert made.reset_batch is None

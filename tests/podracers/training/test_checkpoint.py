@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -20,48 +20,25 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from podracers import errors, parallel, types
+from podracers import errors, parallel
 from podracers.training import checkpoint, manifest
 from tests import groups
 
 
-class _Learner(NamedTuple):
-    params: types.PyTree
-    optimizer: optax.OptState
-    updates: jax.Array
-
-
-class _State(NamedTuple):
-    learner: _Learner
-    memory: types.PyTree
-    key: jax.Array
-    keys: jax.Array  # [8] sharded
-    empty: tuple = ()
-
-
-def _make_state(num_devices: int = 4, value: float = 1.0, width: int = 16) -> _State:
+def _make_state(num_devices: int = 4, value: float = 1.0) -> dict[str, Any]:
     mesh = parallel.make_mesh(jax.devices()[:num_devices])
     everywhere = NamedSharding(mesh, PartitionSpec())
     split = NamedSharding(mesh, PartitionSpec(parallel.AXIS))
-    params = {"dense": {"kernel": value * jnp.arange(4.0 * width).reshape(4, width)}}
-    learner = _Learner(params, optax.adam(1e-3).init(params), jnp.asarray(7, jnp.int32))
-    memory = {"ring": value * jnp.arange(64, dtype=jnp.bfloat16).reshape(8, 8)}
-    return _State(
-        learner=jax.device_put(learner, everywhere),
-        memory=jax.device_put(memory, split),
-        key=jax.device_put(jax.random.key(3), everywhere),
-        keys=jax.device_put(jax.random.split(jax.random.key(4), 8), split),
-    )
+    params = {"dense": {"kernel": value * jnp.arange(64.0).reshape(4, 16)}}
+    whole = {"params": params, "optimizer": optax.adam(1e-3).init(params), "key": jax.random.key(3)}
+    ring = value * jnp.arange(64, dtype=jnp.bfloat16).reshape(8, 8)
+    parts = {"ring": ring, "keys": jax.random.split(jax.random.key(4), 8)}
+    return jax.device_put(whole, everywhere) | jax.device_put(parts, split) | {"empty": ()}
 
 
-def _raw(tree: types.PyTree) -> types.PyTree:
-    """Returns NumPy leaves, of typed keys their data."""
-    return jax.tree.map(np.asarray, checkpoint._key_data(tree))
-
-
-def _assert_equal(left: types.PyTree, right: types.PyTree) -> None:
-    assert jax.tree.structure(left) == jax.tree.structure(right)
-    jax.tree.map(np.testing.assert_array_equal, _raw(left), _raw(right))
+def _assert_equal(left: Any, right: Any) -> None:
+    chex.assert_trees_all_equal_shapes_and_dtypes(left, right)
+    chex.assert_trees_all_equal(*(checkpoint._key_data(each) for each in (left, right)))
 
 
 def _metadata(step: int) -> dict[str, object]:
@@ -71,7 +48,11 @@ def _metadata(step: int) -> dict[str, object]:
 
 def _save(checkpointer: checkpoint.Checkpointer, step: int, score: float | None = None) -> None:
     state = _make_state(value=float(step))
-    checkpointer.save(step, state, state.learner.params, _metadata(step), score)
+    checkpointer.save(step, state, state["params"], _metadata(step), score)
+
+
+def _saved_steps(directory: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 @pytest.fixture(name="saved", scope="module")
@@ -100,41 +81,38 @@ def _restore(directory: pathlib.Path, **kwargs):
 
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_restores_on_any_number_of_devices(saved, num_devices):
-    checkpointer = checkpoint.Checkpointer(saved, read_only=True)
+    reader = checkpoint.Checkpointer(saved, read_only=True)
     template = _make_state(num_devices)
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template.learner
-    )
-    for one in (template, template._replace(learner=shapes)):
-        step, state, metadata = checkpointer.restore(one)
-        assert (step, metadata) == (30, _metadata(30))
-        _assert_equal(state, _make_state(value=30.0))
-        jax.tree.map(lambda x, like: chex.assert_equal(x.sharding, like.sharding), state, template)
-    checkpointer.close()
+    step, state, metadata = reader.restore(template)
+    assert (step, metadata) == (30, _metadata(30))
+    _assert_equal(state, _make_state(value=30.0))
+    jax.tree.map(lambda x, like: chex.assert_equal(x.sharding, like.sharding), state, template)
 
 
 def test_params_alone_are_read_without_the_state(copied):
     for step in (10, 20, 30):
         shutil.rmtree(copied / str(step) / "state")
-    template = _make_state().learner.params
-    checkpointer = checkpoint.Checkpointer(copied, read_only=True)
-    step, params, metadata = checkpointer.restore_params(template)
+    template = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+        _make_state(num_devices=1)["params"],
+    )
+    reader = checkpoint.Checkpointer(copied, read_only=True)
+    step, params, metadata = reader.restore_params(template)
     assert (step, metadata) == (30, _metadata(30))
-    _assert_equal(params, _make_state(value=30.0).learner.params)
-    checkpointer.close()
+    _assert_equal(params, _make_state(value=30.0)["params"])
 
 
 def test_keeps_the_newest_and_the_best(tmp_path):
-    template = _make_state().learner.params
+    template = _make_state()["params"]
     scores = {1: 0.0, 2: 5.0, 3: float("nan"), 4: 1.0, 5: None, 6: 4.0, 7: 2.0}
     for block in ([1, 2, 3], [4, 5, 6, 7]):  # scores survive a restart
         checkpointer = checkpoint.Checkpointer(tmp_path, keep_latest=2, keep_best=2)
         for step in block:
             _save(checkpointer, step, scores[step])
         checkpointer.close()
-    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [2, 6, 7]
+    assert _saved_steps(tmp_path) == ["2", "6", "7"]
     reader = checkpoint.Checkpointer(tmp_path, read_only=True)
-    assert reader.latest_step() == 7
+    assert (reader.latest_step(), reader.best_step()) == (7, 2)
     assert reader.restore_params(template, best=True)[0] == 2
     assert reader.restore_params(template)[0] == 7
     shutil.rmtree(tmp_path / "2" / "params")
@@ -154,7 +132,7 @@ def test_a_later_evaluation_scores_a_checkpoint_that_is_there(tmp_path):
         reader = checkpoint.Checkpointer(tmp_path, read_only=True)
         assert checkpointer.best_step() == reader.best_step() == best
     checkpointer.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+    assert _saved_steps(tmp_path) == ["1", "2"]
     (tmp_path / "2" / "score.json").write_text("{")  # damaged: the older one counts
     assert reader.best_step() == 1
 
@@ -162,15 +140,13 @@ def test_a_later_evaluation_scores_a_checkpoint_that_is_there(tmp_path):
 def test_a_donated_state_is_saved_as_it_was(tmp_path):
     @functools.partial(jax.jit, donate_argnums=0)
     def advance(state):
-        memory = jax.tree.map(lambda x: x * 0 - 1, state.memory)
-        learner = jax.tree.map(lambda x: (x * 0 - 1).astype(x.dtype), state.learner)
-        return state._replace(learner=learner, memory=memory)
+        return jax.tree.map(lambda x: (x * 0 - 1).astype(x.dtype), state)
 
     checkpointer = checkpoint.Checkpointer(tmp_path)
     state = _make_state(value=2.0)
-    checkpointer.save(1, state, state.learner.params, _metadata(1))
-    for _ in range(20):
-        state = advance(state)
+    checkpointer.save(1, state, state["params"], _metadata(1))
+    for name in ("params", "optimizer", "ring"):
+        advance(state[name])
     _assert_equal(checkpointer.restore(_make_state())[1], _make_state(value=2.0))
     checkpointer.close()
 
@@ -191,31 +167,25 @@ def test_damage_to_any_file_is_noticed(saved, copied, damage):
     """Every file of the newest checkpoint in turn; the one before it is restored instead."""
     reader = checkpoint.Checkpointer(copied, read_only=True)
     template = _make_state()
-    names = [path.relative_to(saved) for path in sorted((saved / "30").rglob("*"))]
-    for name in names:
-        if not (saved / name).is_file() or not (saved / name).stat().st_size:
+    for path in sorted((saved / "30").rglob("*")):
+        name = path.relative_to(saved)
+        if not path.is_file() or not path.stat().st_size:
             continue
         damage(copied / name)
-        restored = {
-            "state": reader.restore(template),
-            "params": reader.restore_params(template.learner.params),
-        }
-        for part, (step, tree, metadata) in restored.items():
-            unread = len(name.parts) > 2 and name.parts[1] not in (part, "metadata")
-            if unread:
-                assert step == 30, (str(name), part)
-            elif len(name.parts) > 2 or name.name == "manifest.json":
-                assert step == 20, (str(name), part)
-            assert metadata == _metadata(step)
-            if part == "state":
-                _assert_equal(tree, _make_state(value=float(step)))
-        shutil.copy(saved / name, copied / name)
-    reader.close()
+        step, tree, metadata = reader.restore(template)
+        steps = {"state": step, "params": reader.restore_params(template["params"])[0]}
+        assert metadata == _metadata(step)
+        _assert_equal(tree, _make_state(value=float(step)))
+        for part, step in steps.items():
+            if len(name.parts) > 2:
+                assert step == (20 if name.parts[1] in (part, "metadata") else 30), (name, part)
+            elif name.name == "manifest.json":
+                assert step == 20, part
+        shutil.copy(path, copied / name)
 
 
 def test_a_damaged_checkpoint_is_set_aside_with_a_warning(copied, caplog):
-    array_file = max((copied / "30" / "state").rglob("d/*"), key=os.path.getsize)
-    _flip(array_file)
+    _flip(max((copied / "30" / "state").rglob("d/*"), key=os.path.getsize))
     (copied / "damaged-30").mkdir()  # of an earlier time
     with caplog.at_level(logging.WARNING):
         checkpointer = checkpoint.Checkpointer(copied)
@@ -229,6 +199,34 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_warning(copied, caplog):
     _save(checkpointer, 30)
     checkpointer.close()
     assert _restore(copied)[0] == 30
+
+
+def test_all_damaged(copied):
+    for step in (10, 20, 30):
+        (copied / str(step) / "state" / "_METADATA").unlink()
+    with pytest.raises(errors.RunFailure, match=r"every checkpoint in .* is damaged") as caught:
+        _restore(copied)
+    assert "\n" not in str(caught.value)
+    assert _saved_steps(copied) == ["10", "20", "30"]
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_set_aside(copied, monkeypatch):
+    def fail(path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "_checksum", fail)
+        with pytest.raises(errors.RunFailure, match=r"could not read .*: Too many open files"):
+            _restore(copied)
+    assert _restore(copied)[0] == 30
+
+
+def test_a_half_written_checkpoint_is_ignored(copied):
+    (copied / "30").rename(copied / "40.orbax-checkpoint-tmp")
+    assert _restore(copied, read_only=True)[0] == 20
+    assert (copied / "40.orbax-checkpoint-tmp").exists()  # it may be another process's
+    assert _restore(copied)[0] == 20
+    assert not (copied / "40.orbax-checkpoint-tmp").exists()
 
 
 def _threads() -> set[threading.Thread]:
@@ -259,11 +257,9 @@ def test_a_directory_that_vanishes_ends_saving_at_once(tmp_path, capfd, harm, fa
     with pytest.raises(errors.RunFailure, match=f"^'{directory}' was {fate}"):
         if seconds is None:
             harm(directory)
-            _save(checkpointer, 2)
-        else:
-            _save(checkpointer, 2)
-            time.sleep(seconds)
-            harm(directory)
+        _save(checkpointer, 2)
+        time.sleep(seconds or 0.0)
+        harm(directory)
         checkpointer.wait()
     with pytest.raises(errors.RunFailure, match=f"^'{directory}' was "):
         checkpointer.close()
@@ -273,53 +269,21 @@ def test_a_directory_that_vanishes_ends_saving_at_once(tmp_path, capfd, harm, fa
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_half_written_checkpoint_is_ignored(copied):
-    (copied / "30").rename(copied / "40.orbax-checkpoint-tmp")
-    assert _restore(copied, read_only=True)[0] == 20
-    assert (copied / "40.orbax-checkpoint-tmp").exists()  # it may be another process's
-    assert _restore(copied)[0] == 20
-    assert not (copied / "40.orbax-checkpoint-tmp").exists()
-
-
-def test_a_checkpoint_that_cannot_be_read_now_is_not_set_aside(copied, monkeypatch):
-    def fail(path):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(manifest, "_checksum", fail)
-        with pytest.raises(errors.RunFailure, match=r"could not read .*: Too many open files"):
-            _restore(copied)
-    assert _restore(copied)[0] == 30
-
-
-def test_all_damaged(copied):
-    for step in (10, 20, 30):
-        (copied / str(step) / "state" / "_METADATA").unlink()
-    with pytest.raises(errors.RunFailure, match=r"every checkpoint in .* is damaged") as caught:
-        _restore(copied)
-    assert "\n" not in str(caught.value)
-    assert sorted(path.name for path in copied.iterdir()) == ["10", "20", "30"]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (
-            lambda state: _make_state(width=8),
-            r"'learner/params/dense/kernel': expected float32\[4, 8\], got float32\[4, 16\]",
+            {"params": {"dense": {"kernel": np.zeros((4, 8), np.float32)}}},
+            r"'params/dense/kernel': expected float32\[4, 8\], got float32\[4, 16\]",
         ),
-        (lambda state: state._replace(empty=(jnp.zeros(3),)), "'empty/0': .* got none"),
-        (lambda state: state._replace(memory=()), "'memory/ring': expected none"),
-        (
-            lambda state: state._replace(key=jax.random.key(0, impl="rbg")),
-            r"'key': expected uint32\[4\], got uint32\[2\]",
-        ),
+        ({"empty": (np.zeros(3),)}, "'empty/0': .* got none"),
+        ({"ring": ()}, "'ring': expected none"),
     ],
 )
 def test_a_foreign_checkpoint_is_refused(copied, change, message):
     checkpointer = checkpoint.Checkpointer(copied)
     with pytest.raises(errors.UserError, match=message) as caught:
-        checkpointer.restore(change(_make_state()))
+        checkpointer.restore(_make_state() | change)
     assert "\n" not in str(caught.value)
     checkpointer.close()
     assert _restore(copied)[0] == 30
@@ -342,16 +306,14 @@ def test_a_full_or_read_only_disk_is_reported_and_loses_nothing(small_disk, capf
     big = np.random.default_rng(0).integers(0, 256, 4 << 20).astype(np.uint8)
     full = f"^could not save checkpoint {small_disk / '2'}: No space left on device$"
     with pytest.raises(errors.RunFailure, match=full):
-        checkpointer.save(
-            2, _make_state()._replace(memory=big), {"w": big[:1]}, _metadata(2), score=9.0
-        )
+        checkpointer.save(2, {"ring": big}, {"w": big[:1]}, _metadata(2), score=9.0)
         checkpointer.wait()
     assert (checkpointer.latest_step(), checkpointer.best_step()) == (1, None)
     _save(checkpointer, 3)  # there is room again
     step, state, _ = checkpointer.restore(_make_state())
     assert step == 3
     _assert_equal(state, _make_state(value=3.0))
-    assert sorted(path.name for path in small_disk.iterdir()) == ["1", "3"]
+    assert _saved_steps(small_disk) == ["1", "3"]
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(errors.RunFailure, match=r"could not save .*/4: Read-only file system$"):
         _save(checkpointer, 4)
@@ -369,29 +331,27 @@ class _Replay(NamedTuple):
 def test_replay_can_be_left_out(tmp_path):
     """Only a run that expects no replay continues from such a checkpoint."""
 
-    def state(value: float) -> _State:
-        return _make_state(value=value)._replace(memory=_Replay(value * jnp.ones(1 << 16)))
+    def state(value: float) -> dict[str, Any]:
+        return _make_state(value=value) | {"memory": _Replay(value * jnp.ones(1 << 16))}
 
-    def has_replay(step: int) -> bool:
+    def save(checkpointer: checkpoint.Checkpointer, step: int) -> bool:
+        """Returns whether the checkpoint has replay."""
+        checkpointer.save(step, state(float(step)), {"w": jnp.zeros(1)}, _metadata(step))
+        checkpointer.wait()
         return "memory/ring" in (tmp_path / str(step) / "metadata/metadata").read_text()
 
     bare = checkpoint.Checkpointer(tmp_path, replay=False)
-    bare.save(10, state(1.0), {"w": jnp.zeros(1)}, _metadata(10))
-    bare.wait()
     whole = checkpoint.Checkpointer(tmp_path)
-    with pytest.raises(errors.UserError, match=r"10 has no replay: .*checkpoint_replay = False"):
+    assert not save(bare, 1)
+    with pytest.raises(errors.UserError, match=r"1 has no replay: .*checkpoint_replay = False"):
         whole.restore(state(0.0))
-    _, restored, _ = bare.restore(state(5.0))
-    _assert_equal(restored, state(1.0)._replace(memory=state(5.0).memory))
-    whole.save(20, state(2.0), {"w": jnp.zeros(1)}, _metadata(20))
-    whole.close()
-    bare.close()
-    assert has_replay(20) and not has_replay(10)
-    bare = checkpoint.Checkpointer(tmp_path, replay=False)  # what is there is taken
-    _assert_equal(bare.restore(state(0.0))[1], state(2.0))
+    _assert_equal(bare.restore(state(5.0))[1], state(1.0) | {"memory": state(5.0)["memory"]})
     with pytest.raises(errors.UserError, match="does not fit this run: leaf 'empty/0'"):
-        bare.restore(state(0.0)._replace(empty=(jnp.zeros(3),)))
+        bare.restore(state(0.0) | {"empty": (jnp.zeros(3),)})
+    assert save(whole, 2)
+    _assert_equal(bare.restore(state(0.0))[1], state(2.0))  # a replay that is there is taken
     bare.close()
+    whole.close()
 
 
 # Several processes, each of which writes its own part.

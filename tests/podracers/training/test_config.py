@@ -13,7 +13,6 @@ IMPORTS = (
     "from environments import cartpole\nfrom environments import catch\n"
     "from podracers import anakin\nfrom podracers import sebulba\n"
 )
-SEBULBA = "gin/runners/sebulba.gin"
 CARTPOLE = "gin/environments/cartpole.gin"
 
 
@@ -139,13 +138,11 @@ def test_missing_files_and_values(caplog):
     assert "'runner', 'seed', and 'total_steps'" in found
 
 
-@pytest.mark.parametrize("length", [1, 3])
-def test_files_that_include_one_another(tiny, tmp_path, monkeypatch, length):
-    for index in range(length):
-        (tmp_path / f"{index}.gin").write_text(f"include '{(index + 1) % length}.gin'\n")
+def test_files_that_include_one_another(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    circle = " -> ".join(f"{index % length}.gin" for index in range(length + 1))
-    assert circle in _message([tiny, "0.gin"])
+    for one, other in ("ab", "ba"):
+        (tmp_path / f"{one}.gin").write_text(f"include '{other}.gin'\n")
+    assert "a.gin -> b.gin -> a.gin" in _message([tiny, "a.gin"])
     twice = tmp_path / "twice.gin"
     twice.write_text(f"include '{tiny}'\ninclude '{tiny}'\n")
     assert experiment.load([str(twice), str(twice)], []).seed == 3
@@ -211,20 +208,6 @@ def test_a_file_with_options_that_no_file_chose(tiny, write, content, words):
     assert words in _message([write(f"include '{tiny}'\n{content}")])
 
 
-def test_files_may_hold_options_of_both_runners(tiny, write, tmp_path):
-    either = write("anakin.Anakin.reset_batch = 4\nsebulba.Sebulba.num_threads = 1")
-    for file in (either, write(f"include '{either}'", "outer")):
-        assert experiment.load([tiny, file], []).build().runner.reset_batch == 4
-        assert "Sebulba" not in config.text()
-        for files in ([tiny, SEBULBA, file], [tiny, file, SEBULBA]):
-            assert experiment.load(files, []).build().runner.num_threads == 1
-            assert "Anakin" not in config.text()
-        # Also beside a configuration that names one runner.
-        (tmp_path / "config.gin").write_text(config.text())
-        saved = experiment.load([str(tmp_path / "config.gin"), file], [])
-        assert saved.build().runner.num_threads == 1
-
-
 MY_PARTS = """
 import typing
 from environments import catch
@@ -252,17 +235,6 @@ def test_runs_may_be_longer_than_int32(tiny):
     parts = loaded.build()
     experiment.check(parts, loaded.seed)
     assert parts.num_updates == 10**11 // 64
-
-
-def test_the_text_of_a_configuration_parses_to_the_same(tiny, tmp_path):
-    bindings = ["Experiment.environment = @CartPole", "PPO.gamma = 0.5", "SEED = 9"]
-    loaded = experiment.load([tiny], bindings)
-    text = config.text()
-    (tmp_path / "config.gin").write_text(text)
-    again = experiment.load([str(tmp_path / "config.gin")], [])
-    assert config.text() == text
-    assert (again.seed, again.total_steps) == (loaded.seed, loaded.total_steps) == (9, 2560)
-    assert again.build().agent.gamma == 0.5
 
 
 def test_values_are_read_without_importing():
