@@ -11,7 +11,6 @@ not checked here, but by the classes that take the options.
 """
 
 import ast
-import collections
 import contextlib
 import functools
 import importlib.util  # gin's include statement needs it without importing it
@@ -308,7 +307,8 @@ def _used(root: Key, bound: Bindings, refuse_circles: bool = True) -> tuple[set[
 
 def _short(selector: str) -> str:
     """Returns the name of a part without its modules."""
-    return selector.rpartition(".")[2]
+    scope, slash, name = selector.rpartition("/")
+    return scope + slash + name.rpartition(".")[2]
 
 
 @functools.cache
@@ -391,20 +391,11 @@ _NEAREST = (
 )
 
 
-# Values in the text of a configuration, such as that of a run whose modules are missing here:
-# nothing that it names is imported.
+class _Reference(str):
+    """Name of a part: `PPO` for `@ppo.PPO`, `CNN()` for `@encoders.CNN()`."""
 
-
-class Reference(NamedTuple):
-    """A part that a value names: `@ppo.PPO`, or `@encoders.CNN()` where it is called."""
-
-    name: str  # with its module and, before slashes, its scopes
-    is_called: bool
-
-    def __str__(self) -> str:
-        return _short(self.name) + "()" * self.is_called
-
-    __repr__ = __str__  # within tuples
+    __slots__ = ()
+    __repr__ = str.__str__  # within tuples
 
 
 class _Macro(NamedTuple):
@@ -412,15 +403,19 @@ class _Macro(NamedTuple):
 
 
 class _Values(config_parser.ParserDelegate):
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
-        return Reference(scoped_configurable_name, evaluate)
+    """Values of a text, of whose names nothing is imported."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> _Reference:
+        return _Reference(_short(scoped_configurable_name) + "()" * evaluate)
 
     def macro(self, macro_name: str) -> _Macro:
         return _Macro(macro_name)
 
 
 def read(text: str, source: str) -> dict[str, Any]:
-    """Returns parameters by name, such as `ppo.PPO.gamma`, with the values of their macros.
+    """Returns parameters by class, such as `PPO.gamma`, with the values of their macros.
+
+    Nothing is imported, so the modules of a run may be missing here.
 
     Args:
       text: a .gin file's text; included files are not read.
@@ -432,13 +427,13 @@ def read(text: str, source: str) -> dict[str, Any]:
     macros, values = {}, {}
     try:
         for statement in config_parser.ConfigParser(text, _Values()):
-            if isinstance(statement, config_parser.BindingStatement):
-                scope = f"{statement.scope}/" if statement.scope else ""
-                name = f"{scope}{statement.selector}"
-                if statement.arg_name:
-                    values[f"{name}.{statement.arg_name}"] = statement.value
-                else:
-                    macros[name] = statement.value
+            if not isinstance(statement, config_parser.BindingStatement):
+                continue
+            name = "/".join(filter(None, (statement.scope, _short(statement.selector))))
+            if statement.arg_name:
+                values[f"{name}.{statement.arg_name}"] = statement.value
+            else:
+                macros[name] = statement.value
     except Exception as error:
         raise _explain(error, source) from error
 
@@ -458,13 +453,8 @@ def hyperparameters(text: str) -> dict[str, bool | float | str]:
     Args:
       text: an operative configuration; values other than numbers become strings.
     """
-    values = read(text, "the operative configuration")
-    short = {name: ".".join(name.split(".")[-2:]) for name in values}
-    counts = collections.Counter(short.values())
     return {
-        short[name] if counts[short[name]] == 1 else name: (
-            value if isinstance(value, bool | int | float | str) else str(value)
-        )
-        for name, value in values.items()
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in read(text, "the operative configuration").items()
         if value is not None
     }

@@ -1,4 +1,4 @@
-"""Integrity of a run's files: checksums and array shapes of checkpoints, and checks of JSON files.
+"""Integrity of checkpoints: checksums of files, and shapes of arrays.
 
 Array files have no checksums of their own, so a flipped bit in one would be restored silently. A
 manifest with the size and the CRC-32 of every file is written into a checkpoint before its commit.
@@ -10,10 +10,8 @@ import itertools
 import json
 import os
 import re
-import reprlib
-import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -166,65 +164,3 @@ def difference(found: list[list[Any]], expected: list[list[Any]]) -> str | None:
         if leaf != other:
             return f"leaf '{path}': expected {other or 'none'}, got {leaf or 'none'}"
     return None
-
-
-def is_count(value: Any) -> bool:
-    """Returns whether a JSON value is an integer from 0 to the largest of 64 bits."""
-    return type(value) is int and 0 <= value < 2**63
-
-
-def is_number(value: Any) -> bool:
-    """Returns whether a JSON value is a finite number."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
-
-
-def is_duration(value: Any) -> bool:
-    """Returns whether a JSON value is a finite number of seconds, 0 or more."""
-    return is_number(value) and value >= 0
-
-
-def is_text(value: Any) -> bool:
-    """Returns whether a JSON value is a string."""
-    return isinstance(value, str)
-
-
-def optional(schema: Any) -> Callable[[Any], bool]:
-    """Returns a predicate that also allows null, and so a missing field."""
-    return lambda value: value is None or fault(value, schema) is None
-
-
-def parse(text: str | bytes, schema: Any) -> Any:
-    """Returns the value of a JSON text; files of a run may have been damaged.
-
-    Args:
-      text: the JSON text.
-      schema: the expected form (see `fault`).
-
-    Raises:
-      ValueError: the text is not JSON, or does not have the expected form; in one line.
-    """
-    value = json.loads(text)
-    if message := fault(value, schema):
-        raise ValueError(message)
-    return value
-
-
-def fault(value: Any, schema: Any, name: str = "") -> str | None:
-    """Returns a phrase on the first part of a JSON value that a schema does not allow, or None.
-
-    Args:
-      value: the value.
-      schema: a predicate; or `{"field": schema}` for an object, in which the schema of the key
-        `str` holds for all other fields, and missing fields count as null.
-      name: of the value, in messages.
-    """
-    if not (isinstance(schema, dict) and isinstance(value, dict)):
-        is_allowed = not isinstance(schema, dict) and schema(value)
-        return None if is_allowed else f"'{name or 'it'}' is {reprlib.repr(value)}"
-    schemas = schema if str not in schema else dict.fromkeys(value, schema[str]) | schema
-    faults = (
-        fault(value.get(field), each, f"{name}.{field}".lstrip("."))
-        for field, each in schemas.items()
-        if field is not str
-    )
-    return next(filter(None, faults), None)

@@ -101,10 +101,9 @@ def read(path: str) -> list[Run]:
 def _parameters(path: pathlib.Path) -> dict[str, Any]:
     """Returns the parameters of a .gin file by class, such as `PPO.gamma`."""
     try:
-        values = config.read(path.read_text(), str(path))
+        return config.read(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise errors.UserError(f"cannot read '{path}': {error}") from error
-    return {".".join(name.split(".")[-2:]): value for name, value in values.items()}
 
 
 def panels(runs: Iterable[Run], metric: str) -> list[Panel]:
