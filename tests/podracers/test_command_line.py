@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from environments import catch
-from podracers import anakin, command_line, errors, sebulba
+from podracers import command_line, errors
 from podracers.supervision import pipeline
 from tests import processes
 
@@ -57,15 +56,6 @@ def _report(main):
 
 _LINE = next(n for n, line in enumerate(MY_AGENT.splitlines(), 1) if "the mistake" in line)
 _LAST = rf".*my_agent\.py:{_LINE} in _loss: {re.escape(SHAPES)}"
-
-
-@pytest.mark.parametrize("make", [anakin.Anakin, sebulba.Sebulba])
-def test_a_bug_in_an_agent_ends_with_its_line(my_agent, make):
-    environment = catch.Catch()
-    runner = make(my_agent.MyAgent(environment.spec), environment, 4, 4)
-    report = _report(lambda: runner.trace(0))
-    assert report[0] == "Traceback (most recent call last):"
-    assert re.fullmatch(_LAST, report[-1])
 
 
 def test_a_bug_in_a_thread_ends_with_its_line(my_agent):

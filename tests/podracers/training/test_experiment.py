@@ -56,21 +56,14 @@ def test_refuses_values(tiny, field, value, message):
         dataclasses.replace(tiny, **{field: value})
 
 
-class OnHost:
-    """A factory of host environments whose class has `make`."""
+class OnHost(envpool.EnvPool):
+    """A factory of host environments that counts its instances."""
 
     made = 0
 
-    def __init__(self, task_id: str = "CartPole-v1"):
-        type(self).made += 1
-        self.inner = envpool.EnvPool(task_id)
-
-    @property
-    def spec(self):
-        return self.inner.spec
-
-    def make(self, key, env_id, num_threads):
-        return self.inner.make(key, env_id, num_threads)
+    def __init__(self):
+        super().__init__("CartPole-v1")
+        OnHost.made += 1
 
 
 def on_host():
@@ -211,14 +204,12 @@ def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path):
     copy = dataclasses.replace(dataclasses.replace(first, seed=8), seed=9)
     parts = copy.build()
     assert (copy.seed, parts.agent.gamma, parts.environment.spec.name) == (9, 0.5, "Catch")
-    # Both agents make their network when they are first used.
+    # Agents make their network at its first use.
     for agent in (parts.agent, parts.greedy_evaluator.agent):
         params = jax.eval_shape(agent.init_learner, jax.random.key(0)).params
         assert "torsos_1" not in params
     with copy.configured():
-        assert "PPO.gamma = 0.5" in config.text()
-        assert "from environments import catch" in config.text()
-        assert "pendulum" not in config.text()
+        text = config.text()
+    assert "PPO.gamma = 0.5" in text and "pendulum" not in text
     assert config.text() == now
-    parts = second.build()
-    assert (parts.agent.gamma, parts.environment.spec.name) == (0.75, "Pendulum")
+    assert second.build().environment.spec.name == "Pendulum"

@@ -1,14 +1,13 @@
 """Tests of a run between its first update and its summary."""
 
+import concurrent.futures
 import dataclasses
 import functools
-import io
 import math
 import os
 import re
 import shutil
 import signal
-import threading
 import time
 
 import jax.numpy as jnp
@@ -19,12 +18,15 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
 from environments import catch
-from podracers import anakin, errors, evaluation
+from podracers import errors, evaluation
 from podracers.training import checkpoint, config, experiment, run, run_directory, train, trained
 from tests import documented, processes
 
+RATES = (1e-4, 1e-2)
 POPULATION = (
     "Anakin.population = 2",
+    f"Anakin.population_values = {{'ppo.PPO.learning_rate': {RATES}}}",
+    "PPO.anneal_steps = None",
     "TOTAL_STEPS = 640",
     "Experiment.log_period = 4",
     "Experiment.evaluation_period = 6",
@@ -129,7 +131,7 @@ def test_tensorboard_has_the_configuration_once(tmp_path):
     assert [step for step, _ in _events(directory, "config")] == [0, 128]
 
 
-def test_a_population_is_logged_by_member_and_on_average(population):
+def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     directory, summary = population
     rows = processes.log(directory.path)
     for row in rows:
@@ -140,23 +142,34 @@ def test_a_population_is_logged_by_member_and_on_average(population):
         for name in ("return", "length") if "evaluation/return" in row else ():
             greedy = [row[f"evaluation/greedy_{name}/seed_{seed}"] for seed in (3, 4)]
             assert row[f"evaluation/greedy_{name}"] == pytest.approx(np.mean(greedy))
+        logged = [row[f"learning_rate/seed_{seed}"] for seed in (3, 4)]
+        assert logged == pytest.approx(RATES)
     judged = [row for row in rows if "evaluation/return" in row]
     assert any(row["evaluation/greedy_return"] != row["evaluation/return"] for row in judged)
-    for prefix in ("", "greedy_"):
-        by_seed = summary["evaluation"][f"{prefix}return_by_seed"]
-        assert by_seed.keys() == {"3", "4"}
-        mean = pytest.approx(np.mean(list(by_seed.values())))
-        assert summary["evaluation"][f"{prefix}return"] == mean
-        assert summary["evaluation"][f"{prefix}episodes"] == 16
+    results, members = summary["evaluation"], summary["members"]
+    assert [each["seed"] for each in members] == [3, 4]
+    assert [each["values"]["learning_rate"] for each in members] == list(RATES)
+    for kind in ("return", "greedy_return"):
+        by_seed = results[f"{kind}_by_seed"]
+        assert by_seed == {str(each["seed"]): each[kind] for each in members}
+        assert results[kind] == pytest.approx(np.mean(list(by_seed.values())))
+    assert (results["episodes"], results["greedy_episodes"]) == (16, 16)
     assert summary["environment_steps"] == 2 * 640
-    assert summary["compute_dtype"] == "float32"
-    assert summary["matmul_precision"] == "default"
+    assert (summary["compute_dtype"], summary["matmul_precision"]) == ("float32", "default")
+    train._print_summary(summary, directory, rich.console.Console())
+    row = rf"seed 4, learning_rate = 0\.01 +│ {members[1]['return']:.2f} "
+    assert re.search(row, capsys.readouterr().out)
+    policy = trained.load(directory.path)  # is evaluated by member
+    judged = policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes
+    assert judged.mean_return().tolist() == list(results["return_by_seed"].values())
 
 
 @pytest.mark.slow
 def test_a_member_of_a_population_is_the_run_of_its_seed(settings, population, tmp_path):
-    def alone(**arguments):
-        return dataclasses.replace(settings.runner(**arguments), population=1)
+    def alone(agent, environment):
+        agent = dataclasses.replace(agent, learning_rate=RATES[1])
+        runner = settings.runner(agent=agent, environment=environment)
+        return dataclasses.replace(runner, population=1, population_values={})
 
     directory, _ = population
     other = run_directory.RunDirectory(tmp_path)
@@ -199,50 +212,6 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, popul
     assert summary["random_policy_return"] == population[1]["random_policy_return"]
 
 
-@pytest.mark.slow
-@pytest.mark.exact
-@pytest.mark.usefixtures("own_configuration")
-def test_members_with_values_of_their_own_are_told_apart_and_resumed(tmp_path):
-    bindings = (
-        "Anakin.population = 4",
-        "Anakin.population_values = {'ppo.PPO.learning_rate': (1e-4, 1e-2)}",
-        "PPO.anneal_steps = None",
-        "TOTAL_STEPS = 256",
-        "Experiment.evaluation_period = 2",
-    )
-    file = str(processes.config_file(tmp_path))
-    summaries = []
-    for name, stops in (("whole", [math.inf]), ("stopped", [2, math.inf])):
-        directory = run_directory.RunDirectory(tmp_path / name)
-        directory.create()
-        experiment.load([file], bindings)
-        directory.write(directory.config, config.text())
-        for start, lines in enumerate(stops):
-            settings = experiment.load([str(directory.config)], [])
-            summary, _ = _run(settings, directory, At(directory.path, lines), resume=start > 0)
-        summaries.append(summary)
-    processes.assert_same_end(tmp_path / "whole", tmp_path / "stopped")
-    (whole, resumed) = (summary["members"] for summary in summaries)
-    assert resumed == whole
-    assert [each["seed"] for each in whole] == [3, 4, 5, 6]
-    rates = [each["values"] for each in whole]
-    assert rates == [{"learning_rate": 1e-4}, {"learning_rate": 1e-2}] * 2
-    results = summaries[0]["evaluation"]
-    for kind in ("return", "greedy_return"):
-        assert [each[kind] for each in whole] == list(results[f"{kind}_by_seed"].values())
-    for line in processes.log(tmp_path / "whole"):
-        logged = [line[f"learning_rate/seed_{seed}"] for seed in (3, 4, 5, 6)]
-        assert logged == pytest.approx([1e-4, 1e-2] * 2)
-    policy = trained.load(tmp_path / "whole")  # is evaluated by member
-    judged = policy.parts.evaluate(policy.params, evaluation.run_key(3))
-    assert judged.episodes.mean_return().tolist() == list(results["return_by_seed"].values())
-    shown = io.StringIO()
-    directory = run_directory.RunDirectory(tmp_path / "whole")
-    train._print_summary(summaries[0], directory, rich.console.Console(file=shown))
-    row = rf"seed 4, learning_rate = 0\.01 +│ {whole[1]['return']:.2f} "
-    assert re.search(row, shown.getvalue())
-
-
 def _move(path):
     path.rename(path.with_name("moved"))
 
@@ -253,26 +222,6 @@ def _remove(path):
         shutil.rmtree(path.with_name("moved"), ignore_errors=True)
 
 
-def _replace(path):
-    _move(path)
-    path.mkdir()
-
-
-@pytest.fixture(scope="module")
-def short(tmp_path_factory):
-    """Six updates of either runner."""
-    folder = tmp_path_factory.mktemp("short")
-    extra = """
-TOTAL_STEPS = 384
-experiment.Experiment.evaluation_period = 4  # updates
-experiment.Experiment.checkpoint_period = 2  # updates
-"""
-    files = {"anakin": [str(processes.config_file(folder, extra))]}
-    files["sebulba"] = [*files["anakin"], str(processes.ROOT / "gin/runners/sebulba.gin")]
-    with config.using(config.snapshot()):  # tests that change a copy of `settings` need its own
-        return {runner: experiment.load(paths, ["SEED = 3"]) for runner, paths in files.items()}
-
-
 # In the middle, and in the final evaluation.
 @pytest.mark.parametrize(
     ("runner", "lines", "harm", "part"),
@@ -281,39 +230,28 @@ experiment.Experiment.checkpoint_period = 2  # updates
         ("sebulba", 6, _remove, ""),
         ("anakin", 3, lambda path: _remove(path / "checkpoints"), "/checkpoints"),
         ("anakin", 3, lambda path: (path / "metrics.jsonl").unlink(), r"/metrics\.jsonl"),
-        pytest.param("anakin", 3, _replace, "", marks=pytest.mark.slow),
         pytest.param(
             *("anakin", 6, lambda path: _move(path / "checkpoints"), "/checkpoints"),
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_a_run_directory_that_vanishes_ends_the_run(short, tmp_path, runner, lines, harm, part):
+def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, runner, lines, harm, part):
+    files = [str(processes.config_file(tmp_path)), f"gin/runners/{runner}.gin"]
+    periods = ["Experiment.evaluation_period = 4", "Experiment.checkpoint_period = 2"]
+    short = experiment.load(files, ["TOTAL_STEPS = 384", *periods])  # six updates
     directory = run_directory.RunDirectory(tmp_path / "run")
     directory.create()
     message = f"^'.*/run{part}' was (moved to '.*moved'|removed) while the run wrote to it$"
     with pytest.raises(errors.RunFailure, match=message):
-        _run(short[runner], directory, At(directory.path, lines, harm))
+        _run(short, directory, At(directory.path, lines, harm))
     assert not directory.summary.exists()
     (tmp_path / "run").mkdir(exist_ok=True)
     run_directory.Lock(tmp_path / "run").acquire()  # it was released
 
 
-def test_a_lock_that_was_removed_is_taken_again(settings, tmp_path, monkeypatch):
-    """And the summary names the commit at the start, not that of the checkout by the end."""
-    directory = run_directory.RunDirectory(tmp_path / "run")
-    directory.create()
-
-    def harm(path):
-        (path / ".lock").unlink()
-        monkeypatch.setattr(run_directory, "provenance", lambda: {"commit": "later"})
-
-    summary, _ = _run(settings, directory, At(directory.path, 2, harm))
-    assert summary["commit"] not in ("later", None)
-    assert (directory.path / ".lock").exists()
-
-
-def test_a_second_run_is_kept_out_until_the_first_has_ended(settings, tmp_path):
+def test_a_second_run_is_kept_out_until_the_first_has_ended(settings, tmp_path, monkeypatch):
+    """Also if the lock file is removed; the summary names the commit at the start of the run."""
     directory = run_directory.RunDirectory(tmp_path / "run")
     directory.create()
     refused = []
@@ -323,13 +261,13 @@ def test_a_second_run_is_kept_out_until_the_first_has_ended(settings, tmp_path):
             with pytest.raises(errors.UserError, match=f"in use by process {os.getpid()} on host"):
                 _run(settings, run_directory.RunDirectory(path), resume=resume)
             refused.append(resume)
+        (path / ".lock").unlink()
+        monkeypatch.setattr(run_directory, "provenance", lambda: {"commit": "later"})
 
     summary, _ = _run(settings, directory, At(directory.path, 2, start_another))
-    assert summary and refused == [True, False]
-    other = run_directory.RunDirectory(directory.path)
-    with pytest.raises(errors.UserError, match="seed, 3"):
-        _run(dataclasses.replace(settings, seed=7), other, resume=True)
-    run_directory.RunDirectory(directory.path).lock.acquire()  # a refused run releases it
+    assert refused == [True, False]
+    assert (directory.path / ".lock").exists()
+    assert summary["commit"] not in ("later", None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -349,23 +287,30 @@ def test_a_value_that_is_not_finite_names_metric_member_and_update(settings, tmp
         environment=Poisoned,
         runner=functools.partial(settings.runner, population_values={"gamma": (0.9, 0.5)}),
         evaluation_period=0,
+        checkpoint_period=1,
     )
     member = r"(seed 3 \(gamma = 0\.9\)|seed 4 \(gamma = 0\.5\))"
-    expected = rf"the metric '\S+' of {member} became NaN or infinite at update [23] .*: none"
-    with pytest.raises(errors.RunFailure, match=expected):
+    expected = (
+        rf"the metric '\S+' of {member} became NaN or infinite at update ([23]) .*: step (64|128)$"
+    )
+    with pytest.raises(errors.RunFailure, match=expected) as raised:
         _run(poisoned, directory)
-    assert processes.num_lines(directory.path) == 0
+    update, step = map(int, re.search(expected, str(raised.value)).groups()[1:])
+    assert step == 64 * (update - 1)
+    assert processes.num_lines(directory.path) == update - 1
+    assert (directory.checkpoints / str(step) / "manifest.json").exists()
 
 
 @pytest.mark.parametrize(
     ("binding", "message"),
     [("SEED = 7", "seed, 3: got 7"), ("Anakin.rollout_length = 32", "update, 64: got 256")],
 )
-def test_resuming_with_what_a_run_cannot_change_is_refused(settings, population, binding, message):
+def test_resuming_with_a_fixed_option_changed_is_refused(settings, population, binding, message):
     directory, _ = population
     changed = experiment.load([str(directory.config)], [binding])
     with pytest.raises(errors.UserError, match=message):
         _run(changed, directory, resume=True)
+    run_directory.Lock(directory.path).acquire()  # the refused run has released it
 
 
 def _score(directory, step):
@@ -406,17 +351,6 @@ def test_a_final_evaluation_that_was_stopped_counts_after_it_is_repeated(
     assert _score(directory, 640) == pytest.approx(summary["evaluation"]["return"])
 
 
-def test_a_run_that_cannot_be_made_does_not_keep_its_directory(settings, tmp_path, monkeypatch):
-    def fail(*_):
-        raise errors.UserError("no room")
-
-    directory = run_directory.RunDirectory(tmp_path)
-    monkeypatch.setattr(anakin.Anakin, "describe", fail)
-    with pytest.raises(errors.UserError, match="no room"):
-        _run(settings, directory)
-    run_directory.RunDirectory(tmp_path).lock.acquire()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_asks_to_stop_and_a_second_ctrl_c_interrupts(number, capsys):
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
@@ -431,36 +365,28 @@ def test_a_signal_asks_to_stop_and_a_second_ctrl_c_interrupts(number, capsys):
 
 
 def test_a_thread_can_train_without_signal_handlers():
-    seen = []
-
-    def enter():
+    def is_stopped():
         with run.StopRequest() as stop:
-            seen.append(bool(stop))
+            return bool(stop)
 
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert seen == [False]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        assert pool.submit(is_stopped).result() is False
 
 
 def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
-    clocks = []
-    for dispatches in ([(30.0, 64), (2.0, 64), (1.0, 128)], [(10.0, 64), (3.0, 64)]):
-        clock = run.Clock()
-        now[0] += 5.0  # such as restoring a checkpoint
-        if clocks:
-            clock.resume(clocks[-1].record() | {"wall": 38.0})
+    first, second = run.Clock(), run.Clock()
+    for clock, dispatches in (
+        (first, [(30.0, 64), (2.0, 64), (1.0, 128)]),
+        (second, [(10.0, 64), (3.0, 64)]),
+    ):
         for index, (seconds, steps) in enumerate(dispatches):
-            now[0] += seconds
             clock.add_dispatch(seconds, steps)
-            if index == 0:
-                assert math.isnan(clock.latest_rate)
-                assert clocks or math.isnan(clock.rate)
-        clocks.append(clock)
-        now[0] += 1000.0  # between two starts
-    assert (clocks[0].rate, clocks[0].latest_rate, clocks[0].first_dispatch) == (64.0, 128.0, 30.0)
-    assert clocks[1].rate == (64 + 128 + 64) / (2.0 + 1.0 + 3.0)
-    assert clocks[1].first_dispatch == 40.0
-    assert clocks[1].wall == 38.0 + 18.0 + 1000.0
+            assert math.isnan(clock.latest_rate) == math.isnan(clock.rate) == (index == 0)
+    now[0] += 5.0
+    assert (first.rate, first.latest_rate, first.first_dispatch) == (64.0, 128.0, 30.0)
+    second.resume(first.record() | {"wall": 38.0})
+    assert second.rate == (64 + 128 + 64) / (2.0 + 1.0 + 3.0)
+    assert second.first_dispatch == 40.0
+    assert (first.wall, second.wall) == (5.0, 38.0 + 5.0)

@@ -3,6 +3,7 @@
 import math
 import sys
 import types
+from unittest import mock
 
 import pytest
 
@@ -28,39 +29,15 @@ def test_a_missing_package_is_found_before_compiling(tmp_path, monkeypatch, modu
     assert not (tmp_path / "run").exists()
 
 
-def _install(monkeypatch, init_error=None, log_error=None):
-    """Installs a stand-in for the package `wandb`; returns the calls of its runs."""
-    module, calls = types.ModuleType("wandb"), []
-    module.errors = types.ModuleType("wandb.errors")
+def _install(monkeypatch):
+    """Installs a stand-in for the package `wandb`, which it returns."""
+    module = mock.MagicMock()
     module.errors.UsageError = type("UsageError", (Exception,), {})
     module.errors.AuthenticationError = type("AuthenticationError", (Exception,), {})
-    module.Settings = lambda **options: options
-
-    def record(name, error=None):
-        def call(*arguments, **options):
-            calls.append((name, arguments, options))
-            if error:
-                raise error
-
-        return call
-
-    def init(**options):
-        if init_error:
-            kind = getattr(module.errors, init_error, ConnectionError)
-            raise kind("no answer\nafter a minute")
-        calls.append(("init", (), options))
-        return types.SimpleNamespace(
-            id=options.get("id", "chosen"),
-            log=record("log", log_error),
-            finish=record("finish"),
-            config=types.SimpleNamespace(update=record("config")),
-            summary=types.SimpleNamespace(update=record("summary")),
-        )
-
-    module.init = init
+    module.init.return_value.id = "chosen"
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.setitem(sys.modules, "wandb.errors", module.errors)
-    return calls
+    return module
 
 
 @pytest.mark.parametrize(
@@ -68,53 +45,55 @@ def _install(monkeypatch, init_error=None, log_error=None):
     [
         ("UsageError", errors.UserError),
         ("AuthenticationError", errors.UserError),
-        ("ConnectionError", errors.RunFailure),
+        (None, errors.RunFailure),
     ],
 )
 def test_a_failure_at_the_start_is_one_line(tmp_path, monkeypatch, raised, kind):
-    _install(monkeypatch, raised)
+    module = _install(monkeypatch)
+    error = getattr(module.errors, raised) if raised else ConnectionError
+    module.init.side_effect = error("no answer\nafter a minute")
     directory = run_directory.RunDirectory(tmp_path)
     with pytest.raises(kind, match=r"^Weights & Biases: no answer \(or .*\)$"):
         weights_and_biases.WeightsAndBiases().open(directory, False)
 
 
 def test_a_failure_later_does_not_end_the_run(tmp_path, monkeypatch, caplog):
-    calls = _install(monkeypatch, log_error=ConnectionError("the service is gone"))
+    tracked = _install(monkeypatch).init.return_value
+    tracked.log.side_effect = ConnectionError("the service is gone")
     directory = run_directory.RunDirectory(tmp_path)
     logger = weights_and_biases.WeightsAndBiases().open(directory, False)
-    logger.write(64, {"loss/total": 1.0})
-    logger.write(128, {"loss/total": 1.0})
+    for step in (64, 128):
+        logger.write(step, {"loss/total": 1.0})
     logger.close()
-    assert [name for name, *_ in calls] == ["init", "log"]
+    assert (tracked.log.call_count, tracked.finish.call_count) == (1, 0)
     assert "the service is gone" in caplog.text
 
 
 def test_a_resumed_run_continues_the_run_of_weights_and_biases(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_NAME", raising=False)
-    calls = _install(monkeypatch)
+    module = _install(monkeypatch)
+    tracked = module.init.return_value
     directory = run_directory.RunDirectory(tmp_path / "run")
     file = str(processes.config_file(tmp_path))
     bindings = [TRACKER, "WeightsAndBiases.project = 'p'", "Experiment.evaluation_period = 0"]
     first = experiment.load([file], [*bindings, "TOTAL_STEPS = 128"])
     summary = run.train(first, directory.path)
+    tracked.summary.update.assert_called_once_with(summary)
     later = experiment.load([str(directory.config)], ["TOTAL_STEPS = 192"])
     options = {"resume": True, "print_line": lambda line: None, "progress": False}
     run.Run(later, later.build(), directory, stop=(), **options).train()
 
-    begun = [options for name, _, options in calls if name == "init"]
+    begun = [call.kwargs for call in module.init.call_args_list]
     assert [(each["project"], each["name"]) for each in begun] == [("p", "run")] * 2
     assert [each.get("id") for each in begun] == [None, "chosen"]
-    logged = {options["step"]: values[0] for name, values, options in calls if name == "log"}
+    logged = {call.kwargs["step"]: call.args[0] for call in tracked.log.call_args_list}
     assert list(logged) == [64, 128, 192]
-    rows = {row["step"]: row for row in processes.log(directory.path)}
-    for step, values in logged.items():
-        assert values["loss/total"] == pytest.approx(rows[step]["loss/total"])
-        assert not any(map(math.isnan, values.values()))
-    sent = [values[0] for name, values, _ in calls if name == "summary"]
-    assert sent[0] == summary
-    sent = [values[0] for name, values, _ in calls if name == "config"]
-    assert [each["PPO.gamma"] for each in sent] == [first.build().agent.gamma] * 2
-    assert [options for name, _, options in calls if name == "finish"] == [{"exit_code": 0}] * 2
+    for row in processes.log(directory.path):
+        assert logged[row["step"]]["loss/total"] == pytest.approx(row["loss/total"])
+        assert not any(map(math.isnan, logged[row["step"]].values()))
+    sent = [call.args[0]["PPO.gamma"] for call in tracked.config.update.call_args_list]
+    assert sent == [first.build().agent.gamma] * 2
+    assert tracked.finish.call_args_list == [mock.call(exit_code=0)] * 2
 
 
 @pytest.mark.slow
