@@ -86,16 +86,6 @@ def test_every_stream_and_every_device_draws_for_itself():
     assert len({group.tobytes() for group in rows["row"].T % NUM}) > 2  # of 6
 
 
-@pytest.mark.parametrize("function", ["time", "streams"])
-def test_each_item_goes_to_each_minibatch_equally_often(function):
-    counts = np.zeros((NUM, ITEM.size))
-    for seed in range(60):
-        for minibatch, items in enumerate(_deal(function, 1, seed)[0]["item"]):
-            counts[minibatch, items.ravel()] += 1
-    # Twenty of sixty are expected, with a deviation of 3.7.
-    assert counts.min() > 3 and counts.max() < 38
-
-
 def test_equal_numbers_still_give_a_permutation():
     ranks = minibatches._ranks(jnp.array([[0.5, 0.1, 0.5, 0.5], [0.3, 0.3, 0.3, 0.3]]))
     np.testing.assert_array_equal(ranks, [[1, 0, 2, 3], [0, 1, 2, 3]])

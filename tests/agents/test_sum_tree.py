@@ -72,25 +72,6 @@ def test_no_item_is_written_twice(monkeypatch):
     assert list(zip(*written[0])) == [(0, 2, 6), (0, 3, 3), (0, 4, 4), (1, 3, 5)]
 
 
-def test_sums_do_not_drift_over_many_writes_to_millions_of_items():
-    """Of sizes over eight orders of magnitude; and they end at zero with the items."""
-
-    def step(tree, key):
-        item_key, value_key = jax.random.split(key)
-        item = jax.random.randint(item_key, (1024,), 0, MILLIONS)
-        value = 10.0 ** jax.random.uniform(value_key, (1024,), minval=-4.0, maxval=4.0)
-        return sum_tree.write(tree, jnp.zeros_like(item), item, value), None
-
-    keys = jax.random.split(jax.random.key(0), 200)
-    tree = jax.jit(lambda tree: jax.lax.scan(step, tree, keys)[0])(sum_tree.init(1, MILLIONS))
-    items = np.asarray(tree.levels[0])[:, :MILLIONS]
-    assert np.count_nonzero(items) > 150_000
-    _assert_sums(tree, items)
-    item = np.flatnonzero(items[0])
-    tree = _write(tree, 0 * item, item, np.zeros(item.shape))
-    assert not any(np.any(level) for level in tree.levels)
-
-
 @pytest.mark.slow
 def test_millions_of_equal_items_are_drawn_equally():
     items = jnp.arange(MILLIONS)
