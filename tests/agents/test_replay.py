@@ -71,37 +71,32 @@ def _mark(time, stream):
     return 100 * time + stream
 
 
-def _elements(case: Case, mark):
-    """Returns elements of every shape that differ by their mark and place."""
-    return {
-        str(shape): (
-            101 * mark.reshape(*mark.shape, *[1] * len(shape))
-            + 13 * np.arange(math.prod(shape)).reshape(shape)
-        )
-        % 251
-        for shape in case.shapes
-    }
-
-
 def _rollout(case: Case, number: int) -> types.Rollout:
-    """Returns the rollout of this number, which holds only times and streams."""
-    time = (number * case.steps + np.arange(case.steps + 1))[:, None]
-    time = np.broadcast_to(time, (case.steps + 1, case.num_streams))
-    stream = np.broadcast_to(np.arange(case.num_streams), time.shape)
+    """Returns the rollout of this number, of all streams."""
+    time = number * case.steps + np.arange(case.steps + 1)[:, None]
+    return _written(case, *np.broadcast_arrays(time, np.arange(case.num_streams)))
+
+
+def _written(case: Case, time: np.ndarray, stream: np.ndarray) -> types.Rollout:
+    """Returns the rollout of time steps `[T + 1, ...]`, which holds only times and streams."""
     mark = _mark(time, stream)
+
+    def elements(shape):
+        place = 13 * np.arange(math.prod(shape)).reshape(shape)
+        return (101 * mark.reshape(*mark.shape, *[1] * len(shape)) + place) % 251
+
+    shapes = {str(shape): elements(shape) for shape in case.shapes}
+    observation = {"frame": np.stack([time // 256, time % 256, stream], -1), **shapes}
     timestep = types.TimeStep(
-        observation=jax.tree.map(
-            lambda x: x.astype(np.uint8),
-            {"frame": np.stack([time // 256, time % 256, stream], -1), **_elements(case, mark)},
-        ),
+        observation=jax.tree.map(lambda x: x.astype(np.uint8), observation),
         reward=mark.astype(np.float32),
         discount=(time % 3 > 0).astype(np.float32),
         step_type=(time % 3).astype(np.int8),
     )
-    actor_state = {"mark": mark[0], **_elements(case, mark[0])} if case.recurrent else ()
-    actor_state = jax.tree.map(lambda x: x.astype(np.float32), actor_state)
+    states = {"mark": mark, **shapes} if case.recurrent else ()
+    states = jax.tree.map(lambda x: x[0].astype(np.float32), states)
     extras = {"seen": mark[:-1].astype(np.float32)}
-    return types.Rollout(timestep, mark[:-1].astype(np.int32), extras, actor_state)
+    return types.Rollout(timestep, mark[:-1].astype(np.int32), extras, states)
 
 
 def _first_priority(mark):
@@ -157,45 +152,16 @@ def _compiled(case: Case):
     return jax.jit(init), jax.jit(step, donate_argnums=0)
 
 
-class Model:
-    """A ring in plain Python that checks step by step which sequences are whole."""
-
-    def __init__(self, case: Case):
-        self.case = case
-        self.slots = [None] * case.capacity
-        self.head = 0
-        self.priorities: dict[int, float] = {}  # of all sequences, by mark
-
-    def add(self) -> None:
-        """Writes a rollout."""
-        for time in range(self.head, self.head + self.case.steps + 1):
-            self.slots[time % self.case.capacity] = time
-        self.head += self.case.steps
-        marks = [_mark(t, b) for t in self.starts() for b in range(self.case.num_streams)]
-        self.priorities = {m: self.priorities.get(m, _first_priority(m)) for m in marks}
-
-    def starts(self) -> list[int]:
-        """Returns the times at which whole sequences begin."""
-        period = self.case.steps if self.case.recurrent else 1
-        return [
-            start
-            for start in range(0, self.head + 1, period)
-            if all(
-                self.slots[time % self.case.capacity] == time
-                for time in range(start, start + self.case.length + 1)
-            )
-        ]
-
-    def probabilities(self) -> dict[int, float]:
-        """Returns those of all marks: proportional within a shard, and shards are equal."""
-        case, marks = self.case, np.array(list(self.priorities))
-        if not case.prioritized:
-            return dict.fromkeys(self.priorities, 1.0 / len(marks))
-        shards = np.gcd.reduce([case.num_streams, case.drawn, 8])
-        value = _value(self.priorities.values())
-        shard = marks % 100 // (case.num_streams // shards)
-        portions = value / np.bincount(shard, value)[shard] / shards
-        return {m: p for m, p in zip(marks.tolist(), portions) if p > 0.0}
+def _probabilities(case: Case, priorities: dict[int, float]) -> dict[int, float]:
+    """Returns those of all marks: proportional within a shard, and shards are equal."""
+    marks = np.array(list(priorities))
+    if not case.prioritized:
+        return dict.fromkeys(priorities, 1.0 / len(marks))
+    shards = np.gcd.reduce([case.num_streams, case.drawn, 8])
+    value = _value(priorities.values())
+    shard = marks % 100 // (case.num_streams // shards)
+    portions = value / np.bincount(shard, value)[shard] / shards
+    return {m: p for m, p in zip(marks.tolist(), portions) if p > 0.0}
 
 
 @functools.cache
@@ -215,17 +181,25 @@ def _outcomes(case: Case) -> list[Outcome]:
 def test_draws_are_those_of_a_slow_model(name):
     """Whole sequences of one stream, as often as they should be, with exact weights."""
     case = CASES[name]
-    model, moments = Model(case), 0
+    period = case.steps if case.recurrent else 1
+    head, moments, priorities = 0, 0, {}  # the priorities of all sequences, by mark
     for outcome in _outcomes(case):
-        model.add()
-        assert outcome.ready == bool(model.priorities)
-        assert outcome.size == min(model.head, case.capacity - 1)
+        head += case.steps
+        stored = range(max(head + 1 - case.capacity, 0), head + 1)
+        starts = [t for t in stored if t % period == 0 and t + case.length in stored]
+        marks = [_mark(t, b) for t in starts for b in range(case.num_streams)]
+        priorities = {m: priorities.get(m, _first_priority(m)) for m in marks}
+        assert outcome.ready == bool(priorities)
+        assert outcome.size == min(head, case.capacity - 1)
         if not outcome.ready:
             continue
         moments += 1
-        _assert_whole(case, outcome.sample.rollout)
-        marks = outcome.sample.rollout.action[0]
-        probabilities = model.probabilities()
+        rollout = outcome.sample.rollout
+        high, low, stream = rollout.timestep.observation["frame"][0].astype(int).T
+        time = 256 * high + low + np.arange(case.length + 1)[:, None]
+        streams.assert_same(rollout, _written(case, *np.broadcast_arrays(time, stream)))
+        marks = rollout.action[0]
+        probabilities = _probabilities(case, priorities)
         alive = np.array(list(probabilities))
         counts = np.bincount(marks, minlength=alive.max() + 1)
         assert set(np.flatnonzero(counts)) == set(alive)
@@ -237,34 +211,14 @@ def test_draws_are_those_of_a_slow_model(name):
         if not case.prioritized:
             np.testing.assert_array_equal(outcome.sample.weight, 1.0)
             continue
-        size = len(model.priorities)
+        size = len(priorities)
         weight = np.array([(size * probabilities[mark]) ** -BETA for mark in marks])
         largest = (size * min(probabilities.values())) ** -BETA
         np.testing.assert_allclose(outcome.sample.weight, weight / largest, rtol=1e-5)
-        model.priorities |= {int(mark): _second_priority(int(mark)) for mark in marks}
-        expected = np.sum(_value(model.priorities.values()))
+        priorities |= {int(mark): _second_priority(int(mark)) for mark in marks}
+        expected = np.sum(_value(priorities.values()))
         np.testing.assert_allclose(np.sum(outcome.total), expected, rtol=1e-5)
     assert moments > 2 * case.rollouts
-
-
-def _assert_whole(case: Case, rollout: types.Rollout) -> None:
-    """Asserts that no time is missing or repeated: no sequence crosses the write position."""
-    observation = dict(rollout.timestep.observation)
-    high, low, stream = np.moveaxis(observation.pop("frame").astype(int), -1, 0)
-    time = 256 * high + low  # [L + 1, N]
-    assert time.shape == (case.length + 1, case.drawn)
-    np.testing.assert_array_equal(time, time[0] + np.arange(case.length + 1)[:, None])
-    np.testing.assert_array_equal(stream, np.broadcast_to(stream[0], stream.shape))
-    mark = _mark(time, stream)
-    np.testing.assert_array_equal(rollout.timestep.reward, mark)
-    np.testing.assert_array_equal(rollout.timestep.step_type, time % 3)
-    np.testing.assert_array_equal(rollout.timestep.discount, time % 3 > 0)
-    np.testing.assert_array_equal(rollout.action, mark[:-1])
-    np.testing.assert_array_equal(rollout.extras["seen"], mark[:-1])
-    streams.assert_same(observation, _elements(case, mark))
-    if case.recurrent:
-        expected = {"mark": mark[0], **_elements(case, mark[0])}
-        streams.assert_same(rollout.actor_state, expected)
 
 
 @pytest.mark.parametrize(("prioritized", "counts"), [(False, [4]), (True, [2, 4])])
