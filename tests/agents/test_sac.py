@@ -20,7 +20,7 @@ from podracers import environment, types
 from tests import streams
 from tests.agents import experience
 
-BATCH = 6
+BATCH = 16
 GAMMA, TEMPERATURE = 0.9, 0.5
 LOW, HIGH = np.array([-1.0, 1.0]), np.array([0.5, 3.0])
 TINY = functools.partial(sac_networks.sac_network, hidden_sizes=(4,))
@@ -43,23 +43,6 @@ def _spec(actions: str) -> environment.EnvironmentSpec:
     return spec
 
 
-def _timestep(rng, length: int, masked: bool) -> types.TimeStep:
-    """Returns `[length, N]`: within episodes, into both kinds of endings, and out of LAST."""
-    shape = (length, BATCH)
-    step_type = np.ones(shape, np.int8)
-    discount = np.ones(shape, np.float32)
-    step_type[-1, 0] = step_type[-1, 1] = types.LAST
-    discount[-1, 1] = 0.0
-    step_type[-2, 2], step_type[-1, 2] = types.LAST, types.FIRST  # its action was ignored
-    step_type[-2, 3] = types.FIRST
-    observation = rng.normal(size=(*shape, 3)).astype(np.float32)
-    if masked:
-        mask = np.arange(3) != rng.integers(0, 4, shape)[..., None]  # with 3, all are legal
-        observation = {"features": observation, environment.ACTION_MASK: mask}
-    reward = rng.normal(size=shape).astype(np.float32)
-    return types.TimeStep(observation, reward, discount, step_type)
-
-
 @functools.cache
 def _case(actions: str) -> _Case:
     """Discrete actions are seen through an encoder and a stack of two frames."""
@@ -72,11 +55,16 @@ def _case(actions: str) -> _Case:
     target = experience.moved(params.critic, 0.7, seed=4)
     rng = np.random.default_rng(2)
     length = agent._network.memory_length + 2
+    observation = rng.normal(size=(length, BATCH, 3)).astype(np.float32)
     if is_discrete:
         action = rng.integers(0, 3, (length - 1, BATCH)).astype(np.int32)
+        mask = np.arange(3) != rng.integers(0, 4, (length, BATCH))[..., None]
+        observation = {"features": observation, environment.ACTION_MASK: mask}
     else:
         action = rng.uniform(LOW, HIGH, (length - 1, BATCH, 2)).astype(np.float32)
-    rollout = types.Rollout(_timestep(rng, length, is_discrete), action, (), ())
+    timestep = experience.random_episodes(1, (length, BATCH))._replace(observation=observation)
+    assert timestep.truncated()[-1].any() and timestep.terminated()[-1].any()
+    rollout = types.Rollout(timestep, action, (), ())
     weight = rng.uniform(0.5, 1.0, BATCH).astype(np.float32)
     keys = jax.random.split(jax.random.key(3), BATCH)
     return _Case(agent, params, target, replay.Sample(rollout, None, weight, keys))
@@ -92,91 +80,77 @@ def _mlp(params, x, activation):
     return x
 
 
-class _Slow:
-    """The losses of one transition after another; `arrival` is 0 at its start and 1 at its end."""
+def _slow_losses(actions: str, params: sac_networks.Params):
+    """Returns the losses of `params` `[3, N]`, the targets `[N]` and the values `[2, N]`.
 
-    def __init__(self, actions: str):
-        _, self.params, self.target_critic, self.sample = _case(actions)
-        self.discrete = actions == "discrete"
-        self.timestep = self.sample.rollout.timestep
-        self.action = self.sample.rollout.action[-1]
-        keys = jax.vmap(jax.random.split)(self.sample.key)
-        draw = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, (2,))))
-        self.noise = draw(keys)  # [N, 2, D]
+    `arrival` is 0 at the start of a transition, and 1 at its end.
+    """
+    _, constant, target_critic, sample = _case(actions)
+    timestep, action = sample.rollout.timestep, sample.rollout.action[-1]
+    is_discrete = actions == "discrete"
+    keys = jax.vmap(jax.random.split)(sample.key)
+    noise = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, (2,))))(keys)  # [N, 2, D]
 
-    def features(self, critic, n, arrival):
-        if not self.discrete:
-            return self.timestep.observation[arrival, n]
-        frames = self.timestep.observation["features"][:, n]
-        before = arrival if not self.timestep.first()[1 + arrival, n] else 1 + arrival
-        stack = np.concatenate([frames[before], frames[1 + arrival]])
+    def features(critic, arrival):
+        if not is_discrete:
+            return timestep.observation[arrival]
+        frames, first = timestep.observation["features"], timestep.first()[1 + arrival]
+        before = np.where(first[:, None], frames[1 + arrival], frames[arrival])
+        stack = np.concatenate([before, frames[1 + arrival]], axis=-1)
         return _mlp(critic["encoder"], stack, jnp.tanh)
 
-    def values(self, critic, n, arrival, action=()):
-        features = jnp.concatenate([self.features(critic, n, arrival), jnp.asarray(action)])
-        hidden = [_mlp(critic[f"bodies_{i}"], features, jax.nn.relu) for i in range(2)]
+    def values(critic, arrival, action):
+        seen = jnp.concatenate([features(critic, arrival), action], axis=-1)
+        hidden = [_mlp(critic[f"bodies_{i}"], seen, jax.nn.relu) for i in range(2)]
         return jnp.stack([_dense(critic[f"heads_{i}"], hidden[i]) for i in range(2)])
 
-    def expect(self, policy, critic, n, arrival):
-        """Returns the expected value under `critic`, and the entropy."""
-        features = self.features(self.params.critic, n, arrival)
-        outputs = _dense(policy["Dense_0"], _mlp(policy["MLP_0"], features, jax.nn.relu))
-        if self.discrete:
-            legal = np.flatnonzero(
-                self.timestep.observation[environment.ACTION_MASK][-2 + arrival, n]
-            )
-            log_p = jax.nn.log_softmax(outputs[legal])
-            worse = jnp.min(self.values(critic, n, arrival), axis=0)[legal]
-            return jnp.exp(log_p) @ worse, -jnp.exp(log_p) @ log_p
-        mean, log_std, noise = outputs[:2], outputs[2:], self.noise[n, arrival]
-        action = jnp.tanh(mean + jnp.exp(log_std) * noise)
-        log_prob = -0.5 * noise**2 - log_std - 0.5 * np.log(2.0 * np.pi)
-        log_prob = jnp.sum(log_prob - jnp.log(1.0 - action**2))
-        return jnp.min(self.values(critic, n, arrival, action)), -log_prob
+    def expect(policy, critic, arrival):
+        """Returns the expected value under `critic`, and the entropy, `[N]` each."""
+        hidden = _mlp(policy["MLP_0"], features(constant.critic, arrival), jax.nn.relu)
+        outputs = _dense(policy["Dense_0"], hidden)
+        if is_discrete:
+            mask = timestep.observation[environment.ACTION_MASK][-2 + arrival]
+            log_p = jax.nn.log_softmax(jnp.where(mask, outputs, -1e30))
+            worse = jnp.min(values(critic, arrival, jnp.zeros((BATCH, 0))), axis=0)
+            return jnp.sum(jnp.exp(log_p) * worse, -1), -jnp.sum(jnp.exp(log_p) * log_p, -1)
+        mean, log_std, z = outputs[:, :2], outputs[:, 2:], noise[:, arrival]
+        action = jnp.tanh(mean + jnp.exp(log_std) * z)
+        log_prob = -0.5 * z**2 - log_std - 0.5 * np.log(2.0 * np.pi) - jnp.log(1.0 - action**2)
+        return jnp.min(values(critic, arrival, action)[..., 0], axis=0), -jnp.sum(log_prob, -1)
 
-    def target(self, n):
-        value, entropy = self.expect(self.params.policy, self.target_critic, n, arrival=1)
-        soft = value + TEMPERATURE * entropy
-        return self.timestep.reward[-1, n] + GAMMA * self.timestep.discount[-1, n] * soft
-
-    def taken(self, critic, n):
-        if self.discrete:
-            return self.values(critic, n, 0)[:, self.action[n]]
-        return self.values(critic, n, 0, (self.action[n] - LOW) / (HIGH - LOW) * 2.0 - 1.0)[:, 0]
-
-    def critic_loss(self, critic, n):
-        return jnp.sum(0.5 * (self.taken(critic, n) - self.target(n)) ** 2)
-
-    def policy_loss(self, policy, n):
-        value, entropy = self.expect(policy, self.params.critic, n, arrival=0)
-        return -value - TEMPERATURE * entropy
-
-    def temperature_loss(self, log_temperature, n):
-        _, entropy = self.expect(self.params.policy, self.params.critic, n, arrival=0)
-        target = -2.0
-        if self.discrete:
-            mask = self.timestep.observation[environment.ACTION_MASK]
-            target = 0.98 * np.log(mask[-2, n].sum())
-        return jnp.exp(log_temperature) * (entropy - target)
+    value, entropy = expect(constant.policy, target_critic, 1)
+    soft_value = value + TEMPERATURE * entropy
+    target = timestep.reward[-1] + GAMMA * timestep.discount[-1] * soft_value
+    if is_discrete:
+        taken = values(params.critic, 0, jnp.zeros((BATCH, 0)))[:, np.arange(BATCH), action]
+        mask = timestep.observation[environment.ACTION_MASK][-2]
+        target_entropy = 0.98 * np.log(mask.sum(axis=-1))
+    else:
+        portion = (action - LOW) / (HIGH - LOW) * 2.0 - 1.0
+        taken, target_entropy = values(params.critic, 0, portion)[..., 0], -2.0
+    value, entropy = expect(params.policy, constant.critic, 0)
+    policy_loss = -value - TEMPERATURE * entropy
+    critic_loss = jnp.sum(0.5 * (taken - jax.lax.stop_gradient(target)) ** 2, axis=0)
+    _, entropy = expect(constant.policy, constant.critic, 0)
+    temperature_loss = jnp.exp(params.log_temperature) * (entropy - target_entropy)
+    return jnp.stack([policy_loss, critic_loss, temperature_loss]), target, taken
 
 
 @pytest.mark.parametrize("actions", ["continuous", "discrete"])
 def test_losses_and_gradients_equal_slow_ones(actions):
     """Each part learns from its own loss alone; the encoder is a part of the critics."""
     agent, params, target, sample = _case(actions)
-    slow, kept = _Slow(actions), [0, 1, 3, 4, 5]  # all but the transition out of LAST
+    kept = ~sample.rollout.timestep.last()[-2]
+    assert 1 < np.sum(~kept) < BATCH / 2
 
     def loss(params):
         learnt = agent._loss(params, sample, target)
         return learnt.metrics["loss/total"].result(), learnt
 
     def slow_loss(params):
-        parts = (slow.policy_loss, slow.critic_loss, slow.temperature_loss)
-        losses = [[part(each, n) for n in kept] for part, each in zip(parts, params, strict=True)]
-        losses, weight = jnp.array(losses), sample.weight[np.array(kept)]
-        target = jnp.array([slow.target(n) for n in kept])
-        taken = jnp.array([slow.taken(params.critic, n) for n in kept])
-        return jnp.mean(jnp.sum(losses, axis=0) * weight), (losses, target, taken)
+        losses, target, taken = _slow_losses(actions, params)
+        total = jnp.mean((jnp.sum(losses, axis=0) * sample.weight)[kept])
+        return total, (losses[:, kept], target[kept], taken[:, kept])
 
     gradient, learnt = jax.jit(jax.grad(loss, has_aux=True))(params)
     evaluate = jax.jit(jax.value_and_grad(slow_loss, has_aux=True))
@@ -192,8 +166,9 @@ def test_losses_and_gradients_equal_slow_ones(actions):
     }
     for name, value in expected.items():
         np.testing.assert_allclose(learnt.metrics[name].result(), value, rtol=1e-4, err_msg=name)
-    priority = np.insert(np.mean(np.abs(taken - targets[:, None]), axis=1), 2, -1.0)
-    np.testing.assert_allclose(learnt.priority, priority, rtol=1e-4)
+    priority = np.mean(np.abs(taken - targets), axis=0)
+    np.testing.assert_allclose(learnt.priority[kept], priority, rtol=1e-4)
+    np.testing.assert_array_equal(learnt.priority[~kept], -1.0)
 
 
 def test_continuous_actions_keep_their_bounds_and_their_units():
@@ -279,8 +254,8 @@ def test_weights_decay_and_the_temperature_does_not():
 def test_both_time_steps_are_shifted_separately_and_stacks_as_one():
     number = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
     frames = np.stack([np.tile(number + 64 * time, (BATCH, 1, 1, 1)) for time in range(3)])
-    timestep = _timestep(np.random.default_rng(1), 3, masked=False)
-    timestep = timestep._replace(observation=frames, step_type=np.ones((3, BATCH), np.int8))
+    shape = (3, BATCH)
+    timestep = types.TimeStep(frames, np.zeros(shape), np.ones(shape), np.ones(shape, np.int8))
     keys = jax.random.split(jax.random.key(0), BATCH)
     rollout = types.Rollout(timestep, np.zeros((2, BATCH), np.int32), (), ())
     sample = replay.Sample(rollout, None, np.ones(BATCH), keys)
