@@ -69,7 +69,7 @@ def _backward(stride, pads, residuals, gradient):
         lambda x: _bands(_fold(x, fold, pads, kernel.dtype), side, stride), images
     )
     weights, to_kernel = jax.vjp(lambda x: _weights(x, fold), kernel)
-    # The derivative of the sum over columns: each product sees the gradient where it took part.
+    # The derivative of the sum over columns: each product gets the gradient where it took part.
     after = bands.shape[2] - (gradient.shape[2] - 1) * stride - 1
     spread = jnp.concatenate([_pad_columns(gradient, k, after - k, stride) for k in range(side)])
     spread = _flat(spread)  # [K * O, H' * W * N]

@@ -98,10 +98,6 @@ def _join(features: jax.Array, vector: jax.Array | None) -> jax.Array:
     return features if vector is None else jnp.concatenate([features, vector], axis=-1)
 
 
-def _dense(features: jax.Array, size: int, layer_norm: bool) -> jax.Array:
-    return layers.mlp(features, (size,), jax.nn.relu, layer_norm=layer_norm)
-
-
 class MLP(nn.Module):
     """Dense layers, with the activation after each of them.
 
@@ -333,7 +329,9 @@ class NatureCNN(nn.Module):
         if min(image.shape[1:3]) < 36:
             raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
         trunk = _Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), "VALID", self.layer_norm)
-        return _join(_dense(_features(trunk, image), self.hidden, self.layer_norm), vector)
+        features = _features(trunk, image)
+        features = layers.mlp(features, (self.hidden,), jax.nn.relu, layer_norm=self.layer_norm)
+        return _join(features, vector)
 
 
 class ImpalaResNet(nn.Module):
@@ -358,4 +356,5 @@ class ImpalaResNet(nn.Module):
         image, vector = image_or_error(observation, "ImpalaResNet")
         trunk = _ResidualSections(self.channels, self.layer_norm)
         features = _features(trunk, image, recompute=True)
-        return _join(_dense(features, self.hidden, self.layer_norm), vector)
+        features = layers.mlp(features, (self.hidden,), jax.nn.relu, layer_norm=self.layer_norm)
+        return _join(features, vector)

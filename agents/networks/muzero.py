@@ -179,7 +179,7 @@ def model(
       num_atoms: number of atoms of rewards and values, `Z`.
       encoder: module of `agents.networks.encoders`; by default two ReLU layers of 128.
       core: module of `agents.networks.cores`; by default none. MuZero refuses one with memory.
-      frame_stack: number of frames that the encoder sees; 1 for no stack.
+      frame_stack: number of frames in the encoder's input; 1 for no stack.
       latent_size: size of the latent.
       hidden_sizes: sizes of the hidden layers of dynamics and of prediction.
     """
@@ -210,7 +210,7 @@ def image_model(
       channels: number of channels of the latent, `C`, and of every convolution.
       num_blocks: number of residual blocks, of the representation and of the dynamics.
       strides: strides of the representation's first convolutions.
-      frame_stack: number of frames that it sees; 1 for no stack.
+      frame_stack: number of frames in its input; 1 for no stack.
       hidden_sizes: sizes of the hidden layers of rewards and of prediction.
     """
     errors.require_types(image_model, locals())

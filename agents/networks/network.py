@@ -76,7 +76,7 @@ class Composed:
       spec: environment specification.
       module: Flax module, `module(states, observation, first) -> (output, states)`, all
         `[T, B, ...]`, with `initial_states(batch_size)`.
-      frame_stack: number of frames that the encoders see; 1 for no stack.
+      frame_stack: number of frames in the encoders' inputs; 1 for no stack.
     """
 
     spec: environment.EnvironmentSpec
@@ -108,7 +108,10 @@ class Composed:
         states = self.module.initial_states(batch_size)
         if self.frame_stack == 1 and not jax.tree.leaves(states):
             return ()
-        return Core(self._initial_frames(batch_size), states)
+        if self.frame_stack == 1:
+            return Core((), states)
+        zeros = encoders.without_mask(self.spec.zero_observation())
+        return Core(cores.initial_frames(zeros, batch_size, self.frame_stack), states)
 
     def step(self, params, core, timestep, key=None):
         timestep = jax.tree.map(lambda x: x[None], timestep)
@@ -138,22 +141,16 @@ class Composed:
         frames = cores.frames_before(core.frames, observation, timestep.first(), time, stream)
         return Core(frames, self.module.initial_states(time.shape[0]))
 
-    def _initial_frames(self, batch_size: int) -> types.PyTree:
-        if self.frame_stack == 1:
-            return ()
-        zeros = encoders.without_mask(self.spec.zero_observation())
-        return cores.initial_frames(zeros, batch_size, self.frame_stack)
-
     def _inputs(self, core: Any, timestep: types.TimeStep) -> tuple[types.PyTree, tuple, Any]:
         """Returns the observation with stacked frames, the states, and the new frames."""
         observation = encoders.without_mask(timestep.observation)
         if core == ():
             return observation, self.module.initial_states(timestep.step_type.shape[1]), ()
-        if self.frame_stack == 1:
-            return observation, core.states, ()
-        observation, frames = cores.stack_frames(
-            core.frames, observation, timestep.first(), self.frame_stack
-        )
+        frames = ()
+        if self.frame_stack > 1:
+            observation, frames = cores.stack_frames(
+                core.frames, observation, timestep.first(), self.frame_stack
+            )
         return observation, core.states, frames
 
 
@@ -207,8 +204,8 @@ class ActorCriticModule(nn.Module):
         features, states = zip(
             *(torso(s, observation, first) for torso, s in zip(self.torsos, states))
         )
-        seen = self.head.num_outputs - self.head.num_free
-        policy = layers.Dense(seen, scale=0.01, name="policy")(features[0])
+        size = self.head.num_outputs - self.head.num_free
+        policy = layers.Dense(size, scale=0.01, name="policy")(features[0])
         if self.head.num_free:
             free = self.param("free", nn.initializers.zeros, (self.head.num_free,))
             free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
@@ -233,7 +230,7 @@ def actor_critic(
       head: action head of the policy.
       encoder: module of `agents.networks.encoders`; by default two tanh layers of 64.
       core: module of `agents.networks.cores`; by default none.
-      frame_stack: number of frames that the encoder sees; 1 for no stack.
+      frame_stack: number of frames in the encoder's input; 1 for no stack.
       separate_critic: whether the critic has an encoder (and a core) of its own.
     """
     errors.require_types(actor_critic, locals())

@@ -62,7 +62,7 @@ class _Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LPG:
-    """The meta-learner.
+    """Meta-learner of the rule of learned policy gradient.
 
     A rollout of a lifetime has `updates + 1` chunks. The rule updates the agent after each chunk
     except the last. The last chunk, collected by the updated agent, is the validation data: the
