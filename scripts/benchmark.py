@@ -19,7 +19,6 @@ from benchmarks import (
     tpu_estimates,
 )
 from results import reproduction
-from tracing import ahead_of_time
 
 from podracers import command_line, errors
 from podracers.training import run_directory
@@ -83,7 +82,7 @@ def main() -> int:
     for name in dict.fromkeys(name for names in chosen for name in names):
         try:
             results[name] = _measure(name, options)
-        except ahead_of_time.NoCompilerError as error:
+        except tpu_estimates.NoCompilerError as error:
             if options.names:  # not by default
                 raise
             print(f"{name}: skipped: {error}")

@@ -10,7 +10,7 @@ evaluation differ.
 With --record, the new runs replace the old ones, and the exit code is 0; then run
 `python scripts/report.py`. After Ctrl-C, the same --out continues.
 
---suite trains, at low priority, the missing seeds of all rows of a suite (of EXPERIMENT or --runner
+--suite trains the missing seeds of all rows of a suite (of EXPERIMENT or --runner
 only, if given), and records each run when it ends. Exit code 1: a run failed, or another process
 trains it.
 """

@@ -1,13 +1,23 @@
-"""The TPU compiler's estimates of every agent's programs, without a TPU: memory and cycles."""
+"""The TPU compiler's estimates of every agent's programs, without a TPU: memory and cycles.
 
+The TPU compiler is the package `libtpu`, in the version that jax's extra `tpu` names. In an
+environment for CPU, it is installed into its own folder.
+"""
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 
+import jax
 from benchmarks import measure, records
 from jax.experimental import topologies
-from tracing import ahead_of_time
+from tracing import costs
 
-from podracers import errors
+from podracers import errors, parallel, runner, sebulba
 from podracers.training import experiment
 
 _ATARI = "gin/experiments/pong_ppo.gin"
@@ -29,11 +39,34 @@ _BINDINGS = {
 # Agents that use each rollout once have a preset for large batches under Anakin, too.
 _LARGE_BATCH = ("ppo", "impala")
 # Preset and topology by number of chips.
-_HARDWARE = {
-    1: ("colab_tpu", "v5e:2x2"),
-    4: ("v4_8", "v5e:2x2"),
-    8: ("v5e_8", "v5e:2x4"),
+_HARDWARE = {1: ("colab_tpu", "v5e:2x2"), 4: ("v4_8", "v5e:2x2"), 8: ("v5e_8", "v5e:2x4")}
+# Hz. A v5e has 197e12 operations a second in bfloat16, in four units of 128 x 128 multiplications
+# and additions (https://cloud.google.com/tpu/docs/v5e).
+_CLOCK = 1.5e9
+_LIBRARY = "TPU_LIBRARY_PATH"  # JAX's variable for the path of the compiler
+# No query for the TPUs of this machine; several processes may compile.
+_ALONE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+
+
+class NoCompilerError(errors.UserError):
+    """There is no TPU compiler."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """Costs of one compiled program; of a program that does not compile, only temporaries."""
+
+    arguments: int = 0  # bytes
+    temporaries: int = 0  # bytes
+    cycles: float = 0.0  # of one execution
+    learning: float = 0.0  # cycles of the part that learns
+    loops: tuple[costs.Loop, ...] = ()  # their number of passes depends on data; one is counted
+    failure: str = ""  # reason why it does not compile
 
 
 def benchmark_agent(
@@ -48,30 +81,39 @@ def benchmark_agent(
       agent: a name in `EXPERIMENTS`.
       counts: numbers of chips.
       bindings: over those of the experiments.
-      compiler: the folder of libtpu (see `ahead_of_time.find_compiler`).
+      compiler: target folder of the installation of `libtpu`; None for the file that
+        `TPU_LIBRARY_PATH` names, or an installed package.
 
     Raises:
-      ahead_of_time.NoCompilerError: there is no compiler.
+      NoCompilerError: there is no compiler.
       errors.UserError: there is no preset for a number of chips.
     """
-    version = ahead_of_time.find_compiler(compiler)
+    version = _find_compiler(compiler)
     rows, notes = [], []
     for count in counts:
         if count not in _HARDWARE:
             raise errors.UserError(f"--devices: expected one of {[*_HARDWARE]} chips, got {count}")
         preset, topology = _HARDWARE[count]
         grid = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-        for runner, files, large in _files(agent):
+        for kind, files, large in _files(agent):
             presets = (preset, f"large_batch_{count}") if large else (preset,)
             named = (*files, *(f"gin/hardware/{each}.gin" for each in presets))
-            needed = _BINDINGS.get(agent, ()) if runner == "Sebulba" else ()
+            needed = _BINDINGS.get(agent, ()) if kind == "Sebulba" else ()
             made = experiment.load(named, [*needed, *bindings])
-            found = ahead_of_time.estimate(made.build().runner, made.seed, grid.devices[:count])
-            name = f"{agent}, {runner}" + (", large batch" if large else "")
+            name = f"{agent}, {kind}" + (", large batch" if large else "")
             name += f", {count} chips" if count > 1 else ""
-            rows += _rows(name, found)
             notes.append(f"{name}: {', '.join([*named, *needed])}")
-            notes += [f"{name}, {note}" for note in _notes(found)]
+            of = made.build().runner
+            with parallel.compiling_for(grid.devices[:count]):
+                programs = _compile_all(of, made.seed)
+                rows += _rows(name, of, programs)
+            for program, each in programs.items():
+                if each.failure:
+                    notes.append(f"{name}, {program}: does not compile: {each.failure}")
+                for loop in each.loops:
+                    cycles = f"takes {records.short(loop.cycles)} cycles"
+                    place = f"{name}, {program}: a pass of the loop `{loop.operation}`"
+                    notes.append(f"{place} {cycles}")
     return records.Result(
         "The TPU compiler's estimates for chips of a v5e of 1.5 GHz, with the presets of "
         f"gin/hardware: compiled by libtpu {version}, not run. The host, simulators, copies beside "
@@ -93,25 +135,92 @@ def _files(agent: str) -> Iterator[tuple[str, tuple[str, ...], bool]]:
         yield "Sebulba", EXPERIMENTS[agent], False
 
 
-def _rows(name: str, found: ahead_of_time.Estimate) -> Iterator[records.Row]:
-    if found.update:
-        yield records.row("estimated speed", "agent steps/s", found.rate, experiment=name)
-        yield records.row("an update", "cycles", found.update, experiment=name)
-    if found.step:
-        yield records.row("a step of all streams", "cycles", found.step, experiment=name)
-    for program, each in found.programs.items():
-        if program in ("begin", "finish"):
-            continue
-        line = f"{name}, {program}" if program == "act" else name
-        if not each.failure:
-            yield records.row("arguments", "bytes", each.arguments, experiment=line)
-        yield records.row("temporaries", "bytes", each.temporaries, experiment=line)
+def _find_compiler(folder: pathlib.Path | None) -> str:
+    """Configures JAX for the TPU compiler, and returns the compiler's version."""
+    if folder is None:
+        found = importlib.util.find_spec("libtpu")
+        library = os.environ.get(_LIBRARY) or (
+            found and found.origin and str(pathlib.Path(found.origin).with_name("libtpu.so"))
+        )
+    else:
+        library = str(folder / "libtpu" / "libtpu.so")
+    if not library or not pathlib.Path(library).is_file():
+        required = next(name for name in importlib.metadata.requires("jax") if "libtpu" in name)
+        version = required.split(";")[0]
+        raise NoCompilerError(
+            f"no TPU compiler in {library or 'this environment'}: pip install --no-deps --target "
+            f"DIR '{version}', then --libtpu DIR"
+        )
+    os.environ |= {_LIBRARY: library} | _ALONE
+    jax.config.update("jax_platforms", "cpu")  # leaves the machine's TPUs alone
+    jax.config.update("jax_enable_compilation_cache", False)  # cached programs need a TPU
+    beside = str(pathlib.Path(library).parents[1])
+    found = importlib.metadata.Distribution.discover(name="libtpu", path=[beside])
+    return next((each.version for each in found), "of an unknown version")
 
 
-def _notes(found: ahead_of_time.Estimate) -> Iterator[str]:
-    for program, each in found.programs.items():
-        if each.failure:
-            yield f"{program}: does not compile: {each.failure}"
-        for loop in each.loops:
-            cycles = records.short(loop.cycles)
-            yield f"{program}: a pass of the loop `{loop.operation}` takes {cycles} cycles"
+def _compile_all(of: runner.Runner, seed: int) -> dict[str, _Program]:
+    """Returns `update` of Anakin; `learn`, `begin`, `act` and `finish` of Sebulba."""
+    replay = getattr(of.agent, "_replay", None)
+    steps = float(replay.mean_gradient_steps(of.steps_per_update)) if replay else 1.0
+    if isinstance(of, sebulba.Sebulba):
+        traced = {"learn": of.trace(seed), **of.trace_acting(seed)._asdict()}
+        del traced["init_actor"]  # once in a run
+    else:
+        traced = {"update": of.trace(seed)}
+    return {name: _compile(each, steps) for name, each in traced.items()}
+
+
+def _rows(name: str, of: runner.Runner, programs: dict[str, _Program]) -> Iterator[records.Row]:
+    """Yields the speed over all devices, the cycles of the busiest one, and bytes.
+
+    The speed is an upper bound: operations without an estimate and the host count as zero.
+    """
+    if isinstance(of, sebulba.Sebulba):
+        step = of.num_batches * programs["act"].cycles
+        rollout = programs["begin"].cycles + of.num_batches * programs["finish"].cycles
+        rollout += of.rollout_length * step
+        actors, learners = of.placement.actors, of.placement.learners
+        update = max(
+            actors.count(device) * rollout + (device in learners) * programs["learn"].cycles
+            for device in {*actors, *learners}
+        )
+    else:
+        update = programs["update"].cycles
+        step = (update - programs["update"].learning) / of.rollout_length
+    if not any(program.failure for program in programs.values()):
+        rate = of.steps_per_update * of.population * _CLOCK / update
+        yield records.row("estimated speed", "agent steps/s", rate, experiment=name)
+        yield records.row("an update", "cycles", update, experiment=name)
+    if step:
+        yield records.row("a step of all streams", "cycles", step, experiment=name)
+    for program in ("update", "learn", "act"):
+        if each := programs.get(program):
+            line = f"{name}, {program}" if program == "act" else name
+            if not each.failure:
+                yield records.row("arguments", "bytes", each.arguments, experiment=line)
+            yield records.row("temporaries", "bytes", each.temporaries, experiment=line)
+
+
+def _compile(traced: jax.stages.Traced, gradient_steps: float) -> _Program:
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error)
+        if "RESOURCE_EXHAUSTED" not in message:
+            raise
+        match = re.search(r"temporaries \(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)", message)
+        if not match:
+            used = re.search(r"Used \S+ of \S+ \w+", message)
+            return _Program(failure=used[0] if used else message.splitlines()[0])
+        failure = f"{match[1]} GiB of temporaries, of {match[2]} available"
+        return _Program(temporaries=round(float(match[1]) * 2**30), failure=failure)
+    memory = compiled.memory_analysis()
+    found = costs.Costs(compiled.as_text(), gradient_steps)
+    return _Program(
+        arguments=memory.argument_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        cycles=found.cycles,
+        learning=sum(each for part, each in found.parts.items() if part.startswith("learn")),
+        loops=tuple(found.loops),
+    )

@@ -19,7 +19,6 @@ from podracers import command_line
 from podracers.training import loggers
 
 _SIGNIFICANT = 0.05
-_NICE = 10  # a suite runs for hours, beside other work
 
 
 def plan(row: results.Row, seed: int, folder: pathlib.Path) -> training_process.Run:
@@ -135,7 +134,7 @@ def train_suite(
     def record(run: training_process.Run) -> None:
         results.update(run.label, lambda row: row.with_run(finished(run)), path)
 
-    return training_process.train_all(missing(rows, seeds, output), record, _NICE)
+    return training_process.train_all(missing(rows, seeds, output), record)
 
 
 def missing(

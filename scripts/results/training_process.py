@@ -28,12 +28,11 @@ _ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONUNBUFFERED": "1"
 # the parent is killed. Code between fork and exec (`preexec_fn`) is not safe beside threads.
 _START = """
 import ctypes, os, signal, sys
-os.nice(int(sys.argv[2]))
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
     if os.getppid() != int(sys.argv[1]):
         sys.exit("the parent is gone")
-os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
@@ -59,12 +58,11 @@ class Run:
         run_dir = ("--run_dir", self.directory.path.as_posix())
         return shlex.join(["python", "scripts/train.py", *self.arguments, *run_dir])
 
-    def train(self, stop: run_lib.StopRequest, nice: int = 0) -> bool:
+    def train(self, stop: run_lib.StopRequest) -> bool:
         """Trains, or continues a run that was stopped; its output is that of this process.
 
         Args:
           stop: true after this process received a signal; then the child is stopped, too.
-          nice: decrease of the child's priority.
 
         Returns:
           Whether the run is finished; False if it was stopped.
@@ -77,7 +75,7 @@ class Run:
             return self.directory.summary.exists()
         script = str(ROOT / "scripts" / "train.py")
         path = ("--resume_if_begun", "--run_dir", str(self.directory.path))
-        start = [sys.executable, "-c", _START, str(os.getpid()), str(nice)]
+        start = [sys.executable, "-c", _START, str(os.getpid())]
         process = subprocess.Popen(
             [*start, script, *self.arguments, *path],
             stdin=subprocess.DEVNULL,
@@ -139,15 +137,12 @@ def plan(
     return Run(label, seed, words, directory, settings.total_steps, digest)
 
 
-def train_all(
-    runs: Sequence[Run], record: Callable[[Run], None] | None = None, nice: int = 0
-) -> bool | None:
+def train_all(runs: Sequence[Run], record: Callable[[Run], None] | None = None) -> bool | None:
     """Trains runs one after the other; those that are finished are not trained again.
 
     Args:
       runs: in their order.
       record: called after each run; if given, a failed run is reported, and the others continue.
-      nice: decrease of the priority.
 
     Returns:
       Whether all are finished; None if the work was stopped.
@@ -160,7 +155,7 @@ def train_all(
             place = f"{run.name}: {state} ({run.directory.path})"
             print(f"[{number}/{len(runs)}] {place}", flush=True)
             try:
-                if not run.train(stop, nice):
+                if not run.train(stop):
                     return None
             except (errors.UserError, errors.RunFailure) as error:
                 if stop or record is None:

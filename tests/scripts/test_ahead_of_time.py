@@ -87,14 +87,13 @@ def test_of_two_branches_the_costlier_counts(costs):
 
 
 @pytest.mark.slow
-def test_programs_are_compiled_for_tpus(tools, tmp_path):
+def test_programs_are_compiled_for_tpus(tmp_path):
     """Needs the compiler, installed or named by TPU_LIBRARY_PATH."""
-    ahead_of_time = tools("tracing.ahead_of_time").ahead_of_time
     file = tmp_path / "tpu.json"
     started = processes.start("benchmark", "tpu_dqn", "--json", file)
     result = processes.finish(started, timeout=1200.0)
     if "no TPU compiler" in result.stderr:
-        assert result.returncode == ahead_of_time.NoCompilerError.exit_code
+        assert result.returncode == 2
         pytest.skip(result.stderr)
     assert result.returncode == 0, result.stderr
     found = json.loads(file.read_text())["results"]["tpu_dqn"]
