@@ -77,36 +77,12 @@ def test_a_suite_records_every_run_and_continues_after_failures(recorded):
 
 
 @pytest.mark.slow
-def test_missing_seeds_are_trained_and_a_row_agrees_with_itself(recorded, main, tmp_path, capsys):
-    rows = json.loads(recorded[0].read_text())
-    lost = rows[1]["runs"].pop(0)
-    ledger = tmp_path / "results.json"
-    ledger.write_text(json.dumps(rows))
-    words = ("other", "--results", ledger, "--out", tmp_path / "runs")
-    assert main(*words, "--suite", "two", "--seeds", 2) == 0
-    assert "[1/1] other-anakin, seed 0: training" in capsys.readouterr().out
-    run = json.loads(ledger.read_text())[1]["runs"][0]
-    assert (run["seed"], run["final_return"]) == (0, lost["final_return"])
-    # The run is there: nothing is trained again.
-    assert main(*words, "--seeds", 1) == 0
-    found = capsys.readouterr().out
-    assert "finished before" in found and "identical: 1 seed(s)" in found
-    rows[1]["runs"] = [{**run, "seed": n} for n in range(3)]
-    ledger.write_text(json.dumps(rows))
-    with pytest.raises(errors.UserError, match="would replace 3"):
-        main(*words, "--seeds", 1, "--record")
-    rows[1]["runs"] = []
-    ledger.write_text(json.dumps(rows))
-    assert main(*words, "--seeds", 1, "--record") == 0
-    row = json.loads(ledger.read_text())[1]
-    assert row["runs"][0]["final_return"] == lost["final_return"]
-
-
-@pytest.mark.slow
-def test_a_suite_that_was_stopped_continues(recorded, run, tmp_path):
+def test_a_suite_that_was_stopped_continues_and_agrees_with_itself(
+    recorded, main, tmp_path, capsys
+):
     ledger, folder = _ledger(tmp_path, {}), tmp_path / "runs"
-    words = ("--suite", "two", "--results", ledger, "--out", folder, "--seeds", 1)
-    process = processes.start("reproduce", *words, environment=CACHED)
+    suite = ("--suite", "two", "--results", ledger, "--out", folder, "--seeds", 1)
+    process = processes.start("reproduce", *suite, environment=CACHED)
     stopped = processes.interrupt(
         process,
         signal.SIGTERM,
@@ -114,12 +90,24 @@ def test_a_suite_that_was_stopped_continues(recorded, run, tmp_path):
     )
     assert stopped.returncode == 0, stopped.stderr
     assert "stopped: the same command continues" in stopped.stdout
-    assert not any("runs" in row for row in json.loads(ledger.read_text()))
-    resumed = run("reproduce", *words, environment=CACHED)
-    assert resumed.returncode == 0, resumed.stderr
-    ended = [row["runs"][0]["final_return"] for row in json.loads(ledger.read_text())]
+    (row,) = json.loads(ledger.read_text())
+    assert "runs" not in row
+    assert main(*suite) == 0
+    (run,) = json.loads(ledger.read_text())[0]["runs"]
     expected = json.loads(recorded[0].read_text())[1]["runs"][0]["final_return"]
-    assert ended == [expected]
+    assert run["final_return"] == expected
+    # The run is there: nothing is trained again.
+    capsys.readouterr()
+    words = ("tiny", "--results", ledger, "--out", folder, "--seeds", 1)
+    assert main(*words) == 0
+    found = capsys.readouterr().out
+    assert "finished before" in found and "identical: 1 seed(s)" in found
+    ledger.write_text(json.dumps([row | {"runs": [{**run, "seed": n} for n in range(3)]}]))
+    with pytest.raises(errors.UserError, match="would replace 3"):
+        main(*words, "--record")
+    ledger.write_text(json.dumps([row]))
+    assert main(*words, "--record") == 0
+    assert json.loads(ledger.read_text())[0]["runs"][0]["final_return"] == expected
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import functools
 import itertools
 import pathlib
 import signal
-import time
 
 import pytest
 
@@ -156,15 +155,8 @@ def test_settings_beyond_the_memory_limit_fail(tmp_path, config, tune):
     assert list(tmp_path.iterdir()) == [config]
 
 
-def _is_alive(pid):
-    try:
-        return "State:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.slow
-def test_an_interrupt_keeps_the_best_so_far_and_ends_all_processes(tmp_path, config):
+def test_an_interrupt_keeps_the_best_so_far(tmp_path, config):
     out = tmp_path / "tuned.gin"
     arguments = ("--gin_file", config, "--parameters", "num_envs=256", "--out", out, *SHORT)
     process = processes.start("tune", *arguments)
@@ -172,14 +164,10 @@ def test_an_interrupt_keeps_the_best_so_far_and_ends_all_processes(tmp_path, con
         pass
     children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
     # One of them is multiprocessing's own, the other the next candidate.
-    while len(running := children.read_text().split()) < 2 and process.poll() is None:
+    while len(children.read_text().split()) < 2 and process.poll() is None:
         pass
     process.send_signal(signal.SIGINT)
-    result = processes.finish(process)
+    result = processes.finish(process)  # at its exit, Python waits for a child that is left
     assert result.returncode == 0, result.stderr
     assert "stopped early; the fastest so far: num_envs 256" in result.stdout
-    limit = time.monotonic() + 30
-    while (left := [pid for pid in running if _is_alive(pid)]) and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert not left
     assert experiment.load([str(config), str(out)], []).build().runner.num_envs == 256
