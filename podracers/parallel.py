@@ -210,14 +210,16 @@ def memory_usage(
         temporary memory, needs more memory than a device has.
     """
     each = f"on each of {len(devices)} {devices[0].device_kind} device{'s' * (len(devices) > 1)}"
-    remedy = "lower replay_capacity, num_envs, rollout_length, the batch size or the network's size"
     limit = _memory_limit(devices)
 
     def line(name: str, size: float) -> str:
         of_limit = "" if limit is None else f", of {readable_bytes(limit)}"
         text = f"{name}: {readable_bytes(size)} {each}{of_limit}"
         if limit is not None and size > limit:
-            raise errors.UserError(f"{text}: {remedy}")
+            raise errors.UserError(
+                f"{text}: lower replay_capacity, num_envs, rollout_length, or the size of batches "
+                "or networks"
+            )
         return text
 
     split = num_bytes(state._replace(learner=())) + num_bytes(observation) * num_steps
@@ -226,13 +228,7 @@ def memory_usage(
     lines = [line("replay and other agent memory", memory)] if memory >= 1e4 else []
     if devices[0].platform == "cpu":
         return lines
-    try:  # the run reuses the program
-        analysis = trace().lower().compile().memory_analysis()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        reason = errors.first_line(error).rstrip(".")
-        raise errors.UserError(f"an update does not fit {each}: {reason}; {remedy}") from error
+    analysis = trace().lower().compile().memory_analysis()  # the run reuses the program
     results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     total = analysis.argument_size_in_bytes + results + analysis.temp_size_in_bytes
     return [*lines, line("an update", total)]

@@ -1,7 +1,6 @@
 """Tests of Anakin alone; `tests/test_agents.py` tests all runners."""
 
-import dataclasses
-import types as python_types
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents import ppo
-from podracers import anakin, errors, types
+from podracers import anakin, errors, keys
 from tests import contract, streams
 
 ENVIRONMENT = streams.RandomEpisodes()
@@ -26,30 +25,6 @@ def _runner(environment=ENVIRONMENT, **options):
     )
     options = {"num_envs": 4, "rollout_length": 4, "num_devices": 2} | options
     return anakin.Anakin(agent, environment, **options)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Dice:
-    """An agent whose actions and state are random numbers."""
-
-    def init_learner(self, key):
-        return jax.random.uniform(key)
-
-    def init_memory(self, rollout):
-        return ()
-
-    def init_actor(self, env_id, num_envs, evaluation=False):
-        return ()
-
-    def actor_params(self, learner):
-        return ()
-
-    def act(self, params, actor_state, timestep, key, evaluation=False):
-        return jax.vmap(lambda k: jax.random.randint(k, (), 0, 3))(key), (), ()
-
-    def update(self, state, rollout, key):
-        draw = jax.random.uniform(key)
-        return types.AgentState(draw, ()), {"draw": types.Mean.of(draw)}
 
 
 @pytest.fixture(scope="module", name="single")
@@ -101,7 +76,7 @@ def test_the_state_is_donated_and_split_over_devices(single):
         ({"steps_per_pass": 0}, "steps_per_pass: expected"),
         (
             {
-                "environment": python_types.SimpleNamespace(
+                "environment": types.SimpleNamespace(
                     spec=ENVIRONMENT.spec, make=None, jax_twin="@cartpole.CartPole"
                 )
             },
@@ -123,18 +98,17 @@ def test_all_devices_are_used_by_default():
 
 def test_members_and_streams_have_different_keys():
     state = _runner(population=len(SEEDS)).init(SEEDS[0])
-    keys = np.asarray(jax.random.key_data(state.streams.environment.key)).reshape(-1, 2)
-    assert len(np.unique(keys, axis=0)) == len(SEEDS) * 4
+    found = np.asarray(jax.random.key_data(state.streams.environment.key)).reshape(-1, 2)
+    assert len(np.unique(found, axis=0)) == len(SEEDS) * 4
     streams.assert_same(state.key, jax.vmap(jax.random.key)(jnp.array(SEEDS)))
 
 
-def test_updates_have_different_keys():
-    recorder = contract.Recorder(Dice())
-    runner = anakin.Anakin(recorder, ENVIRONMENT, num_envs=8, rollout_length=6, num_devices=2)
-    history = contract.run(runner)
-    draws = [float(report.means["draw"].result()) for report in history.reports]
-    draws.append(float(history.states[0].learner.inner))
-    assert len(set(draws)) == contract.NUM_UPDATES + 1
-    actions = [rollout.action.tobytes() for rollout in history.rollouts]
-    assert len(set(actions)) == contract.NUM_UPDATES
-    np.testing.assert_array_equal(history.states[-1].key, history.states[0].key)
+def test_keys_differ():
+    """Golden digests and parity test the use of the keys."""
+    run = jax.random.key(0)
+    derived = [keys.learner(run), *(keys.streams(run, update) for update in range(3))]
+    derived += [key for update in range(3) for key in keys.act_and_learn(run, update)]
+    for each in derived:
+        per_stream = keys.per_stream(each, jnp.arange(3))
+        derived = [*derived, *per_stream, *keys.at_time(per_stream, 1)]
+    assert len({jax.random.key_data(key).tobytes() for key in derived}) == len(derived)

@@ -2,9 +2,8 @@
 
 import dataclasses
 import math
-import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 import jax
@@ -16,7 +15,7 @@ from environments import catch, gymnasium
 from podracers import environment as environment_lib
 from podracers import errors, evaluation, parallel, types
 from podracers.supervision import pipeline
-from tests import streams
+from tests import faults, streams
 
 NUM_EPISODES = 7
 KEY = jax.random.key(1)
@@ -257,70 +256,34 @@ def test_a_film_is_of_the_first_episode_on_the_host():
     assert len(dataclasses.replace(shown, max_steps=1).film((), KEY)) == 2
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Counted:
-    """Notes when environments are made and closed; a step may fail, or hang."""
-
-    fail: bool = False
-    hang: threading.Event | None = None  # until it is set
-    events: list[str] = dataclasses.field(default_factory=list)
-    spec = FACTORY.spec
-
-    def filmed(self):
-        return self
-
-    def make(self, key, env_id, num_threads):
-        self.events.append("made")
-        assert num_threads >= 1
-        return _Counted(FACTORY.make(key, env_id, num_threads), self)
+class Faulty(faults.Faulty):
+    def render(self, timestep):
+        return timestep.observation
 
 
-@dataclasses.dataclass
-class _Counted:
-    inner: Any
-    factory: Counted
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def recv(self):
-        if self.factory.fail:
-            raise ArithmeticError("a fault of the simulator")
-        if self.factory.hang:
-            self.factory.hang.wait(30.0)
-        return self.inner.recv()
-
-    def render(self):
-        return [np.zeros((2, 2, 3), np.uint8)]
-
-    def close(self):
-        self.factory.events.append("closed")
-        self.inner.close()
-
-
-def _counted(**options):
-    return evaluation.Evaluator(Alternating(), Counted(**options), NUM_EPISODES, timeout=0.5)
+def _faulty(*fault, timeout=60.0):
+    factory = Faulty(FACTORY, *fault, who="")
+    return evaluation.Evaluator(Alternating(), factory, NUM_EPISODES, timeout=timeout)
 
 
 def test_environments_are_closed_after_every_batch_and_after_a_failure(monkeypatch):
     monkeypatch.setattr(evaluation, "MAX_BATCH", 4)
-    evaluator = dataclasses.replace(_counted(), timeout=60.0)
+    evaluator = _faulty()
     evaluator.run(PARAMS, KEY)
-    assert evaluator.environment.events == ["made", "closed"] * 2
     evaluator.film(PARAMS, KEY)
-    assert evaluator.environment.events == ["made", "closed"] * 3
-    evaluator = _counted(fail=True)
-    with pytest.raises(ArithmeticError):
+    assert [batch.closed for batch in evaluator.environment.made] == [1, 1, 1]
+    evaluator = _faulty(faults.RAISE)
+    with pytest.raises(faults.SimulatorError):
         evaluator.run(PARAMS, KEY)
-    assert evaluator.environment.events == ["made", "closed"]
+    assert [batch.closed for batch in evaluator.environment.made] == [1]
 
 
 @pytest.mark.parametrize("method", ["run", "film"])
 def test_a_step_that_takes_too_long_ends_evaluations_and_films(method):
-    evaluator = _counted(hang=threading.Event())
+    evaluator = _faulty(faults.HANG, timeout=0.5)
     with pytest.raises(pipeline.WorkerError, match=r"and the limit is 0\.5 s"):
         getattr(evaluator, method)(PARAMS, KEY)
-    evaluator.environment.hang.set()
+    evaluator.environment.over.set()
 
 
 def test_the_uniform_policy_plays_legal_actions_on_the_host():
