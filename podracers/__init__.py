@@ -1,1 +1,1 @@
-"""The runners, and everything that both of them and their agents share."""
+"""Runners, and the code that runners and agents share."""

@@ -32,21 +32,21 @@ def tiny_network(core=None, make=networks.actor_critic, encoder=_MLP, **options)
     return functools.partial(make, encoder=encoder, core=core, **options)
 
 
-def _case(agent, network, actions="discrete", masked=True, **options):
+def case(agent, network, actions="discrete", masked=True, wrapper=lambda x: x, **options):
     """Returns an agent and its environment."""
-    candidate = streams.RandomEpisodes(actions=actions, masked=masked)
+    candidate = wrapper(streams.RandomEpisodes(actions=actions, masked=masked))
     return agent(candidate.spec, network=network, **options), candidate
 
 
 _tiny_q_network = functools.partial(tiny_network, make=networks.q_network)
 _tiny_sac_network = functools.partial(sac_networks.sac_network, hidden_sizes=(8,))
-_PPO = functools.partial(_case, ppo.PPO, learning_rate=0.01, epochs=2, num_minibatches=2)
-_IMPALA = functools.partial(_case, impala.IMPALA, learning_rate=0.01)
+_PPO = functools.partial(case, ppo.PPO, learning_rate=0.01, epochs=2, num_minibatches=2)
+_IMPALA = functools.partial(case, impala.IMPALA, learning_rate=0.01)
 # The ring of 200 steps wraps around within the five updates.
-_REPLAY = {"batch_size": 16, "replay_capacity": 200}
+REPLAY = {"batch_size": 16, "replay_capacity": 200}
 _PRIORITIES = {"priority_exponent": 0.6, "importance_exponent": 0.4}
 _DQN = functools.partial(
-    _case,
+    case,
     dqn.DQN,
     learning_rate=0.01,
     normalize_observations=True,
@@ -54,11 +54,11 @@ _DQN = functools.partial(
     replay_ratio=1.1,
     target_period=3,
     epsilon_steps=400,
-    **_REPLAY,
+    **REPLAY,
     **_PRIORITIES,
 )
 _PQN = functools.partial(
-    _case,
+    case,
     pqn.PQN,
     learning_rate=0.01,
     num_minibatches=2,
@@ -66,14 +66,14 @@ _PQN = functools.partial(
     normalize_observations=True,
 )
 _SAC = functools.partial(
-    _case,
+    case,
     sac.SAC,
     learning_rate=0.01,
     min_replay=16,
     replay_ratio=1.1,
     target_rate=0.1,
     random_steps=NUM_ENVS * ROLLOUT_LENGTH,  # the first rollout
-    **_REPLAY,
+    **REPLAY,
 )
 # Small learning rates, because the search magnifies rounding errors of parameters.
 SEARCH = {
@@ -86,7 +86,7 @@ SEARCH = {
     "adam_epsilon": 1e-2,
     "min_replay": 96,
     "replay_ratio": 0.8,
-    **_REPLAY,
+    **REPLAY,
 }
 _NORM_MLP = encoders.MLP((8,), layer_norm=True)
 
@@ -123,7 +123,7 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     "pqn": lambda: _PQN(_tiny_q_network(encoder=_NORM_MLP, frame_stack=3)),
     "pqn_gru": lambda: _PQN(_tiny_q_network(cores.GRU(8, layer_norm=True), encoder=_NORM_MLP)),
     # A core and stacked frames; sequences are longer than rollouts.
-    "r2d2": lambda: _case(
+    "r2d2": lambda: case(
         r2d2.R2D2,
         _tiny_q_network(core=cores.LSTM(8), frame_stack=2, dueling=True),
         learning_rate=0.01,
@@ -140,7 +140,7 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     "sac_discrete": lambda: _SAC(
         functools.partial(_tiny_sac_network, frame_stack=3), priority_exponent=0.6
     ),
-    "muzero": lambda: _case(
+    "muzero": lambda: case(
         muzero.MuZero,
         tiny_network(make=muzero_networks.model, latent_size=8, hidden_sizes=(8,), frame_stack=3),
         unroll_steps=2,

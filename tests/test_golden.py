@@ -1,5 +1,6 @@
 """Golden digests of interrupted runs, and of agents that `tests/test_agents.py` does not test."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -23,17 +24,21 @@ UPDATES = 5
 INTERRUPTED = 2  # updates before the checkpoint
 
 
-def _alphazero():
-    candidate = wrappers.Searchable(streams.RandomEpisodes(masked=True))
-    agent = alphazero.AlphaZero(
-        candidate.spec,
-        network=functools.partial(
-            muzero_networks.policy_value, encoder=encoders.MLP((8,)), hidden_sizes=(8,)
-        ),
-        normalize_observations=True,
-        **contract.SEARCH,
+def _taught(rule):
+    """Returns an agent that learns from replay by a rule with random parameters."""
+    network = functools.partial(
+        rules.rule_network, encoder=encoders.MLP((8,)), model_size=4, model_hidden_sizes=(4,)
     )
-    return agent, candidate
+    return contract.case(
+        rules.RuleAgent,
+        network,
+        load=lambda path: (rule, None),
+        learning_rate=0.01,
+        replay_ratio=2.0,
+        min_replay=48,
+        normalize_observations=True,
+        **contract.REPLAY,
+    )
 
 
 def _reanalyze():
@@ -41,31 +46,15 @@ def _reanalyze():
     return dataclasses.replace(agent, reanalyze=0.5), candidate
 
 
-def _taught(rule):
-    """Returns an agent that learns from replay by a rule with random parameters."""
-    candidate = streams.RandomEpisodes(masked=True)
-    agent = rules.RuleAgent(
-        candidate.spec,
-        load=lambda path: (rule, None),
-        network=functools.partial(
-            rules.rule_network,
-            encoder=encoders.MLP((8,)),
-            model_size=4,
-            model_hidden_sizes=(4,),
-        ),
-        learning_rate=0.01,
-        replay_ratio=2.0,
-        batch_size=16,
-        replay_capacity=200,
-        min_replay=48,
-        normalize_observations=True,
-    )
-    return agent, candidate
-
-
 AGENTS = {
     **contract.AGENTS,
-    "alphazero": _alphazero,
+    "alphazero": lambda: contract.case(
+        alphazero.AlphaZero,
+        contract.tiny_network(make=muzero_networks.policy_value, hidden_sizes=(8,)),
+        wrapper=wrappers.Searchable,
+        normalize_observations=True,
+        **contract.SEARCH,
+    ),
     "muzero_reanalyze": _reanalyze,
     "rule_lpg": lambda: _taught(lpg_rule.Rule(hidden_size=8, prediction_size=5)),
     "rule_disco": lambda: _taught(disco.Disco()),
@@ -81,31 +70,25 @@ def _runner(agent_name, runner_name, num_devices):
 
 
 @functools.cache
-def _learnt(*case):
-    """Returns the acting parameters after five updates, as NumPy."""
-    runner = _runner(*case)
-    state, _ = runner.step(runner.init(0), UPDATES)
-    params = streams.to_numpy(runner.actor_params(state))
-    runner.close()
-    return params
+def _learnt(*case, directory=None):
+    """Returns the acting parameters after five updates, as NumPy.
 
-
-def _learnt_with_interruption(directory, *case):
-    """Returns the same for a run that another runner resumes from a checkpoint on disk."""
+    With a directory, another runner resumes the run from a checkpoint there after two updates.
+    """
     runner = _runner(*case)
-    state, _ = runner.step(runner.init(0), INTERRUPTED)
-    checkpointer = checkpoint.Checkpointer(directory)
-    clock = {"wall": 1.0, "training": 1.0, "steps": 1, "first_dispatch": 1.0}
-    metadata = {"update": INTERRUPTED, "seed": 0, "population": 1, "clock": clock}
-    checkpointer.save(INTERRUPTED, state, runner.actor_params(state), metadata)
-    checkpointer.close()
-    runner.close()
-
-    runner = _runner(*case)
-    checkpointer = checkpoint.Checkpointer(directory, read_only=True)
-    _, state, _ = checkpointer.restore(runner.init(1))
-    checkpointer.close()
-    state, _ = runner.step(state, UPDATES - INTERRUPTED)
+    state, remaining = runner.init(0), UPDATES
+    if directory is not None:
+        state, _ = runner.step(state, INTERRUPTED)
+        remaining -= INTERRUPTED
+        clock = {"wall": 1.0, "training": 1.0, "steps": 1, "first_dispatch": 1.0}
+        metadata = {"update": INTERRUPTED, "seed": 0, "population": 1, "clock": clock}
+        with contextlib.closing(checkpoint.Checkpointer(directory)) as checkpointer:
+            checkpointer.save(INTERRUPTED, state, runner.actor_params(state), metadata)
+        runner.close()
+        runner = _runner(*case)
+        with contextlib.closing(checkpoint.Checkpointer(directory, read_only=True)) as checkpointer:
+            _, state, _ = checkpointer.restore(runner.init(1))
+    state, _ = runner.step(state, remaining)
     params = streams.to_numpy(runner.actor_params(state))
     runner.close()
     return params
@@ -136,9 +119,9 @@ def test_parameters_are_those_of_the_golden_file(case):
 def test_anakin_resumes_bit_for_bit(agent_name, tmp_path):
     """Its state contains the environments."""
     case = (agent_name, "anakin", 4 if agent_name == "lpg" else 1)
-    streams.assert_same(_learnt_with_interruption(tmp_path / "run", *case), _learnt(*case))
+    streams.assert_same(_learnt(*case, directory=tmp_path / "run"), _learnt(*case))
 
 
 def test_sebulba_resumes_with_new_episodes(tmp_path):
-    case = ("ppo", "sebulba", 1)
-    golden.check("ppo-sebulba-1-resumed", _learnt_with_interruption(tmp_path / "run", *case))
+    params = _learnt("ppo", "sebulba", 1, directory=tmp_path / "run")
+    golden.check("ppo-sebulba-1-resumed", params)

@@ -26,7 +26,7 @@ sys.exit(f"importing initialised {list(xla_bridge._backends)}" if xla_bridge._ba
 
 
 def _imports(path: pathlib.Path) -> set[str]:
-    """Returns the dotted names of everything that a file imports, at any depth."""
+    """Returns the dotted names that a file imports, at any depth."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -1,8 +1,10 @@
-"""Tests of the acting loop against a slow one, and of chunked resets against full resets."""
+"""Tests of the acting loop against a slow one, and of chunked resets against full resets.
+
+`test_parity.py` tests the keys of acting.
+"""
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -93,26 +95,6 @@ def test_the_action_at_last_is_ignored(run):
         (middle, first.timestep, end, second.timestep),
         (other[0], other[1].timestep, other[2], other[3].timestep),
     )
-
-
-def test_streams_steps_and_rollouts_draw_different_actions(run):
-    _, first, _, second = run
-    acting = ~np.stack([first.timestep.last()[:-1], second.timestep.last()[:-1]])  # [2, T, B]
-    action = np.stack([first.action, second.action])
-    for one, other in itertools.combinations(range(NUM_STREAMS), 2):
-        both = acting[..., one] & acting[..., other]
-        assert np.any(action[both, one] != action[both, other])
-    for stream in range(NUM_STREAMS):
-        assert len(np.unique(action[acting[..., stream], stream])) > 1
-    both = acting[0] & acting[1]
-    assert np.any(action[0][both] != action[1][both])
-
-
-def test_a_stream_depends_only_on_its_global_index(run):
-    part = _two_rollouts(np.array([2, 3], np.int32), 0)
-    for rollout, whole in zip(part[1::2], run[1::2]):
-        streams.assert_close(rollout.timestep, jax.tree.map(lambda x: x[:, 2:], whole.timestep))
-        np.testing.assert_array_equal(rollout.action, whole.action[:, 2:])
 
 
 def test_steps_per_pass_changes_the_program_but_not_the_rollout(run):
