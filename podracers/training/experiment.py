@@ -96,7 +96,7 @@ class Experiment:
     environment: Callable[[], environment_lib.Environment | environment_lib.HostEnvironmentFactory]
     runner: RunnerClass | tuple[RunnerClass, RunnerClass]
     seed: int
-    total_steps: numbers.Real  # `1e9` becomes an int
+    total_steps: numbers.Integral  # of any size; `1e9` becomes an int
     log_period: int = 10
     evaluation_period: int = 0
     evaluation_episodes: int | None = None
@@ -118,23 +118,20 @@ class Experiment:
     def __post_init__(self, _state):
         state = config.snapshot() if _state is _CURRENT else _state
         object.__setattr__(self, "_state", state)
-        for field in dataclasses.fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if field.type not in (int, int | None, numbers.Real):
-                continue
-            if isinstance(value, float) and value.is_integer():  # `1e6` steps
-                value = int(value)
-                object.__setattr__(self, name, value)
-            # Updates are counted on the device, in int32; agent steps are not.
-            is_large = name == "total_steps" and type(value) is int and value > errors.INT32_MAX
-            if value is not None and not is_large:
-                errors.require_count(self, name, int(name in _POSITIVE))
+        if isinstance(self.total_steps, float) and self.total_steps.is_integer():
+            object.__setattr__(self, "total_steps", int(self.total_steps))
         if not callable(self.environment):  # the other parts cannot be made without arguments
             raise errors.UserError(
                 "Experiment.environment: expected a class, uncalled (`@module.Name`), got "
                 f"{self.environment!r}"
             )
         errors.require_types(self)
+        for field in dataclasses.fields(self):
+            value, least = getattr(self, field.name), int(field.name in _POSITIVE)
+            if isinstance(value, int) and value < least:
+                raise errors.UserError(
+                    f"Experiment.{field.name}: expected at least {least}, got {value}"
+                )
         _ = self.precision  # refuses unknown names
         if self.checkpoint_directory is not None:
             storage.check("Experiment.checkpoint_directory", self.checkpoint_directory)

@@ -129,10 +129,8 @@ class TensorBoardLogger:
         self._directory = pathlib.Path(directory)
         with _naming(self._directory):
             # TensorBoard reads event files in the order of their names.
-            start = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-            stem = f"events.out.tfevents.{start}"
-            number = len(list(self._directory.glob(stem + ".*")))
-            self._path = self._directory / f"{stem}.{number}"
+            name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+            self._path = self._directory / name
             # TensorBoard's own event writer writes from a thread, which hides a full disk.
             self._file = self._path.open("xb")
             self._writer = record_writer.RecordWriter(self._file)

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -60,28 +60,29 @@ class StopRequest:
 
 @dataclasses.dataclass
 class Clock:
-    """Wall time and training rate of a run, over all its starts; it starts when it is made.
+    """Times of a run over all its starts; checkpoints store the fields.
 
     The first dispatch after a start compiles, so neither its time nor its steps count in a rate.
 
     Attributes:
+      wall: seconds of earlier starts.
       training: seconds of dispatches, without the first one of each start.
-      steps: agent steps in that time.
+      steps: agent steps in `training`.
       first_dispatch: seconds of the first dispatches of all starts, compilation included.
-      latest_rate: agent steps per second of the latest dispatch; NaN before the second one.
     """
 
+    wall: float = 0.0
     training: float = 0.0
     steps: int = 0
     first_dispatch: float = 0.0
-    latest_rate: float = math.nan
 
     def __post_init__(self):
-        self._start = time.perf_counter()
+        self._start = time.perf_counter() - self.wall
         self._is_compiled = False
+        self.latest_rate = math.nan  # agent steps per second of the latest dispatch
 
     @property
-    def wall(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the start of the run, earlier starts included."""
         return time.perf_counter() - self._start
 
@@ -101,16 +102,8 @@ class Clock:
         self.latest_rate = steps / seconds
 
     def record(self) -> dict[str, float]:
-        """Returns the times that a checkpoint stores."""
-        names = ("wall", "training", "steps", "first_dispatch")
-        return {name: getattr(self, name) for name in names}
-
-    def resume(self, record: Mapping[str, float]) -> None:
-        """Adds the times of earlier starts, as returned by `record`."""
-        self._start -= record["wall"]
-        self.training += record["training"]
-        self.steps += record["steps"]
-        self.first_dispatch += record["first_dispatch"]
+        """Returns the fields, from which a later start continues."""
+        return dataclasses.asdict(self) | {"wall": self.elapsed}
 
 
 def _closing(close: Callable[[], None]) -> Callable[..., None]:
@@ -204,7 +197,7 @@ class Run:
         ):
             if saved != given:
                 raise errors.UserError(f"a resumed run keeps its {name}, {saved}: got {given}")
-        self._clock.resume(metadata["clock"])
+        self._clock = Clock(**metadata["clock"])
         self._print_line(f"resuming from step {step:,}")
 
     @property
@@ -241,19 +234,18 @@ class Run:
         if not processes.is_lead():
             return
 
-        def opened(logger: loggers.Logger) -> Any:
-            self._loggers.append(logger)
-            self._exits.push(_closing(logger.close))
-            return logger
-
         resumed = self.steps if self._resume else None
-        self._tensorboard = opened(loggers.TensorBoardLogger(self._directory.path, resumed))
-        opened(loggers.JsonlLogger(self._directory.metrics, resumed))
+        self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
+        jsonl = loggers.JsonlLogger(self._directory.metrics, resumed)
+        self._loggers += [self._tensorboard, jsonl]
         if (tracker := self._experiment.tracker) is not None:
-            self._tracked = opened(tracker.open(self._directory, self._resume))
+            self._tracked = tracker.open(self._directory, self._resume)
+            self._loggers.append(self._tracked)
         if self._progress:
             total = self._parts.num_updates * self._runner.steps_per_update
-            opened(loggers.TerminalLogger(total))
+            self._loggers.append(loggers.TerminalLogger(total))
+        for logger in self._loggers:
+            self._exits.push(_closing(logger.close))
 
     def _must_stop(self) -> bool:
         """Returns whether a signal has reached any process; all processes call it together."""
@@ -272,7 +264,7 @@ class Run:
         diagnostics = self._runner.diagnostics()
         values |= diagnostics.values
         values["steps_per_second"] = self._clock.latest_rate
-        values["wall_time"] = self._clock.wall
+        values["wall_time"] = self._clock.elapsed
 
         # Print a verdict of a new kind, such as "learner-bound", once two periods agree on it.
         kind = diagnostics.verdict.partition(":")[0]
@@ -299,19 +291,13 @@ class Run:
     def _take_updates(self) -> metrics.Report:
         """Runs updates up to the next boundary of any period, or fewer if the run is to stop.
 
-        The JAX profiler traces the updates if `profile_update` is among them; TensorBoard (with its
-        profile plugin) and Perfetto read the trace.
+        TensorBoard (with its profile plugin) and Perfetto read the trace of `profile_update`.
         """
-        experiment = self._experiment
-        periods = (
-            experiment.log_period,
-            experiment.evaluation_period,
-            experiment.checkpoint_period,
-        )
+        options = self._experiment
+        periods = (options.log_period, options.evaluation_period, options.checkpoint_period)
         distances = [period - self._update % period for period in periods if period]
         count = min(*distances, self._parts.num_updates - self._update)
-        profiler = contextlib.nullcontext()
-        profiled = experiment.profile_update
+        profiler, profiled = contextlib.nullcontext(), options.profile_update
         if profiled in range(self._update, self._update + count) and processes.is_lead():
             folder = self._directory.path / "profile"
             profiler = jax.profiler.trace(folder, create_perfetto_trace=True)
@@ -352,13 +338,9 @@ class Run:
     ) -> tuple[float | None, evaluation.Evaluation | None, evaluation.Episodes | None]:
         """Plays an evaluation; each process plays its share.
 
-        Args:
-          final: the evaluation is the last one, on the episodes of `scripts/evaluate.py`, and a
-            uniform policy plays them too.
-
-        Returns:
-          The score; and in process 0 the evaluation and, if `final`, the uniform policy's episodes.
-          The score is None if a signal stopped the evaluation in any process.
+        The final one plays the episodes of `scripts/evaluate.py`, also with a uniform policy.
+        Returns the score, None if a signal stopped any process; and in process 0 the evaluation
+        and the uniform policy's episodes.
         """
         params = self._runner.actor_params(self._state)
         key = evaluation.run_key(self._experiment.seed, None if final else self._update)
@@ -398,10 +380,7 @@ class Run:
     def _write_configuration(self, first_step: int) -> None:
         """Writes the operative configuration, unless an earlier start has written the same one.
 
-        gin knows the operative configuration once an update was taken.
-
-        Args:
-          first_step: agent steps before that update; events of this step outlive a resumption.
+        It is complete after an update; events of the step before that outlive a resumption.
         """
         if self._is_configuration_kept:
             return
@@ -446,7 +425,7 @@ class Run:
             "evaluation": numbers,
             "random_policy_return": float(np.mean(uniform.returns)),
             "environment_steps": self.steps * self._runner.population,
-            "wall_time_s": round(self._clock.wall, 3),
+            "wall_time_s": round(self._clock.elapsed, 3),
             "steps_per_second": None if math.isnan(rate) else round(rate, 1),
             "first_dispatch_s": round(self._clock.first_dispatch, 3),  # compilation included
             "seed": self._experiment.seed,

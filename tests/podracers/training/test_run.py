@@ -376,17 +376,19 @@ def test_a_thread_can_train_without_signal_handlers():
 def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
-    first, second = run.Clock(), run.Clock()
-    for clock, dispatches in (
-        (first, [(30.0, 64), (2.0, 64), (1.0, 128)]),
-        (second, [(10.0, 64), (3.0, 64)]),
-    ):
-        for index, (seconds, steps) in enumerate(dispatches):
-            clock.add_dispatch(seconds, steps)
-            assert math.isnan(clock.latest_rate) == math.isnan(clock.rate) == (index == 0)
-    now[0] += 5.0
+    first = run.Clock()
+    first.add_dispatch(30.0, 64)
+    assert math.isnan(first.latest_rate) and math.isnan(first.rate)
+    first.add_dispatch(2.0, 64)
+    first.add_dispatch(1.0, 128)
     assert (first.rate, first.latest_rate, first.first_dispatch) == (64.0, 128.0, 30.0)
-    second.resume(first.record() | {"wall": 38.0})
+    now[0] += 38.0
+    record = first.record()
+    now[0] += 1000.0  # between two starts
+    second = run.Clock(**record)
+    now[0] += 5.0
+    second.add_dispatch(10.0, 64)
+    assert math.isnan(second.latest_rate)
+    second.add_dispatch(3.0, 64)
     assert second.rate == (64 + 128 + 64) / (2.0 + 1.0 + 3.0)
-    assert second.first_dispatch == 40.0
-    assert (first.wall, second.wall) == (5.0, 38.0 + 5.0)
+    assert (second.first_dispatch, second.elapsed) == (40.0, 38.0 + 5.0)
