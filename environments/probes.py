@@ -1,6 +1,7 @@
 """Probe environments: tiny tasks with known optimal values, one for each kind of bug.
 
-An agent learns each in seconds, or has the bug that the probe's name points at.
+An agent learns each in seconds, or has the bug that the probe's name points at. Debug an agent in
+the order of this file.
 
 Axis legend: `N` observations with a known value, `A` actions, `D` parts of a multi-discrete action.
 """
@@ -324,19 +325,3 @@ class Bandit(Probe):
 
     def _reward(self, state: State, action: jax.Array) -> jax.Array:
         return jnp.where(action == state.cue, 1.0, -1.0)
-
-
-# Every probe, in the order in which to debug an agent with them.
-ALL = (
-    ConstantReward,
-    ObservationReward,
-    ActionReward,
-    ObservationActionReward,
-    DelayedReward,
-    Truncation,
-    MaskedAction,
-    MultiDiscreteReward,
-    ContinuousReward,
-    Memory,
-    Bandit,
-)

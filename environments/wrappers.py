@@ -20,16 +20,6 @@ from dm_env import specs
 from podracers import environment, errors, types
 
 
-def build(
-    wrapped: environment.Environment | Callable[[], environment.Environment],
-) -> environment.Environment:
-    """Returns the environment itself, or the result of the class or callable."""
-    # A class also has the methods of the protocol, so `isinstance` alone is not enough.
-    if isinstance(wrapped, type) or not isinstance(wrapped, environment.Environment):
-        return wrapped()
-    return wrapped
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapper:
     """An environment around another one; subclasses change its time steps in `_convert`.
@@ -42,7 +32,10 @@ class Wrapper:
 
     def __post_init__(self):
         errors.require_types(self)
-        object.__setattr__(self, "environment", build(self.environment))
+        inner = self.environment
+        # A class also has the methods of the protocol, so `isinstance` alone is not enough.
+        if isinstance(inner, type) or not isinstance(inner, environment.Environment):
+            object.__setattr__(self, "environment", inner())
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
