@@ -160,36 +160,12 @@ def test_time_steps_drawn_in_any_order_have_the_outputs_of_the_unroll(name):
     _close(last, _row(output, -1))
 
 
-@pytest.mark.parametrize("name", ["shared_gaussian", "cnn", "lstm"])
-def test_gradients_are_finite_and_reach_every_parameter(name):
-    _, params, core, unroll = _case(name)
-    timestep = _timestep(CASES[name][0])
-
-    def loss(params):
-        output, _ = unroll(params, core, timestep)
-        return jnp.mean(jnp.square(output.policy)) + jnp.mean(jnp.square(output.value - 1.0))
-
-    for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)):
-        assert np.isfinite(leaf).all() and np.any(leaf != 0.0)
-
-
 def test_a_separate_critic_shares_nothing():
     _, params, core, unroll = _case("mlp")
     timestep = _timestep(VECTOR)
     gradient = jax.grad(lambda p: unroll(p, core, timestep)[0].value.sum())(params)
     touched = {name for name, tree in gradient.items() if any(map(np.any, jax.tree.leaves(tree)))}
     assert touched == {"torsos_1", "value"}
-
-
-def test_initial_policies_are_almost_uniform_and_layers_orthogonal():
-    network, *_ = _case("mlp")
-    params = jax.jit(network.init)(jax.random.key(3), _row(_timestep(VECTOR), 0))
-    kernel, other = (params[f"torsos_{n}"]["encoder"]["Dense_1"]["kernel"] for n in (0, 1))
-    np.testing.assert_allclose(kernel.T @ kernel, 2.0 * np.eye(64), atol=1e-5)
-    assert not np.allclose(kernel, other)
-    policy = params["policy"]["kernel"]
-    np.testing.assert_allclose(policy.T @ policy, 1e-4 * np.eye(4), atol=1e-8)
-    np.testing.assert_allclose(np.linalg.norm(params["value"]["kernel"]), 1.0, rtol=1e-5)
 
 
 def _q_network(**options):
