@@ -110,8 +110,8 @@ class Actor:
       make: function that makes the environments of given indices.
       num_batches: number of batches of `H` that its streams are split into: while one is stepped,
         the device acts for another.
-      starting: activity of a batch until its first step is done, `pipeline.COMPILING` or
-        `pipeline.STARTING`.
+      starting: activity of the environments up to the end of the first rollout,
+        `pipeline.COMPILING` or `pipeline.STARTING`.
       env_id: `[B]` int32, global.
       device: the device that acts.
       learners: the learner devices that get its rollouts.
