@@ -4,9 +4,8 @@ Oh et al., "Discovering Reinforcement Learning Algorithms", 2020, https://arxiv.
 as run on Anakin by Hessel et al., "Podracer architectures for scalable Reinforcement Learning",
 2021, https://arxiv.org/abs/2104.06272.
 
-Runners treat the meta-learner as an ordinary agent. A stream is a lifetime
-(`environments.meta.lifetimes`). The parameters of its agent are the actor state, which FIRST
-resets. The rule is trained on rollouts and replicated over devices.
+To runners it is an ordinary agent. A stream is a lifetime (`environments.meta.lifetimes`), whose
+agent's parameters are the actor state, which FIRST resets. The rule is trained on rollouts.
 
 Axis legend: `B` lifetimes of one device, `E` environments of each, `T` transitions of an update,
 `K` updates, `R = (K + 1) * T` transitions of a rollout, `H` combinations of hyper-parameters.
@@ -144,10 +143,8 @@ class LPG:
     @functools.cached_property
     def rule(self) -> rule_lib.Rule:
         """The rule, without its parameters."""
-        sees = self.sees_predictions
-        return rule_lib.Rule(
-            self.hidden_size, self.prediction_size, gamma=self.gamma, sees_predictions=sees
-        )
+        sizes = self.hidden_size, self.prediction_size
+        return rule_lib.Rule(*sizes, gamma=self.gamma, sees_predictions=self.sees_predictions)
 
     _optimizer = functools.cached_property(optimization.adam_of)
 
@@ -194,12 +191,9 @@ class LPG:
         """Takes one gradient step of the rule."""
         learner, memory = state
         timestep, arm = rollout.timestep, rollout.extras[0]
-        is_reset = timestep.first()[0]
-        agent, memory = acting.select(
-            is_reset,
-            jax.tree.map(jnp.zeros_like, (rollout.actor_state.agent, memory)),
-            (rollout.actor_state.agent, memory),
-        )
+        before = rollout.actor_state.agent, memory
+        initial = jax.tree.map(jnp.zeros_like, before)
+        agent, memory = acting.select(timestep.first()[0], initial, before)
         chunk = self._chunks(rollout)
         critic, advantage = jax.vmap(self._values)(memory.critic, chunk.timestep)
         batch = _Batch(agent, chunk, arm, advantage[:, -1])
