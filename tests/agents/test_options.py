@@ -45,36 +45,30 @@ _CONTINUOUS, _MULTI_DISCRETE = (
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(8))
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "value"),
-    [
-        ("PPO", "epochs", 0),
-        ("PPO", "gamma", 1.1),
-        ("PPO", "gamma", "0.9"),
-        ("PPO", "entropy_cost", math.nan),
-        ("PPO", "learning_rate", None),
-        ("PPO", "clip_epsilon_final", 0.1),  # without anneal_steps
-        ("IMPALA", "max_grad_norm", math.inf),
-        ("DQN", "target_period", 10**30),
-        ("DQN", "max_grad_norm", 10**400),
-        ("R2D2", "burn_in", 15),
-        ("R2D2", "burn_in", -1),
-        ("SAC", "target_entropy", 1.0),
-        ("SAC", "random_shift", 4),  # without an image
-        ("MuZero", "final_temperature", -1.0),
-        ("Search", "max_depth", 0),
-        *((name, "reward_clip", 0.0) for name in _AGENTS),
-    ],
-)
-def test_an_impossible_option_is_named(name, option, value):
-    with pytest.raises(errors.UserError, match=rf"{name}\.{option}: ") as caught:
-        _MAKE[name](**{option: value})
-    assert "\n" not in str(caught.value)
+_IMPOSSIBLE = [
+    ("PPO", "epochs", 0),
+    ("PPO", "gamma", 1.1),
+    ("PPO", "gamma", "0.9"),
+    ("PPO", "entropy_cost", math.nan),
+    ("PPO", "learning_rate", None),
+    ("PPO", "clip_epsilon_final", 0.1),  # without anneal_steps
+    ("IMPALA", "max_grad_norm", math.inf),
+    ("DQN", "target_period", 10**30),
+    ("DQN", "max_grad_norm", 10**400),
+    ("R2D2", "burn_in", 15),
+    ("R2D2", "burn_in", -1),
+    ("SAC", "target_entropy", 1.0),
+    ("SAC", "random_shift", 4),  # without an image
+    ("MuZero", "final_temperature", -1.0),
+    ("Search", "max_depth", 0),
+    *((name, "reward_clip", 0.0) for name in _AGENTS),
+]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        *((name, {option: value}, rf"{name}\.{option}: ") for name, option, value in _IMPOSSIBLE),
         ("IMPALA", {"optimizer": "rmspop"}, "did you mean 'rmsprop'"),
         ("Search", {"kind": "gumbal"}, "did you mean 'gumbel'"),
         *((name, {"spec": _CONTINUOUS}, "SAC") for name in ("DQN", "PQN", "R2D2", "MuZero")),
@@ -94,7 +88,7 @@ def test_an_impossible_option_is_named(name, option, value):
         ("CategoricalReturn", {"minimum": 2.0, "maximum": 2.0}, "minimum < maximum"),
     ],
 )
-def test_an_error_names_a_way_out(name, options, message):
+def test_an_impossible_option_is_named_with_a_way_out(name, options, message):
     make = _MAKE[name].func if "spec" in options else _MAKE[name]
     with pytest.raises(errors.UserError, match=message) as caught:
         make(**options)

@@ -71,12 +71,12 @@ def test_empty_statistics_only_clip():
 
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_rewards_are_divided_by_the_deviation_of_the_returns_before_them(num_devices):
-    """Episodes go on from one rollout to the next, unless a restarted simulator begins anew."""
+    """Then they are clipped at 10 and scaled. Restarted simulators begin new episodes."""
     updates, length, batch = SHAPE
     rng = np.random.default_rng(1)
     first = rng.random((updates, length + 1, batch)) < 0.25
     reward = np.where(first, 0.0, 2.0 + 3.0 * rng.normal(size=first.shape)).astype(np.float32)
-    preprocess = preprocessing.Preprocess(return_discount=0.9)
+    preprocess = preprocessing.Preprocess(reward_scale=0.5, return_discount=0.9)
 
     def run(reward, first):
         def body(carry, rollout):
@@ -98,9 +98,8 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns_before_them(num_dev
     variance = statistics.returns.squares / statistics.returns.count
     seen, expected, factor = [], np.zeros(batch), 1.0
     for update in range(updates):
-        np.testing.assert_allclose(
-            learnt[update], np.clip(factor * reward[update], -10.0, 10.0), rtol=1e-4, atol=1e-6
-        )
+        scaled = 0.5 * np.clip(factor * reward[update], -10.0, 10.0)
+        np.testing.assert_allclose(learnt[update], scaled, rtol=1e-4, atol=1e-6)
         expected[first[update, 0]] = 0.0
         for t in range(1, length + 1):
             expected = np.where(first[update, t], 0.0, 0.9 * expected + reward[update, t])
@@ -109,15 +108,6 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns_before_them(num_dev
         np.testing.assert_allclose(variance[update], np.var(seen), rtol=1e-4)
         np.testing.assert_allclose(running[update], expected, rtol=1e-4, atol=1e-5)
         factor = np.var(seen) ** -0.5
-
-
-def test_normalised_rewards_are_clipped_at_10_and_then_scaled():
-    statistics = preprocessing.Statistics(jnp.float32(2.0), jnp.float32(0.0), jnp.float32(8.0))
-    reward = jnp.array([-9.0, 1.0, 60.0])
-    timestep = types.TimeStep(jnp.ones((3, 2)), reward, jnp.ones(3), jnp.ones(3, jnp.int8))
-    normalizer = preprocessing.Normalizer((), statistics)
-    preprocess = preprocessing.Preprocess(reward_scale=0.5, return_discount=0.9)
-    np.testing.assert_allclose(preprocess.apply(normalizer, timestep).reward, [-2.25, 0.25, 5.0])
 
 
 def test_each_image_is_shifted_by_one_of_all_shifts():
