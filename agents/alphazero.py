@@ -85,7 +85,6 @@ class AlphaZero:
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
-        """Checks the options."""
         if self.spec.model is None:
             raise errors.UserError(
                 f"AlphaZero searches with the environment itself, and {self.spec.name} does not "
@@ -118,7 +117,6 @@ class AlphaZero:
         return replay.Replay.of(self, self.n_steps + 1)
 
     def init_learner(self, key):
-        """Returns fresh parameters and the optimizer's state; nothing has target parameters."""
         params = self._network.init(key, networks.zero_timestep(self.spec))
         train_state = self._optimizer.init(params)
         normalizer = self._preprocess.init(environment.without_state(self.spec.observation))

@@ -53,7 +53,6 @@ class Support:
     num_atoms: int = 61
 
     def __post_init__(self):
-        """Checks the options."""
         if not self.bound > 0.0 or self.num_atoms < 3 or self.num_atoms % 2 == 0:
             raise errors.UserError(
                 f"a support needs a positive bound and an odd number of atoms, 3 or more; got "

@@ -73,7 +73,6 @@ class DQN:
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
-        """Checks the options."""
         options.check(self)
         options.require_discrete(self)
         options.require_feedforward(self, self._network)
@@ -95,13 +94,11 @@ class DQN:
         return replay.Replay.of(self, self._network.memory_length + self.n_step)
 
     def init_learner(self, key):
-        """Returns fresh parameters, their target and the optimizer's state."""
         params = self._network.init(key, networks.zero_timestep(self.spec))
         normalizer = self._preprocess.init(self.spec.observation)
         return optimization.ReplayLearner.create(self._optimizer.init(params), params, normalizer)
 
     def init_memory(self, rollout):
-        """Returns an empty replay of this device's streams."""
         return self._replay.init(rollout._replace(extras=(), actor_state=()))
 
     def init_actor(self, env_id, num_envs, evaluation=False):

@@ -72,7 +72,6 @@ class IMPALA:
     clip_pg_rho: float = options.positive(1.0)
 
     def __post_init__(self):
-        """Checks the options."""
         if self.optimizer not in _OPTIMIZERS:
             near = errors.nearest(str(self.optimizer), _OPTIMIZERS)
             raise errors.UserError(f"IMPALA.optimizer: no optimizer {self.optimizer!r}{near}")
@@ -100,7 +99,6 @@ class IMPALA:
         )
 
     def init_learner(self, key: jax.Array) -> policy.Learner:
-        """Returns fresh parameters."""
         train_state = self._optimizer.init(self._policy.init(key))
         normalizer = self._preprocess.init(self.spec.observation)
         return policy.Learner(train_state, normalizer, jnp.zeros((), jnp.int32))

@@ -98,7 +98,6 @@ class MuZero:
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
-        """Checks the options."""
         options.check(self)
         options.require_discrete(self)
         _ = self._search, self._support  # built now, while gin's bindings are those of the run
@@ -128,7 +127,6 @@ class MuZero:
         return replay.Replay.of(self, self._burn_in + self.unroll_steps + self.n_steps + 1)
 
     def init_learner(self, key):
-        """Returns fresh parameters, their target and the optimizer's state."""
         params = self._network.init(key)
         train_state = self._optimizer.init(params)
         normalizer = self._preprocess.init(self.spec.observation)
@@ -136,7 +134,6 @@ class MuZero:
         return optimization.ReplayLearner.create(train_state, target, normalizer)
 
     def init_memory(self, rollout):
-        """Returns an empty replay of this device's streams."""
         return self._replay.init(rollout._replace(actor_state=()))
 
     def init_actor(self, env_id, num_envs, evaluation=False):

@@ -77,7 +77,6 @@ class PPO:
     normalize_advantages: bool = True
 
     def __post_init__(self):
-        """Checks the options."""
         options.check(self)
         for name in ("entropy_cost_final", "clip_epsilon_final"):
             has_end = getattr(self, name) is None or self.anneal_steps is not None
@@ -92,7 +91,6 @@ class PPO:
     _optimizer = functools.cached_property(optimization.adam_of)
 
     def init_learner(self, key: jax.Array) -> policy.Learner:
-        """Returns fresh parameters."""
         train_state = self._optimizer.init(self._policy.init(key))
         normalizer = self._preprocess.init(self.spec.observation)
         return policy.Learner(train_state, normalizer, jnp.zeros((), jnp.int32))

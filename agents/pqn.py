@@ -91,7 +91,6 @@ class PQN:
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
-        """Checks the options."""
         options.check(self)
         options.require_discrete(self)
         _ = self._network  # built now, while gin's bindings are those of the configuration
@@ -118,7 +117,6 @@ class PQN:
         return optimization.Optimizer(radam, *schedule, self.max_grad_norm)
 
     def init_learner(self, key):
-        """Returns fresh parameters."""
         params = self._network.init(key, networks.zero_timestep(self._network_spec))
         normalizer = self._preprocess.init(self.spec.observation)
         return Learner(self._optimizer.init(params), normalizer, jnp.zeros((), jnp.int32))

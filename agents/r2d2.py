@@ -97,7 +97,6 @@ class R2D2:
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
-        """Checks the options."""
         options.check(self)
         options.require_discrete(self)
         if self._network.memory_length is not None:
@@ -128,13 +127,11 @@ class R2D2:
         return replay.Replay.of(self, self.sequence_length, learnt_states)
 
     def init_learner(self, key):
-        """Returns fresh parameters, their target and the optimizer's state."""
         params = self._network.init(key, networks.zero_timestep(self._network_spec))
         normalizer = self._preprocess.init(self.spec.observation)
         return optimization.ReplayLearner.create(self._optimizer.init(params), params, normalizer)
 
     def init_memory(self, rollout):
-        """Returns an empty replay of this device's streams."""
         steps = rollout.timestep.reward.shape[0] - 1
         if self.sequence_length - self.burn_in < steps:
             raise errors.UserError(

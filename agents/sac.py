@@ -89,7 +89,6 @@ class SAC:
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
-        """Checks the options."""
         options.check(self)
         if self.greedy_evaluation is None:
             object.__setattr__(self, "greedy_evaluation", self._kind.default_greedy_evaluation)
@@ -135,14 +134,12 @@ class SAC:
         return replay.Replay.of(self, self._network.memory_length + 1)
 
     def init_learner(self, key):
-        """Returns fresh parameters, target critics and the optimizer's state."""
         params = self._network.init(key, math.log(self.initial_temperature))
         train_state = self._optimizer.init(params)
         normalizer = self._preprocess.init(self.spec.observation)
         return optimization.ReplayLearner.create(train_state, params.critic, normalizer)
 
     def init_memory(self, rollout):
-        """Returns an empty replay of this device's streams."""
         return self._replay.init(rollout._replace(extras=(), actor_state=()))
 
     def init_actor(self, env_id, num_envs, evaluation=False):

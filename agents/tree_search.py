@@ -60,7 +60,6 @@ class Search:
     dirichlet_fraction: float = options.fraction(0.25)
 
     def __post_init__(self):
-        """Checks the options."""
         options.check(self)
         if self.kind not in _KINDS:
             raise errors.UserError(

@@ -132,7 +132,7 @@ def _compiled(case: Case):
     def priority_fn(recent):
         arrived = recent.timestep.reward[case.length :]  # at the ends of the sequences
         first = recent.action[: len(arrived)]
-        return _first_priority(first) + (arrived - _mark(case.length, first))
+        return _first_priority(first) + abs(arrived - _mark(case.length, first))
 
     def step(memory, rollout, key):
         memory = buffer.prioritize_new(buffer.add(memory, rollout), rollout, priority_fn)
