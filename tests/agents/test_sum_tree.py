@@ -67,9 +67,9 @@ def test_no_item_is_written_twice(monkeypatch):
         return made
 
     monkeypatch.setattr(sum_tree, "_in_order", record)
-    row, item = jnp.array([0, 1, 0, 0, 1, 0]), jnp.array([3, 3, 3, 4, 3, 2])
+    row, item = jnp.array([0, 1, 0, 0, 1, 0]), jnp.array([3, 4, 3, 4, 4, 2])
     sum_tree.write(sum_tree.init(2, 5), row, item, jnp.arange(1.0, 7.0))
-    assert list(zip(*written[0])) == [(0, 2, 6), (0, 3, 3), (0, 4, 4), (1, 3, 5)]
+    assert list(zip(*written[0])) == [(0, 2, 6), (0, 3, 3), (0, 4, 4), (1, 4, 5)]
 
 
 @pytest.mark.slow
