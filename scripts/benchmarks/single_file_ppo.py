@@ -69,17 +69,16 @@ class SingleFilePPO:
 
     Args:
       environment: with a discrete action and an array observation.
-      settings: of the algorithm.
     """
 
-    def __init__(self, environment, settings: Settings | None = None):
-        settings = settings or Settings()
+    settings = Settings()
+
+    def __init__(self, environment):
         self._environment = environment
-        self.settings = settings
         self._network = _ActorCritic(int(environment.spec.action.num_values))
         self._optimizer = optax.chain(
-            optax.clip_by_global_norm(settings.max_grad_norm),
-            optax.adam(settings.learning_rate, eps=1e-5),
+            optax.clip_by_global_norm(self.settings.max_grad_norm),
+            optax.adam(self.settings.learning_rate, eps=1e-5),
         )
         self._run = jax.jit(self._updates, donate_argnums=0)
 

@@ -95,7 +95,11 @@ def benchmark_agent(
             raise errors.UserError(f"--devices: expected one of {[*_HARDWARE]} chips, got {count}")
         preset, topology = _HARDWARE[count]
         grid = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-        for kind, files, large in _files(agent):
+        anakin = tuple(measure.files(measure.EXPERIMENTS[agent], "Anakin"))
+        cases = [("Anakin", anakin, False)]
+        cases += [("Anakin", anakin, True)] if agent in _LARGE_BATCH else []
+        cases += [("Sebulba", EXPERIMENTS[agent], False)] if EXPERIMENTS[agent] else []
+        for kind, files, large in cases:  # whether the preset for large batches is added
             presets = (preset, f"large_batch_{count}") if large else (preset,)
             named = (*files, *(f"gin/hardware/{each}.gin" for each in presets))
             needed = _BINDINGS.get(agent, ()) if kind == "Sebulba" else ()
@@ -123,16 +127,6 @@ def benchmark_agent(
         tuple(notes),
         group="tpu",
     )
-
-
-def _files(agent: str) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Yields runners, their files, and whether the preset for large batches is added."""
-    anakin = tuple(measure.files(measure.EXPERIMENTS[agent], "Anakin"))
-    yield "Anakin", anakin, False
-    if agent in _LARGE_BATCH:
-        yield "Anakin", anakin, True
-    if EXPERIMENTS[agent]:
-        yield "Sebulba", EXPERIMENTS[agent], False
 
 
 def _find_compiler(folder: pathlib.Path | None) -> str:

@@ -4,6 +4,7 @@
 """
 
 import collections
+import itertools
 import pathlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,11 +85,6 @@ def draw_band(axis: matplotlib.axes.Axes, drawn: Band, **style: Any) -> None:
     axis.fill_between(drawn.x, drawn.low, drawn.high, color=color, alpha=0.2, linewidth=0)
 
 
-def colors(names: Iterable[Any]) -> dict[Any, str]:
-    """Returns a colour for each name."""
-    return {name: COLORS[n % len(COLORS)] for n, name in enumerate(names)}
-
-
 def tidy(axis: matplotlib.axes.Axes, xlabel: str = "") -> None:
     """Sets the style of an axis; with a label, its numbers are 5k for 5000, 2M for two million."""
     axis.grid(color="#e4e6ea")
@@ -123,7 +119,8 @@ def draw_suite(rows: Sequence[results.Row], path: pathlib.Path) -> None:
     for row in rows:
         if any(run.curve for run in row.runs):
             tasks[row.drawn_with or row.environment].append(row)
-    style_of = colors(dict.fromkeys([*results.AGENTS, *(row.agent for row in rows)]))
+    agents = dict.fromkeys([*results.AGENTS, *(row.agent for row in rows)])
+    colors = dict(zip(agents, itertools.cycle(COLORS)))
     width = 1.2 + _PANEL[0] * len(tasks)
     figure, axes = plt.subplots(
         2, len(tasks), figsize=(width, 0.9 + 2 * _PANEL[1]), layout="constrained", squeeze=False
@@ -137,7 +134,7 @@ def draw_suite(rows: Sequence[results.Row], path: pathlib.Path) -> None:
                 ends.append(drawn.x[-1])
                 label = f"{row.agent} under {row.runner}"
                 label += f", {row.environment}" if row.drawn_with else ""
-                color, line = style_of[row.agent], _LINES.get(row.runner, "-.")
+                color, line = colors[row.agent], _LINES.get(row.runner, "-.")
                 draw_band(axis, drawn, label=label, color=color, linestyle=line)
                 for published in row.published[:1]:
                     axis.axhline(published.value, color=color, linestyle=":")

@@ -10,7 +10,6 @@ import platform
 import re
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from results import aggregates, plotting, training_process
 from results import rows as results
@@ -37,6 +36,8 @@ def finished(run: training_process.Run) -> results.Run:
         for step, second, value in plotting.curves(log, "evaluation/return")[None].tolist()
         if step < end
     ]
+    host = f"{summary['host_cores']} cores, {processor() or platform.machine()}"
+    on_cpu = summary["platform"] == "cpu"
     written = datetime.datetime.fromtimestamp(directory.summary.stat().st_mtime, datetime.UTC)
     return results.Run(
         seed=summary["seed"],
@@ -45,7 +46,7 @@ def finished(run: training_process.Run) -> results.Run:
         episodes=evaluation["episodes"],
         random_policy=summary["random_policy_return"],
         date=written.date().isoformat(),
-        hardware=_hardware(summary),
+        hardware=f"{host}, no accelerator" if on_cpu else f"{summary['device']}; {host}",
         jax=summary["versions"]["jax"],
         wall_time_s=summary["wall_time_s"],
         commit=summary["commit"],
@@ -61,13 +62,6 @@ def processor() -> str:
     text = information.read_text() if information.exists() else ""
     found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     return found[1].strip() if found else platform.processor()
-
-
-def _hardware(summary: dict[str, Any]) -> str:
-    host = f"{summary['host_cores']} cores, {processor() or platform.machine()}"
-    if summary["platform"] == "cpu":
-        return f"{host}, no accelerator"
-    return f"{summary['device']}; {host}"
 
 
 def listing(rows: Sequence[results.Row]) -> str:
