@@ -20,8 +20,6 @@ class Subject(NamedTuple):
     """An agent under a runner on four devices, and its history."""
 
     pair: tuple[str, str]  # names of the agent and the runner
-    agent: agent_lib.Agent
-    environment: environment.Environment
     case: contract.RunnerCase
     recorder: contract.Recorder
     runner: runner_lib.Runner
@@ -64,13 +62,13 @@ def _subject(request):
     runner = case.make(recorder, candidate, 4)
     runner.trace(0)  # as at the start of a run
     history = contract.run(runner)
-    yield Subject(request.param, agent, candidate, case, recorder, runner, history)
+    yield Subject(request.param, case, recorder, runner, history)
     runner.close()
 
 
 def test_protocols_and_names_of_metrics(subject):
-    assert isinstance(subject.agent, agent_lib.Agent)
-    assert isinstance(subject.environment, environment.Environment)
+    assert isinstance(subject.recorder.agent, agent_lib.Agent)
+    assert isinstance(subject.runner.environment, environment.Environment)
     assert isinstance(subject.runner, runner_lib.Runner)
     assert subject.runner.steps_per_update == contract.NUM_ENVS * contract.ROLLOUT_LENGTH
     assert subject.runner.describe()
@@ -158,8 +156,8 @@ def test_one_version_of_the_parameters_acts_a_rollout_s5(subject):
 @pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_devices(subject):
     for num_devices in NUM_DEVICES.get(subject.pair, ()):
-        recorder = contract.Recorder(subject.agent)
-        runner = subject.case.make(recorder, subject.environment, num_devices)
+        recorder = contract.Recorder(subject.recorder.agent)
+        runner = subject.case.make(recorder, subject.runner.environment, num_devices)
         actual, expected = contract.run(runner), subject.history
         runner.close()
         # States include memories: a checkpoint resumes with another number of devices.
@@ -212,7 +210,7 @@ def test_evaluation_depends_on_its_key_alone(subject):
     if not subject.case.saves_streams:
         pytest.skip("evaluations use no runner")
     params: Any = subject.runner.actor_params(subject.history.final)
-    evaluator = evaluation.Evaluator(subject.recorder, subject.environment, num_episodes=6)
+    evaluator = evaluation.Evaluator(subject.recorder, subject.runner.environment, num_episodes=6)
     episodes = evaluator.run(params, jax.random.key(0))
     streams.assert_same(evaluator.run(params, jax.random.key(0)), episodes)
     assert episodes.finished.all()
