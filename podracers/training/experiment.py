@@ -51,9 +51,6 @@ class Parts(NamedTuple):
         return evaluation.Evaluation(episodes, greedy and greedy.run(params, key, stop, share))
 
 
-_CURRENT = object()  # gin omits defaults that are no literals from operative configurations
-
-
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Experiment:
     """Configuration of a run, resolved before anything is compiled. Periods count updates.
@@ -113,11 +110,9 @@ class Experiment:
     compute_dtype: str = "float32"
     # gin's configuration when the experiment was made, which gin's classes read when they are
     # called. A copy by `dataclasses.replace` keeps it.
-    _state: dataclasses.InitVar[config.State] = _CURRENT
+    _state: config.State = dataclasses.field(default_factory=config.snapshot, repr=False)
 
-    def __post_init__(self, _state):
-        state = config.snapshot() if _state is _CURRENT else _state
-        object.__setattr__(self, "_state", state)
+    def __post_init__(self):
         if isinstance(self.total_steps, float) and self.total_steps.is_integer():
             object.__setattr__(self, "total_steps", int(self.total_steps))
         if not callable(self.environment):  # the other parts cannot be made without arguments

@@ -80,7 +80,9 @@ def test_prints_the_returns_of_the_summary(run_dir, run):
     result = run(EVALUATE, "--run_dir", run_dir)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == _lines(run_dir)
-    other = run(EVALUATE, "--run_dir", run_dir, "--seed", 5, "--best", "--episodes", 4).stdout
+    other = run(EVALUATE, "--run_dir", run_dir, "--seed", 5).stdout.splitlines()
+    assert len(other) == 2 and other != _lines(run_dir)
+    other = run(EVALUATE, "--run_dir", run_dir, "--best", "--episodes", 4).stdout
     best = json.loads((run_dir / "summary.json").read_text())["best_checkpoint"]
     assert other.startswith(f"step {best:,}: ")
     assert other.count("over 4 episodes") == 2
@@ -119,7 +121,7 @@ def test_mistakes(run_dir, run, tmp_path):
         (empty,): "has no checkpoint yet",
         (tmp_path / "nothing",): "there is no run in",
         (run_dir, "--episodes", 0): "--episodes: expected a whole number of at least 1, got '0'",
-        (run_dir, "--seed", -1): "seed: expected an int of at least 0",
+        (run_dir, "--seed", -1): "Experiment.seed: expected at least 0, got -1",
         (run_dir, "--episodes", 4, "--video", tmp_path / "no" / "x.gif"): "No such file",
     }
     for arguments, phrase in cases.items():
