@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podracers import agent as agent_lib
 from podracers import keys, metrics, parallel, types
 from podracers.sebulba import actor
 from podracers.sebulba import placement as placement_lib
@@ -39,16 +38,12 @@ class Learner:
     """Jitted functions over all learner devices; only one thread calls them.
 
     Attributes:
-      agent: the agent that learns.
-      programs: the programs of the actors, for the shapes of rollouts.
+      programs: the programs of the actors, with the agent and the shapes of rollouts.
       placement: the devices that learn, and which actors feed them.
-      num_envs: `B`, streams of all actors.
     """
 
-    agent: agent_lib.Agent
     programs: actor.ActorPrograms
     placement: placement_lib.Placement
-    num_envs: int
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
@@ -73,15 +68,15 @@ class Learner:
     def copy_actor_params(self):
         """`learner -> actor_params`, as copies that no later donation deletes."""
         return jax.jit(
-            lambda learner: jax.tree.map(jnp.copy, self.agent.actor_params(learner)),
+            lambda learner: jax.tree.map(jnp.copy, self.programs.agent.actor_params(learner)),
             out_shardings=jax.sharding.NamedSharding(self.mesh, _SPEC()),
         )
 
     def trace(self, state: SebulbaState) -> jax.stages.Traced:
         """Traces one update from the shapes of a state."""
         count = self.placement.actors_per_learner
-        params = jax.eval_shape(self.agent.actor_params, state.learner)
-        rollout = self.programs.template(params, self.num_envs // count)
+        params = jax.eval_shape(self.programs.agent.actor_params, state.learner)
+        rollout = self.programs.template(params, self.programs.num_envs // count)
         rollout = parallel.placed(rollout, self.mesh, _ROLLOUT_LAYOUT)
         state = parallel.placed(state, self.mesh, _STATE_LAYOUT)
         return self.learn.trace(state, (rollout,) * count)
@@ -109,10 +104,10 @@ class Learner:
         # The key is made here because an array on a device of one process is no argument for a
         # program on the devices of several.
         key = jax.random.key(seed)
-        learner = self.agent.init_learner(keys.learner(key))
-        params = self.agent.actor_params(learner)
-        rows = self.num_envs // parallel.axis_size()
-        memory = self.agent.init_memory(self.programs.template(params, rows))
+        learner = self.programs.agent.init_learner(keys.learner(key))
+        params = self.programs.agent.actor_params(learner)
+        rows = self.programs.num_envs // parallel.axis_size()
+        memory = self.programs.agent.init_memory(self.programs.template(params, rows))
         return SebulbaState(
             learner=learner,
             memory=parallel.check_leading_axis(memory),
@@ -129,7 +124,7 @@ class Learner:
         _, learn_key = keys.act_and_learn(state.key, state.update)
         with jax.named_scope("learn"):
             agent_state = types.AgentState(state.learner, state.memory)
-            agent_state, means = self.agent.update(agent_state, rollout, learn_key)
+            agent_state, means = self.programs.agent.update(agent_state, rollout, learn_key)
         episodes, episode_means = state.episodes.track_rollout(rollout.timestep).flush()
         means = {**episode_means, **means}
         report = metrics.add(metrics.empty(means), means, state.update)

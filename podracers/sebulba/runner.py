@@ -255,7 +255,7 @@ class Sebulba:
 
     @functools.cached_property
     def _learner(self) -> learner_lib.Learner:
-        return learner_lib.Learner(self.agent, self._programs, self.placement, self.num_envs)
+        return learner_lib.Learner(self._programs, self.placement)
 
     @property
     def _rows_per_actor(self) -> int:

@@ -153,7 +153,6 @@ class Supervisor:
         self.timeout = timeout
         self._changed = threading.Condition()
         self._failure: tuple[str, BaseException] | None = None
-        self._raised = False  # whether the consumer has raised it
         self._closing = False
         self._workers: list[Worker] = []
         self._waiting: set[threading.Thread] = set()
@@ -213,7 +212,6 @@ class Supervisor:
             if self._closing or self._failure:
                 raise Cancelled
         elif self._failure:
-            self._raised = True
             name, error = self._failure
             if isinstance(error, errors.UserError):
                 raise error
@@ -242,7 +240,7 @@ class Supervisor:
         for worker in self._workers:
             worker.join(max(deadline - time.monotonic(), 0.0))
         watchdog.remove_limit(self)
-        if self._failure and not self._raised:
+        if self._failure and sys.exception() is None:  # else it is raised, or a consequence
             name, error = self._failure
             _LOGGER.warning("%s failed while it was closed", name, exc_info=error)
 

@@ -86,18 +86,12 @@ def test_several_processes_learn_what_one_learns(runner, count, reference, tmp_p
     assert "4 x cpu" in lead.stdout
     assert "Results" not in others[0].stdout
     _assert_same(run_dir, reference(runner))
-    summary, alone = (
-        json.loads((each / "summary.json").read_text()) for each in (run_dir, reference(runner))
-    )
-    assert summary["processes"] == count
-    for name, value in alone["evaluation"].items():
-        assert summary["evaluation"][name] == pytest.approx(value, rel=1e-2), name
-    assert summary["random_policy_return"] == alone["random_policy_return"]
+    assert json.loads((run_dir / "summary.json").read_text())["processes"] == count
 
 
 @pytest.mark.slow
-def test_a_signal_to_any_stops_all_and_any_number_goes_on(reference, tmp_path):
-    """Two processes are stopped, four are killed, and one brings the run to its end."""
+def test_a_signal_to_any_process_stops_all_and_any_number_resumes(reference, tmp_path):
+    """Two processes are stopped, one of four is killed, and a single one ends the run."""
     extra = f"\nexperiment.Experiment.checkpoint_directory = '{tmp_path / 'shared'}'\n"
     config, run_dir = processes.config_file(tmp_path, SHORT + extra), tmp_path / "run"
     begun = ("--run_dir", run_dir, "--resume_if_begun")
