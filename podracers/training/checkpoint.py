@@ -351,12 +351,13 @@ class Checkpointer:
         """Raises the cause of a save that failed, and removes the files that it has written."""
         try:
             yield
-        except Exception as error:  # see `_failures`
+        except Exception:  # see `_failures`
             step, self._saving = self._saving, None
             self._require_directory()
             if not processes.is_several():  # others may still be writing
                 self._remove_partial()
-            raise _failure(f"save checkpoint {self._directory / str(step)}", error) from error
+            with _failures(f"save checkpoint {self._directory / str(step)}"):
+                raise
 
 
 @contextlib.contextmanager
@@ -365,11 +366,7 @@ def _failures(action: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # clients of buckets raise almost anything
-        raise _failure(action, error) from error
-
-
-def _failure(action: str, error: Exception) -> errors.RunFailure:
-    return errors.RunFailure(f"could not {action}: {manifest.reason(error)}")
+        raise errors.RunFailure(f"could not {action}: {manifest.reason(error)}") from error
 
 
 def _is_key(x: Any) -> bool:
