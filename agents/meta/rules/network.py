@@ -26,7 +26,6 @@ class _Module(nn.Module):
     model_hidden_sizes: tuple[int, ...]
 
     def initial_states(self, batch_size: int) -> tuple:
-        """Returns the state of the torso."""
         return (self.torso.initial_state(batch_size),)
 
     @nn.compact
@@ -86,8 +85,7 @@ def rule_network(
       model_size: units of the LSTM, if there are outputs of actions.
       model_hidden_sizes: sizes of the rectified layers between the LSTM and each of its outputs.
     """
-    encoder = encoder if encoder is not None else encoders.MLP(activation="relu")
-    torso = networks.Torso(encoder, core if core is not None else cores.FeedForward())
+    torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
     num_actions = int(spec.action.num_values)
     module = _Module(
         outputs, num_actions, torso, linear_size, model_size, tuple(model_hidden_sizes)
