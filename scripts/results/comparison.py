@@ -54,7 +54,7 @@ def draw(runners: Runners, title: str, random: float, path: pathlib.Path) -> Non
     Args:
       runners: the runs.
       title: of the picture.
-      random: return of a random policy, a dashed line.
+      random: return of a random policy.
       path: the file.
     """
     found = {label: [] for label in runners}
@@ -64,8 +64,9 @@ def draw(runners: Runners, title: str, random: float, path: pathlib.Path) -> Non
     panel = curves.Panel("", {label: own for label, own in found.items() if own})
     figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.4), sharey=True, layout="constrained")
     for x, axis in enumerate(axes):
+        style = {"color": plotting.GREY, "linestyle": "--", "linewidth": 1.2}
+        axis.axhline(random, label="random policy", **style)
         curves.draw(axis, panel, _METRIC, x)
-        axis.axhline(random, color=plotting.GREY, linestyle="--", linewidth=1.2)
         axis.set_xlim(left=0)
     figure.suptitle(title, fontsize=12)
     plotting.save(figure, path)

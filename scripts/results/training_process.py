@@ -68,8 +68,8 @@ class Run:
           Whether the run is finished; False if it was stopped.
 
         Raises:
-          errors.UserError: the child ended with a user's mistake.
-          errors.RunFailure: the child failed.
+          SystemExit: the child ended with this exit code, after it printed the cause.
+          errors.RunFailure: the child was killed.
         """
         if self.directory.summary.exists() or stop:
             return self.directory.summary.exists()
@@ -95,11 +95,10 @@ class Run:
                 process.wait()
         if stop and code == -signal.SIGTERM:  # before it installed its handler
             return False
-        if code == errors.UserError.exit_code:
-            raise errors.UserError(f"{self.name}: see the error above")
-        if code:
-            cause = f"killed by {signal.Signals(-code).name}" if code < 0 else "see above"
-            raise errors.RunFailure(f"{self.name}: {cause}")
+        if code > 0:
+            raise SystemExit(code)
+        if code < 0:
+            raise errors.RunFailure(f"{self.name}: killed by {signal.Signals(-code).name}")
         return self.directory.summary.exists()
 
 
@@ -157,10 +156,10 @@ def train_all(runs: Sequence[Run], record: Callable[[Run], None] | None = None) 
             try:
                 if not run.train(stop):
                     return None
-            except (errors.UserError, errors.RunFailure) as error:
+            except (SystemExit, errors.RunFailure) as error:
                 if stop or record is None:
                     raise
-                print(f"failed: {error}", flush=True)
+                print(f"failed: {run.name} ({error})", flush=True)
                 complete = False
             else:
                 if record:
