@@ -173,7 +173,7 @@ class Checkpointer:
     def _remove_old(self) -> None:
         best = self._best_first()[: self._keep_best]
         for step in {*self._listed()[: -self._keep_latest]}.difference(best):
-            storage.remove(self._directory / str(step))
+            (self._directory / str(step)).rmtree(missing_ok=True)
 
     def _listed(self) -> list[int]:
         with _failures(f"list {self._directory}"):
@@ -326,7 +326,7 @@ class Checkpointer:
         for step in steps:
             target = self._directory / f"damaged-{step}"
             with _failures(f"rename the damaged checkpoint {step} to {target}"):
-                storage.remove(target)
+                target.rmtree(missing_ok=True)
                 (self._directory / str(step)).rename(target)
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
@@ -344,7 +344,7 @@ class Checkpointer:
     def _remove_partial(self) -> None:
         for folder in storage.partial(self._directory):
             with contextlib.suppress(Exception):  # the next start tries again
-                storage.remove(folder)
+                folder.rmtree(missing_ok=True)
 
     @contextlib.contextmanager
     def _save_failures(self) -> Iterator[None]:

@@ -92,11 +92,6 @@ def write(file: pathlib.Path | Path, text: str) -> None:
     partial.replace(file)
 
 
-def remove(folder: Path) -> None:
-    """Removes a folder with its contents, or a file, if there is one."""
-    folder.rmtree(missing_ok=True)
-
-
 def steps(directory: Path) -> list[int]:
     """Returns the steps of the committed checkpoints in a folder, in order."""
     names = [folder.name for folder in _entries(directory) if folder.name.isdigit()]
