@@ -163,23 +163,21 @@ def test_fresh_values_are_those_of_the_target_network(made):
 
 
 def test_searches_are_repeated_with_the_latest_parameters(made):
-    """One time step and sequence at a time, without noise; where none is due, nothing changes."""
+    """One time step after another, without noise; where none is due, nothing changes."""
     agent, params, sample = made
-    keys = jax.random.split(jax.random.key(2), SEQUENCES)
-    sample = sample._replace(key=keys)
+    sample = sample._replace(key=jax.random.split(jax.random.key(2), SEQUENCES))
     reanalyzed = jax.jit(agent._reanalyzed)
-    stream = jax.tree.map(lambda x: x[:, 4:5], sample.rollout.timestep)
     search = jax.jit(agent.act, static_argnames="evaluation")
     found = reanalyzed(params, sample, True).rollout.extras
-    for time in (0, K + N_STEPS):
-        timestep = jax.tree.map(lambda x: x[time], stream)  # noqa: B023
-        acting = planning.ActorParams(params, (), jnp.float32(1.0))
-        _, _, expected = search(acting, (), timestep, keys[:1], evaluation=True)
-        np.testing.assert_allclose(found.policy[time, 4], expected.policy[0], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found.value[time, 4], expected.value[0], rtol=1e-4, atol=1e-5)
+    acting = planning.ActorParams(params, (), jnp.float32(1.0))
+    for time in range(K + N_STEPS + 1):
+        timestep = jax.tree.map(lambda x: x[time], sample.rollout.timestep)  # noqa: B023
+        _, _, expected = search(acting, (), timestep, sample.key, evaluation=True)
+        np.testing.assert_allclose(found.policy[time], expected.policy, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found.value[time], expected.value, rtol=1e-4, atol=1e-5)
     assert np.max(np.abs(found.policy - sample.rollout.extras.policy)) > 0.1
     kept = reanalyzed(params, sample, False).rollout.extras
-    jax.tree.map(np.testing.assert_array_equal, kept, sample.rollout.extras)
+    streams.assert_same(kept, sample.rollout.extras)
 
 
 def test_images_are_imagined_with_a_plane_for_each_action():
