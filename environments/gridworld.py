@@ -49,6 +49,10 @@ class GridWorld:
     def __post_init__(self):
         errors.require_count(self, "rows")
         errors.require_count(self, "columns", 2 if self.rows == 1 else 1)
+        if not 0.0 <= self.wall_density <= 1.0:
+            raise errors.UserError(
+                f"GridWorld.wall_density: expected a number within [0, 1], got {self.wall_density}"
+            )
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

@@ -38,7 +38,7 @@ class Jumanji:
     - Observations are nested dicts with Jumanji's dtypes; 64-bit floats become 32-bit floats.
     - A multi-discrete action whose mask covers the JOINT choice (Tetris, BinPack, Minesweeper,
       Sudoku, FlatPack) becomes one flat discrete action; others keep one integer per part.
-    - Rewards per agent are summed over the agents.
+    - Rewards per agent are summed over the agents. An agent without a legal action may take any.
     - The episode terminated iff Jumanji ends it with discount 0 for every agent.
 
     Time limits. Most tasks report their `time_limit` as a termination (Connector and

@@ -69,7 +69,7 @@ class EnvPool:
         """The gin name of a JAX implementation of the task, or None."""
         from envpool.registration import registry  # noqa: PLC0415  (slow to import)
 
-        name = self.task_id.rpartition("/")[2]
+        name = self.spec.name.rpartition("/")[2]
         # Jumanji's registry is not used: its import initialises a backend.
         if registry.specs[self.task_id][0] == "envpool.jumanji" and name != "Connector-v2":
             return f"@jumanji.Jumanji with Jumanji.name = '{name}'"

@@ -194,7 +194,10 @@ def _registered(env_id: str) -> Any:
 def _wrapper(name: str) -> Callable[[Any], Any]:
     """Returns the wrapper that `module:attribute` names."""
     try:
-        return pkgutil.resolve_name(name)
+        wrapper = pkgutil.resolve_name(name)
+        if not callable(wrapper):
+            raise ValueError("not a wrapper")
+        return wrapper
     except (ValueError, ImportError, AttributeError) as error:
         near = errors.nearest(error.name, dir(error.obj)) if hasattr(error, "obj") else ""
         raise errors.UserError(

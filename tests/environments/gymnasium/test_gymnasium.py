@@ -207,6 +207,7 @@ def test_filmed_environments_play_the_same_episodes():
         (("CartPole-v1", {}, "asynch"), "Gymnasium.vectorization"),
         (("CartPole-v1", {}, "sync", ("Flatten",)), "Gymnasium.wrappers"),
         (("CartPole-v1", {}, "sync", ("gymnasium.wrappers:Flaten",)), "Gymnasium.wrappers"),
+        (("CartPole-v1", {}, "sync", ("gymnasium.wrappers",)), "Gymnasium.wrappers"),
         ((f"{OWN}Spaces-v0", {"observation": spaces.Dict({"a": spaces.Text(5)})}), "['a']"),
         ((f"{OWN}Spaces-v0", {"action": spaces.Box(-1.0, np.inf, (2,))}), "high inf"),
         (
