@@ -12,7 +12,7 @@ import pytest
 
 from podracers import errors
 from podracers.supervision import pipeline
-from podracers.training import experiment, manifest, run, run_directory
+from podracers.training import checkpoint, experiment, manifest, run, run_directory
 from tests import faults, processes
 
 # 12 updates of 64 steps, and a checkpoint after every other one.
@@ -198,17 +198,17 @@ def test_simulators_that_cannot_be_closed_do_not_prevent_the_end(config, tmp_pat
         _assert_complete(tmp_path / what)
 
 
-def test_a_failure_while_a_run_ends_hides_no_first_cause(config, tmp_path, caplog):
+def test_a_failure_while_a_run_ends_hides_no_first_cause(config, tmp_path, caplog, monkeypatch):
+    close = checkpoint.Checkpointer.close
+
+    def fail(checkpointer):
+        close(checkpointer)
+        raise errors.RunFailure("could not save")
+
+    monkeypatch.setattr(checkpoint.Checkpointer, "close", fail)
     loaded = experiment.load([str(config)], ["Faulty.what = 'raise'", "Faulty.step = 20"])
     directory = run_directory.RunDirectory(tmp_path)
     trainer = run.Run(loaded, loaded.build(), directory, stop=(), print_line=lambda _: None)
-    close = trainer._checkpointer.close
-
-    def fail():
-        close()
-        raise errors.RunFailure("could not save")
-
-    trainer._checkpointer.close = fail
     with pytest.raises(pipeline.WorkerError):
         trainer.train()
     assert "could not save" in caplog.text
