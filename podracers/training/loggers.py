@@ -195,7 +195,7 @@ class TerminalLogger:
         self._display = rich.progress.Progress(
             rich.progress.TaskProgressColumn(),
             rich.progress.TimeRemainingColumn(),
-            rich.progress.TextColumn("{task.completed:,} steps  {task.description}"),
+            rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(bar_width=None),
             console=rich.console.Console(file=file or sys.stderr, highlight=False),
             auto_refresh=False,  # no thread that competes with the run's own
