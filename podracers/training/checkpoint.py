@@ -338,8 +338,8 @@ class Checkpointer:
         )
 
     def _partial_folder(self) -> storage.Path:
-        (folder,) = storage.partial(self._directory)
-        return folder
+        folders = storage.partial(self._directory)  # also those that could not be removed
+        return next(each for each in folders if each.name.partition(".")[0] == str(self._saving))
 
     def _remove_partial(self) -> None:
         for folder in storage.partial(self._directory):

@@ -68,7 +68,13 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
         logging.disable(logging_level)
     for key, values in given.items():
         gin.config._CONFIG.setdefault(key, {}).update(values)
-    _drop_replaced(("", f"{root.__module__}.{root.__qualname__}"), [*layers, given], given)
+    key = "", f"{root.__module__}.{root.__qualname__}"
+    if key not in gin.config._CONFIG:
+        name = root.__name__
+        raise errors.UserError(
+            f"nothing binds {name}: name a file such as those in gin/experiments"
+        )
+    _drop_replaced(key, [*layers, given], given)
 
 
 class State(NamedTuple):

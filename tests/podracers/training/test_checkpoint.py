@@ -227,6 +227,11 @@ def test_a_half_written_checkpoint_is_ignored(copied):
     assert (copied / "40.orbax-checkpoint-tmp").exists()  # it may be another process's
     assert _restore(copied)[0] == 20
     assert not (copied / "40.orbax-checkpoint-tmp").exists()
+    checkpointer = checkpoint.Checkpointer(copied)
+    (copied / "40.orbax-checkpoint-tmp").mkdir()  # it could not be removed
+    _save(checkpointer, 50)
+    checkpointer.close()
+    assert checkpointer.latest_step() == 50
 
 
 def _threads() -> set[threading.Thread]:

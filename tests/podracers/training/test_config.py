@@ -136,6 +136,7 @@ def test_missing_files_and_values(caplog):
     assert not caplog.records  # gin logs errors of its own
     found = _message(["gin/agents/ppo.gin", "gin/environments/catch.gin"], ["TOTAL_STEPS = 1"])
     assert "'runner', 'seed', and 'total_steps'" in found
+    assert "nothing binds Experiment" in _message(["gin/runners/anakin.gin"])
 
 
 def test_files_that_include_one_another(tiny, tmp_path, monkeypatch):
