@@ -111,7 +111,10 @@ def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     parameters = inspect.signature(registration._registry[name]).parameters.values()
     arguments = {at.name for at in parameters if at.kind is at.POSITIONAL_OR_KEYWORD}
     given = {key: value for key, value in options.items() if key in arguments}
-    inner, params = registration.make(name, **given)
+    try:
+        inner, params = registration.make(name, **given)
+    except OSError as error:  # MNIST is downloaded
+        raise errors.UserError(f"gymnax cannot make {name}: {error}") from error
     fields = {field.name for field in dataclasses.fields(params)}
     rest = {key: value for key, value in options.items() if key not in given}
     for option in rest.keys() - fields:

@@ -29,7 +29,7 @@ from podracers import errors
 
 NO_LIMIT = 2**31 - 1  # EnvPool's own value for no time limit
 # Exceptions of EnvPool where it cannot start a simulator.
-REFUSALS = (RuntimeError, ImportError, TypeError, ValueError, AssertionError)
+REFUSALS = (RuntimeError, ImportError, TypeError, ValueError, AssertionError, OSError)
 
 # Set by the runner or the adaptor; rewards are never clipped, and discounts are 0 at terminations
 # alone: not options of the user.

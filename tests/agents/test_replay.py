@@ -282,7 +282,7 @@ def test_unfinished_episodes_of_a_resumed_run_are_truncated(earlier):
 
 def test_new_sequences_get_the_highest_priority_so_far():
     """Never zero, so that each may be drawn again, nor infinite; negative ones are not drawn."""
-    case = Case(steps=2, length=2, rollouts=8, num_streams=1, prioritized=True)
+    case = Case(steps=2, length=2, rollouts=4, num_streams=1, prioritized=True)
 
     def run(priority):
         memory, found = case.replay.init(_rollout(case, 0)), []
