@@ -206,14 +206,14 @@ class Supervisor:
         """Raises, in a worker, `Cancelled` if it is to end; in the consumer, a worker's failure.
 
         Raises:
-          errors.UserError: that of a worker, unchanged: a user's mistake is no failure.
+          errors.UserError, errors.RunFailure: that of a worker, unchanged: its line is the cause.
         """
         if threading.current_thread() is not self._consumer:
             if self._closing or self._failure:
                 raise Cancelled
         elif self._failure:
             name, error = self._failure
-            if isinstance(error, errors.UserError):
+            if isinstance(error, errors.UserError | errors.RunFailure):
                 raise error
             raise WorkerError(f"{name} failed: {type(error).__name__}: {error}") from error
 

@@ -117,17 +117,19 @@ def test_the_first_cause_reaches_the_consumer_with_its_traceback():
             pipeline.Versions(supervisor, 1).publish(0, None)
 
 
-@pytest.mark.parametrize("error", [SystemExit(0), errors.UserError("no such environment")])
-def test_any_exception_of_a_worker_is_a_failure_and_a_user_error_is_unchanged(error):
+@pytest.mark.parametrize(
+    "error", [SystemExit(0), errors.UserError("no such environment"), errors.RunFailure("died")]
+)
+def test_any_exception_of_a_worker_is_a_failure_and_errors_of_one_line_are_unchanged(error):
     def work(_):
         raise error
 
     with _supervised() as supervisor:
         supervisor.start("worker", work)
-        with pytest.raises((pipeline.WorkerError, errors.UserError)) as raised:
+        with pytest.raises((pipeline.WorkerError, type(error))) as raised:
             pipeline.Queue(supervisor, 1).get()
-    is_user_error = isinstance(error, errors.UserError)
-    assert (raised.value if is_user_error else raised.value.__cause__) is error
+    is_wrapped = isinstance(error, SystemExit)
+    assert (raised.value.__cause__ if is_wrapped else raised.value) is error
 
 
 def test_a_failure_while_closing_is_logged(caplog):
