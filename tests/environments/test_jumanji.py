@@ -123,6 +123,15 @@ def test_late_clock_does_not_change_rewards():
     np.testing.assert_array_equal(ours._reward_fn(found, 100, ours.time_limit), expected)
 
 
+def test_any_action_is_legal_where_jumanji_allows_none():
+    env = jumanji.Jumanji("Maze-v0")
+    observation = library.make("Maze-v0").reset(jax.random.PRNGKey(0))[1].observation
+    masks = [[False] * 4, [False, True, False, False]]
+    found = [env._observe(observation._replace(action_mask=jnp.array(mask))) for mask in masks]
+    expected = [[True] * 4, masks[1]]
+    np.testing.assert_array_equal([each["action_mask"] for each in found], expected)
+
+
 def test_death_terminates():
     """A snake that runs into its wall dies long before the limit."""
     env = jumanji.Jumanji("Snake-v1")
