@@ -15,7 +15,7 @@ import logging
 import sys
 import threading
 import time
-import traceback
+import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -224,12 +224,15 @@ class Supervisor:
             activity, since = worker.timer.activity
             seconds = time.monotonic() - max(since, began)
             if seconds > self.timeout and activity != COMPILING:
-                frame = sys._current_frames().get(worker.ident)
+                # The worker's stack as traceback: its innermost line is the place of the failure.
+                stack, frame = None, sys._current_frames().get(worker.ident)
+                while frame is not None:
+                    stack = types.TracebackType(stack, frame, frame.f_lasti, frame.f_lineno)
+                    frame = frame.f_back
                 raise WorkerError(
                     f"{worker.name} hangs: {seconds:.0f} s of '{activity or 'host work'}', and the "
-                    f"limit is {self.timeout:g} s. Its stack:\n"
-                    + "".join(traceback.format_stack(frame) if frame else ())
-                )
+                    f"limit is {self.timeout:g} s"
+                ).with_traceback(stack)
 
     def close(self) -> None:
         """Ends every worker; one that does not return in time is abandoned."""

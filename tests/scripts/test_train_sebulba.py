@@ -151,7 +151,10 @@ AT_UPDATE_7 = "Faulty.step = 61"
                 "WorkerError: actor 0 failed: SimulatorError",
             ),
         ),
-        ("hang", ("actor 0 hangs: ", "'environment step'", "self.over.wait()")),
+        (
+            "hang",
+            ("self.over.wait()", "'environment step'", "in strike: WorkerError: actor 0 hangs"),
+        ),
     ],
 )
 def test_a_fault_ends_a_run_with_its_cause_and_its_checkpoints(train, what, phrases):
