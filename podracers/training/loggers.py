@@ -86,35 +86,30 @@ class JsonlLogger:
 
 
 def read_rows(path: str | pathlib.Path) -> list[dict[str, float | None]]:
-    """Returns the lines that `JsonlLogger` wrote; damaged lines are left out, with a warning.
+    """Returns the lines that `JsonlLogger` wrote.
 
-    Half a line at the end, which a running or killed run leaves, is left out without one.
+    Half a line at the end, which a running or killed run leaves, is left out with a warning.
 
     Raises:
-      errors.RunFailure: the file cannot be read.
+      errors.RunFailure: the file cannot be read, or a line before the last one is damaged.
     """
     path = pathlib.Path(path)
     with _naming(path, "read"):
-        lines = path.read_bytes().split(b"\n")
-    rows, damaged = [], []
+        lines = path.read_bytes().splitlines()
+    rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(parse_row(line))
+            row = json.loads(line)
         except ValueError:
-            if number < len(lines):
-                damaged.append(number)
-    if damaged:
-        message = "%s: left out %d damaged lines, the first of them line %d"
-        _LOGGER.warning(message, path, len(damaged), damaged[0])
+            row = None
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            rows.append(row)
+        elif number == len(lines):
+            _LOGGER.warning("%s: left out the damaged last line (line %d)", path, number)
+        else:
+            expected = "expected an object with a 'step'"
+            raise errors.RunFailure(f"{path}, line {number}: {expected}, got {line[:40]!r}")
     return rows
-
-
-def parse_row(line: str | bytes) -> dict[str, float | None]:
-    """Returns the contents of one line of `JsonlLogger`; `ValueError` if the line is damaged."""
-    row = json.loads(line)
-    if not isinstance(row, dict) or type(row.get("step")) is not int:
-        raise ValueError("the line has no step")
-    return row
 
 
 class TensorBoardLogger:

@@ -29,7 +29,7 @@ def _curve(directory, name):
     return [(event.step, event.value) for event in _events(directory).Scalars(name)]
 
 
-@pytest.mark.parametrize("torn", ["", '{"step": 40, "lo', '{"step"\n[1]\n'])
+@pytest.mark.parametrize("torn", ["", '{"step": 40, "lo', '{"step"\n'])
 def test_jsonl_is_readable_at_once_and_resumes_after_the_checkpoint(tmp_path, torn):
     path = tmp_path / "metrics.jsonl"
     logger = loggers.JsonlLogger(path, resume_step=20)  # there is nothing to resume from
@@ -50,14 +50,18 @@ def test_jsonl_is_readable_at_once_and_resumes_after_the_checkpoint(tmp_path, to
 
 
 @pytest.mark.parametrize("line", [b'{"loss": 1.0}', b'{"step": "20"}', b"[1]", b"\x00\xff", b""])
-def test_damaged_lines_are_left_out_with_a_warning(tmp_path, caplog, line):
+def test_a_damaged_line_is_left_out_at_the_end_and_else_a_failure(tmp_path, caplog, line):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(
-        b"\n".join([b'{"step": 10}', line, line, b'{"step": 30}', b'{"step": 40, "lo'])
-    )
-    assert loggers.read_rows(path) == [{"step": 10}, {"step": 30}]
+    path.write_bytes(b'{"step": 10}\n' + line + b"\n")
+    assert loggers.read_rows(path) == [{"step": 10}]
     (record,) = caplog.records
-    assert f"{path}: left out 2 damaged lines, the first of them line 2" in record.message
+    assert f"{path}: " in record.message and "line 2" in record.message
+    path.write_bytes(b'{"step": 10}\n' + line + b'\n{"step": 30}\n')
+    with pytest.raises(errors.RunFailure, match=f"^{path}, line 2: .*$"):
+        loggers.read_rows(path)
+    with pytest.raises(errors.RunFailure, match=f"^{path}, line 2: .*$"):
+        loggers.JsonlLogger(path, resume_step=30)
+    assert path.read_bytes().endswith(b'{"step": 30}\n')  # as it was
 
 
 @pytest.mark.parametrize("kind", [loggers.JsonlLogger, loggers.TensorBoardLogger])
