@@ -150,7 +150,11 @@ def ending(error: BaseException) -> Ending:
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Runs a script's `main`, and exits with its result or with the code of `ending`."""
+    """Runs a script's `main`, and exits with its result or with the code of `ending`.
+
+    Modules in the working directory can be imported, after those of the same name elsewhere.
+    """
+    sys.path.append("")
     code, end = 0, None
     try:
         code = main() or 0

@@ -373,7 +373,11 @@ def _nearest_part(name: str) -> str:
 
 def _nearest_module(name: str) -> str:
     is_own = name.partition(".")[0] in PACKAGES
-    return errors.nearest(name, _parts()) if is_own else " (is it on PYTHONPATH?)"
+    return (
+        errors.nearest(name, _parts())
+        if is_own
+        else " (is it in the working directory or on PYTHONPATH?)"
+    )
 
 
 def _nearest_parameter(selector: str, name: str) -> str:
