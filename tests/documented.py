@@ -1,16 +1,30 @@
-"""The metrics that docs/usage.md describes."""
+"""Code blocks and tables of the pages, for tests that run or compare them."""
 
 import functools
 import pathlib
 import re
 from collections.abc import Iterable
 
-PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "usage.md"
+DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "usage.md"
+
+
+def program(name: str, page: pathlib.Path = PAGE) -> str:
+    """Returns the block of Python below the comment `test: name`."""
+    return re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", page.read_text(), re.S)[1]
+
+
+def write_files(folder: pathlib.Path) -> None:
+    """Writes the blocks of all pages that are below a comment `file: name`."""
+    blocks = r"<!-- file: (\S+) -->\n```(?:python)?\n(.*?)```"
+    for page in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
+        for name, text in re.findall(blocks, page.read_text(), re.S):
+            (folder / name).write_text(text)
 
 
 @functools.cache
 def metrics() -> tuple[str, ...]:
-    """Returns the names in the table; `<...>` is a placeholder."""
+    """Returns the metrics that docs/usage.md describes; `<...>` is a placeholder."""
     section = PAGE.read_text().partition("## What each metric means")[2]
     return tuple(re.findall(r"^\| `([^`]+)` \|", section, re.M))
 

@@ -41,3 +41,11 @@ def test_paths(page):
         rf"(?<![\w/.-])((?:{folders})/[\w/]+\.(?:gin|ipynb|md|py|sh))", page.read_text()
     )
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_program_and_gin_file_is_run_by_a_test(page):
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    blocks = re.findall(r"^(.*)\n```(?:python\n|\nfrom __gin__)", page.read_text(), re.M)
+    names = [re.fullmatch(r"<!-- (?:test|file): ([\w ]+)(?:\.py|\.gin)? -->", x) for x in blocks]
+    assert [x for x, name in zip(blocks, names) if not name or f'"{name[1]}' not in tests] == []

@@ -14,14 +14,9 @@ from tests import documented
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def _program(name: str, page: pathlib.Path = documented.PAGE) -> str:
-    """Returns the block of Python that a comment names."""
-    return re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", page.read_text(), re.S)[1]
-
-
 @pytest.mark.slow
 def test_the_readmes_ten_lines_learn(capsys):
-    exec(_program("ten lines", ROOT / "README.md"), {})
+    exec(documented.program("ten lines", ROOT / "README.md"), {})
     *training, evaluated = map(float, capsys.readouterr().out.split())
     assert len(training) == 5
     assert min(training[-1], evaluated) > training[0]
@@ -30,7 +25,7 @@ def test_the_readmes_ten_lines_learn(capsys):
 @pytest.mark.slow
 def test_a_run_from_python_leaves_a_summary(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(_program("run").replace("100_000", "2048"), {})
+    exec(documented.program("run").replace("100_000", "2048"), {})
     summary = json.loads((tmp_path / "runs" / "catch-from-python" / "summary.json").read_text())
     assert summary["environment_steps"] == 2048
 
@@ -38,7 +33,7 @@ def test_a_run_from_python_leaves_a_summary(tmp_path, monkeypatch):
 def _sweep(folder, rates="(3e-4, 1e-3)"):
     """Runs the sweep of one seed each, and for an update."""
     small = '"TOTAL_STEPS = 2048", "PPO.epochs = 1", "PPO.num_minibatches = 1"'
-    program = _program("sweep")
+    program = documented.program("sweep")
     for old, new in {
         "(3e-4, 1e-3)": rates,
         "range(3)": "range(1)",
@@ -74,7 +69,7 @@ def test_the_sweep_leaves_runs_that_plot_as_two_curves(tmp_path, monkeypatch):
 
 def test_a_trained_agent_is_loaded_and_acts(swept, monkeypatch, capsys):
     monkeypatch.chdir(swept)
-    exec(_program("load"), {})
+    exec(documented.program("load"), {})
     first, second = capsys.readouterr().out.splitlines()[-2:]
     assert re.fullmatch(r"after 2048 agent steps: a return of -?1\.0", first)
     path = swept / "runs" / "sweep" / "rate-0.001-seed-0" / "summary.json"
