@@ -20,7 +20,7 @@ import pathlib
 import re
 
 import rich.console
-from results import comparison, training_process
+from results import comparison, plotting, training_process
 
 from podracers import command_line, errors
 
@@ -39,10 +39,8 @@ def main() -> int:
         runners.setdefault(run.label, []).append(run)
     given = {name: value for name, value in vars(options).items() if value}
     numbers = comparison.write(runners, given, output / "comparison.json")
-    names = ", ".join(pathlib.Path(path).stem for path in options.gin_file)
-    title = f"{names}: {options.seeds} seed{'s' * (options.seeds > 1)}"
-    random = numbers[runs[0].label]["random_policy_return"]
-    comparison.draw(runners, title, random, output / "comparison.png")
+    page = plotting.page([comparison.panel(runners)], comparison.METRIC, plotting.COLUMNS)
+    plotting.save(page, output / "comparison.png")
     rich.console.Console(highlight=False).print(comparison.table(numbers))
     print(f"{output / 'comparison.png'}\n{output / 'comparison.json'}")
     return 0

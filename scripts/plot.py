@@ -3,13 +3,10 @@
 Runs that differ only in the seed become one curve: the mean over seeds, with the range shaded. A
 run of a population is several seeds, with a curve for each combination of its `population_values`.
 Runs are distinguished by their config.gin, not by the names of their folders. Each environment has
-a panel; the legend has the parameters that differ. Of several runs with one configuration and one
-seed, the newest is drawn.
+a panel; the legend has agent, runner and the parameters that differ. Of several runs with one
+configuration and one seed, the newest is drawn. A DIR may also be a folder of runs.
 """
 
-import math
-
-import matplotlib.pyplot as plt
 from results import curves, plotting
 
 from podracers import command_line
@@ -22,17 +19,9 @@ def main() -> None:
     parser.add_argument("--metric", default="episode/return")
     parser.add_argument("--out", required=True, metavar="FILE.png")
     options = parser.parse_args()
-    runs = [run for path in dict.fromkeys(options.run_dir) for run in curves.read(path)]
+    runs = [run for path in curves.find(options.run_dir) for run in curves.read(path)]
     panels = curves.panels(runs, options.metric)
-    columns = min(3, math.ceil(math.sqrt(len(panels))))
-    rows = math.ceil(len(panels) / columns)
-    size = (4.6 * columns, 3.6 * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    for axis in axes.flat[len(panels) :]:
-        axis.remove()
-    for axis, panel in zip(axes.flat, panels):
-        curves.draw(axis, panel, options.metric)
-    plotting.save(figure, options.out)
+    plotting.save(plotting.page(panels, options.metric), options.out)
     count = sum(len(panel.curves) for panel in panels)
     print(f"{options.out}: {count} curve{'s' if count > 1 else ''}")
 

@@ -26,11 +26,8 @@ def main() -> int:
     docs = options.root / "docs"
     generated, rows = docs / "generated", results.read(docs / "results.json")
     suites = dict.fromkeys(row.suite for row in rows.values() if row.suite)
-    pictures = {
-        name: f"results/suite_{name}.png"
-        for name in suites
-        if any(run.curve for row in results.find(rows, suite=name) for run in row.runs)
-    }
+    panels = {name: plotting.suite(results.find(rows, suite=name)) for name in suites}
+    pictures = {name: f"results/suite_{name}.png" for name, drawn in panels.items() if drawn}
     readme, of_rules = options.root / "README.md", docs / "meta_learning.md"
     evaluations = {
         path.stem: rules.read(path) for path in sorted((generated / "rules").glob("*.json"))
@@ -51,7 +48,7 @@ def main() -> int:
         markdown.write(path, text)
         print(path)
     for name, path in pictures.items():
-        plotting.draw_suite(results.find(rows, suite=name), generated / path)
+        plotting.save(plotting.page(panels[name], "evaluation/return"), generated / path)
         print(generated / path)
     return 0
 

@@ -3,12 +3,12 @@
 Seeds are runs, or members of a run's population.
 """
 
+import collections
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import rich.box
 import rich.table
@@ -17,7 +17,7 @@ from results import aggregates, curves, markdown, plotting, training_process
 from podracers.training import loggers
 
 Runners = Mapping[str, Sequence[training_process.Run]]  # finished runs by label
-_METRIC = "episode/return"
+METRIC = "episode/return"
 
 
 def numbers(summaries: Sequence[dict[str, Any]]) -> dict[str, float | None]:
@@ -48,28 +48,17 @@ def table(found: Mapping[str, dict[str, float | None]]) -> rich.table.Table:
     return made
 
 
-def draw(runners: Runners, title: str, random: float, path: pathlib.Path) -> None:
-    """Draws return against agent steps and against seconds, as a PNG.
-
-    Args:
-      runners: the runs.
-      title: of the picture.
-      random: return of a random policy.
-      path: the file.
-    """
-    found = {label: [] for label in runners}
+def panel(runners: Runners) -> plotting.Panel:
+    """Returns a curve for each runner that finished an episode."""
+    found, runs = collections.defaultdict(list), []
     for label, run in ((label, run) for label, own in runners.items() for run in own):
-        log = loggers.read_rows(run.directory.metrics)
-        found[label] += [each for each in plotting.curves(log, _METRIC).values() if len(each)]
-    panel = curves.Panel("", {label: own for label, own in found.items() if own})
-    figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.4), sharey=True, layout="constrained")
-    for x, axis in enumerate(axes):
-        style = {"color": plotting.GREY, "linestyle": "--", "linewidth": 1.2}
-        axis.axhline(random, label="random policy", **style)
-        curves.draw(axis, panel, _METRIC, x)
-        axis.set_xlim(left=0)
-    figure.suptitle(title, fontsize=12)
-    plotting.save(figure, path)
+        runs += (members := curves.read(run.directory.path))
+        log = plotting.curves(loggers.read_rows(run.directory.metrics), METRIC)
+        name = f"{members[0].values['Experiment.agent']}, {label}"
+        found[name] += [each for each in log.values() if len(each)]
+    title = " and ".join(dict.fromkeys(run.environment for run in runs))
+    drawn = {name: own for name, own in found.items() if own}
+    return plotting.Panel(title, drawn, curves.levels(runs))
 
 
 def write(

@@ -6,20 +6,22 @@ Runs are grouped by the parameters in their `config.gin`, not by the names of th
 """
 
 import collections
+import contextlib
 import dataclasses
+import functools
 import pathlib
-import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-import matplotlib.axes
 import numpy as np
 from results import plotting
+from results import rows as results
 
-from podracers import errors
-from podracers.training import config, loggers, run_directory
+from podracers import command_line, errors
+from podracers.training import config, experiment, loggers, run_directory
 
 _ROLES = ("Experiment.agent", "Experiment.environment", "Experiment.runner")
+_NAMED = ("agent", "runner")  # parts in the name of every run
 # Parameters without influence on learning (docs/architecture.md, "Determinism"). A member of a
 # population equals the run of its seed.
 _NOT_LEARNT = {
@@ -30,8 +32,6 @@ _NOT_LEARNT = {
 }
 IGNORED = {f"{part}.{name}" for part, names in _NOT_LEARNT.items() for name in names.split()}
 _NAMES = ("name", "task_id", "env_id")  # parameters by which adaptors choose an environment
-_LEGEND_WIDTH = 52  # characters
-_LINES = ("-", "--", ":", "-.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,34 +48,51 @@ class Run:
     values: dict[str, Any]  # all known parameters, with defaults
 
     @property
+    def name(self) -> str:
+        """Agent and runner."""
+        return f"{self.values['Experiment.agent']}, {self.values['Experiment.runner']}"
+
+    @property
     def environment(self) -> str:
         """Name of the environment inside its wrappers."""
-        part = self.values["Experiment.environment"]
-        while f"{part}.environment" in self.values:
-            part = self.values[f"{part}.environment"].removesuffix("()")
+        part = _environment(self.values)
         names = (self.values.get(f"{part}.{name}") for name in _NAMES)
         return next(filter(None, names), part)
+
+    @property
+    def task(self) -> frozenset[tuple[str, str]]:
+        """The environment inside its wrappers, and its bound parameters."""
+        return _task({name: self.values[name] for name in self.given})
 
     def has(self, part: str) -> bool:
         """Returns whether a part, such as `PPO`, belongs to the run."""
         return part == "Experiment" or not {part, f"{part}()"}.isdisjoint(self.values.values())
 
 
-class Panel(NamedTuple):
-    """The configurations of one environment."""
+def find(paths: Iterable[str]) -> list[str]:
+    """Returns the directories of the runs in these folders; files beside runs are skipped.
 
-    title: str
-    curves: dict[str, list[np.ndarray]]  # by label: the curve of each seed, `[K, 3]`
+    Raises:
+      errors.UserError: there is no run in a folder, or in any of them.
+    """
+    found = []
+    for path in paths:
+        configs = sorted(pathlib.Path(path).glob("**/config.gin"))
+        if not configs and not pathlib.Path(path).is_file():
+            run_directory.RunDirectory(path).require()
+        found += [str(config.parent) for config in configs]
+    if not found:
+        raise errors.UserError(f"expected folders of runs, got files: {', '.join(paths)}")
+    return list(dict.fromkeys(found))
 
 
 def read(path: str) -> list[Run]:
     """Returns the seeds of a run by its directory.
 
     Raises:
-      errors.UserError: there is no run, or its configuration cannot be read.
+      errors.UserError: its configuration cannot be read.
     """
     directory = run_directory.RunDirectory(path)
-    directory.require()
     given, used = _parameters(directory.config), directory.operative_config
     for role in _ROLES:
         if role not in given:
@@ -106,7 +123,7 @@ def _parameters(path: pathlib.Path) -> dict[str, Any]:
         raise errors.UserError(f"cannot read '{path}': {error}") from error
 
 
-def panels(runs: Iterable[Run], metric: str) -> list[Panel]:
+def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
     """Returns the panels; of several runs of a configuration and a seed, the newest is drawn.
 
     Raises:
@@ -121,14 +138,50 @@ def panels(runs: Iterable[Run], metric: str) -> list[Panel]:
         for difference, group in _configurations(own):
             newest = sorted(group, key=lambda run: run.directory.config.stat().st_mtime_ns)
             seeds = {run.seed: _curve(run, metric) for run in newest}
-            count = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
-            label = ", ".join(f"{name} = {value}" for name, value in difference.items())
-            curves[f"{label} ({count})" if label else count] = list(seeds.values())
-        agents, _, runners = ({run.values[role] for run in own} for role in _ROLES)
-        title = f"{agents.pop()} on {environment}" if len(agents) == 1 else environment
-        title += f", {runners.pop()}" if len(runners) == 1 else ""
-        drawn.append(Panel(title, curves))
+            rest = [f"{key} = {x}" for key, x in difference.items() if key not in _NAMED]
+            curves[", ".join([group[0].name, *rest])] = list(seeds.values())
+        known = levels(own) if metric.endswith("return") else {}
+        drawn.append(plotting.Panel(environment, curves, known))
     return drawn
+
+
+def levels(runs: Iterable[Run]) -> dict[str, float]:
+    """Returns the returns that runs of one task are compared with, by label (`rows.levels`)."""
+    tasks, agents = {run.task for run in runs}, {run.values[_ROLES[0]] for run in runs}
+    if len(tasks) > 1:
+        return {}
+    rows = [row for row, task in _recorded() if task in tasks]
+    found = results.levels([row for row in rows if row.agent.partition(",")[0] in agents] or rows)
+    directories = (run.directory for run in runs if run.directory.summary.is_file())
+    random = [each.read_summary().get("random_policy_return") for each in directories]
+    own = [value for value in random if value is not None]
+    return found | ({"random policy": float(np.mean(own))} if own else {})
+
+
+@functools.cache
+def _recorded() -> list[tuple[results.Row, frozenset[tuple[str, str]]]]:
+    """Returns the rows of docs/results.json with their tasks."""
+    found = []
+    for row in results.read().values():
+        files = [row.gin_file, command_line.runner_file(row.runner.lower())]
+        with contextlib.suppress(errors.UserError):  # a package of the environment is missing
+            experiment.load(files, row.gin_bindings)
+            found.append((row, _task(config.read(config.text(), row.name))))
+    return found
+
+
+def _environment(values: Mapping[str, Any]) -> str:
+    """Returns the environment inside its wrappers."""
+    part = str(values["Experiment.environment"])
+    while f"{part}.environment" in values:
+        part = str(values[f"{part}.environment"]).removesuffix("()")
+    return part
+
+
+def _task(values: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    part = _environment(values)
+    own = ((name, str(x)) for name, x in values.items() if name.startswith(f"{part}."))
+    return frozenset([("", part), *own])
 
 
 def _curve(run: Run, metric: str) -> np.ndarray:
@@ -166,24 +219,3 @@ def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]
                 text = f"{value:g}" if isinstance(value, float) else str(value)
                 difference[name if short in difference else short] = text
     return found
-
-
-def draw(axis: matplotlib.axes.Axes, panel: Panel, metric: str, x: int = 0) -> None:
-    """Draws a panel: the mean of each configuration over its seeds, and their range.
-
-    Args:
-      axis: of matplotlib.
-      panel: the curves.
-      metric: name of the vertical axis.
-      x: column of the horizontal axis: 0 for agent steps, 1 for seconds.
-    """
-    for number, (label, seeds) in enumerate(panel.curves.items()):
-        row, column = divmod(number, len(plotting.COLORS))
-        style = {"color": plotting.COLORS[column], "linestyle": _LINES[row % len(_LINES)]}
-        unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
-        wrapped = textwrap.fill(unbroken, _LEGEND_WIDTH)
-        plotting.draw_band(axis, plotting.band(seeds, x), label=wrapped, **style)
-    axis.set_title(panel.title, fontsize=10)
-    axis.set_ylabel(metric.replace("/", " "))
-    plotting.tidy(axis, ("agent steps", "seconds, with compilation")[x])
-    axis.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))

@@ -5,6 +5,7 @@
 
 import collections
 import itertools
+import math
 import pathlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ import matplotlib.axes
 import matplotlib.figure
 import matplotlib.pyplot as plt
 import matplotlib.ticker
+import matplotlib.transforms
 import numpy as np
 from results import rows as results
 
@@ -27,10 +29,20 @@ COLORS = (
     *("#2bb3c0", "#e377c2", "#9aa624", "#1f2f5f", "#f0b429", "#6b3fa0"),
 )
 GREY = "#8a8f98"
+COLUMNS = ("agent steps", "seconds, with compilation")  # horizontal axes; columns of a curve
 _GRID = 256  # points of a common grid
-_PANEL = (2.6, 2.2)  # inches
-_LINES = {"Anakin": "-", "Sebulba": "--"}
-_LOG_RATIO = 8.0  # ratio of the longest curve to the shortest from which an axis is logarithmic
+_LEGEND_DISTANCE = -36.0  # points, below the axis
+_LEGEND_WIDTH = 52  # characters
+_LINES = ("-", "--", "-.")
+_LEVELS = ("--", ":", "-.", (0, (8, 4)), (0, (1, 4)))
+
+
+class Panel(NamedTuple):
+    """The curves of one environment."""
+
+    title: str
+    curves: dict[str, list[np.ndarray]]  # by label: the curve of each seed, `[K, 3]`
+    levels: dict[str, float]  # returns to compare with, by label
 
 
 class Band(NamedTuple):
@@ -78,21 +90,69 @@ def band(curves: Iterable[np.ndarray], x: int = 0) -> Band | None:
     return Band(places, values.mean(0), values.min(0), values.max(0))
 
 
-def draw_band(axis: matplotlib.axes.Axes, drawn: Band, **style: Any) -> None:
-    """Draws the mean as a line, and shades the range."""
-    (line,) = axis.plot(drawn.x, drawn.mean, **{"linewidth": 1.8, **style})
-    color = line.get_color()
-    axis.fill_between(drawn.x, drawn.low, drawn.high, color=color, alpha=0.2, linewidth=0)
+def page(
+    panels: Sequence[Panel], metric: str, columns: Sequence[str] = COLUMNS[:1]
+) -> matplotlib.figure.Figure:
+    """Draws each panel: the mean of each curve over its seeds, their range, and the levels.
+
+    A label has the same colour in all panels.
+
+    Args:
+      panels: at least one.
+      metric: name of the vertical axis.
+      columns: horizontal axes of each panel, of `COLUMNS`.
+    """
+    labels = dict.fromkeys(label for panel in panels for label in panel.curves)
+    lines = itertools.product(_LINES, COLORS)
+    styles = {
+        label: {"color": color, "linestyle": line}
+        for label, (line, color) in zip(labels, itertools.cycle(lines))
+    }
+    drawn = list(itertools.product(panels, columns))
+    width = min(3, math.ceil(math.sqrt(len(drawn))))
+    rows = math.ceil(len(drawn) / width)
+    entries = max(len(panel.curves) + len(panel.levels) for panel in panels)
+    size = (4.6 * width, (2.9 + 0.18 * entries) * rows)  # inches
+    figure, axes = plt.subplots(rows, width, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(drawn) :]:
+        axis.remove()
+    for axis, (panel, x) in zip(axes.flat, drawn):
+        _draw(axis, panel, styles, x)
+        axis.set_ylabel(metric.replace("/", " "))
+    return figure
 
 
-def tidy(axis: matplotlib.axes.Axes, xlabel: str = "") -> None:
-    """Sets the style of an axis; with a label, its numbers are 5k for 5000, 2M for two million."""
+def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x: str) -> None:
+    for label, seeds in panel.curves.items():
+        drawn = band(seeds, COLUMNS.index(x))
+        unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
+        count = f"({len(seeds)}\u00a0seed{'s' * (len(seeds) > 1)})"
+        text = textwrap.fill(f"{unbroken} {count}", _LEGEND_WIDTH)
+        axis.plot(drawn.x, drawn.mean, label=text, linewidth=1.8, **styles[label])
+        color = styles[label]["color"]
+        axis.fill_between(drawn.x, drawn.low, drawn.high, color=color, alpha=0.2, linewidth=0)
+    low, high = axis.dataLim.intervaly
+    margin = max(high - low, abs(high), abs(low)) / 2
+    for (label, value), line in zip(panel.levels.items(), itertools.cycle(_LEVELS)):
+        style = {"color": GREY, "linestyle": line, "linewidth": 1.2}
+        text = f"{label}: {results.number(value)}"
+        if low - margin <= value <= high + margin:
+            axis.axhline(value, label=text, **style)
+        else:  # it would flatten the curves
+            axis.plot([], [], label=f"{text}, outside of the panel", **style)
+    axis.set_title(panel.title, fontsize=10)
+    axis.set_xlabel(x)
+    axis.set_xlim(left=0)
+    axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))  # 5k for 5000
     axis.grid(color="#e4e6ea")
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-    if xlabel:
-        axis.set_xlabel(xlabel)
-        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    # A distance in points: labels of axes do not grow with the panel.
+    below = matplotlib.transforms.offset_copy(
+        axis.transAxes, axis.figure, y=_LEGEND_DISTANCE, units="points"
+    )
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below}
+    axis.legend(fontsize=8, frameon=False, borderaxespad=0.0, **place)
 
 
 def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:
@@ -109,43 +169,21 @@ def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:
         plt.close(figure)
 
 
-def draw_suite(rows: Sequence[results.Row], path: pathlib.Path) -> None:
-    """Draws the curves of a suite, in a column for each task, by agent steps and by seconds.
+def suite(rows: Sequence[results.Row]) -> list[Panel]:
+    """Returns a panel for each task of which at least two rows have curves.
 
-    Implementations of one environment share a column. Colours are agents, line styles runners;
-    variants of an agent have further colours.
+    Implementations of one environment share a panel.
     """
     tasks = collections.defaultdict(list)
     for row in rows:
         if any(run.curve for run in row.runs):
             tasks[row.drawn_with or row.environment].append(row)
-    agents = dict.fromkeys([*results.AGENTS, *(row.agent for row in rows)])
-    colors = dict(zip(agents, itertools.cycle(COLORS)))
-    width = 1.2 + _PANEL[0] * len(tasks)
-    figure, axes = plt.subplots(
-        2, len(tasks), figsize=(width, 0.9 + 2 * _PANEL[1]), layout="constrained", squeeze=False
-    )
-    for column, (task, chosen) in zip(axes.T, tasks.items()):
-        column[0].set_title("\n".join(textwrap.wrap(task, 28)), fontsize=9)
-        for x, (axis, xlabel) in enumerate(zip(column, ("agent steps", "wall-clock seconds"))):
-            ends = []
-            for row in chosen:
-                drawn = band([np.array(run.curve, float).reshape(-1, 3) for run in row.runs], x)
-                ends.append(drawn.x[-1])
-                label = f"{row.agent} under {row.runner}"
-                label += f", {row.environment}" if row.drawn_with else ""
-                color, line = colors[row.agent], _LINES.get(row.runner, "-.")
-                draw_band(axis, drawn, label=label, color=color, linestyle=line)
-                for published in row.published[:1]:
-                    axis.axhline(published.value, color=color, linestyle=":")
-            if max(ends) > _LOG_RATIO * min(ends):
-                axis.set_xscale("log")
-                axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-            tidy(axis, xlabel)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("evaluation return")
-    handles = {h.get_label(): h for axis in axes.flat for h in axis.get_lines()}
-    shown = [handle for label, handle in handles.items() if not label.startswith("_")]
-    options = {"ncols": max(1, int(width / 2.5)), "fontsize": 8, "frameon": False}
-    figure.legend(handles=shown, loc="outside lower center", **options)
-    save(figure, path)
+    panels = []
+    for task, chosen in tasks.items():
+        curves = {}
+        for row in chosen if len(chosen) > 1 else ():
+            label = f"{row.agent}, {row.runner}" + f", {row.environment}" * bool(row.drawn_with)
+            curves[label] = [np.array(run.curve, float) for run in row.runs if run.curve]
+        if curves:
+            panels.append(Panel(task, curves, results.levels(chosen)))
+    return panels

@@ -4,6 +4,7 @@ The file is a list of rows. A row is an agent on an environment under a runner, 
 that trains it, and its recorded runs, one for each seed.
 """
 
+import collections
 import dataclasses
 import fcntl
 import json
@@ -11,7 +12,7 @@ import os
 import pathlib
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from results import aggregates, markdown
@@ -173,6 +174,23 @@ def number(value: float) -> str:
 def interval(bounds: aggregates.Interval) -> str:
     """Returns an interval as tables show it."""
     return "none" if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
+
+
+def levels(rows: Sequence[Row]) -> dict[str, float]:
+    """Returns the returns that curves of a task are compared with, by label.
+
+    These are a random policy's, and the published ones; without any, the highest possible one.
+    """
+    random, published, highest = {}, collections.defaultdict(dict), {}
+    for row in rows:
+        if row.runs:
+            random["random policy"] = row.random_policy
+        if row.published:
+            published[row.published[0].value][row.agent.partition(",")[0]] = None
+        if row.highest is not None:
+            highest["highest possible"] = row.highest
+    found = {f"published, {' and '.join(agents)}": value for value, agents in published.items()}
+    return random | (found or highest)
 
 
 def find(

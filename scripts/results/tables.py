@@ -38,7 +38,7 @@ def page(rows: Rows, pictures: Mapping[str, str]) -> str:
     for name, chosen in suites.items():
         parts += [f"## {name}\n", _rows(chosen), _aggregates(chosen)]
         if name in pictures:
-            about = "mean and range over seeds, by agent steps and by seconds; dotted: published"
+            about = "mean and range over seeds, of tasks with several curves"
             parts.append(f"![Learning curves of {name}: {about}]({pictures[name]})\n")
     parts += ["## Atari\n", _atari(rows), "## Provenance\n", _provenance(rows)]
     return "\n".join(part for part in parts if part)
@@ -145,8 +145,9 @@ def _aggregates(rows: Sequence[results.Row]) -> str:
     if not lines:
         return ""
     return (
-        "Interquartile mean over tasks (95% stratified bootstrap); 0 is a random policy, 1 the "
-        "row's first published figure (or the task's). It uses as many seeds of every task.\n\n"
+        "Interquartile mean over tasks (95% stratified bootstrap) of scaled returns: a random policy "
+        "has 0, and the first published return of the row (or of the task) has 1. It uses as many "
+        "seeds of every task.\n\n"
         + markdown.table(["agent", "tasks", "seeds of each", "IQM"], lines)
     )
 

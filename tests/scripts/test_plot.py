@@ -16,9 +16,16 @@ CARTPOLE = "gin/experiments/cartpole_ppo.gin"
 SEBULBA = "gin/runners/sebulba.gin"
 
 
-@pytest.fixture(scope="module", name="curves")
-def _curves(tools):
-    return tools("results.curves").curves
+@pytest.fixture(scope="module", name="modules")
+def _modules(tools):
+    return tools(
+        *(f"results.{x}" for x in ("comparison", "curves", "plotting", "training_process"))
+    )
+
+
+@pytest.fixture(name="curves")
+def _curves(modules):
+    return modules.curves
 
 
 @pytest.fixture(name="make")
@@ -35,7 +42,12 @@ def _make(tmp_path):
         directory.config.write_text(config.text())
         if used:
             directory.operative_config.write_text(config.text() + used)
-        names = ["episode/return", *(f"episode/return/seed_{seed}" for seed in seeds)]
+        names = [
+            "loss",
+            "evaluation/return",
+            "episode/return",
+            *(f"episode/return/seed_{seed}" for seed in seeds),
+        ]
         rows = [{"step": n, "wall_time": 1.0} | dict.fromkeys(names, value + n) for n in (10, 20)]
         directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
         os.utime(directory.config, (count, count))
@@ -45,9 +57,9 @@ def _make(tmp_path):
 
 
 def _drawn(curves, *paths):
-    """Returns the labels of each panel's curves by its title."""
+    """Returns the number of seeds of each curve by panel and label."""
     panels = curves.panels([x for path in paths for x in curves.read(path)], "episode/return")
-    return {panel.title: list(panel.curves) for panel in panels}
+    return {x.title: {label: len(seeds) for label, seeds in x.curves.items()} for x in panels}
 
 
 def test_options_without_influence_on_learning_make_no_curve(make, curves):
@@ -63,7 +75,7 @@ def test_options_without_influence_on_learning_make_no_curve(make, curves):
         ),
         make([CATCH], "SEED = 2", "Anakin.population = 3", seeds=(2, 3, 4)),
     ]
-    assert _drawn(curves, *paths) == {"PPO on Catch, Anakin": ["5 seeds"]}
+    assert _drawn(curves, *paths) == {"Catch": {"PPO, Anakin": 5}}
     known = {f"Experiment.{x}" for x in experiment.Experiment.__dataclass_fields__}
     for module, name in (("anakin", "Anakin"), ("sebulba", "Sebulba")):
         part = getattr(importlib.import_module(f"podracers.{module}"), name)
@@ -81,21 +93,21 @@ def test_the_legend_has_the_parameters_that_differ(make, curves):
         make([CARTPOLE, "gin/agents/dqn.gin"], "Experiment.agent = @dqn.DQN"),
     )
     assert drawn == {
-        "PPO on Catch": [
-            "runner = Anakin, num_envs = 64, learning_rate = 0.001 (1 seed)",
-            "runner = Anakin, num_envs = 32, learning_rate = 0.0003 (1 seed)",
-            "runner = Sebulba, num_envs = 32, learning_rate = 0.0003, lag = default (1 seed)",
-            "runner = Sebulba, num_envs = 64, learning_rate = 0.0003, lag = 2 (1 seed)",
-        ],
-        "DQN on CartPole, Anakin": ["1 seed"],
+        "Catch": {
+            "PPO, Anakin, num_envs = 64, learning_rate = 0.001": 1,
+            "PPO, Anakin, num_envs = 32, learning_rate = 0.0003": 1,
+            "PPO, Sebulba, num_envs = 32, learning_rate = 0.0003, lag = default": 1,
+            "PPO, Sebulba, num_envs = 64, learning_rate = 0.0003, lag = 2": 1,
+        },
+        "CartPole": {"DQN, Anakin": 1},
     }
     # A panel is an environment inside its wrappers.
     searched, pong = "gin/experiments/catch_alphazero.gin", "gin/experiments/pong_ppo_cpu.gin"
     drawn = _drawn(curves, make([searched]), make([CATCH]), make([pong]))
-    assert list(drawn) == ["Catch, Anakin", "PPO on Pong-v5, Sebulba"]
-    first, second = drawn["Catch, Anakin"]
-    assert first.startswith("agent = AlphaZero, environment = Searchable, ")
-    assert second.startswith("agent = PPO, environment = Catch, ")
+    assert list(drawn) == ["Catch", "Pong-v5"]
+    first, second = drawn["Catch"]
+    assert first.startswith("AlphaZero, Anakin, environment = Searchable, ")
+    assert second.startswith("PPO, Anakin, environment = Catch, ")
 
 
 def test_a_default_equals_its_value(make, curves):
@@ -105,8 +117,8 @@ def test_a_default_equals_its_value(make, curves):
         make([CATCH], "SEED = 1", "PPO.normalize_advantages = True"),
         make([CATCH], "PPO.normalize_advantages = False"),
     )
-    labels = ["normalize_advantages = True (2 seeds)", "normalize_advantages = False (1 seed)"]
-    assert drawn == {"PPO on Catch, Anakin": labels}
+    labels = (f"PPO, Anakin, normalize_advantages = {value}" for value in (True, False))
+    assert drawn == {"Catch": dict(zip(labels, (2, 1)))}
 
 
 def test_the_newest_of_several_runs_of_a_seed_is_drawn(make, curves):
@@ -124,8 +136,71 @@ def test_population_values_are_configurations(make, curves):
         make([CATCH], "SEED = 2", *population, seeds=(2, 3, 4, 5)),
         make([CATCH], "SEED = 7", "PPO.learning_rate = 3e-4", "PPO.gamma = 0.9"),
     ]
-    labels = ["learning_rate = 0.001 (2 seeds)", "learning_rate = 0.0003 (3 seeds)"]
-    assert _drawn(curves, *paths) == {"PPO on Catch, Anakin": labels}
+    labels = (f"PPO, Anakin, learning_rate = {rate}" for rate in (0.001, 0.0003))
+    assert _drawn(curves, *paths) == {"Catch": dict(zip(labels, (2, 3)))}
+
+
+def test_levels_are_a_random_policy_and_published_or_highest_returns(make, curves):
+    def levels(*paths, metric="evaluation/return"):
+        (panel,) = curves.panels([x for path in paths for x in curves.read(path)], metric)
+        return panel.levels
+
+    catch, snake = make([CATCH]), make(["gin/experiments/snake_ppo.gin"])
+    small = make(["gin/experiments/snake_ppo.gin"], "Jumanji.options = {'num_rows': 6}")
+    assert levels(catch) == {"random policy": pytest.approx(-0.6, abs=0.05), "published, PPO": 1}
+    assert levels(snake) == {"random policy": pytest.approx(5.5, abs=0.2), "highest possible": 143}
+    assert levels(small) == levels(snake, small) == levels(catch, metric="loss") == {}
+    summary = {"random_policy_return": -0.5}
+    run_directory.RunDirectory(catch).summary.write_text(json.dumps(summary))
+    unknown = make([CATCH, SEBULBA], "Experiment.agent = @impala.IMPALA")
+    assert levels(catch, unknown) == {"random policy": -0.5, "published, PPO": 1}
+
+
+def test_a_comparison_has_a_curve_for_each_runner_and_a_folder_the_runs_in_it(
+    make, modules, tmp_path
+):
+    paths = [make([CATCH]), make([CATCH], "SEED = 1"), make([CATCH, SEBULBA])]
+    runs = [
+        modules.training_process.Run("", 0, (), run_directory.RunDirectory(path), 20, "")
+        for path in paths
+    ]
+    panel = modules.comparison.panel({"one": runs[:2], "other": runs[2:]})
+    assert (panel.title, panel.levels["published, PPO"]) == ("Catch", 1.0)
+    assert {label: len(seeds) for label, seeds in panel.curves.items()} == {
+        "PPO, one": 2,
+        "PPO, other": 1,
+    }
+    log = tmp_path / "catch.log"
+    log.touch()
+    assert modules.curves.find([str(tmp_path), log, paths[1]]) == paths
+
+
+@pytest.mark.parametrize("count", [1, 4, 14])
+def test_legends_are_below_the_labels_of_axes(modules, count):
+    seeds = [np.array([[0.0, 0.0, 1.0], [90.0, 1.0, 2.0]])]
+    labels = [f"PPO, Anakin, learning_rate = {number}" for number in range(count)]
+    far = {"random policy": 1.5, "highest possible": 500.0}
+    panels = [
+        modules.plotting.Panel("Catch", dict.fromkeys(labels, seeds), {}),
+        modules.plotting.Panel("Snake", dict.fromkeys(labels[:1], seeds), far),
+    ]
+    figure = modules.plotting.page(panels, "episode/return", modules.plotting.COLUMNS)
+    figure.canvas.draw()
+    for axis in figure.axes:
+        label, legend = axis.xaxis.label.get_window_extent(), axis.get_legend().get_window_extent()
+        assert figure.bbox.y0 <= legend.y0 < legend.y1 < label.y0
+        assert axis.get_window_extent().height > 150.0 and axis.get_xlim()[0] == 0.0
+    catch, snake = (axis.get_legend().get_texts() for axis in figure.axes[::2])
+    assert len(catch) == count
+    assert [text.get_text().replace("\u00a0", " ") for text in snake] == [
+        f"{labels[0]} (1 seed)",
+        "random policy: 1.50",
+        "highest possible: 500.0, outside of the panel",
+    ]
+    assert figure.axes[2].get_ylim()[1] < 3.0
+    first, *_ = figure.axes[0].get_lines()
+    assert first.get_color() == figure.axes[2].get_lines()[0].get_color()
+    modules.plotting.plt.close(figure)
 
 
 def test_a_picture_is_written(make, call, tmp_path, capsys):
@@ -141,10 +216,13 @@ def test_a_picture_is_written(make, call, tmp_path, capsys):
 
 def test_user_mistakes(make, call, tmp_path):
     out, path = tmp_path / "x.png", make([CATCH])
-    (tmp_path / "c").mkdir()
+    for name in "cd":
+        (tmp_path / name).mkdir()
     (tmp_path / "c" / "config.gin").write_text("SEED = 3\n")
     cases = {
         ("--run_dir", tmp_path / "none", "--out", out): "no run",
+        ("--run_dir", path, tmp_path / "d", "--out", out): "no run in .*d'",
+        ("--run_dir", tmp_path / "c" / "config.gin", "--out", out): "expected folders",
         ("--run_dir", tmp_path / "c", "--out", out): "Experiment.agent",
         ("--run_dir", path, "--metric", "los", "--out", out): "'los'",
         ("--run_dir", path, "--out", tmp_path / "no" / "x.png"): "cannot write",

@@ -20,7 +20,9 @@ RUN |= {"hardware": "a machine", "jax": "0", "wall_time_s": 10.0, "commit": "c" 
 
 @pytest.fixture(scope="module")
 def modules(tools):
-    return tools(*(f"results.{name}" for name in ("aggregates", "rows", "rules", "tables")))
+    return tools(
+        *(f"results.{name}" for name in ("aggregates", "plotting", "rows", "rules", "tables"))
+    )
 
 
 def test_statistics(modules):
@@ -133,7 +135,7 @@ def test_every_published_row_describes_a_run(modules):
 def test_pages_are_up_to_date_and_generated(tmp_path, call):
     assert call("report", "--check") == 0, "run: python scripts/report.py"
     shutil.copytree(processes.ROOT / "docs", tmp_path / "docs")
-    readme, picture = tmp_path / "README.md", tmp_path / "docs/generated/results/suite_atari.png"
+    readme, picture = tmp_path / "README.md", tmp_path / "docs/generated/results/suite_mujoco.png"
     text = (processes.ROOT / "README.md").read_text()
     old = re.sub("(?<=begin: readme -->\n).*?(?=<!-- end: readme)", "old\n", text, flags=re.S)
     readme.write_text(old)
@@ -144,6 +146,33 @@ def test_pages_are_up_to_date_and_generated(tmp_path, call):
     assert readme.read_text() == text
     with Image.open(picture) as image:
         assert image.width > 300
+    linked = re.findall(
+        r"\((results/suite_\w+\.png)\)", (picture.parents[1] / "results.md").read_text()
+    )
+    drawn = [f"results/{path.name}" for path in picture.parent.glob("suite_*")]
+    assert sorted(drawn) == sorted(linked)
+
+
+def test_a_suite_has_panels_of_tasks_with_several_curves(modules, tmp_path):
+    curve, published = [[100, 1.5, 0.0], [200, 2.5, 1.0]], {"source": "a", "steps": "b"}
+    entries = [
+        _entry("a", [1.0, 3.0], environment="x", published=[published | {"value": 3}]),
+        _entry("b", [1.0], agent="DQN, long", environment="x, C++", drawn_with="x"),
+        _entry("c", [1.0], environment="y"),
+        _entry("d", [1.0], environment="y"),
+    ]
+    entries[1]["published"] = entries[0]["published"]
+    for entry in entries[:3]:
+        entry["runs"][0]["curve"] = curve
+    rows, _ = _read(modules, tmp_path, *entries)
+    (panel,) = modules.plotting.suite(list(rows.values()))
+    assert {label: len(seeds) for label, seeds in panel.curves.items()} == {
+        "PPO, Anakin": 1,
+        "DQN, long, Anakin, x, C++": 1,
+    }
+    assert panel.title == "x"
+    assert panel.levels == {"random policy": -1.0, "published, PPO and DQN": 3}
+    assert modules.rows.levels([rows["d-anakin"]]) == {"random policy": -1.0, "highest possible": 3}
 
 
 def test_evaluations_of_rules(modules, tmp_path):
