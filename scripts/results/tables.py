@@ -145,8 +145,8 @@ def _aggregates(rows: Sequence[results.Row]) -> str:
     if not lines:
         return ""
     return (
-        "Interquartile mean over tasks (95% stratified bootstrap) of scaled returns: a random policy "
-        "has 0, and the first published return of the row (or of the task) has 1. It uses as many "
+        "Interquartile mean over tasks (95% stratified bootstrap) of scaled returns: a random "
+        "policy has 0, and the row's first published return (or the task's) has 1. It uses as many "
         "seeds of every task.\n\n"
         + markdown.table(["agent", "tasks", "seeds of each", "IQM"], lines)
     )
