@@ -7,7 +7,7 @@ import markdown_it
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def _anchors(page: pathlib.Path) -> set[str]:
@@ -34,7 +34,10 @@ def test_links_and_tables(page):
     assert [line for n, line in enumerate(lines) if line.startswith("|") and n not in shown] == []
 
 
-@pytest.mark.parametrize("page", [PAGES[0], *(ROOT / "docs").glob("*.md")], ids=lambda p: p.stem)
+_BY_HAND = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", _BY_HAND, ids=lambda page: page.stem)
 def test_paths(page):
     folders = "agents|docs|environments|gin|notebooks|podracers|scripts|tests"
     paths = re.findall(
@@ -49,3 +52,9 @@ def test_every_program_and_gin_file_is_run_by_a_test(page):
     blocks = re.findall(r"^(.*)\n```(?:python\n|\nfrom __gin__)", page.read_text(), re.M)
     names = [re.fullmatch(r"<!-- (?:test|file): ([\w ]+)(?:\.py|\.gin)? -->", x) for x in blocks]
     assert [x for x, name in zip(blocks, names) if not name or f'"{name[1]}' not in tests] == []
+
+
+def test_the_comparison_counts_the_agents_of_the_readme():
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/comparison.md"))
+    agents = re.findall(r"^\| `\w+\.\w+` \| (?:any|discrete|continuous)", readme, re.M)
+    assert re.search(r"^\| algorithms \| (\d+) agents", page, re.M)[1] == str(len(agents))

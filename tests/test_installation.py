@@ -8,6 +8,7 @@ import sys
 import zipfile
 
 import pytest
+import yaml
 
 from podracers import errors
 from podracers.training import experiment
@@ -35,6 +36,21 @@ def test_library_code_imports_every_package_that_it_requires():
     imported = set(re.findall(r"^\s*(?:import|from) (\w+)", source, re.MULTILINE))
     assert len(required) > 10
     assert {name for name in required if MODULES.get(name, name) not in imported} == set()
+
+
+def test_the_citation_and_the_pages_repeat_the_projects_metadata():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    metadata = setup["metadata"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["url"] == citation["repository-code"] == metadata["url"]
+    assert [str(citation[x]) for x in ("version", "license")] == [
+        metadata[x] for x in ("version", "license")
+    ]
+    (paper,) = citation["references"]
+    text = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    assert paper["title"] in text
+    assert set(re.findall(r"git\+(https?://[^\s'\"@`]+)", text)) == {metadata["url"]}
 
 
 @pytest.mark.parametrize("name", NAMES)

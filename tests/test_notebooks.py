@@ -16,6 +16,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The numbers of plots and of animations in each notebook.
+SWITCH = "PODRACERS_NOTEBOOK_SCALE"
 OUTPUTS = {"anakin": (4, 2), "sebulba": (4, 2), "compare": (2, 1), "meta_learning": (3, 0)}
 
 
@@ -63,6 +64,11 @@ def _assert_complete(notebook, path):
 
 def test_every_notebook_is_tested():
     assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == set(OUTPUTS)
+
+
+def test_the_documented_variable_shortens_every_notebook(notebook):
+    assert f"{SWITCH}=0.02" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert f'float(os.environ.get("{SWITCH}", "1"))' in str(_cells(notebook, "code"))
 
 
 def _installing(notebook) -> int:
@@ -116,7 +122,7 @@ def test_runs(notebook, path, tmp_path):
     )
     # EnvPool, imported by a test before this one, may have chosen another backend for plots.
     environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
-    environment |= {"PODRACERS_NOTEBOOK_SCALE": "0.02", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment |= {SWITCH: "0.02", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     client.execute(env=environment)
     _assert_complete(fresh, path)
     assert not list(tmp_path.iterdir()), "the notebook left files behind"
