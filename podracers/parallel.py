@@ -5,6 +5,7 @@ Losses are means over the GLOBAL batch: totals and counts are added over devices
 
 import collections
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -145,10 +146,15 @@ def global_sum(tree: types.PyTree) -> types.PyTree:
     return jax.tree.unflatten(structure, leaves)
 
 
-def global_mean(mean: types.Mean) -> jax.Array:
-    """Returns the mean over all devices; 0 where nothing was counted."""
+def global_mean(mean: types.Mean) -> types.PyTree:
+    """Returns the mean over all devices; 0 where nothing was counted.
+
+    Args:
+      mean: this device's. Its total may be a pytree, such as the gradient of a sum of losses; total
+        and count are summed together.
+    """
     total, count = global_sum(mean)
-    return total / jnp.maximum(count, 1.0)
+    return jax.tree.map(lambda x: (x / jnp.maximum(count, 1.0)).astype(x.dtype), total)
 
 
 def gradient_step(
@@ -181,11 +187,64 @@ def gradient_step(
     with jax.named_scope("gradient"):
         gradient, (count, auxiliary) = jax.grad(total, has_aux=True)(params)
     # One sum for both: a gradient that waits for the global count costs a second all-reduce.
-    gradient, count = global_sum((gradient, count))
-    gradient = jax.tree.map(lambda g: (g / jnp.maximum(count, 1.0)).astype(g.dtype), gradient)
+    gradient = global_mean(types.Mean(gradient, count))
     updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
     params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
     return params, optimizer_state, optax.tree.norm(gradient), auxiliary
+
+
+def unequal_replicas(tree: types.PyTree) -> list[str]:
+    """Returns the paths of replicated leaves whose copies differ between devices.
+
+    `shard_map` does not verify that outputs are equal on all devices. Each device reads its copy of
+    each leaf once; only a hash of 32 bits a leaf is sent.
+
+    Args:
+      tree: arrays; those that are split over devices, or on one device, are left out.
+    """
+    paths, leaves = [], []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if leaf.is_fully_replicated and len(leaf.sharding.device_set) > 1:
+            paths.append(jax.tree_util.keystr(path, simple=True, separator="/"))
+            leaves.append(leaf)
+    if not leaves:
+        return []
+    unequal = jax.device_get(_hashes_differ(leaves[0].sharding.mesh)(leaves))
+    return [path for path, differs in zip(paths, unequal) if differs]
+
+
+def unequal_message(paths: Sequence[str]) -> str:
+    """Returns a line on the replicated leaves that differ between devices."""
+    others = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
+    return (
+        f"copies of '{paths[0]}'{others} differ between devices: update must sum gradients and "
+        "statistics over them, with parallel.gradient_step or parallel.global_mean"
+    )
+
+
+@functools.cache
+def _hashes_differ(mesh: jax.sharding.Mesh) -> Any:
+    """Returns a program that compares each of several leaves over the devices."""
+
+    def compare(leaves: list[jax.Array]) -> jax.Array:
+        hashes = jnp.stack([_hash(leaf) for leaf in leaves])
+        return jax.lax.pmax(hashes, AXIS) != jax.lax.pmin(hashes, AXIS)
+
+    return mapped(compare, mesh, jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec())
+
+
+def _hash(x: jax.Array) -> jax.Array:
+    """Returns a hash of the bits, uint32: a difference in one element always changes it."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if x.dtype == np.bool_:
+        x = x.astype(jnp.uint8)
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag])
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * min(x.dtype.itemsize, 4)}")
+    bits = bits.astype(jnp.uint32).ravel()
+    # Odd factors have inverses modulo 2 ** 32.
+    return jnp.sum(bits * (2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
 
 
 def memory_usage(

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import errors, evaluation, metrics, population
+from podracers import errors, evaluation, metrics, parallel, population
 from podracers.hosts import peers, processes
 from podracers.training import checkpoint, config, loggers, run_directory, storage
 from podracers.training import experiment as experiment_lib
@@ -305,10 +305,13 @@ class Run:
         report, taken, start = None, 0, time.perf_counter()
         with profiler:
             while taken < count and not (taken and self._must_stop()):
-                size = min(chunk, count - taken)
+                is_first = self._update + taken == 0
+                size = 1 if is_first else min(chunk, count - taken)
                 self._state, part = self._runner.step(self._state, size)
                 report = part if report is None else metrics.merge(report, part)
                 taken += size
+                if is_first:
+                    self._require_equal_replicas(1)
             report = jax.device_get(report)
         steps = taken * self._runner.steps_per_update
         self._clock.add_dispatch(time.perf_counter() - start, steps)
@@ -362,8 +365,17 @@ class Run:
         results = evaluation.Evaluation(*played) if played else None
         return processes.on_lead(lambda: results and results.score), results, uniform
 
+    def _require_equal_replicas(self, update: int) -> None:
+        """Raises `errors.RunFailure` if devices hold different copies of a replicated leaf."""
+        if paths := parallel.unequal_replicas(self._state):
+            name = type(self._parts.agent).__name__
+            raise errors.RunFailure(
+                f"{name}: after update {update}, {parallel.unequal_message(paths)}"
+            )
+
     def _save(self, score: float | None) -> None:
         self._require_directory()
+        self._require_equal_replicas(self._update)
         metadata = {
             "update": self._update,
             "seed": self._experiment.seed,

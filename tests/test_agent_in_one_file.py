@@ -1,0 +1,118 @@
+"""The agent in one file of docs/extending.md, and agents whose devices learn differently."""
+
+import functools
+import pathlib
+import re
+import tempfile
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from environments import catch
+from podracers import anakin, errors, sebulba
+from podracers.training import check, experiment, run
+from tests import contract, documented, streams
+
+PAGE = documented.DOCS / "extending.md"
+GLOBAL_MEAN = "parallel.global_mean(types.Mean(gradient, mean.count))"
+LOCAL_MEAN = "jax.tree.map(lambda g: g / mean.count, gradient)"
+# Devices differ after the third gradient step.
+LATE = (
+    "jax.tree.map(lambda g: g + (optimizer_state[1][0].count > 1) * parallel.axis_index(), "
+    f"{GLOBAL_MEAN})"
+)
+
+
+@functools.cache
+def _source() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        documented.write_files(pathlib.Path(folder))
+        return pathlib.Path(folder, "actor_critic.py").read_text()
+
+
+def _actor_critic(old: str = "", new: str = "") -> type:
+    """Returns the agent of one file, with a part of its text replaced."""
+    source = _source()
+    assert old in source
+    module = types.ModuleType("actor_critic")
+    exec(source.replace(old, new), module.__dict__)
+    return module.ActorCritic
+
+
+def _with_gradient_step() -> type:
+    (update,) = re.findall(r"    def update\(.*?\n\n", _source(), re.S)
+    return _actor_critic(update, documented.program("gradient_step", PAGE) + "\n")
+
+
+def _learners(agent: type, name: str, num_devices: int) -> list[list[np.ndarray]]:
+    """Returns the learner of each device after four updates."""
+    task = streams.RandomEpisodes()
+    subject = contract.RUNNERS[name].make(agent(task.spec), task, num_devices)
+    state, _ = subject.step(subject.init(0), 4)
+    subject.close()
+    return [
+        [
+            np.asarray(leaf.addressable_shards[device].data)
+            for leaf in jax.tree.leaves(state.learner)
+        ]
+        for device in range(num_devices)
+    ]
+
+
+@pytest.mark.parametrize("name", contract.RUNNERS)
+def test_the_agent_of_one_file_learns_the_same_on_any_number_of_devices(name):
+    (expected,) = _learners(_actor_critic(), name, 1)
+    for num_devices in (2, 4):
+        first, *others = _learners(_actor_critic(), name, num_devices)
+        streams.assert_close(first, expected)
+        for other in others:
+            streams.assert_same(other, first)
+
+
+def test_both_ways_to_sum_a_gradient_take_the_same_steps():
+    def params(agent):
+        task = streams.RandomEpisodes()
+        subject = contract.RUNNERS["anakin"].make(agent(task.spec), task, 2)
+        return subject.actor_params(subject.step(subject.init(0), 4)[0])
+
+    streams.assert_close(params(_with_gradient_step()), params(_actor_critic()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (GLOBAL_MEAN, LOCAL_MEAN, "copies of 'learner/params/params/Dense_0/bias'"),
+        (GLOBAL_MEAN, f"jax.lax.pmean({LOCAL_MEAN}, parallel.AXIS)", "by other amounts"),
+        ("advantage = target", "target -= jnp.mean(target)\n        advantage = target", "amounts"),
+    ],
+    ids=["gradient of a device", "mean of means", "statistic of a device"],
+)
+def test_a_mean_of_one_device_is_found_before_a_run(old, new, message):
+    with pytest.raises(errors.UserError, match=f"agent ActorCritic: .*{message}.*global_mean"):
+        check.check_agent(_actor_critic(old, new), catch.Catch())
+
+
+@pytest.mark.parametrize(
+    ("make", "new", "update"),
+    [(anakin.Anakin, LATE, 6), (sebulba.Sebulba, LOCAL_MEAN, 1)],
+    ids=["anakin", "sebulba"],
+)
+def test_a_run_whose_devices_differ_ends(make, new, update, tmp_path):
+    """After the first update, or at the next checkpoint."""
+    settings = experiment.Experiment(
+        agent=_actor_critic(GLOBAL_MEAN, new),
+        environment=catch.Catch,
+        runner=functools.partial(make, num_envs=8, rollout_length=4),
+        seed=0,
+        total_steps=32 * 10,
+        checkpoint_period=6,
+        evaluation_episodes=8,
+    )
+    with pytest.raises(errors.RunFailure, match=rf"after update {update}, copies of 'learner/"):
+        run.train(settings, tmp_path / "run")
+
+
+def test_the_agents_of_the_page_pass_the_check():
+    check.check_agent(_actor_critic(), catch.Catch())
