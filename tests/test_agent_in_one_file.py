@@ -4,6 +4,7 @@ import functools
 import pathlib
 import re
 import tempfile
+import textwrap
 import types
 
 import jax
@@ -43,7 +44,8 @@ def _actor_critic(old: str = "", new: str = "") -> type:
 
 def _with_gradient_step() -> type:
     (update,) = re.findall(r"    def update\(.*?\n\n", _source(), re.S)
-    return _actor_critic(update, documented.program("gradient_step", PAGE) + "\n")
+    other = textwrap.indent(documented.program("gradient_step", PAGE), "    ")
+    return _actor_critic(update, other + "\n")
 
 
 def _learners(agent: type, name: str, num_devices: int) -> list[list[np.ndarray]]:

@@ -116,6 +116,38 @@ def test_small_leaves_are_summed_together_and_large_ones_alone():
     assert jax.jit(run).lower(tree).as_text().count('"stablehlo.all_reduce"') == 3
 
 
+def _replicated(*copies):
+    """Returns an array whose copy on each device is given, though it is called replicated."""
+    mesh = parallel.make_mesh(jax.devices()[: len(copies)])
+    shards = [jax.device_put(copy, device) for copy, device in zip(copies, jax.devices())]
+    sharding = jax.sharding.NamedSharding(mesh, P())
+    return jax.make_array_from_single_device_arrays(shards[0].shape, sharding, shards)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float32, jnp.bfloat16, np.int8, np.bool_, np.uint32, np.complex64], ids=str
+)
+def test_one_element_of_one_copy_that_differs_is_found(dtype):
+    equal = np.arange(12).reshape(3, 4).astype(dtype)
+    for index in np.ndindex(equal.shape):
+        other = equal.copy()
+        other[index] = not equal[index] if dtype == np.bool_ else 100
+        tree = {"a": _replicated(equal, equal, equal), "b": [_replicated(equal, equal, other)]}
+        assert parallel.unequal_replicas(tree) == ["b/0"]
+
+
+def test_only_replicated_leaves_are_compared():
+    nan, other = np.full(2, np.nan, np.float32), np.zeros(2, np.float32)
+    mesh = parallel.make_mesh(jax.devices()[:2])
+    split = jax.device_put(np.arange(2), jax.sharding.NamedSharding(mesh, ROWS))
+    keys = [jax.random.key(0), jax.random.key(1)]
+    tree = {"nan": _replicated(nan, nan), "split": split, "one": jnp.ones(2)}
+    assert parallel.unequal_replicas({**tree, "key": _replicated(keys[0], keys[0])}) == []
+    tree |= {"key": _replicated(*keys), "x": _replicated(nan, other)}
+    assert parallel.unequal_replicas(tree) == ["key", "x"]
+    assert parallel.unequal_replicas({}) == []
+
+
 class _State(NamedTuple):
     learner: Any = ()
     memory: Any = ()
