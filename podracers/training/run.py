@@ -187,6 +187,12 @@ class Run:
     def _restore(self) -> None:
         restored = self._checkpointer.restore(self._state)
         if restored is None:
+            own = self._directory.path / "checkpoints"
+            if processes.on_lead(lambda: storage.steps(storage.path(own))):
+                raise errors.UserError(
+                    f"expected the checkpoints of '{own}' in Experiment.checkpoint_directory = "
+                    f"'{self._directory.checkpoints}'; got none"
+                )
             self._print_line("there is no checkpoint yet: starting from the beginning")
             return
         step, self._state, metadata = restored
@@ -197,6 +203,11 @@ class Run:
         ):
             if saved != given:
                 raise errors.UserError(f"a resumed run keeps its {name}, {saved}: got {given}")
+        if self._update > self._parts.num_updates:
+            raise errors.UserError(
+                f"Experiment.total_steps: expected at least {step}, the steps of the checkpoint; "
+                f"got {self._experiment.total_steps}"
+            )
         self._clock = Clock(**metadata["clock"])
         self._print_line(f"resuming from step {step:,}")
 

@@ -166,6 +166,13 @@ class RunDirectory:
         except (OSError, UnicodeDecodeError) as error:
             raise errors.UserError(f"cannot read '{self.config}': {error}") from error
 
+    def replace_config(self, text: str, step: int) -> None:
+        """Replaces `config.gin`; keeps the configuration up to `step` as `config.<step>.gin`."""
+        earlier = self.path / f"config.{step}.gin"
+        if not earlier.exists():  # else the steps of `config.gin` were lost
+            self.write(earlier, self.read_config())
+        self.write(self.config, text)
+
     def read_summary(self) -> dict[str, Any]:
         """Returns `summary.json`; raises `errors.RunFailure` if it cannot be read."""
         try:

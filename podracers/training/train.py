@@ -69,6 +69,7 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
         settings = experiment.load(files, arguments.gin_bindings)
     text = config.text()
     processes.require_equal("the configuration", text)
+    changes = [] if begun is None else _changes(begun, text)
     parts = settings.build()
     if directory is None:
         runner = type(parts.runner).__name__.lower()
@@ -96,8 +97,10 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     trainer = run.Run(
         settings, parts, directory, stop=stop, resume=resume, print_line=console.print
     )
-    if resume:  # new bindings are kept once the checkpoint is known to fit them
-        processes.on_lead(lambda: directory.write(directory.config, text))
+    if changes:  # the checkpoint fits them
+        processes.on_lead(lambda: directory.replace_config(text, trainer.steps))
+        if processes.is_lead():
+            print(*changes, sep="\n")
     summary = trainer.train()
     if summary:
         _print_summary(summary, directory, console)
@@ -124,6 +127,32 @@ def _begun(
     if directory:
         directory.create(dry_run=True)
     return False, None
+
+
+def _changes(begun: str, text: str) -> list[str]:
+    """Returns `changed: name: old -> new` for each parameter that a resumed run changes.
+
+    Args:
+      begun: configuration of the run so far.
+      text: its new configuration.
+
+    Raises:
+      errors.UserError: the agent, the environment or the runner is another class.
+    """
+    old, new = (config.read(each, "config.gin") for each in (begun, text))
+    changes = []
+    for name in sorted(old | new):
+        before, after = (repr(each[name]) if name in each else "default" for each in (old, new))
+        if before == after:
+            continue
+        if name in ("Experiment.agent", "Experiment.environment", "Experiment.runner"):
+            part = name.partition(".")[2]
+            raise errors.UserError(
+                f"a resumed run keeps its {part}, {before}: got {after}; begin a new run, in "
+                "another --run_dir"
+            )
+        changes.append(f"changed: {name}: {before} -> {after}")
+    return changes
 
 
 def _print_summary(

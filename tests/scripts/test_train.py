@@ -114,13 +114,43 @@ def test_a_damaged_checkpoint_is_passed_over(reference, folder, run, caplog):
     processes.assert_same_end(reference, path)
 
 
-def test_a_foreign_checkpoint_is_refused(reference, folder, run):
-    path = folder / "foreign"
+@pytest.mark.parametrize(
+    ("option", "value", "phrase"),
+    [
+        ("--gin_bindings", "catch.Catch.columns = 7", "does not fit"),
+        ("--gin_bindings", "Experiment.environment = @gridworld.GridWorld", "its environment, Cat"),
+        ("--gin_file", "gin/agents/dqn.gin", "keeps its agent, PPO: got DQN"),
+        ("--runner", "sebulba", "keeps its runner, Anakin: got Sebulba"),
+        ("--gin_bindings", "TOTAL_STEPS = 2400", "at least 2560"),
+    ],
+)
+def test_a_resumed_run_refuses_changes_that_cannot_be(
+    reference, tmp_path, run, option, value, phrase
+):
+    path = tmp_path / "run"
+    shutil.copytree(reference, path, ignore=shutil.ignore_patterns(".lock"))
+    result = run(_HERE, "--run_dir", path, "--resume", option, value)
+    processes.assert_mistake(result, phrase)
+    assert sorted(os.listdir(path)) == sorted({".lock", *os.listdir(reference)})
+    assert (path / "config.gin").read_bytes() == (reference / "config.gin").read_bytes()
+
+
+def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
+    reference, folder, run
+):
+    path = folder / "changed"
     shutil.copytree(reference, path)
-    other = ("--gin_bindings", "catch.Catch.columns = 7")
-    result = run(_HERE, "--run_dir", path, "--resume", *other)
-    processes.assert_mistake(result, "does not fit")
-    assert "columns = 7" not in (path / "config.gin").read_text()
+    changes = ("TOTAL_STEPS = 2624", "PPO.entropy_cost = 0.01", "PPO.normalize_advantages = False")
+    words = [word for change in changes for word in ("--gin_bindings", change)]
+    result = run(_HERE, "--run_dir", path, "--resume", *words)
+    assert result.returncode == 0, result.stderr
+    assert re.findall("changed: (.*)", result.stdout) == [
+        "Experiment.total_steps: 2560 -> 2624",
+        "PPO.anneal_steps: 2560 -> 2624",
+        "PPO.normalize_advantages: default -> False",
+    ]
+    assert (path / "config.2560.gin").read_bytes() == (reference / "config.gin").read_bytes()
+    assert "PPO.normalize_advantages = False" in (path / "config.gin").read_text()
 
 
 @pytest.fixture

@@ -303,11 +303,16 @@ def test_a_value_that_is_not_finite_names_metric_member_and_update(settings, tmp
 
 @pytest.mark.parametrize(
     ("binding", "message"),
-    [("SEED = 7", "seed, 3: got 7"), ("Anakin.rollout_length = 32", "update, 64: got 256")],
+    [
+        ("SEED = 7", "seed, 3: got 7"),
+        ("Anakin.rollout_length = 32", "update, 64: got 256"),
+        ("TOTAL_STEPS = 512", "at least 640, .*; got 512"),
+        ("Experiment.checkpoint_directory = '{}'", "expected the checkpoints of .*; got none"),
+    ],
 )
-def test_resuming_with_a_fixed_option_changed_is_refused(settings, population, binding, message):
-    directory, _ = population
-    changed = experiment.load([str(directory.config)], [binding])
+def test_resuming_with_a_fixed_option_changed_is_refused(population, binding, message, tmp_path):
+    directory = run_directory.RunDirectory(population[0].path)
+    changed = experiment.load([str(directory.config)], [binding.format(tmp_path)])
     with pytest.raises(errors.UserError, match=message):
         _run(changed, directory, resume=True)
     run_directory.Lock(directory.path).acquire()  # the refused run has released it

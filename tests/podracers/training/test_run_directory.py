@@ -90,6 +90,15 @@ def test_provenance_has_the_commits_of_the_users_own_code(own):
     assert run_directory.provenance()["other_commits"] == {"my_agent": None}
 
 
+def test_the_first_configuration_up_to_a_step_is_kept(tmp_path):
+    directory = run_directory.RunDirectory(tmp_path)
+    directory.write(directory.config, "a")
+    for text, step in (("b", 64), ("c", 64), ("d", 128)):
+        directory.replace_config(text, step)
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {"config.64.gin": "a", "config.128.gin": "c", "config.gin": "d"}
+
+
 def test_a_damaged_file_is_one_line(tmp_path):
     directory = run_directory.RunDirectory(tmp_path)
     directory.summary.write_text(json.dumps({"seed": 3}))
