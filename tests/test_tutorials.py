@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from agents import ppo
+from agents.networks import cores
 from podracers import metrics, types, unroll
 from podracers.training import check, experiment
-from tests import documented
+from tests import contract, documented
 
 T, B = 40, 3
 
@@ -105,9 +106,10 @@ def test_a_registered_environment_is_named_in_gin():
 
 @pytest.fixture(scope="module", name="rollout")
 def _rollout():
-    """A rollout of untrained PPO in corridors of two cells, which terminate or are truncated."""
+    """A rollout of recurrent PPO, untrained, in corridors of two cells."""
     corridor = importlib.import_module("corridor").Corridor(length=2)
-    agent, batched = ppo.PPO(corridor.spec), unroll.BatchedEnvironment(corridor)
+    network = contract.tiny_network(cores.LSTM(8))
+    agent, batched = ppo.PPO(corridor.spec, network), unroll.BatchedEnvironment(corridor)
     key = jax.random.key(0)
 
     def act():
@@ -131,6 +133,7 @@ def test_the_table_of_a_rollouts_fields(rollout):
         for field in name.split("."):
             value = getattr(value, field)
         expected = eval(f"({shape.removesuffix(', ...')},)", {"T": T, "B": B})
+        assert jax.tree.leaves(value)
         for leaf in jax.tree.leaves(value):
             assert leaf.shape[: len(expected)] == expected
             assert shape.endswith("...") or leaf.shape == expected
