@@ -76,11 +76,12 @@ def find(paths: Iterable[str]) -> list[str]:
       errors.UserError: there is no run in a folder, or in any of them.
     """
     found = []
-    for path in paths:
-        configs = sorted(pathlib.Path(path).glob("**/config.gin"))
-        if not configs and not pathlib.Path(path).is_file():
+    for path in map(pathlib.Path, paths):
+        own = path / "config.gin"
+        configs = [own] if own.is_file() else sorted(path.glob("**/config.gin"))
+        if not configs and not path.is_file():
             run_directory.RunDirectory(path).require()
-        found += [str(config.parent) for config in configs]
+        found += [str(each.parent) for each in configs]
     if not found:
         raise errors.UserError(f"expected folders of runs, got files: {', '.join(paths)}")
     return list(dict.fromkeys(found))

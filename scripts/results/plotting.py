@@ -24,12 +24,11 @@ from results import rows as results
 
 from podracers import errors
 
-COLORS = (
+COLUMNS = ("agent steps", "seconds, with compilation")  # horizontal axes; columns of a curve
+_COLORS = (
     *("#3478c8", "#ee7a30", "#2f9e6e", "#a05cc0", "#c0455a", "#8a6d3b"),
     *("#2bb3c0", "#e377c2", "#9aa624", "#1f2f5f", "#f0b429", "#6b3fa0"),
 )
-GREY = "#8a8f98"
-COLUMNS = ("agent steps", "seconds, with compilation")  # horizontal axes; columns of a curve
 _GRID = 256  # points of a common grid
 _LEGEND_DISTANCE = -36.0  # points, below the axis
 _LEGEND_WIDTH = 52  # characters
@@ -69,20 +68,17 @@ def curves(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int | None, n
     return {seed: np.array(points, float).reshape(-1, 3) for seed, points in found.items()}
 
 
-def band(curves: Iterable[np.ndarray], x: int = 0) -> Band | None:
+def band(curves: Sequence[np.ndarray], x: int = 0) -> Band:
     """Returns the mean over seeds and their range, linearly interpolated at equal agent steps.
 
-    The grid covers the steps that all seeds have. Seeds without a point are left out; None if no
-    seed has one. By seconds, each step is at its mean time: at equal times, seeds that compiled for
-    longer would be averaged with others that had learnt for longer.
+    The grid covers the steps that all seeds have. By seconds, each step is at its mean time: at
+    equal times, seeds that compiled for longer would be averaged with others that had learnt for
+    longer.
 
     Args:
-      curves: of each seed, `[K, 3]`; `K` may differ.
+      curves: of each seed, `[K, 3]`; `K` may differ, and is not 0.
       x: column of the horizontal axis: 0 for agent steps, 1 for seconds.
     """
-    curves = [each for each in curves if len(each)]
-    if not curves:
-        return None
     start, end = max(each[0, 0] for each in curves), min(each[-1, 0] for each in curves)
     grid = np.linspace(start, max(start, end), _GRID)
     values = np.stack([np.interp(grid, each[:, 0], each[:, 2]) for each in curves])  # [S, K]
@@ -103,11 +99,7 @@ def page(
       columns: horizontal axes of each panel, of `COLUMNS`.
     """
     labels = dict.fromkeys(label for panel in panels for label in panel.curves)
-    lines = itertools.product(_LINES, COLORS)
-    styles = {
-        label: {"color": color, "linestyle": line}
-        for label, (line, color) in zip(labels, itertools.cycle(lines))
-    }
+    styles = dict(zip(labels, itertools.cycle(itertools.product(_LINES, _COLORS))))
     drawn = list(itertools.product(panels, columns))
     width = min(3, math.ceil(math.sqrt(len(drawn))))
     rows = math.ceil(len(drawn) / width)
@@ -124,17 +116,16 @@ def page(
 
 def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x: str) -> None:
     for label, seeds in panel.curves.items():
-        drawn = band(seeds, COLUMNS.index(x))
+        drawn, (line, color) = band(seeds, COLUMNS.index(x)), styles[label]
         unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
         count = f"({len(seeds)}\u00a0seed{'s' * (len(seeds) > 1)})"
         text = textwrap.fill(f"{unbroken} {count}", _LEGEND_WIDTH)
-        axis.plot(drawn.x, drawn.mean, label=text, linewidth=1.8, **styles[label])
-        color = styles[label]["color"]
+        axis.plot(drawn.x, drawn.mean, line, color=color, label=text, linewidth=1.8)
         axis.fill_between(drawn.x, drawn.low, drawn.high, color=color, alpha=0.2, linewidth=0)
     low, high = axis.dataLim.intervaly
     margin = max(high - low, abs(high), abs(low)) / 2
     for (label, value), line in zip(panel.levels.items(), itertools.cycle(_LEVELS)):
-        style = {"color": GREY, "linestyle": line, "linewidth": 1.2}
+        style = {"color": "#8a8f98", "linestyle": line, "linewidth": 1.2}
         text = f"{label}: {results.number(value)}"
         if low - margin <= value <= high + margin:
             axis.axhline(value, label=text, **style)
@@ -148,9 +139,8 @@ def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     # A distance in points: labels of axes do not grow with the panel.
-    below = matplotlib.transforms.offset_copy(
-        axis.transAxes, axis.figure, y=_LEGEND_DISTANCE, units="points"
-    )
+    move = {"y": _LEGEND_DISTANCE, "units": "points"}
+    below = matplotlib.transforms.offset_copy(axis.transAxes, axis.figure, **move)
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below}
     axis.legend(fontsize=8, frameon=False, borderaxespad=0.0, **place)
 

@@ -6,7 +6,6 @@ import os
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from podracers import errors
 from podracers.training import config, experiment, run_directory
@@ -16,16 +15,9 @@ CARTPOLE = "gin/experiments/cartpole_ppo.gin"
 SEBULBA = "gin/runners/sebulba.gin"
 
 
-@pytest.fixture(scope="module", name="modules")
-def _modules(tools):
-    return tools(
-        *(f"results.{x}" for x in ("comparison", "curves", "plotting", "training_process"))
-    )
-
-
-@pytest.fixture(name="curves")
-def _curves(modules):
-    return modules.curves
+@pytest.fixture(scope="module", name="curves")
+def _curves(tools):
+    return tools("results.curves").curves
 
 
 @pytest.fixture(name="make")
@@ -42,12 +34,7 @@ def _make(tmp_path):
         directory.config.write_text(config.text())
         if used:
             directory.operative_config.write_text(config.text() + used)
-        names = [
-            "loss",
-            "evaluation/return",
-            "episode/return",
-            *(f"episode/return/seed_{seed}" for seed in seeds),
-        ]
+        names = ["loss", "episode/return", *(f"episode/return/seed_{seed}" for seed in seeds)]
         rows = [{"step": n, "wall_time": 1.0} | dict.fromkeys(names, value + n) for n in (10, 20)]
         directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
         os.utime(directory.config, (count, count))
@@ -141,7 +128,7 @@ def test_population_values_are_configurations(make, curves):
 
 
 def test_levels_are_a_random_policy_and_published_or_highest_returns(make, curves):
-    def levels(*paths, metric="evaluation/return"):
+    def levels(*paths, metric="episode/return"):
         (panel,) = curves.panels([x for path in paths for x in curves.read(path)], metric)
         return panel.levels
 
@@ -150,68 +137,50 @@ def test_levels_are_a_random_policy_and_published_or_highest_returns(make, curve
     assert levels(catch) == {"random policy": pytest.approx(-0.6, abs=0.05), "published, PPO": 1}
     assert levels(snake) == {"random policy": pytest.approx(5.5, abs=0.2), "highest possible": 143}
     assert levels(small) == levels(snake, small) == levels(catch, metric="loss") == {}
-    summary = {"random_policy_return": -0.5}
-    run_directory.RunDirectory(catch).summary.write_text(json.dumps(summary))
-    unknown = make([CATCH, SEBULBA], "Experiment.agent = @impala.IMPALA")
-    assert levels(catch, unknown) == {"random policy": -0.5, "published, PPO": 1}
+    summary = run_directory.RunDirectory(catch).summary
+    summary.write_text('{"random_policy_return": -0.5}')
+    assert levels(catch, make([CATCH, SEBULBA]))["random policy"] == -0.5
 
 
-def test_a_comparison_has_a_curve_for_each_runner_and_a_folder_the_runs_in_it(
-    make, modules, tmp_path
-):
-    paths = [make([CATCH]), make([CATCH], "SEED = 1"), make([CATCH, SEBULBA])]
-    runs = [
-        modules.training_process.Run("", 0, (), run_directory.RunDirectory(path), 20, "")
-        for path in paths
-    ]
-    panel = modules.comparison.panel({"one": runs[:2], "other": runs[2:]})
+def test_a_comparison_has_a_curve_for_each_runner(make, tools):
+    modules, runners = tools("results.comparison", "results.training_process"), {}
+    for label, *words in (("one", [CATCH]), ("one", [CATCH], "SEED = 1"), ("other", [CATCH])):
+        directory = run_directory.RunDirectory(make(*words))
+        run = modules.training_process.Run(label, 0, (), directory, 20, "")
+        runners.setdefault(label, []).append(run)
+    panel = modules.comparison.panel(runners)
     assert (panel.title, panel.levels["published, PPO"]) == ("Catch", 1.0)
-    assert {label: len(seeds) for label, seeds in panel.curves.items()} == {
-        "PPO, one": 2,
-        "PPO, other": 1,
-    }
-    log = tmp_path / "catch.log"
-    log.touch()
-    assert modules.curves.find([str(tmp_path), log, paths[1]]) == paths
+    found = {label: len(seeds) for label, seeds in panel.curves.items()}
+    assert found == {"PPO, one": 2, "PPO, other": 1}
 
 
 @pytest.mark.parametrize("count", [1, 4, 14])
-def test_legends_are_below_the_labels_of_axes(modules, count):
-    seeds = [np.array([[0.0, 0.0, 1.0], [90.0, 1.0, 2.0]])]
-    labels = [f"PPO, Anakin, learning_rate = {number}" for number in range(count)]
-    far = {"random policy": 1.5, "highest possible": 500.0}
-    panels = [
-        modules.plotting.Panel("Catch", dict.fromkeys(labels, seeds), {}),
-        modules.plotting.Panel("Snake", dict.fromkeys(labels[:1], seeds), far),
-    ]
-    figure = modules.plotting.page(panels, "episode/return", modules.plotting.COLUMNS)
+def test_legends_are_below_the_labels_of_axes(curves, count):
+    page, seeds = curves.plotting, [np.array([[0.0, 0.0, 1.0], [90.0, 1.0, 2.0]])]
+    one = page.Panel("Snake", {"0": seeds}, {"random": 1.5, "highest": 500.0})
+    several = page.Panel("Catch", {str(number): seeds for number in range(count)}, {})
+    figure = page.page([several, one], "episode/return", page.COLUMNS)
     figure.canvas.draw()
     for axis in figure.axes:
         label, legend = axis.xaxis.label.get_window_extent(), axis.get_legend().get_window_extent()
         assert figure.bbox.y0 <= legend.y0 < legend.y1 < label.y0
         assert axis.get_window_extent().height > 150.0 and axis.get_xlim()[0] == 0.0
-    catch, snake = (axis.get_legend().get_texts() for axis in figure.axes[::2])
-    assert len(catch) == count
-    assert [text.get_text().replace("\u00a0", " ") for text in snake] == [
-        f"{labels[0]} (1 seed)",
-        "random policy: 1.50",
-        "highest possible: 500.0, outside of the panel",
-    ]
-    assert figure.axes[2].get_ylim()[1] < 3.0
-    first, *_ = figure.axes[0].get_lines()
-    assert first.get_color() == figure.axes[2].get_lines()[0].get_color()
-    modules.plotting.plt.close(figure)
+    first, *_, axis, _ = figure.axes
+    assert len(first.get_legend().get_texts()) == count
+    texts = [text.get_text().replace("\u00a0", " ") for text in axis.get_legend().get_texts()]
+    assert texts == ["0 (1 seed)", "random: 1.50", "highest: 500.0, outside of the panel"]
+    assert axis.get_ylim()[1] < 3.0
+    assert first.get_lines()[0].get_color() == axis.get_lines()[0].get_color()
+    page.plt.close(figure)
 
 
-def test_a_picture_is_written(make, call, tmp_path, capsys):
-    paths = [make([CATCH]), make([CATCH, SEBULBA]), make([CARTPOLE])]
-    out = tmp_path / "x.png"
-    call("plot", "--run_dir", *paths[:2], "--run_dir", paths[2], "--out", out)
+def test_a_folder_stands_for_the_runs_in_it(make, call, tmp_path, capsys):
+    *_, path = map(make, ([CATCH], [CATCH, SEBULBA], [CARTPOLE]))
+    out, log = tmp_path / "x.png", tmp_path / "catch.log"
+    log.touch()
+    call("plot", "--run_dir", tmp_path, log, "--run_dir", path, "--out", out)
     assert capsys.readouterr().out == f"{out}: 3 curves\n"
-    with Image.open(out) as image:
-        pixels = np.asarray(image.convert("RGB"), np.int32)
-    for colour in ((0x34, 0x78, 0xC8), (0xEE, 0x7A, 0x30)):
-        assert np.any(np.abs(pixels - colour).max(axis=-1) < 3)
+    assert out.stat().st_size > 10_000  # bytes
 
 
 def test_user_mistakes(make, call, tmp_path):

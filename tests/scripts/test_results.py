@@ -7,7 +7,6 @@ import re
 import shutil
 
 import pytest
-from PIL import Image
 from scipy import stats
 
 from podracers import command_line, errors
@@ -20,9 +19,8 @@ RUN |= {"hardware": "a machine", "jax": "0", "wall_time_s": 10.0, "commit": "c" 
 
 @pytest.fixture(scope="module")
 def modules(tools):
-    return tools(
-        *(f"results.{name}" for name in ("aggregates", "plotting", "rows", "rules", "tables"))
-    )
+    names = ("aggregates", "plotting", "rows", "rules", "tables")
+    return tools(*(f"results.{name}" for name in names))
 
 
 def test_statistics(modules):
@@ -144,33 +142,24 @@ def test_pages_are_up_to_date_and_generated(tmp_path, call):
     assert readme.read_text() == old != text
     assert call("report", "--root", tmp_path) == 0
     assert readme.read_text() == text
-    with Image.open(picture) as image:
-        assert image.width > 300
-    linked = re.findall(
-        r"\((results/suite_\w+\.png)\)", (picture.parents[1] / "results.md").read_text()
-    )
-    drawn = [f"results/{path.name}" for path in picture.parent.glob("suite_*")]
-    assert sorted(drawn) == sorted(linked)
+    linked = re.findall(r"\(results/(.*)\)", (picture.parents[1] / "results.md").read_text())
+    assert {path.name for path in picture.parent.glob("suite_*")} == set(linked)
 
 
 def test_a_suite_has_panels_of_tasks_with_several_curves(modules, tmp_path):
-    curve, published = [[100, 1.5, 0.0], [200, 2.5, 1.0]], {"source": "a", "steps": "b"}
+    published = [{"value": 3, "source": "a", "steps": "b"}]
     entries = [
-        _entry("a", [1.0, 3.0], environment="x", published=[published | {"value": 3}]),
-        _entry("b", [1.0], agent="DQN, long", environment="x, C++", drawn_with="x"),
+        _entry("a", [1.0, 3.0], environment="x", published=published),
+        _entry("b", [1.0], agent="DQN, long", drawn_with="x", published=published),
         _entry("c", [1.0], environment="y"),
         _entry("d", [1.0], environment="y"),
     ]
-    entries[1]["published"] = entries[0]["published"]
     for entry in entries[:3]:
-        entry["runs"][0]["curve"] = curve
+        entry["runs"][0]["curve"] = [[100, 1.5, 0.0], [200, 2.5, 1.0]]
     rows, _ = _read(modules, tmp_path, *entries)
-    (panel,) = modules.plotting.suite(list(rows.values()))
-    assert {label: len(seeds) for label, seeds in panel.curves.items()} == {
-        "PPO, Anakin": 1,
-        "DQN, long, Anakin, x, C++": 1,
-    }
-    assert panel.title == "x"
+    (panel,) = modules.plotting.suite([*rows.values()])
+    found = {label: len(seeds) for label, seeds in panel.curves.items()}
+    assert (panel.title, found) == ("x", {"PPO, Anakin": 1, "DQN, long, Anakin, b": 1})
     assert panel.levels == {"random policy": -1.0, "published, PPO and DQN": 3}
     assert modules.rows.levels([rows["d-anakin"]]) == {"random policy": -1.0, "highest possible": 3}
 
