@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from podracers import agent as agent_lib
@@ -235,12 +236,12 @@ class Checkpointer:
         return self._restore_first("state", template, processes.on_lead(self._listed)[::-1])
 
     def restore_params(
-        self, template: types.PyTree, best: bool = False
+        self, template: types.PyTree | None = None, best: bool = False
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
         """Restores the acting parameters alone; see `restore`.
 
         Args:
-          template: the structure of the parameters.
+          template: the structure of the parameters; None for nested dicts of NumPy arrays.
           best: take the highest score instead of the newest; the newest if there is no score.
         """
         self.wait()
@@ -266,7 +267,7 @@ class Checkpointer:
                 self._descriptor = None
 
     def _restore_first(
-        self, item: str, template: types.PyTree, steps: Sequence[int]
+        self, item: str, template: types.PyTree | None, steps: Sequence[int]
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
         """Restores `item` of the first step that is not damaged."""
         damaged: dict[int, str] = {}
@@ -288,7 +289,7 @@ class Checkpointer:
         return None
 
     def _restore_item(
-        self, item: str, template: types.PyTree, step: int
+        self, item: str, template: types.PyTree | None, step: int
     ) -> tuple[types.PyTree, dict[str, Any]]:
         """Verifies and restores one item of one step, with the metadata."""
         folder, fault = self._directory / str(step), None
@@ -301,6 +302,10 @@ class Checkpointer:
         record = manifest.load(folder / _METADATA)
         if (saved := record.get("step", step)) != step:
             raise manifest.DamagedError(f"it was saved as checkpoint {saved}")
+        if template is None:
+            with _failures(f"read checkpoint {folder}"):
+                leaves = self._arrays.metadata(folder / item).tree
+                template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), leaves)
         expected, bare = template, agent_lib.without_replay(template)
 
         def is_bare() -> bool:

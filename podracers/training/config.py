@@ -435,17 +435,14 @@ def read(text: str, source: str) -> dict[str, Any]:
       errors.UserError: the text is no .gin file.
     """
     macros, values = {}, {}
-    try:
-        for statement in config_parser.ConfigParser(text, _Values()):
-            if not isinstance(statement, config_parser.BindingStatement):
-                continue
-            name = "/".join(filter(None, (statement.scope, _short(statement.selector))))
-            if statement.arg_name:
-                values[f"{name}.{statement.arg_name}"] = statement.value
-            else:
-                macros[name] = statement.value
-    except Exception as error:
-        raise _explain(error, source) from error
+    for statement in _statements(text, source):
+        if not isinstance(statement, config_parser.BindingStatement):
+            continue
+        name = "/".join(filter(None, (statement.scope, _short(statement.selector))))
+        if statement.arg_name:
+            values[f"{name}.{statement.arg_name}"] = statement.value
+        else:
+            macros[name] = statement.value
 
     def resolve(value: Any) -> Any:
         if isinstance(value, _Macro):
@@ -455,6 +452,32 @@ def read(text: str, source: str) -> dict[str, Any]:
         return type(value)(map(resolve, value)) if type(value) in (list, tuple) else value
 
     return {name: resolve(value) for name, value in values.items()}
+
+
+def _statements(text: str, source: str) -> list[Any]:
+    try:
+        return list(config_parser.ConfigParser(text, _Values()))
+    except Exception as error:
+        raise _explain(error, source) from error
+
+
+def other_code(text: str, source: str) -> list[str]:
+    """Returns what a .gin file imports or includes from outside of this project; imports nothing.
+
+    Args:
+      text: the file's text.
+      source: the file's name in error messages.
+
+    Raises:
+      errors.UserError: the text is no .gin file.
+    """
+    found = []
+    for statement in _statements(text, source):
+        if isinstance(statement, config_parser.IncludeStatement):
+            found.append(statement.filename)
+        elif isinstance(statement, config_parser.ImportStatement):
+            found.append(statement.module)
+    return [name for name in found if name.partition(".")[0] not in (*PACKAGES, "__gin__")]
 
 
 def hyperparameters(text: str) -> dict[str, bool | float | str]:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from podracers import errors
-from podracers.training import storage
+from podracers.training import config, storage
 
 LOCK = ".lock"
 
@@ -165,6 +165,11 @@ class RunDirectory:
             return self.config.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise errors.UserError(f"cannot read '{self.config}': {error}") from error
+
+    def report_other_code(self) -> None:
+        """Logs what `config.gin` imports from outside of this project: loading it executes that."""
+        if names := config.other_code(self.read_config(), str(self.config)):
+            _LOGGER.warning("%s imports other code: %s", self.config, ", ".join(names))
 
     def replace_config(self, text: str, step: int) -> None:
         """Replaces `config.gin`; keeps the configuration up to `step` as `config.<step>.gin`."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 
 from podracers import errors, types
-from podracers.training import checkpoint, experiment, run_directory, storage
+from podracers.training import checkpoint, config, experiment, run_directory, storage
 
 
 class TrainedPolicy(NamedTuple):
@@ -24,6 +24,8 @@ class TrainedPolicy(NamedTuple):
 def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
     """Returns the trained agent of a run, which may be running; nothing is written.
 
+    The configuration of a run is code, which this executes (`params` reads a run without it).
+
     Args:
       path: the run directory's path.
       best: the best evaluated checkpoint, not the newest.
@@ -31,25 +33,50 @@ def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
     Raises:
       errors.UserError: there is no run, or no checkpoint of it yet.
     """
-    directory = run_directory.RunDirectory(path)
-    directory.require()
+    directory = _open(path)
+    directory.report_other_code()
     settings = experiment.load([str(directory.config)], [])
-    if (place := settings.checkpoint_directory) is not None:
-        directory.checkpoints = storage.path(place)
     parts = settings.build()
     return TrainedPolicy(settings, parts, *params(directory, parts, best))
 
 
+def _open(path: str | pathlib.Path) -> run_directory.RunDirectory:
+    """Returns a run directory, with the place of its checkpoints; its configuration is no code."""
+    directory = run_directory.RunDirectory(path)
+    directory.require()
+    name = "Experiment.checkpoint_directory"
+    place = config.read(directory.read_config(), str(directory.config)).get(name)
+    if place is not None:
+        storage.check(name, place)
+        directory.checkpoints = storage.path(place)
+    return directory
+
+
 def params(
-    directory: run_directory.RunDirectory, parts: experiment.Parts, best: bool = False
+    directory: run_directory.RunDirectory | str | pathlib.Path,
+    parts: experiment.Parts | None = None,
+    best: bool = False,
 ) -> tuple[int, types.PyTree]:
     """Returns the step and the acting parameters of a checkpoint (see `load`).
 
     Args:
-      directory: the run directory.
-      parts: the parts of its configuration, which may be Python without `config.gin`.
+      directory: the run directory, or its path.
+      parts: the parts of its configuration, which may be Python without `config.gin`. Without them
+        nothing of the configuration is executed, and the parameters are nested dicts of NumPy
+        arrays.
       best: the best evaluated checkpoint, not the newest.
     """
+    if not isinstance(directory, run_directory.RunDirectory):
+        directory = _open(directory)
+    checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
+    restored = checkpointer.restore_params(parts and _template(parts), best)
+    if restored is None:
+        raise errors.UserError(f"the run in '{directory.path}' has no checkpoint yet")
+    return restored[:2]
+
+
+def _template(parts: experiment.Parts) -> types.PyTree:
+    """Returns the structure of the acting parameters, on the first device."""
 
     def init(key):
         return parts.agent.actor_params(parts.agent.init_learner(key))
@@ -58,12 +85,7 @@ def params(
     if (population := parts.runner.population) > 1:
         init, key = jax.vmap(init), jax.random.split(key, population)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    template = jax.tree.map(
+    return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
         jax.eval_shape(init, key),
     )
-    checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
-    restored = checkpointer.restore_params(template, best)
-    if restored is None:
-        raise errors.UserError(f"the run in '{directory.path}' has no checkpoint yet")
-    return restored[:2]

@@ -5,10 +5,12 @@ import json
 import re
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 
+from podracers.training import manifest, trained
 from tests import processes
 
 TRAIN, EVALUATE = "podracers.training.train", "podracers.training.evaluate"
@@ -111,6 +113,26 @@ def test_evaluates_and_draws_a_game_that_is_played_on_the_host(tmp_path, run, ga
         file.write("gymnasium.Gymnasium.options = {'fault': 'missing'}\n")
     result = run(EVALUATE, "--run_dir", run_dir, "--video", video)
     processes.assert_mistake(result, "no_such_package is not installed")
+
+
+def test_a_run_is_read_without_its_code_and_other_code_is_named_before(
+    run_dir, run, tmp_path, caplog
+):
+    trusted = trained.load(run_dir, best=True)
+    path = tmp_path / "run"
+    shutil.copytree(run_dir, path, ignore=shutil.ignore_patterns(".lock"))
+    with (path / "config.gin").open("a") as file:
+        file.write("import a_strangers_lab\ninclude 'a_strangers.gin'\n")
+    step, params = trained.params(path, best=True)
+    assert step == trusted.step
+    assert manifest.structure(params) == sorted(manifest.structure(trusted.params))
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(params))
+    jax.tree.map(np.testing.assert_array_equal, params["params"], trusted.params.params)
+    assert caplog.text == ""
+    for script, *options in ((EVALUATE,), (TRAIN, "--resume")):
+        processes.assert_mistake(run(script, "--run_dir", path, *options), "'a_strangers_lab'")
+        assert "imports other code: a_strangers_lab, a_strangers.gin" in caplog.text
+        caplog.clear()
 
 
 def test_mistakes(run_dir, run, tmp_path):
