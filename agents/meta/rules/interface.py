@@ -9,7 +9,6 @@ Axis legend: `T` transitions, `B` streams of one device, `A` actions.
 """
 
 import pathlib
-import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -118,16 +117,18 @@ def read_file(
         and the shape of each parameter by name.
 
     Raises:
-      errors.UserError: the file is missing, cannot be read, or holds another rule.
+      errors.UserError: the file is missing, cannot be read, holds another rule, or has a parameter
+        that is not finite.
     """
     try:
-        with np.load(path) as file:
-            params = {name: file[name] for name in file.files}
+        with np.load(path, allow_pickle=False) as file:
+            params = {name: np.asarray(file[name]) for name in file.files}
         rule, shapes = parse(params)
     except FileNotFoundError as error:
         raise errors.UserError(f"there is no rule '{path}'") from error
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise errors.UserError(f"'{path}' is not the file of a rule") from error
+    except Exception as error:  # those of zipfile, zlib, json, and the parser of NumPy's headers
+        cause = errors.one_line(error)
+        raise errors.UserError(f"'{path}' is not the file of a rule: {cause}") from error
     for name in [*shapes, *sorted(params.keys() - shapes.keys())]:
         found, shape = params.get(name), shapes.get(name)
         expected = "nothing" if shape is None else f"float32 {shape}"
@@ -136,4 +137,6 @@ def read_file(
             raise errors.UserError(
                 f"'{path}' holds another rule: expected '{name}' {expected}, got {actual}"
             )
+        if not np.all(np.isfinite(found)):
+            raise errors.UserError(f"'{path}': expected finite numbers in '{name}', got others")
     return rule, params

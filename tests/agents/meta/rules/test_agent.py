@@ -115,7 +115,7 @@ def test_a_file_restores_the_rule(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, learner.rule, params)
 
 
-@pytest.mark.parametrize("entries", [{}, {"options": '{"size": 1}'}])
+@pytest.mark.parametrize("entries", [{}, {"options": '{"size": 1}'}, {"options": "[" * 100_000}])
 def test_a_file_with_invalid_options_is_a_user_error(tmp_path, entries):
     path = tmp_path / "rule.npz"
     np.savez(path, **entries)

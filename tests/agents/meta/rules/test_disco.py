@@ -1,5 +1,7 @@
 """DiscoRL's rule: its parameters, its arithmetic, and its inputs at the ends of episodes."""
 
+import zipfile
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,7 +215,11 @@ def test_losses_ignore_illegal_actions(teach):
 
 def _save(path, changes):
     arrays = {name: np.zeros(shape, np.float32) for name, shape in disco_network.shapes().items()}
-    np.savez(path, **{name: x for name, x in (arrays | changes).items() if x is not None})
+    arrays |= changes
+    np.savez(path, **{name: x for name, x in arrays.items() if isinstance(x, np.ndarray)})
+    with zipfile.ZipFile(path, "a") as file:
+        for name in (name for name, x in changes.items() if isinstance(x, bytes)):
+            file.writestr(name, changes[name])
 
 
 def test_a_file_is_loaded_as_it_is(tmp_path):
@@ -225,13 +231,17 @@ def test_a_file_is_loaded_as_it_is(tmp_path):
 
 
 WRONG = np.zeros(7, np.float32)
+NAN = np.full(256, np.nan, np.float32)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (None, "there is no rule"),
-        ("[1]", "not the file of a rule"),
+        (b"[1]", "not the file of a rule"),
+        (b"", "not the file of a rule: EOFError"),
+        ({"notes.txt": b"text"}, "expected 'notes.txt' nothing, got"),
+        ({"lstm/linear/b": NAN}, "expected finite numbers in 'lstm/linear/b'"),
         ({"lstm/linear/b": None}, r"expected 'lstm/linear/b' float32 \(256,\), got nothing"),
         (
             {"lstm/linear/b": WRONG},
@@ -245,6 +255,6 @@ def test_files_of_other_rules_are_user_errors(tmp_path, changes, message):
     if isinstance(changes, dict):
         _save(path, changes)
     elif changes is not None:
-        path.write_text(changes)
+        path.write_bytes(changes)
     with pytest.raises(errors.UserError, match=message):
         disco.load(path)
