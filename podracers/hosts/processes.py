@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import socket
 import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
@@ -62,8 +63,8 @@ class Group:
             )
         if self.coordinator is None:
             return
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdigit() or ":" in host or not 0 < int(port) < 2**16:
+        match = re.fullmatch(r"(?a)([\w-]{1,63}\.)*[\w-]{1,63}:(\d{1,5})", self.coordinator)
+        if not match or not 0 < int(match[2]) < 2**16:
             raise errors.UserError(
                 f"--coordinator {self.coordinator}: expected HOST:PORT, with a name or an IPv4 "
                 "address"
@@ -119,8 +120,8 @@ def initialize(group: Group, timeout: float) -> None:
     """Joins the other processes, before anything touches a device.
 
     Args:
-      group: the processes. Process 0 listens at the address that the group names, and nowhere else;
-        where a cluster names it, on all interfaces.
+      group: the processes. Process 0 listens only at the address that the group names; where a
+        cluster names it, at the `_own_address` of that name.
       timeout: seconds for all of them to start, and of silence after which a process counts as
         lost, which ends all others.
 
@@ -135,10 +136,10 @@ def initialize(group: Group, timeout: float) -> None:
         )
     # It would replace the handler of SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
-    bind, local_device_ids = "", None
+    local_device_ids = None
     if group.coordinator:
         bind, _ = group.host_and_port
-    else:  # a cluster's name for process 0 may stand for several interfaces
+    else:
         *found, local_device_ids = clusters.ClusterEnv.auto_detect_unset_distributed_params(
             os.environ.get("JAX_COORDINATOR_ADDRESS"),
             None,
@@ -153,6 +154,7 @@ def initialize(group: Group, timeout: float) -> None:
                 "them with --coordinator HOST:PORT --num_processes N --process_id I"
             )
         group = Group(*found)
+        bind = _own_address(group.host_and_port[0])
     host, port = group.host_and_port
     # First, because JAX waits for missing processes and then ends this process by itself.
     port = peers.connect(group.process_id, group.num_processes, host, port, bind, timeout)
@@ -174,6 +176,21 @@ def initialize(group: Group, timeout: float) -> None:
         raise errors.RunFailure(f"the processes did not come together: {line}") from error
     # JAX has registered its own shutdown before, which therefore runs later.
     atexit.register(peers.leave)
+
+
+def _own_address(host: str) -> str:
+    """Returns the IPv4 address of a name of this machine, for others to connect to.
+
+    Returns:
+      "", which stands for all interfaces, if the name has several addresses, one that is not of
+      this machine, or a loopback address, as in Debian's /etc/hosts.
+    """
+    try:
+        found = socket.gethostbyname_ex(host)[2]
+        with socket.create_server((found[0], 0)):
+            return "" if len(found) > 1 or found[0].startswith("127.") else found[0]
+    except OSError:
+        return ""
 
 
 def leave() -> None:

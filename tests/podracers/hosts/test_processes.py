@@ -1,5 +1,6 @@
 """Tests of processes with JAX that start, agree and end together."""
 
+import socket
 import time
 
 import pytest
@@ -34,15 +35,20 @@ def _run(body: str, count: int = 2, num_devices: int = 1):
     return groups.python(code, count, num_devices)
 
 
-def test_processes_agree_listen_only_at_the_coordinator_and_end_with_a_user_error_of_process_0():
-    results = _run(
-        """
-begin()
+# Addresses at which this process listens, in hexadecimal.
+_LISTENING = """
 folder = pathlib.Path("/proc/self/fd")
 sockets = {os.readlink(each) for each in folder.iterdir() if each.is_socket()}
 lines = [line.split() for table in ("tcp", "tcp6")
          for line in pathlib.Path("/proc/net", table).read_text().splitlines()[1:]]
 listening = {line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+"""
+
+
+def test_processes_agree_listen_only_at_the_coordinator_and_end_with_a_user_error_of_process_0():
+    results = _run(
+        f"begin()\n{_LISTENING}"
+        """
 loopback = ("0100007F:", "0000000000000000FFFF00000100007F:")
 assert all(each.startswith(loopback) for each in listening), listening
 assert bool(listening) == (process == 0)
@@ -69,6 +75,42 @@ distributed.on_lead(lambda: (_ for _ in ()).throw(errors.UserError("no such opti
         assert result.returncode == 2, result.stderr
         assert result.stderr.startswith("error: ")
         assert result.stderr.endswith("no such option\n") and result.stderr.count("\n") == 1
+
+
+@pytest.fixture(name="own_address")
+def _own_address():
+    """An address of this machine other than loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # for documentation; nothing is sent
+        except OSError:
+            pytest.skip("this machine has no network")
+        return probe.getsockname()[0]
+
+
+def test_process_0_of_a_cluster_listens_at_the_address_of_its_name(own_address):
+    assert processes._own_address(own_address) == own_address
+    for everywhere in ("127.0.0.1", "localhost", "192.0.2.77", "no-such-host.invalid"):
+        assert processes._own_address(everywhere) == ""
+
+
+@pytest.mark.slow
+def test_tasks_of_slurm_find_each_other_and_listen_only_there(own_address):
+    results = _run(
+        f"""
+os.environ |= {{"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0",
+               "SLURM_STEP_NODELIST": "{own_address}", "SLURM_PROCID": sys.argv[1],
+               "JAX_COORDINATOR_PORT": sys.argv[2].rpartition(":")[2]}}
+distributed.initialize(distributed.Group(), 30.0)
+{_LISTENING}
+address = bytes(map(int, "{own_address}".split(".")))[::-1].hex().upper()
+assert all(f"{{address}}:" in each for each in listening), listening
+assert bool(listening) == (process == 0)
+assert distributed.all_gather(process) == [0, 1]
+"""
+    )
+    for result in results:
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -141,6 +183,7 @@ assert evaluation.play_together(stopped) is None
         (("host", 2, 0), "expected HOST:PORT"),
         (("[::1]:1", 2, 0), "IPv4"),
         (("host:99999", 2, 0), "expected HOST:PORT"),
+        (("a..b:1", 2, 0), "expected HOST:PORT"),
         (("host:1", 2, 2), "expected a number from 0 to 1"),
     ],
 )
