@@ -155,7 +155,7 @@ class AsyncVector:
         if isinstance(answer, errors.UserError):
             raise answer
         if isinstance(answer, Exception):
-            raise RuntimeError(f"{self._name} failed in a worker process:\n{answer}")
+            raise RuntimeError(f"{self._name} failed in a worker process: {answer}") from answer
         return answer
 
     def _died(self, worker: int) -> errors.RunFailure:
@@ -206,8 +206,10 @@ def _serve(
         return vector, vector.recv()
     except errors.UserError as error:
         return vector, errors.UserError(str(error))  # some subclasses cannot be pickled
-    except Exception:
-        return vector, RuntimeError(traceback.format_exc())
+    except (Exception, SystemExit) as error:  # some cannot be pickled either
+        failure = RuntimeError(errors.one_line(error))
+        failure.add_note(traceback.format_exc())
+        return vector, failure
 
 
 def _shut_down(pipe: connection.Connection, how: int) -> None:

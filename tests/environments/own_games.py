@@ -75,6 +75,10 @@ class Faulty(gymnasium.Env):
         if self._steps == 3:
             if self._fault == "raise":
                 raise ArithmeticError("the third step is a fault")
+            if self._fault == "quit":
+                raise SystemExit("no license")
+            if self._fault == "shape":
+                return np.zeros(2, np.float32), 0.0, False, False, {}
             if self._fault == "exit":
                 os._exit(7)
             time.sleep(1000.0)

@@ -250,10 +250,20 @@ def _third_step(fault, num_threads=2):
     return host
 
 
-def test_an_error_in_a_worker_has_its_traceback():
-    host = _third_step("raise")
-    with pytest.raises(RuntimeError, match=r"own_games.py(.|\n)*ArithmeticError: the third step"):
+@pytest.mark.parametrize(
+    ("fault", "cause", "place"),
+    [
+        ("raise", "ArithmeticError: the third step is a fault", "own_games.py"),
+        pytest.param("quit", "SystemExit: no license", "own_games.py", marks=pytest.mark.slow),
+        pytest.param("shape", "ValueError: Output array", "sync_vector.py", marks=pytest.mark.slow),
+    ],
+)
+def test_an_error_in_a_worker_is_one_line_with_its_traceback(fault, cause, place):
+    host = _third_step(fault, 1)
+    message = f"^Own/Faulty-v0 failed in a worker process: {cause}.*$"
+    with pytest.raises(RuntimeError, match=message) as caught:
         host.recv()
+    assert f'{place}", line' in caught.value.__cause__.__notes__[0]
     host.close()
 
 
