@@ -62,26 +62,26 @@ class AlphaZero:
     spec: environment.EnvironmentSpec
     network: Callable[..., networks.Network] = muzero_networks.policy_value
     search: Callable[..., tree_search.Search] = tree_search.Search
-    support: float = 30.0
-    support_atoms: int = 61
+    support: float = options.positive(30.0)
+    support_atoms: int = options.count(61, least=3)
     n_steps: int = options.count(5)
     gamma: float = options.fraction(0.99)
-    value_cost: float = options.positive(0.25)
+    value_cost: float = options.positive(0.25, most=1e6)
     temperature: float = options.positive(1.0)
     final_temperature: float = options.non_negative(0.25)
     temperature_steps: float | None = options.positive(None)
-    learning_rate: float = options.positive(1e-3)
+    learning_rate: float = options.positive(1e-3, most=1e3)
     anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8)
+    adam_epsilon: float = options.positive(1e-8, most=1e3)
     max_grad_norm: float | None = options.positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
-    replay_ratio: float = options.positive(8.0)
+    replay_ratio: float = options.positive(8.0, most=1e6)
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
     normalize_observations: bool = False
-    reward_scale: float = options.number(1.0)
+    reward_scale: float = options.nonzero(1.0)
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
@@ -99,7 +99,9 @@ class AlphaZero:
 
     @functools.cached_property
     def _network(self) -> networks.Network:
-        return self.network(self.spec, self.spec.action.num_values, self.support_atoms)
+        return options.make(
+            self, "network", self.spec, self.spec.action.num_values, self.support_atoms
+        )
 
     @functools.cached_property
     def _support(self) -> categorical.Support:
@@ -107,7 +109,7 @@ class AlphaZero:
 
     @functools.cached_property
     def _search(self) -> tree_search.Search:
-        return self.search()
+        return options.make(self, "search")
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
     _optimizer = functools.cached_property(optimization.adam_of)

@@ -55,21 +55,21 @@ class DQN:
     epsilon: float = options.fraction(0.05)
     epsilon_steps: int = options.count(10_000)
     evaluation_epsilon: float = options.fraction(0.0)
-    learning_rate: float = options.positive(1e-3)
+    learning_rate: float = options.positive(1e-3, most=1e3)
     anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8)
+    adam_epsilon: float = options.positive(1e-8, most=1e3)
     max_grad_norm: float | None = options.positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
-    replay_ratio: float = options.positive(8.0)
+    replay_ratio: float = options.positive(8.0, most=1e6)
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
     importance_steps: float | None = options.positive(None)
     target_period: int = options.count(1)
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
-    reward_scale: float = options.number(1.0)
+    reward_scale: float = options.nonzero(1.0)
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
@@ -84,7 +84,7 @@ class DQN:
             outputs["num_atoms"] = self.distribution.num_atoms
         if self.noisy:
             outputs["noisy"] = True
-        return self.network(self.spec, self.spec.action.num_values, **outputs)
+        return options.make(self, "network", self.spec, self.spec.action.num_values, **outputs)
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
     _optimizer = functools.cached_property(optimization.adam_of)

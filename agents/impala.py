@@ -51,20 +51,20 @@ class IMPALA:
     spec: environment.EnvironmentSpec
     network: Callable[..., networks.Network] = networks.actor_critic
     head: str | None = None
-    learning_rate: float = options.positive(6e-4)
+    learning_rate: float = options.positive(6e-4, most=1e3)
     anneal_steps: float | None = options.positive(None)
     max_grad_norm: float | None = options.positive(0.5)
     gamma: float = options.fraction(0.99)
     num_minibatches: int = options.count(1)
-    value_cost: float = options.number(0.5)
+    value_cost: float = options.non_negative(0.5, most=1e6)
     entropy_cost: float = options.number(0.01)
     normalize_observations: bool = False
-    reward_scale: float = options.number(1.0)
+    reward_scale: float = options.nonzero(1.0)
     reward_clip: float | None = options.positive(None)
     greedy_evaluation: bool = False
     previous_action_and_reward: bool | None = None
     optimizer: str = "rmsprop"
-    optimizer_epsilon: float = options.positive(1e-5)
+    optimizer_epsilon: float = options.positive(1e-5, most=1e3)
     rmsprop_decay: float = options.fraction(0.99)
     rmsprop_epsilon_in_sqrt: bool = False
     vtrace_lambda: float = options.fraction(1.0)
@@ -80,7 +80,8 @@ class IMPALA:
 
     @functools.cached_property
     def _policy(self) -> policy.Policy:
-        return policy.Policy(self.spec, self.network, self.head, self.previous_action_and_reward)
+        network = functools.partial(options.make, self, "network")
+        return policy.Policy(self.spec, network, self.head, self.previous_action_and_reward)
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
 

@@ -7,6 +7,7 @@ share would give other minibatches on two devices than on one.
 Axis legend: `T` time, `B` streams of this device, `M` minibatches.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -49,6 +50,18 @@ def _take(tree: types.PyTree, permutation: jax.Array, axis: int) -> types.PyTree
     return jax.tree.map(take, tree)
 
 
+def _require_divisor(num_minibatches: int, size: int, of: str) -> None:
+    """Raises a `UserError` with the valid numbers nearest to `num_minibatches`."""
+    if size % num_minibatches:
+        lower = (n for n in range(1, math.isqrt(size) + 1) if size % n == 0)
+        divisors = {each for n in lower for each in (n, size // n)}
+        near = sorted(divisors, key=lambda n: abs(n - num_minibatches))[:6]
+        raise errors.UserError(
+            f"num_minibatches = {num_minibatches} does not divide the {size} {of}: "
+            f"use {', '.join(map(str, sorted(near)))}"
+        )
+
+
 def over_time(tree: types.PyTree, key: jax.Array, num_minibatches: int) -> types.PyTree:
     """Deals the transitions of each stream out to minibatches, for networks without recurrence.
 
@@ -61,10 +74,7 @@ def over_time(tree: types.PyTree, key: jax.Array, num_minibatches: int) -> types
       Leaves `[M, T / M, B, ...]`; the order along time is lost.
     """
     length, batch = jax.tree.leaves(tree)[0].shape[:2]
-    if length % num_minibatches:
-        raise errors.UserError(
-            f"a rollout of {length} steps does not divide into {num_minibatches} minibatches"
-        )
+    _require_divisor(num_minibatches, length, "steps of a rollout (rollout_length)")
     shape = (length // num_minibatches, num_minibatches)
     permutation = _permutations(key, batch, shape)  # [B, T / M, M]
     return _take(tree, jnp.moveaxis(permutation, 0, 2), axis=0)
@@ -85,11 +95,8 @@ def over_streams(
       Leaves `[M, T, B / M, ...]` and `[M, B / M, ...]`.
     """
     batch = jax.tree.leaves(tree)[0].shape[1]
-    if batch % num_minibatches:
-        raise errors.UserError(
-            f"{batch} environments on each device do not divide into {num_minibatches} minibatches "
-            "of whole streams, as recurrent networks and V-trace need them"
-        )
+    whole = "environments of a device, because recurrent networks and V-trace learn whole streams"
+    _require_divisor(num_minibatches, batch, whole)
     permutation = _permutations(key, batch // num_minibatches, (num_minibatches,))  # [B / M, M]
     return _take(tree, permutation[None], axis=1), _take(rows, permutation, axis=0)
 

@@ -69,32 +69,32 @@ class MuZero:
     spec: environment.EnvironmentSpec
     network: Callable[..., muzero_networks.Model] = muzero_networks.model
     search: Callable[..., tree_search.Search] = tree_search.Search
-    support: float = 30.0
-    support_atoms: int = 61
+    support: float = options.positive(30.0)
+    support_atoms: int = options.count(61, least=3)
     unroll_steps: int = options.count(5)
     n_steps: int = options.count(5)
     gamma: float = options.fraction(0.99)
-    value_cost: float = options.positive(0.25)
+    value_cost: float = options.positive(0.25, most=1e6)
     fresh_values: bool = False
     reanalyze: float = options.fraction(0.0)
     temperature: float = options.positive(1.0)
     final_temperature: float = options.non_negative(0.25)
     temperature_steps: float | None = options.positive(None)
-    learning_rate: float = options.positive(1e-3)
+    learning_rate: float = options.positive(1e-3, most=1e3)
     anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8)
-    weight_decay: float = options.non_negative(0.0)
+    adam_epsilon: float = options.positive(1e-8, most=1e3)
+    weight_decay: float = options.non_negative(0.0, most=1e3)
     max_grad_norm: float | None = options.positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
-    replay_ratio: float = options.positive(8.0)
+    replay_ratio: float = options.positive(8.0, most=1e6)
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
     target_period: int = options.count(1)
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
-    reward_scale: float = options.number(1.0)
+    reward_scale: float = options.nonzero(1.0)
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
@@ -105,7 +105,9 @@ class MuZero:
 
     @functools.cached_property
     def _network(self) -> muzero_networks.Model:
-        return self.network(self.spec, self.spec.action.num_values, self.support_atoms)
+        return options.make(
+            self, "network", self.spec, self.spec.action.num_values, self.support_atoms
+        )
 
     @property
     def _burn_in(self) -> int:
@@ -117,7 +119,7 @@ class MuZero:
 
     @functools.cached_property
     def _search(self) -> tree_search.Search:
-        return self.search()
+        return options.make(self, "search")
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
     _optimizer = functools.cached_property(optimization.adam_of)

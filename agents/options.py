@@ -46,27 +46,36 @@ Of agents with replay (`replay.Replay`):
 """
 
 import dataclasses
+import functools
 import numbers
-import sys
+import typing
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from dm_env import specs
 
 from podracers import errors
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)  # the largest number on a device
 _CHECK = "check"  # key in the metadata of a field: a function of the agent and the field's name
 
 
-def count(default: int) -> Any:
-    """Returns a dataclass field for a positive int, up to int32."""
-    return dataclasses.field(default=default, metadata={_CHECK: errors.require_count})
+def count(default: int, least: int = 1, most: int = errors.INT32_MAX) -> Any:
+    """Returns a dataclass field for an int from `least` to `most`."""
+    require = functools.partial(errors.require_count, least=least, most=most)
+    return dataclasses.field(default=default, metadata={_CHECK: require})
 
 
-def number(default: float) -> Any:
-    """Returns a dataclass field for a finite number."""
+def number(default: float | None) -> Any:
+    """Returns a dataclass field for a number that is finite in float32."""
     return _number_field(default, lambda x: True, "a finite number")
+
+
+def nonzero(default: float) -> Any:
+    """Returns a dataclass field for a finite number other than 0."""
+    return _number_field(default, lambda x: x != 0.0, "a number other than 0")
 
 
 def fraction(default: float) -> Any:
@@ -74,23 +83,22 @@ def fraction(default: float) -> Any:
     return _number_field(default, lambda x: 0.0 <= x <= 1.0, "a number in [0, 1]")
 
 
-def positive(default: float | None) -> Any:
-    """Returns a dataclass field for a finite positive number, or None if annotated so."""
-    return _number_field(default, lambda x: x > 0.0, "a positive number")
+def positive(default: float | None, most: float = FLOAT32_MAX) -> Any:
+    """Returns a dataclass field for a positive number up to `most`, or None if annotated so."""
+    return _number_field(default, lambda x: 0.0 < x <= most, f"a positive number (up to {most:g})")
 
 
-def non_negative(default: float | None) -> Any:
-    """Returns a dataclass field for a finite number of 0 or more, or None if annotated so."""
-    return _number_field(default, lambda x: x >= 0.0, "0 or more")
+def non_negative(default: float | None, most: float = FLOAT32_MAX) -> Any:
+    """Returns a dataclass field for a number from 0 to `most`, or None if annotated so."""
+    return _number_field(default, lambda x: 0.0 <= x <= most, f"0 or more (up to {most:g})")
 
 
 def _number_field(default: Any, holds: Callable[[Any], bool], expected: str) -> Any:
     def require(agent: Any, name: str) -> None:
         value = getattr(agent, name)
         if value is not None and not isinstance(value, jax.core.Tracer):
-            # Compared, not `isfinite`: an int may be larger than every float. `require_types` lets
-            # any object of a class pass, `gin.REQUIRED` among them.
-            is_finite = isinstance(value, numbers.Real) and abs(value) <= sys.float_info.max
+            # Compared, not `isfinite`: an int may be larger than every float.
+            is_finite = isinstance(value, numbers.Real) and abs(value) <= FLOAT32_MAX
             expect(agent, name, is_finite and holds(value), expected)
 
     return dataclasses.field(default=default, metadata={_CHECK: require})
@@ -112,6 +120,31 @@ def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
     if not isinstance(getattr(agent, name), jax.core.Tracer) and not holds:
         option = f"{type(agent).__name__}.{name}"
         raise errors.UserError(f"{option}: expected {expected}, got {getattr(agent, name)!r}")
+
+
+def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
+    """Returns the part that an agent's option `name`, a class or a function, makes.
+
+    Args:
+      agent: a dataclass.
+      name: option of the agent, annotated as `Callable[..., Kind]`, such as `network`.
+      *arguments: arguments of the call.
+      **outputs: further arguments, by name.
+
+    Raises:
+      errors.UserError: the call fails, or its result is of another kind; one line with the option,
+        its value and the cause.
+    """
+    function = getattr(agent, name)
+    option = f"{type(agent).__name__}.{name} = @{errors.path_of(function)}"
+    try:
+        part = function(*arguments, **outputs)
+    except (TypeError, errors.UserError) as error:
+        raise errors.UserError(f"{option}: {errors.first_line(error)}") from error
+    kind = typing.get_args(typing.get_type_hints(type(agent))[name])[-1]
+    if not isinstance(part, kind):
+        raise errors.UserError(f"{option}: expected a {kind.__name__}, got {errors.path_of(part)}")
+    return part
 
 
 def require_feedforward(agent: Any, network: Any) -> None:

@@ -54,23 +54,23 @@ class PPO:
     spec: environment.EnvironmentSpec
     network: Callable[..., networks.Network] = networks.actor_critic
     head: str | None = None
-    learning_rate: float = options.positive(2.5e-4)
+    learning_rate: float = options.positive(2.5e-4, most=1e3)
     anneal_steps: float | None = options.positive(None)
     max_grad_norm: float | None = options.positive(0.5)
     gamma: float = options.fraction(0.99)
     num_minibatches: int = options.count(4)
-    value_cost: float = options.number(0.5)
+    value_cost: float = options.non_negative(0.5, most=1e6)
     entropy_cost: float = options.number(0.01)
     entropy_cost_final: float | None = options.non_negative(None)
     normalize_observations: bool = False
     normalize_rewards: bool = False
-    reward_scale: float = options.number(1.0)
+    reward_scale: float = options.nonzero(1.0)
     reward_clip: float | None = options.positive(None)
     greedy_evaluation: bool = False
     previous_action_and_reward: bool | None = None
-    adam_epsilon: float = options.positive(1e-5)
+    adam_epsilon: float = options.positive(1e-5, most=1e3)
     gae_lambda: float = options.fraction(0.95)
-    epochs: int = options.count(4)
+    epochs: int = options.count(4, most=10_000)
     clip_epsilon: float = options.positive(0.2)
     clip_epsilon_final: float | None = options.non_negative(None)
     value_clip_epsilon: float | None = options.positive(None)
@@ -85,7 +85,8 @@ class PPO:
 
     @functools.cached_property
     def _policy(self) -> policy.Policy:
-        return policy.Policy(self.spec, self.network, self.head, self.previous_action_and_reward)
+        network = functools.partial(options.make, self, "network")
+        return policy.Policy(self.spec, network, self.head, self.previous_action_and_reward)
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
     _optimizer = functools.cached_property(optimization.adam_of)

@@ -77,17 +77,17 @@ class PQN:
     network: Callable[..., networks.Network] = _NORMALIZED
     q_lambda: float = options.fraction(0.65)
     gamma: float = options.fraction(0.99)
-    epochs: int = options.count(2)
+    epochs: int = options.count(2, most=10_000)
     num_minibatches: int = options.count(4)
     epsilon: float = options.fraction(0.05)
     epsilon_steps: int = options.count(10_000)
     evaluation_epsilon: float = options.fraction(0.0)
-    learning_rate: float = options.positive(5e-4)
+    learning_rate: float = options.positive(5e-4, most=1e3)
     anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8)
+    adam_epsilon: float = options.positive(1e-8, most=1e3)
     max_grad_norm: float | None = options.positive(10.0)
     normalize_observations: bool = False
-    reward_scale: float = options.number(1.0)
+    reward_scale: float = options.nonzero(1.0)
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
@@ -97,7 +97,7 @@ class PQN:
 
     @functools.cached_property
     def _network(self) -> networks.Network:
-        return self.network(self._network_spec, self.spec.action.num_values)
+        return options.make(self, "network", self._network_spec, self.spec.action.num_values)
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:
@@ -106,7 +106,7 @@ class PQN:
 
     @functools.cached_property
     def _is_recurrent(self) -> bool:
-        return self.network(self.spec, self.spec.action.num_values).is_recurrent
+        return options.make(self, "network", self.spec, self.spec.action.num_values).is_recurrent
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
 

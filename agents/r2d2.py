@@ -80,20 +80,20 @@ class R2D2:
     epsilon_base: float = options.fraction(0.4)
     epsilon_exponent: float = options.positive(7.0)
     evaluation_epsilon: float = options.fraction(1e-3)
-    learning_rate: float = options.positive(1e-3)
+    learning_rate: float = options.positive(1e-3, most=1e3)
     anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8)
+    adam_epsilon: float = options.positive(1e-8, most=1e3)
     max_grad_norm: float | None = options.positive(None)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
-    replay_ratio: float = options.positive(8.0)
+    replay_ratio: float = options.positive(8.0, most=1e6)
     priority_exponent: float = options.fraction(0.9)
     importance_exponent: float = options.fraction(0.6)
     target_period: int = options.count(1)
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
-    reward_scale: float = options.number(1.0)
+    reward_scale: float = options.nonzero(1.0)
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
@@ -111,7 +111,7 @@ class R2D2:
 
     @functools.cached_property
     def _network(self) -> networks.Network:
-        return self.network(self._network_spec, self.spec.action.num_values)
+        return options.make(self, "network", self._network_spec, self.spec.action.num_values)
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:

@@ -141,7 +141,8 @@ class Replay:
             )
         if self.batch_size % devices:
             raise errors.UserError(
-                f"batch_size = {self.batch_size} does not divide over {devices} learner devices"
+                f"batch_size = {self.batch_size} does not divide over {devices} learner devices: "
+                f"use {errors.nearest_multiples(self.batch_size, devices)}"
             )
         ring = ring_buffer.zeros(rollout, chunks)
         priorities: Any = ()
@@ -197,10 +198,11 @@ class Replay:
         collected = rollout.timestep.reward[1:].size * parallel.axis_size()
         # A denominator whose products below are exact in int32.
         each = self.mean_gradient_steps(collected).limit_denominator(30_000)
-        if not each:
+        if not 0 < each <= errors.INT32_MAX:
+            number = "too many gradient steps" if each else "never a gradient step"
             raise errors.UserError(
                 f"replay_ratio = {self.replay_ratio}: with rollouts of {collected} agent steps "
-                "there would never be a gradient step"
+                f"there would be {number}"
             )
         whole, rest = divmod(each.numerator, each.denominator)
         phase = update % each.denominator

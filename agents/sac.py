@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from agents import optimization, options, preprocessing, replay, returns
 from agents.networks import encoders
 from agents.networks import sac as sac_networks
-from podracers import environment, errors, types
+from podracers import environment, types
 
 
 class ActorParams(NamedTuple):
@@ -67,25 +67,25 @@ class SAC:
     network: Callable[..., sac_networks.SACNetwork] = sac_networks.sac_network
     gamma: float = options.fraction(0.99)
     initial_temperature: float = options.positive(1.0)
-    target_entropy: float | None = None
-    random_steps: int = 0
-    random_shift: int = 0
+    target_entropy: float | None = options.number(None)
+    random_steps: int = options.count(0, least=0)
+    random_shift: int = options.count(0, least=0)
     greedy_evaluation: bool | None = None
-    learning_rate: float = options.positive(3e-4)
+    learning_rate: float = options.positive(3e-4, most=1e3)
     anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8)
-    weight_decay: float = options.non_negative(0.0)
+    adam_epsilon: float = options.positive(1e-8, most=1e3)
+    weight_decay: float = options.non_negative(0.0, most=1e3)
     max_grad_norm: float | None = options.positive(None)
     batch_size: int = options.count(256)
     replay_capacity: int = options.count(1_000_000)
     min_replay: int = options.count(1_000)
-    replay_ratio: float = options.positive(256.0)
+    replay_ratio: float = options.positive(256.0, most=1e6)
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
     target_period: int = options.count(1)
     target_rate: float = options.fraction(0.005)
     normalize_observations: bool = False
-    reward_scale: float = options.number(1.0)
+    reward_scale: float = options.nonzero(1.0)
     reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
@@ -95,18 +95,11 @@ class SAC:
         largest = self._kind.most_target_entropy
         expected = f"less than {largest:.3g}, the uniform policy's"
         options.expect(self, "target_entropy", self._target_entropy < largest, expected)
-        errors.require_count(self, "random_steps", least=0)
-        errors.require_count(self, "random_shift", least=0)
         leaves = jax.tree.leaves(encoders.without_mask(self.spec.observation))
         has_image = any(len(leaf.shape) == 3 for leaf in leaves)  # [H, W, C]
         expected = "0, because there is no image to shift"
         options.expect(self, "random_shift", has_image or not self.random_shift, expected)
-        # Built now, while gin's bindings are those of the configuration.
-        if not isinstance(self._network, sac_networks.SACNetwork):
-            raise errors.UserError(
-                "SAC.network: expected a function that returns a SACNetwork, got one that returns "
-                f"a {type(self._network).__name__}"
-            )
+        _ = self._network  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
     def _kind(self) -> sac_networks.SACHead:
@@ -114,7 +107,7 @@ class SAC:
 
     @functools.cached_property
     def _network(self) -> sac_networks.SACNetwork:
-        return self.network(self.spec, self._kind)
+        return options.make(self, "network", self.spec, self._kind)
 
     @property
     def _target_entropy(self) -> float:

@@ -95,8 +95,7 @@ class Anakin:
                 "devices, and several processes use all of theirs"
             )
         if self.num_envs % count:
-            lower = self.num_envs // count * count
-            near = " or ".join(str(each) for each in (lower, lower + count) if each)
+            near = errors.nearest_multiples(self.num_envs, count)
             raise errors.UserError(
                 f"Anakin.num_envs = {self.num_envs} does not divide over {count} devices: "
                 f"use {near}, or set Anakin.num_devices"

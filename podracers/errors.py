@@ -4,6 +4,7 @@ import collections.abc
 import dataclasses
 import difflib
 import inspect
+import os
 import re
 import types
 import typing
@@ -11,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 INT32_MAX = 2**31 - 1  # the largest number that shapes, indices and counters on a device can hold
+# Types of literals, and of classes and functions that are not called.
+_LITERALS = int | float | str | bytes | tuple | list | dict | type | types.FunctionType | None
 
 
 class UserError(ValueError):
@@ -25,27 +28,29 @@ class RunFailure(RuntimeError):
     exit_code = 1
 
 
-def require_count(part: Any, name: str, least: int = 1) -> None:
-    """Raises a `UserError` unless the attribute `name` is an int from `least` to `INT32_MAX`.
+def require_count(part: Any, name: str, least: int = 1, most: int = INT32_MAX) -> None:
+    """Raises a `UserError` unless the attribute `name` is an int from `least` to `most`.
 
     Args:
       part: an agent, a runner or another part.
       name: the attribute's name.
       least: the lowest value that is allowed.
+      most: the highest value that is allowed.
     """
     value = getattr(part, name)
-    if not _is_int32(value) or value < least:
+    if not _is_int32(value) or not least <= value <= most:
         expected = "a positive int" if least == 1 else f"an int of at least {least}"
         raise UserError(
-            f"{type(part).__name__}.{name}: expected {expected} (up to {INT32_MAX}), got {value!r}"
+            f"{type(part).__name__}.{name}: expected {expected} (up to {most}), got {value!r}"
         )
 
 
 def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None:
     """Raises a `UserError` for an option whose value is not of the annotated type.
 
-    Numbers, strings, None, tuples, lists, dicts and classes are checked; other objects fit any
-    annotation. Dataclasses among the values are checked in turn.
+    Numbers, strings, None, tuples, lists, dicts, classes and functions are checked; other objects
+    fit any annotation but those of Python's own types. Dataclasses among the values are checked in
+    turn.
 
     Args:
       part: a dataclass; or a function, whose `arguments` are checked.
@@ -62,11 +67,16 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
         hint = hint.type if isinstance(hint, dataclasses.InitVar) else hint
         if value is not parameter.default and not _fits(value, hint):
             kind = hint.__name__ if isinstance(hint, type) else re.sub(r"\b(\w+\.)+", "", str(hint))
-            got = repr(value) if len(repr(value)) < 80 else type(value).__name__
+            got = repr(value)
+            if len(got) > 80 or "\n" in got:
+                got = f"an instance of {path_of(value)}"
             if isinstance(value, int) and abs(value) > INT32_MAX:
                 got += ", beyond int32 (a float is written with a point)"
-            elif isinstance(value, type):
-                got = f"the class {value.__name__} (`@{value.__name__}()` is an instance)"
+            elif isinstance(value, type | types.FunctionType):
+                of = "class" if isinstance(value, type) else "function"
+                got = f"the {of} {path_of(value)}, which `@{value.__name__}()` calls"
+            elif kind.startswith("Callable") and not isinstance(value, _LITERALS):
+                got = f"an instance of {path_of(value)}: use it uncalled (`@module.Name`)"
             raise UserError(f"{part_type.__name__}.{name}: expected {kind}, got {got}")
         for each in value if isinstance(value, tuple | list) else (value,):
             if dataclasses.is_dataclass(each) and not isinstance(each, type):
@@ -83,8 +93,8 @@ def _fits(value: Any, hint: Any) -> bool:
     kind, items = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
         return any(_fits(value, option) for option in items)
-    if kind is collections.abc.Callable:
-        return callable(value)
+    if kind is collections.abc.Callable:  # an instance, such as a module of Flax, has no name
+        return callable(value) and (hasattr(value, "__name__") or hasattr(value, "func"))
     if isinstance(value, bool | int) and kind in (int, float):
         return _is_int32(value)  # JAX converts an int to int32, also where a float is expected
     if isinstance(value, tuple | list) and kind in (tuple, list, collections.abc.Sequence):
@@ -94,9 +104,21 @@ def _fits(value: Any, hint: Any) -> bool:
             len(items) == len(value) and all(map(_fits, value, items))
         )
     is_class = isinstance(kind, type) and kind is not Any and not typing.is_typeddict(kind)
-    if not is_class or not isinstance(value, int | float | str | tuple | list | dict | type | None):
+    # Arrays may stand for numbers, and paths for strings.
+    is_similar = hasattr(value, "dtype") or isinstance(value, os.PathLike)
+    is_checked = isinstance(value, _LITERALS) or (
+        is_class and kind.__module__ == "builtins" and not is_similar
+    )
+    if not is_class or not is_checked:
         return True
     return not getattr(kind, "_is_protocol", False) and isinstance(value, kind)
+
+
+def path_of(part: Any) -> str:
+    """Returns the dotted path of a class or of a function, or of the class of an object."""
+    part = inspect.unwrap(getattr(part, "func", part))  # of a `functools.partial`, or of gin
+    part = part if hasattr(part, "__qualname__") else type(part)
+    return f"{part.__module__}.{part.__qualname__}".removeprefix("builtins.")
 
 
 def first_line(error: BaseException) -> str:
@@ -109,6 +131,12 @@ def one_line(error: BaseException) -> str:
     """Returns an exception's name and the first line of its message, as Python prints them."""
     name, first = type(error).__name__, first_line(error)
     return name if first == name else f"{name}: {first}"
+
+
+def nearest_multiples(number: int, unit: int) -> str:
+    """Returns the positive multiples of `unit` next to a number, as `"4 or 8"`."""
+    lower = number // unit * unit
+    return " or ".join(str(each) for each in (lower, lower + unit) if each)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -106,8 +106,7 @@ def plan(
         )
     unit = math.lcm(num_actors * rows_per_actor, num_learners)
     if num_envs % unit:
-        lower = num_envs // unit * unit
-        near = f"{lower} or {lower + unit}" if lower else lower + unit
+        near = errors.nearest_multiples(num_envs, unit)
         raise errors.UserError(
             f"Sebulba.num_envs = {num_envs} does not divide over {num_actors} actors of "
             f"{rows_per_actor} batches and {num_learners} learner devices: use {near}"

@@ -110,7 +110,8 @@ class Sebulba:
         count = jax.process_count()
         if self.num_envs % count:
             raise errors.UserError(
-                f"Sebulba.num_envs = {self.num_envs} does not divide over {count} processes"
+                f"Sebulba.num_envs = {self.num_envs} does not divide over {count} processes: use "
+                f"{errors.nearest_multiples(self.num_envs, count)}"
             )
         return placement_lib.plan(
             [parallel.devices(process) for process in range(count)],

@@ -45,7 +45,7 @@ def check_environment(candidate: Any, num_steps: int = 1000, seed: int = 0) -> N
         or _rollout_faults(candidate, num_steps, seed)
     )
     if faults:
-        raise errors.UserError(f"environment {type(candidate).__name__}: {'; '.join(faults)}")
+        raise errors.UserError(f"environment {errors.path_of(candidate)}: {'; '.join(faults)}")
 
 
 def random_action(action: specs.Array, observation: types.PyTree, key: jax.Array) -> jax.Array:
@@ -84,7 +84,7 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
     spec = candidate.spec
     if not isinstance(spec, environment.EnvironmentSpec):
         return [
-            f"spec is a {type(spec).__name__}, not a podracers EnvironmentSpec (a Gym environment "
+            f"spec is a {errors.path_of(spec)}, not a podracers EnvironmentSpec (a Gym environment "
             "needs an adaptor: it steps on the host)"
         ]
     faults = []

@@ -20,7 +20,7 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gin
@@ -134,16 +134,24 @@ def name_of(part: Callable[..., Any]) -> str | None:
     return None
 
 
-def refuse_bindings(part: Callable[..., Any], names: Iterable[str]) -> None:
-    """Raises `errors.UserError` if a binding sets an argument that `part` is called with."""
-    for (_, selector), values in gin.config._CONFIG.items():
-        bound = values.keys() & set(names)
-        if bound and selector == name_of(part):
-            name = min(bound)
-            raise errors.UserError(
-                f"{_short(selector)}.{name}: expected no binding, because the experiment passes "
-                f"this argument; got {values[name]!r}"
-            )
+def refuse_supplied() -> None:
+    """Raises `errors.UserError` for a binding of an argument that every caller of its part passes.
+
+    gin's operative configuration has the parameters of each called part, without those that its
+    callers passed. Parts that have not been called yet are not checked.
+    """
+    for (scope, selector), values in gin.config._CONFIG.items():
+        calls = [
+            parameters
+            for (called_in, called), parameters in gin.config._OPERATIVE_CONFIG.items()
+            if called == selector and _is_within(called_in, scope)
+        ]
+        for name in values if calls else ():
+            if not any(name in parameters for parameters in calls):
+                part = "/".join(filter(None, (scope, _short(selector))))
+                raise errors.UserError(
+                    f"nothing uses '{part}.{name}': the caller of {selector} passes this argument"
+                )
 
 
 @contextlib.contextmanager
@@ -166,7 +174,7 @@ def user_errors(name: str) -> Iterator[None]:
 
 def require_file(path: str) -> None:
     """Raises `errors.UserError`, with the nearest names, unless there is such a gin file."""
-    if not any((pathlib.Path(folder) / path).is_file() for folder in FOLDERS):
+    if not any(os.path.isfile(os.path.join(folder, path)) for folder in FOLDERS):
         raise errors.UserError(f"there is no gin file '{path}'{_nearest_file(path)}")
 
 
@@ -261,9 +269,10 @@ def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> No
                 every.setdefault(key, {}).setdefault(name, []).append(value)
     known, _ = _used(root, every, refuse_circles=False)
     for key in bound.keys() - used:
-        is_runner = hasattr(gin.config._REGISTRY[key[1]].wrapped, "steps_per_update")
+        scope, selector = key
+        wrapped = gin.config._REGISTRY[selector].wrapped
+        is_runner = not scope and hasattr(wrapped, "steps_per_update")
         if key in given or not (key in known or is_runner):
-            scope, selector = key
             parts = {s for _, s in references if s not in (_MACRO, _CONSTANT)}
             if selector == _MACRO:
                 names = {name for name, s in references if s == _MACRO}
@@ -301,7 +310,7 @@ def _used(root: Key, bound: Bindings, refuse_circles: bool = True) -> tuple[set[
             references[node] = None
             in_effect = {}
             for key in sorted(bound, key=lambda key: len(key[0])):  # the innermost scope wins
-                is_within = selector != _MACRO and f"{scope}/".startswith(f"{key[0]}/".lstrip("/"))
+                is_within = selector != _MACRO and _is_within(scope, key[0])
                 if selector == key[1] and (scope == key[0] or is_within):
                     used.add(key)
                     in_effect |= bound[key]
@@ -309,6 +318,11 @@ def _used(root: Key, bound: Bindings, refuse_circles: bool = True) -> tuple[set[
 
     follow(list(bound[root].values()), ())
     return used, [key for key, _ in references]
+
+
+def _is_within(scope: str, outer: str) -> bool:
+    """Returns whether bindings of the scope `outer` have an effect in a scope."""
+    return f"{scope}/".startswith(f"{outer}/".lstrip("/"))
 
 
 def _short(selector: str) -> str:
@@ -342,9 +356,12 @@ def _parts() -> dict[str, list[str]]:
 
 
 def _parameters(selector: str) -> list[str]:
-    """Returns the names of the public parameters of a part."""
+    """Returns the names of the public parameters of a part (none of some built-in ones)."""
     part = gin.config._REGISTRY.get_match(selector).wrapped
-    return [name for name in inspect.signature(part).parameters if not name.startswith("_")]
+    try:
+        return [name for name in inspect.signature(part).parameters if not name.startswith("_")]
+    except ValueError:
+        return []
 
 
 def _explain(error: Exception, source: str) -> errors.UserError:
@@ -368,6 +385,8 @@ def _nearest_part(name: str) -> str:
     """Compares with `module.Name` where a module was written, else with `Name` alone."""
     modules = [(_short(path), names) for path, names in _parts().items()]
     known = {f"{module}.{part}" if "." in name else part for module, ps in modules for part in ps}
+    if name in known:
+        return "; expected `from __gin__ import dynamic_registration` and its import above"
     return errors.nearest(name, known)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ _POSITIVE = (
     "evaluation_max_steps",
     "keep_latest",
 )
+_MOST_EPISODES = 1_000_000  # of an evaluation; a JAX environment plays them at once
 
 RunnerClass = Callable[..., runner_lib.Runner]
 
@@ -115,18 +117,14 @@ class Experiment:
     def __post_init__(self):
         if isinstance(self.total_steps, float) and self.total_steps.is_integer():
             object.__setattr__(self, "total_steps", int(self.total_steps))
-        if not callable(self.environment):  # the other parts cannot be made without arguments
-            raise errors.UserError(
-                "Experiment.environment: expected a class, uncalled (`@module.Name`), got "
-                f"{self.environment!r}"
-            )
         errors.require_types(self)
         for field in dataclasses.fields(self):
             value, least = getattr(self, field.name), int(field.name in _POSITIVE)
-            if isinstance(value, int) and value < least:
-                raise errors.UserError(
-                    f"Experiment.{field.name}: expected at least {least}, got {value}"
-                )
+            is_count = field.name.endswith("evaluation_episodes")
+            most = _MOST_EPISODES if is_count else math.inf
+            if isinstance(value, int) and not least <= value <= most:
+                bound = f"at least {least}" if value < least else f"at most {most}"
+                raise errors.UserError(f"Experiment.{field.name}: expected {bound}, got {value}")
         _ = self.precision  # refuses unknown names
         if self.checkpoint_directory is not None:
             storage.check("Experiment.checkpoint_directory", self.checkpoint_directory)
@@ -156,8 +154,8 @@ class Experiment:
             with config.user_errors("Experiment.environment"):
                 spec = environment.spec
             if faults := check_lib.spec_faults(environment):
-                kind = type(environment).__name__
-                raise errors.UserError(f"environment {kind}: {'; '.join(faults)}")
+                path = errors.path_of(environment)
+                raise errors.UserError(f"environment {path}: {'; '.join(faults)}")
             agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
             arguments = {"agent": agent, "environment": environment}
             if self.precision != precision.DEFAULT:  # other runners need not know the argument
@@ -184,6 +182,8 @@ class Experiment:
                     f"Experiment.total_steps: expected at most {errors.INT32_MAX} updates of "
                     f"{runner.steps_per_update} agent steps, got {self.total_steps}"
                 )
+            if all(map(config.name_of, (self.environment, self.agent, self.runner_class()))):
+                config.refuse_supplied()  # parts made in Python may replace bound values
             return Parts(environment, agent, runner, evaluator, greedy_evaluator, num_updates)
 
     def configured(self) -> contextlib.AbstractContextManager[None]:
@@ -237,15 +237,14 @@ def check(
     environment = parts.environment
     is_host = environment_lib.is_host(environment)
     if not is_host and (faults := check_lib.trace_faults(environment)):
-        raise errors.UserError(f"environment {environment.spec.name}: {'; '.join(faults)}")
+        name = f"{errors.path_of(environment)} ({environment.spec.name})"
+        raise errors.UserError(f"environment {name}: {'; '.join(faults)}")
     parts.runner.describe()  # checks the devices and their memory
     parts.runner.trace(seed)
 
 
 def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any) -> Any:
     """Builds a part, and checks the types of its options and the members of its protocol."""
-    name = getattr(make, "__name__", repr(make))
-    config.refuse_bindings(make, arguments)
     with config.user_errors(f"Experiment.{part}"):
         made = make(**arguments)
     if dataclasses.is_dataclass(made):
@@ -256,7 +255,7 @@ def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any)
     missing = [m for m in sorted(members) if m[0] != "_" and not check_lib.has(made, m)]
     if missing:
         raise errors.UserError(
-            f"Experiment.{part}: expected {protocol.__name__}, got {name}, which has no "
-            + ", ".join(missing)
+            f"Experiment.{part}: expected {protocol.__name__}, got {errors.path_of(make)}, "
+            f"which has no {', '.join(missing)}"
         )
     return made

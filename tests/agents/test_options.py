@@ -62,6 +62,19 @@ _IMPOSSIBLE = [
     ("MuZero", "final_temperature", -1.0),
     ("Search", "max_depth", 0),
     *((name, "reward_clip", 0.0) for name in _AGENTS),
+    *((name, "reward_scale", 0) for name in _AGENTS),
+    *((name, "learning_rate", 1e4) for name in _AGENTS),
+    ("PPO", "value_cost", -5.0),
+    ("PPO", "entropy_cost", -1e300),
+    ("PPO", "epochs", 2**31 - 1),
+    ("IMPALA", "value_cost", -5.0),
+    ("IMPALA", "optimizer_epsilon", 1e300),
+    ("DQN", "replay_ratio", 1e30),
+    ("SAC", "target_entropy", -1e39),
+    ("SAC", "random_steps", -1),
+    ("SAC", "weight_decay", 1e30),
+    ("MuZero", "support", math.inf),
+    ("MuZero", "support_atoms", 2),
 ]
 
 

@@ -187,7 +187,7 @@ def test_a_full_disk_ends_a_run_and_loses_nothing(reference, small_disk, config,
     ("binding", "phrases"),
     [
         ("Experiment.environment = @catch.Cach", ["catch.Cach'", "did you mean 'catch.Catch'"]),
-        ("PPO.num_minibatches = 7", ["7 minibatches"]),  # found by tracing an update
+        ("PPO.num_minibatches = 7", ["num_minibatches = 7"]),  # found by tracing an update
         ("Anakin.num_envs = 6", ["does not divide over 4 devices", "use 4 or 8"]),
         ("Experiment.checkpoint_directory = 'kept'", ["expected an absolute path, or gs://BUCKET"]),
     ],

@@ -98,16 +98,16 @@ class LPG:
     sees_predictions: bool = True
     exact_meta_gradient: bool = True
     recompute: bool = False
-    learning_rate: float = options.positive(1e-4)
-    adam_epsilon: float = options.positive(1e-8)
+    learning_rate: float = options.positive(1e-4, most=1e3)
+    adam_epsilon: float = options.positive(1e-8, most=1e3)
     max_grad_norm: float | None = options.positive(0.5)
     gamma: float = options.fraction(0.995)
     gae_lambda: float = options.fraction(0.95)
     critic_step_size: float = options.fraction(0.5)
-    policy_entropy_cost: float = 0.01
-    prediction_entropy_cost: float = 0.001
-    policy_target_cost: float = 0.001
-    prediction_target_cost: float = 0.001
+    policy_entropy_cost: float = options.number(0.01)
+    prediction_entropy_cost: float = options.number(0.001)
+    policy_target_cost: float = options.number(0.001)
+    prediction_target_cost: float = options.number(0.001)
     agent_learning_rates: tuple[float, ...] = (20.0, 40.0, 80.0)
     prediction_costs: tuple[float, ...] = (0.1, 0.5, 1.0)
 

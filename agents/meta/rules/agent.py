@@ -7,7 +7,6 @@ Axis legend: `T` time, `B` streams of one device, `A` actions.
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -62,16 +61,16 @@ class RuleAgent:
     rule: str | None = None
     network: Callable[..., networks.Network] = rule_network
     costs: dict[str, float] | None = None
-    learning_rate: float = options.positive(5e-4)
-    adam_epsilon: float = options.positive(1e-8)
+    learning_rate: float = options.positive(5e-4, most=1e3)
+    adam_epsilon: float = options.positive(1e-8, most=1e3)
     max_grad_norm: float | None = options.positive(0.5)
     max_update: float | None = options.positive(None)
-    replay_ratio: float | None = options.positive(None)
+    replay_ratio: float | None = options.positive(None, most=1e6)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(30_000)
     min_replay: int = options.count(2_000)
     normalize_observations: bool = False
-    reward_scale: float = options.number(1.0)
+    reward_scale: float = options.nonzero(1.0)
     reward_clip: float | None = options.positive(None)
     greedy_evaluation: bool = False
 
@@ -107,13 +106,7 @@ class RuleAgent:
     @functools.cached_property
     def _network(self) -> networks.Network:
         """The network, which has the outputs that the rule requires."""
-        try:
-            inspect.signature(self.network).bind(self.spec, outputs=self._outputs)
-        except TypeError as error:
-            raise errors.UserError(
-                f"RuleAgent.network: expected network(spec, outputs=), as rule_network: {error}"
-            ) from error
-        network = self.network(self.spec, outputs=self._outputs)
+        network = options.make(self, "network", self.spec, outputs=self._outputs)
         timestep = networks.zero_timestep(self.spec)
         params = jax.eval_shape(network.init, jax.random.key(0), timestep)
         outputs, _ = jax.eval_shape(network.step, params, network.initial_core(1), timestep)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from agents import networks
 from agents.meta.rules import interface
 from agents.networks import cores, encoders, layers
-from podracers import environment
+from podracers import environment, errors
 
 
 class _Module(nn.Module):
@@ -85,6 +85,7 @@ def rule_network(
       model_size: units of the LSTM, if there are outputs of actions.
       model_hidden_sizes: sizes of the rectified layers between the LSTM and each of its outputs.
     """
+    errors.require_types(rule_network, locals())
     torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
     num_actions = int(spec.action.num_values)
     module = _Module(

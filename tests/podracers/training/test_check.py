@@ -160,7 +160,7 @@ def test_each_fault_is_found_alone_and_in_one_line(fault):
     with pytest.raises(errors.UserError) as caught:
         check.check_environment(FAULTS[fault], num_steps=20)
     message = str(caught.value)
-    assert message.startswith("environment Spoilt: "), message
+    assert message.startswith(f"environment {__name__}.Spoilt: "), message
     assert fault in message
     assert ";" not in message
     assert "\n" not in message

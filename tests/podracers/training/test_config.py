@@ -52,8 +52,12 @@ MISTAKES = {
     "PP.gamma = 0.9": ("'PP'", "'PPO'"),
     "PPO.gama = 0.9": ("'PPO'", "'gama'", "'gamma'"),
     # Arguments that the experiment passes.
-    "PPO.spec = 3": ("PPO.spec", "3"),
-    "Anakin.environment = @catch.Catch()": ("Anakin.environment",),
+    "PPO.spec = 3": ("'PPO.spec'", "the caller of agents.ppo.PPO"),
+    "Anakin.environment = @catch.Catch()": ("'Anakin.environment'",),
+    "actor_critic.head = 3": ("'actor_critic.head'",),
+    "Experiment.agent = @DQN\nDQN.network = @x/q_network\nx/q_network.num_actions = 1": (
+        "'x/q_network.num_actions'",
+    ),
     # Bindings that nothing uses, and macros without a value.
     "cartpole.CartPole.max_episode_steps = 3": ("'CartPole.max_episode_steps'", "Catch"),
     "Sebulba.lag = 0": ("'Sebulba.lag'", "Anakin"),
@@ -84,10 +88,21 @@ MISTAKES = {
     "actor_critic.encoder = 'MLP'": ("actor_critic.encoder", "Module", "'MLP'"),
     "actor_critic.separate_critic = 'no'": ("actor_critic.separate_critic", "bool"),
     "actor_critic.encoder = @MLP()\nMLP.hidden_sizes = (64, 'x')": ("MLP.hidden_sizes", "'x'"),
+    "actor_critic.encoder = @MLP()\nMLP.activation = b'relu'": ("MLP.activation", "b'relu'"),
+    "PPO.anneal_steps = @encoders.CNN()": ("PPO.anneal_steps", "agents.networks.encoders.CNN"),
+    "PPO.head = @actor_critic": ("PPO.head", "the function"),
+    "PPO.network = @networks.q_network": ("PPO.network = @agents.networks", "q_network", "int"),
+    "PPO.network = @encoders.MLP": ("PPO.network", "encoders.MLP: expected a Network"),
+    "Experiment.agent = @DQN\nDQN.network = @actor_critic": ("DQN.network", "actor_critic.head"),
+    "Experiment.agent = @MuZero\nMuZero.search = @catch.Catch": ("MuZero.search", "a Search"),
+    "Experiment.seed = @time.time()": ("Experiment.seed", "expected int"),
     # References with and without parentheses.
     "Experiment.agent = @impala.IMPALA()": ("Experiment", "IMPALA", "without parentheses"),
     "Experiment.environment = @catch.Catch()": ("Experiment.environment", "uncalled"),
     "PPO.network = @networks.actor_critic()": ("Experiment.agent", "without parentheses"),
+    "PPO.network = @encoders.CNN()": ("PPO.network", "encoders.CNN: use it uncalled"),
+    "Experiment.agent = @encoders.CNN()": ("Experiment.agent", "uncalled"),
+    "RUNNER = @encoders.CNN()": ("Experiment.runner", "uncalled"),
     "actor_critic.encoder = @encoders.CNN": ("actor_critic.encoder", "@CNN()"),
     # Bounds, and numbers that devices cannot hold.
     "SEED = -1": ("Experiment.seed", "-1"),
@@ -95,6 +110,9 @@ MISTAKES = {
     "PPO.gamma = 1.5": ("PPO.gamma", "1.5"),
     "PPO.reward_clip = 2147483648": ("PPO.reward_clip", "int32", "point"),
     f"NUM_ENVS = {10**18}": ("Anakin.num_envs",),
+    "PPO.adam_epsilon = 1e300": ("PPO.adam_epsilon", "up to 1000"),
+    "PPO.num_minibatches = 7": ("num_minibatches = 7", "8 steps", "use 1, 2, 4, 8"),
+    "Experiment.evaluation_episodes = 0x7fffffff": ("Experiment.evaluation_episodes", "1000000"),
     "NUM_ENVS = 200000000": ("GB on each of 4 cpu devices",),
     "ROLLOUT_LENGTH = 1000000000": ("Anakin.steps_per_update",),
     "TOTAL_STEPS = 1e30": ("Experiment.total_steps", "updates"),
@@ -133,9 +151,12 @@ def test_mistakes_in_files_are_found_at_their_line(write, content, words):
         assert words in found
 
 
-def test_missing_files_and_values(caplog):
+def test_missing_files_and_values(caplog, tmp_path):
     assert "'gin/agents/ppo.gin'" in _message(["gin/agents/pp.gin"])
     assert "'cartpole_ppo.gin'" in _message(["cartpole_pp.gin"])
+    assert "there is no gin file" in _message(["a" * 5_000])
+    (tmp_path / "bare.gin").write_text("tabular_a2c.TabularA2C.gamma = 1.0\n")
+    assert "dynamic_registration" in _message([tmp_path / "bare.gin"])
     assert not caplog.records  # gin logs errors of its own
     found = _message(["gin/agents/ppo.gin", "gin/environments/catch.gin"], ["TOTAL_STEPS = 1"])
     assert "'runner', 'seed', and 'total_steps'" in found
@@ -206,6 +227,9 @@ def test_options_of_a_replaced_choice_are_dropped(tiny, write):
         ("cartpole.CartPole.max_episode_steps = 3", "'CartPole.max_episode_steps'"),
         ("SED = 3  # %SED", "'SED'"),
         ("sebulba.Sebulba.lagg = 0", "'lag'"),
+        ("x/ppo.PPO.gamma = 0.5", "'x/PPO.gamma'"),
+        ("x/sebulba.Sebulba.lag = 0", "'x/Sebulba.lag'"),
+        ("A = %B\nB = %A", "nothing uses the macro"),
     ],
 )
 def test_a_file_with_options_that_no_file_chose(tiny, write, content, words):

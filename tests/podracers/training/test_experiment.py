@@ -40,6 +40,7 @@ def test_builds_the_parts(tiny):
         ("log_period", True, "got True"),
         ("evaluation_max_steps", -5, "got -5"),
         ("evaluation_episodes", 0, "got 0"),
+        ("greedy_evaluation_episodes", 10**6 + 1, "at most 1000000"),
         ("greedy_evaluation_episodes", -1, "got -1"),
         ("seed", -1, "got -1"),
         ("checkpoint_replay", "no", "got 'no'"),
@@ -155,7 +156,11 @@ def _misfit(spec):
         ("agent", catch.Catch, "Catch.* 'spec'"),
         ("runner", catch.Catch, "Catch.* 'agent'"),
         ("runner", anakin.Anakin, "Anakin.*'num_envs' and 'rollout_length'"),
-        ("agent", _misfit, "Experiment.agent: .*SACNetwork"),
+        (
+            "agent",
+            _misfit,
+            r"PPO\.network = .*sac_network: .*Network, got .*SACNetwork",
+        ),
         ("environment", lambda: catch.Catch(rows=3.5), r"Catch\.rows: expected int"),
     ],
 )
@@ -186,8 +191,12 @@ def _seven_minibatches(spec):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"environment": Shapeless}, errors.UserError, r"^environment Catch: .*reward"),
-        ({"agent": _seven_minibatches}, errors.UserError, "7 minibatches"),
+        (
+            {"environment": Shapeless},
+            errors.UserError,
+            r"^environment .*\.Shapeless \(Catch\): .*rew",
+        ),
+        ({"agent": _seven_minibatches}, errors.UserError, "num_minibatches = 7 .* use 1, 2"),
         ({"environment": Broken}, AttributeError, "velocity"),  # with its traceback
     ],
 )
