@@ -63,8 +63,10 @@ def test_the_sweep_leaves_runs_that_plot_as_two_curves(tmp_path, monkeypatch):
     paths = sorted((tmp_path / "runs" / "sweep").iterdir())
     (panel,) = curves.panels([x for path in paths for x in curves.read(path)], "episode/return")
     matplotlib.use(before)
-    assert panel.title == "PPO on Catch, Anakin"
-    assert list(panel.curves) == [f"learning_rate = {rate} (1 seed)" for rate in (0.0003, 0.001)]
+    assert panel.title == "Catch"
+    assert list(panel.curves) == [
+        f"PPO, Anakin, learning_rate = {rate}" for rate in (0.0003, 0.001)
+    ]
 
 
 def test_a_trained_agent_is_loaded_and_acts(swept, monkeypatch, capsys):
