@@ -127,10 +127,10 @@ def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x
     for (label, value), line in zip(panel.levels.items(), itertools.cycle(_LEVELS)):
         style = {"color": "#8a8f98", "linestyle": line, "linewidth": 1.2}
         text = f"{label}: {results.number(value)}"
-        if low - margin <= value <= high + margin:
-            axis.axhline(value, label=text, **style)
-        else:  # it would flatten the curves
+        if max(low - value, value - high) > margin:  # it would flatten the curves
             axis.plot([], [], label=f"{text}, outside of the panel", **style)
+        else:
+            axis.axhline(value, label=text, **style)
     axis.set_title(panel.title, fontsize=10)
     axis.set_xlabel(x)
     axis.set_xlim(left=0)
