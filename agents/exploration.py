@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agents import options
 from agents.networks import encoders
 from podracers import types
 
@@ -71,6 +72,9 @@ def epsilon_greedy(
       epsilon: `[B]` or a scalar, in `[0, 1]`.
       key: `[B]` typed keys.
     """
+    # Networks with `num_atoms` return logits [B, A, Z], of which DQN takes the mean.
+    is_matrix = len(getattr(q_values, "shape", ())) == 2
+    options.require_output(is_matrix, q_values, "values of actions [B, A]")
 
     def draw(key):
         choose_key, explore_key = jax.random.split(key)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import inputs, networks, optimization
+from agents import inputs, networks, optimization, options
 from agents.networks import encoders, heads
 from podracers import environment, parallel, types
 
@@ -106,6 +106,8 @@ class Policy:
         if self._extends_inputs:
             timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
         output, core = self.network.step(params, actor_state.core, timestep)
+        is_pair = isinstance(output, networks.ActorCriticOutput)
+        options.require_output(is_pair, output, "an ActorCriticOutput")
         if greedy:
             raw = self.head.mode(output.policy, mask)
         else:

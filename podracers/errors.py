@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import difflib
+import functools
 import inspect
 import os
 import re
@@ -93,8 +94,8 @@ def _fits(value: Any, hint: Any) -> bool:
     kind, items = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
         return any(_fits(value, option) for option in items)
-    if kind is collections.abc.Callable:  # an instance, such as a module of Flax, has no name
-        return callable(value) and (hasattr(value, "__name__") or hasattr(value, "func"))
+    if kind is collections.abc.Callable:
+        return is_function(value)
     if isinstance(value, bool | int) and kind in (int, float):
         return _is_int32(value)  # JAX converts an int to int32, also where a float is expected
     if isinstance(value, tuple | list) and kind in (tuple, list, collections.abc.Sequence):
@@ -107,11 +108,16 @@ def _fits(value: Any, hint: Any) -> bool:
     # Arrays may stand for numbers, and paths for strings.
     is_similar = hasattr(value, "dtype") or isinstance(value, os.PathLike)
     is_checked = isinstance(value, _LITERALS) or (
-        is_class and kind.__module__ == "builtins" and not is_similar
+        is_class and kind.__module__ in ("builtins", "numbers") and not is_similar
     )
     if not is_class or not is_checked:
         return True
     return not getattr(kind, "_is_protocol", False) and isinstance(value, kind)
+
+
+def is_function(value: Any) -> bool:
+    """Returns whether a value is a class or a function, and no instance, such as a Flax module."""
+    return callable(value) and (hasattr(value, "__name__") or isinstance(value, functools.partial))
 
 
 def path_of(part: Any) -> str:

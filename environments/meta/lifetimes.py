@@ -21,10 +21,10 @@ from podracers import environment, errors, tasks, types
 
 def _family(make: tasks.TaskFamily | Callable[[], tasks.TaskFamily]) -> tasks.TaskFamily:
     """Returns the family itself, or an instance of the class."""
-    family = make() if isinstance(make, type) or not isinstance(make, tasks.TaskFamily) else make
+    family = make() if errors.is_function(make) else make
     if not isinstance(family, tasks.TaskFamily):
         raise errors.UserError(
-            f"expected a family of tasks (podracers.tasks.TaskFamily), got {type(family).__name__}"
+            f"expected a family of tasks (podracers.tasks.TaskFamily), got {errors.path_of(family)}"
         )
     return family
 

@@ -84,6 +84,7 @@ MISTAKES = {
     "Experiment.environment = @TimeLimit\nTimeLimit.environment = @Catch\n"
     "TimeLimit.max_episode_steps = 'x'": ("TimeLimit.max_episode_steps",),
     "TOTAL_STEPS = '1000'": ("Experiment.total_steps", "'1000'"),
+    "TOTAL_STEPS = @cores.FeedForward()": ("Experiment.total_steps", "FeedForward"),
     "Experiment.tracker = 3": ("Experiment.tracker", "3"),
     "actor_critic.encoder = 'MLP'": ("actor_critic.encoder", "Module", "'MLP'"),
     "actor_critic.separate_critic = 'no'": ("actor_critic.separate_critic", "bool"),
@@ -92,6 +93,11 @@ MISTAKES = {
     "PPO.anneal_steps = @encoders.CNN()": ("PPO.anneal_steps", "agents.networks.encoders.CNN"),
     "PPO.head = @actor_critic": ("PPO.head", "the function"),
     "PPO.network = @networks.q_network": ("PPO.network = @agents.networks", "q_network", "int"),
+    "Experiment.agent = @PQN\nPQN.network = @q_network\nq_network.num_atoms = 7": (
+        "network",
+        "[B, A]",
+        "(2, 3, 7)",
+    ),
     "PPO.network = @encoders.MLP": ("PPO.network", "encoders.MLP: expected a Network"),
     "Experiment.agent = @DQN\nDQN.network = @actor_critic": ("DQN.network", "actor_critic.head"),
     "Experiment.agent = @MuZero\nMuZero.search = @catch.Catch": ("MuZero.search", "a Search"),

@@ -128,7 +128,7 @@ def test_a_file_with_invalid_options_is_a_user_error(tmp_path, entries):
     [
         (lambda spec, outputs: rules.rule_network(spec, RULE.output_spec(2)), "'y' of shape"),
         (lambda spec, outputs: networks.q_network(spec, 2), r"'policy' of shape \(2,\)"),
-        (networks.actor_critic, r"expected network\(spec, outputs=\)"),
+        (networks.actor_critic, "actor_critic: .*outputs"),
     ],
 )
 def test_a_network_without_the_outputs_of_the_rule_is_a_user_error(network, message):
