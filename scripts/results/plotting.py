@@ -134,6 +134,7 @@ def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x
     axis.set_title(panel.title, fontsize=10)
     axis.set_xlabel(x)
     axis.set_xlim(left=0)
+    axis.locator_params("x", nbins=6)  # more labels may touch
     axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))  # 5k for 5000
     axis.grid(color="#e4e6ea")
     axis.set_axisbelow(True)
