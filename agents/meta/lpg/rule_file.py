@@ -10,16 +10,23 @@ from flax import traverse_util
 
 from agents.meta.lpg import rule as rule_lib
 from agents.meta.rules import interface
-from podracers import types
+from podracers import errors, types
 
 _OPTIONS = "options"  # the entry that holds the fields of `Rule`, as JSON
 
 
 def save(path: str | pathlib.Path, rule: rule_lib.Rule, params: types.PyTree) -> None:
-    """Writes a rule as `.npz`: an array for each parameter, named by its path, and its options."""
+    """Writes a rule as `.npz`: an array for each parameter, named by its path, and its options.
+
+    Raises:
+      errors.UserError: the file cannot be written.
+    """
     arrays = jax.tree.map(np.asarray, traverse_util.flatten_dict(params, sep="/"))
-    with open(path, "wb") as file:
-        np.savez(file, **arrays, **{_OPTIONS: json.dumps(dataclasses.asdict(rule))})
+    try:
+        with open(path, "wb") as file:
+            np.savez(file, **arrays, **{_OPTIONS: json.dumps(dataclasses.asdict(rule))})
+    except OSError as error:
+        raise errors.UserError(f"'{path}' cannot be written: {error.strerror}") from error
 
 
 def load(path: str | pathlib.Path | None = None) -> tuple[rule_lib.Rule, types.PyTree | None]:

@@ -88,10 +88,13 @@ def _own_address():
         return probe.getsockname()[0]
 
 
-def test_process_0_of_a_cluster_listens_at_the_address_of_its_name(own_address):
+def test_process_0_of_a_cluster_listens_at_the_address_of_its_name(own_address, monkeypatch):
     assert processes._own_address(own_address) == own_address
     for everywhere in ("127.0.0.1", "localhost", "192.0.2.77", "no-such-host.invalid"):
         assert processes._own_address(everywhere) == ""
+    two = [own_address, "192.0.2.77"]
+    monkeypatch.setattr(socket, "gethostbyname_ex", lambda host: (host, [], two))
+    assert processes._own_address("node") == ""
 
 
 @pytest.mark.slow

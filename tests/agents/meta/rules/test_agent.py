@@ -113,6 +113,8 @@ def test_a_file_restores_the_rule(tmp_path):
     agent = _agent(probes.ActionReward().spec, load=rule_file.load, rule=str(path))
     learner = agent.init_learner(jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, learner.rule, params)
+    with pytest.raises(errors.UserError, match="cannot be written: No such file or directory"):
+        rule_file.save(tmp_path / "missing" / "rule.npz", RULE, params)
 
 
 @pytest.mark.parametrize("entries", [{}, {"options": '{"size": 1}'}, {"options": "[" * 100_000}])

@@ -240,6 +240,7 @@ NAN = np.full(256, np.nan, np.float32)
         (None, "there is no rule"),
         (b"[1]", "not the file of a rule"),
         (b"", "not the file of a rule: EOFError"),
+        ({"lstm/linear/b": np.array([{}])}, "ValueError: Object arrays cannot be loaded"),
         ({"notes.txt": b"text"}, "expected 'notes.txt' nothing, got"),
         ({"lstm/linear/b": NAN}, "expected finite numbers in 'lstm/linear/b'"),
         ({"lstm/linear/b": None}, r"expected 'lstm/linear/b' float32 \(256,\), got nothing"),
