@@ -1,6 +1,7 @@
 """Command lines of the scripts: shared options, JAX's start, and exit codes."""
 
 import argparse
+import difflib
 import os
 import pathlib
 import runpy
@@ -23,6 +24,21 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any):
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+
+    def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
+        """Returns the options; the error of an unknown one names the binding nearest to it."""
+        arguments, unknown = self.parse_known_args(args, namespace)
+        if not unknown:
+            return arguments
+        message = f"unrecognized arguments: {' '.join(unknown)}"
+        if hasattr(arguments, "gin_bindings"):
+            option, value, *_ = [*message.replace("=", " ").split()[2:], "VALUE"]
+            names = config.bound_names(arguments.gin_file or ["gin/runners.gin"])
+            # A macro wins over a parameter of the same name.
+            known = {x.rpartition(".")[2].lower(): x for x in sorted(names, key=str.isupper)}
+            for near in difflib.get_close_matches(option.strip("-").lower(), known, 1):
+                message += f"; did you mean --gin_bindings '{known[near]} = {value}'?"
+        self.error(message)
 
     def error(self, message: str) -> NoReturn:
         """Raises `errors.UserError`."""

@@ -178,6 +178,19 @@ def require_file(path: str) -> None:
         raise errors.UserError(f"there is no gin file '{path}'{_nearest_file(path)}")
 
 
+def bound_names(paths: Iterable[str]) -> set[str]:
+    """Returns the macros (`SEED`) and parameters (`PPO.gamma`) of .gin files and their includes."""
+    names = set()
+    for path in paths:
+        require_file(path)
+        files = (pathlib.Path(folder) / path for folder in FOLDERS)
+        text = next(filter(pathlib.Path.is_file, files)).read_text(encoding="utf-8-sig")
+        bound = re.findall(r"^([\w./]+) *=|%(\w+)", text, re.MULTILINE)
+        names |= {".".join("".join(pair).split(".")[-2:]) for pair in bound}
+        names |= bound_names(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE))
+    return names
+
+
 @contextlib.contextmanager
 def _apart() -> Iterator[Bindings]:
     """Collects the bindings that gin parses in the context, apart from the others."""
@@ -392,11 +405,8 @@ def _nearest_part(name: str) -> str:
 
 def _nearest_module(name: str) -> str:
     is_own = name.partition(".")[0] in PACKAGES
-    return (
-        errors.nearest(name, _parts())
-        if is_own
-        else " (is it in the working directory or on PYTHONPATH?)"
-    )
+    place = " (is it in the working directory or on PYTHONPATH?)"
+    return errors.nearest(name, _parts()) if is_own else place
 
 
 def _nearest_parameter(selector: str, name: str) -> str:
@@ -481,15 +491,7 @@ def _statements(text: str, source: str) -> list[Any]:
 
 
 def other_code(text: str, source: str) -> list[str]:
-    """Returns what a .gin file imports or includes from outside of this project; imports nothing.
-
-    Args:
-      text: the file's text.
-      source: the file's name in error messages.
-
-    Raises:
-      errors.UserError: the text is no .gin file.
-    """
+    """Returns what a .gin file imports or includes from outside of this project, as `read`."""
     found = []
     for statement in _statements(text, source):
         if isinstance(statement, config_parser.IncludeStatement):

@@ -133,10 +133,6 @@ def _begun(
 def _changes(begun: str, text: str) -> list[str]:
     """Returns `changed: name: old -> new` for each parameter that a resumed run changes.
 
-    Args:
-      begun: configuration of the run so far.
-      text: its new configuration.
-
     Raises:
       errors.UserError: the agent, the environment or the runner is another class.
     """

@@ -88,6 +88,30 @@ def test_known_causes_get_one_line(error, code, report):
     assert (end.code, end.report) == (code, report)
 
 
+PPO = ["--gin_file", "catch_ppo.gin"]
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "hint"),
+    [
+        ([], ["--seed", "3"], "'SEED = 3'"),
+        (PPO, ["--learning_rate=1e-3", "--seed", "3"], "'PPO.learning_rate = 1e-3'"),
+        (PPO, ["--num_env", "4"], "'NUM_ENVS = 4'"),
+        (PPO, ["--Total_steps"], "'TOTAL_STEPS = VALUE'"),
+        (PPO, ["--colour", "red"], None),
+    ],
+)
+def test_an_unknown_option_names_the_binding_that_is_meant(files, words, hint):
+    parser = command_line.Parser()
+    plain = f"unrecognized arguments: {re.escape(' '.join(words))}"
+    with pytest.raises(errors.UserError, match=rf"^{plain} \(see --help\)$"):
+        parser.parse_args(words)
+    parser.add_experiment()
+    full = rf"; did you mean --gin_bindings {re.escape(hint)}\?" if hint else ""
+    with pytest.raises(errors.UserError, match=rf"^{plain}{full} \(see --help\)$"):
+        parser.parse_args([*files, *words])
+
+
 def test_memory_that_a_device_lacks_gets_one_line():
     (line,) = _report(lambda: jax.block_until_ready(jnp.zeros(10**14, jnp.uint8)))
     assert line.startswith("failed: out of memory: ")
