@@ -159,8 +159,9 @@ class Checkpointer:
         """
         if self._read_only:
             return
-        with self._save_failures():
-            self._writer.wait_until_finished()
+        if self._saving is not None:  # else orbax raises an earlier failure again
+            with self._save_failures():
+                self._writer.wait_until_finished()
         self._require_directory()
         if self._saving is None:
             return

@@ -115,6 +115,8 @@ def _closing(close: Callable[[], None]) -> Callable[..., None]:
         except Exception as error:
             if cause is None:
                 raise
+            if str(error) == str(cause):
+                return
             _LOGGER.warning("%s", errors.first_line(error))
 
     return exit_function

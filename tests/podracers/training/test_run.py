@@ -240,15 +240,16 @@ def _remove(path):
         ),
     ],
 )
-def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, runner, lines, harm, part):
+def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, caplog, runner, lines, harm, part):
     files = [str(processes.config_file(tmp_path)), f"gin/runners/{runner}.gin"]
     periods = ["Experiment.evaluation_period = 4", "Experiment.checkpoint_period = 2"]
     short = experiment.load(files, ["TOTAL_STEPS = 384", *periods])  # six updates
     directory = run_directory.RunDirectory(tmp_path / "run")
     directory.create()
     message = f"^'.*/run{part}' was (moved to '.*moved'|removed) while the run wrote to it$"
-    with pytest.raises(errors.RunFailure, match=message):
+    with pytest.raises(errors.RunFailure, match=message) as raised:
         _run(short, directory, At(directory.path, lines, harm))
+    assert str(raised.value) not in caplog.text  # it is printed once
     assert not directory.summary.exists()
     (tmp_path / "run").mkdir(exist_ok=True)
     run_directory.Lock(tmp_path / "run").acquire()  # it was released
