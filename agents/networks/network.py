@@ -84,8 +84,7 @@ class Composed:
     frame_stack: int = 1
 
     def __post_init__(self):
-        if self.frame_stack < 1:
-            raise errors.UserError(f"frame_stack must be at least 1, got {self.frame_stack}")
+        errors.require_count(self, "frame_stack", most=1_000)
 
     @property
     def is_recurrent(self) -> bool:
@@ -164,6 +163,15 @@ class Torso(nn.Module):
 
     encoder: nn.Module
     core: nn.Module
+
+    def __post_init__(self):
+        if not hasattr(self.core, "initial_state") or hasattr(self.encoder, "initial_state"):
+            encoder, core = map(errors.path_of, (self.encoder, self.core))
+            raise errors.UserError(
+                "expected modules of agents.networks.encoders and agents.networks.cores, got "
+                f"encoder = {encoder} and core = {core}"
+            )
+        super().__post_init__()
 
     def initial_state(self, batch_size: int) -> Any:
         return self.core.initial_state(batch_size)

@@ -81,9 +81,9 @@ def test_equal_numbers_still_give_a_permutation():
 
 
 def test_errors_name_both_numbers():
-    with pytest.raises(errors.UserError, match=r"rollout of 6 steps .* 4 minibatches"):
+    with pytest.raises(errors.UserError, match=r"minibatches = 4 .* the 6 steps .* 1, 2, 3, 6"):
         minibatches.over_time(TREE, jax.random.key(0), 4)
-    with pytest.raises(errors.UserError, match=r"24 environments on each device .* 5 minibatches"):
+    with pytest.raises(errors.UserError, match=r"minibatches = 5 .* the 24 environments .* 4, 6"):
         minibatches.over_streams(TREE, ROW, jax.random.key(0), 5)
 
 
