@@ -1,5 +1,6 @@
 """Programs, commands and metrics in docs/usage.md and the README."""
 
+import configparser
 import importlib
 import json
 import pathlib
@@ -95,6 +96,17 @@ def test_commands_name_options_that_exist():
             source += (ROOT / "podracers/command_line.py").read_text()
         for option in {word for word in words if word.startswith("--")} - {"--help"}:
             assert f'"{option}"' in source, f"{script} has no {option}"
+
+
+def test_installed_commands_exist():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    installed = re.findall(
+        r"^podracers-\w+", setup["options.entry_points"]["console_scripts"], re.M
+    )
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    assert set(re.findall(r"^podracers-\w+", pages, re.M)) <= set(installed)
+    assert {f"`{name}`" for name in installed} <= set(re.findall(r"`podracers-\w+`", pages))
 
 
 def test_every_documented_metric_is_logged():
