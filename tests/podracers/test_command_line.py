@@ -95,7 +95,7 @@ PPO = ["--gin_file", "catch_ppo.gin"]
     ("files", "words", "hint"),
     [
         ([], ["--seed", "3"], "'SEED = 3'"),
-        (PPO, ["--learning_rate=1e-3", "--seed", "3"], "'PPO.learning_rate = 1e-3'"),
+        (PPO, ["--entropy_cost=0.1", "--seed", "3"], "'PPO.entropy_cost = 0.1'"),
         (PPO, ["--num_env", "4"], "'NUM_ENVS = 4'"),
         (PPO, ["--Total_steps"], "'TOTAL_STEPS = VALUE'"),
         (PPO, ["--colour", "red"], None),
