@@ -14,9 +14,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from agents import options
 from agents.meta.rules import interface
 from agents.networks import cores
-from podracers import errors, types
+from podracers import types
 
 
 class Window(NamedTuple):
@@ -106,15 +107,14 @@ class Rule:
       sees_predictions: whether predictions are inputs; without them the rule cannot bootstrap.
     """
 
-    hidden_size: int = 256
-    prediction_size: int = 30
-    embedding_size: int = 16
-    gamma: float = 0.995
+    hidden_size: int = options.count(256)
+    prediction_size: int = options.count(30)
+    embedding_size: int = options.count(16)
+    gamma: float = options.fraction(0.995)
     sees_predictions: bool = True
 
     def __post_init__(self):
-        for name in ("hidden_size", "prediction_size", "embedding_size"):
-            errors.require_count(self, name)
+        options.check(self)
 
     def init(self, key: jax.Array) -> types.PyTree:
         """Returns initial parameters."""

@@ -117,10 +117,10 @@ def test_a_file_restores_the_rule(tmp_path):
         rule_file.save(tmp_path / "missing" / "rule.npz", RULE, params)
 
 
-@pytest.mark.parametrize("entries", [{}, {"options": '{"size": 1}'}, {"options": "[" * 100_000}])
-def test_a_file_with_invalid_options_is_a_user_error(tmp_path, entries):
+@pytest.mark.parametrize("text", [None, '{"size": 1}', '{"gamma": NaN}', "[" * 100_000])
+def test_a_file_with_invalid_options_is_a_user_error(tmp_path, text):
     path = tmp_path / "rule.npz"
-    np.savez(path, **entries)
+    np.savez(path, **({} if text is None else {"options": text}))
     with pytest.raises(errors.UserError, match="not the file of a rule"):
         _agent(probes.ActionReward().spec, load=rule_file.load, rule=str(path))
 
