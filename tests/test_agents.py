@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from podracers import agent as agent_lib
-from podracers import environment, evaluation, metrics, parallel, types
+from podracers import environment, metrics, parallel, types
 from podracers import runner as runner_lib
 from tests import contract, documented, golden, streams
 
@@ -204,18 +204,6 @@ def test_a_restored_state_continues_the_run(subject):
     before = jax.tree.leaves(subject.history.rollouts[0].timestep.observation)[-1]
     after = jax.tree.leaves(rollout.timestep.observation)[-1]
     assert not {row.tobytes() for row in before[0]} & {row.tobytes() for row in after[0]}
-
-
-def test_evaluation_depends_on_its_key_alone(subject):
-    if not subject.case.saves_streams:
-        pytest.skip("evaluations use no runner")
-    params: Any = subject.runner.actor_params(subject.history.final)
-    evaluator = evaluation.Evaluator(subject.recorder, subject.runner.environment, num_episodes=6)
-    episodes = evaluator.run(params, jax.random.key(0))
-    streams.assert_same(evaluator.run(params, jax.random.key(0)), episodes)
-    assert episodes.finished.all()
-    assert np.unique(episodes.returns).size == 6
-    assert np.all(evaluator.run(params, jax.random.key(1)).returns != episodes.returns)
 
 
 @pytest.mark.slow

@@ -110,6 +110,8 @@ def test_a_step_is_that_of_optax_on_the_mean_over_the_global_minibatch(num_devic
     split = P(parallel.AXIS)
     mapped = experience.on_devices(run, num_devices, (split,), (P(), P(), split))
     params, norm, priority = jax.jit(mapped)(MINIBATCH)
+    # Waiting for the global count before the gradient would cost a second round of messages.
+    assert str(jax.make_jaxpr(mapped)(MINIBATCH)).count("psum") == 1
 
     def mean(params):
         return jnp.sum(jnp.square(MINIBATCH[0] @ params["x"] - 1.0) * MINIBATCH[1]) / 3.0

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from dm_env import specs
 
 from podracers import environment, types
 from podracers.training import check
@@ -51,8 +50,7 @@ def check_contract(
     with made(0, env_id) as host:
         assert host.num_envs == NUM_STREAMS
         recording = record(host, spec, num_steps)
-    check_arrays(spec, recording)
-    check_stream(spec, recording.timestep)
+    check_timesteps(spec, recording.timestep)
     if hasattr(factory, "render"):
         image = factory.render(jax.tree.map(lambda leaf: leaf[-1, 0], recording.timestep))
         assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
@@ -116,40 +114,20 @@ def _run(
     return Recording(stacked, np.stack(actions))
 
 
-def check_arrays(spec: environment.EnvironmentSpec, recording: Recording) -> None:
-    """Asserts structure, shapes, dtypes, bounds, finiteness, and that masks have a legal action."""
-    expected = types.TimeStep(
-        spec.observation,
-        specs.Array((), np.float32, "reward"),
-        specs.Array((), np.float32, "discount"),
-        specs.BoundedArray((), np.int8, types.FIRST, types.LAST, "step_type"),
-    )
-    batch = (len(recording.action) + 1, NUM_STREAMS)
-    assert jax.tree.structure(recording.timestep) == jax.tree.structure(expected)
-    for part, array in zip(jax.tree.leaves(expected), jax.tree.leaves(recording.timestep)):
-        assert type(array) is np.ndarray, part
-        assert array.shape == (*batch, *part.shape), part
-        assert array.dtype == part.dtype, part
-        if np.issubdtype(array.dtype, np.floating):
-            assert np.all(np.isfinite(array)), part
-        if isinstance(part, specs.BoundedArray):
-            assert np.all(array >= part.minimum) and np.all(array <= part.maximum), part
-    if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
-        mask = recording.timestep.observation[environment.ACTION_MASK]
-        assert np.all(np.any(mask, axis=-1)[~recording.timestep.last()])
-
-
-def check_stream(spec: environment.EnvironmentSpec, timestep: types.TimeStep) -> None:
-    """Asserts S1, S2, the reward and discount at FIRST, and the time limit."""
+def check_timesteps(spec: environment.EnvironmentSpec, timestep: types.TimeStep) -> None:
+    """Asserts structure, shapes and dtypes, S1, and the rules of `check_environment`."""
+    expected = types.restart(spec.zero_observation())
+    assert jax.tree.structure(timestep) == jax.tree.structure(expected)
+    for part, array in zip(jax.tree.leaves(expected), jax.tree.leaves(timestep)):
+        assert type(array) is np.ndarray
+        assert (array.shape[1:], array.dtype) == ((NUM_STREAMS, *part.shape), part.dtype)
     first, last = timestep.first(), timestep.last()  # [T + 1, B]
     assert np.all(first[0]) and np.array_equal(first[1:], last[:-1])
-    assert np.all(timestep.reward[first] == 0.0)
-    assert np.all(timestep.discount[~last] == 1.0)
-    assert np.all(np.isin(timestep.discount, (0.0, 1.0)))
     time = np.arange(len(first))[:, None]
     length = time - np.maximum.accumulate(np.where(first, time, 0))  # steps since FIRST
-    limit = spec.max_episode_steps or np.inf
-    assert np.all(length <= limit) and np.all(last[length == limit])
+    rules = jax.vmap(jax.vmap(functools.partial(check._timestep_faults, spec)))
+    broken = jax.jit(rules)(timestep, length)
+    assert [text for text, occurred in broken.items() if np.any(occurred)] == []
 
 
 def assert_equal(one: types.PyTree, other: types.PyTree) -> None:

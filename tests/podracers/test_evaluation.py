@@ -195,20 +195,6 @@ def test_each_evaluation_of_a_run_has_its_own_key():
     streams.assert_same(evaluation.run_key(1, 2), keys[-1])
 
 
-@pytest.mark.parametrize("actions", ["discrete", "multi_discrete"])
-def test_the_uniform_policy_plays_every_legal_action_and_no_other(actions):
-    environment = streams.RandomEpisodes(actions=actions, masked=True)
-    policy = evaluation.UniformPolicy(environment.spec)
-    _, timestep = environment.reset(jax.random.key(0))
-    count = 200
-    timestep = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), timestep)
-    action, _, _ = policy.act((), (), timestep, jax.random.split(KEY, count))
-    mask = np.asarray(timestep.observation["action_mask"][0]).reshape(-1, 3)
-    action = np.asarray(action).reshape(count, -1)
-    for part, legal in enumerate(mask):
-        assert set(action[:, part]) == set(np.flatnonzero(legal))
-
-
 def test_scores_and_errors_of_a_population():
     returns = np.array([[0.0, 2.0], [4.0, 6.0], [5.0, 7.0]], np.float32)
     own = evaluation.Episodes(returns, returns.astype(int), returns > -1.0)

@@ -5,17 +5,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from dm_env import specs
 
 from podracers import errors, parallel, types
-from tests import streams
 
 P = jax.sharding.PartitionSpec
 ROWS = P(parallel.AXIS)
-MAX_NORM = 0.05
-PARAMS = {"w": np.array([0.5, -1.0, 2.0], np.float32), "b": np.float32(0.1)}
 
 
 def _mapped(function, num_devices=4, out_specs=ROWS):
@@ -24,60 +20,6 @@ def _mapped(function, num_devices=4, out_specs=ROWS):
     return lambda *arguments: parallel.mapped(function, mesh, (ROWS,) * len(arguments), out_specs)(
         *arguments
     )
-
-
-def _data():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=8).astype(np.float32)
-    # The first device of two (of four) has more (all) of the weight: counts differ.
-    return x, y, np.array([1, 1, 1, 1, 0, 0, 1, 0], np.float32)
-
-
-def _step(x, y, weight):
-    """Takes one step; returns the parameters and the norm of each device, and the mean loss."""
-    optimizer = optax.chain(optax.clip_by_global_norm(MAX_NORM), optax.scale_by_adam(eps=1e-3))
-
-    def loss(params):
-        error = jnp.square(x @ params["w"] + params["b"] - y)
-        mean = types.Mean.of(error, weight)
-        return mean, mean
-
-    params = jax.tree.map(jnp.asarray, PARAMS)
-    params, _, norm, mean = parallel.gradient_step(
-        loss, params, optimizer.init(params), optimizer, 0.1
-    )
-    everywhere = jax.tree.map(lambda leaf: leaf[None], (params, norm))
-    return everywhere, parallel.global_mean(mean)
-
-
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
-def test_a_step_is_along_the_clipped_gradient_of_the_global_mean(num_devices):
-    x, y, weight = _data()
-    error = x @ PARAMS["w"] + PARAMS["b"] - y
-    gradient = {
-        "w": (2 * error * weight) @ x / weight.sum(),
-        "b": np.sum(2 * error * weight) / weight.sum(),
-    }
-    norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in gradient.values()))
-    assert norm > MAX_NORM
-    clipped = {name: leaf * MAX_NORM / norm for name, leaf in gradient.items()}
-    # The first step of Adam divides each component by its own size.
-    expected = {
-        name: PARAMS[name] - 0.1 * leaf / (np.abs(leaf) + 1e-3) for name, leaf in clipped.items()
-    }
-    everywhere, mean = _mapped(_step, num_devices, (ROWS, P()))(*_data())
-    for device in range(num_devices):
-        actual = jax.tree.map(lambda leaf, i=device: leaf[i], everywhere)
-        streams.assert_same(actual, jax.tree.map(lambda leaf: leaf[0], everywhere))
-        streams.assert_close(actual, (expected, norm))
-    np.testing.assert_allclose(mean, np.sum(error**2 * weight) / weight.sum(), rtol=1e-5)
-
-
-def test_a_gradient_step_sums_over_devices_once():
-    """Waiting for the global count before the gradient costs a second round of messages."""
-    step = _mapped(_step, out_specs=(ROWS, P()))
-    # The second sum is that of `global_mean`.
-    assert str(jax.make_jaxpr(step)(*_data())).count("psum") == 2
 
 
 def test_the_axis_and_the_mean_of_nothing():

@@ -126,33 +126,14 @@ def test_a_fixed_clock_truncates():
     factory = envpool.EnvPool("Jumanji/RubiksCube-v0")
     assert factory.spec.max_episode_steps == 200
     assert first_end(play(factory, [0] * 200)) == (200, False)
+    factory = envpool.EnvPool("Jumanji/Snake-v1", action_repeat=3)
+    assert factory.spec.max_episode_steps == 1334  # 4,000 of EnvPool's
 
 
 def test_with_episodic_life_a_lost_life_terminates():
     options = BREAKOUT | {"episodic_life": True}
     timestep = play(envpool.EnvPool("Breakout-v5", options), DROP)
     assert timestep.terminated()[:, 0].sum() >= 5
-
-
-def test_rows_cut_at_different_times_are_independent():
-    factory = envpool.EnvPool("CartPole-v1", max_episode_steps=LIMIT)
-    actions = np.random.default_rng(0).integers(0, 2, (150, 6)).astype(np.int32)
-
-    def record(rows):
-        host = factory.make(KEY, np.array(rows, np.int32), 2)
-        timesteps = [host.reset()]
-        for action in actions:
-            host.send(action[rows])
-            timesteps.append(host.recv())
-        host.close()
-        return jax.tree.map(lambda *leaves: np.stack(leaves, 1), *timesteps)
-
-    together = record([0, 1, 2, 3, 4, 5])
-    cut = together.truncated()
-    assert np.any(cut.any(0) & ~cut.all(0))  # some, not all, at once
-    for row in range(6):
-        alone = jax.tree.map(lambda leaf: leaf[0], record([row]))
-        host_contract.assert_equal(alone, jax.tree.map(lambda leaf, row=row: leaf[row], together))
 
 
 def raw(task_id, num_envs, **options):
@@ -277,12 +258,6 @@ def test_a_time_limit_among_repeated_steps_truncates_the_agent_step():
     np.testing.assert_allclose(timestep.reward[334, 0], once.reward[1000, 0], rtol=1e-6)
     np.testing.assert_array_equal(timestep.last()[:, 0], np.arange(337) == 334)
     assert timestep.first()[335, 0]
-
-
-@pytest.mark.parametrize("steps", [None, 1334])
-def test_a_fixed_limit_counts_repeated_actions(steps):
-    factory = envpool.EnvPool("Jumanji/Snake-v1", action_repeat=3, max_episode_steps=steps)
-    assert factory.spec.max_episode_steps == 1334  # 4,000 of EnvPool's
 
 
 @pytest.mark.parametrize(
