@@ -113,6 +113,8 @@ def test_the_first_cause_reaches_the_consumer_with_its_traceback():
             queue.get()
         assert isinstance(one.value.__cause__, ZeroDivisionError)
         assert "in _divide" in "".join(traceback.format_exception(one.value))
+        last = command_line.ending(one.value).report.splitlines()[-1]
+        assert last.endswith("in _divide: ZeroDivisionError: the simulator divided by zero")
         with pytest.raises(pipeline.WorkerError, match="actor 7"):
             pipeline.Versions(supervisor, 1).publish(0, None)
 
