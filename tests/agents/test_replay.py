@@ -307,7 +307,7 @@ def test_new_sequences_get_the_highest_priority_so_far():
     ("options", "message"),
     [
         ({"capacity": 31}, "replay_capacity = 31 .* needs at least 32"),
-        ({"capacity": 4000, "batch_size": 6}, "batch_size = 6 does not divide over 4 learner"),
+        ({"capacity": 4000, "batch_size": 6}, "over 4 learner devices: use 4 or 8"),
         ({"capacity": 40, "min_size": 40}, "min_replay = 40: expected at most"),
     ],
 )

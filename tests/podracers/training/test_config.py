@@ -63,6 +63,7 @@ MISTAKES = {
     "Sebulba.lag = 0": ("'Sebulba.lag'", "Anakin"),
     "foo/PPO.gamma = 0.5": ("'foo/PPO.gamma'",),
     "TOTAL_STEP = 3": ("'TOTAL_STEP'", "'TOTAL_STEPS'"),
+    "SEED = @time.time()\nTOTAL_STEP = 3": ("'TOTAL_STEP'",),
     "gamma = 3": ("'gamma'", "'PPO.gamma'"),
     "PPO.gamma = %SED": ("%SED", "'SEED'"),
     # What is no binding.

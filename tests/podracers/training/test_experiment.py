@@ -29,6 +29,8 @@ def test_builds_the_parts(tiny):
     assert parts.num_updates == 40
     assert dataclasses.replace(tiny, total_steps=2561).build().num_updates == 41
     experiment.check(parts, 0)
+    # Arguments from Python replace bound ones.
+    assert dataclasses.replace(tiny, agent=functools.partial(tiny.agent, gamma=0.5)).build()
 
 
 @pytest.mark.parametrize(
@@ -184,6 +186,10 @@ class Broken(catch.Catch):
         return state.velocity
 
 
+def _values(spec):
+    return ppo.PPO(spec, lambda spec, head: networks.q_network(spec, head.num_outputs))
+
+
 def _seven_minibatches(spec):
     return ppo.PPO(spec, networks.actor_critic, num_minibatches=7)
 
@@ -196,6 +202,7 @@ def _seven_minibatches(spec):
             errors.UserError,
             r"^environment .*\.Shapeless \(Catch\): .*rew",
         ),
+        ({"agent": _values}, errors.UserError, "network: expected an ActorCriticOutput"),
         ({"agent": _seven_minibatches}, errors.UserError, "num_minibatches = 7 .* use 1, 2"),
         ({"environment": Broken}, AttributeError, "velocity"),  # with its traceback
     ],
