@@ -44,6 +44,10 @@ class Brax:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     episode_length: int = 1000
 
+    def __post_init__(self):
+        errors.require_types(self)
+        errors.require_count(self, "episode_length")
+
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         inner = self._inner

@@ -10,7 +10,7 @@ import numpy as np
 from dm_env import specs
 
 from environments import rendering
-from podracers import environment, types
+from podracers import environment, errors, types
 
 GRAVITY = 9.8  # m / s^2
 CART_MASS = 1.0  # kg
@@ -53,6 +53,9 @@ class CartPole:
 
     max_episode_steps: int = 500
     velocities: bool = True
+
+    def __post_init__(self):
+        errors.require_count(self, "max_episode_steps")
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

@@ -9,7 +9,7 @@ import numpy as np
 from dm_env import specs
 
 from environments import rendering
-from podracers import environment, types
+from podracers import environment, errors, types
 
 
 class State(NamedTuple):
@@ -40,6 +40,10 @@ class Catch:
 
     rows: int = 10
     columns: int = 5
+
+    def __post_init__(self):
+        errors.require_count(self, "rows", 2)
+        errors.require_count(self, "columns")
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

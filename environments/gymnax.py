@@ -44,6 +44,9 @@ class Gymnax:
     name: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self):
+        errors.require_types(self)
+
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         inner, params = self._built

@@ -57,6 +57,9 @@ class Jumanji:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     time_limit_truncates: bool = True
 
+    def __post_init__(self):
+        errors.require_types(self)
+
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         inner, limit = self._built
@@ -100,12 +103,14 @@ class Jumanji:
         if viewer is None:
             raise errors.UserError(f"{self.name} has no viewer: it cannot be rendered")
         viewer.figure_size = _FRAME_INCHES
-        # Viewers open a window by default; their constructors set this attribute for pictures.
-        viewer._display = viewer._display_rgb_array
+        # Viewers open a window by default; their constructors set this attribute for pictures. Not
+        # every environment returns its viewer's picture.
+        pictures = []
+        viewer._display = lambda *figure: pictures.append(viewer._display_rgb_array(*figure))
         with _agg():
-            picture = np.array(viewer.render(jax.device_get(state.inner))[..., :3], np.uint8)
+            game.render(jax.tree.map(jnp.asarray, state.inner))
             viewer.close()
-        return picture
+        return np.array(pictures[-1][..., :3], np.uint8)
 
     @functools.cached_property
     def _built(self) -> tuple[Any, int | None]:

@@ -10,7 +10,7 @@ import numpy as np
 from dm_env import specs
 
 from environments import rendering
-from podracers import environment, types
+from podracers import environment, errors, types
 
 GRAVITY = 10.0  # m / s^2
 MASS = 1.0  # kg
@@ -44,6 +44,9 @@ class Pendulum:
     """
 
     max_episode_steps: int = 200
+
+    def __post_init__(self):
+        errors.require_count(self, "max_episode_steps")
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

@@ -104,15 +104,16 @@ def _fits(value: Any, hint: Any) -> bool:
         return not typing.get_args(hint) or (
             len(items) == len(value) and all(map(_fits, value, items))
         )
+    if isinstance(value, dict) and kind in (dict, collections.abc.Mapping) and items:
+        return all(_fits(key, items[0]) and _fits(each, items[1]) for key, each in value.items())
     is_class = isinstance(kind, type) and kind is not Any and not typing.is_typeddict(kind)
     # Arrays may stand for numbers, and paths for strings.
     is_similar = hasattr(value, "dtype") or isinstance(value, os.PathLike)
     is_checked = isinstance(value, _LITERALS) or (
         is_class and kind.__module__ in ("builtins", "numbers") and not is_similar
     )
-    if not is_class or not is_checked:
-        return True
-    return not getattr(kind, "_is_protocol", False) and isinstance(value, kind)
+    fits = is_class and not getattr(kind, "_is_protocol", False) and isinstance(value, kind)
+    return fits or not (is_class and is_checked)
 
 
 def is_function(value: Any) -> bool:

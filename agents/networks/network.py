@@ -18,6 +18,7 @@ import numpy as np
 from agents.networks import cores, encoders, heads, layers
 from podracers import environment, errors, parallel, types
 
+_MAX_FRAMES = 256  # in a stack: each adds operations to the program, and 30 ms to its compilation
 _BYTES_AT_ONCE = 2**26  # of observations that are unrolled without a gradient: 9,500 Atari frames
 
 
@@ -84,7 +85,7 @@ class Composed:
     frame_stack: int = 1
 
     def __post_init__(self):
-        errors.require_count(self, "frame_stack", most=1_000)
+        errors.require_count(self, "frame_stack", most=_MAX_FRAMES)
 
     @property
     def is_recurrent(self) -> bool:

@@ -50,6 +50,7 @@ class EnvPool:
     observation_keys: Sequence[str] | None = None
 
     def __post_init__(self):
+        errors.require_types(self)
         errors.require_count(self, "action_repeat")
         if self.max_episode_steps is not None:
             errors.require_count(self, "max_episode_steps")

@@ -53,6 +53,7 @@ class Gymnasium:
     wrappers: Sequence[str | Callable[[Any], Any]] = ()
 
     def __post_init__(self):
+        errors.require_types(self)
         if self.vectorization not in ("sync", "async"):
             raise errors.UserError(
                 f"Gymnasium.vectorization: expected 'sync' or 'async', got {self.vectorization!r}"

@@ -99,6 +99,7 @@ def test_specs():
     ("name", "options", "message"),
     [
         ("Breakout-MinAtr", {}, "no environment 'Breakout-MinAtr'; did you mean 'Breakout-Min"),
+        ("CartPole-v1", {1: 3}, r"Gymnax\.options: expected"),
         ("CartPole-v1", {"max_step_in_episode": 3}, "did you mean 'max_steps_in_episode'"),
     ],
 )

@@ -148,7 +148,9 @@ def test_death_terminates():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", _cases(["Snake-v1"], ["BinPack-v2", "RubiksCube-v0"]))
+@pytest.mark.parametrize(
+    "name", _cases(["Snake-v1", "Maze-v0"], ["BinPack-v2", "RubiksCube-v0", "Connector-v3"])
+)
 def test_renders(name):
     env = jumanji.Jumanji(name)
     state, _ = compiled(env.reset)(jax.random.key(0))
@@ -166,6 +168,8 @@ def test_renders(name):
         ("Snake-v1", {"time_limt": 3}, "'time_limit'"),
         ("Snake-v1", {"num_rows": -3}, "num_rows"),
         ("Sokoban-v0", {}, "no network"),
+        ({"Snake-v1": 1}, {}, r"Jumanji\.name: expected str"),
+        ("Snake-v1", {1: 2}, r"Jumanji\.options"),
     ],
 )
 def test_a_mistake_is_one_line(name, options, named, monkeypatch):

@@ -271,6 +271,7 @@ def test_a_time_limit_among_repeated_steps_truncates_the_agent_step():
         ("Pong-v5", {"options": {"reward_clip": True}}, "reward_clip"),
         ("Pong-v5", {"options": {"noop_max": 0}}, "noop_max"),
         ("Pong-v5", {"options": {"frame_skip": "four"}}, "Pong-v5"),
+        ("Pong-v5", {"options": {1: 2}}, "EnvPool.options"),
         ("Pong-v5", {"max_episode_steps": 0}, "EnvPool.max_episode_steps"),
         ("Pong-v5", {"action_repeat": 0}, "EnvPool.action_repeat"),
         ("Jumanji/Snake-v1", {"max_episode_steps": 4001}, "at most 4000"),

@@ -204,6 +204,7 @@ def test_filmed_environments_play_the_same_episodes():
         (("tests.environments.own_games:Own/Wlk-v0",), "'Own/Walk-v0'"),
         (("no_such_module:Game-v0",), "'no_such_module'"),
         (("CartPole-v1", {"sutton_barto_rewrd": True}), "'sutton_barto_reward'"),
+        (("CartPole-v1", {1: True}), "Gymnasium.options"),
         (("CartPole-v1", {}, "asynch"), "Gymnasium.vectorization"),
         (("CartPole-v1", {}, "sync", ("Flatten",)), "Gymnasium.wrappers"),
         (("CartPole-v1", {}, "sync", ("gymnasium.wrappers:Flaten",)), "Gymnasium.wrappers"),

@@ -115,6 +115,10 @@ MISTAKES = {
     "RUNNER = @encoders.CNN()": ("Experiment.runner", "uncalled"),
     "actor_critic.encoder = @encoders.CNN": ("actor_critic.encoder", "@CNN()"),
     # Bounds, and numbers that devices cannot hold.
+    "Catch.columns = -3": ("Catch.columns", "-3"),
+    "Catch.rows = 1": ("Catch.rows", "at least 2"),
+    "actor_critic.frame_stack = 100000": ("frame_stack", "256", "100000"),
+    "actor_critic.frame_stack = 0": ("frame_stack", "positive", "0"),
     "SEED = -1": ("Experiment.seed", "-1"),
     "SEED = 2147483648": ("Experiment.seed",),
     "PPO.gamma = 1.5": ("PPO.gamma", "1.5"),
