@@ -223,15 +223,15 @@ class Anakin:
 
         def body(_, carry):
             state, report = carry
-            state, means = update(state)
-            return state, metrics.add(report, means, state.update)
+            state, latest = update(state)
+            return state, metrics.merge(report, latest)
 
-        _, means = jax.eval_shape(update, state)
+        _, shapes = jax.eval_shape(update, state)
         # The trip count is traced, so that any number of updates runs the same program.
-        state, report = jax.lax.fori_loop(0, num_updates, body, (state, metrics.empty(means)))
+        state, report = jax.lax.fori_loop(0, num_updates, body, (state, metrics.empty(shapes)))
         return state, metrics.sum_over_devices(report)
 
-    def _update(self, state: AnakinState) -> tuple[AnakinState, dict[str, types.Mean]]:
+    def _update(self, state: AnakinState) -> tuple[AnakinState, metrics.Report]:
         """Takes one update of every member on this device."""
 
         def member(learner, memory, streams, key, values):
@@ -243,12 +243,14 @@ class Anakin:
                 agent_state, means = agent.update(agent_state, rollout, learn_key)
             episodes, episode_means = streams.episodes.flush()
             streams = streams._replace(episodes=episodes)
-            return agent_state.learner, agent_state.memory, streams, {**episode_means, **means}
+            means = {**episode_means, **means}
+            report = metrics.of_update(means, rollout.timestep, state.update)
+            return agent_state.learner, agent_state.memory, streams, report
 
-        learner, memory, streams, means = self._per_member(member)(
+        learner, memory, streams, report = self._per_member(member)(
             state.learner, state.memory, state.streams, state.key, self._values
         )
-        return AnakinState(learner, memory, streams, state.key, state.update + 1), means
+        return AnakinState(learner, memory, streams, state.key, state.update + 1), report
 
     # Jitted within larger programs, so that `_init_shard` and `_update` share one trace.
     @functools.cached_property

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from dm_env import specs
 
-from podracers import types
+from podracers import errors, types
 
 ACTION_MASK = "action_mask"
 STATE = "environment_state"
@@ -155,6 +155,13 @@ class HostEnvironmentFactory(Protocol):
 def is_host(environment: Any) -> bool:
     """Returns whether this is a factory of host environments, not a JAX environment."""
     return hasattr(environment, "make")
+
+
+def path_of(environment: Any) -> str:
+    """Returns the dotted path of an environment's class; of a wrapped one, the innermost."""
+    while hasattr(inner := getattr(environment, "environment", None), "spec"):
+        environment = inner
+    return errors.path_of(environment)
 
 
 def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:

@@ -21,6 +21,8 @@ class Report(NamedTuple):
 
     means: dict[str, types.Mean]
     first_nonfinite: dict[str, jax.Array]  # int32: the first update whose metric was not finite
+    # int32 [R]: the first update whose rollout broke each of `types.RULES`; None if not checked.
+    first_fault: jax.Array | None = None
 
 
 class Diagnostics(NamedTuple):
@@ -30,20 +32,35 @@ class Diagnostics(NamedTuple):
     verdict: str  # one line on the bottleneck; empty if it is unknown
 
 
-def empty(means: dict[str, types.Mean]) -> Report:
-    """Returns an empty report for metrics of these names and shapes."""
+def of_update(means: dict[str, types.Mean], timestep: types.TimeStep, update: jax.Array) -> Report:
+    """Returns the report of one update.
+
+    Args:
+      means: metrics of the update.
+      timestep: time steps of its rollout, `[T + 1, B]`.
+      update: index of the update.
+    """
+
+    def first(is_bad: jax.Array) -> jax.Array:
+        return jnp.where(is_bad, update.astype(jnp.int32), NEVER)
+
+    # The first row is the last one of the previous rollout, or the first reset.
+    begins = timestep.first()[:1] | (update == 0)
+    fresh = jnp.concatenate([begins, timestep.last()[:-1]])
+    faults = types.broken_rules(timestep, fresh).values()
+    return Report(
+        means,
+        {name: first(~jnp.isfinite(mean.total)) for name, mean in means.items()},
+        first(jnp.stack([jnp.any(fault) for fault in faults])),
+    )
+
+
+def empty(shapes: Report) -> Report:
+    """Returns the report of no update, for metrics of these names and shapes."""
+    means, *firsts = shapes
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), means)
-    never = {name: jnp.full(mean.total.shape, NEVER, jnp.int32) for name, mean in means.items()}
-    return Report(zeros, never)
-
-
-def add(report: Report, means: dict[str, types.Mean], update: jax.Array) -> Report:
-    """Adds the metrics of one update, whose index is `update`."""
-    bad = {
-        name: jnp.where(jnp.isfinite(mean.total), NEVER, update.astype(jnp.int32))
-        for name, mean in means.items()
-    }
-    return merge(report, Report(means, bad))
+    never = jax.tree.map(lambda x: jnp.full(x.shape, NEVER, jnp.int32), firsts)
+    return Report(zeros, *never)
 
 
 @jax.jit  # one program, in place of one for each number
@@ -51,16 +68,13 @@ def merge(report: Report, other: Report) -> Report:
     """Returns the report over the updates of both."""
     return Report(
         jax.tree.map(jnp.add, report.means, other.means),
-        jax.tree.map(jnp.minimum, report.first_nonfinite, other.first_nonfinite),
+        *jax.tree.map(jnp.minimum, report[1:], other[1:]),
     )
 
 
 def sum_over_devices(report: Report) -> Report:
     """Returns the report of all devices; runs under the mapped axis, once per fetch."""
-    return Report(
-        means=parallel.global_sum(report.means),
-        first_nonfinite=jax.lax.pmin(report.first_nonfinite, parallel.AXIS),
-    )
+    return Report(parallel.global_sum(report.means), *jax.lax.pmin(report[1:], parallel.AXIS))
 
 
 class EpisodeStatistics(NamedTuple):

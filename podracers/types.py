@@ -15,12 +15,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from podracers import errors
+
 PyTree = Any
 
 # Step types are plain Python ints: nothing at import time may touch a device.
 FIRST = 0
 MID = 1
 LAST = 2
+
+# Rules of the numbers of a time step, each in the words of the fault; see `broken_rules`.
+RULES = (
+    "reset returned a step_type other than FIRST",
+    "reset returned a reward other than 0",
+    "step returned a step_type other than MID or LAST",
+    "a LAST time step has a discount other than 0 (terminated) or 1 (truncated)",
+    "a time step other than LAST has a discount other than 1",
+    "reward is NaN, infinite or missing",
+)
 
 
 class TimeStep(NamedTuple):
@@ -71,7 +83,12 @@ def transition(
       reward: scalar, received on arrival.
       terminated: scalar bool, the episode ended by the rules of the environment.
       truncated: scalar bool, the episode was cut; termination wins when both hold.
+
+    Raises:
+      errors.UserError: there is no reward, which some versions of JAX convert to NaN.
     """
+    if reward is None:
+        raise errors.UserError("types.transition: expected a number as reward, got None")
     terminated = jnp.asarray(terminated, bool)
     last = terminated | jnp.asarray(truncated, bool)
     return TimeStep(
@@ -80,6 +97,26 @@ def transition(
         discount=1.0 - terminated.astype(jnp.float32),
         step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
     )
+
+
+def broken_rules(timestep: TimeStep, fresh: jax.Array) -> dict[str, jax.Array]:
+    """Returns where time steps break each of `RULES`, bool `[...]`.
+
+    Args:
+      timestep: time steps `[...]`; observations are not used.
+      fresh: whether a reset made them, bool `[...]`.
+    """
+    _, reward, discount, step_type = timestep
+    last, is_binary = timestep.last(), (discount == 0.0) | (discount == 1.0)
+    broken = (
+        fresh & (step_type != FIRST),
+        fresh & (jnp.abs(reward) > 0.0),  # NaN is the last rule
+        ~fresh & (step_type != MID) & ~last,
+        last & ~is_binary,
+        ~last & (discount != 1.0),
+        ~jnp.isfinite(reward),
+    )
+    return dict(zip(RULES, broken, strict=True))
 
 
 class Rollout(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import keys, types
+from podracers import errors, keys, types
 from podracers import precision as precision_lib
 from podracers.sebulba import timing
 from podracers.supervision import pipeline
@@ -55,7 +55,16 @@ class Arrival(NamedTuple):
 
     @classmethod
     def of(cls, timestep: types.TimeStep) -> "Arrival":
-        """Packs a host time step `[H, ...]`, in a new array because the device may alias it."""
+        """Packs a host time step `[H, ...]`, in a new array because the device may alias it.
+
+        Raises:
+          errors.UserError: it is no time step.
+        """
+        if not isinstance(timestep, types.TimeStep):
+            raise errors.UserError(
+                f"the host environment returned a {type(timestep).__name__}, expected a "
+                "podracers.types.TimeStep"
+            )
         scalars = np.empty((3, timestep.step_type.shape[0]), np.float32)
         scalars[0], scalars[1], scalars[2] = timestep[1:]
         return cls(timestep.observation, scalars)

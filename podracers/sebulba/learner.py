@@ -127,6 +127,6 @@ class Learner:
             agent_state, means = self.programs.agent.update(agent_state, rollout, learn_key)
         episodes, episode_means = state.episodes.track_rollout(rollout.timestep).flush()
         means = {**episode_means, **means}
-        report = metrics.add(metrics.empty(means), means, state.update)
+        report = metrics.of_update(means, rollout.timestep, state.update)
         state = SebulbaState(*agent_state, episodes, state.key, state.update + 1)
         return state, metrics.sum_over_devices(report)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import errors, evaluation, metrics, parallel, population
+from podracers import environment, errors, evaluation, metrics, parallel, population, types
 from podracers.hosts import peers, processes
 from podracers.training import checkpoint, config, loggers, run_directory, storage
 from podracers.training import experiment as experiment_lib
@@ -225,6 +225,7 @@ class Run:
           The summary (in process 0; an empty one elsewhere), or None if a signal stopped the run.
 
         Raises:
+          errors.UserError: the environment breaks its contract.
           errors.RunFailure: a metric is not finite, or a file cannot be written.
         """
         with self._experiment.configured(), self._exits:
@@ -272,7 +273,7 @@ class Run:
         self._require_directory()
         if processes.is_lead():
             self._write_configuration(first_step)
-        self._check_finite(report)
+        self._check(report)
         values = metrics.summarize(report.means, self._seeds)
         diagnostics = self._runner.diagnostics()
         values |= diagnostics.values
@@ -331,23 +332,38 @@ class Run:
         self._update += taken
         return report
 
-    def _check_finite(self, report: metrics.Report) -> None:
-        """Raises `errors.RunFailure` if a metric is not finite; it names member and update."""
-        first = {name: int(np.min(update)) for name, update in report.first_nonfinite.items()}
-        name = min(first, key=first.get)
-        if first[name] == metrics.NEVER:
+    def _check(self, report: metrics.Report) -> None:
+        """Raises an error, with member and update, for a broken rule or a metric of NaN.
+
+        Raises:
+          errors.UserError: the environment breaks its contract.
+          errors.RunFailure: a metric is not finite.
+        """
+        first = dict(report.first_nonfinite)
+        if report.first_fault is not None:  # first, because a fault is the cause of bad metrics
+            first = dict(zip(types.RULES, np.moveaxis(report.first_fault, -1, 0))) | first
+        name = min(first, key=lambda name: np.min(first[name]))
+        update = int(np.min(first[name]))
+        if update == metrics.NEVER:
             return
         member = ""
         if self._seeds:
-            index = int(np.argmin(report.first_nonfinite[name]))
+            index = int(np.argmin(first[name]))
             options = population.described(self._runner.population_values, index)
             member = f" of seed {self._seeds[index]}{options}"
         saved = self._checkpointer.latest_step()
         newest = "none" if saved is None else f"step {saved:,}"
-        raise errors.RunFailure(
-            f"the metric '{name}'{member} became NaN or infinite at update {first[name]} "
-            f"({first[name] * self._runner.steps_per_update:,} steps); newest checkpoint: {newest}"
+        where = (
+            f"at update {update} ({update * self._runner.steps_per_update:,} steps); "
+            f"newest checkpoint: {newest}"
         )
+        if name not in types.RULES:
+            raise errors.RunFailure(f"the metric '{name}'{member} became NaN or infinite {where}")
+        candidate, hint = self._parts.environment, ""
+        path = environment.path_of(candidate)
+        if not environment.is_host(candidate):
+            hint = f"; `podracers-check {path}` lists all faults"
+        raise errors.UserError(f"environment {path}: {name}{member}{hint}; found {where}")
 
     def _evaluate(
         self, final: bool = False

@@ -12,6 +12,50 @@ from podracers import metrics, parallel, types
 P = jax.sharding.PartitionSpec
 
 
+NOT_LAST = "a time step other than LAST has a discount other than 1"
+
+
+def _rollout(step_type=(types.MID, types.LAST, types.FIRST), reward=0.0, discount=1.0):
+    """Returns the numbers of three time steps of two streams, of which the second is FIRST."""
+    other = jnp.full((3,), types.MID).at[0].set(types.FIRST)
+    step_type = jnp.stack([jnp.array(step_type), other], axis=1).astype(jnp.int8)
+    numbers = jnp.ones(step_type.shape, jnp.float32)
+    return types.TimeStep((), reward * numbers, discount * numbers, step_type)
+
+
+_FAULTS = {
+    "reset returned a step_type other than FIRST": [
+        _rollout((types.MID, types.LAST, types.MID)),
+        _rollout((types.MID, types.LAST, types.LAST)),
+    ],
+    "step returned a step_type other than MID or LAST": [
+        _rollout((types.MID, types.FIRST, types.MID)),
+        _rollout((types.MID, 77, types.MID)),
+    ],
+    "reset returned a reward other than 0": [_rollout(reward=jnp.array([[0.0], [1.0], [1.0]]))],
+    "reward is NaN, infinite or missing": [_rollout(reward=jnp.nan)],
+    "a LAST time step has a discount other than 0 (terminated) or 1 (truncated)": [
+        _rollout(discount=jnp.array([[1.0, 1.0], [0.5, 1.0], [1.0, 1.0]]))
+    ],
+    NOT_LAST: [_rollout(discount=jnp.array([[1.0], [1.0], [0.0]]))],
+}
+
+
+@pytest.mark.parametrize("rule", types.RULES)
+def test_a_report_names_the_rule_that_a_rollout_breaks(rule):
+    for rollout in _FAULTS[rule]:
+        first = metrics.of_update({}, rollout, jnp.int32(1)).first_fault
+        assert dict(zip(types.RULES, first)) == dict.fromkeys(types.RULES, metrics.NEVER) | {
+            rule: 1
+        }
+
+
+def test_the_first_time_step_of_a_run_comes_from_a_reset():
+    first = metrics.of_update({}, _rollout(), jnp.int32(0)).first_fault
+    assert types.RULES[int(np.argmin(first))] == "reset returned a step_type other than FIRST"
+    assert np.sum(first == 0) == 1
+
+
 def test_a_report_merges_means_and_names_the_first_bad_update():
     """Members of a population are checked separately; a mean of no samples is not bad."""
     report = None
@@ -20,10 +64,12 @@ def test_a_report_merges_means_and_names_the_first_bad_update():
             "x": types.Mean(jnp.array([2.0 * index, bad]), jnp.ones(2)),
             "none": types.Mean.of(jnp.zeros(3), jnp.zeros(3)),
         }
-        report = metrics.add(report or metrics.empty(means), means, jnp.int32(10 + index))
+        latest = metrics.of_update(means, _rollout(), jnp.int32(10 + index))
+        report = metrics.merge(report or metrics.empty(latest), latest)
     np.testing.assert_array_equal(report.means["x"].result(), [3.0, math.nan])
     np.testing.assert_array_equal(report.first_nonfinite["x"], [metrics.NEVER, 11])
     assert report.first_nonfinite["none"] == metrics.NEVER
+    np.testing.assert_array_equal(report.first_fault, metrics.NEVER)
 
 
 def test_the_report_of_all_devices_has_sums_and_the_earliest_bad_update():
@@ -32,7 +78,8 @@ def test_the_report_of_all_devices_has_sums_and_the_earliest_bad_update():
     def run(total, count):
         means = {"x": types.Mean(total[0], count[0])}
         update = 5 - jax.lax.axis_index(parallel.AXIS)
-        return metrics.sum_over_devices(metrics.add(metrics.empty(means), means, update))
+        rollout = _rollout(discount=jnp.where(update == 4, 5.0, 1.0))
+        return metrics.sum_over_devices(metrics.of_update(means, rollout, update))
 
     mapped = parallel.mapped(run, mesh, P(parallel.AXIS), P())
     count = jnp.array([1.0, 0.0, 2.0, 1.0])
@@ -40,6 +87,7 @@ def test_the_report_of_all_devices_has_sums_and_the_earliest_bad_update():
     assert (report.means["x"].result(), report.first_nonfinite["x"]) == (3.0, metrics.NEVER)
     report = mapped(jnp.array([1.0, jnp.nan, jnp.inf, 7.0]), count)
     assert report.first_nonfinite["x"] == 3
+    assert dict(zip(types.RULES, report.first_fault))[NOT_LAST] == 4
 
 
 @pytest.mark.parametrize("flush_every", [1, 7])

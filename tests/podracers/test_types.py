@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracers import types
+from podracers import errors, types
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,11 @@ def test_time_steps(timestep, reward, discount, step_type, kinds):
     assert timestep.step_type == step_type and timestep.step_type.dtype == jnp.int8
     found = timestep.first(), timestep.last(), timestep.terminated(), timestep.truncated()
     assert [bool(each) for each in found] == kinds
+
+
+def test_a_missing_reward_is_refused():
+    with pytest.raises(errors.UserError, match="got None"):
+        types.transition(0.0, None)
 
 
 def test_means_merge():

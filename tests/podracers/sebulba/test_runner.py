@@ -7,7 +7,8 @@ import traceback
 import numpy as np
 import pytest
 
-from podracers import sebulba
+from podracers import errors, sebulba
+from podracers.sebulba import actor
 from podracers.supervision import pipeline
 from podracers.training import experiment
 from tests import contract, faults, streams
@@ -103,6 +104,12 @@ def test_a_learner_that_fails_ends_the_actors(made, monkeypatch, error):
     _fail(runner, state, error)
     assert pipeline.abandoned() == []
     assert len(pipeline.close_failures) == 4
+
+
+@pytest.mark.parametrize("returned", [None, (0.0, 0.0, False, False, {})])
+def test_a_host_environment_that_returns_no_time_step_is_one_line(returned):
+    with pytest.raises(errors.UserError, match="expected a podracers"):
+        actor.Arrival.of(returned)
 
 
 def test_a_nan_is_reported_with_its_update(made):

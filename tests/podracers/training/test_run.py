@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
 from environments import catch
-from podracers import errors, evaluation
+from podracers import errors, evaluation, types
 from podracers.training import checkpoint, config, experiment, run, run_directory, train, trained
 from tests import documented, processes
 
@@ -277,29 +277,65 @@ def test_a_second_run_is_kept_out_until_the_first_has_ended(settings, tmp_path, 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Poisoned(catch.Catch):
-    """Its reward is NaN where the ball lands in the first column."""
+    """A part of its time steps is NaN where the ball lands in the first column."""
+
+    part: str = "reward"
 
     def step(self, state, action):
         state, timestep = super().step(state, action)
         poison = timestep.last() & (state.ball_column == 0)
-        return state, timestep._replace(reward=jnp.where(poison, jnp.nan, timestep.reward))
+        spoilt = jnp.where(poison, jnp.nan, getattr(timestep, self.part))
+        return state, timestep._replace(**{self.part: spoilt})
 
 
-def test_a_value_that_is_not_finite_names_metric_member_and_update(settings, tmp_path):
+@pytest.mark.parametrize(
+    ("part", "error", "message"),
+    [
+        (
+            "observation",
+            errors.RunFailure,
+            r"metric '.*' of seed 3 \(gamma = 0\.5\) became NaN",
+        ),
+        ("reward", errors.UserError, r"Poisoned: reward is NaN.* of seed 3 \(gamma = 0\.5\)"),
+    ],
+)
+def test_a_value_that_is_not_finite_names_member_and_update(
+    settings, tmp_path, part, error, message
+):
     directory = run_directory.RunDirectory(tmp_path)
     poisoned = dataclasses.replace(
         settings,
         seed=2,
-        environment=Poisoned,
+        environment=functools.partial(Poisoned, part=part),
         runner=functools.partial(settings.runner, population_values={"gamma": (0.9, 0.5)}),
         evaluation_period=0,
         checkpoint_period=1,
     )
-    message = r"of seed 3 \(gamma = 0\.5\) became NaN .* at update 2 \(128 steps\); .*: step 64$"
-    with pytest.raises(errors.RunFailure, match=message):
+    message += r".* at update 1 \(64 steps\); .*: step 64$"
+    with pytest.raises(error, match=message):
         _run(poisoned, directory)
     assert processes.num_lines(directory.path) == 1
     assert (directory.checkpoints / "64" / "manifest.json").exists()
+
+
+class Endless(catch.Catch):
+    """Its episodes never end, and its discounts are those of an algorithm."""
+
+    def step(self, state, action):
+        state, timestep = super().step(state, action)
+        return state, timestep._replace(discount=jnp.float32(0.99), step_type=jnp.int8(types.MID))
+
+
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+def test_a_broken_rule_ends_a_run_after_its_first_dispatch(tmp_path, runner):
+    files = [str(processes.config_file(tmp_path)), f"gin/runners/{runner}.gin"]
+    broken = dataclasses.replace(experiment.load(files, []), environment=Endless)
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.create()
+    message = r"Endless: .* discount other than 1; `podracers-check .*Endless`.* update 0 "
+    with pytest.raises(errors.UserError, match=message):
+        _run(broken, directory)
+    assert processes.num_lines(directory.path) == 0
 
 
 @pytest.mark.parametrize(
