@@ -199,8 +199,18 @@ def run(main: Callable[[], int | None]) -> None:
     sys.exit(code)
 
 
+def check() -> None:
+    """Command `podracers-check`."""
+    _run_script("check")
+
+
 def compare() -> None:
-    """Command `podracers-compare`: runs `scripts/compare.py`, which is installed as data."""
-    script = pathlib.Path(__file__).parent / "scripts" / "compare.py"
-    sys.path.insert(0, str(script.parent))  # its modules
-    runpy.run_path(str(script), run_name="__main__")
+    """Command `podracers-compare`."""
+    _run_script("compare")
+
+
+def _run_script(name: str) -> None:
+    """Runs a script of `scripts`, which is installed as data."""
+    folder = pathlib.Path(__file__).parent / "scripts"
+    sys.path.insert(0, str(folder))  # its modules
+    runpy.run_path(str(folder / f"{name}.py"), run_name="__main__")

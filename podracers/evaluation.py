@@ -188,11 +188,11 @@ class Evaluator:
         reset_keys, act_keys, actor_state = self._jitted_begin(key, np.zeros(1, np.int32))
         state, timestep = jax.jit(jax.vmap(environment.reset))(reset_keys)
         step = jax.jit(jax.vmap(environment.step))
-        frames = [environment.render(_first_row(state))]
+        frames = [video.picture(environment, _first_row(state))]
         for time in range(self.limit):
             action, actor_state = self._jitted_act(params, actor_state, timestep, act_keys, time)
             state, timestep = step(state, action)
-            frames.append(environment.render(_first_row(state)))
+            frames.append(video.picture(environment, _first_row(state)))
             if timestep.last()[0]:
                 break
         return frames
@@ -266,7 +266,7 @@ class Evaluator:
         with contextlib.closing(evaluator._steps(params, key, env_id, worker)) as steps:
             for host, timestep in steps:
                 if hasattr(environment, "render"):
-                    frames.append(environment.render(_first_row(timestep)))
+                    frames.append(video.picture(environment, _first_row(timestep)))
                 else:
                     frames.append(host.render()[0])
                 if timestep.last()[0]:

@@ -2,12 +2,14 @@
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
 from PIL import Image
 
 from podracers import environment as environment_lib
-from podracers import errors
+from podracers import errors, types
 
 
 def drawable(
@@ -15,14 +17,35 @@ def drawable(
 ) -> environment_lib.Environment | environment_lib.HostEnvironmentFactory:
     """Returns the environment if it has `render`, else its form whose simulators draw.
 
+    A JAX environment draws one picture, so that a fault is found before episodes are played.
+
     Raises:
-      errors.UserError: nothing can be drawn.
+      errors.UserError: nothing can be drawn, or `render` returns something else than a picture.
     """
     if hasattr(environment, "render"):
+        if not environment_lib.is_host(environment):
+            state, _ = jax.jit(environment.reset)(jax.random.key(0))
+            picture(environment, jax.device_get(state))
         return environment
     if not hasattr(environment, "filmed"):
-        raise errors.UserError(f"{environment.spec.name} has no `render`: no video of it")
+        path = environment_lib.path_of(environment)
+        raise errors.UserError(f"{environment.spec.name} ({path}) has no `render`: no video of it")
     return environment.filmed()
+
+
+def picture(environment: Any, drawn: types.PyTree) -> np.ndarray:
+    """Returns what `environment.render` draws of a state or a time step, in NumPy.
+
+    Raises:
+      errors.UserError: it is not uint8 `[height, width, 3]`.
+    """
+    image = np.asarray(environment.render(drawn))
+    if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size:
+        return image
+    raise errors.UserError(
+        f"{environment_lib.path_of(environment)}.render: expected uint8[height, width, 3], got "
+        f"{image.dtype}{[*image.shape]}"
+    )
 
 
 def save(

@@ -95,3 +95,4 @@ def test_an_installed_wheel_trains_and_evaluates(tmp_path, source):
     printed = run(target / "bin/podracers-evaluate", "--run_dir", "run", environment=installed)
     assert f"return {summary['evaluation']['return']:.2f}" in printed
     run(target / "bin/podracers-compare", "--help", environment=installed)
+    run(target / "bin/podracers-check", "environments.catch.Catch", environment=installed)

@@ -1,7 +1,7 @@
 """Checks of an environment's contract (`podracers.types`), for its author and before a run.
 
-Three stages, each of which needs the ones before it: the spec; shapes and dtypes of the outputs of
-`reset` and `step`; values in episodes of a random policy.
+Three stages, each of which needs the ones before it: members and spec; shapes and dtypes of the
+outputs of `reset`, `step` and `render`; values in episodes of a random policy.
 
 Axis legend: `B` streams, `T` steps, `A` actions, `D` parts of a multi-discrete action.
 """
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import anakin, environment, errors, parallel, types
+from podracers import anakin, environment, errors, parallel, types, video
 from podracers.training import manifest
 
 _NUM_STREAMS = 8
@@ -26,26 +26,45 @@ _TOLERANCE = 1e-3  # of a change; rounding has led to 2e-6 with the agents of th
 def check_environment(candidate: Any, num_steps: int = 1000, seed: int = 0) -> None:
     """Raises an error that lists the faults of an environment; returns if there are none.
 
-    Runs eight streams of random legal actions, batched and compiled as in a runner. Exceptions of
-    the environment's own code are passed on unchanged.
-
-    Args:
-      candidate: an `Environment`, or a class that is called without arguments.
-      num_steps: steps of each stream; the time limit is checked if it is reached within them.
-      seed: seed of the resets and the actions.
+    Takes the arguments of `environment_faults`.
 
     Raises:
       errors.UserError: one line with the environment and its faults.
     """
     if isinstance(candidate, type):
         candidate = candidate()
-    faults = (
+    if faults := environment_faults(candidate, num_steps, seed):
+        raise environment_error(candidate, faults)
+
+
+def environment_faults(candidate: Any, num_steps: int = 1000, seed: int = 0) -> list[str]:
+    """Returns the faults of the first stage that has any, one line each.
+
+    Runs eight streams of random legal actions, batched and compiled as in a runner. Exceptions of
+    the environment's own code are passed on unchanged.
+
+    Args:
+      candidate: an `Environment`.
+      num_steps: steps of each stream; the time limit is checked if it is reached within them.
+      seed: seed of the resets and the actions.
+    """
+    if dataclasses.is_dataclass(candidate):
+        errors.require_types(candidate)
+    if environment.is_host(candidate):
+        return ["it runs on the host, and only environments in JAX are checked before a run"]
+    if missing := missing_members(candidate, environment.Environment):
+        return [f"the environment has no {member}" for member in missing]
+    return (
         spec_faults(candidate)
         or trace_faults(candidate)
+        or _render_faults(candidate)
         or _rollout_faults(candidate, num_steps, seed)
     )
-    if faults:
-        raise errors.UserError(f"environment {errors.path_of(candidate)}: {'; '.join(faults)}")
+
+
+def environment_error(candidate: Any, faults: list[str]) -> errors.UserError:
+    """Returns the error, in one line, for an environment with faults."""
+    return errors.UserError(f"environment {environment.path_of(candidate)}: {'; '.join(faults)}")
 
 
 def random_action(action: specs.Array, observation: types.PyTree, key: jax.Array) -> jax.Array:
@@ -77,6 +96,12 @@ def _values_of_parts(action: specs.BoundedArray) -> np.ndarray:
 def has(candidate: Any, member: str) -> bool:
     """Returns whether an object has a member, without evaluating a property."""
     return hasattr(type(candidate), member) or member in getattr(candidate, "__dict__", {})
+
+
+def missing_members(part: Any, protocol: type) -> list[str]:
+    """Returns the public members of a protocol that a part lacks."""
+    members = {**vars(protocol), **protocol.__annotations__}
+    return [name for name in sorted(members) if name[0] != "_" and not has(part, name)]
 
 
 def spec_faults(candidate: environment.Environment) -> list[str]:
@@ -134,35 +159,71 @@ def _action_fault(action: Any) -> str | None:
 
 
 def trace_faults(candidate: environment.Environment) -> list[str]:
-    """Returns the first fault in the shapes and dtypes of the outputs of `reset` and `step`.
+    """Returns the faults in the shapes and dtypes of the outputs of `reset` and `step`.
 
     Exceptions of the environment's own code are passed on unchanged.
     """
-    spec = candidate.spec
-    action = jax.ShapeDtypeStruct(spec.action.shape, spec.action.dtype)
-    scalar = specs.Array((), np.float32)
-    expected = types.TimeStep(
-        observation=spec.observation,
-        reward=scalar,
-        discount=scalar,
-        step_type=specs.Array((), np.int8),
+    try:
+        return _trace_faults(candidate)
+    except Exception:
+        # A wrapper fails if the environment in it returns something else than a pair.
+        inner = getattr(candidate, "environment", None)
+        if has(inner, "step") and (faults := trace_faults(inner)):
+            return faults
+        raise
+
+
+def _trace_faults(candidate: environment.Environment) -> list[str]:
+    action = candidate.spec.action
+    reset = jax.eval_shape(candidate.reset, jax.random.key(0))
+    if fault := _pair_fault("reset", "restart", reset):
+        return [fault]
+    step = jax.eval_shape(
+        candidate.step, reset[0], jax.ShapeDtypeStruct(action.shape, action.dtype)
     )
-    arguments = (jax.random.key(0),)
-    for name in ("reset", "step"):
-        output = jax.eval_shape(getattr(candidate, name), *arguments)
-        is_pair = isinstance(output, tuple) and len(output) == 2
-        if not is_pair or not isinstance(output[1], types.TimeStep):
-            return [f"{name} does not return a pair of a state and a podracers TimeStep"]
-        if fault := _difference(output[1], expected):
-            return [f"{name}: {fault}"]
-        if name == "step" and (fault := _difference(output[0], arguments[0])):
-            return [f"the state of step differs from that of reset: {fault}"]
-        arguments = (output[0], action)
+    if fault := _pair_fault("step", "transition", step):
+        return [fault]
+    scalar, step_type = specs.Array((), np.float32), specs.Array((), np.int8)
+    expected = types.TimeStep(candidate.spec.observation, scalar, scalar, step_type)
+    return [
+        *(f"reset: {each}" for each in _differences(reset[1], expected)),
+        *(f"step: {each}" for each in _differences(step[1], expected)),
+        *(
+            f"the state of step differs from that of reset: {each}"
+            for each in _differences(step[0], reset[0])
+        ),
+    ]
+
+
+def _pair_fault(name: str, maker: str, output: Any) -> str | None:
+    """Returns the fault of an output that is no pair of a state and a time step."""
+    is_pair = isinstance(output, tuple) and len(output) == 2
+    if is_pair and isinstance(output[1], types.TimeStep):
+        return None
+    found = f"a {type(output).__name__}"
+    if is_pair:
+        found = f"a pair with a {type(output[1]).__name__} in place of the TimeStep"
+    elif output is None:
+        found = "None"
+    elif type(output) is tuple:
+        found = f"{len(output)} values"
+        if name == "step" and len(output) in (4, 5):
+            found += f", as {'Gymnasium' if len(output) == 5 else 'Gym'}'s does"
+    return f"{name} returned {found}, expected (state, TimeStep): see types.{maker}"
+
+
+def _differences(found: types.PyTree, expected: types.PyTree) -> list[str]:
+    return manifest.differences(manifest.structure(found), manifest.structure(expected))
+
+
+def _render_faults(candidate: environment.Environment) -> list[str]:
+    """Returns the fault of the picture of one state, if the environment draws pictures."""
+    try:
+        if hasattr(candidate, "render"):
+            video.drawable(candidate)
+    except errors.UserError as error:
+        return [str(error).removeprefix(f"{environment.path_of(candidate)}.")]
     return []
-
-
-def _difference(found: types.PyTree, expected: types.PyTree) -> str | None:
-    return manifest.difference(manifest.structure(found), manifest.structure(expected))
 
 
 def _rollout_faults(candidate: environment.Environment, num_steps: int, seed: int) -> list[str]:
@@ -204,20 +265,8 @@ def _timestep_faults(
       timestep: one stream's time step.
       length: steps since the reset; 0 if `timestep` came from `reset`.
     """
-    fresh, last = length == 0, timestep.last()
-    step_type, discount, reward = timestep.step_type, timestep.discount, timestep.reward
-    is_end = (discount == 0.0) | (discount == 1.0)
-    faults = {
-        "reset returned a step_type other than FIRST": fresh & (step_type != types.FIRST),
-        "reset returned a reward other than 0": fresh & (reward != 0.0),
-        "step returned a step_type other than MID or LAST": ~fresh
-        & (step_type != types.MID)
-        & ~last,
-        "a LAST time step has a discount other than 0 (terminated) or 1 (truncated)": last
-        & ~is_end,
-        "a time step other than LAST has a discount other than 1": ~last & (discount != 1.0),
-        "reward is NaN or infinite": ~jnp.isfinite(reward),
-    }
+    last = timestep.last()
+    faults = types.broken_rules(timestep, length == 0)
     parts, _ = jax.tree.flatten_with_path(spec.observation)
     for (path, part), leaf in zip(parts, jax.tree.leaves(timestep.observation)):
         name = f"observation{jax.tree_util.keystr(path)}"

@@ -154,8 +154,7 @@ class Experiment:
             with config.user_errors("Experiment.environment"):
                 spec = environment.spec
             if faults := check_lib.spec_faults(environment):
-                path = errors.path_of(environment)
-                raise errors.UserError(f"environment {path}: {'; '.join(faults)}")
+                raise check_lib.environment_error(environment, faults)
             agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
             arguments = {"agent": agent, "environment": environment}
             if self.precision != precision.DEFAULT:  # other runners need not know the argument
@@ -237,8 +236,7 @@ def check(
     environment = parts.environment
     is_host = environment_lib.is_host(environment)
     if not is_host and (faults := check_lib.trace_faults(environment)):
-        name = f"{errors.path_of(environment)} ({environment.spec.name})"
-        raise errors.UserError(f"environment {name}: {'; '.join(faults)}")
+        raise check_lib.environment_error(environment, faults)
     parts.runner.describe()  # checks the devices and their memory
     parts.runner.trace(seed)
 
@@ -251,9 +249,7 @@ def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any)
         errors.require_types(made)
     if protocol is environment_lib.Environment and environment_lib.is_host(made):
         protocol = environment_lib.HostEnvironmentFactory
-    members = {**vars(protocol), **protocol.__annotations__}
-    missing = [m for m in sorted(members) if m[0] != "_" and not check_lib.has(made, m)]
-    if missing:
+    if missing := check_lib.missing_members(made, protocol):
         raise errors.UserError(
             f"Experiment.{part}: expected {protocol.__name__}, got {errors.path_of(make)}, "
             f"which has no {', '.join(missing)}"

@@ -155,12 +155,18 @@ def structure(tree: types.PyTree) -> list[list[Any]]:
 
 def difference(found: list[list[Any]], expected: list[list[Any]]) -> str | None:
     """Returns a phrase on the first leaf in which two structures differ, or None."""
+    return next(iter(differences(found, expected)), None)
+
+
+def differences(found: list[list[Any]], expected: list[list[Any]]) -> list[str]:
+    """Returns a phrase on each leaf in which two structures differ."""
     found_leaves, expected_leaves = (
         {path: f"{dtype}{shape}" for path, shape, dtype in structure}
         for structure in (found, expected)
     )
-    for path in {**expected_leaves, **found_leaves}:
-        leaf, other = found_leaves.get(path), expected_leaves.get(path)
-        if leaf != other:
-            return f"leaf '{path}': expected {other or 'none'}, got {leaf or 'none'}"
-    return None
+    return [
+        f"leaf '{path}': expected {expected_leaves.get(path, 'none')}, "
+        f"got {found_leaves.get(path, 'none')}"
+        for path in {**expected_leaves, **found_leaves}
+        if found_leaves.get(path) != expected_leaves.get(path)
+    ]

@@ -157,7 +157,7 @@ def test_renders(name):
     before = matplotlib.get_backend()
     picture = env.render(state)
     assert (picture.shape, picture.dtype) == ((400, 400, 3), np.uint8)
-    assert len(np.unique(picture)) > 2
+    assert len(np.unique(picture)) > 1
     assert matplotlib.get_backend() == before
 
 

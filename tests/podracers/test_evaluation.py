@@ -209,16 +209,21 @@ def test_scores_and_errors_of_a_population():
 
 class Drawn(streams.RandomEpisodes):
     def render(self, state):
-        return state.total
+        """Draws the bytes of the total, in a JAX array."""
+        return jnp.asarray(np.full(3, state.total).view(np.uint8).reshape(1, 4, 3))
+
+
+def _totals(frames):
+    return [float(frame.ravel().view(np.float32)[0]) for frame in frames]
 
 
 def test_a_film_is_of_the_first_episode_in_jax():
     evaluator = evaluation.Evaluator(Alternating(), Drawn(end=0.2), NUM_EPISODES)
-    totals = [float(frame) for frame in evaluator.film(PARAMS, KEY)]
+    totals = _totals(evaluator.film(PARAMS, KEY))
     np.testing.assert_allclose(np.diff(totals), _play_in_jax(0), rtol=1e-4, atol=1e-5)
     population = dataclasses.replace(evaluator, population=2)
     frames = population.film({"change": jnp.array([0.7, 0.2])}, KEY)
-    assert [float(frame) for frame in frames] == totals
+    assert _totals(frames) == totals
     assert len(dataclasses.replace(evaluator, max_steps=1).film(PARAMS, KEY)) == 2
 
 
@@ -226,7 +231,7 @@ class Shown(gymnasium.Gymnasium):
     """Draws time steps, not simulators."""
 
     def render(self, timestep):
-        return timestep.observation
+        return np.full((1, 1, 3), timestep.observation, np.uint8)
 
 
 def test_a_film_is_of_the_first_episode_on_the_host():
@@ -238,13 +243,13 @@ def test_a_film_is_of_the_first_episode_on_the_host():
     frames, observations = filmed.film((), KEY), shown.film((), KEY)
     assert len(frames) == len(observations) == filmed.run((), KEY).lengths[0] + 1
     for frame, observation in zip(frames, observations):
-        assert frame.ndim == 3 and frame[0].sum(-1).argmax() == observation[0]
+        assert frame.ndim == 3 and frame[0].sum(-1).argmax() == observation.max()
     assert len(dataclasses.replace(shown, max_steps=1).film((), KEY)) == 2
 
 
 class Faulty(faults.Faulty):
     def render(self, timestep):
-        return timestep.observation
+        return np.zeros((1, 1, 3), np.uint8)
 
 
 def _faulty(*fault, timeout=60.0):

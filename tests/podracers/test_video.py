@@ -2,10 +2,12 @@
 
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
+from environments import catch
 from podracers import errors, video
 
 
@@ -24,5 +26,15 @@ def test_the_video_has_every_frame_and_a_pause_on_the_last(tmp_path):
 
 def test_an_environment_without_render_is_refused():
     sightless = types.SimpleNamespace(spec=types.SimpleNamespace(name="Dark"))
-    with pytest.raises(errors.UserError, match="Dark has no `render`"):
+    with pytest.raises(errors.UserError, match=r"Dark \(types\..*\) has no `render`"):
         video.drawable(sightless)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (4, 4, 4), (0, 4, 3)])
+def test_a_wrong_picture_is_found_before_any_episode(shape):
+    class Wrong(catch.Catch):
+        def render(self, state):
+            return jnp.zeros(shape, jnp.uint8)
+
+    with pytest.raises(errors.UserError, match=r"Wrong\.render: expected .*, got uint8\["):
+        video.drawable(Wrong())

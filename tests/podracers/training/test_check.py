@@ -1,6 +1,7 @@
 """`check_environment` finds each fault, and reports it in one line."""
 
 import dataclasses
+import types as python_types
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
+from environments import wrappers
 from podracers import environment, errors, types
 from podracers.training import check
 
@@ -107,8 +109,23 @@ FAULTS = {
     "but the action is continuous": _with(
         action_spec=lambda self: specs.BoundedArray((2,), np.float32, -1.0, 1.0)
     ),
-    "reset does not return a pair": _with(reset=lambda self, key: types.restart(jnp.zeros((4,)))),
-    "step does not return a pair": _with(step=lambda self, state, action: (state, jnp.zeros((4,)))),
+    "reset returned a TimeStep, expected (state, TimeStep)": _with(
+        reset=lambda self, key: types.restart(jnp.zeros((4,)))
+    ),
+    "step returned a pair with a ShapeDtypeStruct in place": _with(
+        step=lambda self, state, action: (state, jnp.zeros((4,)))
+    ),
+    "step returned None, expected (state, TimeStep)": _with(step=lambda self, state, action: None),
+    "step returned 5 values, as Gymnasium's does": _with(
+        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, False, False, {})
+    ),
+    "step returned 4 values, as Gym's does": _with(
+        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, False, {})
+    ),
+    "the environment has no step": python_types.SimpleNamespace(spec=None, reset=None),
+    "render: expected uint8[height, width, 3], got float32[4, 4]": _with(
+        render=lambda self, state: jnp.zeros((4, 4))
+    ),
     "step: leaf 'observation/x': expected float32[4], got float32[5]": _spoil(
         "step", observation=_other_x(jnp.zeros((5,)))
     ),
@@ -136,7 +153,7 @@ FAULTS = {
     "a time step other than LAST has a discount other than 1": _spoil(
         "step", discount=lambda t: t.discount * 0.99
     ),
-    "reward is NaN or infinite": _spoil("step", reward=lambda t: t.reward * jnp.nan),
+    "reward is NaN, infinite or missing": _spoil("step", reward=lambda t: t.reward * jnp.nan),
     "observation['x'] is NaN or infinite": _spoil(
         "step", observation=_other_x(jnp.full((4,), jnp.nan))
     ),
@@ -160,7 +177,8 @@ def test_each_fault_is_found_alone_and_in_one_line(fault):
     with pytest.raises(errors.UserError) as caught:
         check.check_environment(FAULTS[fault], num_steps=20)
     message = str(caught.value)
-    assert message.startswith(f"environment {__name__}.Spoilt: "), message
+    name = "types.SimpleNamespace" if "no step" in fault else f"{__name__}.Spoilt"
+    assert message.startswith(f"environment {name}: "), message
     assert fault in message
     assert ";" not in message
     assert "\n" not in message
@@ -170,8 +188,11 @@ def test_several_faults_are_listed_together():
     spoilt = _spoil(
         "reset", reward=lambda t: jnp.float32(1.0), step_type=lambda t: jnp.int8(types.MID)
     )
-    with pytest.raises(errors.UserError, match=r"Spoilt: reset .*reward .*; reset .*FIRST"):
+    message = r"environment tests\..*\.Spoilt: reset .*reward .*; reset .*FIRST"
+    with pytest.raises(errors.UserError, match=message):
         check.check_environment(spoilt, num_steps=1)
+    spoilt = _spoil("step", reward=lambda t: jnp.int32(1), discount=lambda t: jnp.int32(1))
+    assert len(check.environment_faults(spoilt)) == 2
     with pytest.raises(errors.UserError, match="a Gym environment needs an adaptor"):
         check.check_environment(gymnasium.make("CartPole-v1"))
 
@@ -188,6 +209,13 @@ def test_good_environments_pass():
         }
     )
     check.check_environment(empty_at_last, num_steps=20)
+
+
+def test_the_environment_in_a_wrapper_is_named():
+    inner = FAULTS["step returned None, expected (state, TimeStep)"]
+    limited = wrappers.TimeLimit(lambda: inner, max_episode_steps=3)
+    with pytest.raises(errors.UserError, match=r"Spoilt: step returned None"):
+        check.check_environment(limited)
 
 
 @pytest.mark.parametrize(
