@@ -90,7 +90,7 @@ MISTAKES = {
     "actor_critic.encoder = 'MLP'": ("actor_critic.encoder", "Module", "'MLP'"),
     "actor_critic.encoder = @cores.LSTM()": ("PPO.network", "encoder = ", "cores.LSTM"),
     "actor_critic.core = @encoders.MLP()": ("PPO.network", "core = agents.networks.encoders.MLP"),
-    "actor_critic.frame_stack = 100000": ("PPO.network", "frame_stack", "up to 1000"),
+    "actor_critic.frame_stack = 100000": ("PPO.network", "frame_stack", "up to 256"),
     "actor_critic.separate_critic = 'no'": ("actor_critic.separate_critic", "bool"),
     "actor_critic.encoder = @MLP()\nMLP.hidden_sizes = (64, 'x')": ("MLP.hidden_sizes", "'x'"),
     "actor_critic.encoder = @MLP()\nMLP.activation = b'relu'": ("MLP.activation", "b'relu'"),
@@ -117,7 +117,6 @@ MISTAKES = {
     # Bounds, and numbers that devices cannot hold.
     "Catch.columns = -3": ("Catch.columns", "-3"),
     "Catch.rows = 1": ("Catch.rows", "at least 2"),
-    "actor_critic.frame_stack = 100000": ("frame_stack", "256", "100000"),
     "actor_critic.frame_stack = 0": ("frame_stack", "positive", "0"),
     "SEED = -1": ("Experiment.seed", "-1"),
     "SEED = 2147483648": ("Experiment.seed",),
