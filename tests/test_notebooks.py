@@ -49,7 +49,6 @@ def _outputs(notebook):
 
 
 def _data(notebook, mime: str) -> list[str]:
-    """Returns the outputs in one format."""
     data = [output.get("data", {}) for output in _outputs(notebook)]
     return [each[mime] for each in data if mime in each]
 

@@ -79,7 +79,6 @@ def _muzero(**options):
 
 
 def _search_results(rng, shape):
-    """Returns random policies and values `[*shape]`."""
     policy = rng.dirichlet(np.ones(3), shape).astype(np.float32)
     return planning.Extras(policy, rng.normal(size=shape).astype(np.float32))
 

@@ -82,7 +82,6 @@ class Mixture:
 
 
 def _replay(steps, **options):
-    """Returns options of agents with replay."""
     shared = {"gamma": GAMMA, "learning_rate": 3e-3, "replay_ratio": 4.0, "batch_size": 256}
     return shared | {"replay_capacity": steps // 4, "min_replay": 1024} | options
 
@@ -141,8 +140,6 @@ def _muzero(spec, hidden, core, steps):
 
 
 class Agent(NamedTuple):
-    """An agent of the matrix."""
-
     make: Callable[..., agent_lib.Agent]  # of a spec, encoder units, a core and agent steps
     updates: int  # rollouts of each run
     others: tuple[type, ...] = ()  # probes that it learns by themselves

@@ -30,8 +30,6 @@ SHAPES = ((), (5, 7), (128,), (37, 31), (0,))
 
 
 class Case(NamedTuple):
-    """Sizes and kind of a replay."""
-
     steps: int  # T
     length: int  # L
     rollouts: int  # C / T
@@ -73,7 +71,6 @@ def _mark(time, stream):
 
 
 def _rollout(case: Case, number: int) -> types.Rollout:
-    """Returns the rollout of this number, of all streams."""
     time = number * case.steps + np.arange(case.steps + 1)[:, None]
     return _written(case, *np.broadcast_arrays(time, np.arange(case.num_streams)))
 
@@ -117,8 +114,6 @@ def _value(priorities):
 
 
 class Outcome(NamedTuple):
-    """The results of one rollout."""
-
     ready: jax.Array
     size: jax.Array
     sample: replay.Sample

@@ -53,8 +53,6 @@ def test_length_truncates_and_a_fall_terminates():
 
 
 class Exploding:
-    """A simulation that diverges where the action is not zero."""
-
     action_size = 1
 
     def reset(self, key):

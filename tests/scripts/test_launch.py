@@ -162,9 +162,6 @@ def _wait_for_starts(run_dir, count):
         time.sleep(0.02)
 
 
-# Commands that are printed, and mistakes.
-
-
 @pytest.fixture
 def no_gcloud(tmp_path):
     """An environment whose PATH has the programs that the launchers call, and no gcloud."""
@@ -242,9 +239,6 @@ def test_user_errors(no_gcloud, command, phrase):
     result = _run(*command, env=no_gcloud, cwd=processes.ROOT)
     processes.assert_mistake(result, phrase)
     assert result.stdout == ""
-
-
-# TPU VMs.
 
 
 @pytest.fixture
@@ -398,9 +392,6 @@ def test_a_stopped_vm_is_not_deleted(cloud):
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "delete" not in (folder / "calls").read_text().split()
-
-
-# Slurm.
 
 
 @pytest.mark.parametrize(

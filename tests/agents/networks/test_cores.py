@@ -48,22 +48,6 @@ def test_many_images_on_a_tpu_are_stacked_by_another_program_with_the_same_resul
     assert usual != other
 
 
-def test_the_frames_before_a_drawn_step_are_those_of_acting():
-    length, batch = 9, 5
-    rng = np.random.default_rng(0)
-    observation = rng.integers(0, 255, (length, batch, 3)).astype(np.uint8)
-    first = jnp.asarray(rng.random((length, batch)) < 0.3)
-    state = rng.integers(0, 255, (batch, 3, 3)).astype(np.uint8)
-    items = rng.permutation(length * batch)[:30]
-    time, stream = items // batch, items % batch
-    drawn = jax.jit(cores.frames_before)(state, observation, first, time, stream)
-    assert drawn.shape == (30, 3, 3) and drawn.dtype == np.uint8
-    for row, (t, b) in enumerate(zip(time, stream)):
-        acted = cores.stack_frames(state, observation[:t], first[:t], 4)[1] if t else state
-        expected = observation[t, b] if first[t, b] else acted[b]
-        np.testing.assert_array_equal(drawn[row], np.broadcast_to(expected, (3, 3)))
-
-
 @pytest.mark.parametrize(
     "core", [kind(4, norm) for kind in (cores.LSTM, cores.GRU) for norm in (False, True)]
 )

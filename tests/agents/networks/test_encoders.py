@@ -7,6 +7,7 @@ import pytest
 
 from agents.networks import encoders, layers, tables
 from podracers import errors
+from tests import streams
 
 
 def test_images_and_vectors_are_separated_and_scaled_without_the_mask():
@@ -73,11 +74,7 @@ def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
         gradient, features = jax.jit(jax.grad(loss, has_aux=True))(params)
         return params, gradient, features
 
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
-        features_and_gradient(True),
-        features_and_gradient(False),
-    )
+    streams.assert_close(features_and_gradient(True), features_and_gradient(False), atol=1e-4)
 
 
 @pytest.mark.parametrize(

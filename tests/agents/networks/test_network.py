@@ -12,6 +12,7 @@ from dm_env import specs
 from agents import networks
 from agents.networks import cores, encoders, heads
 from podracers import environment, parallel, types
+from tests import streams
 
 LENGTH, BATCH = 7, 3
 VECTOR = specs.Array((5,), np.float32)
@@ -40,6 +41,7 @@ CASES = {
 EVERY = [*list(CASES)[:-1], pytest.param("frames_lstm", marks=pytest.mark.slow)]
 RECURRENT = {"lstm", "frames_lstm"}
 WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn"}
+_close = functools.partial(streams.assert_close, atol=2e-5)
 
 
 def _timestep(spec, seed=0):
@@ -75,12 +77,6 @@ def _case(name):
     unroll = jax.jit(network.unroll)
     _, core = unroll(params, network.initial_core(BATCH), timestep)
     return network, params, core, unroll
-
-
-def _close(actual, expected, atol=2e-5):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=atol), actual, expected
-    )
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -17,7 +17,6 @@ FAMILY = tabular_grids.TabularGrids(("small", "longer"))
 
 @pytest.fixture(scope="module", name="sampled")
 def _sampled():
-    """Returns the parameters of 200 tasks."""
     return jax.device_get(
         jax.jit(jax.vmap(FAMILY.sample))(jax.random.split(jax.random.key(0), 200))
     )

@@ -53,7 +53,6 @@ def _made(shared):
 
 
 def _fail(runner, state, expected=pipeline.WorkerError):
-    """Takes updates until one fails, and returns the error."""
     with pytest.raises(expected) as raised:
         for _ in range(100):
             state, _ = runner.step(state, 1)
@@ -69,9 +68,6 @@ def _take(runner, updates, seed=0):
     return streams.to_numpy(state)
 
 
-# Environments.
-
-
 @pytest.mark.parametrize(
     ("where", "step", "num_made"), [(faults.MAKE, 0, 3), (faults.RESET, 0, 4), (faults.RECV, 9, 4)]
 )
@@ -85,9 +81,6 @@ def test_an_environment_that_raises_ends_the_run(made, where, step, num_made):
     assert report.index(f"in {where}\n") < report.index("WorkerError")
     assert pipeline.abandoned() == []
     assert len(factory.made) <= num_made
-
-
-# The learner.
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])

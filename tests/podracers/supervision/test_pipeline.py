@@ -17,7 +17,6 @@ PATIENCE = 30.0  # seconds, enough for a short operation on a loaded machine
 
 @contextlib.contextmanager
 def _supervised(timeout=PATIENCE):
-    """Yields a supervisor, and closes it."""
     supervisor = pipeline.Supervisor(timeout)
     try:
         yield supervisor
@@ -49,9 +48,6 @@ def _over():
     yield event
     event.set()
     _wait_for(lambda: pipeline.abandoned() == [])
-
-
-# Queues and versions.
 
 
 def test_a_queue_keeps_order_and_never_holds_more_than_its_capacity():
@@ -88,9 +84,6 @@ def test_versions_give_the_exact_one_or_the_newest_and_keep_the_last():
         versions.publish(5, "5")  # the worker waits for it
         assert given.get() == (5, "5")
         assert sorted(versions._values) == [3, 4, 5]
-
-
-# Failures.
 
 
 def test_the_first_cause_reaches_the_consumer_with_its_traceback():
@@ -146,9 +139,6 @@ def test_a_failure_while_closing_is_logged(caplog):
         _wait_for(lambda: supervisor._waiting)
     assert "worker failed while it was closed" in caplog.text
     assert "in _divide" in caplog.text
-
-
-# Hangs.
 
 
 @pytest.mark.parametrize("activity", ["environment step", "", "deadlock"])
@@ -224,9 +214,6 @@ def test_the_limit_counts_only_while_the_consumer_waits_and_the_process_runs(mon
         assert queue.get() == "done"
 
 
-# The end.
-
-
 def test_closing_ends_threads_that_wait_or_work_and_abandons_one_that_does_not_return(
     monkeypatch, over
 ):
@@ -272,9 +259,6 @@ def test_a_failure_to_close_an_environment_replaces_nothing(monkeypatch, caplog)
     assert [record.getMessage() for record in caplog.records] == [f"failed: {message}"]
 
 
-# A single call.
-
-
 def test_a_call_returns_the_result_or_raises_the_error():
     caller = threading.current_thread()
     thread = pipeline.call("worker", lambda _: threading.current_thread(), PATIENCE)
@@ -290,9 +274,6 @@ def test_a_call_that_hangs_or_is_stopped_is_abandoned(over):
     with pytest.raises(pipeline.Cancelled):
         pipeline.call("other", lambda _: over.wait(PATIENCE), 2.0, stop=lambda: True)
     assert pipeline.abandoned() == ["other", "worker"]
-
-
-# Time.
 
 
 def test_the_activities_of_a_thread_add_up_to_its_time():
