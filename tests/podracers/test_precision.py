@@ -9,7 +9,7 @@ from agents import networks, ppo
 from agents.networks import cores, encoders, heads
 from agents.networks import network as network_lib
 from environments import catch
-from podracers import anakin, errors, evaluation, precision, sebulba
+from podracers import anakin, evaluation, precision, sebulba
 from tests import contract, streams
 
 BFLOAT16 = precision.Precision(compute_dtype="bfloat16")
@@ -82,12 +82,3 @@ def test_another_precision_is_another_trace():
     assert program(1.0).dtype == jnp.float32
     with BFLOAT16.tracing():
         assert program(1.0).dtype == jnp.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("options", "nearest"),
-    [({"matmul": "higest"}, "highest"), ({"compute_dtype": "bfloat1"}, "bfloat16")],
-)
-def test_unknown_names_are_refused_with_the_nearest(options, nearest):
-    with pytest.raises(errors.UserError, match=f"did you mean '{nearest}'"):
-        precision.Precision(**options)
