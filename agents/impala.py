@@ -78,11 +78,7 @@ class IMPALA:
         options.check(self)
         _ = self._policy.network  # built now, while gin's bindings are those of the configuration
 
-    @functools.cached_property
-    def _policy(self) -> policy.Policy:
-        network = functools.partial(options.make, self, "network")
-        return policy.Policy(self.spec, network, self.head, self.previous_action_and_reward)
-
+    _policy = functools.cached_property(policy.Policy.of)
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
 
     @functools.cached_property

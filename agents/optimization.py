@@ -146,7 +146,7 @@ def count_steps(agent_steps: jax.Array, rollout: types.Rollout) -> jax.Array:
 
 
 class ReplayLearner(NamedTuple):
-    """The learner of an agent with replay; equal on all devices."""
+    """The learner of an agent with replay or target parameters; equal on all devices."""
 
     train_state: TrainState
     target: types.PyTree  # older parameters, for targets; () where none are used

@@ -1,4 +1,4 @@
-"""A stochastic policy with a value function, of PPO and IMPALA.
+"""A stochastic policy with a value function, of PPO, IMPALA and V-MPO.
 
 Axis legend: `T` time, `B` streams of one device.
 """
@@ -44,6 +44,16 @@ class Extras(NamedTuple):
     value: jax.Array  # [T, B], from the acting parameters
 
 
+class Batch(NamedTuple):
+    """The data of a loss: a rollout, or a minibatch of it; all `[T, B, ...]`."""
+
+    timestep: types.TimeStep
+    extras: Extras
+    advantage: jax.Array
+    target: jax.Array
+    weight: jax.Array
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
     """A network with an action head, for preprocessed time steps.
@@ -58,6 +68,12 @@ class Policy:
     make_network: Callable[..., networks.Network]
     head_kind: str | None = None
     previous_action_and_reward: bool | None = None
+
+    @classmethod
+    def of(cls, agent: Any) -> "Policy":
+        """Returns the policy with an agent's options `network`, `head` and the last one."""
+        network = functools.partial(options.make, agent, "network")
+        return cls(agent.spec, network, agent.head, agent.previous_action_and_reward)
 
     @functools.cached_property
     def head(self) -> heads.ActionHead:

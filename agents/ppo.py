@@ -9,7 +9,7 @@ Axis legend: `T` time, `B` streams of one device, `M` minibatches.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,6 @@ import rlax
 from agents import minibatches, networks, optimization, options, policy, preprocessing, returns
 from agents.networks import encoders
 from podracers import environment, parallel, types
-
-
-class _Batch(NamedTuple):
-    """The data of the loss: a rollout, or a minibatch of it; all `[T, B, ...]`."""
-
-    timestep: types.TimeStep
-    extras: policy.Extras
-    advantage: jax.Array
-    target: jax.Array
-    weight: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,11 +73,7 @@ class PPO:
             options.expect(self, name, has_end, "None where there are no anneal_steps")
         _ = self._policy.network  # built now, while gin's bindings are those of the configuration
 
-    @functools.cached_property
-    def _policy(self) -> policy.Policy:
-        network = functools.partial(options.make, self, "network")
-        return policy.Policy(self.spec, network, self.head, self.previous_action_and_reward)
-
+    _policy = functools.cached_property(policy.Policy.of)
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
     _optimizer = functools.cached_property(optimization.adam_of)
 
@@ -147,7 +133,7 @@ class PPO:
 
     def _targets(
         self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras
-    ) -> tuple[_Batch, dict[str, types.Mean]]:
+    ) -> tuple[policy.Batch, dict[str, types.Mean]]:
         """Returns the rollout with advantages and value targets, and metrics of them."""
         network = self._policy.network
         if network.is_recurrent:
@@ -168,10 +154,10 @@ class PPO:
             variance = parallel.global_mean(types.Mean.of(square, weight))
             advantage = (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)
         current = jax.tree.map(lambda x: x[:-1], timestep)
-        return _Batch(current, extras, advantage, target, weight), metrics
+        return policy.Batch(current, extras, advantage, target, weight), metrics
 
     def _loss(
-        self, params: types.PyTree, minibatch: tuple[_Batch, Any], agent_steps: jax.Array
+        self, params: types.PyTree, minibatch: tuple[policy.Batch, Any], agent_steps: jax.Array
     ) -> optimization.LossOutput:
         """Returns the loss of a minibatch, which comes with the cores `[B, ...]` before it."""
         batch, core = minibatch

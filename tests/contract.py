@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, tree_search
+from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, tree_search, vmpo
 from agents.networks import cores, encoders, heads
 from agents.networks import muzero as muzero_networks
 from agents.networks import sac as sac_networks
@@ -42,6 +42,9 @@ _tiny_q_network = functools.partial(tiny_network, make=networks.q_network)
 _tiny_sac_network = functools.partial(sac_networks.sac_network, hidden_sizes=(8,))
 _PPO = functools.partial(case, ppo.PPO, learning_rate=0.01, epochs=2, num_minibatches=2)
 _IMPALA = functools.partial(case, impala.IMPALA, learning_rate=0.01)
+_VMPO = functools.partial(
+    case, vmpo.VMPO, learning_rate=0.01, epochs=2, num_minibatches=2, target_period=3
+)
 # The ring of 200 steps wraps around within the five updates.
 REPLAY = {"batch_size": 16, "replay_capacity": 200}
 _PRIORITIES = {"priority_exponent": 0.6, "importance_exponent": 0.4}
@@ -111,6 +114,10 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     "impala": lambda: _IMPALA(tiny_network()),
     "impala_lstm": lambda: _IMPALA(
         tiny_network(cores.LSTM(8)), "continuous", masked=False, num_minibatches=2
+    ),
+    "vmpo": lambda: _VMPO(tiny_network(cores.LSTM(8)), "multi_discrete"),
+    "vmpo_continuous": lambda: _VMPO(
+        tiny_network(frame_stack=3), "continuous", masked=False, normalize_observations=True
     ),
     "dqn": lambda: _DQN(_tiny_q_network(frame_stack=3)),
     "rainbow": lambda: _DQN(

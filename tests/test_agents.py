@@ -30,13 +30,14 @@ class Subject(NamedTuple):
 FAST = {"anakin": ("ppo", "dqn", "sac", "muzero"), "sebulba": ("ppo_lstm", "r2d2")}
 # The other agents under one runner, because `test_parity` compares the runners.
 SLOW = {
-    "anakin": ("ppo_scaled", "impala", "rainbow", "pqn_gru", "r2d2"),
-    "sebulba": ("ppo", "dqn", "ppo_gru_frames", "impala_lstm", "pqn", "sac_discrete"),
+    "anakin": ("ppo_scaled", "impala", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2"),
+    "sebulba": ("ppo", "dqn", "ppo_gru_frames", "impala_lstm", "vmpo", "pqn", "sac_discrete"),
 }
 # Numbers of devices besides four. `test_parity` compares Sebulba on one with Anakin on four.
 NUM_DEVICES = {
     ("ppo", "anakin"): (1, 2),
     ("ppo_scaled", "anakin"): (1,),
+    ("vmpo_continuous", "anakin"): (1, 2),
     ("dqn", "anakin"): (2,),
     ("dqn", "sebulba"): (2,),
     ("r2d2", "anakin"): (1,),

@@ -34,13 +34,14 @@ SMALL_AGENTS = {
     "R2D2": {"batch_size": 8, "min_replay": 8, "replay_capacity": 4_000},
     "RuleAgent": {"batch_size": 8, "min_replay": 8},
     "SAC": {"batch_size": 8, "min_replay": 8, "replay_capacity": 400, "replay_ratio": 1.0},
+    "VMPO": {"epochs": 1, "num_minibatches": 1},
 }
 TRACED = ("memory_r2d2", "pendulum_sac", "pong_ppo_cpu", "snake_ppo")  # in every run of the tests
 # Experiments that take an update: one of each agent, runner and kind of environment that
 # test_agents.py does not combine.
 UPDATES = (
     *TRACED,
-    *("cartpole_rainbow", "catch_alphazero", "catch_impala", "catch_muzero"),
+    *("cartpole_rainbow", "catch_alphazero", "catch_impala", "catch_muzero", "catch_vmpo"),
     *("dmc_cartpole_swingup_pixels_sac", "gymnax_breakout_pqn", "lpg_small", "mujoco_sac"),
     *("pong_dqn_cpu", "pong_impala_cpu", "pong_r2d2_cpu", "tabular_grid_lpg_rule"),
 )

@@ -51,6 +51,15 @@ class ActionHead(Protocol):
     def entropy(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
         """Returns the entropy `[...]` in nats, over all parts."""
 
+    def kl(
+        self, target: jax.Array, outputs: jax.Array, mask: jax.Array | None
+    ) -> tuple[jax.Array, ...]:
+        """Returns divergences `[...]` from `target` to `outputs`, in nats, over all parts.
+
+        Continuous actions have two, of means and of standard deviations, each with the target's
+        other one (Abdolmaleki et al., 2018, https://arxiv.org/abs/1812.02256); others have one.
+        """
+
     def to_action(self, raw: jax.Array) -> jax.Array:
         """Returns the action in the form of the environment's action specification."""
 
@@ -100,6 +109,11 @@ class Categorical:
     def entropy(self, outputs, mask):
         log_p = self._log_probs(outputs, mask)
         return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+
+    def kl(self, target, outputs, mask):
+        log_p = self._log_probs(target, mask)
+        terms = jnp.exp(log_p) * (log_p - self._log_probs(outputs, mask))
+        return (jnp.sum(terms, axis=tuple(range(outputs.ndim - 1, terms.ndim))),)
 
     def to_action(self, raw):
         return raw
@@ -188,6 +202,14 @@ class Gaussian:
     def entropy(self, outputs, mask):
         _, log_std = self._mean_and_log_std(outputs)
         return jnp.sum(0.5 + _HALF_LOG_TAU + log_std, axis=-1)
+
+    def kl(self, target, outputs, mask):
+        target_mean, target_log_std = self._mean_and_log_std(target)
+        mean, log_std = self._mean_and_log_std(outputs)
+        log_ratio = 2.0 * (target_log_std - log_std)  # of variances
+        of_mean = 0.5 * jnp.square((mean - target_mean) * jnp.exp(-target_log_std))
+        of_std = 0.5 * (jnp.expm1(log_ratio) - log_ratio)
+        return jnp.sum(of_mean, axis=-1), jnp.sum(of_std, axis=-1)
 
     def to_action(self, raw):
         action = jnp.clip(raw, jnp.array(self.minimum), jnp.array(self.maximum))

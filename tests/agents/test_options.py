@@ -17,6 +17,7 @@ from agents import (
     r2d2,
     sac,
     tree_search,
+    vmpo,
 )
 from agents.networks import cores, heads
 from agents.networks import muzero as muzero_networks
@@ -28,6 +29,7 @@ _SPEC = catch.Catch().spec
 _MAKE = {
     "PPO": functools.partial(ppo.PPO, _SPEC),
     "IMPALA": functools.partial(impala.IMPALA, _SPEC),
+    "VMPO": functools.partial(vmpo.VMPO, _SPEC),
     "DQN": functools.partial(dqn.DQN, _SPEC),
     "PQN": functools.partial(pqn.PQN, _SPEC),
     "R2D2": functools.partial(r2d2.R2D2, _SPEC, burn_in=4, sequence_length=16),
@@ -38,7 +40,7 @@ _MAKE = {
     "CategoricalReturn": heads.CategoricalReturn,
     "support": categorical.Support,
 }
-_AGENTS = list(_MAKE)[:8]
+_AGENTS = list(_MAKE)[:9]
 _CONTINUOUS, _MULTI_DISCRETE = (
     streams.RandomEpisodes(actions=actions).spec for actions in ("continuous", "multi_discrete")
 )
@@ -53,6 +55,8 @@ _IMPOSSIBLE = [
     ("PPO", "learning_rate", None),
     ("PPO", "clip_epsilon_final", 0.1),  # without anneal_steps
     ("IMPALA", "max_grad_norm", math.inf),
+    ("VMPO", "epsilon_kl", 0.0),
+    ("VMPO", "target_period", 0),
     ("DQN", "target_period", 10**30),
     ("DQN", "max_grad_norm", 10**400),
     ("R2D2", "burn_in", 15),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, tree_search
+from agents import dqn, impala, muzero, networks, ppo, pqn, r2d2, sac, tree_search, vmpo
 from agents.networks import cores, encoders, heads
 from agents.networks import muzero as muzero_networks
 from agents.networks import sac as sac_networks
@@ -93,7 +93,7 @@ def _q_network(hidden, **options):
 
 def _actor_critic(algorithm, spec, hidden, core, steps, **options):
     network = functools.partial(networks.actor_critic, encoder=encoders.MLP((hidden,)), core=core)
-    options |= {"learning_rate": 0.02, "anneal_steps": steps, "entropy_cost": 0.001}
+    options |= {"learning_rate": 0.02, "anneal_steps": steps, "max_grad_norm": 0.5}
     return algorithm(spec, network=network, gamma=GAMMA, **options)
 
 
@@ -145,6 +145,11 @@ class Agent(NamedTuple):
     others: tuple[type, ...] = ()  # probes that it learns by themselves
 
 
+_impala = functools.partial(_actor_critic, impala.IMPALA, entropy_cost=0.001, optimizer="adam")
+_PASSES = {"epochs": 4, "num_minibatches": 4, "target_period": 16, "gae_lambda": 0.95}
+_DUALS = {"initial_temperature": 0.1, "initial_multiplier": 1.0, "epsilon_temperature": 0.1}
+_BOUNDS = {"epsilon_kl": 0.1, "epsilon_mean": 0.1, "epsilon_std": 0.1}
+_vmpo = functools.partial(_actor_critic, vmpo.VMPO, **_PASSES, **_DUALS, **_BOUNDS)
 _rainbow = functools.partial(
     _dqn,
     distribution=heads.CategoricalReturn(-2.0, 2.0, 41),
@@ -154,8 +159,9 @@ _rainbow = functools.partial(
     importance_steps=10_000,
 )
 AGENTS = {
-    "ppo": Agent(functools.partial(_actor_critic, ppo.PPO), 80, OTHERS),
-    "impala": Agent(functools.partial(_actor_critic, impala.IMPALA, optimizer="adam"), 800),
+    "ppo": Agent(functools.partial(_actor_critic, ppo.PPO, entropy_cost=0.001), 80, OTHERS),
+    "impala": Agent(_impala, 800),
+    "vmpo": Agent(_vmpo, 80, OTHERS),
     "dqn": Agent(_dqn, 200),
     "rainbow": Agent(_rainbow, 200, (probes.MaskedAction,)),
     "pqn": Agent(_pqn, 120),
@@ -227,7 +233,7 @@ def test_the_values_of_a_mixture_are_learnt(name):
         for name, row in AGENTS.items()
         for mark, each in ((pytest.mark.slow, row.others), (pytest.mark.learning, MIXED))
         for probe in each
-        if probe is not probes.Memory or name == "ppo"
+        if probe is not probes.Memory or name in ("ppo", "vmpo")
     ],
 )
 def test_the_values_and_the_return_of_a_probe_are_learnt(name, probe):

@@ -16,6 +16,8 @@ _LEAST = {
     "catch_impala": 0.95,
     "cartpole_impala": 475.0,
     "snake_impala": 15.0,
+    "catch_vmpo": 0.95,
+    "cartpole_vmpo": 475.0,
     "catch_dqn": 1.0,
     "cartpole_dqn": 475.0,
     "cartpole_rainbow": 475.0,

@@ -96,6 +96,25 @@ def test_gradients_are_finite_under_masks_and_large_outputs(name):
         np.testing.assert_array_equal(gradient[~mask], 0.0)
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_divergences_equal_those_of_distrax(name):
+    """Those of means and of standard deviations hold the other one."""
+    head, mask = HEADS[name], MASKS.get(name)
+    target, outputs = _outputs(head), _outputs(head, seed=1)
+    if name in SIZES:
+        values = _every_value(*SIZES[name])[:, None]
+        raw = values if name == "multi_discrete" else values[..., 0]
+        log_p, log_q = head.log_prob(target, mask, raw), head.log_prob(outputs, mask, raw)
+        expected = [np.sum(np.exp(log_p) * (log_p - log_q), axis=0)]
+    else:
+        mean, log_std = (jnp.stack([target, outputs])[:, :, part] for part in ([0, 1], [2, 3]))
+        normal = distrax.MultivariateNormalDiag
+        old = normal(mean[0], jnp.exp(log_std[0]))
+        others = normal(mean[1], jnp.exp(log_std[0])), normal(mean[0], jnp.exp(log_std[1]))
+        expected = [old.kl_divergence(other) for other in others]
+    np.testing.assert_allclose(head.kl(target, outputs, mask), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_gaussian_equals_distrax():
     head = HEADS["gaussian"]
     outputs = _outputs(head)

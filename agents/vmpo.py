@@ -1,0 +1,221 @@
+"""V-MPO: on-policy maximum a posteriori policy optimisation.
+
+Song et al., "V-MPO: On-Policy Maximum a Posteriori Policy Optimization for Discrete and Continuous
+Control", 2019, https://arxiv.org/abs/1909.12238. Any action head, any network with or without
+memory. PopArt is left out, and the gradient steps of an update share the value targets. The better
+half of the advantages is that of all devices.
+
+Axis legend: `T` time, `B` streams of one device, `D` devices, `K` divergences.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import rlax
+
+from agents import minibatches, networks, optimization, options, policy, preprocessing, returns
+from agents.networks import encoders, heads
+from podracers import environment, parallel, types
+
+_LOWEST_TEMPERATURE = 1e-8
+_EXCLUDED = -1e30  # scaled advantage; finite, because gradients at infinity are NaN
+
+
+class Params(NamedTuple):
+    """The parameters of the network and of the Lagrangian."""
+
+    network: types.PyTree
+    log_temperature: jax.Array  # []
+    log_multipliers: jax.Array  # [K]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VMPO:
+    """V-MPO with lambda-returns.
+
+    `agents.options` describes the options that are not listed here.
+
+    Attributes:
+      network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
+      num_minibatches: gradient steps of each pass over a rollout; each weights its own better half.
+      epochs: passes over each rollout; 1 in the paper.
+      gae_lambda: trace parameter of the returns; 1 for the n-step returns of the paper.
+      target_period: gradient steps between copies of the parameters to the target policy, which
+        acts; data is on-policy if it is a multiple of `epochs * num_minibatches`.
+      initial_temperature: initial eta, in units of the advantages.
+      initial_multiplier: initial alpha, the weight of a divergence.
+      epsilon_temperature: bound in nats for which eta is learnt, of the weights' divergence.
+      epsilon_kl: bound in nats for which alpha is learnt, of the divergence of discrete actions.
+      epsilon_mean: the same of the means of continuous actions.
+      epsilon_std: the same of their standard deviations.
+    """
+
+    spec: environment.EnvironmentSpec
+    network: Callable[..., networks.Network] = networks.actor_critic
+    head: str | None = None
+    learning_rate: float = options.positive(1e-4, most=1e3)
+    anneal_steps: float | None = options.positive(None)
+    max_grad_norm: float | None = options.positive(None)
+    gamma: float = options.fraction(0.99)
+    num_minibatches: int = options.count(1)
+    value_cost: float = options.non_negative(0.5, most=1e6)
+    normalize_observations: bool = False
+    reward_scale: float = options.nonzero(1.0)
+    reward_clip: float | None = options.positive(None)
+    greedy_evaluation: bool = False
+    previous_action_and_reward: bool | None = None
+    adam_epsilon: float = options.positive(1e-8, most=1e3)
+    gae_lambda: float = options.fraction(1.0)
+    epochs: int = options.count(1, most=10_000)
+    target_period: int = options.count(10)
+    initial_temperature: float = options.positive(1.0, most=1e6)
+    initial_multiplier: float = options.positive(5.0, most=1e6)
+    epsilon_temperature: float = options.positive(0.02, most=1e3)
+    epsilon_kl: float = options.positive(0.01, most=1e3)
+    epsilon_mean: float = options.positive(0.01, most=1e3)
+    epsilon_std: float = options.positive(5e-5, most=1e3)
+
+    def __post_init__(self):
+        options.check(self)
+        _ = self._policy.network  # built now, while gin's bindings are those of the configuration
+
+    @property
+    def _bounds(self) -> dict[str, float]:
+        """The bound of each divergence of the action head, by the ending of its metrics."""
+        if isinstance(self._policy.head, heads.Gaussian):
+            return {"_mean": self.epsilon_mean, "_std": self.epsilon_std}
+        return {"": self.epsilon_kl}
+
+    _policy = functools.cached_property(policy.Policy.of)
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+    _optimizer = functools.cached_property(optimization.adam_of)
+
+    def init_learner(self, key: jax.Array) -> optimization.ReplayLearner:
+        network = self._policy.init(key)
+        multipliers = jnp.full((len(self._bounds),), self.initial_multiplier, jnp.float32)
+        log_temperature = jnp.log(jnp.float32(self.initial_temperature))
+        params = Params(network, log_temperature, jnp.log(multipliers))
+        normalizer = self._preprocess.init(self.spec.observation)
+        train_state = self._optimizer.init(params)
+        return optimization.ReplayLearner.create(train_state, network, normalizer)
+
+    def init_memory(self, rollout: types.Rollout) -> tuple[()]:
+        """Returns `()`: rollouts are not stored."""
+        return ()
+
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
+        """Returns the core of the network and the previous action of `B` streams."""
+        return self._policy.initial_state(env_id.shape[0])
+
+    def actor_params(self, learner: optimization.ReplayLearner) -> policy.ActorParams:
+        """Returns the target network and the statistics of the observations."""
+        return policy.ActorParams(learner.target, learner.normalizer)
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
+        timestep = self._preprocess.apply(params.normalizer, timestep)
+        greedy = evaluation and self.greedy_evaluation
+        return self._policy.act(params.params, actor_state, timestep, key, greedy)
+
+    def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
+        """Takes `epochs * num_minibatches` gradient steps on one rollout."""
+        learner, network = state.learner, self._policy.network
+        timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
+        timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
+        core = rollout.actor_state.core
+        # The values of acting are those of the target network.
+        values = networks.unroll_in_parts(
+            network, learner.params.network, core, timestep, lambda output: output.value
+        )
+        advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
+        current, weight = jax.tree.map(lambda x: x[:-1], timestep), returns.weights(timestep)
+        batch = policy.Batch(current, rollout.extras, advantage, advantage + values[:-1], weight)
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+
+        def minibatch_step(learner, item):
+            minibatch = minibatches.select(network, batch, core, item)
+            loss = functools.partial(self._loss, target=learner.target)
+            train_state, output = self._optimizer.gradient_step(
+                loss, learner.train_state, minibatch, learning_rate
+            )
+            learner = learner.step(train_state, train_state.params.network, self.target_period)
+            return learner, output.metrics
+
+        def epoch(learner, epoch_key):
+            items = minibatches.deal(network, batch, core, epoch_key, self.num_minibatches)
+            return jax.lax.scan(minibatch_step, learner, items)
+
+        learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
+        metrics = jax.tree.map(jnp.sum, metrics)
+        return types.AgentState(learner.observe(rollout, self._preprocess), ()), metrics
+
+    def _loss(
+        self, params: Params, minibatch: tuple[policy.Batch, Any], target: types.PyTree
+    ) -> optimization.LossOutput:
+        """Returns the loss of a minibatch, which comes with the cores `[B, ...]` before it."""
+        batch, core = minibatch
+        head, network = self._policy.head, self._policy.network
+        mask = encoders.action_mask(batch.timestep.observation)
+        output, _ = network.unroll(params.network, core, batch.timestep)
+        target_output, _ = network.unroll(target, core, batch.timestep)
+        temperature = jnp.exp(params.log_temperature) + _LOWEST_TEMPERATURE
+        psi, log_mean = best_half(batch.advantage, batch.weight, temperature)
+        policy_loss = -psi * head.log_prob(output.policy, mask, batch.extras.raw)
+        temperature_loss = temperature * (self.epsilon_temperature + log_mean)
+        value_loss = rlax.l2_loss(output.value, batch.target)
+        total = policy_loss + self.value_cost * value_loss + temperature_loss
+        mean = functools.partial(types.Mean.of, weights=batch.weight)
+        metrics = {
+            "loss/policy": mean(policy_loss),
+            "loss/value": mean(value_loss),
+            "policy/entropy": mean(head.entropy(output.policy, mask)),
+            "policy/temperature": types.Mean.of(temperature),
+            "value/mean": mean(output.value),
+            "value/target": mean(batch.target),
+        }
+        divergences = head.kl(target_output.policy, output.policy, mask)
+        multipliers = jnp.exp(params.log_multipliers)
+        for (name, bound), kl, alpha in zip(self._bounds.items(), divergences, multipliers):
+            penalty = jax.lax.stop_gradient(alpha) * kl
+            total += penalty + alpha * (bound - jax.lax.stop_gradient(kl))
+            metrics[f"policy/kl{name}"] = mean(kl)
+            metrics[f"policy/kl_multiplier{name}"] = types.Mean.of(alpha)
+        return optimization.LossOutput(metrics | {"loss/total": mean(total)})
+
+
+def best_half(
+    advantage: jax.Array, weight: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the weights of the E-step over the steps of all devices; under the mapped axis.
+
+    Not `rlax.vmpo_loss`: its half counts excluded steps, and its sums over devices would multiply
+    the gradient of the temperature by their number.
+
+    Args:
+      advantage: `[T, B]` of this device's steps.
+      weight: `[T, B]`, 0 for excluded steps, otherwise 1.
+      temperature: a scalar; gradients pass through the second result only.
+
+    Returns:
+      Weights `[T, B]` of mean 1, which are 0 outside of the better half; and the logarithm of the
+      mean of `exp(advantage / temperature)` over that half. Equals of its lowest belong to it.
+    """
+    advantage = jnp.where(weight > 0.0, jax.lax.stop_gradient(advantage), -jnp.inf)
+    everywhere = jax.lax.all_gather(advantage, parallel.AXIS).ravel()  # [D * T * B]
+    count = jnp.sum(everywhere > -jnp.inf)
+    # Without any step the index is past the end, where JAX takes the last element: -inf.
+    lowest = jnp.sort(everywhere)[everywhere.size - (count + 1) // 2]
+    lowest = jnp.maximum(lowest, jnp.finfo(jnp.float32).min)
+
+    def scaled(advantage):
+        is_best = advantage >= lowest
+        return jnp.where(is_best, jnp.where(is_best, advantage, 0.0) / temperature, _EXCLUDED)
+
+    log_sum = jax.nn.logsumexp(scaled(everywhere))
+    log_mean = log_sum - jnp.log(jnp.sum(everywhere >= lowest))
+    psi = count * jnp.exp(scaled(advantage) - log_sum)
+    return jax.lax.stop_gradient(psi), jnp.where(count > 0, log_mean, 0.0)

@@ -1,0 +1,139 @@
+"""V-MPO: its weights and its loss against NumPy, and its target policy.
+
+Axis legend: `T` time, `B` streams, `N` kept steps.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import policy, vmpo
+from podracers import parallel, types
+from tests import contract, streams
+from tests.agents import experience
+
+COLUMNS = jax.sharding.PartitionSpec(None, parallel.AXIS)
+LENGTH, BATCH = 6, 8
+# Of seven kept steps, four are the better half; the lowest of them has two equals, so it gets five.
+ADVANTAGE = np.float32([[0.5, -1.0, 2.0, 0.1], [9.0, np.nan, 0.1, 0.1], [-2.0, 0.1, 7.0, 8.0]])
+WEIGHT = np.float32([[1, 1, 1, 1], [0, 0, 1, 1], [1, 0, 0, 0]])
+TEMPERATURE = 0.7
+
+
+def _slow_best_half(advantage, weight, temperature):
+    """Returns psi, of sum 1, and the logarithm of the mean of the better half's exponentials."""
+    kept = sorted((a for a, w in zip(advantage.ravel(), weight.ravel()) if w), reverse=True)
+    lowest = kept[(len(kept) + 1) // 2 - 1]
+    psi, size = np.zeros(advantage.shape), 0
+    for index in np.ndindex(advantage.shape):
+        if weight[index] and advantage[index] >= lowest:
+            psi[index] = np.exp(advantage[index] / temperature)
+            size += 1
+    return psi / psi.sum(), np.log(psi.sum() / size)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_weights_of_the_better_half_over_all_devices(num_devices):
+    def dual(log_temperature, advantage, weight):
+        temperature = jnp.exp(log_temperature)
+        psi, log_mean = vmpo.best_half(advantage, weight, temperature)
+        return temperature * log_mean, psi
+
+    same = experience.REPLICATED
+    both = jax.value_and_grad(dual, has_aux=True)
+    specs = (same, COLUMNS, COLUMNS), ((same, COLUMNS), same)
+    both = jax.jit(experience.on_devices(both, num_devices, *specs))
+    (dual, psi), gradient = both(np.log(TEMPERATURE), ADVANTAGE, WEIGHT)
+    expected, log_mean = _slow_best_half(ADVANTAGE, WEIGHT, TEMPERATURE)
+    assert np.sum(expected > 0.0) == 5
+    np.testing.assert_allclose(psi, 7.0 * expected, rtol=1e-5)
+    np.testing.assert_allclose(dual, TEMPERATURE * log_mean, rtol=1e-5)
+    slope = TEMPERATURE * log_mean - np.sum(expected * np.nan_to_num(ADVANTAGE))
+    np.testing.assert_allclose(gradient, slope, rtol=1e-4)
+    (dual, _), gradient = both(np.log(TEMPERATURE), ADVANTAGE, 0.0 * WEIGHT)
+    assert dual == 0.0
+    assert np.isfinite(gradient)  # a loss of weight 0 multiplies it by 0
+
+
+def _given(name):
+    """Returns the experience of a case whose policy differs from its target policy."""
+    agent, environment = contract.AGENTS[name]()
+    return experience.acted(agent, environment, LENGTH, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [("vmpo", {"": 0.01}), ("vmpo_continuous", {"_mean": 0.01, "_std": 5e-5})],
+)
+def test_the_loss_equals_a_slow_one(name, bounds):
+    agent, learner, rollout = _given(name)
+    head, core = agent._policy.head, rollout.actor_state.core
+    rng = np.random.default_rng(0)
+    advantage, target = rng.normal(size=(2, LENGTH, BATCH)).astype(np.float32)
+    timestep = agent._preprocess.apply(learner.normalizer, rollout.timestep)
+    timestep = agent._policy.network_inputs(rollout._replace(timestep=timestep))
+    timestep = jax.tree.map(lambda x: x[:-1], timestep)
+    kept = ~timestep.last()
+    advantage[~kept] = np.nan
+    batch = policy.Batch(timestep, rollout.extras, advantage, target, 1.0 * kept)
+
+    def loss(params):
+        metrics = agent._loss(params, (batch, core), learner.target).metrics
+        return metrics["loss/total"].result(), metrics
+
+    run = experience.on_devices(jax.grad(loss, has_aux=True), 1, (experience.REPLICATED,))
+    gradient, means = jax.device_get(jax.jit(run)(learner.params))
+
+    mask = timestep.observation["action_mask"] if name == "vmpo" else None
+    log_eta, log_alpha = learner.params.log_temperature, learner.params.log_multipliers
+    eta, alpha = np.exp(log_eta), np.exp(log_alpha)
+    psi, log_mean = _slow_best_half(advantage, kept, eta)
+
+    def parts(network):
+        """Returns the losses of the policy and the value, and the divergences."""
+        unroll = agent._policy.network.unroll
+        output, old = (unroll(p, core, timestep)[0] for p in (network, learner.target))
+        log_prob = head.log_prob(output.policy, mask, rollout.extras.raw)
+        kl = jnp.stack(head.kl(old.policy, output.policy, mask))
+        value_loss = jnp.mean(0.5 * (output.value - target) ** 2, where=kept)
+        return -jnp.sum(psi * log_prob), value_loss, jnp.mean(kl, (1, 2), where=kept)
+
+    policy_loss, value_loss, kl = jax.jit(parts)(learner.params.network)
+    assert np.all(kl > 1e-2)
+    bound = np.array(list(bounds.values()))
+    temperature_loss = eta * (0.02 + log_mean)
+    # Penalties and their duals add up to alpha times the bound; their gradients do not.
+    total = policy_loss + 0.5 * value_loss + temperature_loss + np.sum(alpha * bound)
+    expected = {"loss/total": total, "loss/policy": policy_loss, "policy/temperature": eta}
+    for ending, *each in zip(bounds, kl, alpha):
+        expected |= {f"policy/kl{ending}": each[0], f"policy/kl_multiplier{ending}": each[1]}
+    for metric, value in expected.items():
+        np.testing.assert_allclose(means[metric].result(), value, rtol=1e-4, err_msg=metric)
+    np.testing.assert_allclose(gradient.log_multipliers, alpha * (bound - kl), rtol=1e-4)
+    slope = temperature_loss - np.nansum(psi * advantage)
+    np.testing.assert_allclose(gradient.log_temperature, slope, rtol=1e-4)
+    _, pullback = jax.vjp(jax.jit(parts), learner.params.network)
+    expected = pullback((1.0, 0.5, jnp.asarray(alpha)))[0]
+    streams.assert_close(gradient.network, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_target_policy_acts_and_is_copied_after_each_period():
+    """Copies after the third of the first four gradient steps, and after the second of the next."""
+    agent, learner, rollout = _given("vmpo")
+
+    def update(learner, key):
+        return agent.update(types.AgentState(learner, ()), rollout, jax.random.key(key))[0].learner
+
+    def distance(x, y):
+        return max(jax.tree.leaves(jax.tree.map(lambda x, y: np.abs(x - y).max(), x, y)))
+
+    update = jax.jit(experience.on_devices(update, 1, (experience.REPLICATED,) * 2))
+    first = update(learner, 0)
+    second = update(first, 1)
+    streams.assert_same(agent.actor_params(second).params, second.target)
+    assert (first.gradient_steps, first.agent_steps) == (4, learner.agent_steps + LENGTH * BATCH)
+    step = 0.011  # Adam moves a parameter by about the learning rate
+    assert distance(first.target, learner.target) > 0.5
+    assert 0.0 < distance(first.target, first.params.network) < step
+    assert step < distance(second.target, second.params.network) < 2.0 * step
