@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import sys
 
 NUM_DEVICES = 4
@@ -80,3 +81,19 @@ def source(tmp_path_factory) -> pathlib.Path:
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     return folder
+
+
+@pytest.fixture
+def mount(tmp_path):
+    """Mounts a file system of a given size: `mount("2m")` returns its folder."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(size: str) -> pathlib.Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a small file system needs root")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)

@@ -121,7 +121,6 @@ def test_a_damaged_checkpoint_is_passed_over(reference, folder, run, caplog):
         ("--gin_bindings", "Experiment.environment = @gridworld.GridWorld", "its environment, Cat"),
         ("--gin_file", "gin/agents/dqn.gin", "keeps its agent, PPO: got DQN"),
         ("--runner", "sebulba", "keeps its runner, Anakin: got Sebulba"),
-        ("--gin_bindings", "TOTAL_STEPS = 2400", "at least 2560"),
     ],
 )
 def test_a_resumed_run_refuses_changes_that_cannot_be(
@@ -153,30 +152,15 @@ def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
     assert "PPO.normalize_advantages = False" in (path / "config.gin").read_text()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip("only root can mount a small disk")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=False)
-
-
 @pytest.mark.slow
-def test_a_full_disk_ends_a_run_and_loses_nothing(reference, small_disk, config, run):
-    path = small_disk / "run"
+def test_a_full_disk_ends_a_run_and_loses_nothing(reference, mount, config, run):
+    path = mount("1200k") / "run"
     full = run(_HERE, "--gin_file", config, "--run_dir", path)
     assert full.returncode == 1, full.stderr
     assert "Traceback" not in full.stderr
     assert "No space left" in full.stderr.splitlines()[-1]
     assert list((path / "checkpoints").glob("[0-9]*/manifest.json"))
-    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,size=64m", str(path.parent)], check=True)
     resumed = run(_HERE, "--run_dir", path, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming from step" in resumed.stdout

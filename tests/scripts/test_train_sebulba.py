@@ -134,9 +134,6 @@ def _train(run, config, tmp_path):
     return train
 
 
-# Failures.
-
-
 AT_UPDATE_7 = "Faulty.step = 61"
 
 
@@ -217,9 +214,6 @@ def test_a_failure_while_a_run_ends_hides_no_first_cause(config, tmp_path, caplo
     assert "could not save" in caplog.text
 
 
-# Signals.
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where", "step", "who"),
@@ -274,9 +268,6 @@ def test_a_second_interrupt_ends_a_run_at_once(config, tmp_path):
     assert _checkpoints(path)[-1] in (256, 384)
 
 
-# Reports and mistakes.
-
-
 @pytest.mark.slow
 def test_a_run_reports_where_its_time_goes_and_traces_an_update(train):
     ended = train("Experiment.profile_update = 3", "Experiment.log_period = 2")
@@ -302,7 +293,6 @@ CARTPOLE = ("gin/experiments/cartpole_impala.gin", "gin/environments/envpool_car
         ((), "Sebulba.num_envs = 7", ("does not divide", "use 6 or 8")),
         ((), "Sebulba.lag = -1", ("Sebulba.lag", "got -1")),
         ((), "Sebulba.timeout = 0", ("Sebulba.timeout", "got 0")),
-        ((), "Sebulba.actor_devices = (0, 7)", ("4 devices", "got (0, 7)")),
         (
             (CARTPOLE[0], "gin/runners/sebulba.gin", CARTPOLE[1]),
             "EnvPool.task_id = 'CartPol-v1'",

@@ -153,16 +153,6 @@ def test_frames_have_channels_last_and_are_not_stacked(options, channels):
     np.testing.assert_array_equal(timestep.observation, np.moveaxis(expected, 1, -1))
 
 
-def test_doubles_become_floats():
-    factory = envpool.EnvPool("HalfCheetah-v4")
-    timestep = play(factory, [0.5], num_envs=2)
-    pool = raw("HalfCheetah-v4", 2)
-    pool.reset()
-    observation, reward, *_ = pool.step(np.full((2, 6), 0.5))
-    np.testing.assert_array_equal(timestep.observation[-1], observation.astype(np.float32))
-    np.testing.assert_array_equal(timestep.reward[-1], reward.astype(np.float32))
-
-
 def test_rewards_are_not_clipped():
     timestep = play(envpool.EnvPool("MsPacman-v5"), [2] * 80)  # past the tune, to the first pills
     assert timestep.reward.max() >= 10.0

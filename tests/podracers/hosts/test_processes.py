@@ -233,12 +233,3 @@ def test_tasks_of_slurm_use_the_gpus_that_they_see(tasks, visible, expected):
     if visible:
         variables["CUDA_VISIBLE_DEVICES"] = visible
     assert processes.slurm_devices(variables) == expected
-
-
-def test_a_single_process_agrees_with_itself():
-    assert not processes.is_several()
-    assert processes.is_lead()
-    assert processes.on_lead(lambda: {"any": "thing"}) == {"any": "thing"}
-    assert processes.all_gather(7) == [7]
-    assert processes.any_process(True) is True
-    assert processes.any_process(False) is False

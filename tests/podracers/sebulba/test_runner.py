@@ -1,6 +1,5 @@
 """Tests of failures under Sebulba: the run ends in time, with the first cause and no threads."""
 
-import functools
 import time
 import traceback
 
@@ -10,7 +9,6 @@ import pytest
 from podracers import errors, sebulba
 from podracers.sebulba import actor
 from podracers.supervision import pipeline
-from podracers.training import experiment
 from tests import contract, faults, streams
 
 
@@ -153,17 +151,3 @@ def test_a_larger_lag_is_bounded_and_recorded():
     assert values["lag/mean"] == pytest.approx(np.mean(lags))
     for each in set(lags):
         assert values[f"lag/{each}"] == pytest.approx(np.mean(np.equal(lags, each)))
-
-
-def test_evaluations_and_videos_have_the_timeout_of_the_runner():
-    agent, environment = contract.AGENTS["impala"]()
-    settings = experiment.Experiment(
-        agent=lambda spec: agent,
-        environment=lambda: faults.Faulty(environment),
-        runner=functools.partial(
-            sebulba.Sebulba, num_envs=4, rollout_length=contract.ROLLOUT_LENGTH, timeout=7.0
-        ),
-        seed=0,
-        total_steps=100,
-    )
-    assert settings.build().evaluator.timeout == 7.0

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
 import jax
@@ -20,6 +20,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from agents import replay
 from podracers import errors, parallel
 from podracers.training import checkpoint, manifest
 from tests import groups
@@ -317,17 +318,8 @@ def test_a_foreign_checkpoint_is_refused(copied, change, message):
     assert _restore(copied)[0] == 30
 
 
-@pytest.fixture(name="small_disk")
-def _small_disk(tmp_path):
-    """A file system of 2 MiB."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(tmp_path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
-
-
-def test_a_full_or_read_only_disk_is_reported_and_loses_nothing(small_disk, capfd, monkeypatch):
+def test_a_full_or_read_only_disk_is_reported_and_loses_nothing(mount, capfd, monkeypatch):
+    small_disk = mount("2m")
     checkpointer = checkpoint.Checkpointer(small_disk)
     _save(checkpointer, 1)
     checkpointer.wait()
@@ -355,17 +347,13 @@ def test_a_full_or_read_only_disk_is_reported_and_loses_nothing(small_disk, capf
     assert "Traceback" not in capfd.readouterr().err
 
 
-class _Replay(NamedTuple):
-    ring: jax.Array
-
-    is_replay = True
-
-
 def test_replay_can_be_left_out(tmp_path):
     """Only a run that expects no replay continues from such a checkpoint."""
 
     def state(value: float) -> dict[str, Any]:
-        return _make_state(value=value) | {"memory": _Replay(value * jnp.ones(1 << 16))}
+        return _make_state(value=value) | {
+            "memory": replay.Memory(*[value * jnp.ones(1 << 16)] * 4)
+        }
 
     def save(checkpointer: checkpoint.Checkpointer, step: int) -> bool:
         """Returns whether the checkpoint has replay."""
@@ -386,8 +374,6 @@ def test_replay_can_be_left_out(tmp_path):
     bare.close()
     whole.close()
 
-
-# Several processes, each of which writes its own part.
 
 _SEVERAL = """
 import os, pathlib, resource, signal, sys

@@ -103,11 +103,11 @@ def test_the_environment_chooses_the_runner(tmp_path, environment, runner, made)
     ],
 )
 def test_a_runner_may_be_named(tmp_path, files, bindings):
-    runner = (
-        experiment.load([str(processes.config_file(tmp_path)), *files], bindings).build().runner
-    )
-    assert isinstance(runner, sebulba.Sebulba)
-    assert (runner.num_envs, runner.rollout_length) == (8, 8)
+    files = [str(processes.config_file(tmp_path)), *files]
+    parts = experiment.load(files, [*bindings, "Sebulba.timeout = 7.0"]).build()
+    assert isinstance(parts.runner, sebulba.Sebulba)
+    assert (parts.runner.num_envs, parts.runner.rollout_length) == (8, 8)
+    assert parts.evaluator.timeout == 7.0  # of films, too
 
 
 def test_two_runners_and_floats_from_python(tiny):

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import re
-import subprocess
 
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
@@ -105,18 +104,9 @@ def test_tensorboard_shows_the_configuration(tmp_path):
     assert {n: getattr(v, v.WhichOneof("kind")) for n, v in found.hparams.items()} == values
 
 
-@pytest.fixture(name="full_disk")
-def _full_disk(tmp_path):
-    """A file system of four pages."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
-
-
 @pytest.mark.parametrize("kind", [loggers.JsonlLogger, loggers.TensorBoardLogger])
-def test_a_full_disk_is_one_line(full_disk, kind):
+def test_a_full_disk_is_one_line(mount, kind):
+    full_disk = mount("16k")
     logger = kind(full_disk / "metrics.jsonl" if kind is loggers.JsonlLogger else full_disk)
     with pytest.raises(errors.RunFailure, match=r"^could not write .*: No space left.*$"):
         for step in range(2000):

@@ -164,21 +164,6 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     assert judged.mean_return().tolist() == list(results["return_by_seed"].values())
 
 
-@pytest.mark.slow
-def test_a_member_of_a_population_is_the_run_of_its_seed(settings, population, tmp_path):
-    def alone(agent, environment):
-        agent = dataclasses.replace(agent, learning_rate=RATES[1])
-        runner = settings.runner(agent=agent, environment=environment)
-        return dataclasses.replace(runner, population=1, population_values={})
-
-    directory, _ = population
-    other = run_directory.RunDirectory(tmp_path)
-    _run(dataclasses.replace(settings, runner=alone, seed=4), other)
-    for line, member in zip(processes.log(other.path), processes.log(directory.path), strict=True):
-        # Batched over members, products are summed in another order.
-        assert line["loss/value"] == pytest.approx(member["loss/value/seed_4"], rel=1e-3)
-
-
 def test_the_operative_configuration_gives_the_same_experiment(population):
     directory, _ = population
     text = directory.operative_config.read_text()

@@ -11,7 +11,7 @@ from agents.meta import lpg
 from agents.meta.lpg import bandit
 from environments import catch
 from podracers import anakin, errors, evaluation, parallel, sebulba, types
-from tests import documented
+from tests import documented, streams
 from tests.agents.meta.lpg import lifetimes
 
 NUM_LIFETIMES = 8
@@ -20,13 +20,6 @@ NUM_LIFETIMES = 8
 def _runner(num_devices=1):
     sizes = NUM_LIFETIMES, lifetimes.PERIOD
     return anakin.Anakin(lifetimes.agent(), lifetimes.candidate(), *sizes, num_devices=num_devices)
-
-
-def _close(actual, expected):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5),
-        *jax.device_get((actual, expected)),
-    )
 
 
 @pytest.fixture(scope="module", name="learnt")
@@ -59,7 +52,7 @@ def test_the_number_of_devices_changes_nothing(learnt, num_devices):
     _, expected, _ = learnt
     runner = _runner(num_devices)
     state, _ = runner.step(runner.init(0), 6)
-    _close(state.learner, expected.learner)
+    streams.assert_close(state.learner, expected.learner, rtol=1e-3)
     for x, y in zip(*map(jax.tree.leaves, (state.streams.timestep, expected.streams.timestep))):
         np.testing.assert_array_equal(x, y)
 
@@ -72,7 +65,8 @@ def test_sebulba_learns_the_same_rule():
     host = sebulba.Sebulba(lifetimes.agent(), lifetimes.candidate(), *sizes, **devices, lag=0)
     try:
         other, _ = host.step(host.init(0), 3)
-        _close(host.actor_params(other), runner.actor_params(state))
+        expected = runner.actor_params(state)
+        streams.assert_close(host.actor_params(other), expected, rtol=1e-3)
     finally:
         host.close()
 

@@ -154,30 +154,6 @@ def test_targets_do_not_depend_on_ignored_transitions(teach):
             np.testing.assert_array_equal(x[3:], y[3:])
 
 
-def test_returns_are_those_of_retrace(teach):
-    experience = _experience()
-    step_type = experience.timestep.step_type.at[2, 0].set(types.LAST)  # a truncation
-    experience = experience._replace(timestep=experience.timestep._replace(step_type=step_type))
-    found = teach(_params(), _state(), experience)[0].q
-    softmax = lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)  # noqa: E731
-    squashed = softmax(np.asarray(_outputs(40)["q"], np.float64)) @ np.linspace(-300, 300, 601)
-    root = (np.sqrt(1 + 4e-3 * (np.abs(squashed) + 1 + 1e-3)) - 1) / 2e-3
-    q = np.sign(squashed) * (root**2 - 1)
-    policy, behaviour = softmax(experience.outputs["policy"]), softmax(experience.behaviour)
-    value, action = (policy * q).sum(-1), experience.action
-    reward, discount = experience.timestep.reward, 0.997 * experience.timestep.discount
-    for b in range(STREAMS):
-        follows = value[LENGTH, b]
-        for t in reversed(range(LENGTH)):
-            if t + 1 < LENGTH:
-                a = action[t + 1, b]
-                trace = 0.95 * min(1.0, policy[t + 1, b, a] / behaviour[t + 1, b, a])
-                trace *= step_type[t + 1, b] != types.LAST
-                follows = value[t + 1, b] + trace * (follows - q[t + 1, b, a])
-            follows = reward[t + 1, b] + discount[t + 1, b] * follows
-            np.testing.assert_allclose(found[t, b], follows, rtol=1e-4)
-
-
 def test_the_number_of_devices_changes_nothing(teach):
     one, two = (run(_params(), _state(), _experience()) for run in (teach, _mapped(2)))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), one, two)
