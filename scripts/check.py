@@ -1,26 +1,54 @@
-"""Checks an environment's contract: python scripts/check.py MODULE.Class.
+"""Checks the contract of an environment or an agent: python scripts/check.py MODULE.Class.
 
 Lists the faults of an environment, one a line, with exit code 2; prints nothing if there are none.
-MODULE.Class is a class or a function that is called without arguments, of a module in the working
-directory or elsewhere on Python's path.
+With --environment, MODULE.Class is an agent: it has to learn the same on two devices as on one. A
+machine without two devices shows two fake ones.
+
+MODULE.Class is a class or a function of a module in the working directory or elsewhere on Python's
+path; it is called without arguments, and that of an agent with `spec=`.
 """
 
 import importlib
 import inspect
+import os
 import pkgutil
 from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from podracers import command_line, errors
 from podracers.training import check, config
 
 
 def main() -> int:
-    """Parses the command line, checks the environment, and prints its faults."""
+    """Parses the command line, checks the environment or the agent, and prints the faults."""
     parser = command_line.Parser(description=__doc__)
     parser.add_argument("name", metavar="MODULE.Class")
-    name = parser.parse_args().name
+    parser.add_argument("--environment", metavar="MODULE.Class", help="in JAX; checks an agent")
+    arguments = parser.parse_args()
+    name, task_name = arguments.name, arguments.environment
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", 2)
     command_line.use_compilation_cache()
+    if task_name is None:
+        candidate = _made(name)
+        if hasattr(candidate, "init_learner"):
+            raise errors.UserError(f"{name} is an agent: name a JAX environment by --environment")
+        faults = check.environment_faults(candidate)
+    else:
+        make, task = _imported(name), _made(task_name)
+        with config.user_errors(name):
+            agent = make(spec=task.spec)
+        check.check_agent(agent, task)
+        faults = []
+    for fault in faults:
+        print(f"{name}: {fault}")
+    return errors.UserError.exit_code if faults else 0
+
+
+def _made(name: str) -> Any:
+    """Returns the result of a class or a function that is called without arguments."""
     make = _imported(name)
     try:
         inspect.signature(make).bind()
@@ -30,11 +58,7 @@ def main() -> int:
             "environment"
         ) from error
     with config.user_errors(name):
-        candidate = make()
-    faults = check.environment_faults(candidate)
-    for fault in faults:
-        print(f"{name}: {fault}")
-    return errors.UserError.exit_code if faults else 0
+        return make()
 
 
 def _imported(name: str) -> Callable[[], Any]:

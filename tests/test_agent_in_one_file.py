@@ -92,7 +92,7 @@ def test_both_ways_to_sum_a_gradient_take_the_same_steps():
     ids=["gradient of a device", "mean of means", "statistic of a device"],
 )
 def test_a_mean_of_one_device_is_found_before_a_run(old, new, message):
-    with pytest.raises(errors.UserError, match=f"agent ActorCritic: .*{message}.*global_mean"):
+    with pytest.raises(errors.UserError, match=f"ActorCritic: .*{message}.*global_mean"):
         check.check_agent(_actor_critic(old, new), catch.Catch())
 
 
@@ -116,5 +116,12 @@ def test_a_run_whose_devices_differ_ends(make, new, update, tmp_path):
         run.train(settings, tmp_path / "run")
 
 
-def test_the_agents_of_the_page_pass_the_check():
+def test_the_agent_of_the_page_passes_the_check():
     check.check_agent(_actor_critic(), catch.Catch())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo_scaled", "dqn", "muzero"])
+def test_agents_with_statistics_or_replay_pass_the_check(name):
+    sizes = contract.NUM_ENVS, contract.ROLLOUT_LENGTH
+    check.check_agent(*contract.AGENTS[name](), *sizes)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from podracers import agent as agent_lib
 from podracers import anakin, environment, errors, parallel, types, video
 from podracers.training import manifest
 
@@ -344,7 +345,9 @@ def check_agent(
       errors.UserError: one line with the fault; or there is only one device.
     """
     agent = candidate(spec=task.spec) if isinstance(candidate, type) else candidate
-    name = f"agent {type(agent).__name__}"
+    name = f"agent {errors.path_of(agent)}"
+    if missing := missing_members(agent, agent_lib.Agent):
+        raise errors.UserError(f"{name} has no {', '.join(missing)}")
     devices = next((each for each in (jax.devices(), jax.devices("cpu")) if len(each) > 1), None)
     if devices is None:
         raise errors.UserError(
@@ -374,7 +377,8 @@ def check_agent(
             )
     for path, leaf in before.items():
         change = np.linalg.norm(one[path] - leaf) + _ROUNDING * np.linalg.norm(leaf)
-        if (difference := np.linalg.norm(two[path] - one[path])) > _TOLERANCE * change:
+        difference = np.linalg.norm(two[path] - one[path])
+        if not difference <= _TOLERANCE * change:  # also NaN
             raise errors.UserError(
                 f"{name}: an update on two devices changes '{path}' by other amounts than one on "
                 f"one device (by {difference / change:.1%}): a mean, a maximum or a random draw is "

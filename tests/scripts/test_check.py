@@ -1,10 +1,10 @@
-"""Tests of the command that checks an environment."""
+"""Tests of the command that checks environments and agents."""
 
 import jax.numpy as jnp
 import pytest
 
 from environments import catch, gymnasium
-from tests import processes
+from tests import documented, processes
 
 HERE = "tests.scripts.test_check"
 _OWN = """
@@ -62,6 +62,7 @@ MISTAKES = {
     f"{HERE}.FAULTS": "no class 'FAULTS'",
     "environments.gymnasium.Gymnasium": "without arguments: missing a required argument: 'env_id'",
     f"{HERE}.mistyped": "Catch.columns",
+    "agents.ppo.PPO": "'spec'",
 }
 
 
@@ -78,3 +79,20 @@ def test_the_script_finds_modules_of_the_working_directory(tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     result = processes.run("check", "broken.Own", cwd=tmp_path)
     processes.assert_mistake(result, "No module named 'nothing_of_this_name'")
+
+
+@pytest.mark.slow
+def test_agents_are_checked_on_two_devices(tmp_path):
+    documented.write_files(tmp_path)
+    source = (tmp_path / "actor_critic.py").read_text()
+    local = source.replace("parallel.global_mean(types.Mean(gradient, mean.count))", "gradient")
+    (tmp_path / "local.py").write_text(local)
+    task = "--environment", "environments.catch.Catch"
+    # Without the fake devices of the tests.
+    options = {"cwd": tmp_path, "environment": {"XLA_FLAGS": ""}}
+    result = processes.run("check", "actor_critic.ActorCritic", *task, **options)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    result = processes.run("check", "local.ActorCritic", *task, **options)
+    processes.assert_mistake(result, "local.ActorCritic: copies of 'learner/params/params/Dense_0")
+    result = processes.run("check", "environments.catch.Catch", *task, **options)
+    processes.assert_mistake(result, "environments.catch.Catch")
