@@ -226,6 +226,11 @@ def test_the_values_of_a_mixture_are_learnt(name):
         np.testing.assert_allclose(values, expected, rtol=0.05, atol=atol, err_msg=probe.__name__)
 
 
+# A value of 10 is beyond the support; and a time step from the middle of an episode, shown to a
+# recurrent network as the start of one, is unlike all others.
+UNSUITED = {("rainbow", probes.Truncation), ("r2d2", probes.DelayedReward)}
+
+
 @pytest.mark.parametrize(
     ("name", "probe"),
     [
@@ -234,6 +239,7 @@ def test_the_values_of_a_mixture_are_learnt(name):
         for mark, each in ((pytest.mark.slow, row.others), (pytest.mark.learning, MIXED))
         for probe in each
         if probe is not probes.Memory or name in ("ppo", "vmpo")
+        if (name, probe) not in UNSUITED
     ],
 )
 def test_the_values_and_the_return_of_a_probe_are_learnt(name, probe):
