@@ -25,6 +25,9 @@ LATE = (
     f"{GLOBAL_MEAN})"
 )
 
+# No gradient in the first two updates.
+AFTER_TWO = f"jax.tree.map(lambda g: g * (optimizer_state[1][0].count > 1), {LOCAL_MEAN})"
+
 
 @functools.cache
 def _source() -> str:
@@ -88,8 +91,9 @@ def test_both_ways_to_sum_a_gradient_take_the_same_steps():
         (GLOBAL_MEAN, LOCAL_MEAN, "copies of 'learner/params/params/Dense_0/bias'"),
         (GLOBAL_MEAN, f"jax.lax.pmean({LOCAL_MEAN}, parallel.AXIS)", "by other amounts"),
         ("advantage = target", "target -= jnp.mean(target)\n        advantage = target", "amounts"),
+        (GLOBAL_MEAN, AFTER_TWO, "copies of"),
     ],
-    ids=["gradient of a device", "mean of means", "statistic of a device"],
+    ids=["gradient of a device", "mean of means", "statistic of a device", "later"],
 )
 def test_a_mean_of_one_device_is_found_before_a_run(old, new, message):
     with pytest.raises(errors.UserError, match=f"ActorCritic: .*{message}.*global_mean"):

@@ -74,6 +74,8 @@ def test_one_element_of_one_copy_that_differs_is_found(dtype):
     for index in np.ndindex(equal.shape):
         other = equal.copy()
         other[index] = not equal[index] if dtype == np.bool_ else 100
+        if dtype == np.complex64:
+            other[index] = equal[index] + 1j
         tree = {"a": _replicated(equal, equal, equal), "b": [_replicated(equal, equal, other)]}
         assert parallel.unequal_replicas(tree) == ["b/0"]
 
