@@ -104,6 +104,27 @@ def test_replicas_of_the_learner_are_identical(subject):
             np.testing.assert_array_equal(shard, shards[0])
 
 
+def test_streams_keep_s1_and_s3(subject):
+    rollouts = [rollout.timestep for rollout in subject.history.rollouts]
+    for before, after in itertools.pairwise(rollouts):
+        streams.assert_same(
+            jax.tree.map(lambda x: x[0], after), jax.tree.map(lambda x: x[-1], before)
+        )
+    parts = [jax.tree.map(lambda x: x[:-1], part) for part in rollouts]
+    timestep = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)  # [U * T, B, ...]
+    first, last = timestep.first(), timestep.last()
+    assert np.all(first[0])
+    assert np.sum(last) > 20
+    np.testing.assert_array_equal(first[1:], last[:-1])
+    np.testing.assert_array_equal(timestep.reward[first], 0.0)
+    np.testing.assert_array_equal(timestep.discount[~last], 1.0)
+    assert timestep.terminated().any()
+    assert timestep.truncated().any()
+    # Rows are different streams.
+    observation = jax.tree.leaves(timestep.observation)[-1]
+    assert len({row.tobytes() for row in observation.swapaxes(0, 1)}) == contract.NUM_ENVS
+
+
 def test_act_resets_its_state_at_first_s4(subject):
     """At FIRST, `act` ignores the actor state of the previous episode."""
     rollout = subject.history.rollouts[-1]
