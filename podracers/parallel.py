@@ -193,8 +193,8 @@ def gradient_step(
     return params, optimizer_state, optax.tree.norm(gradient), auxiliary
 
 
-def unequal_replicas(tree: types.PyTree) -> list[str]:
-    """Returns the paths of replicated leaves whose copies differ between devices.
+def unequal_replicas(tree: types.PyTree) -> str | None:
+    """Returns a line on replicated leaves whose copies differ between devices, or None.
 
     `shard_map` does not verify that outputs are equal on all devices. Each device reads its copy of
     each leaf once; only a hash of 32 bits a leaf is sent.
@@ -208,13 +208,10 @@ def unequal_replicas(tree: types.PyTree) -> list[str]:
             paths.append(jax.tree_util.keystr(path, simple=True, separator="/"))
             leaves.append(leaf)
     if not leaves:
-        return []
+        return None
     unequal = jax.device_get(_hashes_differ(leaves[0].sharding.mesh)(leaves))
-    return [path for path, differs in zip(paths, unequal) if differs]
-
-
-def unequal_message(paths: Sequence[str]) -> str:
-    """Returns a line on the replicated leaves that differ between devices."""
+    if not (paths := [path for path, differs in zip(paths, unequal) if differs]):
+        return None
     others = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
     return (
         f"copies of '{paths[0]}'{others} differ between devices: update must sum gradients and "

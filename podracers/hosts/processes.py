@@ -266,13 +266,8 @@ def all_gather(value: Any) -> list[Any]:
     Args:
       value: that of this process; JSON has to hold it.
     """
-    if not is_several():
-        return [value]
-    key, client = f"podracers/values/{next(_messages)}", _STATE.client
-    peers.advance()
-    client.key_value_set(f"{key}/{index()}", json.dumps(value))
-    keys = [f"{key}/{each}" for each in range(count())]
-    return [json.loads(client.blocking_key_value_get(k, _MESSAGE_TIMEOUT_MS)) for k in keys]
+    parts = gather(json.dumps(value).encode())
+    return on_lead(lambda: [json.loads(part) for part in parts])
 
 
 def gather(mine: bytes) -> list[bytes] | None:

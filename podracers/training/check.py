@@ -7,7 +7,7 @@ Axis legend: `B` streams, `T` steps, `A` actions, `D` parts of a multi-discrete 
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -204,12 +204,8 @@ def _pair_fault(name: str, maker: str, output: Any) -> str | None:
     found = f"a {type(output).__name__}"
     if is_pair:
         found = f"a pair with a {type(output[1]).__name__} in place of the TimeStep"
-    elif output is None:
-        found = "None"
     elif type(output) is tuple:
         found = f"{len(output)} values"
-        if name == "step" and len(output) in (4, 5):
-            found += f", as {'Gymnasium' if len(output) == 5 else 'Gym'}'s does"
     return f"{name} returned {found}, expected (state, TimeStep): see types.{maker}"
 
 
@@ -288,11 +284,6 @@ def _timestep_faults(
     return faults
 
 
-class _Cut(NamedTuple):
-    inner: Any
-    key: jax.Array
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _RandomEnds:
     """An environment whose episodes are also truncated at random.
@@ -307,17 +298,18 @@ class _RandomEnds:
     def spec(self) -> environment.EnvironmentSpec:
         return self.environment.spec
 
-    def reset(self, key: jax.Array) -> tuple[_Cut, types.TimeStep]:
+    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
         reset_key, key = jax.random.split(key)
         state, timestep = self.environment.reset(reset_key)
-        return _Cut(state, key), timestep
+        return (state, key), timestep
 
-    def step(self, state: _Cut, action: jax.Array) -> tuple[_Cut, types.TimeStep]:
-        key, cut_key = jax.random.split(state.key)
-        inner, timestep = self.environment.step(state.inner, action)
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
+        inner, key = state
+        key, cut_key = jax.random.split(key)
+        inner, timestep = self.environment.step(inner, action)
         cut = jax.random.bernoulli(cut_key, 0.2)
         step_type = jnp.where(cut, types.LAST, timestep.step_type).astype(jnp.int8)
-        return _Cut(inner, key), timestep._replace(step_type=step_type)
+        return (inner, key), timestep._replace(step_type=step_type)
 
 
 def check_agent(
@@ -364,8 +356,8 @@ def check_agent(
         size = sum(leaf.size for leaf in before.values())
         for _ in range(_MAX_UPDATES):
             states = [runner.step(state, 1)[0] for runner, state in zip(runners, states)]
-            if paths := parallel.unequal_replicas(states[1]):
-                raise errors.UserError(f"{name}: {parallel.unequal_message(paths)}")
+            if fault := parallel.unequal_replicas(states[1]):
+                raise errors.UserError(f"{name}: {fault}")
             one, two = (_floats(state.learner) for state in states)
             # Statistics of observations change before replay suffices for a gradient step.
             if sum(np.sum(one[path] != before[path]) for path in before) >= size / 5:

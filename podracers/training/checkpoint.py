@@ -68,7 +68,7 @@ class Checkpointer:
         self._saving: int | None = None  # step that the background thread writes
         self._descriptor: int | None = None  # of a folder on a disk
         if not read_only:
-            with _failures(f"make {self._directory}"):
+            with storage.failures(f"make {self._directory}"):
                 storage.make(self._directory)
                 if not storage.is_bucket(self._directory):
                     self._descriptor = os.open(self._directory, os.O_RDONLY)
@@ -180,7 +180,7 @@ class Checkpointer:
             (self._directory / str(step)).rmtree(missing_ok=True)
 
     def _listed(self) -> list[int]:
-        with _failures(f"list {self._directory}"):
+        with storage.failures(f"list {self._directory}"):
             return storage.steps(self._directory)
 
     def _scores(self) -> dict[int, float]:
@@ -200,7 +200,7 @@ class Checkpointer:
 
     def _write_score(self, step: int, score: float) -> None:
         path = self._directory / str(step) / _SCORE
-        with _failures(f"write {path}"):
+        with storage.failures(f"write {path}"):
             storage.write(path, json.dumps({"score": score}))
 
     def _is_saving(self) -> bool:
@@ -304,28 +304,28 @@ class Checkpointer:
         if (saved := record.get("step", step)) != step:
             raise manifest.DamagedError(f"it was saved as checkpoint {saved}")
         if template is None:
-            with _failures(f"read checkpoint {folder}"):
+            with storage.failures(f"read checkpoint {folder}"):
                 leaves = self._arrays.metadata(folder / item).tree
                 template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), leaves)
         expected, bare = template, agent_lib.without_replay(template)
 
         def is_bare() -> bool:
-            whole_fault, bare_fault = (
-                manifest.difference(record[item], manifest.structure(_key_data(tree)))
+            faults, bare_faults = (
+                manifest.differences(record[item], manifest.structure(_key_data(tree)))
                 for tree in (template, bare)
             )
-            if whole_fault and bare_fault:
-                raise errors.UserError(f"checkpoint {folder} does not fit this run: {whole_fault}")
-            if whole_fault and self._replay:
+            if faults and bare_faults:
+                raise errors.UserError(f"checkpoint {folder} does not fit this run: {faults[0]}")
+            if faults and self._replay:
                 raise errors.UserError(
                     f"checkpoint {folder} has no replay: bind Experiment.checkpoint_replay = "
                     "False, as it was when it was saved, to go on with an empty one"
                 )
-            return whole_fault is not None
+            return bool(faults)
 
         if processes.on_lead(is_bare):
             expected = bare
-        with _failures(f"read checkpoint {folder}"):  # the files are as written: no damage
+        with storage.failures(f"read checkpoint {folder}"):  # the files are as written: no damage
             arguments = ocp.args.StandardRestore(_key_data(expected))
             tree = self._arrays.restore(folder / item, args=arguments)
         tree = jax.tree.map(_with_key, tree, expected)
@@ -335,7 +335,7 @@ class Checkpointer:
         """Renames damaged checkpoints, whose steps will be saved again, in process 0."""
         for step in steps:
             target = self._directory / f"damaged-{step}"
-            with _failures(f"rename the damaged checkpoint {step} to {target}"):
+            with storage.failures(f"rename the damaged checkpoint {step} to {target}"):
                 target.rmtree(missing_ok=True)
                 (self._directory / str(step)).rename(target)
 
@@ -361,22 +361,13 @@ class Checkpointer:
         """Raises the cause of a save that failed, and removes the files that it has written."""
         try:
             yield
-        except Exception:  # see `_failures`
+        except Exception:  # see `storage.failures`
             step, self._saving = self._saving, None
             self._require_directory()
             if not processes.is_several():  # others may still be writing
                 self._remove_partial()
-            with _failures(f"save checkpoint {self._directory / str(step)}"):
+            with storage.failures(f"save checkpoint {self._directory / str(step)}"):
                 raise
-
-
-@contextlib.contextmanager
-def _failures(action: str) -> Iterator[None]:
-    """Raises `errors.RunFailure` with the cause where an access to the files fails."""
-    try:
-        yield
-    except Exception as error:  # clients of buckets raise almost anything
-        raise errors.RunFailure(f"could not {action}: {manifest.reason(error)}") from error
 
 
 def _is_key(x: Any) -> bool:

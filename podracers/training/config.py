@@ -167,7 +167,8 @@ def user_errors(name: str) -> Iterator[None]:
         raise errors.UserError(errors.first_line(error)) from error  # gin appends lines
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         message = f"{name}: {errors.first_line(error)}"
-        if isinstance(error, TypeError) and " missing " in message:
+        # gin appends the configurable that it called.
+        if isinstance(error, TypeError) and " missing " in message and "\n" in str(error):
             message += "; bind it, or write the reference without parentheses (`@module.Name`)"
         raise errors.UserError(message) from error
 
@@ -225,7 +226,7 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
     try:
         gin.parse_config_file(path)
     except Exception as error:
-        raise _explain(error, path) from error
+        raise explained(error, path) from error
 
 
 def _parse_binding(binding: str) -> None:
@@ -241,7 +242,7 @@ def _parse_binding(binding: str) -> None:
             _register(binding)  # the binding names a part that no file has named
             gin.parse_config(binding)
     except Exception as error:
-        raise _explain(error, source) from error
+        raise explained(error, source) from error
 
 
 def _register(binding: str) -> None:
@@ -377,7 +378,7 @@ def _parameters(selector: str) -> list[str]:
         return []
 
 
-def _explain(error: Exception, source: str) -> errors.UserError:
+def explained(error: Exception, source: str) -> errors.UserError:
     """Returns a `UserError` with the place, the cause and the nearest names of a parser's error."""
     # gin appends places to the text, innermost file first.
     place = re.search(r'In file "([^"]+)", line (\d+)', str(error))
@@ -487,7 +488,7 @@ def _statements(text: str, source: str) -> list[Any]:
     try:
         return list(config_parser.ConfigParser(text, _Values()))
     except Exception as error:
-        raise _explain(error, source) from error
+        raise explained(error, source) from error
 
 
 def other_code(text: str, source: str) -> list[str]:

@@ -4,7 +4,6 @@ Steps are agent steps over all environments. On resumption every log drops the v
 checkpoint, so that an interrupted run leaves the same log as an uninterrupted one.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -13,7 +12,7 @@ import pathlib
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol, TextIO
 
 import rich.console
@@ -66,7 +65,7 @@ class JsonlLogger:
         kept = []
         if resume_step is not None and self._path.exists():
             kept = [row for row in read_rows(self._path) if row["step"] <= resume_step]
-        with _naming(self._path):
+        with storage.failures(f"write {self._path}"):
             storage.write(self._path, "".join(json.dumps(row) + "\n" for row in kept))
             self._file = self._path.open("a", encoding="utf-8")
 
@@ -74,14 +73,14 @@ class JsonlLogger:
         """Appends one line, and flushes it."""
         # JSON has neither NaN nor infinities.
         finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
-        with _naming(self._path):
+        with storage.failures(f"write {self._path}"):
             self._file.write(json.dumps({"step": int(step), **finite}) + "\n")
             self._file.flush()
         storage.require_same(self._path, self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
-        with _naming(self._path):
+        with storage.failures(f"write {self._path}"):
             self._file.close()
 
 
@@ -94,7 +93,7 @@ def read_rows(path: str | pathlib.Path) -> list[dict[str, float | None]]:
       errors.RunFailure: the file cannot be read, or a line before the last one is damaged.
     """
     path = pathlib.Path(path)
-    with _naming(path, "read"):
+    with storage.failures(f"read {path}"):
         lines = path.read_bytes().splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
@@ -122,7 +121,7 @@ class TensorBoardLogger:
 
     def __init__(self, directory: str | pathlib.Path, resume_step: int | None = None):
         self._directory = pathlib.Path(directory)
-        with _naming(self._directory):
+        with storage.failures(f"write {self._directory}"):
             # TensorBoard reads event files in the order of their names.
             name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
             self._path = self._directory / name
@@ -164,12 +163,12 @@ class TensorBoardLogger:
 
     def close(self) -> None:
         """Closes the event file."""
-        with _naming(self._directory):
+        with storage.failures(f"write {self._directory}"):
             self._file.close()
 
     def _add(self, event: event_pb2.Event) -> None:
         event.wall_time = time.time()
-        with _naming(self._directory):
+        with storage.failures(f"write {self._directory}"):
             self._writer.write(event.SerializeToString())
             self._file.flush()
 
@@ -228,13 +227,3 @@ class TerminalLogger:
         left = rich.progress.TimeRemainingColumn().render(task).plain
         line = f"{task.percentage:3.0f}%  {left} left  {task.completed:,} steps  {task.description}"
         print(line, file=self._display.console.file, flush=True)
-
-
-@contextlib.contextmanager
-def _naming(path: pathlib.Path, verb: str = "write") -> Iterator[None]:
-    """Turns an `OSError`, such as a full disk, into one line that names the file."""
-    try:
-        yield
-    except OSError as error:
-        message = f"could not {verb} {path}: {error.strerror or error}"
-        raise errors.RunFailure(message) from error

@@ -153,11 +153,6 @@ def structure(tree: types.PyTree) -> list[list[Any]]:
     ]
 
 
-def difference(found: list[list[Any]], expected: list[list[Any]]) -> str | None:
-    """Returns a phrase on the first leaf in which two structures differ, or None."""
-    return next(iter(differences(found, expected)), None)
-
-
 def differences(found: list[list[Any]], expected: list[list[Any]]) -> list[str]:
     """Returns a phrase on each leaf in which two structures differ."""
     found_leaves, expected_leaves = (

@@ -396,11 +396,9 @@ class Run:
 
     def _require_equal_replicas(self, update: int) -> None:
         """Raises `errors.RunFailure` if devices hold different copies of a replicated leaf."""
-        if paths := parallel.unequal_replicas(self._state):
+        if fault := parallel.unequal_replicas(self._state):
             name = type(self._parts.agent).__name__
-            raise errors.RunFailure(
-                f"{name}: after update {update}, {parallel.unequal_message(paths)}"
-            )
+            raise errors.RunFailure(f"{name}: after update {update}, {fault}")
 
     def _save(self, score: float | None) -> None:
         self._require_directory()

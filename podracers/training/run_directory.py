@@ -53,18 +53,14 @@ class Lock:
         """
         if self._file is not None:
             return
-        with contextlib.ExitStack() as files:
-            try:
-                file = files.enter_context(self._path.open("ab+", buffering=0))
-                os.register_at_fork(after_in_child=file.close)
-                self._flock(file.fileno())
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
-                directory = os.open(self._path.parent, os.O_RDONLY)
-                files.callback(os.close, directory)
-            except OSError as error:
-                message = f"could not write '{self._path}': {error.strerror}"
-                raise errors.RunFailure(message) from error
+        with contextlib.ExitStack() as files, storage.failures(f"write '{self._path}'"):
+            file = files.enter_context(self._path.open("ab+", buffering=0))
+            os.register_at_fork(after_in_child=file.close)
+            self._flock(file.fileno())
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
+            directory = os.open(self._path.parent, os.O_RDONLY)
+            files.callback(os.close, directory)
             self._file, self._directory, self._files = file.fileno(), directory, files.pop_all()
 
     def _flock(self, file: int) -> None:
@@ -180,17 +176,13 @@ class RunDirectory:
 
     def read_summary(self) -> dict[str, Any]:
         """Returns `summary.json`; raises `errors.RunFailure` if it cannot be read."""
-        try:
+        with storage.failures(f"read '{self.summary}'"):
             return json.loads(self.summary.read_bytes())
-        except (OSError, ValueError) as error:
-            raise errors.RunFailure(f"cannot read '{self.summary}': {error}") from error
 
     def write(self, path: pathlib.Path, content: str) -> None:
         """Writes a file whole or not at all."""
-        try:
+        with storage.failures(f"write '{path}'"):
             storage.write(path, content)
-        except OSError as error:
-            raise errors.RunFailure(f"cannot write '{path}': {error.strerror}") from error
 
 
 def provenance() -> dict[str, Any]:

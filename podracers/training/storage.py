@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 import secrets
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -21,6 +22,17 @@ _SCHEME = "gs://"
 _PROBE = ".podracers"  # first part of the names of files that tests of access write
 
 Path = epath.Path
+
+
+@contextlib.contextmanager
+def failures(action: str) -> Iterator[None]:
+    """Raises `errors.RunFailure`, "could not `action`" with the cause, where files fail."""
+    try:
+        yield
+    except (errors.RunFailure, errors.UserError):
+        raise
+    except Exception as error:  # clients of buckets raise almost anything
+        raise errors.RunFailure(f"could not {action}: {manifest.reason(error)}") from error
 
 
 def check(option: str, place: str) -> None:

@@ -57,10 +57,10 @@ def test_faults_are_listed_one_a_line(run, name):
 MISTAKES = {
     "Catch": "expected MODULE.Class",
     "environments.catch.Cach": "'Catch'",
-    "environments.cach.Catch": "'catch'",
-    "environmets.catch.Catch": "'environments'",
-    f"{HERE}.FAULTS": "no class 'FAULTS'",
-    "environments.gymnasium.Gymnasium": "without arguments: missing a required argument: 'env_id'",
+    "environments.cach.Catch": "'environments.catch'",
+    "environmets.catch.Catch": "PYTHONPATH",
+    f"{HERE}.FAULTS": "not callable",
+    "environments.gymnasium.Gymnasium": "missing 1 required positional argument: 'env_id'",
     f"{HERE}.mistyped": "Catch.columns",
     "agents.ppo.PPO": "'spec'",
 }
