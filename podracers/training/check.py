@@ -204,8 +204,12 @@ def _pair_fault(name: str, maker: str, output: Any) -> str | None:
     found = f"a {type(output).__name__}"
     if is_pair:
         found = f"a pair with a {type(output[1]).__name__} in place of the TimeStep"
+    elif output is None:
+        found = "None"
     elif type(output) is tuple:
         found = f"{len(output)} values"
+        if name == "step" and len(output) in (4, 5):
+            found += f", as {'Gymnasium' if len(output) == 5 else 'Gym'}'s does"
     return f"{name} returned {found}, expected (state, TimeStep): see types.{maker}"
 
 

@@ -115,11 +115,12 @@ FAULTS = {
     "step returned a pair with a ShapeDtypeStruct in place": _with(
         step=lambda self, state, action: (state, jnp.zeros((4,)))
     ),
-    "step returned a NoneType, expected (state, TimeStep)": _with(
-        step=lambda self, state, action: None
-    ),
-    "step returned 5 values, expected (state, TimeStep)": _with(
+    "step returned None, expected (state, TimeStep)": _with(step=lambda self, state, action: None),
+    "step returned 5 values, as Gymnasium's does": _with(
         step=lambda self, state, action: (jnp.zeros((4,)), 1.0, False, False, {})
+    ),
+    "step returned 4 values, as Gym's does": _with(
+        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, False, {})
     ),
     "the environment has no step": python_types.SimpleNamespace(spec=None, reset=None),
     "render: expected uint8[height, width, 3], got float32[4, 4]": _with(
@@ -211,9 +212,9 @@ def test_good_environments_pass():
 
 
 def test_the_environment_in_a_wrapper_is_named():
-    inner = FAULTS["step returned a NoneType, expected (state, TimeStep)"]
+    inner = FAULTS["step returned None, expected (state, TimeStep)"]
     limited = wrappers.TimeLimit(lambda: inner, max_episode_steps=3)
-    with pytest.raises(errors.UserError, match=r"Spoilt: step returned a NoneType"):
+    with pytest.raises(errors.UserError, match=r"Spoilt: step returned None"):
         check.check_environment(limited)
 
 
