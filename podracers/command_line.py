@@ -170,7 +170,8 @@ def run(main: Callable[[], int | None]) -> None:
 
     Modules in the working directory can be imported, after those of the same name elsewhere.
     """
-    sys.path.append("")
+    # An editable installation finds the packages of this project after all of `sys.path`.
+    sys.path += [str(pathlib.Path(__file__).parents[1]), ""]
     code, end = 0, None
     try:
         code = main() or 0

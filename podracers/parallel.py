@@ -200,17 +200,20 @@ def unequal_replicas(tree: types.PyTree) -> str | None:
     each leaf once; only a hash of 32 bits a leaf is sent.
 
     Args:
-      tree: arrays; those that are split over devices, or on one device, are left out.
+      tree: leaves; those that are not replicated over a mesh of `make_mesh` are left out.
     """
-    paths, leaves = [], []
+    replicated = collections.defaultdict(list)  # paths and leaves by mesh
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if leaf.is_fully_replicated and len(leaf.sharding.device_set) > 1:
-            paths.append(jax.tree_util.keystr(path, simple=True, separator="/"))
-            leaves.append(leaf)
-    if not leaves:
-        return None
-    unequal = jax.device_get(_hashes_differ(leaves[0].sharding.mesh)(leaves))
-    if not (paths := [path for path, differs in zip(paths, unequal) if differs]):
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        is_own = getattr(mesh, "axis_names", None) == (AXIS,) and mesh.size > 1
+        if is_own and leaf.is_fully_replicated:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            replicated[mesh].append((name, leaf))
+    paths = []
+    for mesh, pairs in replicated.items():
+        unequal = jax.device_get(_hashes_differ(mesh)([leaf for _, leaf in pairs]))
+        paths += [name for (name, _), differs in zip(pairs, unequal) if differs]
+    if not paths:
         return None
     others = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
     return (

@@ -29,10 +29,7 @@ def main() -> int:
         jax.config.update("jax_num_cpu_devices", 2)
     command_line.use_compilation_cache()
     if task_name is None:
-        candidate = _made(name)
-        if hasattr(candidate, "init_learner"):
-            raise errors.UserError(f"{name} is an agent: name a JAX environment by --environment")
-        faults = check.environment_faults(candidate)
+        faults = check.environment_faults(_made(name))
     else:
         task = _made(task_name)
         check.check_agent(_made(name, spec=task.spec), task)
@@ -54,8 +51,11 @@ def _made(name: str, **arguments: Any) -> Any:
     if not hasattr(module, attribute):
         near = errors.nearest(attribute, vars(module))
         raise errors.UserError(f"the module {module_name} has no '{attribute}'{near}")
+    make = getattr(module, attribute)
+    if hasattr(make, "init_learner") and not arguments:
+        raise errors.UserError(f"{name} is an agent: name a JAX environment by --environment")
     with config.user_errors(f"{name}({', '.join(arguments)})"):
-        return getattr(module, attribute)(**arguments)
+        return make(**arguments)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def environment_faults(candidate: Any, num_steps: int = 1000, seed: int = 0) -> 
 
     Args:
       candidate: an `Environment`.
-      num_steps: steps of each stream; the time limit is checked if it is reached within them.
+      num_steps: steps of each stream; the time limit is checked if it is reached within them. With
+        0, no episode is played.
       seed: seed of the resets and the actions.
     """
     if dataclasses.is_dataclass(candidate):
@@ -59,7 +60,7 @@ def environment_faults(candidate: Any, num_steps: int = 1000, seed: int = 0) -> 
         spec_faults(candidate)
         or trace_faults(candidate)
         or _render_faults(candidate)
-        or _rollout_faults(candidate, num_steps, seed)
+        or (_rollout_faults(candidate, num_steps, seed) if num_steps else [])
     )
 
 
@@ -338,8 +339,11 @@ def check_agent(
       seed: seed of the learner and the streams.
 
     Raises:
-      errors.UserError: one line with the fault; or there is only one device.
+      errors.UserError: one line with the fault, also of the environment; or there is only one
+        device.
     """
+    if faults := environment_faults(task, num_steps=0):
+        raise environment_error(task, faults)
     agent = candidate(spec=task.spec) if isinstance(candidate, type) else candidate
     name = f"agent {errors.path_of(agent)}"
     if missing := missing_members(agent, agent_lib.Agent):

@@ -62,7 +62,7 @@ MISTAKES = {
     f"{HERE}.FAULTS": "not callable",
     "environments.gymnasium.Gymnasium": "missing 1 required positional argument: 'env_id'",
     f"{HERE}.mistyped": "Catch.columns",
-    "agents.ppo.PPO": "'spec'",
+    "agents.ppo.PPO": "--environment",
 }
 
 
