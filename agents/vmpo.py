@@ -113,7 +113,7 @@ class VMPO:
 
     def actor_params(self, learner: optimization.ReplayLearner) -> policy.ActorParams:
         """Returns the target network and the statistics of the observations."""
-        return policy.ActorParams(learner.params.network, learner.normalizer)
+        return policy.ActorParams(learner.target, learner.normalizer)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
