@@ -23,6 +23,7 @@ from podracers import errors, parallel, types
 Model = Callable[[jax.Array, types.PyTree], tuple[mctx.RecurrentFnOutput, types.PyTree]]
 
 _KINDS = ("gumbel", "puct")
+_BOUNDS = ("node", "tree")
 
 
 class Plan(NamedTuple):
@@ -44,9 +45,13 @@ class Search:
       num_simulations: model steps of each decision.
       max_depth: largest depth of a tree; all streams wait for the deepest.
       max_num_considered_actions: actions that the root of "gumbel" tries.
-      min_value_range: the search scales the values of a node's actions to `[0, 1]` by their range,
-        or by this if it is larger, so that differences below a learnt model's error do not decide
-        the policy.
+      value_scale: weight of scaled values beside the prior's logits in "gumbel"; mctx's name.
+      maxvisit_init: visits that are added to the largest number of a node's visits in that weight,
+        `value_scale * (maxvisit_init + visits)`; mctx's name.
+      value_bounds: the values that are scaled to `[0, 1]`: those of a "node", as in mctx, or of
+        the whole "tree", as in MuZero (appendix B), where the actions of a node may differ little.
+      min_value_range: smallest range that values are scaled by, so that differences below a learnt
+        model's error do not decide the policy.
       dirichlet_alpha: parameter of the Dirichlet noise at the root of "puct".
       dirichlet_fraction: share of that noise in the prior of the root.
     """
@@ -55,17 +60,21 @@ class Search:
     num_simulations: int = options.count(16)
     max_depth: int = options.count(8)
     max_num_considered_actions: int = options.count(16)
+    value_scale: float = options.positive(0.1, most=1e6)
+    maxvisit_init: float = options.non_negative(50.0, most=1e6)
+    value_bounds: str = "node"
     min_value_range: float = options.positive(1e-8)
     dirichlet_alpha: float = options.positive(0.3)
     dirichlet_fraction: float = options.fraction(0.25)
 
     def __post_init__(self):
         options.check(self)
-        if self.kind not in _KINDS:
-            raise errors.UserError(
-                f"Search.kind: expected one of {_KINDS}, got '{self.kind}'"
-                f"{errors.nearest(self.kind, _KINDS)}"
-            )
+        for name, known in (("kind", _KINDS), ("value_bounds", _BOUNDS)):
+            if (given := getattr(self, name)) not in known:
+                raise errors.UserError(
+                    f"Search.{name}: expected one of {known}, got '{given}'"
+                    f"{errors.nearest(given, known)}"
+                )
 
     def run(
         self,
@@ -118,9 +127,7 @@ class Search:
             found = mctx.gumbel_muzero_policy(
                 **shared,
                 gumbel_scale=temperature,
-                qtransform=functools.partial(
-                    mctx.qtransform_completed_by_mix_value, epsilon=self.min_value_range
-                ),
+                qtransform=self._completed_values,
                 # mctx makes a table with this many rows, for any number of actions.
                 max_num_considered_actions=min(self.max_num_considered_actions, invalid.shape[-1]),
             )
@@ -128,14 +135,44 @@ class Search:
             found = mctx.muzero_policy(
                 **shared,
                 temperature=temperature,
-                qtransform=functools.partial(
-                    mctx.qtransform_by_parent_and_siblings, epsilon=self.min_value_range
-                ),
+                qtransform=self._values,
                 dirichlet_alpha=self.dirichlet_alpha,
                 dirichlet_fraction=jnp.where(temperature > 0.0, self.dirichlet_fraction, 0.0),
             )
         policy = jnp.where(invalid > 0.0, 0.0, found.action_weights)
         return Plan(found.action, policy, _root_value(found))
+
+    def _completed_values(self, tree: mctx.Tree, node: jax.Array) -> jax.Array:
+        """Returns the scaled values `[A]` of a node's actions for "gumbel"."""
+        completed = functools.partial(
+            mctx.qtransform_completed_by_mix_value,
+            value_scale=self.value_scale,
+            maxvisit_init=self.maxvisit_init,
+            epsilon=self.min_value_range,
+        )
+        if self.value_bounds == "node":
+            return completed(tree, node)
+        # A constant that is added to all values of a node changes nothing.
+        low, high = self._tree_bounds(tree)
+        return completed(tree, node, rescale_values=False) / (high - low)
+
+    def _values(self, tree: mctx.Tree, node: jax.Array) -> jax.Array:
+        """Returns the scaled values `[A]` of a node's actions for "puct"."""
+        if self.value_bounds == "node":
+            return mctx.qtransform_by_parent_and_siblings(tree, node, epsilon=self.min_value_range)
+        low, high = self._tree_bounds(tree)
+        return mctx.qtransform_by_min_max(tree, node, min_value=low, max_value=high)
+
+    def _tree_bounds(self, tree: mctx.Tree) -> tuple[jax.Array, jax.Array]:
+        """Returns the lowest and the highest value of visited actions, and the root's."""
+        values = (
+            tree.children_rewards + tree.children_discounts * tree.children_values
+        )  # [N + 1, A]
+        visited = tree.children_visits > 0
+        root = tree.node_values[mctx.Tree.ROOT_INDEX]
+        low = jnp.minimum(root, jnp.min(jnp.where(visited, values, jnp.inf)))
+        high = jnp.maximum(root, jnp.max(jnp.where(visited, values, -jnp.inf)))
+        return low, jnp.maximum(high, low + self.min_value_range)
 
 
 class _Nodes:

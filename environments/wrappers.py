@@ -57,7 +57,12 @@ class Wrapper:
     @property
     def render(self) -> Callable[[Any], np.ndarray]:
         """Draws a state; the attribute is absent if the inner environment has none."""
-        return self.environment.render
+        draw = self.environment.render
+        return lambda state: draw(self._inner(state))
+
+    def _inner(self, state: Any) -> Any:
+        """Returns the inner environment's part of a state."""
+        return state
 
 
 class TimeLimitState(NamedTuple):
@@ -105,11 +110,64 @@ class TimeLimit(Wrapper):
         step_type = jnp.where(last, types.LAST, timestep.step_type).astype(jnp.int8)
         return TimeLimitState(inner, time), timestep._replace(step_type=step_type)
 
-    @property
-    def render(self) -> Callable[[TimeLimitState], np.ndarray]:
-        """Draws a state; the attribute is absent if the inner environment has none."""
-        draw = self.environment.render
-        return lambda state: draw(state.inner)
+    def _inner(self, state: TimeLimitState) -> Any:
+        return state.inner
+
+
+class StickyActionsState(NamedTuple):
+    """The state of the inner environment, and what the next step may repeat."""
+
+    inner: Any
+    action: jax.Array  # the latest executed action
+    key: jax.Array  # [] typed key
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StickyActions(Wrapper):
+    """Executes the previous action instead of the chosen one, with a fixed probability.
+
+    Machado et al., "Revisiting the Arcade Learning Environment", 2018,
+    https://arxiv.org/abs/1709.06009. Before an episode's first step, the previous action is
+    `spec.action.generate_value()`: 0 if actions are discrete.
+
+    Attributes:
+      repeat_probability: probability of a repetition; 0.1 as in MinAtar (Young and Tian 2019,
+        https://arxiv.org/abs/1903.03176).
+    """
+
+    repeat_probability: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        spec = self.environment.spec
+        if not 0.0 <= self.repeat_probability < 1.0:
+            raise errors.UserError(
+                "StickyActions.repeat_probability: expected a number of at least 0 and below 1, "
+                f"got {self.repeat_probability}"
+            )
+        if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
+            raise errors.UserError(
+                f"StickyActions: {spec.name} has an action mask, which a repeated action may break"
+            )
+
+    def reset(self, key: jax.Array) -> tuple[StickyActionsState, types.TimeStep]:
+        reset_key, key = jax.random.split(key)
+        inner, timestep = self.environment.reset(reset_key)
+        action = jnp.asarray(self.spec.action.generate_value())
+        return StickyActionsState(inner, action, key), timestep
+
+    def step(
+        self, state: StickyActionsState, action: jax.Array
+    ) -> tuple[StickyActionsState, types.TimeStep]:
+        """Advances by the given action or by the previous one."""
+        key, repeat_key = jax.random.split(state.key)
+        repeated = jax.random.bernoulli(repeat_key, self.repeat_probability)
+        action = jnp.where(repeated, state.action, action)
+        inner, timestep = self.environment.step(state.inner, action)
+        return StickyActionsState(inner, action, key), timestep
+
+    def _inner(self, state: StickyActionsState) -> Any:
+        return state.inner
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

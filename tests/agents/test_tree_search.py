@@ -102,13 +102,13 @@ def test_temperature_decides_how_random_actions_are(kind):
     assert np.min(np.bincount(random, minlength=3)) > STREAMS // 8
 
 
+@pytest.mark.parametrize("bounds", ["node", "tree"])
 @pytest.mark.parametrize("kind", ["gumbel", pytest.param("puct", marks=pytest.mark.slow)])
-def test_policies_ignore_differences_of_values_below_the_minimal_range(kind):
+def test_policies_ignore_differences_of_values_below_the_minimal_range(kind, bounds):
     @functools.partial(jax.jit, static_argnums=1)
     def largest(difference, min_value_range):
-        how = tree_search.Search(
-            kind, num_simulations=12, max_depth=1, min_value_range=min_value_range
-        )
+        options = {"min_value_range": min_value_range, "value_bounds": bounds}
+        how = tree_search.Search(kind, num_simulations=12, max_depth=1, **options)
 
         def model(action, node):
             output, _ = _model(action, node)
@@ -121,6 +121,40 @@ def test_policies_ignore_differences_of_values_below_the_minimal_range(kind):
     assert sharp > 0.6
     assert largest(1e-3, 0.1) < 0.4
     assert float(largest(0.1, 0.1)) == pytest.approx(sharp, abs=0.01)
+
+
+def _policy(**options):
+    """Returns a root's policy; its values differ by 0.1, those of later nodes by up to 1."""
+
+    def model(action, is_root):
+        output, _ = _model(action, jnp.asarray(SITUATIONS[0]))
+        reward = jnp.where(is_root, 0.1, 1.0) * (action == 1)
+        return output.replace(reward=reward, discount=jnp.where(is_root, 1e-3, 0.0)), jnp.bool(0)
+
+    search = tree_search.Search(num_simulations=20, max_depth=2, **options)
+    root = _root(SITUATIONS[:1]).replace(embedding=jnp.ones(1, bool))
+    return jax.jit(lambda: search.run(model, root, None, 0.0, _keys()[:1]).policy[0])()
+
+
+def test_weight_of_values_in_gumbel():
+    def log_ratio(**options):
+        policy = _policy(**options)
+        return float(jnp.log(policy[1] / policy[0]))
+
+    without = log_ratio(value_scale=0.02, maxvisit_init=0.0)  # scaled values differ by 1
+    visits = without / 0.02
+    assert visits == pytest.approx(round(visits), abs=0.01) and 5 < visits < 20
+    assert log_ratio(value_scale=0.02, maxvisit_init=100.0) == pytest.approx(
+        without + 2.0, rel=0.01
+    )
+    assert log_ratio(value_scale=0.05, maxvisit_init=0.0) == pytest.approx(2.5 * without, rel=0.01)
+
+
+def test_bounds_of_the_tree_keep_small_differences_of_a_node_small():
+    assert float(_policy(value_bounds="node")[1]) > 0.9
+    flat = _policy(value_bounds="tree")
+    visits = (float(jnp.log(flat[1] / flat[0])) / (0.1 * 0.1)) - 50.0  # values differ by 0.1 of 1
+    assert 5 < visits < 20
 
 
 @pytest.mark.parametrize("kind", ["gumbel", "puct"])

@@ -31,6 +31,7 @@ ENVIRONMENTS = {
     ),
     "multi_discrete_masked": lambda: probes.MultiDiscreteReward(masked=True),
     "flat_action": lambda: wrappers.FlattenAction(probes.MultiDiscreteReward(masked=True)),
+    "sticky_actions": lambda: wrappers.StickyActions(cartpole.CartPole),
     "time_limit": lambda: wrappers.TimeLimit(cartpole.CartPole, max_episode_steps=10),
     "select_observation": lambda: wrappers.SelectObservation(probes.MaskedAction, ("features",)),
     "searchable": lambda: wrappers.Searchable(catch.Catch),

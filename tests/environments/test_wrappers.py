@@ -88,7 +88,51 @@ def test_render_passes_through():
     state, _ = wrapped.reset(jax.random.key(0))
     inner_state, _ = gridworld.GridWorld().reset(jax.random.key(0))
     np.testing.assert_array_equal(wrapped.render(state), gridworld.GridWorld().render(inner_state))
+    sticky = wrappers.StickyActions(gridworld.GridWorld)
+    assert sticky.render(sticky.reset(jax.random.key(0))[0]).shape == wrapped.render(state).shape
     assert not hasattr(wrappers.TimeLimit(probes.ActionReward), "render")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Echo:
+    """Observes the executed action."""
+
+    spec = environment.EnvironmentSpec("Echo", specs.Array((), np.int32), specs.DiscreteArray(9))
+
+    def reset(self, key):
+        del key
+        return (), types.restart(jnp.int32(-1))
+
+    def step(self, state, action):
+        return state, types.transition(action.astype(jnp.int32), 0.0, terminated=False)
+
+
+def test_sticky_actions_repeat_the_executed_action():
+    wrapped = wrappers.StickyActions(Echo, repeat_probability=0.25)
+    chosen = jnp.arange(1, 9)  # no two alike, so that a repetition shows
+
+    @jax.vmap
+    def play(key):
+        state, _ = wrapped.reset(key)
+        _, timesteps = jax.lax.scan(wrapped.step, state, chosen)
+        return timesteps.observation
+
+    executed = np.asarray(play(jax.random.split(jax.random.key(0), 5000)))  # [B, T]
+    previous = np.pad(executed, ((0, 0), (1, 0)))[:, :-1]  # 0 before the first step
+    repeated = executed != chosen
+    np.testing.assert_array_equal(executed[repeated], previous[repeated])
+    np.testing.assert_allclose(repeated.mean(axis=0), 0.25, atol=0.025)  # four standard errors
+    both = (repeated[:, 1:] & repeated[:, :-1]).mean()  # steps are independent
+    assert both == pytest.approx(0.0625, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("inner", "probability", "message"),
+    [(Echo, 1.0, r"repeat_probability.*below 1"), (Counter, 0.1, "Counter has an action mask")],
+)
+def test_sticky_actions_refuse(inner, probability, message):
+    with pytest.raises(errors.UserError, match=message):
+        wrappers.StickyActions(inner, repeat_probability=probability)
 
 
 def test_select_observation_drops_parts_and_keeps_the_mask():
