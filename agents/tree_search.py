@@ -165,9 +165,7 @@ class Search:
 
     def _tree_bounds(self, tree: mctx.Tree) -> tuple[jax.Array, jax.Array]:
         """Returns the lowest and the highest value of visited actions, and the root's."""
-        values = (
-            tree.children_rewards + tree.children_discounts * tree.children_values
-        )  # [N + 1, A]
+        values = tree.children_rewards + tree.children_discounts * tree.children_values
         visited = tree.children_visits > 0
         root = tree.node_values[mctx.Tree.ROOT_INDEX]
         low = jnp.minimum(root, jnp.min(jnp.where(visited, values, jnp.inf)))
