@@ -29,7 +29,7 @@ from agents import (
 )
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
-from podracers import environment, types
+from podracers import environment, errors, types
 
 
 def scale_gradient(x: jax.Array, scale: float) -> jax.Array:
@@ -59,6 +59,9 @@ class MuZero:
       reanalyze: portion of gradient steps, drawn at random, that first repeat the searches of their
         sequences with the latest parameters and without noise, for the targets of the policy, and
         of the value without `fresh_values`. 0.8 with `fresh_values` is MuZero Reanalyze.
+      consistency_cost: weight of EfficientZero's loss (Ye et al., as above; 2 there), by which
+        imagined latents become those of later observations. It needs a network with a projector
+        (`projection_size`).
       temperature: initial temperature of actions: 1 samples from the search's policy, and 0 takes
         its best action, as evaluation does.
       final_temperature: final temperature of actions.
@@ -77,6 +80,7 @@ class MuZero:
     value_cost: float = options.positive(0.25, most=1e6)
     fresh_values: bool = False
     reanalyze: float = options.fraction(0.0)
+    consistency_cost: float = options.non_negative(0.0, most=1e6)
     temperature: float = options.positive(1.0)
     final_temperature: float = options.non_negative(0.25)
     temperature_steps: float | None = options.positive(None)
@@ -102,6 +106,10 @@ class MuZero:
         options.require_discrete(self)
         _ = self._search, self._support  # built now, while gin's bindings are those of the run
         options.require_feedforward(self, self._network.representation)
+        if self.consistency_cost and self._network.projector is None:
+            raise errors.UserError(
+                "MuZero.consistency_cost: expected 0, or a network with projection_size"
+            )
 
     @functools.cached_property
     def _network(self) -> muzero_networks.Model:
@@ -277,8 +285,9 @@ class MuZero:
     def _unrolled(self, params, rollout):
         """Returns the predictions of `K` steps from the first state of each sequence."""
         begin = self._burn_in
-        seen = jax.tree.map(lambda x: x[: begin + 1], rollout.timestep)
-        first = self._latents(params, seen)[0]
+        end = begin + 1 + (self.unroll_steps if self.consistency_cost else 0)
+        seen = jax.tree.map(lambda x: x[:end], rollout.timestep)
+        first, *observed = self._latents(params, seen)
 
         def imagine(latent, action):
             latent, reward = self._network.imagine(params, latent, action)
@@ -287,4 +296,8 @@ class MuZero:
         action = rollout.action[begin : begin + self.unroll_steps]
         _, (later, reward) = jax.lax.scan(imagine, first, action)
         prediction = self._network.predict(params, jnp.concatenate([first[None], later]))
-        return planning.Unrolled(prediction.policy, prediction.value, reward)
+        consistency = None
+        if self.consistency_cost:
+            inconsistency = self._network.inconsistency(params, later, jnp.stack(observed))
+            consistency = self.consistency_cost * inconsistency
+        return planning.Unrolled(prediction.policy, prediction.value, reward, consistency)

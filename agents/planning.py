@@ -45,6 +45,7 @@ class Unrolled(NamedTuple):
     policy: jax.Array  # [K + 1, N, A] logits
     value: jax.Array  # [K + 1, N, Z] logits
     reward: jax.Array  # [K, N, Z] logits
+    consistency: jax.Array | None = None  # [K, N] losses of latents, weighted
 
 
 class Targets(NamedTuple):
@@ -152,10 +153,17 @@ def loss(
         return jnp.sum(loss * scale[len(scale) - len(loss) :, None], axis=0)
 
     policy, value, reward = summed(policy), summed(value), summed(reward)
+    total = policy + value_cost * value + reward
     begins = target.policy_weight[0]  # 0 where a sequence begins at LAST
     root_value = support.decode(predicted.value[0])
+    consistency = {}
+    if predicted.consistency is not None:
+        losses = summed(predicted.consistency * target.policy_weight[1:])
+        total += losses
+        consistency["loss/consistency"] = types.Mean.of(losses, begins)
     metrics = {
-        "loss/total": types.Mean.of(weight * (policy + value_cost * value + reward), begins),
+        "loss/total": types.Mean.of(weight * total, begins),
+        **consistency,
         "loss/policy": types.Mean.of(policy, begins),
         "loss/value": types.Mean.of(value, begins),
         "loss/reward": types.Mean.of(reward, begins),

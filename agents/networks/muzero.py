@@ -10,12 +10,14 @@ Axis legend: `T` time, `B` streams, `F` features, `A` actions, `Z` atoms, `H` `W
 and channels.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 
 from agents.networks import cores, encoders, layers
 from agents.networks import network as networks
@@ -130,12 +132,34 @@ class Predictor(nn.Module):
         return Prediction(policy, value)
 
 
+class Projector(nn.Module):
+    """From latents to projections, which the consistency loss compares.
+
+    Ye et al., "Mastering Atari Games with Limited Data", 2021, https://arxiv.org/abs/2111.00210,
+    with layer normalisation in place of batch normalisation.
+
+    Attributes:
+      size: size of a projection, and of all layers.
+    """
+
+    size: int
+
+    @nn.compact
+    def __call__(self, latent):
+        """Returns projections `[..., size]`, and predictions of those that are observed."""
+        sizes = (self.size, self.size)
+        projection = layers.mlp(latent, sizes, jax.nn.relu, layer_norm=True)
+        hidden = layers.mlp(projection, (self.size,), jax.nn.relu, layer_norm=True)
+        return projection, layers.Dense(self.size, scale=1.0)(hidden)
+
+
 class Model(NamedTuple):
     """The networks of representation, dynamics and prediction."""
 
     representation: networks.Composed
     dynamics: Dynamics
     predictor: Predictor
+    projector: Projector | None = None  # for a consistency loss
 
     def init(self, key: jax.Array):
         """Returns parameters, with an entry for each network."""
@@ -145,11 +169,14 @@ class Model(NamedTuple):
         core = self.representation.initial_core(1)
         latent, _ = jax.eval_shape(self.representation.step, representation, core, timestep)
         latent, action = jnp.zeros(latent.shape), jnp.zeros((1,), jnp.int32)
-        return {
+        params = {
             "representation": representation,
             "dynamics": self.dynamics.init(keys["dynamics"], latent, action)["params"],
             "predictor": self.predictor.init(keys["predictor"], latent)["params"],
         }
+        if self.projector is not None:
+            params["projector"] = self.projector.init(jax.random.fold_in(key, 3), latent)["params"]
+        return params
 
     def predict(self, params, latent: jax.Array) -> Prediction:
         """Returns the `Prediction` `[...]` of latents `[..., F]`."""
@@ -158,6 +185,21 @@ class Model(NamedTuple):
     def imagine(self, params, latent: jax.Array, action: jax.Array):
         """Returns the latents after actions `[...]` and the logits `[..., Z]` of the rewards."""
         return self.dynamics.apply({"params": params["dynamics"]}, latent, action)
+
+    def inconsistency(self, params, imagined: jax.Array, observed: jax.Array) -> jax.Array:
+        """Returns the negative cosine similarity `[...]` of projections, in [-1, 1].
+
+        Args:
+          params: as `init` returns them.
+          imagined: latents `[..., F]` of the dynamics, of which projections are predicted.
+          observed: latents `[..., F]` of the same steps' observations; no gradient passes.
+        """
+        project = functools.partial(self.projector.apply, {"params": params["projector"]})
+        _, predicted = project(imagined)
+        projection, _ = project(observed)
+        return -optax.losses.cosine_similarity(
+            predicted, jax.lax.stop_gradient(projection), epsilon=_EPSILON
+        )
 
 
 def model(
@@ -170,6 +212,7 @@ def model(
     frame_stack: int = 1,
     latent_size: int = 128,
     hidden_sizes: Sequence[int] = (128,),
+    projection_size: int | None = None,
 ) -> Model:
     """Returns the three networks.
 
@@ -182,12 +225,14 @@ def model(
       frame_stack: number of frames in the encoder's input; 1 for no stack.
       latent_size: size of the latent.
       hidden_sizes: sizes of the hidden layers of dynamics and of prediction.
+      projection_size: size of a `Projector`; None without a consistency loss.
     """
     errors.require_types(model, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
     sizes = num_actions, num_atoms, tuple(hidden_sizes)
     representation = networks.Composed(spec, Representation(torso, latent_size), frame_stack)
-    return Model(representation, Dynamics(*sizes), Predictor(*sizes))
+    projector = projection_size and Projector(projection_size)
+    return Model(representation, Dynamics(*sizes), Predictor(*sizes), projector)
 
 
 def image_model(
@@ -200,6 +245,7 @@ def image_model(
     strides: Sequence[int] = (1,),
     frame_stack: int = 1,
     hidden_sizes: Sequence[int] = (128,),
+    projection_size: int | None = None,
 ) -> Model:
     """Returns the three networks of a latent that is an image.
 
@@ -212,6 +258,7 @@ def image_model(
       strides: strides of the representation's first convolutions.
       frame_stack: number of frames in its input; 1 for no stack.
       hidden_sizes: sizes of the hidden layers of rewards and of prediction.
+      projection_size: size of a `Projector`; None without a consistency loss.
     """
     errors.require_types(image_model, locals())
     encoder = encoders.ResidualImage(encoders.ResidualTrunk(channels, num_blocks, strides))
@@ -225,6 +272,7 @@ def image_model(
         networks.Composed(spec, Representation(torso, latent_size=None), frame_stack),
         Dynamics(*sizes, (height, width, channels), num_blocks),
         Predictor(*sizes),
+        projection_size and Projector(projection_size),
     )
 
 

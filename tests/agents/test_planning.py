@@ -3,6 +3,7 @@
 Axis legend: `T` time, `N` sequences, `K` unrolled steps, `A` actions.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -96,9 +97,14 @@ def _made():
     return agent, jax.jit(agent.init_learner)(jax.random.key(0)).params, sample
 
 
-def test_the_loss_and_its_gradient_are_those_of_the_paper(made):
+@pytest.mark.parametrize("consistency", [0.0, 2.0])
+def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
     """The root in full, imagined steps by their mean; each step halves the gradient of latents."""
     agent, params, sample = made
+    if consistency:
+        network = functools.partial(agent.network, projection_size=8)
+        agent = dataclasses.replace(agent, network=network, consistency_cost=consistency)
+        params = jax.jit(agent.init_learner)(jax.random.key(0)).params
     rollout, model, support = sample.rollout, agent._network, agent._support
     timestep = jax.tree.map(lambda x: x[:-1], rollout.timestep)
     goal = planning.targets(timestep, rollout.extras, agent.gamma, K, N_STEPS)
@@ -120,6 +126,16 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made):
             total += scale * loss * goal.policy_weight[k]
             loss = 0.5 * support.cross_entropy(prediction.value, goal.value[k])
             total += scale * loss * goal.value_weight[k]
+            if k and consistency:
+                at_k = jax.tree.map(lambda x: x[k], timestep)  # noqa: B023
+                observed, _ = model.representation.step(params["representation"], (), at_k)
+                variables = {"params": params["projector"]}
+                goal_k, _ = model.projector.apply(variables, jax.lax.stop_gradient(observed))
+                _, x = model.projector.apply(variables, latent)
+                y = jax.lax.stop_gradient(goal_k)
+                cosine = jnp.sum(x * y, -1) / jnp.linalg.norm(x, axis=-1)
+                cosine /= jnp.linalg.norm(y, axis=-1)
+                total -= scale * consistency * cosine * goal.policy_weight[k]
             if k:
                 latent = 0.5 * latent + jax.lax.stop_gradient(0.5 * latent)
         return jnp.mean((sample.weight * total)[kept])
