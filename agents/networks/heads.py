@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import rlax
 from dm_env import specs
 
@@ -289,7 +290,10 @@ class CategoricalReturn:
         logits_t: jax.Array,
         selector: jax.Array,
     ) -> jax.Array:
-        """Returns the cross-entropies `[B]` with the projected targets, which are constants.
+        """Returns the divergences `[B]` from the projected targets, which are constants.
+
+        Their gradient is that of the cross-entropy. The divergence is Rainbow's priority (Hessel et
+        al. 2017, https://arxiv.org/abs/1710.02298): it is 0 where nothing is left to be learnt.
 
         Args:
           logits_tm1: `[B, A, Z]`, those that learn.
@@ -300,8 +304,13 @@ class CategoricalReturn:
           selector: `[B, A]` values, of which the largest chooses the action then.
         """
         atoms = self._atoms()
-        error = jax.vmap(rlax.categorical_double_q_learning, (None, 0, 0, 0, 0, None, 0, 0))
-        return error(atoms, logits_tm1, action, reward, discount, atoms, logits_t, selector)
+        chosen = jax.vmap(lambda logits, action: logits[action])
+        probabilities = jax.nn.softmax(chosen(logits_t, jnp.argmax(selector, axis=-1)))
+        moved = reward[:, None] + discount[:, None] * atoms
+        project = jax.vmap(rlax.categorical_l2_project, (0, 0, None))
+        target = jax.lax.stop_gradient(project(moved, probabilities, atoms))
+        log_predicted = jax.nn.log_softmax(chosen(logits_tm1, action))
+        return optax.losses.kl_divergence(log_predicted, target)
 
     def _atoms(self) -> jax.Array:
         return jnp.linspace(self.minimum, self.maximum, self.num_atoms)

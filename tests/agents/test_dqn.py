@@ -86,7 +86,8 @@ def _slow_losses(agent, params, target, sample):
         else:
             atoms, probabilities = total + discount * ATOMS, _softmax(later[t, b, best])
             expected = rlax.categorical_l2_project(atoms, probabilities, ATOMS)
-            losses[b] = -np.sum(expected * np.log(_softmax(output[begin, b, taken])))
+            ratio = np.maximum(expected, 1e-30) / _softmax(output[begin, b, taken])
+            losses[b] = np.sum(expected * np.log(ratio))
     return losses, targets
 
 
