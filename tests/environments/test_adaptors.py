@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from environments import adaptors, brax, gymnax
-from podracers import errors
+from environments import adaptors
 
 CASES = {
     # shape, dtype, minimum, maximum, shape of the mask; an action, and the inner action
@@ -45,10 +44,3 @@ def test_masks_follow_the_actions():
 def test_a_value_beyond_the_mask_is_not_an_action():
     spec = adaptors.action_codec((3,), np.int32, 0, 9, (3, 9)).spec
     assert isinstance(spec, specs.BoundedArray) and spec.maximum.tolist() == [8, 8, 8]
-
-
-@pytest.mark.parametrize("make", [brax.Brax, gymnax.Gymnax])
-def test_a_missing_package_is_named(make, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(errors.UserError, match=rf"pip install.*{make.__name__.lower()}"):
-        _ = make("ant").spec

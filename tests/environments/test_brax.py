@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from environments import brax
-from podracers import errors, types
+from podracers import types
 from podracers.training import check
 
 pytest.importorskip("brax")
@@ -76,15 +76,3 @@ def test_a_simulation_that_diverges_terminates(monkeypatch):
     assert timestep.discount.tolist() == [[1.0, 0.0]]
     assert timestep.reward.tolist() == [[1.0, 0.0]]
     assert timestep.observation.tolist() == [[[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]]]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("inverted_pendulm", {}, "no environment 'inverted_pendulm'; did you mean 'inverted_pend"),
-        ("inverted_pendulum", {"backend": "sprung"}, "rejects its options .*backend should be in"),
-    ],
-)
-def test_a_mistake_is_one_line(name, options, message):
-    with pytest.raises(errors.UserError, match=message):
-        _ = brax.Brax(name, options).spec

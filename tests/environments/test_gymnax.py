@@ -7,7 +7,7 @@ import pytest
 from dm_env import specs
 
 from environments import gymnax
-from podracers import errors, types
+from podracers import types
 from podracers.training import check
 
 registration = pytest.importorskip("gymnax.registration")
@@ -93,16 +93,3 @@ def test_specs():
     pendulum = gymnax.Gymnax("Pendulum-v1").spec.action
     assert isinstance(pendulum, specs.BoundedArray)
     assert (pendulum.shape, pendulum.minimum.tolist()) == ((1,), [-2.0])
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("Breakout-MinAtr", {}, "no environment 'Breakout-MinAtr'; did you mean 'Breakout-Min"),
-        ("CartPole-v1", {1: 3}, r"Gymnax\.options: expected"),
-        ("CartPole-v1", {"max_step_in_episode": 3}, "did you mean 'max_steps_in_episode'"),
-    ],
-)
-def test_a_mistake_is_one_line(name, options, message):
-    with pytest.raises(errors.UserError, match=message):
-        _ = gymnax.Gymnax(name, options).spec

@@ -11,7 +11,7 @@ import pytest
 from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import jumanji
-from podracers import environment, errors, types
+from podracers import environment, types
 from podracers.training import check
 
 STREAMS = 4
@@ -159,24 +159,3 @@ def test_renders(name):
     assert (picture.shape, picture.dtype) == ((400, 400, 3), np.uint8)
     assert len(np.unique(picture)) > 1
     assert matplotlib.get_backend() == before
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "named"),
-    [
-        ("Snak-v1", {}, "'Snake-v1'"),
-        ("Snake-v1", {"time_limt": 3}, "'time_limit'"),
-        ("Snake-v1", {"num_rows": -3}, "num_rows"),
-        ("Sokoban-v0", {}, "no network"),
-        ({"Snake-v1": 1}, {}, r"Jumanji\.name: expected str"),
-        ("Snake-v1", {1: 2}, r"Jumanji\.options"),
-    ],
-)
-def test_a_mistake_is_one_line(name, options, named, monkeypatch):
-    def refuse(**_):
-        raise OSError("no network\nin tests")
-
-    monkeypatch.setattr(sokoban, "hf_hub_download", refuse)
-    with pytest.raises(errors.UserError, match=named) as caught:
-        _ = jumanji.Jumanji(name, options).spec
-    assert "\n" not in str(caught.value)

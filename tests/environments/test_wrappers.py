@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from environments import catch, envpool, gridworld, pendulum, probes, wrappers
-from podracers import environment, errors, types
+from environments import catch, gridworld, pendulum, probes, wrappers
+from podracers import environment, types
 from tests import streams
 
 
@@ -50,8 +50,6 @@ def test_environment_is_an_instance_a_class_or_a_callable():
     assert wrappers.TimeLimit(instance).environment is instance
     nested = wrappers.TimeLimit(functools.partial(wrappers.TimeLimit, catch.Catch))
     assert isinstance(nested.environment.environment, catch.Catch)
-    with pytest.raises(errors.UserError, match=r"TimeLimit\.environment: expected"):
-        wrappers.TimeLimit("catch")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +77,6 @@ def test_time_limit_truncates_unless_the_episode_terminates(end, discounts):
 def test_time_limit_spec_has_the_lower_limit(inner, limit, expected):
     wrapped = wrappers.TimeLimit(inner, max_episode_steps=limit)
     assert wrapped.spec.max_episode_steps == expected
-    with pytest.raises(errors.UserError, match="max_episode_steps"):
-        wrappers.TimeLimit(inner, max_episode_steps=0)
 
 
 def test_render_passes_through():
@@ -141,10 +137,6 @@ def test_select_observation_drops_parts_and_keeps_the_mask():
     _, after = wrapped.step(state, jnp.int32(0))
     for observation in (wrapped.spec.observation, timestep.observation, after.observation):
         assert set(observation) == {"count", "action_mask"}
-    with pytest.raises(errors.UserError, match=r"clok.*clock"):
-        wrappers.SelectObservation(Counter, keys=("clok",))
-    with pytest.raises(errors.UserError, match="one array"):
-        wrappers.SelectObservation(catch.Catch, keys=("image",))
 
 
 @pytest.mark.parametrize(
@@ -170,11 +162,6 @@ def test_stepping_from_a_packed_state_is_stepping(game):
         streams.assert_same(timestep[1:], plain[1:])
 
 
-def test_searching_a_host_environment_is_refused():
-    with pytest.raises(errors.UserError, match=r"expected a JAX environment.*EnvPool"):
-        wrappers.Searchable(envpool.EnvPool)
-
-
 def test_flat_actions_enumerate_all_pairs():
     inner = probes.MultiDiscreteReward(masked=True)
     wrapped = wrappers.FlattenAction(inner)
@@ -190,5 +177,3 @@ def test_flat_actions_enumerate_all_pairs():
     expected = [True, False, True, False, False, False]
     observed = wrapped._convert(state, masked).observation["action_mask"]
     np.testing.assert_array_equal(observed, expected)
-    with pytest.raises(errors.UserError, match="multi-discrete"):
-        wrappers.FlattenAction(catch.Catch)

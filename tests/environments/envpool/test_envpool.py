@@ -14,7 +14,7 @@ from dm_env import specs
 
 from environments import envpool
 from environments.envpool import families
-from podracers import environment, errors, types
+from podracers import environment, types
 from podracers.training import experiment
 from tests.environments import host_contract
 
@@ -248,35 +248,6 @@ def test_a_time_limit_among_repeated_steps_truncates_the_agent_step():
     np.testing.assert_allclose(timestep.reward[334, 0], once.reward[1000, 0], rtol=1e-6)
     np.testing.assert_array_equal(timestep.last()[:, 0], np.arange(337) == 334)
     assert timestep.first()[335, 0]
-
-
-@pytest.mark.parametrize(
-    "task_id, settings, named",
-    [
-        ("Pong-v6", {}, "'Pong-v5'"),
-        ("Pong-v5", {"options": {"frameskip": 2}}, "'frame_skip'"),
-        ("CartPole-v1", {"options": {"stack_num": 1}}, "stack_num"),
-        ("Pong-v5", {"options": {"num_envs": 3}}, "num_envs"),
-        ("Pong-v5", {"options": {"max_episode_steps": 3}}, "EnvPool.max_episode_steps"),
-        ("Pong-v5", {"options": {"reward_clip": True}}, "reward_clip"),
-        ("Pong-v5", {"options": {"noop_max": 0}}, "noop_max"),
-        ("Pong-v5", {"options": {"frame_skip": "four"}}, "Pong-v5"),
-        ("Pong-v5", {"options": {1: 2}}, "EnvPool.options"),
-        ("Pong-v5", {"max_episode_steps": 0}, "EnvPool.max_episode_steps"),
-        ("Pong-v5", {"action_repeat": 0}, "EnvPool.action_repeat"),
-        ("Jumanji/Snake-v1", {"max_episode_steps": 4001}, "at most 4000"),
-        ("Jumanji/Snake-v1", {"max_episode_steps": 1335, "action_repeat": 3}, "at most 1334"),
-        ("Jumanji/Snake-v1", {"observation_keys": ("gird",)}, "'grid'"),
-        ("Pong-v5", {"observation_keys": ("grid",)}, "EnvPool.observation_keys"),
-        ("Go9x9-v1", {}, "2 agents"),
-        ("D1Basic-v1", {"options": {"use_combined_action": False}}, "finite bounds"),
-    ],
-)
-def test_a_mistake_is_one_line(task_id, settings, named):
-    with pytest.raises(errors.UserError) as caught:
-        _ = envpool.EnvPool(task_id, **settings).spec
-    assert named in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_atari_presets_start_as_their_sources_say():

@@ -1,7 +1,6 @@
 """Gymnasium's environments keep the contract, in this process and in workers."""
 
 import pathlib
-import re
 import subprocess
 import sys
 import threading
@@ -195,47 +194,6 @@ def test_filmed_environments_play_the_same_episodes():
         timesteps = [host.recv() for host in hosts]
     for host in hosts:
         host.close()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("CartPol-v1",), "'CartPole-v"),
-        (("tests.environments.own_games:Own/Wlk-v0",), "'Own/Walk-v0'"),
-        (("no_such_module:Game-v0",), "'no_such_module'"),
-        (("CartPole-v1", {"sutton_barto_rewrd": True}), "'sutton_barto_reward'"),
-        (("CartPole-v1", {1: True}), "Gymnasium.options"),
-        (("CartPole-v1", {}, "asynch"), "Gymnasium.vectorization"),
-        (("CartPole-v1", {}, "sync", ("Flatten",)), "Gymnasium.wrappers"),
-        (("CartPole-v1", {}, "sync", ("gymnasium.wrappers:Flaten",)), "Gymnasium.wrappers"),
-        (("CartPole-v1", {}, "sync", ("gymnasium.wrappers",)), "Gymnasium.wrappers"),
-        ((f"{OWN}Spaces-v0", {"observation": spaces.Dict({"a": spaces.Text(5)})}), "['a']"),
-        ((f"{OWN}Spaces-v0", {"action": spaces.Box(-1.0, np.inf, (2,))}), "high inf"),
-        (
-            (f"{OWN}Spaces-v0", {"action": spaces.Tuple([spaces.Box(0, 1), spaces.Discrete(2)])}),
-            "Box (float32) and Discrete",
-        ),
-        ((f"{OWN}Spaces-v0", {"action": spaces.Box(0, 5, (2,), np.int64)}), "Box (int64)"),
-    ],
-)
-def test_a_mistake_is_one_line(arguments, named):
-    with pytest.raises(errors.UserError, match=re.escape(named)) as caught:
-        _ = gymnasium.Gymnasium(*arguments).spec
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("env_id", "options", "named"),
-    [
-        ("Drawn-v0", {"fault": "missing"}, "no_such_package"),
-        ("Drawn-v0", {"fault": "none"}, "render()"),
-        ("Walk-v0", {}, "'rgb_array'"),
-    ],
-)
-def test_an_environment_that_cannot_be_filmed_is_one_line(env_id, options, named):
-    with pytest.raises(errors.UserError, match=re.escape(named)) as caught:
-        gymnasium.Gymnasium(f"{OWN}{env_id}", options).filmed()
-    assert "\n" not in str(caught.value)
 
 
 def _third_step(fault, num_threads=2):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from environments.meta import delayed_chains
-from podracers import errors, tasks
+from podracers import tasks
 
 
 def _episode(variant, actions, key=0, **params):
@@ -68,9 +68,3 @@ def test_lengths_and_right_actions_vary_with_the_task():
     for task, name in enumerate(family.variants):
         lengths = params.length[params.task == task]
         assert (lengths.min(), lengths.max()) == ((5, 50) if name[:4] == "long" else (5, 30))
-
-
-@pytest.mark.parametrize("settings", [{"variants": ("shor",)}, {"short": (1, 3)}, {"long": (9, 3)}])
-def test_invalid_settings_are_user_errors(settings):
-    with pytest.raises(errors.UserError):
-        delayed_chains.DelayedChains(**settings)

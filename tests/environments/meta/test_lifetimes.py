@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from environments import catch
 from environments.meta import delayed_chains, lifetimes, tabular_grids
-from podracers import environment, errors, tasks, types
+from podracers import environment, tasks, types
 
 MIXTURE = lifetimes.Mixture(
     (tabular_grids.TabularGrids(("small", "sparse")), delayed_chains.DelayedChains(("short",)))
@@ -100,16 +99,3 @@ def test_a_mixture_shows_one_of_its_families_and_pads_its_rows(variants):
             inner, expected = family.step(part, inner, jnp.int32(action))
         names.add(name)
     assert names == set(mixture.task_names)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tasks": catch.Catch}, "expected a family of tasks"),
-        ({"min_periods": 3, "max_periods": 2}, "max_periods"),
-        ({"period": 1}, "Lifetimes.period"),
-    ],
-)
-def test_invalid_options_are_user_errors(options, message):
-    with pytest.raises(errors.UserError, match=message):
-        lifetimes.Lifetimes(**({"tasks": MIXTURE} | options))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from environments.meta import grid_optimum, tabular_grids
-from podracers import environment, errors, tasks
+from podracers import environment, tasks
 
 MOVE = {name: index for index, name in enumerate(("n", "ne", "e", "se", "s", "sw", "w", "nw", "."))}
 FAMILY = tabular_grids.TabularGrids(("small", "longer"))
@@ -140,9 +140,3 @@ def test_the_optimum_is_that_of_brute_force(on_arrival):
     np.testing.assert_allclose(
         grid_optimum.finite_horizon_values(*arguments), _brute_force(*arguments), atol=1e-9
     )
-
-
-@pytest.mark.parametrize("settings", [{"levels": ("dens",)}, {"levels": ()}, {"num_actions": (5,)}])
-def test_invalid_settings_are_user_errors(settings):
-    with pytest.raises(errors.UserError):
-        tabular_grids.TabularGrids(**settings)
