@@ -84,7 +84,11 @@ MISTAKES = [
     (_lifetimes, (64, 1), "Lifetimes.period"),
     (wrappers.TimeLimit, ("catch",), "TimeLimit.environment: expected"),
     (wrappers.TimeLimit, (catch.Catch, 0), "max_episode_steps"),
-    (wrappers.SelectObservation, (probes.MaskedAction, ("feature",)), "it has action_mask, features"),
+    (
+        wrappers.SelectObservation,
+        (probes.MaskedAction, ("feature",)),
+        "it has action_mask, features",
+    ),
     (wrappers.SelectObservation, (catch.Catch, ("image",)), "one array"),
     (wrappers.Searchable, (envpool.EnvPool,), "expected a JAX environment"),
     (wrappers.FlattenAction, (catch.Catch,), "multi-discrete"),

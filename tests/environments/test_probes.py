@@ -66,23 +66,13 @@ def test_values_and_returns_are_those_of_the_best_plan(probe):
     np.testing.assert_allclose(np.mean(list(returns.values())), candidate.optimal_return)
 
 
-def test_cues_are_uniform():
-    for probe in (probes.MaskedAction(), probes.MultiDiscreteReward(), probes.Memory()):
-        state, _ = jax.vmap(probe.reset)(jax.random.split(jax.random.key(0), 1200))
-        counts = np.bincount(np.asarray(state.cue))
-        assert len(counts) == len(probe.value(GAMMA))
-        assert np.all(np.abs(counts - 1200 / len(counts)) < 80)
-
-
 def test_values_continue_after_truncation():
     probe = probes.Truncation(length=3)
-    state, timestep = probe.reset(jax.random.key(0))
-    rewards = []
-    while not timestep.last():
-        state, timestep = probe.step(state, jnp.int32(0))
-        rewards.append(float(timestep.reward))
-    assert sum(rewards) == probe.optimal_return == 3.0
-    assert timestep.discount == 1.0
+    state, _ = probe.reset(jax.random.key(0))
+    _, timestep = jax.lax.scan(probe.step, state, jnp.zeros(3, jnp.int32))
+    assert timestep.step_type.tolist() == [types.MID, types.MID, types.LAST]
+    assert timestep.reward.sum() == probe.optimal_return == 3.0
+    assert timestep.discount[-1] == 1.0
     np.testing.assert_allclose(probe.value(0.9), [10.0], rtol=1e-6)
 
 
@@ -99,17 +89,12 @@ def test_the_illegal_action_has_the_highest_reward():
 
 def test_memory_shows_its_cue_once():
     probe = probes.Memory(length=3)
-    shown = {}
+    start = probes.State(jnp.arange(2), jnp.zeros(2, jnp.int32))
+    _, timestep = jax.lax.scan(jax.vmap(probe.step), start, jnp.zeros((3, 2), jnp.int32))
     for cue in range(2):
-        state = probes.State(jnp.int32(cue), jnp.int32(0))
-        shown[cue] = []
-        for _ in range(3):
-            state, timestep = probe.step(state, jnp.int32(0))
-            shown[cue].append(np.asarray(timestep.observation))
-        assert timestep.step_type == types.LAST
-        assert timestep.reward == (1.0 if cue == 0 else -1.0)
-    np.testing.assert_array_equal(shown[0], shown[1])
-    np.testing.assert_array_equal(shown[0], [[0, 0], [0, 1], [0, 0]])
+        np.testing.assert_array_equal(timestep.observation[:, cue], [[0, 0], [0, 1], [0, 0]])
+    assert np.all(timestep.step_type[-1] == types.LAST)
+    np.testing.assert_array_equal(timestep.reward[-1], [1.0, -1.0])
     with pytest.raises(ValueError, match="length"):
         probes.Memory(length=1)
 

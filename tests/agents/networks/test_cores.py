@@ -7,6 +7,7 @@ import pytest
 
 from agents.networks import cores
 from podracers import parallel
+from tests.agents import experience
 
 
 def test_stacks_repeat_the_first_frame_and_never_cross_episodes():
@@ -56,8 +57,7 @@ def test_recurrent_cores_equal_their_equations(core):
     first = jnp.array([[0, 1], [0, 0], [1, 0], [0, 0], [0, 1]], bool)
     state = jax.tree.map(lambda x: x + 0.5, core.initial_state(2))
     params = core.init(jax.random.key(1), state, features, first)["params"]
-    noise = np.random.default_rng(0)  # moves parameters away from ones and zeros
-    params = jax.tree.map(lambda x: np.asarray(x) + 0.3 * noise.normal(size=x.shape), params)
+    params = jax.device_get(experience.moved(params, 0.3, seed=2))  # from ones and zeros
     outputs, last = core.apply({"params": params}, state, features, first)
     sigmoid = lambda x: 1.0 / (1.0 + np.exp(-x))  # noqa: E731
 

@@ -13,6 +13,7 @@ from agents import networks
 from agents.networks import cores, encoders, heads
 from podracers import environment, parallel, types
 from tests import streams
+from tests.agents import experience
 
 LENGTH, BATCH = 7, 3
 VECTOR = specs.Array((5,), np.float32)
@@ -69,11 +70,8 @@ def _case(name):
     spec = environment.EnvironmentSpec("test", observation, action)
     network = networks.actor_critic(spec, heads.from_spec(action), **arguments)
     timestep = _timestep(observation, seed=1)
-    init_key, noise_key = jax.random.split(jax.random.key(0))
-    params = jax.jit(network.init)(init_key, _row(timestep, 0))
-    leaves, treedef = jax.tree.flatten(params)
-    keys = jax.tree.unflatten(treedef, list(jax.random.split(noise_key, len(leaves))))
-    params = jax.tree.map(lambda x, k: x + 0.1 * jax.random.normal(k, x.shape), params, keys)
+    params = jax.jit(network.init)(jax.random.key(0), _row(timestep, 0))
+    params = experience.moved(params, 0.1, seed=1)
     unroll = jax.jit(network.unroll)
     _, core = unroll(params, network.initial_core(BATCH), timestep)
     return network, params, core, unroll

@@ -212,42 +212,33 @@ def test_close_ends_the_threads_and_keeps_arrays():
     assert np.isfinite(timestep.observation).all()
 
 
-def test_repeated_actions_add_up_the_rewards_of_dm_control():
-    actions = [0.3, -0.8, 1.0] * 5
-    once = play(envpool.EnvPool("CartpoleSwingup-v1"), np.repeat(actions, 2), num_envs=2)
-    factory = envpool.EnvPool("CartpoleSwingup-v1", action_repeat=2, max_episode_steps=15)
-    assert factory.spec.max_episode_steps == 15
-    twice = play(factory, actions, num_envs=2)
-    every_second = jax.tree.map(lambda leaf: leaf[2::2], once.observation)
-    later = jax.tree.map(lambda leaf: leaf[1:], twice.observation)
-    host_contract.assert_equal(every_second, later)
-    rewards = once.reward[1:].reshape(15, 2, 2)
-    assert (np.ptp(rewards, 1) > 0).any()
-    np.testing.assert_allclose(twice.reward[1:], rewards.sum(1), rtol=1e-6)
-    assert first_end(twice) == (15, False)
-
-
-def test_an_episode_that_ends_among_repeated_steps_ends_the_agent_step():
-    ended, _ = first_end(play(envpool.EnvPool("CartPole-v1"), [1] * 12))
-    assert ended % 4
-    factory = envpool.EnvPool("CartPole-v1", action_repeat=4)
-    timestep = play(factory, [1] * 12, num_envs=3)
-    end, terminated = first_end(timestep)
-    assert (end, terminated) == (-(-ended // 4), True)
-    assert timestep.reward[1 : end + 1, 0].sum() == ended
-    assert timestep.first()[end + 1, 0] and timestep.reward[end + 1, 0] == 0.0
-
-
-def test_a_time_limit_among_repeated_steps_truncates_the_agent_step():
-    actions = [0.3, -0.8, 1.0] * 112
-    once = play(envpool.EnvPool("CartpoleSwingup-v1"), np.repeat(actions[:334], 3)[:1000])
-    factory = envpool.EnvPool("CartpoleSwingup-v1", action_repeat=3)
-    assert factory.spec.max_episode_steps == 334
-    timestep = play(factory, actions)
-    assert first_end(timestep) == (334, False)  # 1,000 = 333 * 3 + 1
-    np.testing.assert_allclose(timestep.reward[334, 0], once.reward[1000, 0], rtol=1e-6)
-    np.testing.assert_array_equal(timestep.last()[:, 0], np.arange(337) == 334)
-    assert timestep.first()[335, 0]
+@pytest.mark.parametrize(
+    "task_id, action_repeat, own_limit, limit, actions",
+    [
+        ("CartpoleSwingup-v1", 2, 15, 15, [0.3, -0.8, 1.0] * 5),
+        ("CartpoleSwingup-v1", 3, None, 334, [0.3, -0.8, 1.0] * 112),  # 1,000 = 333 * 3 + 1
+        ("CartPole-v1", 4, None, 125, [1] * 12),  # the pole falls among repeated steps
+    ],
+)
+def test_agent_steps_of_repeated_actions(task_id, action_repeat, own_limit, limit, actions):
+    """Rewards add up, and the end of the episode ends the agent step."""
+    once = play(envpool.EnvPool(task_id), np.repeat(actions, action_repeat))
+    factory = envpool.EnvPool(task_id, {}, own_limit, action_repeat)
+    assert factory.spec.max_episode_steps == limit
+    repeated = play(factory, actions, num_envs=2)
+    final, by_rules = (limit * action_repeat, False) if own_limit else first_end(once)
+    end = -(-final // action_repeat)
+    assert first_end(repeated) == (end, by_rules)
+    arrivals = np.minimum(np.arange(1, end + 1) * action_repeat, final)
+    total = np.cumsum(once.reward[: final + 1, 0], dtype=np.float64)[[0, *arrivals]]
+    np.testing.assert_allclose(repeated.reward[1 : end + 1, 0], np.diff(total), rtol=1e-4)
+    seen, expected = (each.observation for each in (repeated, once))
+    host_contract.assert_equal(
+        jax.tree.map(lambda leaf: leaf[1 : end + 1, 0], seen),
+        jax.tree.map(lambda leaf: leaf[arrivals, 0], expected),
+    )
+    if end < len(actions):
+        assert repeated.first()[end + 1, 0] and repeated.reward[end + 1, 0] == 0.0
 
 
 def test_atari_presets_start_as_their_sources_say():

@@ -7,6 +7,8 @@ import pytest
 
 from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import environment, tasks, types
+from podracers.sebulba import jax_host
+from tests.environments import host_contract
 
 MIXTURE = lifetimes.Mixture(
     (tabular_grids.TabularGrids(("small", "sparse")), delayed_chains.DelayedChains(("short",)))
@@ -18,29 +20,9 @@ NUM_STREAMS, NUM_ENVS, PERIOD = 40, 3, 10
 def _stream():
     """Time steps `[81, 40]` of random lifetimes."""
     candidate = lifetimes.Lifetimes(MIXTURE, NUM_ENVS, PERIOD, max_periods=4)
-
-    def begin(key):
-        return jax.vmap(candidate.reset)(jax.random.split(key, NUM_STREAMS))
-
-    def step(carry, key):
-        state, timestep = carry
-        mask = timestep.observation[environment.ACTION_MASK]
-        act_key, reset_key = jax.random.split(key)
-        action = jax.random.categorical(act_key, jnp.where(mask, 0.0, -jnp.inf))
-
-        def select(new, old):
-            return jnp.where(timestep.last().reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
-
-        carry = jax.tree.map(select, begin(reset_key), jax.vmap(candidate.step)(state, action))
-        return carry, carry[1]
-
-    @jax.jit
-    def run(key):
-        start = begin(key)
-        _, later = jax.lax.scan(step, start, jax.random.split(key, 80))
-        return jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), start[1], later)
-
-    return jax.device_get(run(jax.random.key(0)))
+    factory = jax_host.JaxHostEnvironment(candidate)
+    host = factory.make(jax.random.key(0), np.arange(NUM_STREAMS, dtype=np.int32), 1)
+    return host_contract.record(host, factory.spec, 80).timestep
 
 
 def test_lifetimes_begin_with_periods_and_end_apart(stream):
