@@ -26,27 +26,21 @@ from podracers import errors
 from tests import streams
 
 _SPEC = catch.Catch().spec
-_MAKE = {
-    "PPO": functools.partial(ppo.PPO, _SPEC),
-    "IMPALA": functools.partial(impala.IMPALA, _SPEC),
-    "VMPO": functools.partial(vmpo.VMPO, _SPEC),
-    "DQN": functools.partial(dqn.DQN, _SPEC),
-    "PQN": functools.partial(pqn.PQN, _SPEC),
-    "R2D2": functools.partial(r2d2.R2D2, _SPEC, burn_in=4, sequence_length=16),
-    "SAC": functools.partial(sac.SAC, streams.RandomEpisodes().spec),
-    "MuZero": functools.partial(muzero.MuZero, _SPEC),
-    "AlphaZero": functools.partial(alphazero.AlphaZero, wrappers.Searchable(catch.Catch()).spec),
-    "Search": tree_search.Search,
-    "CategoricalReturn": heads.CategoricalReturn,
-    "support": categorical.Support,
-}
-_AGENTS = list(_MAKE)[:9]
+_SPECS = {"SAC": streams.RandomEpisodes().spec, "AlphaZero": wrappers.Searchable(catch.Catch).spec}
+_AGENTS = (
+    *(ppo.PPO, impala.IMPALA, vmpo.VMPO, dqn.DQN, pqn.PQN, r2d2.R2D2),
+    *(sac.SAC, muzero.MuZero, alphazero.AlphaZero),
+)
+_PARTS = (tree_search.Search, heads.CategoricalReturn, categorical.Support)
+_MAKE = {each.__name__: each for each in (*_AGENTS, *_PARTS)}
 _CONTINUOUS, _MULTI_DISCRETE = (
     streams.RandomEpisodes(actions=actions).spec for actions in ("continuous", "multi_discrete")
 )
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(8))
+_MODEL = functools.partial(muzero_networks.model, core=cores.LSTM(8))
 
 
+_NAMES = [agent.__name__ for agent in _AGENTS]
 _IMPOSSIBLE = [
     ("PPO", "epochs", 0),
     ("PPO", "gamma", 1.1),
@@ -59,15 +53,15 @@ _IMPOSSIBLE = [
     ("VMPO", "target_period", 0),
     ("DQN", "target_period", 10**30),
     ("DQN", "max_grad_norm", 10**400),
-    ("R2D2", "burn_in", 15),
+    ("R2D2", "burn_in", 39),
     ("R2D2", "burn_in", -1),
     ("SAC", "target_entropy", 1.0),
     ("SAC", "random_shift", 4),  # without an image
     ("MuZero", "final_temperature", -1.0),
     ("Search", "max_depth", 0),
-    *((name, "reward_clip", 0.0) for name in _AGENTS),
-    *((name, "reward_scale", 0) for name in _AGENTS),
-    *((name, "learning_rate", 1e4) for name in _AGENTS),
+    *((name, "reward_clip", 0.0) for name in _NAMES),
+    *((name, "reward_scale", 0) for name in _NAMES),
+    *((name, "learning_rate", 1e4) for name in _NAMES),
     ("PPO", "value_cost", -5.0),
     ("PPO", "entropy_cost", -1e300),
     ("PPO", "epochs", 2**31 - 1),
@@ -95,18 +89,14 @@ _IMPOSSIBLE = [
         ("AlphaZero", {"spec": _SPEC}, "Searchable"),
         ("DQN", {"network": _RECURRENT}, "use R2D2"),
         ("R2D2", {"network": networks.q_network}, "has no core"),
-        (
-            "MuZero",
-            {"network": functools.partial(muzero_networks.model, core=cores.LSTM(8))},
-            "recurrent",
-        ),
-        ("support", {"bound": 0.0}, "positive bound"),
+        ("MuZero", {"network": _MODEL}, "recurrent"),
+        ("Support", {"bound": 0.0}, "positive bound"),
         ("CategoricalReturn", {"num_atoms": 1}, "2 atoms"),
         ("CategoricalReturn", {"minimum": 2.0, "maximum": 2.0}, "minimum < maximum"),
     ],
 )
 def test_an_impossible_option_is_named_with_a_way_out(name, options, message):
-    make = _MAKE[name].func if "spec" in options else _MAKE[name]
+    given = {"spec": _SPECS.get(name, _SPEC)} if name in _NAMES else {}
     with pytest.raises(errors.UserError, match=message) as caught:
-        make(**options)
+        _MAKE[name](**given | options)
     assert "\n" not in str(caught.value)
