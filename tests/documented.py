@@ -1,12 +1,22 @@
 """Code blocks and tables of the pages, for tests that run or compare them."""
 
+import configparser
 import functools
 import pathlib
 import re
 from collections.abc import Iterable
 
-DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 PAGE = DOCS / "usage.md"
+
+
+@functools.cache
+def setup() -> configparser.ConfigParser:
+    """Returns setup.cfg."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    return config
 
 
 def program(name: str, page: pathlib.Path = PAGE) -> str:
@@ -17,7 +27,7 @@ def program(name: str, page: pathlib.Path = PAGE) -> str:
 def write_files(folder: pathlib.Path) -> None:
     """Writes the blocks of all pages that are below a comment `file: name`."""
     blocks = r"<!-- file: (\S+) -->\n```(?:python)?\n(.*?)```"
-    for page in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
         for name, text in re.findall(blocks, page.read_text(), re.S):
             (folder / name).write_text(text)
 

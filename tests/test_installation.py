@@ -1,6 +1,5 @@
 """An installation by `pip install .` works from any directory."""
 
-import configparser
 import json
 import pathlib
 import re
@@ -12,7 +11,7 @@ import yaml
 
 from podracers import errors
 from podracers.training import experiment
-from tests import processes
+from tests import documented, processes
 
 ROOT = processes.ROOT
 PACKAGES = ("podracers", "agents", "environments")
@@ -28,9 +27,9 @@ MODULES = {"gin-config": "gin", "orbax-checkpoint": "orbax", "pillow": "PIL", "d
 
 
 def test_library_code_imports_every_package_that_it_requires():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    required = re.findall(r"^([\w-]+)>=", setup["options"]["install_requires"], re.MULTILINE)
+    required = re.findall(
+        r"^([\w-]+)>=", documented.setup()["options"]["install_requires"], re.MULTILINE
+    )
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     source = "\n".join(path.read_text() for path in paths)
     imported = set(re.findall(r"^\s*(?:import|from) (\w+)", source, re.MULTILINE))
@@ -39,9 +38,7 @@ def test_library_code_imports_every_package_that_it_requires():
 
 
 def test_the_citation_and_the_pages_repeat_the_projects_metadata():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    metadata = setup["metadata"]
+    metadata = documented.setup()["metadata"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["url"] == citation["repository-code"] == metadata["url"]
     assert [str(citation[x]) for x in ("version", "license")] == [

@@ -1,13 +1,13 @@
 """Tests of the Makefile: its commands, and the times in it and in the README."""
 
-import configparser
-import pathlib
 import re
 import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests import documented
+
+ROOT = documented.ROOT
 
 
 def _make(*arguments: str, code: int = 0) -> str:
@@ -53,9 +53,7 @@ def test_all_tests_are_the_fast_and_the_slow_ones():
 def test_unknown_extras_are_refused():
     """Pip only warns, and JAX would find only the CPU."""
     assert "got 'cuda'" in _make("--dry-run", "EXTRAS=cuda", "install", code=2)
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
     known = re.search("KNOWN_EXTRAS := (.*)", (ROOT / "Makefile").read_text())[1].split()
-    assert sorted(known) == sorted(config["options.extras_require"])
+    assert sorted(known) == sorted(documented.setup()["options.extras_require"])
     printed = _make("-n", "STAMP=no-file", "EXTRAS=cuda12,brax", "no-file")
     assert '-e ".[cuda12,brax]"' in printed

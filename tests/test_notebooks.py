@@ -1,6 +1,5 @@
 """Tests of the notebooks: they run, their outputs are complete, and they open on Colab."""
 
-import configparser
 import os
 import pathlib
 import re
@@ -14,7 +13,9 @@ import nbclient
 import nbformat
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests import documented
+
+ROOT = documented.ROOT
 # The numbers of plots and of animations in each notebook.
 SWITCH = "PODRACERS_NOTEBOOK_SCALE"
 OUTPUTS = {"anakin": (4, 2), "sebulba": (4, 2), "compare": (2, 1), "meta_learning": (3, 0)}
@@ -30,14 +31,6 @@ def notebook(path) -> nbformat.NotebookNode:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     return notebook
-
-
-@pytest.fixture(scope="module")
-def url() -> str:
-    """The repository's public address, which is set only in setup.cfg."""
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg", encoding="utf-8")
-    return config["metadata"]["url"]
 
 
 def _cells(notebook, kind):
@@ -78,7 +71,8 @@ def _installing(notebook) -> int:
     return place
 
 
-def test_it_opens_on_colab_and_installs_from_the_one_address(notebook, path, url):
+def test_it_opens_on_colab_and_installs_from_the_one_address(notebook, path):
+    url = documented.setup()["metadata"]["url"]
     place = f"{url.removeprefix('https://github.com/')}/blob/main/notebooks/{path.name}"
     badges = re.findall(r"colab-badge\.svg\)\]\(([^)]*)\)", notebook.cells[0].source)
     assert badges == [f"https://colab.research.google.com/github/{place}"]

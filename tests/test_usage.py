@@ -1,6 +1,5 @@
 """Programs, commands and metrics in docs/usage.md and the README."""
 
-import configparser
 import importlib
 import json
 import pathlib
@@ -12,7 +11,7 @@ import pytest
 
 from tests import documented
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = documented.ROOT
 
 
 @pytest.mark.slow
@@ -99,11 +98,8 @@ def test_commands_name_options_that_exist():
 
 
 def test_installed_commands_exist():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    installed = re.findall(
-        r"^podracers-\w+", setup["options.entry_points"]["console_scripts"], re.M
-    )
+    scripts = documented.setup()["options.entry_points"]["console_scripts"]
+    installed = re.findall(r"^podracers-\w+", scripts, re.M)
     pages = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
     assert set(re.findall(r"^podracers-\w+", pages, re.M)) <= set(installed)
 

@@ -52,13 +52,13 @@ AGENTS = {
 
 
 def _agent(name, network, environment=None, **options):
-    """Returns an agent, and an environment with a mask if it learns values of actions."""
+    """Returns an agent and an environment, by default one with masks."""
     make, own = AGENTS[name]
+    environment = environment or MASKED
     if name == "pqn":
-        environment, encoder = MASKED, encoders.MLP((8,), layer_norm=True)
+        encoder = encoders.MLP((8,), layer_norm=True)
         network = functools.partial(networks.q_network, encoder=encoder, **network)
     else:
-        environment = environment or streams.RandomEpisodes()
         network = contract.tiny_network(**network)
     return make(environment.spec, network=network, **OPTIONS | own | options), environment
 
@@ -131,7 +131,8 @@ def _slow_pqn(before, timestep, rollout, kept):
 
 def _log_prob(output, rollout):
     """Returns the log-probabilities of the actions, and the weighted entropies."""
-    log_p = jax.nn.log_softmax(output.policy[:-1])
+    mask = rollout.timestep.observation["action_mask"]
+    log_p = jax.nn.log_softmax(jnp.where(mask, output.policy, -1e30)[:-1])
     entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
     return jnp.sum(log_p * np.eye(3)[rollout.action], axis=-1), 0.1 * entropy
 
@@ -200,9 +201,9 @@ def test_ratios_are_one_in_the_first_gradient_step(name, network, normalize):
     if normalize:  # by the statistics of before the rollout
         before, after = given.learner.normalizer, updated.normalizer
         assert (before.count, after.count) == (LENGTH * BATCH, 2 * LENGTH * BATCH)
-        observed = given.rollout.timestep.observation[:-1].mean(axis=(0, 1))
-        expected = 0.5 * (before.mean + observed)
-        np.testing.assert_allclose(after.mean, expected, rtol=1e-4, atol=1e-5)
+        observed = given.rollout.timestep.observation["features"][:-1].mean(axis=(0, 1))
+        expected = 0.5 * (before.mean["features"] + observed)
+        np.testing.assert_allclose(after.mean["features"], expected, rtol=1e-4, atol=1e-5)
     zeros = jax.tree.map(np.zeros_like, given.rollout.actor_state)
     forgot = given._replace(rollout=given.rollout._replace(actor_state=zeros))
     assert _update(forgot)[1]["policy/kl"] > 1e-4

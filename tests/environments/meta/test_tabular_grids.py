@@ -74,6 +74,7 @@ def test_objects_respawn_at_their_rate(params):
     step = jax.vmap(lambda key: FAMILY.step(params, state._replace(key=key), jnp.int32(0))[0])
     present = np.asarray(step(keys).present)
     np.testing.assert_allclose(present.mean(0)[:2], 0.1, atol=0.02)
+    np.testing.assert_allclose(present[:, :2].all(axis=1).mean(), 0.01, atol=0.01)  # independent
     assert not present[:, 2:].any()
 
 
