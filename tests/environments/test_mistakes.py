@@ -92,6 +92,8 @@ MISTAKES = [
     (wrappers.SelectObservation, (catch.Catch, ("image",)), "one array"),
     (wrappers.Searchable, (envpool.EnvPool,), "expected a JAX environment"),
     (wrappers.FlattenAction, (catch.Catch,), "multi-discrete"),
+    (wrappers.StickyActions, (catch.Catch, 1.0), "repeat_probability"),
+    (wrappers.StickyActions, (probes.MaskedAction, 0.1), "has an action mask"),
 ]
 
 

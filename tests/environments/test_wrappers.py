@@ -122,15 +122,6 @@ def test_sticky_actions_repeat_the_executed_action():
     assert both == pytest.approx(0.0625, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("inner", "probability", "message"),
-    [(Echo, 1.0, r"repeat_probability.*below 1"), (Counter, 0.1, "Counter has an action mask")],
-)
-def test_sticky_actions_refuse(inner, probability, message):
-    with pytest.raises(errors.UserError, match=message):
-        wrappers.StickyActions(inner, repeat_probability=probability)
-
-
 def test_select_observation_drops_parts_and_keeps_the_mask():
     wrapped = wrappers.SelectObservation(Counter, keys=("count",))
     state, timestep = wrapped.reset(jax.random.key(0))
