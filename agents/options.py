@@ -140,6 +140,9 @@ def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
     try:
         part = function(*arguments, **outputs)
     except (TypeError, errors.UserError) as error:
+        frame = isinstance(error, TypeError) and errors.innermost_frame(error)
+        if frame and frame.filename != __file__:  # else the call itself does not fit
+            option += f" (at {frame.filename}:{frame.lineno} in {frame.name})"
         raise errors.UserError(f"{option}: {errors.first_line(error)}") from error
     kind = typing.get_args(typing.get_type_hints(type(agent))[name])[-1]
     if not isinstance(part, kind):

@@ -11,6 +11,8 @@ from dm_env import specs
 from environments import rendering
 from podracers import environment, errors, types
 
+_MAX_SIZE = 256  # cells
+
 
 class State(NamedTuple):
     """Positions of the ball and the paddle."""
@@ -42,8 +44,8 @@ class Catch:
     columns: int = 5
 
     def __post_init__(self):
-        errors.require_count(self, "rows", 2)
-        errors.require_count(self, "columns")
+        errors.require_count(self, "rows", 2, _MAX_SIZE)
+        errors.require_count(self, "columns", most=_MAX_SIZE)
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

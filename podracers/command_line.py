@@ -6,7 +6,6 @@ import os
 import pathlib
 import runpy
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -33,7 +32,9 @@ class Parser(argparse.ArgumentParser):
         message = f"unrecognized arguments: {' '.join(unknown)}"
         if hasattr(arguments, "gin_bindings"):
             option, value, *_ = [*message.replace("=", " ").split()[2:], "VALUE"]
-            names = config.bound_names(arguments.gin_file or ["gin/runners.gin"])
+            begun = os.path.join(getattr(arguments, "run_dir", None) or "", "config.gin")
+            files = arguments.gin_file or [begun if os.path.isfile(begun) else "gin/runners.gin"]
+            names = config.bound_names(files)
             # A macro wins over a parameter of the same name.
             known = {x.rpartition(".")[2].lower(): x for x in sorted(names, key=str.isupper)}
             for near in difflib.get_close_matches(option.strip("-").lower(), known, 1):
@@ -156,12 +157,8 @@ def ending(error: BaseException) -> Ending:
     is_jax = isinstance(first, jax.errors.JaxRuntimeError)
     if isinstance(first, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(first)):
         return Ending(code, f"out of memory: {cause}", f"failed: out of memory: {cause}")
-    for frame in traceback.extract_tb(first.__traceback__)[::-1]:
-        # Generated code, such as a dataclass's constructor, has no file.
-        is_library = frame.filename.startswith(("<", sysconfig.get_path("stdlib")))
-        if not is_library and "-packages" not in frame.filename:
-            cause = f"{frame.filename}:{frame.lineno} in {frame.name}: {cause}"
-            break
+    if frame := errors.innermost_frame(first):
+        cause = f"{frame.filename}:{frame.lineno} in {frame.name}: {cause}"
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 

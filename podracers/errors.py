@@ -7,6 +7,8 @@ import functools
 import inspect
 import os
 import re
+import sysconfig
+import traceback
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -138,6 +140,16 @@ def one_line(error: BaseException) -> str:
     """Returns an exception's name and the first line of its message, as Python prints them."""
     name, first = type(error).__name__, first_line(error)
     return name if first == name else f"{name}: {first}"
+
+
+def innermost_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Returns the innermost line outside of libraries that an exception passed; None without."""
+    for frame in traceback.extract_tb(error.__traceback__)[::-1]:
+        # Generated code, such as a dataclass's constructor, has no file.
+        is_library = frame.filename.startswith(("<", sysconfig.get_path("stdlib")))
+        if not is_library and "-packages" not in frame.filename:
+            return frame
+    return None
 
 
 def nearest_multiples(number: int, unit: int) -> str:

@@ -405,9 +405,8 @@ def _nearest_part(name: str) -> str:
 
 
 def _nearest_module(name: str) -> str:
-    is_own = name.partition(".")[0] in PACKAGES
     place = " (is it in the working directory or on PYTHONPATH?)"
-    return errors.nearest(name, _parts()) if is_own else place
+    return errors.nearest(name, _parts()) if _is_own(name) else place
 
 
 def _nearest_parameter(selector: str, name: str) -> str:
@@ -443,9 +442,13 @@ class _Macro(NamedTuple):
 
 
 class _Values(config_parser.ParserDelegate):
-    """Values of a text, of whose names nothing is imported."""
+    """Values of a text, of whose names nothing is imported; `names` are those of references."""
+
+    def __init__(self):
+        self.names: list[str] = []
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> _Reference:
+        self.names.append(scoped_configurable_name.rpartition("/")[2])
         return _Reference(_short(scoped_configurable_name) + "()" * evaluate)
 
     def macro(self, macro_name: str) -> _Macro:
@@ -465,7 +468,7 @@ def read(text: str, source: str) -> dict[str, Any]:
       errors.UserError: the text is no .gin file.
     """
     macros, values = {}, {}
-    for statement in _statements(text, source):
+    for statement in _statements(text, source, _Values()):
         if not isinstance(statement, config_parser.BindingStatement):
             continue
         name = "/".join(filter(None, (statement.scope, _short(statement.selector))))
@@ -484,22 +487,36 @@ def read(text: str, source: str) -> dict[str, Any]:
     return {name: resolve(value) for name, value in values.items()}
 
 
-def _statements(text: str, source: str) -> list[Any]:
+def _statements(text: str, source: str, values: _Values) -> list[Any]:
     try:
-        return list(config_parser.ConfigParser(text, _Values()))
+        return list(config_parser.ConfigParser(text, values))
     except Exception as error:
         raise explained(error, source) from error
 
 
 def other_code(text: str, source: str) -> list[str]:
-    """Returns what a .gin file imports or includes from outside of this project, as `read`."""
-    found = []
-    for statement in _statements(text, source):
+    """Returns what a .gin file names beyond the public parts of this project, as `read`.
+
+    These are imports, includes, and references such as `@run_directory.os.remove()`.
+    """
+    values, found, bound = _Values(), [], {}
+    for statement in _statements(text, source, values):
         if isinstance(statement, config_parser.IncludeStatement):
             found.append(statement.filename)
         elif isinstance(statement, config_parser.ImportStatement):
-            found.append(statement.module)
-    return [name for name in found if name.partition(".")[0] not in (*PACKAGES, "__gin__")]
+            bound[statement.bound_name()] = statement.partial_path()
+            if not _is_own(statement.module):
+                found.append(statement.module)
+    for name in values.names:
+        first, _, rest = name.partition(".")
+        module, _, part = f"{bound.get(first, first)}.{rest}".rpartition(".")
+        if _is_own(module) and part not in _parts().get(module, ()):
+            found.append(f"@{name}")
+    return found
+
+
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] in (*PACKAGES, "__gin__")
 
 
 def hyperparameters(text: str) -> dict[str, bool | float | str]:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pathlib
 
 import pytest
 
@@ -100,3 +101,15 @@ def test_an_impossible_option_is_named_with_a_way_out(name, options, message):
     with pytest.raises(errors.UserError, match=message) as caught:
         _MAKE[name](**given | options)
     assert "\n" not in str(caught.value)
+
+
+def _broken_network(spec, head):
+    return spec + head  # the mistake
+
+
+def test_a_type_error_in_a_network_names_its_line():
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    line = next(n for n, each in enumerate(lines, 1) if each.endswith("  # the mistake"))
+    message = rf"test_options\.py:{line} in _broken_network\): unsupported"
+    with pytest.raises(errors.UserError, match=message):
+        ppo.PPO(catch.Catch().spec, _broken_network)

@@ -71,6 +71,15 @@ def test_an_unknown_option_names_the_binding_that_is_meant(files, words, hint):
         parser.parse_args([*files, *words])
 
 
+def test_the_hint_of_a_resumed_run_knows_its_own_configuration(tmp_path):
+    (tmp_path / "config.gin").write_text("from agents import ppo\nppo.PPO.clip_epsilon = 0.2\n")
+    parser = command_line.Parser()
+    parser.add_experiment()
+    parser.add_argument("--run_dir")
+    with pytest.raises(errors.UserError, match=r"'PPO\.clip_epsilon = 0\.1'"):
+        parser.parse_args(["--run_dir", str(tmp_path), "--clip_epsilon", "0.1"])
+
+
 def test_memory_that_a_device_lacks_gets_one_line():
     with pytest.raises(Exception, match="100000000000000 bytes") as raised:
         jax.block_until_ready(jnp.zeros(10**14, jnp.uint8))

@@ -117,6 +117,8 @@ MISTAKES = {
     # Bounds, and numbers that devices cannot hold.
     "Catch.columns = -3": ("Catch.columns", "-3"),
     "Catch.rows = 1": ("Catch.rows", "at least 2"),
+    "Catch.rows = 2147483647": ("Catch.rows", "up to 256"),
+    "Catch.columns = 2147483647": ("Catch.columns", "up to 256"),
     "actor_critic.frame_stack = 0": ("frame_stack", "positive", "0"),
     "SEED = -1": ("Experiment.seed", "-1"),
     "SEED = 2147483648": ("Experiment.seed",),
@@ -304,6 +306,30 @@ SIZES = (%SIZE, 32)
         with pytest.raises(errors.UserError, match=r"^runs/a/config\.gin") as caught:
             config.read(mistake, "runs/a/config.gin")
         assert "\n" not in str(caught.value)
+
+
+def test_other_code_is_what_leads_out_of_the_public_parts_of_this_project():
+    text = """
+from __gin__ import dynamic_registration
+from agents import networks
+from agents import ppo
+import agents.networks.encoders
+from podracers.training import run_directory as own
+import my_lab.parts as parts
+experiment.Experiment.agent = @ppo.PPO
+ppo.PPO.network = @x/networks.actor_critic
+networks.actor_critic.encoder = @agents.networks.encoders.MLP()
+A = [@parts.Core(), {"x": @scope/own.os.remove()}]
+own.os.remove.path = @networks.network.dataclasses.replace()
+include "a_strangers.gin"
+"""
+    found = config.other_code(text, "x.gin")
+    assert sorted(found) == [
+        "@networks.network.dataclasses.replace",
+        "@own.os.remove",
+        "a_strangers.gin",
+        "my_lab.parts",
+    ]
 
 
 def test_hyperparameters_are_numbers_and_strings_by_class():
