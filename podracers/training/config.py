@@ -504,7 +504,8 @@ def other_code(text: str, source: str) -> list[str]:
         if isinstance(statement, config_parser.IncludeStatement):
             found.append(statement.filename)
         elif isinstance(statement, config_parser.ImportStatement):
-            bound[statement.bound_name()] = statement.partial_path()
+            if statement.is_from or statement.alias:
+                bound[statement.bound_name()] = statement.module
             if not _is_own(statement.module):
                 found.append(statement.module)
     for name in values.names:

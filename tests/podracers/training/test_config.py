@@ -330,6 +330,9 @@ include "a_strangers.gin"
         "a_strangers.gin",
         "my_lab.parts",
     ]
+    for path in (config.ROOT / "gin").rglob("*.gin"):
+        for name in config.other_code(path.read_text(), str(path)):
+            assert name.startswith("gin/")  # it includes another one
 
 
 def test_hyperparameters_are_numbers_and_strings_by_class():
