@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
 
-from podracers.supervision import children, watchdog
+from podracers.supervision import watchdog
 
 _CLONE_FS = 0x200  # linux/sched.h
 _CLOSING = 5.0  # seconds for processes to end by themselves
@@ -62,8 +62,7 @@ class Directory:
 
     def close(self) -> None:
         """Waits for the processes that were started in the directory, and removes it."""
-        children.end_within(self.path, _CLOSING)
-        watchdog.remove_directory(self.path)
+        watchdog.end_within(self.path, _CLOSING)
 
 
 def _unshare_working_directory() -> int:

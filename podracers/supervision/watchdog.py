@@ -17,25 +17,28 @@ import math
 import os
 import pathlib
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 
-from podracers.supervision import children
+import psutil
 
 _PERIOD = 1.0  # seconds between two lines
 _GRACE = 4.0  # seconds added to each limit: a machine may be busy
 _EXIT_LIMIT = 60.0  # seconds for the interpreter to exit
 _DUMP_TIMEOUT = 5.0  # seconds for a process to print its stacks
 _CLOSE_TIMEOUT = 1.0  # seconds for simulators to end after the process that started them
+_KILL_TIMEOUT = 5.0  # seconds for a process to end after it was killed
 _STDERR = 2  # the file descriptor: `sys.stderr` may be something else in a notebook
 
 _lock = threading.Lock()  # of the following
 _processes: list[subprocess.Popen] = []  # the watchdog; empty until it is needed
 _limits: dict[object, float] = {}  # seconds by owner; the shortest counts
-_directories: list[str] = []
+_directories: set[str] = set()
 _ending = threading.Event()  # stops the lines
 
 
@@ -63,27 +66,58 @@ def expect_end() -> None:
 def add_directory(path: str) -> None:
     """Makes the watchdog remove a directory, with the processes in it, when this process ends."""
     with _lock:
-        _directories.append(path)
+        _directories.add(path)
         _send()
 
 
-def remove_directory(path: str) -> None:
-    """Removes a directory from the watchdog's list."""
-    with _lock, contextlib.suppress(ValueError):
-        _directories.remove(path)
-        _send()
+def end_within(directory: str, timeout: float) -> None:
+    """Ends the processes that were started in a directory; removes it and their shared memory.
+
+    Args:
+      directory: the path of the directory.
+      timeout: seconds until processes that have not ended are killed; a process that survives this
+        (its file system hangs) is left after `_KILL_TIMEOUT` more.
+    """
+    path, deadline = os.path.realpath(directory), time.monotonic() + timeout
+    shared: set[str] = set()
+    while (left := within(path)) and time.monotonic() < deadline + _KILL_TIMEOUT:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                shared.update(m.path for m in process.memory_maps() if "/dev/shm/" in m.path)
+        if time.monotonic() > deadline:
+            _kill(left)
+        time.sleep(0.02)
+    for file in shared:
+        with contextlib.suppress(OSError):
+            os.unlink(file)
+    shutil.rmtree(path, ignore_errors=True)
+    with _lock:
+        _directories.discard(directory)
+
+
+def within(directory: str) -> list[psutil.Process]:
+    """Returns the other processes whose working directory this is."""
+    found = psutil.process_iter(["cwd"])  # None where it belongs to another user
+    return [each for each in found if each.info["cwd"] == directory and each.pid != os.getpid()]
 
 
 def kill_children() -> None:
     """Kills the children of this process, except for the watchdog."""
-    children.kill(set(children.of(os.getpid())) - {each.pid for each in _processes})
+    own = {each.pid for each in _processes}
+    _kill(each for each in psutil.Process().children() if each.pid not in own)
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            process.kill()
 
 
 def _send() -> None:
     """Writes a line to the watchdog; starts it if there is none."""
     if not _processes:
         _start()
-    line = json.dumps([min(_limits.values(), default=None), _directories])
+    line = json.dumps([min(_limits.values(), default=None), [*_directories]])
     with contextlib.suppress(OSError):  # it was killed
         os.write(_processes[0].stdin.fileno(), f"{line}\n".encode())
 
@@ -96,7 +130,7 @@ def _start() -> None:
     )
     _processes.append(
         subprocess.Popen(
-            [sys.executable, "-S", "-c", program],
+            [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C in a terminal does not reach it
@@ -122,35 +156,35 @@ def main(process: int) -> None:
     """Watches a process, whose lines arrive at standard input: the program of the watchdog."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    limit, directories, orphans, silent = math.inf, [], set(), 0.0
-    while True:
-        before = time.monotonic()
-        if select.select([0], [], [], _PERIOD / 2)[0]:
-            lines = os.read(0, 2**16).splitlines()
-            if not lines:
-                break  # the pipe is closed: the process has ended
-            seconds, directories = json.loads(lines[-1])
-            limit, silent = math.inf if seconds is None else seconds, 0.0
-        elif os.getppid() != process:
-            break  # it has ended, and a fork of it keeps the pipe open
-        elif not children.is_stopped(process):
-            # Where all processes were suspended, `select` takes long.
-            silent += min(time.monotonic() - before, _PERIOD)
-        if silent > limit:
-            print(
-                f"failed: for {silent:.0f} s no thread of Python has run: a call into native code "
-                "hangs, and holds the interpreter's lock",
-                file=sys.stderr,
-                flush=True,
-            )
-            orphans = set(children.of(process)) - {os.getpid()}
-            os.kill(process, signal.SIGHUP)
-            deadline = time.monotonic() + _DUMP_TIMEOUT
-            while os.getppid() == process and time.monotonic() < deadline:
-                time.sleep(0.05)
-            if os.getppid() == process:
-                os.kill(process, signal.SIGKILL)
-            break
+    limit, directories, orphans, silent = math.inf, [], [], 0.0
+    with contextlib.suppress(psutil.NoSuchProcess):  # it ends at any moment
+        while True:
+            before = time.monotonic()
+            if select.select([0], [], [], _PERIOD / 2)[0]:
+                lines = os.read(0, 2**16).splitlines()
+                if not lines:
+                    break  # the pipe is closed: the process has ended
+                seconds, directories = json.loads(lines[-1])
+                limit, silent = math.inf if seconds is None else seconds, 0.0
+            elif os.getppid() != process:
+                break  # it has ended, and a fork of it keeps the pipe open
+            elif psutil.Process(process).status() not in (psutil.STATUS_STOPPED, "tracing-stop"):
+                # Where all processes were suspended, `select` takes long.
+                silent += min(time.monotonic() - before, _PERIOD)
+            if silent > limit:
+                print(
+                    f"failed: for {silent:.0f} s no thread of Python has run: a call into native "
+                    "code hangs, and holds the interpreter's lock",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                hung = psutil.Process(process)
+                orphans = [each for each in hung.children() if each.pid != os.getpid()]
+                hung.send_signal(signal.SIGHUP)
+                with contextlib.suppress(psutil.TimeoutExpired):
+                    hung.wait(_DUMP_TIMEOUT)
+                _kill([hung])
+                break
     for directory in directories:  # first: it reads the memory maps of these processes
-        children.end_within(directory, _CLOSE_TIMEOUT)
-    children.kill(orphans)
+        end_within(directory, _CLOSE_TIMEOUT)
+    _kill(orphans)

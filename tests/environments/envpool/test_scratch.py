@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from environments.envpool import scratch
-from podracers.supervision import children
+from podracers.supervision import watchdog
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_only_the_simulator_works_in_its_directory(delay, code, monkeypatch):
     where, process = directory.start(start)
     assert where == directory.path and os.getcwd() == before
     assert pathlib.Path(directory.path, "made", "file").exists()
-    assert children.within(directory.path) == [process.pid]
+    assert [each.pid for each in watchdog.within(directory.path)] == [process.pid]
     timer = threading.Timer(delay, process.terminate)
     timer.start()
     threading.Thread(target=process.wait, daemon=True).start()

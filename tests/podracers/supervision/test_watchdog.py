@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
-from podracers.supervision import children
+from podracers.supervision import watchdog
 
 PROGRAM = """
 import atexit, ctypes, os, signal, subprocess, tempfile, time
@@ -122,10 +123,10 @@ def test_time_in_which_the_process_is_suspended_does_not_count():
 
 
 def test_processes_that_no_signal_ends_are_given_up(monkeypatch, tmp_path):
-    monkeypatch.setattr(children, "_KILL_TIMEOUT", 0.2)
-    monkeypatch.setattr(children, "within", lambda directory: [os.getpid()])
-    monkeypatch.setattr(children, "kill", lambda processes: None)
+    monkeypatch.setattr(watchdog, "_KILL_TIMEOUT", 0.2)
+    monkeypatch.setattr(watchdog, "within", lambda directory: [psutil.Process()])
+    monkeypatch.setattr(watchdog, "_kill", lambda processes: None)
     directory = tmp_path / "theirs"
     directory.mkdir()
-    children.end_within(str(directory), 0.1)
+    watchdog.end_within(str(directory), 0.1)
     assert not directory.exists()
