@@ -7,6 +7,7 @@ Axis legend: `B` streams, `T` steps, `A` actions, `D` parts of a multi-discrete 
 """
 
 import dataclasses
+import inspect
 from typing import Any
 
 import jax
@@ -95,15 +96,11 @@ def _values_of_parts(action: specs.BoundedArray) -> np.ndarray:
     return np.arange(num_values.max()) < num_values[..., None]
 
 
-def has(candidate: Any, member: str) -> bool:
-    """Returns whether an object has a member, without evaluating a property."""
-    return hasattr(type(candidate), member) or member in getattr(candidate, "__dict__", {})
-
-
 def missing_members(part: Any, protocol: type) -> list[str]:
     """Returns the public members of a protocol that a part lacks."""
-    members = {**vars(protocol), **protocol.__annotations__}
-    return [name for name in sorted(members) if name[0] != "_" and not has(part, name)]
+    members = {name for name in {**vars(protocol), **protocol.__annotations__} if name[0] != "_"}
+    # Statically, because a property may fail.
+    return sorted(name for name in members if inspect.getattr_static(part, name, part) is part)
 
 
 def spec_faults(candidate: environment.Environment) -> list[str]:
@@ -170,7 +167,7 @@ def trace_faults(candidate: environment.Environment) -> list[str]:
     except Exception:
         # A wrapper fails if the environment in it returns something else than a pair.
         inner = getattr(candidate, "environment", None)
-        if has(inner, "step") and (faults := trace_faults(inner)):
+        if hasattr(inner, "step") and (faults := trace_faults(inner)):
             return faults
         raise
 
@@ -186,14 +183,15 @@ def _trace_faults(candidate: environment.Environment) -> list[str]:
     if fault := _pair_fault("step", "transition", step):
         return [fault]
     scalar, step_type = specs.Array((), np.float32), specs.Array((), np.int8)
-    expected = types.TimeStep(candidate.spec.observation, scalar, scalar, step_type)
+    timestep = types.TimeStep(candidate.spec.observation, scalar, scalar, step_type)
     return [
-        *(f"reset: {each}" for each in _differences(reset[1], expected)),
-        *(f"step: {each}" for each in _differences(step[1], expected)),
-        *(
-            f"the state of step differs from that of reset: {each}"
-            for each in _differences(step[0], reset[0])
-        ),
+        f"{where}: {each}"
+        for where, found, expected in (
+            ("reset", reset[1], timestep),
+            ("step", step[1], timestep),
+            ("the state of step differs from that of reset", step[0], reset[0]),
+        )
+        for each in manifest.differences(*map(manifest.structure, (found, expected)))
     ]
 
 
@@ -202,20 +200,13 @@ def _pair_fault(name: str, maker: str, output: Any) -> str | None:
     is_pair = isinstance(output, tuple) and len(output) == 2
     if is_pair and isinstance(output[1], types.TimeStep):
         return None
-    found = f"a {type(output).__name__}"
+    found = "None" if output is None else f"a {type(output).__name__}"
     if is_pair:
         found = f"a pair with a {type(output[1]).__name__} in place of the TimeStep"
-    elif output is None:
-        found = "None"
     elif type(output) is tuple:
-        found = f"{len(output)} values"
-        if name == "step" and len(output) in (4, 5):
-            found += f", as {'Gymnasium' if len(output) == 5 else 'Gym'}'s does"
+        library = {4: ", as Gym's does", 5: ", as Gymnasium's does"}
+        found = f"{len(output)} values{library.get(len(output), '') if name == 'step' else ''}"
     return f"{name} returned {found}, expected (state, TimeStep): see types.{maker}"
-
-
-def _differences(found: types.PyTree, expected: types.PyTree) -> list[str]:
-    return manifest.differences(manifest.structure(found), manifest.structure(expected))
 
 
 def _render_faults(candidate: environment.Environment) -> list[str]:

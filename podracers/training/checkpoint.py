@@ -4,8 +4,7 @@ A checkpoint `directory/<step>` has three items, written by orbax and committed 
 
 - `state`: the complete state of the runner, with or without replay;
 - `params`: the acting parameters alone, so that an evaluation reads nothing else;
-- `metadata`: JSON: the step, the progress of the run, the score, and the path, shape and dtype of
-  every leaf;
+- `metadata`: JSON: the progress of the run, the score, and path, shape and dtype of every leaf;
 
 and beside them the checksums of their files (`podracers.training.manifest`). In a bucket, the file
 that is written last replaces the rename. Each of several processes writes the arrays of its own
@@ -20,7 +19,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -129,15 +128,16 @@ class Checkpointer:
         self.wait()
         score = None if score is None or not math.isfinite(score) else float(score)
         if step == self._newest:
-            if score is not None:
-                processes.on_lead(lambda: self._write_score(step, score))
+            path = self._directory / str(step) / _SCORE
+            if score is not None and processes.is_lead():
+                with storage.failures(f"write {path}"):
+                    storage.write(path, json.dumps({"score": score}))
             return
         if not self._replay:
             state = agent_lib.without_replay(state)
         state, params = _key_data((state, params))
         record = {
             "user": dict(metadata),
-            "step": step,
             "score": score,
             "state": manifest.structure(state),
             "params": manifest.structure(params),
@@ -198,11 +198,6 @@ class Checkpointer:
         """Returns the steps that have a score; of equal ones the newest comes first."""
         return sorted((scores := self._scores()), key=lambda s: (scores[s], s), reverse=True)
 
-    def _write_score(self, step: int, score: float) -> None:
-        path = self._directory / str(step) / _SCORE
-        with storage.failures(f"write {path}"):
-            storage.write(path, json.dumps({"score": score}))
-
     def _is_saving(self) -> bool:
         """Returns whether a save is not committed yet; other threads call it, too."""
         saving = self._saving
@@ -233,8 +228,7 @@ class Checkpointer:
             no replay.
           errors.RunFailure: every checkpoint is damaged.
         """
-        self.wait()
-        return self._restore_first("state", template, processes.on_lead(self._listed)[::-1])
+        return self._restore("state", template)
 
     def restore_params(
         self, template: types.PyTree | None = None, best: bool = False
@@ -245,11 +239,7 @@ class Checkpointer:
           template: the structure of the parameters; None for nested dicts of NumPy arrays.
           best: take the highest score instead of the newest; the newest if there is no score.
         """
-        self.wait()
-        steps = processes.on_lead(self._listed)[::-1]
-        if best:
-            steps = list(dict.fromkeys([*processes.on_lead(self._best_first), *steps]))
-        return self._restore_first("params", template, steps)
+        return self._restore("params", template, best)
 
     def close(self) -> None:
         """Waits for the last save, and stops the background threads.
@@ -267,12 +257,14 @@ class Checkpointer:
                 os.close(self._descriptor)
                 self._descriptor = None
 
-    def _restore_first(
-        self, item: str, template: types.PyTree | None, steps: Sequence[int]
+    def _restore(
+        self, item: str, template: types.PyTree | None, best: bool = False
     ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
-        """Restores `item` of the first step that is not damaged."""
+        """Restores `item` of the newest or the best step that is not damaged."""
+        self.wait()
+        ranked = processes.on_lead(self._best_first) if best else []
         damaged: dict[int, str] = {}
-        for step in steps:
+        for step in dict.fromkeys([*ranked, *processes.on_lead(self._listed)[::-1]]):
             try:
                 tree, metadata = self._restore_item(item, template, step)
             except manifest.DamagedError as error:
@@ -301,8 +293,6 @@ class Checkpointer:
         if fault := next(filter(None, processes.all_gather(fault)), None):
             raise manifest.DamagedError(fault)
         record = manifest.load(folder / _METADATA)
-        if (saved := record.get("step", step)) != step:
-            raise manifest.DamagedError(f"it was saved as checkpoint {saved}")
         if template is None:
             with storage.failures(f"read checkpoint {folder}"):
                 leaves = self._arrays.metadata(folder / item).tree

@@ -124,12 +124,10 @@ operative_text = gin.operative_config_str  # every parameter that was used, defa
 
 def name_of(part: Callable[..., Any]) -> str | None:
     """Returns gin's selector of a class or a function; None if gin has not registered it."""
+    key = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
     for name, known in gin.config._REGISTRY.items():
         # Equal for a class and gin's subclass of it.
-        if all(
-            getattr(known.wrapped, each, None) == getattr(part, each, None)
-            for each in ("__module__", "__qualname__")
-        ):
+        if (known.wrapped.__module__, known.wrapped.__qualname__) == key:
             return name
     return None
 
@@ -409,10 +407,6 @@ def _nearest_module(name: str) -> str:
     return errors.nearest(name, _parts()) if _is_own(name) else place
 
 
-def _nearest_parameter(selector: str, name: str) -> str:
-    return errors.nearest(name, _parameters(selector))
-
-
 def _nearest_file(path: str) -> str:
     # `name` and `experiments/name` are compared with the names that they could stand for.
     prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
@@ -424,7 +418,10 @@ def _nearest_file(path: str) -> str:
 _NEAREST = (
     (r"resolve selector ([\w.]+)", _nearest_part),
     (r"No configurable matching(?: reference)? '@?([\w.]+?)(?:\(\))?'", _nearest_part),
-    (r"'([\w./]+)' doesn't have a parameter named '(\w+)'", _nearest_parameter),
+    (
+        r"'([\w./]+)' doesn't have a parameter named '(\w+)'",
+        lambda part, name: errors.nearest(name, _parameters(part)),
+    ),
     (r"No module named '([\w.]+)'", _nearest_module),
     (r"Unable to open file: (.*?)(?=\. Searched)", _nearest_file),
 )

@@ -76,7 +76,6 @@ class JsonlLogger:
         with storage.failures(f"write {self._path}"):
             self._file.write(json.dumps({"step": int(step), **finite}) + "\n")
             self._file.flush()
-        storage.require_same(self._path, self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
@@ -99,15 +98,11 @@ def read_rows(path: str | pathlib.Path) -> list[dict[str, float | None]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict) and type(row.get("step")) is int:
-            rows.append(row)
-        elif number == len(lines):
+            rows.append({**row, "step": int(row["step"])})
+        except (ValueError, TypeError, KeyError) as error:
+            if number < len(lines):
+                raise errors.RunFailure(f"{path}, line {number}: got {line[:40]!r}") from error
             _LOGGER.warning("%s: left out the damaged last line (line %d)", path, number)
-        else:
-            expected = "expected an object with a 'step'"
-            raise errors.RunFailure(f"{path}, line {number}: {expected}, got {line[:40]!r}")
     return rows
 
 
@@ -124,9 +119,8 @@ class TensorBoardLogger:
         with storage.failures(f"write {self._directory}"):
             # TensorBoard reads event files in the order of their names.
             name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-            self._path = self._directory / name
             # TensorBoard's own event writer writes from a thread, which hides a full disk.
-            self._file = self._path.open("xb")
+            self._file = (self._directory / name).open("xb")
             self._writer = record_writer.RecordWriter(self._file)
             self._add(event_pb2.Event(file_version="brain.Event:2"))
             if resume_step is not None:
@@ -141,7 +135,6 @@ class TensorBoardLogger:
             if not math.isnan(value)
         ]
         self._add(event_pb2.Event(step=int(step), summary=summary_pb2.Summary(value=scalars)))
-        storage.require_same(self._path, self._file.fileno())
 
     def write_configuration(
         self, step: int, texts: Mapping[str, str], values: Mapping[str, bool | float | str]

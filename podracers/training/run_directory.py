@@ -56,28 +56,22 @@ class Lock:
         with contextlib.ExitStack() as files, storage.failures(f"write '{self._path}'"):
             file = files.enter_context(self._path.open("ab+", buffering=0))
             os.register_at_fork(after_in_child=file.close)
-            self._flock(file.fileno())
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = self._path.read_bytes()[:200].decode(errors="replace").strip()
+                raise errors.UserError(
+                    f"the run directory '{self._path.parent}' is in use by "
+                    f"{holder or 'another process'}: wait until that run has ended, or end it"
+                ) from error
+            except OSError as error:
+                message = "the run directory '%s' cannot be locked (%s): start no second run in it"
+                _LOGGER.warning(message, self._path.parent, error.strerror)
             file.truncate(0)
             file.write(f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
             directory = os.open(self._path.parent, os.O_RDONLY)
             files.callback(os.close, directory)
             self._file, self._directory, self._files = file.fileno(), directory, files.pop_all()
-
-    def _flock(self, file: int) -> None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = self._path.read_bytes()[:200].decode(errors="replace").strip()
-            raise errors.UserError(
-                f"the run directory '{self._path.parent}' is in use by "
-                f"{holder or 'another process'}: wait until that run has ended, or end it"
-            ) from error
-        except OSError as error:
-            _LOGGER.warning(
-                "the run directory '%s' cannot be locked (%s): do not start a second run in it",
-                self._path.parent,
-                error.strerror,
-            )
 
     def release(self) -> None:
         """Frees the lock, if this object has it."""

@@ -80,10 +80,8 @@ def is_same(path: os.PathLike, descriptor: int) -> bool:
     """
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
 def require_same(path: os.PathLike, descriptor: int) -> None:

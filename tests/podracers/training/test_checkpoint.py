@@ -203,29 +203,6 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_warning(copied, caplog):
     assert _restore(copied)[0] == 30
 
 
-@pytest.mark.parametrize("has_step", [True, False])
-def test_a_copy_under_the_name_of_another_step_is_damaged(copied, caplog, has_step):
-    """Checkpoints of earlier versions do not have their step."""
-    shutil.copytree(copied / "20", copied / "40")
-    if not has_step:
-        _without_step(copied / "40")
-    reader = checkpoint.Checkpointer(copied, read_only=True)
-    step = 30 if has_step else 40
-    assert reader.restore(_make_state())[0] == step
-    assert reader.restore_params(_make_state()["params"])[0] == step
-    assert ("it was saved as checkpoint 20" in caplog.text) == has_step
-
-
-def _without_step(folder: pathlib.Path) -> None:
-    """Removes the step from the metadata of a checkpoint."""
-    metadata, sums = (folder / name for name in ("metadata/metadata", manifest.MANIFEST))
-    record = json.loads(metadata.read_text())
-    del record["step"]
-    metadata.write_text(json.dumps(record))
-    entry = {"metadata/metadata": manifest._checksum(metadata)}
-    sums.write_text(json.dumps(json.loads(sums.read_text()) | entry))
-
-
 def test_all_damaged(copied):
     for step in (10, 20, 30):
         (copied / str(step) / "state" / "_METADATA").unlink()

@@ -48,7 +48,7 @@ def test_jsonl_is_readable_at_once_and_resumes_after_the_checkpoint(tmp_path, to
     assert _read(path) == []
 
 
-@pytest.mark.parametrize("line", [b'{"loss": 1.0}', b'{"step": "20"}', b"[1]", b"\x00\xff", b""])
+@pytest.mark.parametrize("line", [b'{"loss": 1.0}', b'{"step": "x"}', b"[1]", b"\x00\xff", b""])
 def test_a_damaged_line_is_left_out_at_the_end_and_else_a_failure(tmp_path, caplog, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 10}\n' + line + b"\n")
@@ -61,18 +61,6 @@ def test_a_damaged_line_is_left_out_at_the_end_and_else_a_failure(tmp_path, capl
     with pytest.raises(errors.RunFailure, match=f"^{path}, line 2: .*$"):
         loggers.JsonlLogger(path, resume_step=30)
     assert path.read_bytes().endswith(b'{"step": 30}\n')  # as it was
-
-
-@pytest.mark.parametrize("kind", [loggers.JsonlLogger, loggers.TensorBoardLogger])
-def test_a_file_that_vanishes_is_noticed(tmp_path, kind):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    logger = kind(folder / "metrics.jsonl" if kind is loggers.JsonlLogger else folder)
-    logger.write(1, {"loss": 1.0})
-    folder.rename(tmp_path / "moved")
-    with pytest.raises(errors.RunFailure, match=f"^'{folder}/.*' was moved to '{tmp_path}/moved/"):
-        logger.write(2, {"loss": 1.0})
-    logger.close()
 
 
 def test_tensorboard_shows_curves_and_hides_those_after_the_checkpoint(tmp_path):

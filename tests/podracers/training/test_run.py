@@ -218,7 +218,6 @@ def _remove(path):
         ("anakin", 3, _move, ""),
         ("sebulba", 6, _remove, ""),
         ("anakin", 3, lambda path: _remove(path / "checkpoints"), "/checkpoints"),
-        ("anakin", 3, lambda path: (path / "metrics.jsonl").unlink(), r"/metrics\.jsonl"),
         pytest.param(
             *("anakin", 6, lambda path: _move(path / "checkpoints"), "/checkpoints"),
             marks=pytest.mark.slow,
