@@ -125,15 +125,3 @@ def test_options_that_determine_the_program_cannot_differ(name, option, values):
     runner = _runner(agent, environment, population=2, population_values=own)
     with pytest.raises(errors.UserError, match=f"cannot differ .* gamma, {option} "):
         runner.trace(0)
-
-
-def test_exceptions_of_the_environment_are_raised_unchanged():
-    class Broken(streams.RandomEpisodes):
-        def step(self, state, action):
-            raise KeyError("a bug")
-
-    agent, _ = contract.AGENTS["ppo"]()
-    own = {"gamma": (0.9, 0.99)}
-    runner = _runner(agent, Broken(masked=True), population=2, population_values=own)
-    with pytest.raises(KeyError, match="a bug"):
-        runner.trace(0)

@@ -242,23 +242,6 @@ def test_closing_ends_threads_that_wait_or_work_and_abandons_one_that_does_not_r
     assert pipeline.abandoned() == ["stuck"]
 
 
-def test_a_failure_to_close_an_environment_replaces_nothing(monkeypatch, caplog):
-    class Unclosable:
-        def close(self):
-            raise OSError("no")
-
-    monkeypatch.setattr(pipeline, "close_failures", [])
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            try:
-                _divide()
-            finally:
-                pipeline.close_environments(Unclosable())
-    message = "closing an environment failed: OSError: no"
-    assert pipeline.close_failures == [message] * 2
-    assert [record.getMessage() for record in caplog.records] == [f"failed: {message}"]
-
-
 def test_a_call_returns_the_result_or_raises_the_error():
     caller = threading.current_thread()
     thread = pipeline.call("worker", lambda _: threading.current_thread(), PATIENCE)

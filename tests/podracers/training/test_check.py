@@ -129,13 +129,9 @@ FAULTS = {
     "step: leaf 'observation/x': expected float32[4], got float32[5]": _spoil(
         "step", observation=_other_x(jnp.zeros((5,)))
     ),
-    "reset: leaf 'observation/x': expected float32[4], got int32[4]": _spoil(
-        "reset", observation=_other_x(jnp.zeros((4,), jnp.int32))
-    ),
     "step: leaf 'observation/action_mask': expected bool[3], got none": _spoil(
         "step", observation=lambda t: {"x": t.observation["x"]}
     ),
-    "leaf 'reward': expected float32[], got int32[]": _spoil("step", reward=lambda t: jnp.int32(1)),
     "leaf 'step_type': expected int8[], got int32[]": _spoil(
         "reset", step_type=lambda t: t.step_type.astype(jnp.int32)
     ),

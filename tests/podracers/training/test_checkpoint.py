@@ -2,15 +2,12 @@
 
 import errno
 import functools
-import gc
 import json
 import logging
 import os
 import pathlib
 import shutil
 import subprocess
-import threading
-import time
 from typing import Any
 
 import chex
@@ -234,47 +231,6 @@ def test_a_half_written_checkpoint_is_ignored(copied):
     _save(checkpointer, 50)
     checkpointer.close()
     assert checkpointer.latest_step() == 50
-
-
-def _threads() -> set[threading.Thread]:
-    """Returns those that the end of the process would wait for."""
-    return {thread for thread in threading.enumerate() if not thread.daemon}
-
-
-def _remove(directory: pathlib.Path) -> None:
-    _move(directory)
-    while directory.with_name("away").exists():  # what is being written meanwhile
-        shutil.rmtree(directory.with_name("away"), ignore_errors=True)
-
-
-def _move(directory: pathlib.Path) -> None:
-    directory.rename(directory.with_name("away"))
-
-
-@pytest.mark.parametrize("seconds", [None, 0.01])
-@pytest.mark.parametrize(("harm", "fate"), [(_remove, "removed"), (_move, "moved to .*/away'")])
-def test_a_directory_that_vanishes_ends_saving_at_once(tmp_path, capfd, harm, fate, seconds):
-    """Between two saves, or so many seconds after one began."""
-    before = _threads()
-    directory = tmp_path / "checkpoints"
-    checkpointer = checkpoint.Checkpointer(directory)
-    _save(checkpointer, 1)
-    checkpointer.wait()
-    start = time.monotonic()
-    with pytest.raises(errors.RunFailure, match=f"^'{directory}' was {fate}"):
-        if seconds is None:
-            harm(directory)
-        _save(checkpointer, 2)
-        time.sleep(seconds or 0.0)
-        harm(directory)
-        checkpointer.wait()
-    with pytest.raises(errors.RunFailure, match=f"^'{directory}' was "):
-        checkpointer.close()
-    while (left := _threads() - before) and time.monotonic() < start + 20.0:
-        gc.collect()  # idle threads of an executor end with it
-        time.sleep(0.01)
-    assert not left
-    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

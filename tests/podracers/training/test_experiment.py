@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 from agents import networks, ppo
-from agents.networks import sac
 from environments import catch, envpool
 from podracers import anakin, errors, sebulba
 from podracers.training import config, experiment, weights_and_biases
@@ -41,14 +40,10 @@ def test_builds_the_parts(tiny):
         ("evaluation_max_steps", -5, "got -5"),
         ("evaluation_episodes", 0, "got 0"),
         ("greedy_evaluation_episodes", 10**6 + 1, "at most 1000000"),
-        ("greedy_evaluation_episodes", -1, "got -1"),
-        ("seed", -1, "got -1"),
         ("checkpoint_replay", "no", "got 'no'"),
         ("compute_dtype", "bfloat1", "'bfloat16'"),
         ("matmul_precision", "higest", "'highest'"),
-        ("environment", catch.Catch(), "uncalled"),
         ("runner", (anakin.Anakin,) * 3, "expected Callable"),
-        ("tracker", "wandb", "expected WeightsAndBiases"),
         ("tracker", weights_and_biases.WeightsAndBiases, "expected WeightsAndBiases"),
     ],
 )
@@ -144,10 +139,6 @@ def test_agents_without_a_greedy_option_have_one_evaluation(tiny):
         assert dataclasses.replace(tiny, agent=agent).build().greedy_evaluator is None
 
 
-def _misfit(spec):
-    return ppo.PPO(spec, sac.sac_network)
-
-
 @pytest.mark.parametrize(
     ("part", "value", "words"),
     [
@@ -156,12 +147,6 @@ def _misfit(spec):
         ("agent", catch.Catch, "Catch.* 'spec'"),
         ("runner", catch.Catch, "Catch.* 'agent'"),
         ("runner", anakin.Anakin, "Anakin.*'num_envs' and 'rollout_length'"),
-        (
-            "agent",
-            _misfit,
-            r"PPO\.network = .*sac_network: .*Network, got .*SACNetwork",
-        ),
-        ("environment", lambda: catch.Catch(rows=3.5), r"Catch\.rows: expected"),
     ],
 )
 def test_refuses_parts(tiny, part, value, words):
@@ -188,10 +173,6 @@ def _values(spec):
     return ppo.PPO(spec, lambda spec, head: networks.q_network(spec, head.num_outputs))
 
 
-def _seven_minibatches(spec):
-    return ppo.PPO(spec, networks.actor_critic, num_minibatches=7)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -201,7 +182,6 @@ def _seven_minibatches(spec):
             r"^environment tests\..*Shapeless: .*reward",
         ),
         ({"agent": _values}, errors.UserError, "network: expected an ActorCriticOutput"),
-        ({"agent": _seven_minibatches}, errors.UserError, "num_minibatches = 7 .* use 1, 2"),
         ({"environment": Broken}, AttributeError, "velocity"),  # with its traceback
     ],
 )
