@@ -331,10 +331,12 @@ def touch() -> None:
         each.position = [each.position[0], each.position[1] + 1]
 
 
-def leave() -> None:
-    """Reports to the others that this process ends in order; does nothing in a single process."""
-    if _peers:
-        _peers.pop().close(_DONE)
+def leave() -> bool:
+    """Reports to the others, if it watches any, that this process ends in order."""
+    if not _peers:
+        return False
+    _peers.pop().close(_DONE)
+    return True
 
 
 def await_cause() -> None:
@@ -360,8 +362,3 @@ def fail(cause: str, exit_code: int) -> None:
     peers.close(_FAILED, f"{kind}: process {peers.process}: {cause}", exit_code)
     if peers.process == 0:
         time.sleep(_LINGER_TIME)
-
-
-def is_watching() -> bool:
-    """Returns whether there are other processes, and none is known to have failed."""
-    return bool(_peers)

@@ -195,8 +195,7 @@ def _own_address(host: str) -> str:
 
 def leave() -> None:
     """Ends this process in order, if it is one of several; waits for the others."""
-    if peers.is_watching():
-        peers.leave()
+    if peers.leave():
         jax.distributed.shutdown()
 
 

@@ -154,19 +154,18 @@ def require_shared(
         try:
             make(directory)
             resumed = bool(steps(directory)) if resume is None else resume
-            names = sorted(entry.name for entry in _entries(directory))
-            used = [] if resumed else [each for each in names if not each.startswith(_PROBE)]
-            if not used:
+            names = (each.name for each in _entries(directory))
+            used = min((name for name in names if not name.startswith(_PROBE)), default=None)
+            if resumed or not used:
                 (directory / name).write_text("")
+                return name, resumed
         except Exception as error:  # clients of buckets raise almost anything
             reason = manifest.reason(error)
             raise errors.UserError(f"{where} cannot be written: {reason}") from error
-        if used:
-            raise errors.UserError(
-                f"{where} is in use (it contains '{used[0]}'): continue that run with --resume, or "
-                "name another folder"
-            )
-        return name, resumed
+        raise errors.UserError(
+            f"{where} is in use (it contains '{used}'): continue that run with --resume, or name "
+            "another folder"
+        )
 
     name, resumed = processes.on_lead(write_probe)
     fault = None

@@ -148,32 +148,19 @@ def test_a_process_that_is_lost_while_jax_starts_ends_the_others(lost):
 
 
 @pytest.mark.slow
-def test_evaluations_are_shared():
-    """Each process plays its share; a stop in one of them stops all."""
+def test_an_evaluation_that_one_process_stops_is_discarded():
     results = _run(
         """
 begin()
 from podracers import evaluation
 
-def episodes(share, size):
-    index, count = share
-    every = np.arange(size * index // count, size * (index + 1) // count)
-    return evaluation.Episodes(every + 0.1, every.astype(np.int32), every % 2 == 0)
-
-def stopped(share):
+def play(share):
     if share[0] == 1:
         raise evaluation.Stopped
-    return [episodes(share, 6)]
+    return [evaluation.Episodes(*np.zeros((3, 2)))]
 
-played = evaluation.play_together(lambda share: [episodes(share, 6), None, episodes(share, 3)])
-assert (played is None) == (process != 0)
-for found, size in zip(played or (), (6, 3), strict=True) if played else ():
-    np.testing.assert_array_equal(found.returns, np.arange(size) + 0.1)
-    np.testing.assert_array_equal(found.lengths, np.arange(size))
-    assert found.finished.dtype == bool and found.lengths.dtype == np.int32
-assert evaluation.play_together(stopped) is None
-""",
-        count=3,
+assert evaluation.play_together(play) is None
+"""
     )
     for result in results:
         assert result.returncode == 0, result.stderr
