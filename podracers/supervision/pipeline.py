@@ -58,10 +58,9 @@ def close_environments(host: environment_lib.HostEnvironment) -> None:
     try:
         host.close()
     except Exception as error:
-        message = f"closing an environment failed: {errors.one_line(error)}"
-        if not close_failures:
-            _LOGGER.warning("failed: %s", message)
-        close_failures.append(message)
+        close_failures.append(f"closing an environment failed: {errors.one_line(error)}")
+        if len(close_failures) == 1:
+            _LOGGER.warning("failed: %s", close_failures[0])
 
 
 class Timer:
@@ -78,14 +77,14 @@ class Timer:
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
         self._since = time.monotonic()
-        self._span: jax.profiler.TraceAnnotation | None = None
 
     @contextlib.contextmanager
     def __call__(self, activity: str) -> Iterator[None]:
         """Counts the time of the context as `activity`; activities do not nest."""
         self.switch(activity)
         try:
-            yield
+            with jax.profiler.TraceAnnotation(activity, thread=threading.current_thread().name):
+                yield
         finally:
             self.switch("")
 
@@ -94,12 +93,6 @@ class Timer:
         with self._lock:
             self._add_time()
             self.activity = activity, self._since
-        if self._span is not None:
-            self._span.__exit__(None, None, None)
-            self._span = None
-        if activity and jax.profiler.TraceAnnotation.is_enabled():
-            thread = threading.current_thread().name
-            self._span = jax.profiler.TraceAnnotation(activity, thread=thread).__enter__()
 
     def take(self) -> dict[str, float]:
         """Returns the seconds of each activity since the last call; `""` is all the rest."""
