@@ -82,7 +82,7 @@ def test_an_environment_that_raises_ends_the_run(made, where, step, num_made):
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_a_learner_that_fails_ends_the_actors(made, monkeypatch, error):
+def test_a_learner_that_fails_ends_the_actors(made, monkeypatch, caplog, error):
     runner, factory = made
     monkeypatch.setattr(pipeline, "close_failures", [])
     state, _ = runner.step(runner.init(0), 1)
@@ -95,6 +95,7 @@ def test_a_learner_that_fails_ends_the_actors(made, monkeypatch, error):
     _fail(runner, state, error)
     assert pipeline.abandoned() == []
     assert len(pipeline.close_failures) == 4
+    assert caplog.text.count("closing an environment failed") == 1
 
 
 @pytest.mark.parametrize("returned", [None, (0.0, 0.0, False, False, {})])
