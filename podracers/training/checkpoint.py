@@ -4,7 +4,8 @@ A checkpoint `directory/<step>` has three items, written by orbax and committed 
 
 - `state`: the complete state of the runner, with or without replay;
 - `params`: the acting parameters alone, so that an evaluation reads nothing else;
-- `metadata`: JSON: the progress of the run, the score, and path, shape and dtype of every leaf;
+- `metadata`: JSON: the step, the progress of the run, the score, and the path, shape and dtype of
+  every leaf;
 
 and beside them the checksums of their files (`podracers.training.manifest`). In a bucket, the file
 that is written last replaces the rename. Each of several processes writes the arrays of its own
@@ -138,6 +139,7 @@ class Checkpointer:
         state, params = _key_data((state, params))
         record = {
             "user": dict(metadata),
+            "step": step,
             "score": score,
             "state": manifest.structure(state),
             "params": manifest.structure(params),
@@ -293,6 +295,8 @@ class Checkpointer:
         if fault := next(filter(None, processes.all_gather(fault)), None):
             raise manifest.DamagedError(fault)
         record = manifest.load(folder / _METADATA)
+        if (saved := record.get("step", step)) != step:
+            raise manifest.DamagedError(f"it was saved as checkpoint {saved}")
         if template is None:
             with storage.failures(f"read checkpoint {folder}"):
                 leaves = self._arrays.metadata(folder / item).tree

@@ -101,7 +101,8 @@ def read_rows(path: str | pathlib.Path) -> list[dict[str, float | None]]:
             rows.append({**row, "step": int(row["step"])})
         except (ValueError, TypeError, KeyError) as error:
             if number < len(lines):
-                raise errors.RunFailure(f"{path}, line {number}: got {line[:40]!r}") from error
+                expected = f"expected an object with a 'step', got {line[:40]!r}"
+                raise errors.RunFailure(f"{path}, line {number}: {expected}") from error
             _LOGGER.warning("%s: left out the damaged last line (line %d)", path, number)
     return rows
 

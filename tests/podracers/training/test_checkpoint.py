@@ -437,3 +437,32 @@ checkpointer.wait()
     assert "process 1 was lost" in lead.stderr
     assert not (tmp_path / "20").exists()
     _assert_one_restores(tmp_path, 10)
+
+
+def test_a_copy_under_the_name_of_another_step_is_damaged(copied, caplog):
+    shutil.copytree(copied / "20", copied / "40")
+    reader = checkpoint.Checkpointer(copied, read_only=True)
+    assert reader.restore(_make_state())[0] == 30
+    assert reader.restore_params(_make_state()["params"])[0] == 30
+    assert "it was saved as checkpoint 20" in caplog.text
+
+
+@pytest.mark.parametrize(("fate", "begun"), [("removed", False), ("moved to .*/away'", True)])
+def test_a_directory_that_vanishes_ends_saving_at_once(tmp_path, capfd, fate, begun):
+    """Between two saves, or after one began."""
+    directory, away = tmp_path / "checkpoints", tmp_path / "away"
+    checkpointer = checkpoint.Checkpointer(directory)
+    _save(checkpointer, 1)
+    checkpointer.wait()
+    with pytest.raises(errors.RunFailure, match=f"^'{directory}' was {fate}"):
+        if begun:
+            _save(checkpointer, 2)
+        directory.rename(away)
+        while fate == "removed" and away.exists():
+            shutil.rmtree(away, ignore_errors=True)
+        if not begun:
+            _save(checkpointer, 2)
+        checkpointer.wait()
+    with pytest.raises(errors.RunFailure, match=f"^'{directory}' was "):
+        checkpointer.close()
+    assert "Traceback" not in capfd.readouterr().err
