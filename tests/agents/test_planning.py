@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import alphazero, muzero, planning, replay, tree_search
+from agents import alphazero, muzero, planning, replay, returns, tree_search
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from environments import catch, wrappers
@@ -150,6 +150,23 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
     streams.assert_close(gradient, slow_gradient, rtol=1e-3, atol=1e-5)
     np.testing.assert_array_equal(priority > 0.0, kept)
     assert np.all(priority[~kept] == -1.0)
+
+
+def test_initial_priorities_are_those_of_the_states_after_the_burn_in(made):
+    agent, _, sample = made
+    timestep, extras = sample.rollout.timestep, sample.rollout.extras  # T + 1 and T steps
+    value, target = (
+        extras.value[:-1],
+        returns.n_step(
+            jax.tree.map(lambda x: x[:-1], timestep), extras.value, agent.gamma, N_STEPS
+        ),
+    )
+    error = jnp.where(timestep.last()[:-2], -1.0, jnp.abs(value - target))
+    count = len(timestep.reward) - agent._replay.sequence_length
+    assert count == 1
+    for begin in (0, 2):
+        found = planning.initial_priorities(agent, timestep, extras, begin)
+        np.testing.assert_allclose(found, error[begin : begin + count], rtol=1e-5)
 
 
 def test_fresh_values_are_those_of_the_target_network(made):

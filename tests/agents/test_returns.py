@@ -121,3 +121,9 @@ def test_the_clipped_value_is_the_larger_of_both_losses():
     loss, gradients = clipped(prediction, target, jnp.zeros(3), 0.5)
     np.testing.assert_allclose(loss, [0.5, 3.125, 1.125])
     np.testing.assert_array_equal(gradients, 0.0)
+
+
+def test_the_divergence_estimate_of_schulman():
+    log_ratio = jnp.log(jnp.array([0.5, 1.0, 2.0]))
+    expected = [np.log(2.0) - 0.5, 0.0, 1.0 - np.log(2.0)]
+    np.testing.assert_allclose(returns.kl_estimate(log_ratio), expected, rtol=1e-5, atol=1e-7)
