@@ -4,7 +4,8 @@ Runs that differ only in the seed become one curve: the mean over seeds, with th
 run of a population is several seeds, with a curve for each combination of its `population_values`.
 Runs are distinguished by their config.gin, not by the names of their folders. Each environment has
 a panel; the legend has agent, runner and the parameters that differ. Of several runs with one
-configuration and one seed, the newest is drawn. A DIR may also be a folder of runs.
+configuration and one seed, the newest is drawn. A DIR may also be a folder of runs. Runs without
+the metric are left out.
 """
 
 from results import curves, plotting

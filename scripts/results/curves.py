@@ -43,7 +43,8 @@ class Run:
     """
 
     directory: run_directory.RunDirectory
-    seed: int
+    member: int  # index in the population
+    seed: int | str  # a name of its own if the configuration computes the seed
     given: Sequence[str]  # names of bound parameters
     values: dict[str, Any]  # all known parameters, with defaults
 
@@ -94,14 +95,15 @@ def read(path: str) -> list[Run]:
       errors.UserError: its configuration cannot be read.
     """
     directory = run_directory.RunDirectory(path)
-    given, used = _parameters(directory.config), directory.operative_config
+    given = config.read(directory.read_config(), str(directory.config))
+    used = directory.operative_config
     for role in _ROLES:
         if role not in given:
             raise errors.UserError(f"'{directory.config}' has no {role}")
-    values = (_parameters(used) if used.is_file() else {}) | given
+    values = (config.read(used.read_text(), str(used)) if used.is_file() else {}) | given
     agent, runner = str(values["Experiment.agent"]), str(values["Experiment.runner"])
     options = values.get(f"{runner}.population_values") or {}
-    runs = []
+    first, runs = values.get("Experiment.seed", 0), []
     for index in range(values.get(f"{runner}.population") or 1):
         own = {
             f"{agent}.{str(name).rpartition('.')[2]}": x[index % len(x)]
@@ -112,33 +114,35 @@ def read(path: str) -> list[Run]:
             for name, x in (values | own).items()
         }
         names = [name.replace(f"{runner}.", "runner.", 1) for name in given | own]
-        runs.append(Run(directory, values.get("Experiment.seed", 0) + index, names, plain))
+        seed = first + index if isinstance(first, int) else f"{path}, member {index}"
+        runs.append(Run(directory, index, seed, names, plain))
     return runs
-
-
-def _parameters(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the parameters of a .gin file by class, such as `PPO.gamma`."""
-    try:
-        return config.read(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.UserError(f"cannot read '{path}': {error}") from error
 
 
 def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
     """Returns the panels; of several runs of a configuration and a seed, the newest is drawn.
 
+    Runs that have not logged the metric are left out, and printed.
+
     Raises:
-      errors.UserError: a run has not logged the metric.
+      errors.UserError: no run has logged the metric.
     """
+    points = {run: _curve(run, metric) for run in runs}
+    for path in dict.fromkeys(
+        run.directory.path for run, curve in points.items() if not len(curve)
+    ):
+        print(f"left out: '{path}' has logged no '{metric}'")
     by_environment = collections.defaultdict(list)
-    for run in runs:
+    for run in (run for run, curve in points.items() if len(curve)):
         by_environment[run.environment].append(run)
+    if not by_environment:
+        raise errors.UserError(f"no run has logged '{metric}'")
     drawn = []
     for environment, own in by_environment.items():
         curves = {}
         for difference, group in _configurations(own):
             newest = sorted(group, key=lambda run: run.directory.config.stat().st_mtime_ns)
-            seeds = {run.seed: _curve(run, metric) for run in newest}
+            seeds = {run.seed: points[run] for run in newest}
             rest = [f"{key} = {x}" for key, x in difference.items() if key not in _NAMED]
             curves[", ".join([group[0].name, *rest])] = list(seeds.values())
         known = levels(own) if metric.endswith("return") else {}
@@ -186,12 +190,10 @@ def _task(values: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
 
 def _curve(run: Run, metric: str) -> np.ndarray:
+    """Returns the curve of a run, or of a member of its population; without points if none."""
     log = run.directory.metrics
     found = plotting.curves(loggers.read_rows(log) if log.exists() else [], metric)
-    curve = found.get(run.seed, found.get(None))
-    if curve is None or not len(curve):
-        raise errors.UserError(f"'{run.directory.path}' has logged no '{metric}'")
-    return curve
+    return found[None] if None in found else [*found.values()][run.member]
 
 
 def _configurations(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]]]:

@@ -25,7 +25,7 @@ def _make(tmp_path):
     """Writes the directory of a run; each is newer than the one before."""
     count = 0
 
-    def make(files, *bindings, seeds=(), value=0.0, used=""):
+    def make(files, *bindings, seeds=(), value=0.0, used="", steps=(10, 20)):
         nonlocal count
         count += 1
         experiment.load(files, bindings)
@@ -35,7 +35,7 @@ def _make(tmp_path):
         if used:
             directory.operative_config.write_text(config.text() + used)
         names = ["loss", "episode/return", *(f"episode/return/seed_{seed}" for seed in seeds)]
-        rows = [{"step": n, "wall_time": 1.0} | dict.fromkeys(names, value + n) for n in (10, 20)]
+        rows = [{"step": n, "wall_time": 1.0} | dict.fromkeys(names, value + n) for n in steps]
         directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
         os.utime(directory.config, (count, count))
         return str(directory.path)
@@ -116,6 +116,17 @@ def test_the_newest_of_several_runs_of_a_seed_is_drawn(make, curves):
     np.testing.assert_array_equal(curve[:, 2], [210.0, 220.0])
 
 
+def test_runs_with_seeds_that_the_configuration_computes_are_several_seeds(make, curves):
+    population = ([CATCH], "Anakin.population = 2")
+    paths = make([CATCH]), make([CATCH]), make(*population, seeds=(7, 8), value=5.0)
+    for path, seed in zip(paths, ("%numbers.SEED", "@numbers.draw()", "@numbers.draw()")):
+        directory = run_directory.RunDirectory(path)
+        text = directory.read_config()
+        assert "SEED = 0" in text
+        directory.config.write_text(text.replace("SEED = 0", f"SEED = {seed}"))
+    assert _drawn(curves, *paths) == {"Catch": {"PPO, Anakin": 4}}
+
+
 def test_population_values_are_configurations(make, curves):
     values = "{'PPO.learning_rate': (1e-3, 3e-4), 'gamma': (0.9,)}"
     population = ("Anakin.population = 4", f"Anakin.population_values = {values}")
@@ -178,10 +189,14 @@ def test_legends_are_below_the_labels_of_axes(curves, count):
 
 def test_a_folder_stands_for_the_runs_in_it(make, call, tmp_path, capsys):
     *_, path = map(make, ([CATCH], [CATCH, SEBULBA], [CARTPOLE]))
+    empty = make(["gin/experiments/snake_ppo.gin"], "Anakin.population = 2", steps=())
     out, log = tmp_path / "x.png", tmp_path / "catch.log"
     log.touch()
     call("plot", "--run_dir", tmp_path, log, "--run_dir", path, "--out", out)
-    assert capsys.readouterr().out == f"{out}: 3 curves\n"
+    assert capsys.readouterr().out.splitlines() == [
+        f"left out: '{empty}' has logged no 'episode/return'",
+        f"{out}: 3 curves",
+    ]
     assert out.stat().st_size > 10_000  # bytes
 
 
