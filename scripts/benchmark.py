@@ -29,31 +29,25 @@ GROUPS = {
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
-
-
-NAMES = ("cartpole", "breakout", "catch", "lpg", *(name for own in GROUPS.values() for name in own))
+_BESIDE_PPO = ("cartpole", "breakout")  # tasks of the PPO in one file
+NAMES = (*_BESIDE_PPO, "catch", "lpg", *(name for own in GROUPS.values() for name in own))
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
     """Returns the result of one benchmark, with the options of the command line."""
     kind, _, part = name.partition("_")
-    if kind == "device":
-        result = device.benchmark(part, o.repeats, o.batches, o.gin_bindings)
-    elif kind == "tpu":
-        result = tpu_estimates.benchmark_agent(part, o.devices, o.gin_bindings, o.libtpu)
-    elif part == "impala":
-        result = sebulba_speed.benchmark_learning(o.gin_bindings, o.repeats)
-    elif part == "environments":
-        result = sebulba_speed.benchmark_environments(o.gin_bindings, o.repeats)
-    elif name in replay_speed.AGENTS:
-        result = replay_speed.benchmark_agent(name, o.repeats, o.gin_bindings)
-    elif name == "lpg":
-        result = lpg_speed.benchmark_lpg(o.repeats, o.gin_bindings)
-    elif name == "catch":
-        result = ppo_speed.benchmark_batches(name, o.repeats, o.batches)
-    else:
-        result = ppo_speed.benchmark_ppo(name, o.repeats)
-    return result
+    own = o.repeats, o.gin_bindings
+    benchmarks = {
+        "lpg": lambda: lpg_speed.benchmark_lpg(*own),
+        "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
+        "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*own),
+        "sebulba_environments": lambda: sebulba_speed.benchmark_environments(*own),
+        "device": lambda: device.benchmark(part, *own),
+        "tpu": lambda: tpu_estimates.benchmark_agent(part, o.devices, o.gin_bindings, o.libtpu),
+        **{agent: lambda: replay_speed.benchmark_agent(name, *own) for agent in GROUPS["replay"]},
+        **{task: lambda: ppo_speed.benchmark_ppo(name, o.repeats) for task in _BESIDE_PPO},
+    }
+    return benchmarks.get(name, benchmarks.get(kind))()
 
 
 def main() -> int:
@@ -64,9 +58,8 @@ def main() -> int:
     add("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; default: all but device")
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=pathlib.Path, metavar="FILE")
-    several = {"type": command_line.count, "nargs": "+", "metavar": "N"}
-    add("--batches", **several, help="environments of catch and device")
-    add("--devices", **several, default=(1,), help="tpu: numbers of chips (default: 1)")
+    chips = {"default": (1,), "metavar": "N", "help": "tpu: numbers of chips (default: 1)"}
+    add("--devices", type=command_line.count, nargs="+", **chips)
     more = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
     add("--gin_bindings", **more, help="replay, sebulba, lpg, tpu, device: of the experiment")
     compiler = "tpu: folder of the TPU compiler (pip install --no-deps --target DIR libtpu==...)"

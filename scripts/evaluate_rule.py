@@ -29,17 +29,15 @@ def main() -> int:
     """Parses the command line, evaluates, and prints the table."""
     options = _parse()
     command_line.use_compilation_cache()
-    files = options.gin_file or [f"{path}/config.gin" for path in options.run_dir[:1]]
-    if not files:
-        raise errors.UserError("the file of a rule has no tasks: name an experiment (--gin_file)")
-    experiments = [experiment.load([file], options.gin_bindings) for file in files]
-    agent, loaded = rules.load(options, experiments[0])
+    agent, loaded = rules.load(options.run_dir)
     if options.save:
         if len(loaded) != 1:
             raise errors.UserError(f"--save: expected one rule, got {len(loaded)}")
         rule_file.save(options.save, agent.rule, loaded[0].params)
         print(f"{options.save}: the rule of {loaded[0].name}")
         return 0
+    files = options.gin_file or [f"{options.run_dir[0]}/config.gin"]
+    experiments = [experiment.load([file], options.gin_bindings) for file in files]
     lifetimes = [each.build().environment for each in experiments]
     tasks = []
     for file, each in zip(files, lifetimes):
@@ -56,9 +54,8 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = command_line.Parser(description=__doc__, formatter_class=raw)
-    add, several = parser.add_argument, {"nargs": "+", "action": "extend", "default": []}
-    add("--run_dir", **several, metavar="DIR", help="runs of LPG")
-    add("--rule", **several, metavar="RULE.npz", help="files of rules")
+    add, several = parser.add_argument, {"nargs": "+", "action": "extend"}
+    add("--run_dir", **several, required=True, metavar="DIR", help="runs of LPG")
     file = "an experiment with tasks, or several (default: that of the first run)"
     add("--gin_file", action="append", default=[], metavar="PATH", help=file)
     add("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'")
@@ -66,10 +63,7 @@ def _parse() -> argparse.Namespace:
     add("--lifetimes", type=command_line.count, default=64, metavar="N", help=lifetimes)
     add("--save", metavar="RULE.npz", help="write the rule to a file, without evaluation")
     add("--json", type=pathlib.Path, metavar="FILE", help="write results")
-    options = parser.parse_args()
-    if not options.run_dir and not options.rule:
-        raise errors.UserError("expected rules: runs (--run_dir) or files (--rule)")
-    return options
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -40,8 +40,13 @@ def main() -> int:
         if options.record:
             raise errors.UserError("--suite: expected no --record; runs are recorded")
         output = pathlib.Path(options.out or f"runs/suite-{options.suite}")
-        seeds = options.seeds or _SEEDS
-        done = reproduction.train_suite(found, seeds, output, options.results)
+        missing = reproduction.missing(found, options.seeds or _SEEDS, output)
+
+        def record(run: training_process.Run) -> None:
+            new = reproduction.finished(run)
+            results.update(run.label, lambda row: row.with_run(new), options.results)
+
+        done = training_process.train_all(missing, record)
         if done is None:
             print("stopped: the same command continues")
             return 0

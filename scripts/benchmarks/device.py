@@ -23,15 +23,12 @@ _SAME = ("device", "host_cores", "versions", "commit")  # of all pieces of a fil
 _CATCH_SOLVED = 0.9  # return on Catch, of 1 that is possible
 
 
-def benchmark(
-    piece: str, repeats: int, batches: Sequence[int] | None, bindings: Sequence[str]
-) -> records.Result:
+def benchmark(piece: str, repeats: int, bindings: Sequence[str]) -> records.Result:
     """Measures one of `PIECES`.
 
     Args:
       piece: its name.
       repeats: number of turns.
-      batches: numbers of environments; None to choose by the device.
       bindings: gin bindings over the experiment of `sebulba`.
     """
     command_line.require_accelerator()
@@ -39,12 +36,11 @@ def benchmark(
     if piece == "parity":
         result = _parity()
     elif piece == "sebulba":
-        result = sebulba_speed.benchmark_environments(bindings, repeats, one_process=True)
+        result = sebulba_speed.benchmark_environments(repeats, bindings, one_process=True)
     elif piece == "learning":
         result = _learning()
     else:
-        on_cpu = jax.default_backend() == "cpu"
-        batches = batches or ((64, 1024) if on_cpu else (1024, 8192, 65536))
+        batches = (64, 1024) if jax.default_backend() == "cpu" else (1024, 8192, 65536)
         result = ppo_speed.benchmark_batches(piece, repeats, batches)
     return dataclasses.replace(result, notes=(*result.notes, load))
 

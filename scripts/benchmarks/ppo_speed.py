@@ -47,16 +47,16 @@ def benchmark_ppo(name: str, repeats: int) -> records.Result:
     )
 
 
-def benchmark_batches(name: str, repeats: int, batches: Sequence[int] | None) -> records.Result:
+def benchmark_batches(name: str, repeats: int, batches: Sequence[int]) -> records.Result:
     """Measures Anakin PPO by the number of environments.
 
     Args:
       name: "catch", "cartpole", "snake" or "breakout".
       repeats: turns of each batch.
-      batches: numbers of environments; None for `BATCHES`.
+      batches: numbers of environments.
     """
     rows = []
-    for num_envs in batches or BATCHES:
+    for num_envs in batches:
         case = {"devices": jax.device_count(), "environments": num_envs}
         stepper = measure.Stepper(_runner(name, num_envs), updates=max(1, 2048 // num_envs))
         rows.append(measure.speed(measure.take_turns({"": stepper}, repeats)[""], **case))

@@ -118,12 +118,12 @@ def _baseline(setting: Setting) -> measure.Stepper:
     return setting.stepper(single_file_sebulba.SingleFileSebulba(task.task_id, options, settings))
 
 
-def benchmark_learning(bindings: Sequence[str], repeats: int) -> records.Result:
+def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
     """Compares Sebulba with the published design at equal work, and with its own parts.
 
     Args:
-      bindings: over those of the experiment.
       repeats: turns of each program.
+      bindings: over those of the experiment.
     """
     makers = {
         "EnvPool alone": _RawPools,
@@ -152,13 +152,13 @@ def benchmark_learning(bindings: Sequence[str], repeats: int) -> records.Result:
 
 
 def benchmark_environments(
-    bindings: Sequence[str], repeats: int, one_process: bool = False
+    repeats: int, bindings: Sequence[str], one_process: bool = False
 ) -> records.Result:
     """Compares Sebulba with a negligible network to the simulators' own rate.
 
     Args:
-      bindings: over those of the experiment.
       repeats: turns of each program.
+      bindings: over those of the experiment.
       one_process: whether both run in this process, for devices that only one process can use.
     """
     makers = {"EnvPool alone": _RawPools, "small network": _small_network}

@@ -177,9 +177,7 @@ class SingleFilePPO:
 
         key, shuffle_key = jax.random.split(state.key)
         (params, optimizer_state), loss = jax.lax.scan(
-            epoch,
-            (state.params, state.optimizer_state),
-            jax.random.split(shuffle_key, s.epochs),
+            epoch, (state.params, state.optimizer_state), jax.random.split(shuffle_key, s.epochs)
         )
         state = state._replace(params=params, optimizer_state=optimizer_state, key=key)
         return state, loss.mean()

@@ -6,10 +6,10 @@ environment for CPU, it is installed into its own folder.
 
 import dataclasses
 import importlib.metadata
-import importlib.util
 import os
 import pathlib
 import re
+import sysconfig
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -43,7 +43,6 @@ _HARDWARE = {1: ("colab_tpu", "v5e:2x2"), 4: ("v4_8", "v5e:2x2"), 8: ("v5e_8", "
 # Hz. A v5e has 197e12 operations a second in bfloat16, in four units of 128 x 128 multiplications
 # and additions (https://cloud.google.com/tpu/docs/v5e).
 _CLOCK = 1.5e9
-_LIBRARY = "TPU_LIBRARY_PATH"  # JAX's variable for the path of the compiler
 # No query for the TPUs of this machine; several processes may compile.
 _ALONE = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -59,7 +58,7 @@ class NoCompilerError(errors.UserError):
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """Costs of one compiled program; of a program that does not compile, only temporaries."""
+    """Costs of one compiled program; zero if it does not compile."""
 
     arguments: int = 0  # bytes
     temporaries: int = 0  # bytes
@@ -73,7 +72,7 @@ def benchmark_agent(
     agent: str,
     counts: Sequence[int] = (1,),
     bindings: Sequence[str] = (),
-    compiler: pathlib.Path | None = None,
+    folder: pathlib.Path | None = None,
 ) -> records.Result:
     """Compiles one agent's programs under both runners.
 
@@ -81,14 +80,13 @@ def benchmark_agent(
       agent: a name in `EXPERIMENTS`.
       counts: numbers of chips.
       bindings: over those of the experiments.
-      compiler: target folder of the installation of `libtpu`; None for the file that
-        `TPU_LIBRARY_PATH` names, or an installed package.
+      folder: target of the installation of `libtpu`; None for the installed packages.
 
     Raises:
       NoCompilerError: there is no compiler.
       errors.UserError: there is no preset for a number of chips.
     """
-    version = _find_compiler(compiler)
+    version = _find_compiler(folder or pathlib.Path(sysconfig.get_path("purelib")))
     rows, notes = [], []
     for count in counts:
         if count not in _HARDWARE:
@@ -129,27 +127,17 @@ def benchmark_agent(
     )
 
 
-def _find_compiler(folder: pathlib.Path | None) -> str:
+def _find_compiler(folder: pathlib.Path) -> str:
     """Configures JAX for the TPU compiler, and returns the compiler's version."""
-    if folder is None:
-        found = importlib.util.find_spec("libtpu")
-        library = os.environ.get(_LIBRARY) or (
-            found and found.origin and str(pathlib.Path(found.origin).with_name("libtpu.so"))
-        )
-    else:
-        library = str(folder / "libtpu" / "libtpu.so")
-    if not library or not pathlib.Path(library).is_file():
+    library = folder / "libtpu" / "libtpu.so"
+    if not library.is_file():
         required = next(name for name in importlib.metadata.requires("jax") if "libtpu" in name)
-        version = required.split(";")[0]
-        raise NoCompilerError(
-            f"no TPU compiler in {library or 'this environment'}: pip install --no-deps --target "
-            f"DIR '{version}', then --libtpu DIR"
-        )
-    os.environ |= {_LIBRARY: library} | _ALONE
+        install = f"pip install --no-deps --target DIR '{required.split(';')[0]}'"
+        raise NoCompilerError(f"no TPU compiler in {folder}: {install}, then --libtpu DIR")
+    os.environ |= {"TPU_LIBRARY_PATH": str(library)} | _ALONE  # JAX's variable
     jax.config.update("jax_platforms", "cpu")  # leaves the machine's TPUs alone
     jax.config.update("jax_enable_compilation_cache", False)  # cached programs need a TPU
-    beside = str(pathlib.Path(library).parents[1])
-    found = importlib.metadata.Distribution.discover(name="libtpu", path=[beside])
+    found = importlib.metadata.Distribution.discover(name="libtpu", path=[str(folder)])
     return next((each.version for each in found), "of an unknown version")
 
 
@@ -189,10 +177,10 @@ def _rows(name: str, of: runner.Runner, programs: dict[str, _Program]) -> Iterat
     if step:
         yield records.row("a step of all streams", "cycles", step, experiment=name)
     for program in ("update", "learn", "act"):
-        if each := programs.get(program):
+        each = programs.get(program)
+        if each and not each.failure:
             line = f"{name}, {program}" if program == "act" else name
-            if not each.failure:
-                yield records.row("arguments", "bytes", each.arguments, experiment=line)
+            yield records.row("arguments", "bytes", each.arguments, experiment=line)
             yield records.row("temporaries", "bytes", each.temporaries, experiment=line)
 
 
@@ -200,15 +188,11 @@ def _compile(traced: jax.stages.Traced, gradient_steps: float) -> _Program:
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
-        message = str(error)
-        if "RESOURCE_EXHAUSTED" not in message:
+        if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        match = re.search(r"temporaries \(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)", message)
-        if not match:
-            used = re.search(r"Used \S+ of \S+ \w+", message)
-            return _Program(failure=used[0] if used else message.splitlines()[0])
-        failure = f"{match[1]} GiB of temporaries, of {match[2]} available"
-        return _Program(temporaries=round(float(match[1]) * 2**30), failure=failure)
+        pattern = r"temporaries \(\S+\) exceeds available HBM \(\S+\)|Used \S+ of \S+ \w+"
+        found = re.search(pattern, str(error))
+        return _Program(failure=found[0] if found else errors.first_line(error))
     memory = compiled.memory_analysis()
     found = costs.Costs(compiled.as_text(), gradient_steps)
     return _Program(

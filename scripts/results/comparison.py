@@ -14,8 +14,6 @@ import rich.box
 import rich.table
 from results import aggregates, curves, markdown, plotting, training_process
 
-from podracers.training import loggers
-
 Runners = Mapping[str, Sequence[training_process.Run]]  # finished runs by label
 METRIC = "episode/return"
 
@@ -52,10 +50,9 @@ def panel(runners: Runners) -> plotting.Panel:
     """Returns a curve for each runner that finished an episode."""
     found, runs = collections.defaultdict(list), []
     for label, run in ((label, run) for label, own in runners.items() for run in own):
-        runs += (members := curves.read(run.directory.path))
-        log = plotting.curves(loggers.read_rows(run.directory.metrics), METRIC)
+        runs += (members := curves.read(str(run.directory.path)))
         name = f"{members[0].values['Experiment.agent']}, {label}"
-        found[name] += [each for each in log.values() if len(each)]
+        found[name] += filter(len, (curves.curve(each, METRIC) for each in members))
     title = " and ".join(dict.fromkeys(run.environment for run in runs))
     drawn = {name: own for name, own in found.items() if own}
     return plotting.Panel(title, drawn, curves.levels(runs))

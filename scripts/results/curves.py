@@ -127,14 +127,15 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
     Raises:
       errors.UserError: no run has logged the metric.
     """
-    points = {run: _curve(run, metric) for run in runs}
-    for path in dict.fromkeys(
-        run.directory.path for run, curve in points.items() if not len(curve)
-    ):
+    points = {run: curve(run, metric) for run in runs}
+    by_environment, empty = collections.defaultdict(list), {}
+    for run, found in points.items():
+        if len(found):
+            by_environment[run.environment].append(run)
+        else:
+            empty[run.directory.path] = None
+    for path in empty:
         print(f"left out: '{path}' has logged no '{metric}'")
-    by_environment = collections.defaultdict(list)
-    for run in (run for run, curve in points.items() if len(curve)):
-        by_environment[run.environment].append(run)
     if not by_environment:
         raise errors.UserError(f"no run has logged '{metric}'")
     drawn = []
@@ -189,7 +190,7 @@ def _task(values: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     return frozenset([("", part), *own])
 
 
-def _curve(run: Run, metric: str) -> np.ndarray:
+def curve(run: Run, metric: str) -> np.ndarray:
     """Returns the curve of a run, or of a member of its population; without points if none."""
     log = run.directory.metrics
     found = plotting.curves(loggers.read_rows(log) if log.exists() else [], metric)

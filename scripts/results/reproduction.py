@@ -110,27 +110,6 @@ def verdict(old: Sequence[results.Run], new: Sequence[results.Run]) -> tuple[str
     return text, differs
 
 
-def train_suite(
-    rows: Sequence[results.Row], seeds: int, output: pathlib.Path, path: pathlib.Path
-) -> bool | None:
-    """Trains the missing seeds of rows, and records each run in the file of results.
-
-    Args:
-      rows: of the suite.
-      seeds: number of seeds of each row.
-      output: folder for the run directories; stopped runs continue there.
-      path: the file of results.
-
-    Returns:
-      Whether all rows have their seeds; None if the work was stopped.
-    """
-
-    def record(run: training_process.Run) -> None:
-        results.update(run.label, lambda row: row.with_run(finished(run)), path)
-
-    return training_process.train_all(missing(rows, seeds, output), record)
-
-
 def missing(
     rows: Sequence[results.Row], seeds: int, output: pathlib.Path
 ) -> list[training_process.Run]:

@@ -18,6 +18,7 @@ from typing import Any
 from results import aggregates, markdown
 
 from podracers import errors
+from podracers.training import storage
 
 PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.json"
 AGENTS = ("PPO", "IMPALA", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")  # in tables
@@ -252,6 +253,4 @@ def write(rows: Mapping[str, Row], path: pathlib.Path = PATH) -> None:
         run["line"] = len(lines) - 1
     text = json.dumps(entries, indent=1, ensure_ascii=False)
     text = re.sub(r'\{\s+"line": (\d+)\s+\}', lambda found: lines[int(found[1])], text)
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text + "\n")
-    os.replace(temporary, path)
+    storage.write(path, text + "\n")

@@ -3,10 +3,10 @@
 `R` rules, `H` combinations of hyper-parameters, `S` segments of a lifetime.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +15,9 @@ import numpy as np
 from results import aggregates, markdown
 
 from agents.meta import lifetime_evaluation
-from agents.meta.lpg import meta_training, rule_file, tabular_a2c
+from agents.meta.lpg import meta_training, tabular_a2c
 from podracers import errors, evaluation, types
-from podracers.training import experiment, trained
+from podracers.training import trained
 
 RULE = "the rule"
 A2C = "A2C, tuned"
@@ -52,16 +52,9 @@ class Evaluation(NamedTuple):
 
 def write(found: Evaluation, path: pathlib.Path) -> None:
     """Writes results as JSON, with four decimal places."""
-
-    def rounded(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: rounded(each) for name, each in value.items()}
-        if isinstance(value, list | tuple):
-            return [rounded(each) for each in value]
-        return round(value, 4) if isinstance(value, float) else value
-
-    tasks = [rounded(task._asdict()) for task in found.tasks]
-    markdown.write(path, json.dumps(found._asdict() | {"tasks": tasks}) + "\n")
+    exact = json.dumps(found._asdict() | {"tasks": [task._asdict() for task in found.tasks]})
+    rounded = json.loads(exact, parse_float=lambda text: round(float(text), 4))
+    markdown.write(path, json.dumps(rounded) + "\n")
 
 
 def read(path: pathlib.Path) -> Evaluation:
@@ -99,41 +92,32 @@ class Rule(NamedTuple):
 
     name: str  # its source
     params: types.PyTree
-    arm_logits: dict[str, jax.Array]  # [H] by kind of task; empty for the file of a rule
+    arm_logits: dict[str, jax.Array]  # [H] by kind of task
 
-    def actor_params(self, tasks: tuple[str, ...], num_arms: int) -> meta_training.ActorParams:
+    def actor_params(self, tasks: tuple[str, ...]) -> meta_training.ActorParams:
         """Returns the parameters of agents; for an unknown task, with the mean of all logits."""
-        known = list(self.arm_logits.values()) or [jnp.zeros((num_arms,))]
-        mean = jnp.mean(jnp.stack(known), axis=0)
+        mean = jnp.mean(jnp.stack([*self.arm_logits.values()]), axis=0)
         logits = jnp.stack([self.arm_logits.get(task, mean) for task in tasks])
         return meta_training.ActorParams(self.params, logits)
 
 
-def load(
-    options: argparse.Namespace, settings: experiment.Experiment
-) -> tuple[meta_training.LPG, list[Rule]]:
-    """Returns all rules, and their agent: that of the first run, or else of the experiment.
+def load(run_dirs: Sequence[str]) -> tuple[meta_training.LPG, list[Rule]]:
+    """Returns the rules of runs, and the agent of the first run.
 
     Raises:
-      errors.UserError: a run or an experiment has another agent, or a rule of another size.
+      errors.UserError: a run has another agent, or a rule of another size.
     """
-    policies = [trained.load(path) for path in options.run_dir]
-    agents = [policy.parts.agent for policy in policies] or [settings.build().agent]
-    for path, agent in zip([*options.run_dir, *options.gin_file], agents):
+    agents, rules = [], []
+    for path in run_dirs:
+        policy = trained.load(path)
+        agent = policy.parts.agent
         if not isinstance(agent, meta_training.LPG):
             raise errors.UserError(f"'{path}': expected the agent LPG, got {type(agent).__name__}")
-    rules, found = [], []
-    for path, policy in zip(options.run_dir, policies):
+        agents.append(agent)
+        if agent.rule != agents[0].rule:
+            raise errors.UserError(f"'{path}': expected {agents[0].rule}, got {agent.rule}")
         arms = dict(zip(policy.parts.environment.tasks.task_names, policy.params.arm_logits))
         rules.append(Rule(f"{path} at step {policy.step:,}", policy.params.rule, arms))
-        found.append((path, policy.parts.agent.rule))
-    for path in options.rule:
-        rule, params = rule_file.load(path)
-        rules.append(Rule(path, params, {}))
-        found.append((path, rule))
-    for path, rule in found:
-        if rule != agents[0].rule:
-            raise errors.UserError(f"'{path}': expected the rule {agents[0].rule}, got {rule}")
     return agents[0], rules
 
 
@@ -152,7 +136,7 @@ def evaluate(
     lifetimes = dataclasses.replace(lifetimes, min_periods=lifetimes.max_periods)
     trial = _Trial(lifetimes, evaluation.run_key(0), count)
     agent = dataclasses.replace(agent, spec=lifetimes.spec)
-    params = [rule.actor_params(trial.names, len(agent.arms)) for rule in rules]
+    params = [rule.actor_params(trial.names) for rule in rules]
     no_costs = (0.0,) * len(agent.prediction_costs)
     blind = dataclasses.replace(agent, sees_predictions=False, prediction_costs=no_costs)
     shared = (agent.chunk_length, agent.gamma, agent.gae_lambda, agent.critic_step_size)

@@ -103,11 +103,7 @@ class Run:
 
 
 def plan(
-    label: str,
-    seed: int,
-    gin_files: Sequence[str],
-    bindings: Sequence[str],
-    folder: pathlib.Path,
+    label: str, seed: int, gin_files: Sequence[str], bindings: Sequence[str], folder: pathlib.Path
 ) -> Run:
     """Reads the configuration of a run, so that mistakes are found before any training.
 

@@ -1,6 +1,7 @@
 """Tests of the costs of programs that were compiled for TPUs."""
 
 import json
+import os
 
 import pytest
 
@@ -88,9 +89,10 @@ def test_of_two_branches_the_costlier_counts(costs):
 
 @pytest.mark.slow
 def test_programs_are_compiled_for_tpus(tmp_path):
-    """Needs the compiler, installed or named by TPU_LIBRARY_PATH."""
+    """Needs the compiler, installed or in the folder LIBTPU."""
     file = tmp_path / "tpu.json"
-    started = processes.start("benchmark", "tpu_dqn", "--json", file)
+    folder = ("--libtpu", os.environ["LIBTPU"]) if "LIBTPU" in os.environ else ()
+    started = processes.start("benchmark", "tpu_dqn", "--json", file, *folder)
     result = processes.finish(started, timeout=1200.0)
     if "no TPU compiler" in result.stderr:
         assert result.returncode == 2

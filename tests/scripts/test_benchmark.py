@@ -140,7 +140,7 @@ def test_user_mistakes(run, scripts, tmp_path):
     processes.assert_mistake(run("benchmark", "sebulbas"), "'sebulba'")
     processes.assert_mistake(run("benchmark", "tpu_ppo", "--libtpu", tmp_path), "libtpu==")
     with pytest.raises(errors.UserError, match="gamma"):  # before any process starts
-        scripts.sebulba_speed.benchmark_learning(("IMPALA.gama = 0.9",), 1)
+        scripts.sebulba_speed.benchmark_learning(1, ("IMPALA.gama = 0.9",))
 
 
 def test_files_of_results(scripts, tmp_path):

@@ -1,11 +1,10 @@
 """Tests of the evaluation of rules that were meta-trained in this process."""
 
 import json
+import re
 
-import jax
 import pytest
 
-from agents.meta.lpg import rule as rule_lib
 from agents.meta.lpg import rule_file
 from tests import processes
 
@@ -53,10 +52,11 @@ def test_rules_are_evaluated_and_saved(run_dir, run):
     file, judged = run_dir.parent / "rule.npz", run_dir.parent / "judged.json"
     saved = run("evaluate_rule", "--run_dir", run_dir, "--save", file)
     assert saved.returncode == 0, saved.stderr
-    # The same rule twice, from a run and from its file, and in other tasks, too.
+    assert rule_file.load(file)[0].hidden_size == 8
+    # The same rule twice, and in other tasks, too.
     held_out = run_dir.parent / "tiny_held_out.gin"
     held_out.write_text(_TINY.replace("lpg_small.gin", "lpg_small_held_out.gin"))
-    words = ["--run_dir", run_dir, "--rule", file, "--lifetimes", 16, "--json", judged]
+    words = ["--run_dir", run_dir, run_dir, "--lifetimes", 16, "--json", judged]
     words += ["--gin_bindings", "Lifetimes.max_periods = 10"]
     words += ["--gin_file", run_dir / "config.gin", "--gin_file", held_out]
     found = run("evaluate_rule", *words)
@@ -70,23 +70,23 @@ def test_rules_are_evaluated_and_saved(run_dir, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--rule", "OTHER"], "--gin_file"),
-        (["--rule", "OTHER", "--gin_file", "TINY"], "expected the rule"),
-        (["--rule", "OTHER", "--gin_file", "CATCH"], "expected the agent LPG"),
-        (["--run_dir", "RUN", "--lifetimes", "1"], "--lifetimes"),
-    ],
-)
-def test_user_mistakes(run_dir, run, words, message):
-    other = run_dir.parent / "other.npz"
-    larger = rule_lib.Rule(hidden_size=16, prediction_size=8)
-    rule_file.save(other, larger, larger.init(jax.random.key(0)))
-    places = {"OTHER": other, "RUN": run_dir, "TINY": run_dir.parent / "tiny.gin"}
-    places["CATCH"] = "gin/experiments/catch_lpg_rule.gin"
-    words = [places.get(word, word) for word in words]
-    processes.assert_mistake(run("evaluate_rule", *words), message)
+def test_user_mistakes(run_dir, run, train):
+    folder = run_dir.parent
+    short = ("--gin_bindings", "TOTAL_STEPS = 48", "--gin_bindings", "LPG.hidden_size = 16")
+    larger = train(folder / "larger", "--gin_file", folder / "tiny.gin", *short)
+    other = folder / "other"
+    other.mkdir()
+    ppo = train(other / "run", "--gin_file", processes.config_file(other))
+    cases = {
+        (run_dir, larger): "hidden_size=8, .* got Rule\\(hidden_size=16",
+        (ppo,): "expected the agent LPG, got PPO",
+        (run_dir, "--lifetimes", 1): "--lifetimes",
+        (run_dir, run_dir, "--save", folder / "two.npz"): "expected one rule, got 2",
+    }
+    for words, phrase in cases.items():
+        result = run("evaluate_rule", "--run_dir", *words)
+        assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+        assert re.search(phrase, result.stderr), result.stderr
 
 
 @pytest.mark.slow

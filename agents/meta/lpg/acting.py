@@ -116,9 +116,7 @@ def _reset(
 def _updated(learn: Learn, state: Lifetime, timestep: types.TimeStep) -> Any:
     """Returns the agents after an update with full chunks; `timestep` is the final time step."""
     closed = jax.tree.map(
-        lambda xs, x: jnp.concatenate([xs, x[:, None]], axis=1),
-        state.chunk.timestep,
-        timestep,
+        lambda xs, x: jnp.concatenate([xs, x[:, None]], axis=1), state.chunk.timestep, timestep
     )
     chunk = tabular.Chunk(tabular.merged(closed), state.chunk.action)
     return jax.vmap(learn)(state.agent, chunk, state.arm)

@@ -124,11 +124,7 @@ def learn(
 
 
 def learn_values(
-    critic: jax.Array,
-    timestep: types.TimeStep,
-    gamma: float,
-    gae_lambda: float,
-    step_size: float,
+    critic: jax.Array, timestep: types.TimeStep, gamma: float, gae_lambda: float, step_size: float
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the table of values after a chunk, and advantages under the table before it.
 

@@ -101,10 +101,7 @@ def init(key: jax.Array) -> Params:
 
 
 def apply(
-    params: Params,
-    state: State,
-    inputs: Inputs,
-    mean: Callable[[jax.Array], jax.Array],
+    params: Params, state: State, inputs: Inputs, mean: Callable[[jax.Array], jax.Array]
 ) -> tuple[Targets, State]:
     """Returns the targets of a rollout, and the state after it.
 

@@ -106,8 +106,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def read_file(
-    path: str | pathlib.Path,
-    parse: Callable[[Arrays], tuple[Rule, Mapping[str, tuple[int, ...]]]],
+    path: str | pathlib.Path, parse: Callable[[Arrays], tuple[Rule, Mapping[str, tuple[int, ...]]]]
 ) -> tuple[Rule, Arrays]:
     """Reads a rule and its parameters, float32, from an `.npz` file.
 
