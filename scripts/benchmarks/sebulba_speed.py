@@ -32,9 +32,9 @@ class Setting:
         """Returns the parts of the experiment."""
         return measure.build(["gin/experiments/pong_impala.gin"], self.bindings)
 
-    def stepper(self, runner: Any) -> measure.Stepper:
-        """Returns the measurement of a runner."""
-        return measure.Stepper(runner, self.updates, measure.LEAD_IN)
+    def stepper(self, runner: Any = None) -> measure.Stepper:
+        """Returns the measurement of a runner; None for that of the experiment."""
+        return measure.Stepper(runner or self.build().runner, self.updates, measure.LEAD_IN)
 
 
 class _SmallEncoder(nn.Module):
@@ -90,10 +90,6 @@ class _RawPools:
         return self._steps * self._num_envs / (time.perf_counter() - start)
 
 
-def _sebulba(setting: Setting) -> measure.Stepper:
-    return setting.stepper(setting.build().runner)
-
-
 def _actors(setting: Setting) -> measure.Stepper:
     parts = setting.build()
     return setting.stepper(dataclasses.replace(parts.runner, agent=_NotLearning(parts.agent)))
@@ -128,7 +124,7 @@ def benchmark_learning(repeats: int, bindings: Sequence[str]) -> records.Result:
     makers = {
         "EnvPool alone": _RawPools,
         "actors alone": _actors,
-        "Sebulba": _sebulba,
+        "Sebulba": Setting.stepper,
         "baseline": _baseline,
     }
     setting = Setting(6, 250, bindings)

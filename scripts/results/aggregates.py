@@ -8,9 +8,9 @@ authors' package rliable 1.2.0 does not import with current releases of its depe
 `R` runs of a task.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -53,8 +53,7 @@ def bootstrap(
     return value, (float(low), float(high))
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Summary of the runs of one task."""
 
     mean: float

@@ -21,7 +21,6 @@ from podracers import command_line, errors
 from podracers.training import config, experiment, loggers, run_directory
 
 _ROLES = ("Experiment.agent", "Experiment.environment", "Experiment.runner")
-_NAMED = ("agent", "runner")  # parts in the name of every run
 # Parameters without influence on learning (docs/architecture.md, "Determinism"). A member of a
 # population equals the run of its seed.
 _NOT_LEARNT = {
@@ -47,11 +46,6 @@ class Run:
     seed: int | str  # a name of its own if the configuration computes the seed
     given: Sequence[str]  # names of bound parameters
     values: dict[str, Any]  # all known parameters, with defaults
-
-    @property
-    def name(self) -> str:
-        """Agent and runner."""
-        return f"{self.values['Experiment.agent']}, {self.values['Experiment.runner']}"
 
     @property
     def environment(self) -> str:
@@ -144,8 +138,9 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
         for difference, group in _configurations(own):
             newest = sorted(group, key=lambda run: run.directory.config.stat().st_mtime_ns)
             seeds = {run.seed: points[run] for run in newest}
-            rest = [f"{key} = {x}" for key, x in difference.items() if key not in _NAMED]
-            curves[", ".join([group[0].name, *rest])] = list(seeds.values())
+            agent, _, runner = (group[0].values[role] for role in _ROLES)
+            rest = [f"{k} = {x}" for k, x in difference.items() if k not in ("agent", "runner")]
+            curves[", ".join([agent, runner, *rest])] = list(seeds.values())
         known = levels(own) if metric.endswith("return") else {}
         drawn.append(plotting.Panel(environment, curves, known))
     return drawn

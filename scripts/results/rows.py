@@ -206,15 +206,14 @@ def find(
       errors.UserError: there is none; names the nearest.
     """
     found = list(rows.values())
-    for kind, value in (("suite", suite), ("short", experiment), ("runner", runner)):
-        if value is not None:
-            chosen = [row for row in found if str(getattr(row, kind)).lower() == value.lower()]
-            if not chosen:
-                known = {str(getattr(row, kind)).lower() for row in found if getattr(row, kind)}
-                name = "experiment" if kind == "short" else kind
-                hint = errors.nearest(value, known)
-                raise errors.UserError(f"no result with {name} '{value}'{hint}")
-            found = chosen
+    kinds = {"suite": suite, "short": experiment, "runner": runner}
+    for kind, value in ((kind, value.lower()) for kind, value in kinds.items() if value):
+        known = [(getattr(row, kind) or "").lower() for row in found]
+        if value not in known:
+            name = "experiment" if kind == "short" else kind
+            hint = errors.nearest(value, filter(None, known))
+            raise errors.UserError(f"no result with {name} '{value}'{hint}")
+        found = [row for row, name in zip(found, known) if name == value]
     return found
 
 

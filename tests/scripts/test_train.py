@@ -144,7 +144,6 @@ def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
     [
         ("Experiment.environment = @catch.Cach", ["catch.Cach'", "did you mean 'catch.Catch'"]),
         ("PPO.num_minibatches = 7", ["num_minibatches = 7"]),  # found by tracing an update
-        ("Anakin.num_envs = 6", ["does not divide over 4 devices", "use 4 or 8"]),
         ("Experiment.checkpoint_directory = 'kept'", ["expected an absolute path, or gs://BUCKET"]),
     ],
 )
