@@ -34,8 +34,12 @@ def _make(tmp_path):
         directory.config.write_text(config.text())
         if used:
             directory.operative_config.write_text(config.text() + used)
-        names = ["loss", "episode/return", *(f"episode/return/seed_{seed}" for seed in seeds)]
-        rows = [{"step": n, "wall_time": 1.0} | dict.fromkeys(names, value + n) for n in steps]
+        values = {"loss": value, "episode/return": value}
+        values |= {f"episode/return/seed_{seed}": value + 100 * seed for seed in seeds}
+        rows = [
+            {"step": n, "wall_time": 1.0} | {name: x + n for name, x in values.items()}
+            for n in steps
+        ]
         directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
         os.utime(directory.config, (count, count))
         return str(directory.path)
@@ -124,7 +128,10 @@ def test_runs_with_seeds_that_the_configuration_computes_are_several_seeds(make,
         text = directory.read_config()
         assert "SEED = 0" in text
         directory.config.write_text(text.replace("SEED = 0", f"SEED = {seed}"))
-    assert _drawn(curves, *paths) == {"Catch": {"PPO, Anakin": 4}}
+    runs = [x for path in paths for x in curves.read(path)]
+    (panel,) = curves.panels(runs, "episode/return")
+    ends = {name: [curve[-1, 2] for curve in own] for name, own in panel.curves.items()}
+    assert ends == {"PPO, Anakin": [20.0, 20.0, 725.0, 825.0]}
 
 
 def test_population_values_are_configurations(make, curves):
