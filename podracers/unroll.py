@@ -54,7 +54,7 @@ class BatchedEnvironment:
         episode = state.episode + state.last.astype(jnp.int32)
         if self.reset_batch is None:
             fresh = self._reset(state.key, episode)
-            inner, timestep = _select(state.last, fresh, (inner, timestep))
+            inner, timestep = select(state.last, fresh, (inner, timestep))
         else:
             inner, timestep = self._reset_in_chunks(state, episode, (inner, timestep))
         return BatchState(inner, state.key, episode, timestep.last()), timestep
@@ -76,7 +76,7 @@ class BatchedEnvironment:
             fresh = self._reset(state.key[rows], episode[rows])
             # A gather and a select, because typed keys in the state allow no scatter.
             fresh = jax.tree.map(lambda x: x[jnp.clip(rank, 0, chunk - 1)], fresh)
-            return waiting & ~chosen, _select(chosen, fresh, current)
+            return waiting & ~chosen, select(chosen, fresh, current)
 
         _, current = jax.lax.while_loop(
             lambda carry: jnp.any(carry[0]), body, (state.last, stepped)
@@ -175,7 +175,7 @@ def unroll(
     return final, rollout
 
 
-def _select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) -> types.PyTree:
+def select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) -> types.PyTree:
     """Returns rows of `on_true` where `condition` `[B]` holds, else of `on_false`."""
 
     def select(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agents.meta.lpg import tabular
-from podracers import environment, tasks, types
+from podracers import environment, tasks, types, unroll
 
 # `learn(agent, chunk, arm)` returns the updated agent of one lifetime.
 Learn = Callable[[Any, tabular.Chunk, jax.Array], Any]
@@ -84,7 +84,7 @@ def act(
         is_due &= state.time % rollout_length != 0
     agent = jax.lax.cond(
         jnp.any(is_due),
-        lambda: select(is_due, _updated(learn, state, timestep), state.agent),
+        lambda: unroll.select(is_due, _updated(learn, state, timestep), state.agent),
         lambda: state.agent,
     )
     log_policy = jax.vmap(tabular.log_policy)(agent.policy, timestep.observation)
@@ -94,15 +94,6 @@ def act(
     return action, state._replace(agent=agent, chunk=chunk, time=state.time + 1)
 
 
-def select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) -> types.PyTree:
-    """Returns rows of `on_true` where `condition` `[B]` holds, else of `on_false`."""
-
-    def select(x: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - 1)), x, y)
-
-    return jax.tree.map(select, on_true, on_false)
-
-
 def _reset(
     state: Lifetime, timestep: types.TimeStep, arm_logits: jax.Array, key: jax.Array
 ) -> Lifetime:
@@ -110,7 +101,7 @@ def _reset(
     logits = arm_logits[timestep.observation[tasks.TASK]]
     arm = jax.vmap(jax.random.categorical)(key, logits).astype(jnp.int32)
     initial = jax.tree.map(jnp.zeros_like, state)._replace(arm=arm, chunk=state.chunk)
-    return select(timestep.first(), initial, state)
+    return unroll.select(timestep.first(), initial, state)
 
 
 def _updated(learn: Learn, state: Lifetime, timestep: types.TimeStep) -> Any:

@@ -25,7 +25,7 @@ from agents import optimization, options, returns
 from agents.meta.lpg import acting, tabular
 from agents.meta.lpg import bandit as bandit_lib
 from agents.meta.lpg import rule as rule_lib
-from podracers import environment, errors, tasks, types
+from podracers import environment, errors, tasks, types, unroll
 
 
 class Learner(NamedTuple):
@@ -193,7 +193,7 @@ class LPG:
         timestep, arm = rollout.timestep, rollout.extras[0]
         before = rollout.actor_state.agent, memory
         initial = jax.tree.map(jnp.zeros_like, before)
-        agent, memory = acting.select(timestep.first()[0], initial, before)
+        agent, memory = unroll.select(timestep.first()[0], initial, before)
         chunk = self._chunks(rollout)
         critic, advantage = jax.vmap(self._values)(memory.critic, chunk.timestep)
         batch = _Batch(agent, chunk, arm, advantage[:, -1])

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 
 from agents import returns
 from agents.meta.lpg import rule as rule_lib
+from agents.meta.rules import interface
 from agents.networks import tables
 from podracers import environment, tasks, types
-
-_ILLEGAL = -1e9  # logit of a masked action
 
 
 class Agent(NamedTuple):
@@ -67,7 +66,7 @@ def log_policy(logits: jax.Array, observation: dict[str, jax.Array]) -> jax.Arra
     """Returns the log-probabilities of a policy, `[..., A]`, from its table of logits `[S, A]`."""
     legal = observation[environment.ACTION_MASK]
     sums = tables.sum_rows(logits, observation[tasks.ROWS])
-    return jax.nn.log_softmax(jnp.where(legal, sums, _ILLEGAL))
+    return jax.nn.log_softmax(jnp.where(legal, sums, interface.ILLEGAL))
 
 
 def entropy(log_probs: jax.Array) -> jax.Array:

@@ -100,18 +100,15 @@ class RuleAgent:
         return heads.Categorical(int(self.spec.action.num_values))
 
     @functools.cached_property
-    def _outputs(self) -> interface.OutputSpec:
-        return self._loaded[0].output_spec(self._head.num_values)
-
-    @functools.cached_property
     def _network(self) -> networks.Network:
         """The network, which has the outputs that the rule requires."""
-        network = options.make(self, "network", self.spec, outputs=self._outputs)
+        required = self._loaded[0].output_spec(self._head.num_values)
+        network = options.make(self, "network", self.spec, outputs=required)
         timestep = networks.zero_timestep(self.spec)
         params = jax.eval_shape(network.init, jax.random.key(0), timestep)
         outputs, _ = jax.eval_shape(network.step, params, network.initial_core(1), timestep)
         actual = jax.tree.map(lambda x: x.shape[1:], outputs)
-        for name, shape in self._outputs.shapes(self._head.num_values).items():
+        for name, shape in required.shapes(self._head.num_values).items():
             if not isinstance(outputs, Mapping) or actual.get(name) != shape:
                 raise errors.UserError(
                     f"the rule needs a network with an output '{name}' of shape {shape}, such as "

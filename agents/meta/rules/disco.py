@@ -92,10 +92,9 @@ class Disco:
 
     def init_state(self, agent_params: types.PyTree) -> State:
         """Returns the state at the start of a lifetime."""
-        zero = jnp.zeros(())
         return State(
-            network=disco_network.State.init(),
-            advantage=Moments(zero, jnp.copy(zero), jnp.ones(())),
+            network=disco_network.State(*jnp.zeros((2, disco_network.LIFETIME_HIDDEN))),
+            advantage=Moments(*jnp.array([0.0, 0.0, 1.0])),
             # Copies: the learner's state is donated, and a buffer can be donated only once.
             target_params=jax.tree.map(jnp.copy, agent_params),
         )

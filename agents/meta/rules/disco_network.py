@@ -19,7 +19,7 @@ from agents.meta.rules import interface
 
 PREDICTION_SIZE = 600  # `Y`
 _HIDDEN = 256  # units of the LSTM over a rollout
-_LIFETIME_HIDDEN = 128  # units of the LSTM over a lifetime
+LIFETIME_HIDDEN = 128  # units of the LSTM over a lifetime
 _NET = "lstm"
 _LIFETIME_NET = "lstm/~/meta_lstm/~unroll"
 
@@ -53,11 +53,6 @@ class State(NamedTuple):
     cell: jax.Array  # [H]
     hidden: jax.Array  # [H]
 
-    @classmethod
-    def init(cls) -> "State":
-        """Returns zeros."""
-        return cls(jnp.zeros(_LIFETIME_HIDDEN), jnp.zeros(_LIFETIME_HIDDEN))
-
 
 def shapes() -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter, 754,778 in all, under the names of the file."""
@@ -71,7 +66,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
     }
     net = embedding | {
         "lstm/linear": (27 + _HIDDEN, 4 * _HIDDEN),
-        "linear": (_LIFETIME_HIDDEN, _HIDDEN),
+        "linear": (LIFETIME_HIDDEN, _HIDDEN),
         "linear_1": (_HIDDEN, 1),  # input of the LSTM over a lifetime
         "linear_2": (_HIDDEN, PREDICTION_SIZE),  # y
         "linear_3": (_HIDDEN, PREDICTION_SIZE),  # z
@@ -80,7 +75,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
     }
     lifetime = embedding | {
         "mlp_2/~/linear_0": (27 + 1 + 1, 16),
-        "lstm/linear": (16 + _LIFETIME_HIDDEN, 4 * _LIFETIME_HIDDEN),
+        "lstm/linear": (16 + LIFETIME_HIDDEN, 4 * LIFETIME_HIDDEN),
     }
     result = {}
     for prefix, layers in ((_NET, net), (_LIFETIME_NET, lifetime)):

@@ -38,25 +38,20 @@ class _Module(nn.Module):
             name: layers.Dense(size, scale=0.01, name=name)(features)
             for name, size in self.outputs.of_state.items()
         }
-        if self.outputs.of_action:
-            model_features = self._model_features(features)
-        for name, size in self.outputs.of_action.items():
-            hidden = layers.mlp(
-                model_features, self.model_hidden_sizes, jax.nn.relu, f"{name}_hidden"
-            )
-            result[name] = layers.Dense(size, scale=1.0, name=name)(hidden)
-        return result, (state,)
-
-    def _model_features(self, features: jax.Array) -> jax.Array:
-        """Returns LSTM outputs `[T, B, A, H]` for features `[T, B, F]` and each action."""
+        if not self.outputs.of_action:
+            return result, (state,)
         cell = layers.Dense(self.model_size, scale=1.0, name="root")(features)
         shape = (*cell.shape[:-1], self.num_actions, self.model_size)
         cell = jnp.broadcast_to(cell[..., None, :], shape).reshape(-1, self.model_size)
         actions = jnp.broadcast_to(jnp.eye(self.num_actions), (*shape[:-1], self.num_actions))
         actions = actions.reshape(1, -1, self.num_actions)  # a sequence of one
         lstm = cores.LSTM(self.model_size, name="model")
-        hidden, _ = lstm((cell, jnp.tanh(cell)), actions, jnp.zeros(actions.shape[:2], bool))
-        return hidden.reshape(shape)
+        model, _ = lstm((cell, jnp.tanh(cell)), actions, jnp.zeros(actions.shape[:2], bool))
+        model = model.reshape(shape)  # [T, B, A, H]
+        for name, size in self.outputs.of_action.items():
+            hidden = layers.mlp(model, self.model_hidden_sizes, jax.nn.relu, f"{name}_hidden")
+            result[name] = layers.Dense(size, scale=1.0, name=name)(hidden)
+        return result, (state,)
 
 
 def rule_network(
