@@ -25,10 +25,9 @@ def benchmark_lpg(repeats: int, bindings: Sequence[str] = ()) -> records.Result:
     steppers = {name: measure.Stepper(each, 1) for name, each in runners.items()}
     rates = measure.take_turns(steppers, repeats)
     rows = []
-    for name, each in rates.items():
-        rate = [lifetimes.num_envs * value for value in each]
-        rows.append(records.row("speed", "environment steps/s", rate, program=name))
     for name, each in runners.items():
+        rate = [lifetimes.num_envs * value for value in rates[name]]
+        rows.append(records.row("speed", "environment steps/s", rate, program=name))
         found = each.trace(0).lower().compile().memory_analysis()
         size = found.argument_size_in_bytes + found.temp_size_in_bytes
         rows.append(records.row("memory of the compiled update", "bytes", size, program=name))

@@ -31,10 +31,10 @@ def benchmark_agent(agent: str, repeats: int, bindings: Sequence[str] = ()) -> r
     runner, state = runners["Anakin"], steppers["Anakin"].state
     steps = runner.steps_per_update
     gradients = float(runner.agent._replay.mean_gradient_steps(steps))
-    rows = [measure.speed(own, experiment=name, runner=key) for key, own in rates.items()]
+    rows = []
     for key, own in rates.items():
-        per_second = np.array(own) * gradients / steps
-        case = {"experiment": name, "runner": key}
+        case, per_second = {"experiment": name, "runner": key}, np.array(own) * gradients / steps
+        rows.append(measure.speed(own, **case))
         rows.append(records.row("gradient steps", "gradient steps/s", per_second, **case))
     compiled = runner.trace(0).lower().compile().memory_analysis()
     memory = {  # bytes on each device

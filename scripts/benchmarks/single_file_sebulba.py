@@ -98,7 +98,7 @@ class SingleFileSebulba:
         )
         self._update = jax.jit(self._learn)
         self._act = jax.jit(self._acts)
-        self._stack = jax.jit(lambda rollout: jax.tree.map(jnp.stack, rollout, is_leaf=_is_list))
+        self._stack = jax.jit(lambda rollout: _Rollout(*map(jnp.stack, rollout)))
         self._rollouts, self._params = queue.Queue(1), queue.Queue(1)
         self._ended = threading.Event()
 
@@ -197,10 +197,6 @@ class SingleFileSebulba:
         total = s.value_cost * 0.5 * jnp.square(values[:-1] - target) - s.entropy_cost * entropy
         total -= log_prob * returns.pg_advantage
         return jnp.sum(total * ~rollout.reset) / jnp.maximum(jnp.sum(~rollout.reset), 1)
-
-
-def _is_list(node: Any) -> bool:
-    return isinstance(node, list)
 
 
 def _log_prob(logits, action):

@@ -110,12 +110,11 @@ def benchmark_agent(
                 programs = _compile_all(of, made.seed)
                 rows += _rows(name, of, programs)
             for program, each in programs.items():
-                if each.failure:
-                    notes.append(f"{name}, {program}: does not compile: {each.failure}")
-                for loop in each.loops:
-                    cycles = f"takes {records.short(loop.cycles)} cycles"
-                    place = f"{name}, {program}: a pass of the loop `{loop.operation}`"
-                    notes.append(f"{place} {cycles}")
+                remarks = [f"does not compile: {each.failure}"] if each.failure else []
+                for cycles, operation in each.loops:
+                    cost = f"takes {records.short(cycles)} cycles"
+                    remarks.append(f"a pass of the loop `{operation}` {cost}")
+                notes += [f"{name}, {program}: {remark}" for remark in remarks]
     return records.Result(
         "The TPU compiler's estimates for chips of a v5e of 1.5 GHz, with the presets of "
         f"gin/hardware: compiled by libtpu {version}, not run. The host, simulators, copies beside "

@@ -6,6 +6,7 @@ Seeds are runs, or members of a run's population.
 import collections
 import json
 import pathlib
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,8 +68,9 @@ def write(
         summaries = [run.directory.read_summary() for run in own]
         found[label] = numbers(summaries)
         for run, summary in zip(own, summaries):
-            made = {"runner": label, "seed": run.seed, "command": run.command}
-            runs.append(made | {"run_dir": str(run.directory.path), "summary": summary})
+            made = {"runner": label, "seed": run.seed, "run_dir": str(run.directory.path)}
+            words = ["scripts/train.py", *run.arguments, "--run_dir", made["run_dir"]]
+            runs.append(made | {"command": shlex.join(["python", *words]), "summary": summary})
     provenance = ("commit", "versions", "device", "platform", "host_cores")
     shared = {name: runs[0]["summary"][name] for name in provenance}  # see each run's summary
     values = {"options": dict(options), **shared, "runners": found, "runs": runs}

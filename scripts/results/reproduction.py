@@ -69,7 +69,8 @@ def listing(rows: Sequence[results.Row]) -> str:
     width = max((len(row.short) for row in rows), default=0)
     lines = [f"{'experiment':<{width}}  runner   minutes  seeds        return"]
     for row in rows:
-        minutes = "unknown" if row.seconds is None else f"{row.seconds / 60:.1f}"
+        known = [run.wall_time_s / 60 for run in row.runs if run.wall_time_s is not None]
+        minutes = f"{statistics.fmean(known) * len(row.runs):.1f}" if known else "unknown"
         mean = results.number(row.sample.mean) if row.runs else "not measured"
         name = f"{row.short:<{width}}  {row.runner.lower():<7}"
         task = f"{row.agent}, {row.environment}"

@@ -128,12 +128,6 @@ class Row:
         """Mean return of a random policy."""
         return aggregates.Sample.of([run.random_policy for run in self.runs]).mean
 
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of all seeds, one after the other; None if unknown."""
-        known = [run.wall_time_s for run in self.runs if run.wall_time_s is not None]
-        return sum(known) / len(known) * len(self.runs) if known else None
-
     def with_run(self, new: Run) -> "Row":
         """Returns the row with another run; runs of other steps or settings are dropped."""
         kept = [run for run in self.runs if run.matches(new.agent_steps, new.settings)]

@@ -3,6 +3,7 @@
 `R` rules, `H` combinations of hyper-parameters, `S` segments of a lifetime.
 """
 
+import collections
 import dataclasses
 import json
 import pathlib
@@ -23,7 +24,6 @@ RULE = "the rule"
 A2C = "A2C, tuned"
 BLIND = "the rule without predictions"
 RANDOM = "random rule"
-CONTENDERS = (RULE, A2C, BLIND, RANDOM)
 
 
 class Task(NamedTuple):
@@ -31,13 +31,10 @@ class Task(NamedTuple):
 
     experiment: str  # its file
     name: str
-    optimum: float  # mean over the sampled tasks of the highest expected return
     # Shares of the optimum, `[R][S]` by contender, means over lifetimes. A2C and the random rules
     # have a repetition for each rule, in the tasks of that rule.
     shares: dict[str, list[list[float]]]
     a2c: tuple[float, float]  # the best learning rate and entropy cost of A2C
-    # Learning rate, entropy cost and share of the optimum at the end, of all of A2C's.
-    candidates: list[tuple[float, float, float]]
 
 
 class Evaluation(NamedTuple):
@@ -68,7 +65,7 @@ def read(path: pathlib.Path) -> Evaluation:
 
 def table(found: Evaluation) -> str:
     """Returns shares of the optimum at the end of a lifetime, as Markdown."""
-    contenders = [name for name in CONTENDERS if name in found.tasks[0].shares]
+    contenders = list(found.tasks[0].shares)
     lines = []
     for task in found.tasks:
         cells = [f"`{task.name}` of `{pathlib.Path(task.experiment).stem}`"]
@@ -146,7 +143,7 @@ def evaluate(
     arms = [_only(np.full(num_tasks, arm), num_arms) for arm in range(num_arms)]
     candidates = np.stack([trial.shares(a2c, arm, len(params))[:, -1] for arm in arms])
     best = np.argmax(candidates, axis=0)  # [tasks]
-    shares = {name: [] for name in CONTENDERS}
+    shares = collections.defaultdict(list)
     for number, each in enumerate(params):
         random = each._replace(rule=agent.rule.init(jax.random.key(number)))
         for name, learner, learnt in [
@@ -156,15 +153,12 @@ def evaluate(
             (RANDOM, agent, random),
         ]:
             shares[name].append(trial.shares(learner, learnt, number))
-    optimum = np.nanmean([trial.optimum(number) for number in range(len(params))], axis=0)
     return [
         Task(
             file,
             name,
-            float(optimum[task]),
             {who: [curves[task].tolist() for curves in each] for who, each in shares.items()},
             tuple(map(float, a2c.arms[best[task]])),
-            [(*map(float, arm), float(x)) for arm, x in zip(a2c.arms, candidates[:, task])],
         )
         for task, name in enumerate(trial.names)
     ]
@@ -176,24 +170,19 @@ class _Trial:
     def __init__(self, lifetimes: Any, key: jax.Array, count: int):
         self.names = lifetimes.tasks.task_names
         self._lifetimes, self._key, self._count = lifetimes, key, count
-        self._optima = {}  # kinds of tasks and optima, [L], by repetition
+        self._optima = {}  # [L], by repetition
 
     def shares(self, agent: Any, params: types.PyTree, repetition: int) -> np.ndarray:
         """Returns mean shares of the optimum, `[tasks, S]`; each repetition has its own tasks."""
         key = jax.random.fold_in(self._key, repetition)
         lives = lifetime_evaluation.live(agent, self._lifetimes, params, key, self._count)
         if repetition not in self._optima:
-            self._optima[repetition] = lives.task, lives.optimum(self._lifetimes.tasks)
+            self._optima[repetition] = lives.optimum(self._lifetimes.tasks)
         for number, name in enumerate(self.names):
             if number not in lives.task:
                 raise errors.UserError(f"--lifetimes: none of {self._count} was in task '{name}'")
-        shares = lives.returns / self._optima[repetition][1][:, None]
+        shares = lives.returns / self._optima[repetition][:, None]
         return np.stack([np.nanmean(shares[lives.task == n], 0) for n in range(len(self.names))])
-
-    def optimum(self, repetition: int) -> np.ndarray:
-        """Returns the mean optimum of each kind of task, of an earlier repetition."""
-        task, optimum = self._optima[repetition]
-        return np.array([np.mean(optimum[task == n]) for n in range(len(self.names))])
 
 
 def _only(arm: np.ndarray, count: int) -> jax.Array:

@@ -11,7 +11,6 @@ import hashlib
 import os
 import pathlib
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -51,12 +50,6 @@ class Run:
     def name(self) -> str:
         """Name in messages."""
         return f"{self.label}, seed {self.seed}"
-
-    @property
-    def command(self) -> str:
-        """The command that trains it."""
-        run_dir = ("--run_dir", self.directory.path.as_posix())
-        return shlex.join(["python", "scripts/train.py", *self.arguments, *run_dir])
 
     def train(self, stop: run_lib.StopRequest) -> bool:
         """Trains, or continues a run that was stopped; its output is that of this process.

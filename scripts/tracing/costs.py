@@ -127,19 +127,11 @@ class Costs:
             if (bound := self._constant(limit)) is not None:
                 return bound - (self._initial(counter) or 0)
         part = self._part(name)
-        if part.startswith("learn") and self._contains_gradient(body):
+        if part.startswith("learn") and _GRADIENT in self._count(body):
             return self._gradient_steps
         if part != _OTHER:  # not the loop over updates
             self.loops.append(Loop(sum(self._count(body).values()), _operation(found)))
         return 1.0
-
-    def _contains_gradient(self, computation: str) -> bool:
-        for name in self._computations[computation]:
-            found = self._instructions[name]
-            runs = found.called if found.opcode in ("while", "conditional", *_RUNNING) else ()
-            if self._part(name) == _GRADIENT or any(map(self._contains_gradient, runs)):
-                return True
-        return False
 
     def _constant(self, name: str) -> int | None:
         """Returns the value of an integer, followed through copies and the state of loops."""

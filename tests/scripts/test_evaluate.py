@@ -20,29 +20,15 @@ _MANY = """
 experiment.Experiment.evaluation_episodes = 300
 experiment.Experiment.greedy_evaluation_episodes = 200
 """
-_HOST = """
-from environments import gymnasium
-
-include 'gin/environments/gymnasium.gin'
-include 'gin/runners/sebulba.gin'
-
-TOTAL_STEPS = 192  # agent steps
-SEED = 3
-experiment.Experiment.evaluation_period = 0
-gymnasium.Gymnasium.env_id = 'tests.environments.own_games:Own/{}'
-"""
-
-
-def _trained(run, folder, extra):
-    config = processes.config_file(folder, extra)
-    result = run(TRAIN, "--gin_file", config, "--run_dir", folder / "run")
-    assert result.returncode == 0, result.stderr
-    return folder / "run"
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory, run):
-    return _trained(run, tmp_path_factory.mktemp("evaluate"), _MANY)
+    folder = tmp_path_factory.mktemp("evaluate")
+    config = processes.config_file(folder, _MANY)
+    result = run(TRAIN, "--gin_file", config, "--run_dir", folder / "run")
+    assert result.returncode == 0, result.stderr
+    return folder / "run"
 
 
 def test_the_script_evaluates_the_newest_checkpoint_and_draws_an_episode(run_dir, tmp_path):
@@ -88,26 +74,6 @@ def test_prints_the_returns_of_the_summary(run_dir, run):
     best = json.loads((run_dir / "summary.json").read_text())["best_checkpoint"]
     assert other.startswith(f"step {best:,}: ")
     assert other.count("over 4 episodes") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("game", ["Picture-v0", "Drawn-v0"])
-def test_evaluates_and_draws_a_game_that_is_played_on_the_host(tmp_path, run, game):
-    """The video shows the observations, or the frames that Gymnasium renders."""
-    run_dir, video = _trained(run, tmp_path, _HOST.format(game)), tmp_path / "game.gif"
-    result = run(EVALUATE, "--run_dir", run_dir)
-    assert result.stdout.splitlines() == _lines(run_dir)
-    result = run(EVALUATE, "--run_dir", run_dir, "--episodes", 1, "--video", video)
-    assert (result.returncode, result.stderr) == (0, "")
-    length = float(re.search(r"length ([\d.]+) agent steps", result.stdout)[1])
-    assert f"{video}: {length + 1:.0f} frames" in result.stdout
-    with Image.open(video) as image:
-        assert image.width * 12 == image.height * 20
-        image.seek(image.n_frames - 1)
-        last = np.asarray(image.convert("RGB"), np.int32)
-    if game == "Picture-v0":
-        edge = last.shape[1] * 18 // 20
-        assert last[:, edge:].max() > 200 and last[:, :edge].max() < 50
 
 
 def test_a_run_is_read_without_its_code_and_other_code_is_named_before(

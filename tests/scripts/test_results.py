@@ -67,7 +67,7 @@ def test_rows_are_read_and_written(modules, tmp_path):
         "--gin_bindings 'SEED = 3' --gin_bindings 'A.x = 1'"
     )
     assert (b.name, b.gin_file) == ("b-two-anakin", "folder/b.gin")
-    assert (a.returns, a.seconds, a.random_policy) == ([1.0, 3.0], 20.0, -1.0)
+    assert (a.returns, a.random_policy) == ([1.0, 3.0], -1.0)
     assert (a.runs[0].actions, a.runs[1].actions) == ("sampled", "greedy")
     modules.rows.write(rows, path)
     assert modules.rows.read(path) == rows
@@ -167,7 +167,7 @@ def test_a_suite_has_panels_of_tasks_with_several_curves(modules, tmp_path):
 def test_evaluations_of_rules(modules, tmp_path):
     rules, path = modules.rules, tmp_path / "small.json"
     shares = {rules.RULE: [[0.0, 0.9], [0.1, 1.0], [0.0, 0.2]], rules.A2C: [[0.5, 1.0]] * 3}
-    task = rules.Task("gin/some.gin", "small", 2.5, shares, (40.0, 0.01), [(40.0, 0.01, 1.0)])
+    task = rules.Task("gin/some.gin", "small", shares, (40.0, 0.01))
     found = rules.Evaluation("--run_dir a b c", ["a", "b", "c"], 64, 2399, [task])
     line = "| `small` of `some` | 0.90 [0.20, 1.00] | 1.00 [1.00, 1.00] | 40, 0.01 |"
     assert line in rules.table(found)

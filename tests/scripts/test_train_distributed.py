@@ -124,25 +124,6 @@ def test_a_signal_to_any_process_stops_all_and_any_number_resumes(reference, tmp
 
 
 @pytest.mark.slow
-def test_replay_is_left_out_by_any_number_of_processes(tmp_path):
-    """One process then refuses to resume, unless the option is set."""
-    run_dir = tmp_path / "run"
-    begun = (
-        *("--gin_file", "gin/experiments/catch_dqn.gin", "--run_dir", run_dir),
-        *("--gin_bindings", "Experiment.checkpoint_replay = False"),
-    )
-    short = ("--gin_bindings", "TOTAL_STEPS = 4096", "--gin_bindings", "Experiment.log_period = 1")
-    for result in groups.finish(groups.train(2, 1, *begun, *short)):
-        assert result.returncode == 0, result.stderr
-    resume = ("--run_dir", run_dir, "--resume", "--gin_bindings")
-    refused = processes.run("train", *resume, "Experiment.checkpoint_replay = True")
-    processes.assert_mistake(refused, "has no replay: bind Experiment.checkpoint_replay = False")
-    last = processes.run("train", *resume, "TOTAL_STEPS = 8192")
-    assert last.returncode == 0, last.stderr
-    assert "resuming from step" in last.stdout
-
-
-@pytest.mark.slow
 def test_a_user_error_is_printed_once(tmp_path):
     config, run_dir = processes.config_file(tmp_path, SHORT), tmp_path / "run"
     folders = [tmp_path / "one", tmp_path / "other"]
