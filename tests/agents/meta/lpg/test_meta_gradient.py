@@ -65,24 +65,6 @@ def test_recomputing_changes_nothing(exact):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6), exact, again)
 
 
-def _zeroed(params, *heads):
-    return params | {name: jax.tree.map(jnp.zeros_like, params[name]) for name in heads}
-
-
-def test_with_zeroed_heads_only_that_of_the_policy_has_a_gradient():
-    agent, params, batch = _case(**NO_COSTS)
-    params = _zeroed(params, "policy", "prediction")
-    gradient = _gradient(agent, params, batch)
-    # Predictions reach the policy through its head alone.
-    nonzero = {name for name, part in gradient.items() if any(map(np.any, jax.tree.leaves(part)))}
-    assert nonzero == {"policy"}
-    # Neither regulariser of targets has a slope there: zero, and a uniform distribution.
-    costs = {"policy_target_cost": 1.0, "prediction_target_cost": 1.0}
-    penal = lifetimes.agent(**(NO_COSTS | costs))
-    same = _gradient(penal, params, batch)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), same, gradient)
-
-
 def test_a_two_armed_bandit_by_hand():
     """One state, two actions, one update by a policy target that is `bias` at every transition."""
     bias = 0.3
@@ -97,7 +79,9 @@ def test_a_two_armed_bandit_by_hand():
     chunk = tabular.Chunk(timestep, (batch.chunk.action > 0).astype(jnp.int32))
     newborn = jax.tree.map(jnp.zeros_like, batch.agent)
     batch = meta_training._Batch(newborn, chunk, batch.arm, batch.advantage)
-    params = _zeroed(lifetimes.rule_params(), "policy", "prediction")
+    params = lifetimes.rule_params()
+    zeros = {name: jax.tree.map(jnp.zeros_like, params[name]) for name in ("policy", "prediction")}
+    params = params | zeros
     params["policy"]["bias"] = jnp.array([bias])
     gradient = _gradient(agent, params, batch)["policy"]["bias"]
 

@@ -10,7 +10,7 @@ import pytest
 from agents.meta import lpg
 from agents.meta.lpg import bandit
 from environments import catch
-from podracers import anakin, errors, evaluation, parallel, sebulba, types
+from podracers import anakin, errors, parallel, sebulba, types
 from tests import documented, streams
 from tests.agents.meta.lpg import lifetimes
 
@@ -135,15 +135,6 @@ def test_agents_are_reset_where_lifetimes_begin(lived):
     _, state, _ = act(actor_state, born, jax.random.split(jax.random.key(0), 2))
     assert not state.agent.policy[0].any() and state.agent.policy[1].any()
     assert state.time.tolist() == [1, lifetimes.PERIOD + 2]
-
-
-def test_episodes_of_an_evaluation_are_lifetimes():
-    agent = lifetimes.agent()
-    evaluator = evaluation.Evaluator(agent, lifetimes.candidate(), num_episodes=4)
-    params = agent.actor_params(agent.init_learner(jax.random.key(0)))
-    episodes = evaluator.run(params, jax.random.key(0))
-    assert episodes.finished.all()
-    assert set((episodes.lengths + 1) % lifetimes.PERIOD) == {0}
 
 
 def test_the_bandit_prefers_arms_with_more_reward():

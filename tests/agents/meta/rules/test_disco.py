@@ -1,7 +1,5 @@
 """DiscoRL's rule: its parameters, its arithmetic, and its inputs at the ends of episodes."""
 
-import zipfile
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,10 +190,7 @@ def test_losses_ignore_illegal_actions(teach):
 def _save(path, changes):
     arrays = {name: np.zeros(shape, np.float32) for name, shape in disco_network.shapes().items()}
     arrays |= changes
-    np.savez(path, **{name: x for name, x in arrays.items() if isinstance(x, np.ndarray)})
-    with zipfile.ZipFile(path, "a") as file:
-        for name in (name for name, x in changes.items() if isinstance(x, bytes)):
-            file.writestr(name, changes[name])
+    np.savez(path, **{name: x for name, x in arrays.items() if x is not None})
 
 
 def test_a_file_is_loaded_as_it_is(tmp_path):
@@ -214,10 +209,8 @@ NAN = np.full(256, np.nan, np.float32)
     ("changes", "message"),
     [
         (None, "there is no rule"),
-        (b"[1]", "not the file of a rule"),
         (b"", "not the file of a rule: EOFError"),
         ({"lstm/linear/b": np.array([{}])}, "ValueError: Object arrays cannot be loaded"),
-        ({"notes.txt": b"text"}, "expected 'notes.txt' nothing, got"),
         ({"lstm/linear/b": NAN}, "expected finite numbers in 'lstm/linear/b'"),
         ({"lstm/linear/b": None}, r"expected 'lstm/linear/b' float32 \(256,\), got nothing"),
         (
