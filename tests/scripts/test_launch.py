@@ -197,14 +197,6 @@ def test_dry_run(no_gcloud, arguments, expected):
     assert shlex.split(result.stdout) == [*expected, "--zone=us-west4-a", "--project=mine"]
 
 
-def test_dry_run_of_train(no_gcloud):
-    words = (*NAMED, "--type=v4-8", "--dry-run", "--", "--gin_file", "a.gin")
-    result = _run(POD, "train", *words, env=no_gcloud)
-    assert result.returncode == 0, result.stderr
-    verbs = [line.split()[4] for line in result.stdout.splitlines() if line.startswith("gcloud")]
-    assert verbs == ["list", "create", "ssh", "ssh", "scp", *["ssh"] * 4, "scp"]
-
-
 def test_dry_run_under_slurm():
     result = _run(SLURM, "--dry-run", "--gin_bindings", AWKWARD, cwd=processes.ROOT)
     expected = (

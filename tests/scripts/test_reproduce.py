@@ -216,3 +216,7 @@ def test_user_mistakes_and_lists(main, modules, tmp_path, monkeypatch, capsys):
     assert main("--list", "--suite", "two", "--results", ledger) == 0
     _, line = capsys.readouterr().out.splitlines()
     assert line.split()[:4] == ["other", "anakin", "unknown", "0"]
+    runs = tuple(_runs(modules, [1.0, 2.0], wall_time_s=90.0))
+    row = dataclasses.replace(next(iter(modules.rows.read(ledger).values())), runs=runs)
+    _, line = modules.reproduction.listing([row]).splitlines()
+    assert line.split()[2:5] == ["3.0", "2", "1.50"]
