@@ -150,14 +150,11 @@ def ending(error: BaseException) -> Ending:
         return Ending(code, cause, f"{kind}: {cause}")
     if isinstance(error, KeyboardInterrupt):
         return Ending(130, "interrupted", "interrupted")
-    first = error
-    while isinstance(first, pipeline.WorkerError) and first.__cause__:
-        first = first.__cause__  # the exception of the thread
-    cause = errors.one_line(first)
-    is_jax = isinstance(first, jax.errors.JaxRuntimeError)
-    if isinstance(first, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(first)):
+    cause = errors.one_line(error)
+    is_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    if isinstance(error, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(error)):
         return Ending(code, f"out of memory: {cause}", f"failed: out of memory: {cause}")
-    if frame := errors.innermost_frame(first):
+    if frame := errors.innermost_frame(error):
         cause = f"{frame.filename}:{frame.lineno} in {frame.name}: {cause}"
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,15 +26,13 @@ _MAX_JOINED_SIZE = 2**16  # elements of a leaf; copying larger ones costs more t
 _target = jax.make_user_context(None)
 
 
-@contextlib.contextmanager
-def compiling_for(target: Sequence[jax.Device] | str) -> Iterator[None]:
-    """Enters a context in which programs are traced, and new runners made, for other devices.
+def compiling_for(target: Sequence[jax.Device] | str) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which programs are traced, and new runners made, for other devices.
 
     Args:
       target: devices, such as those of `jax.experimental.topologies`; or only their platform.
     """
-    with _target(target if isinstance(target, str) else tuple(target)):
-        yield
+    return _target(target if isinstance(target, str) else tuple(target))
 
 
 def devices(process: int | None = None) -> list[jax.Device]:
@@ -237,12 +235,7 @@ def _hash(x: jax.Array) -> jax.Array:
     """Returns a hash of the bits, uint32: a difference in one element always changes it."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
-    if x.dtype == np.bool_:
-        x = x.astype(jnp.uint8)
-    if jnp.iscomplexobj(x):
-        x = jnp.stack([x.real, x.imag])
-    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * min(x.dtype.itemsize, 4)}")
-    bits = bits.astype(jnp.uint32).ravel()
+    bits = x.ravel().view(f"uint{8 * min(x.dtype.itemsize, 4)}").astype(jnp.uint32)
     # Odd factors have inverses modulo 2 ** 32.
     return jnp.sum(bits * (2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
 

@@ -331,12 +331,10 @@ def touch() -> None:
         each.position = [each.position[0], each.position[1] + 1]
 
 
-def leave() -> bool:
+def leave() -> None:
     """Reports to the others, if it watches any, that this process ends in order."""
-    if not _peers:
-        return False
-    _peers.pop().close(_DONE)
-    return True
+    while _peers:
+        _peers.pop().close(_DONE)
 
 
 def await_cause() -> None:

@@ -171,7 +171,8 @@ class Sebulba:
         restored state or that of another seed.
 
         Raises:
-          pipeline.WorkerError: an actor failed or hangs; its exception is chained.
+          pipeline.WorkerError: an actor hangs.
+          Exception: that of an actor.
         """
         try:
             if not self._sessions or self._sessions[0].state is not state:

@@ -34,7 +34,7 @@ _POLL_PERIOD = 1.0  # seconds between two checks of the clock; a notification is
 # Activities with a special meaning. Compiling alone has no limit.
 COMPILING, STARTING = "compiling", "starting"
 
-close_failures: list[str] = []  # causes; the exit code of the process reports them
+close_failures: list[Exception] = []  # the exit code of the process reports them
 
 
 class Cancelled(Exception):
@@ -42,7 +42,7 @@ class Cancelled(Exception):
 
 
 class WorkerError(RuntimeError):
-    """A worker failed; the cause is chained to it."""
+    """A worker hangs; the traceback is that of its thread."""
 
 
 def abandoned() -> list[str]:
@@ -58,9 +58,9 @@ def close_environments(host: environment_lib.HostEnvironment) -> None:
     try:
         host.close()
     except Exception as error:
-        close_failures.append(f"closing an environment failed: {errors.one_line(error)}")
-        if len(close_failures) == 1:
-            _LOGGER.warning("failed: %s", close_failures[0])
+        if not close_failures:
+            _LOGGER.warning("failed: closing an environment failed: %s", errors.one_line(error))
+        close_failures.append(error)
 
 
 class Timer:
@@ -126,7 +126,10 @@ class Worker(threading.Thread):
             self._work(self)
         except Cancelled:
             pass
-        except BaseException as error:
+        except Exception as error:
+            self._supervisor.fail(self.name, error)
+        except BaseException as error:  # SystemExit: the consumer must not raise it
+            error = RuntimeError(repr(error)).with_traceback(error.__traceback__)
             self._supervisor.fail(self.name, error)
 
     def doing(self, activity: str) -> contextlib.AbstractContextManager[None]:
@@ -145,7 +148,7 @@ class Supervisor:
     def __init__(self, timeout: float):
         self.timeout = timeout
         self._changed = threading.Condition()
-        self._failure: tuple[str, BaseException] | None = None
+        self._failure: Exception | None = None
         self._closing = False
         self._workers: list[Worker] = []
         self._waiting: set[threading.Thread] = set()
@@ -159,10 +162,11 @@ class Supervisor:
         worker.start()
         return worker
 
-    def fail(self, name: str, error: BaseException) -> None:
+    def fail(self, name: str, error: Exception) -> None:
         """Makes the consumer raise the exception of a worker, if it is the first."""
+        error.add_note(f"in the thread '{name}'")
         with self._changed:
-            self._failure = self._failure or (name, error)
+            self._failure = self._failure or error
             self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -173,7 +177,8 @@ class Supervisor:
 
         Raises:
           Cancelled: the pipeline is closing (in a worker).
-          WorkerError: a worker failed, or made no progress in time (in the consumer).
+          WorkerError: a worker made no progress in time (in the consumer).
+          Exception: that of a worker (in the consumer).
         """
         thread, began = threading.current_thread(), time.monotonic()
         period = min(_POLL_PERIOD, self.timeout)
@@ -196,19 +201,12 @@ class Supervisor:
             self._changed.notify_all()
 
     def raise_if_ended(self) -> None:
-        """Raises, in a worker, `Cancelled` if it is to end; in the consumer, a worker's failure.
-
-        Raises:
-          errors.UserError, errors.RunFailure: that of a worker, unchanged: its line is the cause.
-        """
+        """Raises, in a worker, `Cancelled` if it is to end; in the consumer, a worker's error."""
         if threading.current_thread() is not self._consumer:
             if self._closing or self._failure:
                 raise Cancelled
         elif self._failure:
-            name, error = self._failure
-            if isinstance(error, errors.UserError | errors.RunFailure):
-                raise error
-            raise WorkerError(f"{name} failed: {type(error).__name__}: {error}") from error
+            raise self._failure
 
     def _require_progress(self, began: float) -> None:
         """Raises if an activity lasts too long; waiting counts only where all threads wait."""
@@ -235,10 +233,9 @@ class Supervisor:
         deadline = time.monotonic() + min(self.timeout, _JOIN_TIMEOUT)
         for worker in self._workers:
             worker.join(max(deadline - time.monotonic(), 0.0))
-        watchdog.remove_limit(self)
+        watchdog.set_limit(self, None)
         if self._failure and sys.exception() is None:  # else it is raised, or a consequence
-            name, error = self._failure
-            _LOGGER.warning("%s failed while it was closed", name, exc_info=error)
+            _LOGGER.warning("a worker failed while it was closed", exc_info=self._failure)
 
 
 def call(
@@ -258,7 +255,7 @@ def call(
     Raises:
       Cancelled: `stop()` was true before the result was there.
       WorkerError: `function` hangs.
-      Exception: the exception of `function`, unchanged.
+      Exception: that of `function`.
     """
     supervisor = Supervisor(timeout)
     results = Queue(supervisor, 1)
@@ -268,8 +265,6 @@ def call(
             if not results.items:
                 raise Cancelled
             return results.items[0]
-    except WorkerError as error:
-        raise error.__cause__ or error  # noqa: B904  (the first cause, by itself)
     finally:
         supervisor.close()
 

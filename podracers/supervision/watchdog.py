@@ -42,17 +42,12 @@ _directories: set[str] = set()
 _ending = threading.Event()  # stops the lines
 
 
-def set_limit(owner: object, seconds: float) -> None:
-    """Ends this process once no Python thread has run for so many seconds."""
-    with _lock:
-        _limits[owner] = seconds + _GRACE
-        _send()
-
-
-def remove_limit(owner: object) -> None:
-    """Removes the limit of an owner, if it has one."""
+def set_limit(owner: object, seconds: float | None) -> None:
+    """Ends this process once no Python thread has run for so many seconds; None ends the limit."""
     with _lock:
         _limits.pop(owner, None)
+        if seconds is not None:
+            _limits[owner] = seconds + _GRACE
         _send()
 
 
@@ -117,7 +112,7 @@ def _send() -> None:
     """Writes a line to the watchdog; starts it if there is none."""
     if not _processes:
         _start()
-    line = json.dumps([min(_limits.values(), default=None), [*_directories]])
+    line = json.dumps([min(_limits.values(), default=math.inf), [*_directories]])
     with contextlib.suppress(OSError):  # it was killed
         os.write(_processes[0].stdin.fileno(), f"{line}\n".encode())
 
@@ -164,8 +159,8 @@ def main(process: int) -> None:
                 lines = os.read(0, 2**16).splitlines()
                 if not lines:
                     break  # the pipe is closed: the process has ended
-                seconds, directories = json.loads(lines[-1])
-                limit, silent = math.inf if seconds is None else seconds, 0.0
+                limit, directories = json.loads(lines[-1])
+                silent = 0.0
             elif os.getppid() != process:
                 break  # it has ended, and a fork of it keeps the pipe open
             elif psutil.Process(process).status() not in (psutil.STATUS_STOPPED, "tracing-stop"):

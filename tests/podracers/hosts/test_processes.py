@@ -148,11 +148,14 @@ def test_a_process_that_is_lost_while_jax_starts_ends_the_others(lost):
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_one_process_stops_is_discarded():
+def test_an_evaluation_that_one_process_stops_is_discarded_and_one_with_a_stuck_thread_waits():
+    """The process with the stuck thread cannot exit in order, and still waits for the other."""
     results = _run(
         """
 begin()
+import time
 from podracers import evaluation
+from podracers.supervision import pipeline
 
 def play(share):
     if share[0] == 1:
@@ -160,6 +163,10 @@ def play(share):
     return [evaluation.Episodes(*np.zeros((3, 2)))]
 
 assert evaluation.play_together(play) is None
+if process == 0:
+    pipeline.Supervisor(60.0).start("stuck", lambda _: time.sleep(60))
+else:
+    time.sleep(5)
 """
     )
     for result in results:

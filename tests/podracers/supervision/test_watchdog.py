@@ -43,7 +43,7 @@ hang()
     "slow exit": """
 watchdog._EXIT_LIMIT = 1.0
 watchdog.set_limit(0, 60.0)
-watchdog.remove_limit(0)
+watchdog.set_limit(0, None)
 atexit.register(time.sleep, 60)
 watchdog.expect_end()
 """,
@@ -51,7 +51,7 @@ watchdog.expect_end()
 watchdog.set_limit(0, 2.0)
 hang(1)
 time.sleep(4)  # other threads run
-watchdog.remove_limit(0)
+watchdog.set_limit(0, None)
 hang(4)
 print("alive")
 """,
