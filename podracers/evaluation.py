@@ -19,7 +19,7 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, parallel, types, video
+from podracers import errors, keys, parallel, types, video
 from podracers import population as population_lib
 from podracers import precision as precision_lib
 from podracers.hosts import processes
@@ -208,10 +208,9 @@ class Evaluator:
 
     def _act(self, params, actor_state, timestep, act_keys, time):
         """Returns the actions `[B]` of one step, and the actor state after it."""
-        step_keys = jax.vmap(jax.random.fold_in, (0, None))(act_keys, time)
         with self.precision.tracing():
             action, actor_state, _ = self.agent.act(
-                params, actor_state, timestep, step_keys, evaluation=True
+                params, actor_state, timestep, keys.at_time(act_keys, time), evaluation=True
             )
         return action, actor_state
 

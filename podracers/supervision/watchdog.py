@@ -39,7 +39,7 @@ _lock = threading.Lock()  # of the following
 _processes: list[subprocess.Popen] = []  # the watchdog; empty until it is needed
 _limits: dict[object, float] = {}  # seconds by owner; the shortest counts
 _directories: set[str] = set()
-_ending = threading.Event()  # stops the lines
+_EXIT = "exit"  # owner of a limit; stops the lines
 
 
 def set_limit(owner: object, seconds: float | None) -> None:
@@ -54,8 +54,7 @@ def set_limit(owner: object, seconds: float | None) -> None:
 def expect_end() -> None:
     """Ends this process, if it has a watchdog, unless it exits within `_EXIT_LIMIT`."""
     if _processes:
-        _ending.set()
-        set_limit("exit", _EXIT_LIMIT)
+        set_limit(_EXIT, _EXIT_LIMIT)
 
 
 def add_directory(path: str) -> None:
@@ -142,9 +141,10 @@ def _start() -> None:
 
 
 def _send_lines() -> None:
-    while not _ending.wait(_PERIOD):
+    while _EXIT not in _limits:
         with _lock:
             _send()
+        time.sleep(_PERIOD)
 
 
 def main(process: int) -> None:

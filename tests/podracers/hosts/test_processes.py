@@ -148,8 +148,7 @@ def test_a_process_that_is_lost_while_jax_starts_ends_the_others(lost):
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_one_process_stops_is_discarded_and_one_with_a_stuck_thread_waits():
-    """The process with the stuck thread cannot exit in order, and still waits for the other."""
+def test_a_stopped_evaluation_is_discarded_and_a_process_with_a_stuck_thread_waits_for_others():
     results = _run(
         """
 begin()
