@@ -186,7 +186,8 @@ def run(main: Callable[[], int | None]) -> None:
     if (end and several) or pipeline.abandoned():
         # An orderly exit would wait for processes that are gone or for threads that hang.
         if not end:
-            processes.leave()
+            peers.leave()
+            jax.distributed.shutdown()  # waits for the other processes, if any
         watchdog.kill_children()
         os._exit(code)
     if not several:  # other processes may take longer

@@ -193,12 +193,6 @@ def _own_address(host: str) -> str:
         return ""
 
 
-def leave() -> None:
-    """Ends this process in order, if it is one of several; waits for the others."""
-    peers.leave()
-    jax.distributed.shutdown()
-
-
 def is_several() -> bool:
     """Returns whether there is more than one process."""
     return _STATE.num_processes > 1
