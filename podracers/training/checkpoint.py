@@ -131,8 +131,7 @@ class Checkpointer:
         if step == self._newest:
             path = self._directory / str(step) / _SCORE
             if score is not None and processes.is_lead():
-                with storage.failures(f"write {path}"):
-                    storage.write(path, json.dumps({"score": score}))
+                storage.write(path, json.dumps({"score": score}))
             return
         if not self._replay:
             state = agent_lib.without_replay(state)

@@ -497,16 +497,3 @@ def other_code(text: str, source: str) -> list[str]:
 
 def _is_own(module: str) -> bool:
     return module.partition(".")[0] in (*PACKAGES, "__gin__")
-
-
-def hyperparameters(text: str) -> dict[str, bool | float | str]:
-    """Returns parameters by class, such as `PPO.gamma`, for tables of runs; None is left out.
-
-    Args:
-      text: an operative configuration; values other than numbers become strings.
-    """
-    return {
-        name: value if isinstance(value, bool | int | float | str) else str(value)
-        for name, value in read(text, "the operative configuration").items()
-        if value is not None
-    }

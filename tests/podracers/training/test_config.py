@@ -323,20 +323,3 @@ include "a_strangers.gin"
     for path in (config.ROOT / "gin").rglob("*.gin"):
         for name in config.other_code(path.read_text(), str(path)):
             assert name.startswith("gin/")  # it includes another one
-
-
-def test_hyperparameters_are_numbers_and_strings_by_class():
-    text = """
-LENGTH = 32
-a.A.rate = 1e-3
-a.A.limit = None
-a.A.is_on = True
-a.A.encoder = @encoders.MLP()
-encoders.MLP.sizes = (64, %LENGTH)
-"""
-    assert config.hyperparameters(text) == {
-        "A.rate": 1e-3,
-        "A.is_on": True,
-        "A.encoder": "MLP()",
-        "MLP.sizes": "(64, 32)",
-    }
