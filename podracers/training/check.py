@@ -198,15 +198,11 @@ def _trace_faults(candidate: environment.Environment) -> list[str]:
 
 def _pair_fault(name: str, maker: str, output: Any) -> str | None:
     """Returns the fault of an output that is no pair of a state and a time step."""
-    is_pair = isinstance(output, tuple) and len(output) == 2
-    if is_pair and isinstance(output[1], types.TimeStep):
+    if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], types.TimeStep):
         return None
-    found = "None" if output is None else f"a {type(output).__name__}"
-    if is_pair:
-        found = f"a pair with a {type(output[1]).__name__} in place of the TimeStep"
-    elif type(output) is tuple:
-        library = {4: ", as Gym's does", 5: ", as Gymnasium's does"}
-        found = f"{len(output)} values{library.get(len(output), '') if name == 'step' else ''}"
+    found = type(output).__name__
+    if type(output) is tuple:
+        found = f"({', '.join(type(each).__name__ for each in output)})"
     return f"{name} returned {found}, expected (state, TimeStep): see types.{maker}"
 
 
