@@ -19,16 +19,7 @@ from tensorboard.util import tensor_util
 
 from environments import catch
 from podracers import errors, evaluation, types
-from podracers.training import (
-    checkpoint,
-    config,
-    experiment,
-    run,
-    run_directory,
-    storage,
-    train,
-    trained,
-)
+from podracers.training import checkpoint, config, experiment, run, run_directory, train, trained
 from tests import documented, processes
 
 RATES = (1e-4, 1e-2)
@@ -85,7 +76,7 @@ def settings(tmp_path_factory):
 def population(settings, tmp_path_factory):
     """A run of two seeds, whose periods do not divide one another; its folder and summary."""
     directory = run_directory.RunDirectory(tmp_path_factory.mktemp("population"))
-    storage.write(directory.config, config.text())
+    directory.config.write_text(config.text())
     summary, _ = _run(settings, directory)
     return directory, summary
 
@@ -128,7 +119,7 @@ def test_tensorboard_has_the_configuration_once(tmp_path):
     # The third start has another configuration.
     for lines, changed in ((1, []), (2, []), (3, ["PPO.entropy_cost = 0.5"])):
         settings = experiment.load(files, [*bindings, *changed])
-        storage.write(directory.config, config.text())
+        directory.config.write_text(config.text())
         stop = At(directory.path, lines)
         assert _run(settings, directory, stop, resume=lines > 1)[0] is None
         files, bindings = [str(directory.config)], []
@@ -195,7 +186,7 @@ def test_the_operative_configuration_gives_the_same_experiment(population):
 def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, population, tmp_path):
     """Also if it had not saved yet, or was stopped before its first update."""
     directory = run_directory.RunDirectory(tmp_path)
-    storage.write(directory.config, population[0].config.read_text())
+    directory.config.write_text(population[0].config.read_text())
     directory.metrics.write_text('{"step": 64, "loss/value": 1.0}\n')
     _, lines = _run(settings, directory, At(directory.path, 0), resume=True)
     assert "there is no checkpoint yet: starting from the beginning" in lines
