@@ -153,16 +153,17 @@ def require_shared(
     faults = processes.all_gather(fault)
 
     def examine() -> bool:
-        names = [each.name for each in _entries(directory)]
-        for index, fault in enumerate(faults):
-            if fault:
-                raise errors.UserError(f"{option} = '{directory}' {fault}")
+        for fault in filter(None, faults):
+            raise errors.UserError(f"{option} = '{directory}' {fault}")
+        with failures(f"list '{directory}'"):
+            names = [each.name for each in _entries(directory)]
+            resumed = bool(steps(directory)) if resume is None else resume
+        for index in range(processes.count()):
             if f"{name}-{index}" not in names:
                 raise errors.UserError(
                     f"{option} = '{directory}': process {index} does not see the files of "
                     f"process 0{advice}"
                 )
-        resumed = bool(steps(directory)) if resume is None else resume
         used = [each for each in names if not each.startswith(_PROBE)]
         if used and not resumed:
             raise errors.UserError(
