@@ -35,8 +35,7 @@ def check_environment(candidate: Any, num_steps: int = 1000, seed: int = 0) -> N
     """
     if isinstance(candidate, type):
         candidate = candidate()
-    if faults := environment_faults(candidate, num_steps, seed):
-        raise environment_error(candidate, faults)
+    refuse(candidate, environment_faults(candidate, num_steps, seed))
 
 
 def environment_faults(candidate: Any, num_steps: int = 1000, seed: int = 0) -> list[str]:
@@ -65,9 +64,11 @@ def environment_faults(candidate: Any, num_steps: int = 1000, seed: int = 0) -> 
     )
 
 
-def environment_error(candidate: Any, faults: list[str]) -> errors.UserError:
-    """Returns the error, in one line, for an environment with faults."""
-    return errors.UserError(f"environment {environment.path_of(candidate)}: {'; '.join(faults)}")
+def refuse(candidate: Any, faults: list[str]) -> None:
+    """Raises `errors.UserError`, in one line, if an environment has faults."""
+    if faults:
+        path = environment.path_of(candidate)
+        raise errors.UserError(f"environment {path}: {'; '.join(faults)}")
 
 
 def random_action(action: specs.Array, observation: types.PyTree, key: jax.Array) -> jax.Array:
@@ -197,15 +198,11 @@ def _trace_faults(candidate: environment.Environment) -> list[str]:
 
 def _pair_fault(name: str, maker: str, output: Any) -> str | None:
     """Returns the fault of an output that is no pair of a state and a time step."""
-    is_pair = isinstance(output, tuple) and len(output) == 2
-    if is_pair and isinstance(output[1], types.TimeStep):
+    if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], types.TimeStep):
         return None
-    found = "None" if output is None else f"a {type(output).__name__}"
-    if is_pair:
-        found = f"a pair with a {type(output[1]).__name__} in place of the TimeStep"
-    elif type(output) is tuple:
-        library = {4: ", as Gym's does", 5: ", as Gymnasium's does"}
-        found = f"{len(output)} values{library.get(len(output), '') if name == 'step' else ''}"
+    found = type(output).__name__
+    if type(output) is tuple:
+        found = f"({', '.join(type(each).__name__ for each in output)})"
     return f"{name} returned {found}, expected (state, TimeStep): see types.{maker}"
 
 
@@ -333,8 +330,7 @@ def check_agent(
       errors.UserError: one line with the fault, also of the environment; or there is only one
         device.
     """
-    if faults := environment_faults(task, num_steps=0):
-        raise environment_error(task, faults)
+    refuse(task, environment_faults(task, num_steps=0))
     agent = candidate(spec=task.spec) if isinstance(candidate, type) else candidate
     name = f"agent {errors.path_of(agent)}"
     if missing := missing_members(agent, agent_lib.Agent):

@@ -24,7 +24,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -131,12 +130,10 @@ class Checkpointer:
         if step == self._newest:
             path = self._directory / str(step) / _SCORE
             if score is not None and processes.is_lead():
-                with storage.failures(f"write {path}"):
-                    storage.write(path, json.dumps({"score": score}))
+                storage.write(path, json.dumps({"score": score}))
             return
         if not self._replay:
             state = agent_lib.without_replay(state)
-        state, params = _key_data((state, params))
         record = {
             "user": dict(metadata),
             "step": step,
@@ -217,9 +214,8 @@ class Checkpointer:
         """Restores the newest checkpoint that is not damaged, and renames damaged ones.
 
         Args:
-          template: the structure of the state: arrays, or `jax.ShapeDtypeStruct` with shardings in
-            place of arrays other than typed keys. Its own replay is returned where the checkpoint
-            has none.
+          template: the structure of the state: arrays, or `jax.ShapeDtypeStruct` with shardings.
+            Its own replay is returned where the checkpoint has none.
 
         Returns:
           `(step, state, metadata)`, or None if there is no checkpoint. The shardings of the state
@@ -297,15 +293,11 @@ class Checkpointer:
         record = manifest.load(folder / _METADATA)
         if (saved := record.get("step", step)) != step:
             raise manifest.DamagedError(f"it was saved as checkpoint {saved}")
-        if template is None:
-            with storage.failures(f"read checkpoint {folder}"):
-                leaves = self._arrays.metadata(folder / item).tree
-                template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), leaves)
-        expected, bare = template, agent_lib.without_replay(template)
+        bare = agent_lib.without_replay(template)
 
         def is_bare() -> bool:
             faults, bare_faults = (
-                manifest.differences(record[item], manifest.structure(_key_data(tree)))
+                manifest.differences(record[item], manifest.structure(tree))
                 for tree in (template, bare)
             )
             if faults and bare_faults:
@@ -317,12 +309,14 @@ class Checkpointer:
                 )
             return bool(faults)
 
-        if processes.on_lead(is_bare):
-            expected = bare
         with storage.failures(f"read checkpoint {folder}"):  # the files are as written: no damage
-            arguments = ocp.args.StandardRestore(_key_data(expected))
-            tree = self._arrays.restore(folder / item, args=arguments)
-        tree = jax.tree.map(_with_key, tree, expected)
+            if template is None:
+                leaves = self._arrays.metadata(folder / item).tree
+                template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), leaves)
+                expected = template
+            else:
+                expected = bare if processes.on_lead(is_bare) else template
+            tree = self._arrays.restore(folder / item, args=ocp.args.StandardRestore(expected))
         return agent_lib.with_replay(tree, template), record["user"]
 
     def _set_aside(self, steps: Collection[int]) -> None:
@@ -362,26 +356,6 @@ class Checkpointer:
                 self._remove_partial()
             with storage.failures(f"save checkpoint {self._directory / str(step)}"):
                 raise
-
-
-def _is_key(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-_data_of_key = jax.jit(jax.random.key_data)  # jitted, it takes keys of several processes
-
-
-def _key_data(tree: types.PyTree) -> types.PyTree:
-    """Returns the tree with the data of typed keys in their place."""
-    return jax.tree.map(lambda x: _data_of_key(x) if _is_key(x) else x, tree)
-
-
-def _with_key(data: Any, template: Any) -> Any:
-    """Returns typed keys with this data where the template has typed keys, else the data."""
-    if not _is_key(template):
-        return data
-    wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(template))
-    return jax.jit(wrap, out_shardings=template.sharding)(data)
 
 
 @functools.cache

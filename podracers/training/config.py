@@ -16,7 +16,6 @@ import functools
 import importlib.util  # gin's include statement needs it without importing it
 import inspect
 import io
-import logging
 import os
 import pathlib
 import re
@@ -55,17 +54,12 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
     _install(State({}, {}, set()))
     gin.clear_config()
     layers: list[Bindings] = []
-    logging_level = logging.root.manager.disable
-    logging.disable(logging.ERROR)  # gin logs every folder in which it does not find a file
-    try:
-        for path in gin_files:
-            require_file(path)
-            _parse_file(path, layers)
-        with _apart() as given:
-            for binding in gin_bindings:
-                _parse_binding(binding)
-    finally:
-        logging.disable(logging_level)
+    given: Bindings = {}
+    for path in gin_files:
+        _parse_file(path, layers)
+    with using(State(given, {}, gin.config._IMPORTS)):
+        for binding in gin_bindings:
+            _parse_binding(binding)
     for key, values in given.items():
         gin.config._CONFIG.setdefault(key, {}).update(values)
     key = "", f"{root.__module__}.{root.__qualname__}"
@@ -171,33 +165,27 @@ def user_errors(name: str) -> Iterator[None]:
         raise errors.UserError(message) from error
 
 
-def require_file(path: str) -> None:
-    """Raises `errors.UserError`, with the nearest names, unless there is such a gin file."""
-    if not any(os.path.isfile(os.path.join(folder, path)) for folder in FOLDERS):
-        raise errors.UserError(f"there is no gin file '{path}'{_nearest_file(path)}")
+def find(path: str) -> str:
+    """Returns where a gin file is; raises `errors.UserError` with the nearest names."""
+    for folder in FOLDERS:
+        if os.path.isfile(found := os.path.join(folder, path)):
+            return found
+    # `name` and `experiments/name` are compared with the names that they could stand for.
+    prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
+    files = (file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin"))
+    near = errors.nearest(path, {file.removeprefix(prefix) for file in files})
+    raise errors.UserError(f"there is no gin file '{path}'{near}")
 
 
 def bound_names(paths: Iterable[str]) -> set[str]:
     """Returns the macros (`SEED`) and parameters (`PPO.gamma`) of .gin files and their includes."""
     names = set()
     for path in paths:
-        require_file(path)
-        files = (pathlib.Path(folder) / path for folder in FOLDERS)
-        text = next(filter(pathlib.Path.is_file, files)).read_text(encoding="utf-8-sig")
+        text = pathlib.Path(find(path)).read_text(encoding="utf-8-sig")
         bound = re.findall(r"^([\w./]+) *=|%(\w+)", text, re.MULTILINE)
         names |= {".".join("".join(pair).split(".")[-2:]) for pair in bound}
         names |= bound_names(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE))
     return names
-
-
-@contextlib.contextmanager
-def _apart() -> Iterator[Bindings]:
-    """Collects the bindings that gin parses in the context, apart from the others."""
-    others, gin.config._CONFIG = gin.config._CONFIG, {}
-    try:
-        yield gin.config._CONFIG
-    finally:
-        gin.config._CONFIG = others
 
 
 def _parse_file(path: str, layers: list[Bindings]) -> None:
@@ -207,6 +195,7 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
     @contextlib.contextmanager
     def read(path: str) -> Iterator[io.StringIO]:
         # gin leaves this context once the file and its includes are parsed.
+        path = find(path)
         if any(os.path.samefile(path, other) for other in open_files):
             circle = " -> ".join([*open_files, path])
             raise errors.UserError(f"files include one another in a circle: {circle}")
@@ -219,8 +208,9 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
         open_files.pop()
 
     # Lists that gin keeps for the whole process.
-    gin.config._LOCATION_PREFIXES[:] = FOLDERS
-    gin.config._FILE_READERS[:] = [(read, os.path.isfile)]
+    gin.config._LOCATION_PREFIXES[:] = [""]
+    gin.config._FILE_READERS[:] = [(read, find)]
+    path = find(path)
     try:
         gin.parse_config_file(path)
     except Exception as error:
@@ -261,7 +251,7 @@ def _register(binding: str) -> None:
         with contextlib.suppress(ImportError, ValueError):
             if module and not own and importlib.util.find_spec(module):
                 lines += [f"import {module}", f"registered = @{name}"]
-    with _apart():  # from the macro `registered`
+    with using(State({}, {}, gin.config._IMPORTS)):  # without the macro `registered`
         gin.parse_config("\n".join(lines))
 
 
@@ -407,13 +397,6 @@ def _nearest_module(name: str) -> str:
     return errors.nearest(name, _parts()) if _is_own(name) else place
 
 
-def _nearest_file(path: str) -> str:
-    # `name` and `experiments/name` are compared with the names that they could stand for.
-    prefix = {0: "gin/experiments/", 1: "gin/"}.get(path.count("/"), "")
-    files = (file.relative_to(SHIPPED).as_posix() for file in SHIPPED.glob("gin/**/*.gin"))
-    return errors.nearest(path, {file.removeprefix(prefix) for file in files})
-
-
 # Patterns of gin's messages, up to the place for the names nearest to the one that is unknown.
 _NEAREST = (
     (r"resolve selector ([\w.]+)", _nearest_part),
@@ -423,7 +406,6 @@ _NEAREST = (
         lambda part, name: errors.nearest(name, _parameters(part)),
     ),
     (r"No module named '([\w.]+)'", _nearest_module),
-    (r"Unable to open file: (.*?)(?=\. Searched)", _nearest_file),
 )
 
 
@@ -515,16 +497,3 @@ def other_code(text: str, source: str) -> list[str]:
 
 def _is_own(module: str) -> bool:
     return module.partition(".")[0] in (*PACKAGES, "__gin__")
-
-
-def hyperparameters(text: str) -> dict[str, bool | float | str]:
-    """Returns parameters by class, such as `PPO.gamma`, for tables of runs; None is left out.
-
-    Args:
-      text: an operative configuration; values other than numbers become strings.
-    """
-    return {
-        name: value if isinstance(value, bool | int | float | str) else str(value)
-        for name, value in read(text, "the operative configuration").items()
-        if value is not None
-    }

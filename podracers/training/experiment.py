@@ -153,8 +153,7 @@ class Experiment:
             environment = _make("environment", self.environment, environment_lib.Environment)
             with config.user_errors("Experiment.environment"):
                 spec = environment.spec
-            if faults := check_lib.spec_faults(environment):
-                raise check_lib.environment_error(environment, faults)
+            check_lib.refuse(environment, check_lib.spec_faults(environment))
             agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
             arguments = {"agent": agent, "environment": environment}
             if self.precision != precision.DEFAULT:  # other runners need not know the argument
@@ -234,9 +233,8 @@ def check(
     if tracker is not None:
         weights_and_biases.require()
     environment = parts.environment
-    is_host = environment_lib.is_host(environment)
-    if not is_host and (faults := check_lib.trace_faults(environment)):
-        raise check_lib.environment_error(environment, faults)
+    if not environment_lib.is_host(environment):
+        check_lib.refuse(environment, check_lib.trace_faults(environment))
     parts.runner.describe()  # checks the devices and their memory
     parts.runner.trace(seed)
 

@@ -65,8 +65,8 @@ class JsonlLogger:
         kept = []
         if resume_step is not None and self._path.exists():
             kept = [row for row in read_rows(self._path) if row["step"] <= resume_step]
+        storage.write(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         with storage.failures(f"write {self._path}"):
-            storage.write(self._path, "".join(json.dumps(row) + "\n" for row in kept))
             self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

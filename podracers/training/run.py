@@ -426,7 +426,11 @@ class Run:
         self._is_configuration_kept = True
         path = self._directory.operative_config
         used = config.operative_text()
-        hyperparameters = config.hyperparameters(used)
+        hyperparameters = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in config.read(used, str(path)).items()
+            if value is not None
+        }
         if self._tracked is not None:
             self._tracked.write_configuration(hyperparameters)
         if path.is_file() and path.read_bytes() == used.encode():
@@ -434,7 +438,7 @@ class Run:
         if used:  # empty where Python configured everything
             texts = {"config": config.text(), "operative_config": used}
             self._tensorboard.write_configuration(first_step, texts, hyperparameters)
-        self._directory.write(path, used)
+        storage.write(path, used)
 
     def _finish(self) -> dict[str, Any] | None:
         """Runs the final evaluation, saves, and writes the summary; None if a signal stopped it."""
@@ -475,7 +479,7 @@ class Run:
         }
         if options := self._runner.population_values:
             summary["members"] = population.rows(options, self._seeds, returns)
-        self._directory.write(self._directory.summary, json.dumps(summary, indent=2) + "\n")
+        storage.write(self._directory.summary, json.dumps(summary, indent=2) + "\n")
         if self._tracked is not None:
             self._tracked.write_summary(summary)
         return summary
@@ -508,7 +512,7 @@ def train(
     with experiment.configured():
         experiment_lib.check(parts, experiment.seed, experiment.tracker)
         directory.create()
-        directory.write(directory.config, config.text())
+        storage.write(directory.config, config.text())
     with StopRequest() as stop:
         return Run(
             experiment, parts, directory, stop=stop, print_line=print_line, progress=False

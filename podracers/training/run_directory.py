@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import importlib.metadata
+import io
 import json
 import logging
 import os
@@ -38,9 +39,7 @@ class Lock:
 
     def __init__(self, directory: pathlib.Path):
         self._path = directory / LOCK
-        self._files = contextlib.ExitStack()  # closes the file and the directory
-        self._file: int | None = None  # descriptors
-        self._directory: int | None = None
+        self._file: io.FileIO | None = None
 
     def acquire(self) -> None:
         """Takes the lock, unless this object has it already.
@@ -69,31 +68,22 @@ class Lock:
                 _LOGGER.warning(message, self._path.parent, error.strerror)
             file.truncate(0)
             file.write(f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
-            directory = os.open(self._path.parent, os.O_RDONLY)
-            files.callback(os.close, directory)
-            self._file, self._directory, self._files = file.fileno(), directory, files.pop_all()
+            files.pop_all()
+            self._file = file
 
     def release(self) -> None:
         """Frees the lock, if this object has it."""
-        self._file = self._directory = None
-        self._files.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def __del__(self):
         self.release()
 
     def require_there(self) -> None:
-        """Checks that the directory is the locked one; locks again if only the file was removed.
-
-        Raises:
-          errors.RunFailure: the directory was moved, removed or replaced.
-          errors.UserError: the file was removed, and another run has taken the lock.
-        """
-        if self._file is None:
-            return
-        storage.require_same(self._path.parent, self._directory)
-        if not storage.is_same(self._path, self._file):
-            self.release()
-            self.acquire()
+        """Raises `errors.RunFailure` if the directory or its lock was moved or removed."""
+        if self._file is not None:
+            storage.require_same(self._path, self._file.fileno())
 
 
 class RunDirectory:
@@ -165,18 +155,13 @@ class RunDirectory:
         """Replaces `config.gin`; keeps the configuration up to `step` as `config.<step>.gin`."""
         earlier = self.path / f"config.{step}.gin"
         if not earlier.exists():  # else the steps of `config.gin` were lost
-            self.write(earlier, self.read_config())
-        self.write(self.config, text)
+            storage.write(earlier, self.read_config())
+        storage.write(self.config, text)
 
     def read_summary(self) -> dict[str, Any]:
         """Returns `summary.json`; raises `errors.RunFailure` if it cannot be read."""
         with storage.failures(f"read '{self.summary}'"):
             return json.loads(self.summary.read_bytes())
-
-    def write(self, path: pathlib.Path, content: str) -> None:
-        """Writes a file whole or not at all."""
-        with storage.failures(f"write '{path}'"):
-            storage.write(path, content)
 
 
 def provenance() -> dict[str, Any]:

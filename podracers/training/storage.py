@@ -71,24 +71,20 @@ def make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def is_same(path: os.PathLike, descriptor: int) -> bool:
-    """Returns whether a path still leads to the open file or folder `descriptor`.
+def require_same(path: os.PathLike, descriptor: int) -> None:
+    """Raises `errors.RunFailure` unless a path still leads to the open file or folder `descriptor`.
 
     An open file accepts writes after its removal, and libraries make missing folders anew: without
     this check a run could end with success and leave nothing. A path that cannot be examined now
     counts as the same: the next write fails with the reason.
     """
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError | NotADirectoryError)
-
-
-def require_same(path: os.PathLike, descriptor: int) -> None:
-    """Raises `errors.RunFailure` where `is_same` is false."""
-    if is_same(path, descriptor):
-        return
     fate = "moved or removed"
+    try:
+        if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            return
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            return
     with contextlib.suppress(OSError):  # only Linux has this
         place = os.readlink(f"/proc/self/fd/{descriptor}")
         fate = "removed" if place.endswith(" (deleted)") else f"moved to '{place}'"
@@ -96,10 +92,11 @@ def require_same(path: os.PathLike, descriptor: int) -> None:
 
 
 def write(file: pathlib.Path | Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
-    partial.replace(file)
+    """Writes a file whole or not at all; raises `errors.RunFailure` if it cannot."""
+    with failures(f"write '{file}'"):
+        partial = file.with_name(f".{file.name}.partial")
+        partial.write_text(text)
+        partial.replace(file)
 
 
 def steps(directory: Path) -> list[int]:
@@ -131,8 +128,7 @@ def require_shared(
 ) -> bool:
     """Checks that all processes can write to the same folder, and makes it.
 
-    All processes call it, before the first update. Process 0 writes a file, and the others look for
-    it.
+    All processes call it, before the first update. Each writes a file, and process 0 looks for it.
 
     Args:
       option: name of the folder, for messages.
@@ -147,45 +143,37 @@ def require_shared(
       errors.UserError: a process cannot write to it or sees another folder, or it is in use.
     """
     directory = path(place)
-    where = f"{option} = '{directory}'"
-
-    def write_probe() -> tuple[str, bool]:
-        name = f"{_PROBE}-{secrets.token_hex(8)}"
-        try:
-            make(directory)
-            resumed = bool(steps(directory)) if resume is None else resume
-            names = (each.name for each in _entries(directory))
-            used = min((name for name in names if not name.startswith(_PROBE)), default=None)
-            if resumed or not used:
-                (directory / name).write_text("")
-                return name, resumed
-        except Exception as error:  # clients of buckets raise almost anything
-            reason = manifest.reason(error)
-            raise errors.UserError(f"{where} cannot be written: {reason}") from error
-        raise errors.UserError(
-            f"{where} is in use (it contains '{used}'): continue that run with --resume, or name "
-            "another folder"
-        )
-
-    name, resumed = processes.on_lead(write_probe)
-    fault = None
+    name = processes.on_lead(lambda: f"{_PROBE}-{secrets.token_hex(8)}")
+    own, fault = directory / f"{name}-{processes.index()}", None
     try:
-        if (directory / name).exists():
-            own = directory / f"{name}-{processes.index()}"
-            own.write_text("")
-            own.unlink()
-        else:
-            fault = f"does not see the files of process 0{advice}"
-    except Exception as error:  # see `write_probe`
-        fault = f"cannot write to it: {manifest.reason(error)}"
+        make(directory)
+        own.write_text("")
+    except Exception as error:  # clients of buckets raise almost anything
+        fault = f"cannot be written: {manifest.reason(error)} (process {processes.index()})"
     faults = processes.all_gather(fault)
 
-    def remove_probe() -> None:
-        with contextlib.suppress(OSError):
-            (directory / name).unlink()
-        for index, each in enumerate(faults):
-            if each:
-                raise errors.UserError(f"{where}: process {index} {each}")
+    def examine() -> bool:
+        for fault in filter(None, faults):
+            raise errors.UserError(f"{option} = '{directory}' {fault}")
+        with failures(f"list '{directory}'"):
+            names = [each.name for each in _entries(directory)]
+            resumed = bool(steps(directory)) if resume is None else resume
+        for index in range(processes.count()):
+            if f"{name}-{index}" not in names:
+                raise errors.UserError(
+                    f"{option} = '{directory}': process {index} does not see the files of "
+                    f"process 0{advice}"
+                )
+        used = [each for each in names if not each.startswith(_PROBE)]
+        if used and not resumed:
+            raise errors.UserError(
+                f"{option} = '{directory}' is in use (it contains '{min(used)}'): continue that "
+                "run with --resume, or name another folder"
+            )
+        return resumed
 
-    processes.on_lead(remove_probe)
-    return resumed
+    try:
+        return processes.on_lead(examine)
+    finally:
+        with contextlib.suppress(Exception):
+            own.unlink()

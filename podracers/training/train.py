@@ -93,7 +93,7 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
         storage.require_shared("the run directory", directory.path, True, _SHARE)
     if is_new:
         processes.on_lead(directory.create)
-        processes.on_lead(lambda: directory.write(directory.config, text))
+        processes.on_lead(lambda: storage.write(directory.config, text))
     trainer = run.Run(
         settings, parts, directory, stop=stop, resume=resume, print_line=console.print
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from podracers import errors
-from podracers.training import run_directory
+from podracers.training import run_directory, storage
 
 _LOGGER = logging.getLogger(__name__)
 _MODES = ("online", "offline", "disabled")
@@ -80,7 +80,7 @@ class WeightsAndBiases:
             raise kind(
                 f"Weights & Biases: {message} (or set WeightsAndBiases.mode = 'offline')"
             ) from error
-        directory.write(id_file, run.id)
+        storage.write(id_file, run.id)
         return WandbLogger(run)
 
 

@@ -109,18 +109,17 @@ FAULTS = {
     "but the action is continuous": _with(
         action_spec=lambda self: specs.BoundedArray((2,), np.float32, -1.0, 1.0)
     ),
-    "reset returned a TimeStep, expected (state, TimeStep)": _with(
+    "reset returned TimeStep, expected (state, TimeStep)": _with(
         reset=lambda self, key: types.restart(jnp.zeros((4,)))
     ),
-    "step returned a pair with a ShapeDtypeStruct in place": _with(
+    "step returned (State, ShapeDtypeStruct), expected (state, TimeStep)": _with(
         step=lambda self, state, action: (state, jnp.zeros((4,)))
     ),
-    "step returned None, expected (state, TimeStep)": _with(step=lambda self, state, action: None),
-    "step returned 5 values, as Gymnasium's does": _with(
-        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, False, False, {})
+    "step returned NoneType, expected (state, TimeStep)": _with(
+        step=lambda self, state, action: None
     ),
-    "step returned 4 values, as Gym's does": _with(
-        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, False, {})
+    "step returned (ShapeDtypeStruct, ShapeDtypeStruct, dict), expected": _with(
+        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, {})
     ),
     "the environment has no step": python_types.SimpleNamespace(spec=None, reset=None),
     "render: expected uint8[height, width, 3], got float32[4, 4]": _with(
@@ -208,9 +207,9 @@ def test_good_environments_pass():
 
 
 def test_the_environment_in_a_wrapper_is_named():
-    inner = FAULTS["step returned None, expected (state, TimeStep)"]
+    inner = FAULTS["step returned NoneType, expected (state, TimeStep)"]
     limited = wrappers.TimeLimit(lambda: inner, max_episode_steps=3)
-    with pytest.raises(errors.UserError, match=r"Spoilt: step returned None"):
+    with pytest.raises(errors.UserError, match=r"Spoilt: step returned NoneType"):
         check.check_environment(limited)
 
 

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from agents import replay
 from podracers import errors, parallel
-from podracers.training import checkpoint, manifest
+from podracers.training import checkpoint
 from tests import groups
 
 
@@ -37,7 +37,12 @@ def _make_state(num_devices: int = 4, value: float = 1.0) -> dict[str, Any]:
 
 def _assert_equal(left: Any, right: Any) -> None:
     chex.assert_trees_all_equal_shapes_and_dtypes(left, right)
-    chex.assert_trees_all_equal(*(checkpoint._key_data(each) for each in (left, right)))
+    chex.assert_trees_all_equal(*(jax.tree.map(_numbers, each) for each in (left, right)))
+
+
+def _numbers(x: Any) -> Any:
+    is_key = jnp.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
 
 
 def _metadata(step: int) -> dict[str, object]:
@@ -209,17 +214,6 @@ def test_all_damaged(copied):
     assert _saved_steps(copied) == ["10", "20", "30"]
 
 
-def test_a_checkpoint_that_cannot_be_read_now_is_not_set_aside(copied, monkeypatch):
-    def fail(path):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(manifest, "_checksum", fail)
-        with pytest.raises(errors.RunFailure, match=r"could not read .*: Too many open files"):
-            _restore(copied)
-    assert _restore(copied)[0] == 30
-
-
 def test_a_half_written_checkpoint_is_ignored(copied):
     (copied / "30").rename(copied / "40.orbax-checkpoint-tmp")
     assert _restore(copied, read_only=True)[0] == 20
@@ -341,7 +335,9 @@ def save(step):
 
 def restore():
     step, state, _ = checkpointer.restore(make(0))
-    ours, theirs = (jax.tree.leaves(checkpoint._key_data(x)) for x in (state, make(step)))
+    for tree in (state, other := make(step)):
+        tree["keys"] = jax.jit(jax.random.key_data)(tree["keys"])
+    ours, theirs = map(jax.tree.leaves, (state, other))
     for leaf, other in zip(ours, theirs, strict=True):
         for shard, same in zip(leaf.addressable_shards, other.addressable_shards, strict=True):
             np.testing.assert_array_equal(np.asarray(shard.data), np.asarray(same.data))

@@ -93,6 +93,7 @@ def test_a_resumed_run_continues_the_run_of_weights_and_biases(tmp_path, monkeyp
         assert not any(map(math.isnan, logged[row["step"]].values()))
     sent = [call.args[0]["PPO.gamma"] for call in tracked.config.update.call_args_list]
     assert sent == [first.build().agent.gamma] * 2
+    assert "None" not in tracked.config.update.call_args.args[0].values()
     assert tracked.finish.call_args_list == [mock.call(exit_code=0)] * 2
 
 
