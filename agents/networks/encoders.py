@@ -7,7 +7,9 @@ as the image; all others are flattened and concatenated.
 Axis legend: `N` rows, `F` features, `H` `W` `C` height, width and channels.
 """
 
+import functools
 import math
+import re
 from collections.abc import Sequence
 
 import flax.linen as nn
@@ -280,32 +282,163 @@ class OneHot(nn.Module):
     """One-hot codes of all integers of an observation, then another encoder.
 
     A grid `[H, W]` of numbers that stand for kinds (of pieces, of cells) becomes an image
-    `[H, W, num_values]`; a coordinate, a vector `[num_values]`. Bytes and booleans stay.
+    `[H, W, num_values]`; another number, a vector `[num_values]`. Bytes and booleans stay.
+
+    Where there is one grid or image, the code of a place in it is a plane `[H, W]`: a channel of
+    the image, after the others. Places are dicts of integers `row` and `col`, and integers
+    `[..., 2]` whose name ends in position, location or the plural. The code of a place outside the
+    image is zero.
 
     Attributes:
       encoder: module of this file, applied to the codes.
-      num_values: number of distinct values; others are coded as zeros.
+      num_values: number of distinct values; others are coded as zeros. None codes places alone.
       minimum: the lowest value.
+      ignored: names of entries of the observation that are left out.
     """
 
     encoder: nn.Module
-    num_values: int
+    num_values: int | None = None
     minimum: int = 0
+    ignored: Sequence[str] = ()
 
     def __post_init__(self):
-        errors.require_count(self, "num_values")
+        if self.num_values is not None:
+            errors.require_count(self, "num_values")
         super().__post_init__()
 
     @nn.compact
     def __call__(self, observation):
         """Returns the features of the other encoder."""
-        return self.encoder(jax.tree.map(self._codes, without_mask(observation)))
+        observation = without_mask(observation)
+        names = observation.keys() if isinstance(observation, dict) else ()
+        for name in self.ignored:
+            if name not in names:
+                near = errors.nearest(name, names)
+                raise errors.UserError(f"OneHot.ignored: no '{name}' in the observation{near}")
+        if self.ignored:
+            observation = {k: v for k, v in observation.items() if k not in self.ignored}
+        places, others = _split_places(observation)
+        image, _ = split_image(others)
+        if image is None or not places:
+            return self.encoder(jax.tree.map(self._codes, observation))
+        image, vector = split_image(jax.tree.map(self._codes, others))
+        planes = [_paint(row, col, image.shape[1:3]) for row, col in places]
+        image = jnp.concatenate([layers.as_floats(image), *planes], axis=-1)
+        return self.encoder({"image": image, "vector": vector})
 
     def _codes(self, leaf: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.uint8:
+        is_byte = leaf.dtype == jnp.uint8
+        if self.num_values is None or is_byte or not jnp.issubdtype(leaf.dtype, jnp.integer):
             return leaf
         codes = jax.nn.one_hot(leaf - self.minimum, self.num_values)
         return codes.reshape(*leaf.shape[:3], -1)  # channels have codes one after the other
+
+
+def _split_places(observation: types.PyTree) -> tuple[list, types.PyTree]:
+    """Returns rows and columns `[N, ...]` of places, see `OneHot`, and the other leaves."""
+    places = []
+
+    def is_place(node: types.PyTree) -> bool:
+        return isinstance(node, dict) and set(node) == {"row", "col"}
+
+    def take(path: tuple, node: types.PyTree) -> types.PyTree:
+        name = str(path[-1].key) if path else ""
+        if is_place(node):
+            place = node["row"], node["col"]
+        elif re.search("(position|location)s?$", name) and node.ndim > 1 and node.shape[-1] == 2:
+            place = node[..., 0], node[..., 1]
+        else:
+            return node
+        if not all(jnp.issubdtype(part.dtype, jnp.integer) for part in place):
+            return node
+        places.append(place)
+        return None
+
+    others = jax.tree_util.tree_map_with_path(take, observation, is_leaf=is_place)
+    return places, others
+
+
+def _paint(row: jax.Array, col: jax.Array, size: tuple[int, int]) -> jax.Array:
+    """Returns planes `[N, H, W, K]` for `K` places, `[N, ...]`, each 1 in its place and else 0."""
+    row, col = (x.reshape(len(x), 1, 1, -1).astype(jnp.int32) for x in (row, col))
+    rows, cols = (jnp.arange(length) for length in size)
+    return ((rows[:, None, None] == row) & (cols[:, None] == col)).astype(jnp.float32)
+
+
+class ValuePropagation(nn.Module):
+    """Values that spread over a grid from cell to cell, read around one place, for mazes.
+
+    Nardelli et al., "Value Propagation Networks", 2019, https://arxiv.org/abs/1805.11199 (MVProp).
+    Convolutions give each cell a reward `r` and a propagation `p`, both in [0, 1]. Each step raises
+    a cell's value to `r + p (v - r)`, where `v` is the largest value around it.
+
+    Attributes:
+      place: channel of the image that is 1 in the place to read, such as the agent's plane.
+      num_steps: number of steps, the largest distance over which values spread.
+      num_maps: number of values of a cell.
+      channels: number of channels of the convolution before rewards and propagation.
+      hidden_sizes: sizes of the ReLU layers after the values.
+    """
+
+    place: int
+    num_steps: int = 20
+    num_maps: int = 4
+    channels: int = 16
+    hidden_sizes: Sequence[int] = (64,)
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns features `[N, hidden_sizes[-1]]`; the vector joins before the dense layers."""
+        image, vector = image_or_error(observation, "ValuePropagation")
+        trunk = _Convolutions(((self.channels, 3, 1),), "SAME", layer_norm=False)
+        cells = layers.Dense(2 * self.num_maps)(layers.on_images(trunk, image))
+        reward, spread = jnp.split(cells, 2, axis=-1)  # [N, H, W, maps]
+        reward = jax.nn.sigmoid(reward)
+        spread = jax.nn.sigmoid(spread + 2.0)  # at first 0.9: gradients of distant cells
+        values = reward
+        for _ in range(self.num_steps):
+            around = functools.reduce(jnp.maximum, _neighbours(values))
+            values = jnp.maximum(values, reward + spread * (around - reward))
+        place = layers.as_floats(image)[..., self.place, None]
+        around = [jnp.sum(x * place, axis=(1, 2)) for x in _neighbours(values)]
+        around = jnp.stack(around, axis=-1)  # [N, maps, 9]
+        features = jnp.concatenate([around, _normalize(around)], axis=-1)
+        features = _join(features.reshape(len(image), -1), vector)
+        return layers.mlp(features, self.hidden_sizes, jax.nn.relu)
+
+
+def _neighbours(cells: jax.Array) -> list[jax.Array]:
+    """Returns the cells `[N, H, W, C]` around each cell and itself, 0 outside, by direction."""
+    height, width = cells.shape[1:3]
+    padded = jnp.pad(cells, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return [padded[:, r : r + height, c : c + width] for r in range(3) for c in range(3)]
+
+
+class DeepSets(nn.Module):
+    """Layers that treat all items alike, with a ReLU after each of them.
+
+    Zaheer et al., "Deep Sets", 2017, https://arxiv.org/abs/1703.06114. Each leaf `[K, ...]` has an
+    entry for each of `K` items. A layer sees an item and the mean over all items.
+
+    Attributes:
+      hidden_sizes: number of features of an item after each layer.
+    """
+
+    hidden_sizes: Sequence[int] = (64, 64)
+
+    @nn.compact
+    def __call__(self, observation):
+        """Returns features `[N, K * hidden_sizes[-1]]`."""
+        leaves = jax.tree.leaves(without_mask(observation))
+        if len({leaf.shape[1:2] for leaf in leaves}) != 1 or leaves[0].ndim == 1:
+            shapes = [leaf.shape[1:] for leaf in leaves]
+            raise errors.UserError(f"DeepSets needs leaves [items, ...]; the shapes are {shapes}")
+        leaves = [layers.as_floats(leaf).reshape(*leaf.shape[:2], -1) for leaf in leaves]
+        items = jnp.concatenate(leaves, axis=-1)
+        for size in self.hidden_sizes:
+            mean = jnp.mean(items, axis=1, keepdims=True)
+            items = jax.nn.relu(layers.Dense(size)(items) + layers.Dense(size)(mean))
+        return items.reshape(len(items), -1)
 
 
 class NatureCNN(nn.Module):

@@ -9,6 +9,7 @@ Axis legend: `N` rows, `F` features, `O` outputs, `H` `W` `C` height, width and 
 """
 
 import contextvars
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -42,14 +43,18 @@ class Dense(nn.Module):
       scale: scale of the orthogonal initializer.
       constant: initial value of all weights and biases; None for orthogonal weights and zero
         biases.
+      num_cells: number of equal parts of the inputs that give a part of the outputs each, by the
+        same weights: cells of an image, or items; 1 for a dense layer.
     """
 
     features: int
     scale: float = math.sqrt(2.0)
     constant: float | None = None
+    num_cells: int = 1
 
     def __post_init__(self):
-        errors.require_count(self, "features")
+        for name in ("features", "num_cells"):
+            errors.require_count(self, name)
         super().__post_init__()
 
     @nn.compact
@@ -58,9 +63,19 @@ class Dense(nn.Module):
         initializers = nn.initializers.orthogonal(self.scale), nn.initializers.zeros
         if self.constant is not None:
             initializers = (nn.initializers.constant(self.constant),) * 2
-        kernel = self.param("kernel", initializers[0], (inputs.shape[-1], self.features))
-        bias = self.param("bias", initializers[1], (self.features,))
-        return inputs @ kernel.astype(inputs.dtype) + bias.astype(inputs.dtype)
+        sizes = inputs.shape[-1], self.features
+        if any(size % self.num_cells for size in sizes):
+            raise errors.UserError(
+                f"num_cells: {self.num_cells} cells do not divide {sizes[0]} features and "
+                f"{sizes[1]} outputs; use an encoder without dense layers, and no vectors beside it"
+            )
+        shape = tuple(size // self.num_cells for size in sizes)
+        kernel = self.param("kernel", initializers[0], shape)
+        bias = self.param("bias", initializers[1], shape[1:])
+        if self.num_cells > 1:
+            inputs = inputs.reshape(*inputs.shape[:-1], self.num_cells, shape[0])
+        outputs = inputs @ kernel.astype(inputs.dtype) + bias.astype(inputs.dtype)
+        return outputs if self.num_cells == 1 else outputs.reshape(*outputs.shape[:-2], -1)
 
 
 class NoisyDense(nn.Module):
@@ -74,11 +89,13 @@ class NoisyDense(nn.Module):
       features: number of outputs, `O`.
       scale: scale of the orthogonal initializer of the mean.
       deviation: initial standard deviation of each weight, times the root of `F`.
+      num_cells: see `Dense`; each cell has noise of its own.
     """
 
     features: int
     scale: float = math.sqrt(2.0)
     deviation: float = 0.5
+    num_cells: int = 1
 
     @nn.compact
     def __call__(self, inputs: jax.Array, key: jax.Array | None = None) -> jax.Array:
@@ -89,9 +106,10 @@ class NoisyDense(nn.Module):
           key: `[B]` typed keys; None for the mean, without noise.
         """
         num_inputs = inputs.shape[-1]
-        mean = Dense(self.features, self.scale, name="mean")(inputs)
-        constant = self.deviation / math.sqrt(num_inputs)
-        deviation = Dense(self.features, constant=constant, name="deviation")
+        make = functools.partial(Dense, self.features, num_cells=self.num_cells)
+        mean = make(self.scale, name="mean")(inputs)
+        constant = self.deviation / math.sqrt(num_inputs / self.num_cells)
+        deviation = make(constant=constant, name="deviation")
         if key is None:
             if self.is_initializing():
                 deviation(inputs)

@@ -117,17 +117,21 @@ class Predictor(nn.Module):
       num_actions: number of actions, `A`.
       num_atoms: number of atoms of the value, `Z`.
       hidden_sizes: sizes of the hidden layers.
+      num_cells: number of cells of the policy's layer, see `layers.Dense`; with several, its inputs
+        are the latent.
     """
 
     num_actions: int
     num_atoms: int
     hidden_sizes: Sequence[int] = (128,)
+    num_cells: int = 1
 
     @nn.compact
     def __call__(self, latent):
         """Returns the `Prediction` `[...]`."""
         hidden = _Hidden(self.hidden_sizes)(latent)
-        policy = layers.Dense(self.num_actions, scale=0.01, name="policy")(hidden)
+        layer = layers.Dense(self.num_actions, 0.01, num_cells=self.num_cells, name="policy")
+        policy = layer(hidden if self.num_cells == 1 else latent)
         value = layers.Dense(self.num_atoms, scale=0.01, name="value")(hidden)
         return Prediction(policy, value)
 
@@ -305,6 +309,7 @@ def policy_value(
     encoder: nn.Module | None = None,
     core: nn.Module | None = None,
     hidden_sizes: Sequence[int] = (128,),
+    num_cells: int = 1,
 ) -> networks.Composed:
     """Returns a network whose output is a `Prediction`.
 
@@ -315,8 +320,9 @@ def policy_value(
       encoder: module of `agents.networks.encoders`; by default two ReLU layers of 128.
       core: module of `agents.networks.cores`; by default none. AlphaZero refuses one with memory.
       hidden_sizes: sizes of the hidden layers after the encoder.
+      num_cells: see `networks.actor_critic`; hidden layers are those of the value alone then.
     """
     errors.require_types(policy_value, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
-    predictor = Predictor(num_actions, num_atoms, tuple(hidden_sizes))
+    predictor = Predictor(num_actions, num_atoms, tuple(hidden_sizes), num_cells)
     return networks.Composed(spec, PolicyValue(torso, predictor))

@@ -199,10 +199,12 @@ class ActorCriticModule(nn.Module):
     Attributes:
       head: action head of the policy.
       torsos: the shared torso, or two: the policy's, then the value's.
+      num_cells: number of cells of the policy's layer, see `layers.Dense`.
     """
 
     head: heads.ActionHead
     torsos: tuple[Torso, ...]
+    num_cells: int = 1
 
     def initial_states(self, batch_size: int) -> tuple:
         return tuple(torso.initial_state(batch_size) for torso in self.torsos)
@@ -214,7 +216,8 @@ class ActorCriticModule(nn.Module):
             *(torso(s, observation, first) for torso, s in zip(self.torsos, states))
         )
         size = self.head.num_outputs - self.head.num_free
-        policy = layers.Dense(size, scale=0.01, name="policy")(features[0])
+        layer = layers.Dense(size, scale=0.01, num_cells=self.num_cells, name="policy")
+        policy = layer(features[0])
         if self.head.num_free:
             free = self.param("free", nn.initializers.zeros, (self.head.num_free,))
             free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
@@ -231,6 +234,7 @@ def actor_critic(
     core: nn.Module | None = None,
     frame_stack: int = 1,
     separate_critic: bool = True,
+    num_cells: int = 1,
 ) -> Composed:
     """Returns a network whose output is an `ActorCriticOutput`.
 
@@ -241,11 +245,14 @@ def actor_critic(
       core: module of `agents.networks.cores`; by default none.
       frame_stack: number of frames in the encoder's input; 1 for no stack.
       separate_critic: whether the critic has an encoder (and a core) of its own.
+      num_cells: number of cells of a grid (or of items) whose actions each follow from their own
+        features by shared weights, where the encoder keeps the layout (`CNN` with `hidden_sizes =
+        ()`, `ResidualImage`, `DeepSets`); 1 for a dense layer.
     """
     errors.require_types(actor_critic, locals())
     torso = Torso(encoder or encoders.MLP(), core or cores.FeedForward())
     torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
-    return Composed(spec, ActorCriticModule(head, torsos), frame_stack)
+    return Composed(spec, ActorCriticModule(head, torsos, num_cells), frame_stack)
 
 
 def unroll_after(

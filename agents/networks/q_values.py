@@ -28,6 +28,7 @@ class QModule(nn.Module):
       num_atoms: `Z`, number of logits for each action, of the distribution of its return; None for
         its value alone.
       noisy: whether the heads are of `layers.NoisyDense`.
+      num_cells: number of cells of the linear layer of the actions, see `layers.Dense`.
     """
 
     num_actions: int
@@ -36,6 +37,7 @@ class QModule(nn.Module):
     head_hidden_sizes: Sequence[int] = ()
     num_atoms: int | None = None
     noisy: bool = False
+    num_cells: int = 1
 
     def initial_states(self, batch_size: int) -> tuple:
         return (self.torso.initial_state(batch_size),)
@@ -69,15 +71,16 @@ class QModule(nn.Module):
     ) -> jax.Array:
         """Returns the outputs `[T, B, *shape]` of one head."""
         size, sizes = math.prod(shape), self.head_hidden_sizes
+        options = {"scale": scale, "num_cells": self.num_cells if shape[0] > 1 else 1, "name": name}
         if self.noisy:
             for index, hidden_size in enumerate(sizes):
                 key, layer_key = _split(key)
                 layer = layers.NoisyDense(hidden_size, name=f"{name}_hidden_{index}")
                 features = jax.nn.relu(layer(features, layer_key))
-            outputs = layers.NoisyDense(size, scale=scale, name=name)(features, key)
+            outputs = layers.NoisyDense(size, **options)(features, key)
         else:
             hidden = layers.mlp(features, sizes, jax.nn.relu, f"{name}_hidden")
-            outputs = layers.Dense(size, scale=scale, name=name)(hidden)
+            outputs = layers.Dense(size, **options)(hidden)
         return outputs.reshape(*outputs.shape[:-1], *shape)
 
 
@@ -97,6 +100,7 @@ def q_network(
     head_hidden_sizes: Sequence[int] = (),
     num_atoms: int | None = None,
     noisy: bool = False,
+    num_cells: int = 1,
 ) -> networks.Composed:
     """Returns a network whose output is the value of each action, `[..., A]`.
 
@@ -112,8 +116,10 @@ def q_network(
       head_hidden_sizes: see `QModule`.
       num_atoms: see `QModule`; then the output is `[..., A, Z]`.
       noisy: see `QModule`.
+      num_cells: see `networks.actor_critic`; it needs no `head_hidden_sizes`, which mix cells.
     """
     errors.require_types(q_network, locals())
     torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
-    module = QModule(num_actions, torso, dueling, tuple(head_hidden_sizes), num_atoms, noisy)
+    sizes = tuple(head_hidden_sizes)
+    module = QModule(num_actions, torso, dueling, sizes, num_atoms, noisy, num_cells)
     return networks.Composed(spec, module, frame_stack)

@@ -122,6 +122,112 @@ def test_integers_become_one_hot_codes_and_other_leaves_stay():
     np.testing.assert_array_equal(encoder.apply({}, observation), expected)
 
 
+def test_places_become_planes_after_the_codes_of_the_grid():
+    rng = np.random.default_rng(0)
+    size, rows = np.array([4, 6]), 3
+    board = rng.integers(0, 3, (rows, *size))
+    agents = rng.integers(-1, 7, (rows, 2, 2))  # some outside
+    goal = rng.integers(0, 6, (rows, 2))
+    observation = {
+        "agents_locations": agents,
+        "board": board,
+        "goal": {"col": goal[:, 1], "row": goal[:, 0].astype(np.uint8)},
+        "position": np.full((rows, 2), 0.5, np.float32),  # not of integers
+        "speed": {"row": np.ones((rows, 1), np.float32)},  # without a column
+        "step_count": np.full((rows,), 7),
+        "action_mask": np.ones((rows, 5), bool),
+    }
+
+    def slow(observation):
+        image = np.zeros((rows, *size, 3 + 2 + 1))
+        for n, row, col in np.ndindex(rows, *size):
+            image[n, row, col, board[n, row, col]] = 1
+            image[n, row, col, 3:5] = np.all(agents[n] == [row, col], axis=-1)
+            image[n, row, col, 5] = np.all(goal[n] == [row, col])
+        return image
+
+    options = {"num_values": 3, "ignored": ("step_count",)}
+    flat = encoders.OneHot(encoders.MLP(()), **options).apply({}, observation)
+    vector = np.repeat([[0.5, 0.5, 1.0]], rows, axis=0)
+    expected = np.concatenate([slow(observation).reshape(rows, -1), vector], axis=1)
+    np.testing.assert_array_equal(flat, expected)
+    assert np.sum(slow(observation)[..., 3:5]) < 2 * rows  # one is outside
+    # Without codes, the grid is one channel.
+    flat = encoders.OneHot(encoders.MLP(()), ignored=("step_count",)).apply({}, observation)
+    image = np.concatenate([board[..., None], slow(observation)[..., 3:]], axis=-1)
+    np.testing.assert_array_equal(flat[:, :-3], image.reshape(rows, -1))
+
+
+def test_a_convolution_learns_from_planes():
+    observation = {
+        "agent": {"row": jnp.array([0, 3]), "col": jnp.array([2, 1])},
+        "walls": jnp.zeros((2, 4, 4), bool),
+    }
+    encoder = encoders.OneHot(encoders.CNN((2,), hidden_sizes=(3,)))
+    params = encoder.init(jax.random.key(0), observation)
+    gradient = jax.grad(lambda p: jnp.sum(encoder.apply(p, observation)))(params)
+    kernel = gradient["params"]["encoder"]["_Convolutions_0"]["Conv_0"]["kernel"]
+    assert kernel.shape[2] == 2 and np.any(kernel[:, :, 1]) and not np.any(kernel[:, :, 0])
+
+
+def test_items_are_treated_alike_and_see_their_mean():
+    rng = np.random.default_rng(0)
+    observation = {
+        "packed": rng.random((2, 5)) > 0.5,
+        "sizes": rng.normal(size=(2, 5, 2)).astype(np.float32),
+    }
+    encoder = encoders.DeepSets((4, 3))
+    params = _moved(encoder.init(jax.random.key(0), observation)["params"])
+    items = np.concatenate([observation["packed"][..., None], observation["sizes"]], axis=-1)
+    for layer in (0, 2):
+        own, shared = (params[f"Dense_{layer + i}"] for i in (0, 1))
+        mean = items.mean(axis=1, keepdims=True)
+        items = items @ own["kernel"] + own["bias"] + mean @ shared["kernel"] + shared["bias"]
+        items = np.maximum(items, 0.0)
+    features = encoder.apply({"params": params}, observation)
+    np.testing.assert_allclose(features, items.reshape(2, -1), rtol=1e-5, atol=1e-6)
+    gradient = jax.grad(lambda p: jnp.sum(encoder.apply({"params": p}, observation)))(params)
+    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
+
+
+def test_values_spread_over_cells_and_are_read_around_a_place():
+    rng = np.random.default_rng(0)
+    image = np.concatenate([rng.random((2, 4, 5, 1)), np.zeros((2, 4, 5, 1))], axis=-1)
+    places = [(0, 2), (3, 4)]
+    for n, place in enumerate(places):
+        image[n, *place, 1] = 1.0
+    encoder = encoders.ValuePropagation(1, num_steps=3, num_maps=2, channels=4, hidden_sizes=())
+    params = _moved(encoder.init(jax.random.key(0), image.astype(np.float32))["params"])
+    conv, dense, norm = (params[k] for k in ("_Convolutions_0", "Dense_0", "LayerNorm_0"))
+    padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    expected = []
+    for n, (row, col) in enumerate(places):
+        reward, spread = np.zeros((2, 4, 5, 2))
+        for r, c in np.ndindex(4, 5):
+            patch = padded[n, r : r + 3, c : c + 3].reshape(-1)
+            hidden = patch @ conv["Conv_0"]["kernel"].reshape(-1, 4) + conv["Conv_0"]["bias"]
+            cell = np.maximum(hidden, 0.0) @ dense["kernel"] + dense["bias"]
+            reward[r, c] = 1.0 / (1.0 + np.exp(-cell[:2]))
+            spread[r, c] = 1.0 / (1.0 + np.exp(-cell[2:] - 2.0))
+        values = reward
+        for _ in range(3):
+            before = np.pad(values, ((1, 1), (1, 1), (0, 0)))
+            values = values.copy()
+            for r, c in np.ndindex(4, 5):
+                around = before[r : r + 3, c : c + 3].max(axis=(0, 1))
+                raised = reward[r, c] + spread[r, c] * (around - reward[r, c])
+                values[r, c] = np.maximum(values[r, c], raised)
+        around = np.pad(values, ((1, 1), (1, 1), (0, 0)))[row : row + 3, col : col + 3]
+        around = around.reshape(9, 2).T
+        scaled = (around - around.mean(1, keepdims=True)) / around.std(1, keepdims=True)
+        scaled = scaled * norm["scale"] + norm["bias"]
+        expected.append(np.concatenate([around, scaled], axis=1).reshape(-1))
+    found = encoder.apply({"params": params}, image.astype(np.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    gradient = jax.grad(lambda p: jnp.sum(jnp.sin(encoder.apply({"params": p}, image))))(params)
+    assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
+
+
 @pytest.mark.parametrize(("shape", "channels"), [((2, 5, 5), 4), ((2, 5, 5, 3), 12)])
 def test_one_hot_codes_are_channels_of_a_convolution_with_strides(shape, channels):
     cnn = encoders.CNN((2, 3), kernel=2, hidden_sizes=(), strides=(1, 2))
@@ -152,6 +258,19 @@ def test_a_user_error_names_the_option(make, named):
     observation = jnp.zeros((1, 8) if "image" in named else (1, 8, 8, 1))
     with pytest.raises(errors.UserError, match=named):
         jax.eval_shape(make().init, jax.random.key(0), observation)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "named"),
+    [
+        (encoders.DeepSets(), r"leaves \[items, ...\]; the shapes are \[\(8,\), \(5,\)\]"),
+        (encoders.OneHot(encoders.MLP(), ignored=("wals",)), "no 'wals'.*walls"),
+    ],
+)
+def test_a_user_error_names_entries_of_the_observation(encoder, named):
+    observation = {"places": jnp.zeros((1, 8)), "walls": jnp.zeros((1, 5))}
+    with pytest.raises(errors.UserError, match=named):
+        jax.eval_shape(encoder.init, jax.random.key(0), observation)
 
 
 def test_rows_of_a_table_are_summed_and_numbers_beyond_it_are_none():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agents.networks import layers
-from podracers import parallel
+from podracers import errors, parallel
 from tests import streams
 
 
@@ -41,6 +41,29 @@ def test_both_forms_of_a_convolution_agree(monkeypatch, kernel, stride, padding,
 
     expected = value_and_gradient(False, False)
     streams.assert_close(value_and_gradient(True, in_trunk), expected, atol=1e-4)
+
+
+def test_cells_share_the_weights_of_a_linear_layer():
+    inputs = np.random.default_rng(0).normal(size=(2, 3, 12)).astype(np.float32)
+    layer = layers.Dense(8, num_cells=4)  # 3 features and 2 outputs of each cell
+    params = layer.init(jax.random.key(0), inputs)
+    params = jax.tree.map(lambda x: x + 0.5, params)
+    kernel, bias = (params["params"][name] for name in ("kernel", "bias"))
+    parts = [inputs[..., 3 * cell : 3 * cell + 3] @ kernel + bias for cell in range(4)]
+    expected = np.concatenate(parts, axis=-1)
+    np.testing.assert_allclose(layer.apply(params, inputs), expected, rtol=1e-5, atol=1e-6)
+    noisy = layers.NoisyDense(8, num_cells=4)
+    params = noisy.init(jax.random.key(0), inputs)
+    shapes = jax.tree.map(jnp.shape, params["params"])
+    assert shapes == {name: {"kernel": (3, 2), "bias": (2,)} for name in ("mean", "deviation")}
+    assert noisy.apply(params, inputs, jax.random.split(jax.random.key(1), 3)).shape == (2, 3, 8)
+
+
+@pytest.mark.parametrize(("features", "inputs"), [(8, 13), (9, 12)])
+def test_cells_must_divide_features_and_outputs(features, inputs):
+    layer = layers.Dense(features, num_cells=4)
+    with pytest.raises(errors.UserError, match="4 cells do not divide"):
+        layer.init(jax.random.key(0), jnp.zeros((1, inputs)))
 
 
 @pytest.mark.parametrize("for_cpu", [False, True])

@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 
 from agents import networks
-from agents.networks import cores, encoders, heads
+from agents.networks import cores, encoders, heads, muzero
 from podracers import environment, parallel, types
 from tests import streams
 from tests.agents import experience
@@ -31,6 +31,11 @@ CASES = {
     "mlp": (VECTOR, DISCRETE, {}),
     "shared_gaussian": (VECTOR, BOX, {"separate_critic": False}),
     "cnn": (MIXED, DISCRETE, {"encoder": SMALL_CNN}),
+    "cells": (
+        specs.Array((2, 2, 3), np.float32),
+        DISCRETE,
+        {"encoder": encoders.CNN((4,), hidden_sizes=()), "num_cells": 4},
+    ),
     "lstm": (VECTOR, DISCRETE, {"core": cores.LSTM(8), "separate_critic": False}),
     "frames": (VECTOR, DISCRETE, {"frame_stack": 4}),
     "frames_lstm": (
@@ -41,7 +46,7 @@ CASES = {
 }
 EVERY = [*list(CASES)[:-1], pytest.param("frames_lstm", marks=pytest.mark.slow)]
 RECURRENT = {"lstm", "frames_lstm"}
-WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn"}
+WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn", "cells"}
 _close = functools.partial(streams.assert_close, atol=2e-5)
 
 
@@ -160,6 +165,38 @@ def test_a_separate_critic_shares_nothing():
     gradient = jax.grad(lambda p: unroll(p, core, timestep)[0].value.sum())(params)
     touched = {name for name, tree in gradient.items() if any(map(np.any, jax.tree.leaves(tree)))}
     assert touched == {"torsos_1", "value"}
+
+
+@pytest.mark.parametrize("kind", ["actor_critic", "q_network", "policy_value"])
+def test_an_action_of_a_cell_moves_with_the_cell(kind):
+    """A 1 x 1 convolution and shared weights: a permutation of the cells is one of the outputs."""
+    spec = environment.EnvironmentSpec("test", specs.Array((2, 2, 3), np.float32), DISCRETE)
+    options = {"encoder": encoders.CNN((8,), kernel=1, hidden_sizes=()), "num_cells": 4}
+    if kind == "actor_critic":
+        network = networks.actor_critic(spec, heads.from_spec(DISCRETE), **options)
+    elif kind == "q_network":
+        network = networks.q_network(spec, 4, **options)
+    else:
+        network = muzero.policy_value(spec, 4, 3, **options)
+    timestep = _row(_timestep(spec.observation), 0)
+    params = network.init(jax.random.key(0), timestep)
+    order = np.array([2, 0, 3, 1])
+    cells = timestep.observation.reshape(BATCH, 4, 3)[:, order].reshape(BATCH, 2, 2, 3)
+
+    def outputs(observation):
+        output, _ = network.step(params, (), timestep._replace(observation=observation))
+        return output if kind == "q_network" else output.policy
+
+    before, after = outputs(timestep.observation), outputs(cells)
+    np.testing.assert_allclose(after, before[:, order], rtol=1e-5)
+    assert np.all(np.std(before, axis=1) > 0.0)
+
+
+def test_the_state_value_of_a_dueling_head_sees_all_cells():
+    _, params, unroll = _q_network(dueling=True, num_cells=2)
+    assert params["action"]["kernel"].shape == (3, 2)
+    assert params["state"]["kernel"].shape == (6, 1)
+    assert unroll(params, _timestep(VECTOR)).shape == (LENGTH, BATCH, 4)
 
 
 def _q_network(**options):
