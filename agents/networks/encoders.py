@@ -370,19 +370,19 @@ class ValuePropagation(nn.Module):
 
     Nardelli et al., "Value Propagation Networks", 2019, https://arxiv.org/abs/1805.11199 (MVProp).
     Convolutions give each cell a reward `r` and a propagation `p`, both in [0, 1]. Each step raises
-    a cell's value to `r + p (v - r)`, where `v` is the largest value around it.
+    a cell's value to `r + p (v - r)`, where `v` is the largest value of the four cells beside it.
 
     Attributes:
       place: channel of the image that is 1 in the place to read, such as the agent's plane.
       num_steps: number of steps, the largest distance over which values spread.
-      num_maps: number of values of a cell.
+      num_maps: number of values of a cell, `M`.
       channels: number of channels of the convolution before rewards and propagation.
       hidden_sizes: sizes of the ReLU layers after the values.
     """
 
     place: int
     num_steps: int = 20
-    num_maps: int = 4
+    num_maps: int = 2
     channels: int = 16
     hidden_sizes: Sequence[int] = (64,)
 
@@ -392,26 +392,31 @@ class ValuePropagation(nn.Module):
         image, vector = image_or_error(observation, "ValuePropagation")
         trunk = _Convolutions(((self.channels, 3, 1),), "SAME", layer_norm=False)
         cells = layers.Dense(2 * self.num_maps)(layers.on_images(trunk, image))
-        reward, spread = jnp.split(cells, 2, axis=-1)  # [N, H, W, maps]
+        reward, spread = jnp.split(jnp.moveaxis(cells, 0, 2), 2, axis=-1)  # [H, W, N, M]
         reward = jax.nn.sigmoid(reward)
         spread = jax.nn.sigmoid(spread + 2.0)  # at first 0.9: gradients of distant cells
-        values = reward
-        for _ in range(self.num_steps):
-            around = functools.reduce(jnp.maximum, _neighbours(values))
-            values = jnp.maximum(values, reward + spread * (around - reward))
-        place = layers.as_floats(image)[..., self.place, None]
-        around = [jnp.sum(x * place, axis=(1, 2)) for x in _neighbours(values)]
-        around = jnp.stack(around, axis=-1)  # [N, maps, 9]
-        features = jnp.concatenate([around, _normalize(around)], axis=-1)
-        features = _join(features.reshape(len(image), -1), vector)
-        return layers.mlp(features, self.hidden_sizes, jax.nn.relu)
+
+        # On CPU the derivative is five times faster if it computes the maxima again.
+        @jax.checkpoint
+        def step(values, _):
+            around = functools.reduce(jnp.maximum, _beside(values))
+            raised = reward + spread * (around - reward)
+            return jnp.where(raised > values, raised, values), None
+
+        values, _ = jax.lax.scan(step, reward, length=self.num_steps)
+        place = jnp.moveaxis(layers.as_floats(image)[..., self.place, None], 0, 2)
+        read = [jnp.sum(x * place, axis=(0, 1)) for x in (values, *_beside(values))]
+        read = jnp.stack(read, axis=-1)  # [N, M, 5]
+        features = jnp.concatenate([read, _normalize(read)], axis=-1).reshape(len(image), -1)
+        return layers.mlp(_join(features, vector), self.hidden_sizes, jax.nn.relu)
 
 
-def _neighbours(cells: jax.Array) -> list[jax.Array]:
-    """Returns the cells `[N, H, W, C]` around each cell and itself, 0 outside, by direction."""
-    height, width = cells.shape[1:3]
-    padded = jnp.pad(cells, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return [padded[:, r : r + height, c : c + width] for r in range(3) for c in range(3)]
+def _beside(cells: jax.Array) -> list[jax.Array]:
+    """Returns the cells above, to the left, to the right and below `[H, W, ...]`; 0 outside."""
+    height, width = cells.shape[:2]
+    padded = jnp.pad(cells, ((1, 1), (1, 1)) + ((0, 0),) * (cells.ndim - 2))
+    corners = ((0, 1), (1, 0), (1, 2), (2, 1))
+    return [padded[row : row + height, col : col + width] for row, col in corners]
 
 
 class DeepSets(nn.Module):

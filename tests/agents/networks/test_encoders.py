@@ -209,19 +209,23 @@ def test_values_spread_over_cells_and_are_read_around_a_place():
             cell = np.maximum(hidden, 0.0) @ dense["kernel"] + dense["bias"]
             reward[r, c] = 1.0 / (1.0 + np.exp(-cell[:2]))
             spread[r, c] = 1.0 / (1.0 + np.exp(-cell[2:] - 2.0))
-        values = reward
+        values, beside = reward, ((-1, 0), (0, -1), (0, 1), (1, 0))
+
+        def at(r, c, values):
+            inside = 0 <= r < 4 and 0 <= c < 5
+            return values[r, c] if inside else np.zeros(2)
+
         for _ in range(3):
-            before = np.pad(values, ((1, 1), (1, 1), (0, 0)))
-            values = values.copy()
+            raised = values.copy()
             for r, c in np.ndindex(4, 5):
-                around = before[r : r + 3, c : c + 3].max(axis=(0, 1))
-                raised = reward[r, c] + spread[r, c] * (around - reward[r, c])
-                values[r, c] = np.maximum(values[r, c], raised)
-        around = np.pad(values, ((1, 1), (1, 1), (0, 0)))[row : row + 3, col : col + 3]
-        around = around.reshape(9, 2).T
-        scaled = (around - around.mean(1, keepdims=True)) / around.std(1, keepdims=True)
+                around = np.max([at(r + dr, c + dc, values) for dr, dc in beside], axis=0)
+                new = reward[r, c] + spread[r, c] * (around - reward[r, c])
+                raised[r, c] = np.maximum(values[r, c], new)
+            values = raised
+        read = np.stack([at(row + r, col + c, values) for r, c in ((0, 0), *beside)], axis=-1)
+        scaled = (read - read.mean(1, keepdims=True)) / read.std(1, keepdims=True)
         scaled = scaled * norm["scale"] + norm["bias"]
-        expected.append(np.concatenate([around, scaled], axis=1).reshape(-1))
+        expected.append(np.concatenate([read, scaled], axis=1).reshape(-1))
     found = encoder.apply({"params": params}, image.astype(np.float32))
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
     gradient = jax.grad(lambda p: jnp.sum(jnp.sin(encoder.apply({"params": p}, image))))(params)
