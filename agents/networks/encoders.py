@@ -321,7 +321,7 @@ class OneHot(nn.Module):
         image, _ = split_image(others)
         if image is None or not places:
             return self.encoder(jax.tree.map(self._codes, observation))
-        image, vector = split_image(jax.tree.map(self._codes, others))
+        image, vector = image_or_error(jax.tree.map(self._codes, others), "OneHot")
         planes = [_paint(row, col, image.shape[1:3]) for row, col in places]
         image = jnp.concatenate([layers.as_floats(image), *planes], axis=-1)
         return self.encoder({"image": image, "vector": vector})
