@@ -382,7 +382,7 @@ class ValuePropagation(nn.Module):
 
     place: int
     num_steps: int = 20
-    num_maps: int = 2
+    num_maps: int = 4
     channels: int = 16
     hidden_sizes: Sequence[int] = (64,)
 
