@@ -58,9 +58,9 @@ def close_environments(host: environment_lib.HostEnvironment) -> None:
     try:
         host.close()
     except Exception as error:
-        if not close_failures:
-            _LOGGER.warning("failed: closing an environment failed: %s", errors.one_line(error))
         close_failures.append(error)
+        if close_failures[0] is error:  # threads close at the same time
+            _LOGGER.warning("failed: closing an environment failed: %s", errors.one_line(error))
 
 
 class Timer:

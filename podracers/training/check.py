@@ -200,10 +200,11 @@ def _pair_fault(name: str, maker: str, output: Any) -> str | None:
     """Returns the fault of an output that is no pair of a state and a time step."""
     if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], types.TimeStep):
         return None
-    found = type(output).__name__
+    found, library = type(output).__name__, ""
     if type(output) is tuple:
         found = f"({', '.join(type(each).__name__ for each in output)})"
-    return f"{name} returned {found}, expected (state, TimeStep): see types.{maker}"
+        library = {4: " as Gym's step does,", 5: " as Gymnasium's step does,"}.get(len(output), "")
+    return f"{name} returned {found},{library} expected (state, TimeStep): see types.{maker}"
 
 
 def _render_faults(candidate: environment.Environment) -> list[str]:

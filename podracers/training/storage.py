@@ -173,7 +173,9 @@ def require_shared(
         return resumed
 
     try:
-        return processes.on_lead(examine)
+        resumed = processes.on_lead(examine)
     finally:
         with contextlib.suppress(Exception):
             own.unlink()
+    processes.all_gather(None)  # process 0 may look into the folder next: no file is left there
+    return resumed

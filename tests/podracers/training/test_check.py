@@ -118,6 +118,12 @@ FAULTS = {
     "step returned NoneType, expected (state, TimeStep)": _with(
         step=lambda self, state, action: None
     ),
+    "dict), as Gymnasium's step does, expected (state, TimeStep)": _with(
+        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, False, False, {})
+    ),
+    "dict), as Gym's step does, expected (state, TimeStep)": _with(
+        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, False, {})
+    ),
     "step returned (ShapeDtypeStruct, ShapeDtypeStruct, dict), expected": _with(
         step=lambda self, state, action: (jnp.zeros((4,)), 1.0, {})
     ),

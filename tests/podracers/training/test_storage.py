@@ -8,6 +8,7 @@ import pytest
 
 from podracers import errors
 from podracers.training import checkpoint, storage
+from tests import groups
 
 _OPTION = "Experiment.checkpoint_directory"
 
@@ -44,6 +45,24 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path):
     with pytest.raises(errors.UserError, match="cannot be written: Not a directory") as caught:
         storage.require_shared(_OPTION, tmp_path / "file" / "checkpoints", resume=False)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_folder_is_empty_when_the_check_returns(tmp_path):
+    """Process 1 removes its file late."""
+    code = f"""
+import pathlib, sys, time
+from podracers.hosts import processes
+from podracers.training import storage
+process = int(sys.argv[1])
+processes.initialize(processes.Group(sys.argv[2], 2, process), 30.0)
+unlink = pathlib.Path.unlink
+pathlib.Path.unlink = lambda file: (time.sleep(process), unlink(file))
+storage.require_shared("the folder", {str(tmp_path)!r}, True)
+print(list(pathlib.Path({str(tmp_path)!r}).iterdir()), flush=True)
+"""
+    for result in groups.python(code, 2, 1):
+        assert result.stdout.strip() == "[]", result.stderr
 
 
 def _save(checkpointer: checkpoint.Checkpointer, step: int, score: float | None = None) -> None:
