@@ -116,4 +116,4 @@ def q_network(
     errors.require_types(q_network, locals())
     torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
     module = QModule(num_actions, torso, dueling, tuple(head_hidden_sizes), num_atoms, noisy)
-    return networks.Composed(spec, module, frame_stack)
+    return networks.Composed(spec, module, frame_stack, torso.packs_frames)

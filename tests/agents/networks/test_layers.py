@@ -53,6 +53,40 @@ def test_bytes_count_as_255ths(monkeypatch, for_cpu):
     np.testing.assert_allclose(layer.apply(params, images), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kernel", [4, 8])
+def test_a_convolution_of_packed_frames_is_that_of_their_bytes(kernel):
+    images = np.random.default_rng(0).integers(0, 256, (2, 20, 16, 3), np.uint8)
+    layer = layers.Conv(5, kernel, 4, "VALID")
+    params = layer.init(jax.random.key(1), images)
+
+    def value_and_gradient(images):
+        def loss(params):
+            output = layers.on_images(layer.bind(params), images)
+            return jnp.sum(jnp.sin(output)), output
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    expected = value_and_gradient(images)
+    with parallel.compiling_for("tpu"):
+        found = value_and_gradient(layers.pack(images))
+        shapes = jax.eval_shape(layer.init, jax.random.key(1), layers.pack(images))
+    streams.assert_close(found, expected, atol=1e-4)
+    assert shapes == jax.eval_shape(lambda: params)
+
+
+def test_a_rectifier_on_a_tpu_has_the_same_derivative():
+    values = jnp.array([-1.0, -0.0, 0.0, 1e-30, 2.0, 1.0 + 1e-7])
+
+    def value_and_gradient(values):
+        output, pull_back = jax.vjp(layers.relu, values)
+        return output, pull_back(jnp.arange(1.0, 7.0))
+
+    expected = jax.jit(value_and_gradient)(values)
+    with parallel.compiling_for("tpu"):
+        found = jax.jit(value_and_gradient)(values)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 @pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 4, 5, 1)])
 def test_both_forms_of_pooling_agree(monkeypatch, shape):
     images = jax.random.normal(jax.random.key(0), shape)
