@@ -188,7 +188,7 @@ class _ResidualSections(nn.Module):
     @nn.compact
     def __call__(self, images):
         for channels in self.channels:
-            images = layers.max_pool(layers.Conv(channels)(images))
+            images = layers.Conv(channels, pool=True)(images)
             for _ in range(2):
                 images = _residual_block(images, channels, self.layer_norm)
         return layers.activate(images, layers.relu, self.layer_norm)

@@ -187,6 +187,8 @@ class Conv(nn.Module):
       stride: stride in both directions.
       padding: "SAME" or "VALID".
       scale: scale of the orthogonal initializer.
+      pool: whether `max_pool` follows, before the bias: the same outputs, and the bias adds up the
+        gradients of a quarter of the pixels.
     """
 
     features: int
@@ -194,6 +196,7 @@ class Conv(nn.Module):
     stride: int = 1
     padding: str = "SAME"
     scale: float = math.sqrt(2.0)
+    pool: bool = False
 
     def __post_init__(self):
         for name in ("features", "kernel", "stride"):
@@ -222,13 +225,14 @@ class Conv(nn.Module):
             product = jax.lax.conv_general_dilated(
                 as_floats(images), kernel, strides, self.padding, dimension_numbers=layout
             )
-            return product + bias
+            return (max_pool(product) if self.pool else product) + bias
 
         def convolve(images: jax.Array) -> jax.Array:
             if images.dtype != jnp.uint8:
                 images = images.astype(kernel.dtype)
             pads = jax.lax.padtype_to_pads(images.shape[1:3], shape[:2], strides, self.padding)
             output = cpu_kernels.convolve(images, kernel, self.stride, tuple(pads))
+            output = cpu_kernels.max_pool(output) if self.pool else output
             return output + bias[:, None, None, None]
 
         return _with_channels_first(convolve, images)

@@ -44,6 +44,23 @@ def test_both_forms_of_a_convolution_agree(monkeypatch, kernel, stride, padding,
 
 
 @pytest.mark.parametrize("for_cpu", [False, True])
+def test_a_bias_after_pooling_is_the_bias_before_it(monkeypatch, for_cpu):
+    monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
+    images = jax.random.normal(jax.random.key(0), (2, 7, 8, 3))
+    params = layers.Conv(5).init(jax.random.key(1), images)
+    params["params"]["bias"] += jnp.arange(5.0)
+
+    def value_and_gradient(apply):
+        output, pull_back = jax.vjp(apply, params, images)
+        return output, pull_back(jnp.cos(output))
+
+    found = value_and_gradient(layers.Conv(5, pool=True).apply)
+    expected = value_and_gradient(lambda *x: layers.max_pool(layers.Conv(5).apply(*x)))
+    np.testing.assert_array_equal(found[0], expected[0])
+    streams.assert_close(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("for_cpu", [False, True])
 def test_bytes_count_as_255ths(monkeypatch, for_cpu):
     monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
