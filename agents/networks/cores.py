@@ -208,6 +208,8 @@ def stack_frames(
         frames = [leaf]  # newest first, each [T, B, ...]
         for lag in range(1, num_frames):
             earlier = extended[past - lag : past - lag + length]
+            if length == 1:  # acting: no transposed copy of the state
+                earlier = state[None, :, past - lag]
             frames.append(jnp.where(ages >= lag, earlier, frames[-1]))
         frames.reverse()
         state = jnp.stack([frame[-1] for frame in frames[1:]], axis=1)  # [B, K - 1, ...]

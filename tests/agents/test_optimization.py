@@ -69,13 +69,19 @@ def test_global_minibatches_depend_on_the_key_and_not_on_the_devices(function):
     assert np.any(_deal(function, 4, 1)[0]["item"] != _deal(function, 4)[0]["item"])
 
 
-@pytest.mark.parametrize("function", ["time", "streams"])
-def test_a_tpu_selects_the_items_that_others_gather(function):
-    expected = _deal(function)
-    _deal.cache_clear()
+def test_a_tpu_selects_the_items_that_others_gather():
+    rng = np.random.default_rng(0)
+    permutation = np.argsort(rng.random((NUM, 1, BATCH)), axis=0)
+    tree = {
+        "image": rng.integers(0, 255, (NUM, 4, BATCH, 2, 3), np.uint8),
+        "reward": rng.normal(size=(NUM, 4, BATCH)),
+        "flag": rng.random((NUM, 4, BATCH)) < 0.5,
+    }
+    expected = jax.jit(lambda: minibatches._take(tree, permutation))()
     with parallel.compiling_for("tpu"):
-        streams.assert_same(_deal(function), expected)
-    _deal.cache_clear()
+        found = jax.jit(lambda: minibatches._take(tree, permutation))
+        assert "gather" not in str(jax.make_jaxpr(found)())
+        streams.assert_same(found(), expected)
 
 
 def test_transitions_in_stacks_are_streams_of_one_step():
