@@ -208,8 +208,7 @@ class DQN:
         """
         time, shape = time.ravel(), time.shape
         stream = jnp.tile(jnp.arange(shape[1]), shape[0])
-        core = self._network.initial_core(shape[1])
-        core = self._network.core_before(core, timestep, time, stream)
+        core, timestep = self._network.prepare(self._network.initial_core(shape[1]), timestep)
         timestep = jax.tree.map(lambda x: x[time, stream], timestep)
         noise = (jnp.tile(key, shape[0]),) if self.noisy else ()
         output, _ = self._network.step(params, core, timestep, *noise)

@@ -8,6 +8,7 @@ Axis legend: `T` time, `B` streams of this device, `M` minibatches.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ import jax.numpy as jnp
 
 from agents import networks
 from podracers import errors, parallel, types
+
+_MAX_SELECTED = 8  # items of a group, up to which a TPU reads all of them for each
 
 
 def _ranks(uniform: jax.Array) -> jax.Array:
@@ -36,16 +39,27 @@ def _permutations(key: jax.Array, local: int, shape: tuple[int, ...]) -> jax.Arr
     return _ranks(jax.vmap(lambda k: jax.random.uniform(k, shape))(keys))
 
 
-def _take(tree: types.PyTree, permutation: jax.Array, axis: int) -> types.PyTree:
-    """Splits `axis` into groups of `M` and permutes each; returns `M` as the leading axis."""
-    size = permutation.shape[axis + 1]
-    if size == 1:  # nothing to permute: a gather would copy every observation
-        return jax.tree.map(lambda x: x[None], tree)
+def _grouped(x: jax.Array, size: int, axis: int) -> jax.Array:
+    """Splits `axis` into groups of `M`, whose items become the leading axis: `[M, ...]`."""
+    shape = (*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
 
-    def take(x: jax.Array) -> jax.Array:
-        grouped = x.reshape(*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
-        index = permutation.reshape(permutation.shape + (1,) * (grouped.ndim - permutation.ndim))
-        return jnp.moveaxis(jnp.take_along_axis(grouped, index, axis=axis + 1), axis + 1, 0)
+
+def _take(tree: types.PyTree, permutation: jax.Array) -> types.PyTree:
+    """Permutes the items `[M, ...]` of each group."""
+    size = permutation.shape[0]
+    if size == 1:  # nothing to permute: a gather would copy every observation
+        return tree
+
+    def take(items: jax.Array) -> jax.Array:
+        index = permutation.reshape(permutation.shape + (1,) * (items.ndim - permutation.ndim))
+        if parallel.platform() != "tpu" or size > _MAX_SELECTED:
+            return jnp.take_along_axis(items, index, axis=0)
+        # A TPU keeps rows in the lanes, and a gather would turn all images around, and back.
+        taken = items[:1]
+        for k in range(1, size):
+            taken = jnp.where(index == k, items[k], taken)
+        return taken
 
     return jax.tree.map(take, tree)
 
@@ -60,24 +74,6 @@ def _require_divisor(num_minibatches: int, size: int, of: str) -> None:
             f"num_minibatches = {num_minibatches} does not divide the {size} {of}: "
             f"use {', '.join(map(str, sorted(near)))}"
         )
-
-
-def over_time(tree: types.PyTree, key: jax.Array, num_minibatches: int) -> types.PyTree:
-    """Deals the transitions of each stream out to minibatches, for networks without recurrence.
-
-    Args:
-      tree: leaves `[T, B, ...]`.
-      key: one typed key, equal on all devices.
-      num_minibatches: `M`, which divides `T`.
-
-    Returns:
-      Leaves `[M, T / M, B, ...]`; the order along time is lost.
-    """
-    length, batch = jax.tree.leaves(tree)[0].shape[:2]
-    _require_divisor(num_minibatches, length, "steps of a rollout (rollout_length)")
-    shape = (length // num_minibatches, num_minibatches)
-    permutation = _permutations(key, batch, shape)  # [B, T / M, M]
-    return _take(tree, jnp.moveaxis(permutation, 0, 2), axis=0)
 
 
 def over_streams(
@@ -97,44 +93,43 @@ def over_streams(
     batch = jax.tree.leaves(tree)[0].shape[1]
     whole = "environments of a device, because recurrent networks and V-trace learn whole streams"
     _require_divisor(num_minibatches, batch, whole)
-    permutation = _permutations(key, batch // num_minibatches, (num_minibatches,))  # [B / M, M]
-    return _take(tree, permutation[None], axis=1), _take(rows, permutation, axis=0)
+    permutation = _permutations(key, batch // num_minibatches, (num_minibatches,)).T  # [M, B / M]
+    tree = jax.tree.map(lambda x: _grouped(x, num_minibatches, 1), tree)
+    rows = jax.tree.map(lambda x: _grouped(x, num_minibatches, 0), rows)
+    return _take(tree, permutation[:, None]), _take(rows, permutation)
 
 
-def deal(
-    network: networks.Network, batch: Any, core: Any, key: jax.Array, num_minibatches: int
-) -> types.PyTree:
-    """Deals a rollout out to minibatches, by streams if its network is recurrent.
+def dealer(
+    network: networks.Network, batch: Any, core: Any, num_minibatches: int
+) -> Callable[[jax.Array], tuple[Any, types.PyTree]]:
+    """Returns a function that deals a rollout out to minibatches, by streams if recurrent.
 
     Args:
       network: network that learns from them.
-      batch: a named tuple, leaves `[T, B, ...]`, with the time steps as `timestep`.
+      batch: leaves `[T, B, ...]`, with time steps after `network.prepare`.
       core: `[B, ...]` of the network before it.
-      key: one typed key, equal on all devices.
       num_minibatches: `M`, which divides `B` for a recurrent network, else `T`.
 
     Returns:
-      Items for `select` with leading axis `M`: whole streams with their cores, or for other
-      networks `[M, T / M, B]` int32, the numbers `time * B + stream` of transitions.
+      A function of a typed key, equal on all devices, that returns leaves `[M, T, B / M, ...]` of
+      whole streams with the cores `[M, B / M, ...]` before them; of other networks transitions
+      `[M, T / M, B, ...]` with the core. The order along time is lost. Transitions with stacks of
+      frames are streams of one time step, `[M, 1, T / M * B, ...]`.
     """
     if network.is_recurrent:
-        return over_streams(batch, core, key, num_minibatches)
-    shape = batch.timestep.step_type.shape
-    numbers = jnp.arange(shape[0] * shape[1]).reshape(shape)
-    return over_time(numbers, key, num_minibatches)
+        return lambda key: over_streams(batch, core, key, num_minibatches)
+    length, streams = jax.tree.leaves(batch)[0].shape[:2]
+    _require_divisor(num_minibatches, length, "steps of a rollout (rollout_length)")
+    shape = length // num_minibatches, num_minibatches
+    rows = (1, -1) if network.memory_length else (shape[0], streams)
 
+    def reshaped(x: jax.Array) -> jax.Array:
+        return x.reshape(num_minibatches, *rows, *x.shape[3:])
 
-def select(
-    network: networks.Network, batch: Any, core: Any, item: types.PyTree
-) -> tuple[Any, types.PyTree]:
-    """Returns the minibatch of one row of `deal`, and the cores before its first time step.
+    groups = jax.tree.map(lambda x: reshaped(_grouped(x, num_minibatches, 0)), batch)
 
-    The stacks of frames of a whole rollout are never in memory, only those of a minibatch.
-    """
-    if network.is_recurrent:
-        return item
-    if network.memory_length:
-        item = item.reshape(1, -1)  # streams of one time step, each with a core of its own
-    time, stream = jnp.divmod(item, batch.timestep.step_type.shape[1])
-    core = network.core_before(core, batch.timestep, time.ravel(), stream.ravel())
-    return jax.tree.map(lambda x: x[time, stream], batch), core
+    def deal(key: jax.Array) -> tuple[Any, types.PyTree]:
+        permutation = _permutations(key, streams, shape).transpose(2, 1, 0)  # [M, T / M, B]
+        return _take(groups, reshaped(permutation)), core
+
+    return deal

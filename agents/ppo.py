@@ -107,19 +107,18 @@ class PPO:
         # more lag once many observations are counted.
         timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
-        core = rollout.actor_state.core
+        core, timestep = network.prepare(rollout.actor_state.core, timestep)
         batch, metrics = self._targets(learner.params, core, timestep, rollout.extras)
         agent_steps = policy.agent_steps(learner, rollout)
         learning_rate = self._optimizer.learning_rate_at(agent_steps)
         loss = functools.partial(self._loss, agent_steps=agent_steps)
+        deal = minibatches.dealer(network, batch, core, self.num_minibatches)
 
-        def minibatch_step(train_state, item):
-            minibatch = minibatches.select(network, batch, core, item)
+        def minibatch_step(train_state, minibatch):
             return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
 
         def epoch(train_state, epoch_key):
-            items = minibatches.deal(network, batch, core, epoch_key, self.num_minibatches)
-            return jax.lax.scan(minibatch_step, train_state, items)
+            return jax.lax.scan(minibatch_step, train_state, deal(epoch_key))
 
         epoch_keys = jax.random.split(key, self.epochs)
         train_state, output = jax.lax.scan(epoch, learner.train_state, epoch_keys)
@@ -139,8 +138,8 @@ class PPO:
         if network.is_recurrent:
             values = networks.unroll_in_parts(network, params, core, timestep, lambda x: x.value)
         else:  # acting computed all values but the last
-            last = networks.last_output(network, params, core, timestep).value
-            values = jnp.concatenate([extras.value, last[None]])
+            last, _ = network.step(params, core, jax.tree.map(lambda x: x[-1], timestep))
+            values = jnp.concatenate([extras.value, last.value[None]])
         advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
         target = advantage + values[:-1]
         weight = returns.weights(timestep)

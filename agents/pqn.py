@@ -152,24 +152,24 @@ class PQN:
 
     def update(self, state, rollout, key):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
-        learner, core = state.learner, rollout.actor_state.core
+        learner = state.learner
         timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
         if self._is_recurrent:
             seen = rollout._replace(timestep=timestep)
             timestep = inputs.extended_rollout(seen, self.spec.action)
+        core, timestep = self._network.prepare(rollout.actor_state.core, timestep)
         values = self._values(learner.params, core, timestep, rollout.extras)
         target = returns.lambda_returns(timestep, values, self.gamma, self.q_lambda)
         current = jax.tree.map(lambda x: x[:-1], timestep)
         batch = _Batch(current, rollout.action, target, returns.weights(timestep))
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+        deal = minibatches.dealer(self._network, batch, core, self.num_minibatches)
 
-        def minibatch_step(train_state, item):
-            minibatch = minibatches.select(self._network, batch, core, item)
+        def minibatch_step(train_state, minibatch):
             return self._optimizer.gradient_step(self._loss, train_state, minibatch, learning_rate)
 
         def epoch(train_state, epoch_key):
-            items = minibatches.deal(self._network, batch, core, epoch_key, self.num_minibatches)
-            return jax.lax.scan(minibatch_step, train_state, items)
+            return jax.lax.scan(minibatch_step, train_state, deal(epoch_key))
 
         epoch_keys = jax.random.split(key, self.epochs)
         train_state, output = jax.lax.scan(epoch, learner.train_state, epoch_keys)
@@ -184,9 +184,10 @@ class PQN:
             q_values = networks.unroll_in_parts(self._network, params, core, timestep, lambda x: x)
             return exploration.best_q_value(q_values, timestep.observation)
         # Acting computed all values but the last.
-        last = networks.last_output(self._network, params, core, timestep)
-        observation = jax.tree.map(lambda x: x[-1], timestep.observation)
-        return jnp.concatenate([extras.value, exploration.best_q_value(last, observation)[None]])
+        timestep = jax.tree.map(lambda x: x[-1], timestep)
+        last, _ = self._network.step(params, core, timestep)
+        last = exploration.best_q_value(last, timestep.observation)
+        return jnp.concatenate([extras.value, last[None]])
 
     def _loss(self, params, minibatch):
         """Returns the squared error of the values of the chosen actions."""

@@ -126,7 +126,7 @@ class VMPO:
         learner, network = state.learner, self._policy.network
         timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
-        core = rollout.actor_state.core
+        core, timestep = network.prepare(rollout.actor_state.core, timestep)
         # The values of acting are those of the target network.
         values = networks.unroll_in_parts(
             network, learner.params.network, core, timestep, lambda output: output.value
@@ -135,9 +135,9 @@ class VMPO:
         current, weight = jax.tree.map(lambda x: x[:-1], timestep), returns.weights(timestep)
         batch = policy.Batch(current, rollout.extras, advantage, advantage + values[:-1], weight)
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+        deal = minibatches.dealer(network, batch, core, self.num_minibatches)
 
-        def minibatch_step(learner, item):
-            minibatch = minibatches.select(network, batch, core, item)
+        def minibatch_step(learner, minibatch):
             loss = functools.partial(self._loss, target=learner.target)
             train_state, output = self._optimizer.gradient_step(
                 loss, learner.train_state, minibatch, learning_rate
@@ -146,8 +146,7 @@ class VMPO:
             return learner, output.metrics
 
         def epoch(learner, epoch_key):
-            items = minibatches.deal(network, batch, core, epoch_key, self.num_minibatches)
-            return jax.lax.scan(minibatch_step, learner, items)
+            return jax.lax.scan(minibatch_step, learner, deal(epoch_key))
 
         learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
         metrics = jax.tree.map(jnp.sum, metrics)

@@ -170,6 +170,7 @@ def _check_under_both(path):
 
 CHIPS = (1, 4, 8, 16)  # presets of large batches
 MACHINES = ("colab_tpu", "cpu", "gpu", "pod", "v4_8", "v5e_8")
+ACTORS = (0, 0, 1, 1, 2, 2, 3, 3)  # of v4_8
 SAME = ("gpu_8", "v5p", "v6e_8")  # presets that include another one and bind nothing
 
 
@@ -196,11 +197,11 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
         saved.write_text(config.text())
         for other in {"anakin.Anakin", "sebulba.Sebulba"} - {f"{runner}.{runner.title()}"}:
             assert other not in config.text()
-        assert made.num_envs == 512
+        assert made.num_envs == 1024
         if runner == "anakin":
             assert made.reset_batch is None
         else:
-            assert (made.actor_devices, made.learner_devices) == ((0, 0, 1, 1), (2, 3))
+            assert (made.actor_devices, made.learner_devices) == (ACTORS, (0, 1, 2, 3))
     assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64
 
 
@@ -212,7 +213,7 @@ def test_a_large_batch_is_of_anakin_alone(chips):
         experiment.load([*files, f"gin/runners/{runner}.gin"], []).build().runner
         for runner in ("anakin", "sebulba")
     ]
-    assert [each.num_envs for each in made] == [8192 * chips, 512]
+    assert [each.num_envs for each in made] == [8192 * chips, 1024]
     assert [each.rollout_length for each in made] == [32, 128]
     with pytest.raises(errors.UserError, match="nothing uses the macro 'NUM_ENVS'"):
         experiment.load([*files, "gin/runners/anakin.gin"], ["NUM_ENVS = 64"]).build()

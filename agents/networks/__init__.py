@@ -5,7 +5,6 @@ from agents.networks.network import Composed as Composed
 from agents.networks.network import Network as Network
 from agents.networks.network import Torso as Torso
 from agents.networks.network import actor_critic as actor_critic
-from agents.networks.network import last_output as last_output
 from agents.networks.network import unroll_after as unroll_after
 from agents.networks.network import unroll_in_parts as unroll_in_parts
 from agents.networks.network import zero_timestep as zero_timestep

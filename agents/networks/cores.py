@@ -14,9 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from podracers import errors, parallel, types
-
-_MANY_STREAMS = 1024  # threshold above which a TPU stacks single steps by `_stack_one`
+from podracers import errors, types
 
 
 class Core(Protocol):
@@ -181,42 +179,6 @@ def initial_frames(observation: types.PyTree, batch_size: int, num_frames: int) 
     return jax.tree.map(lambda x: jnp.zeros((*shape, *x.shape), x.dtype), observation)
 
 
-def frames_before(
-    state: types.PyTree,
-    observation: types.PyTree,
-    first: jax.Array,
-    time: jax.Array,
-    stream: jax.Array,
-) -> types.PyTree:
-    """Returns the state of the frame stack before each of `N` time steps, drawn in any order.
-
-    It is the state that `stack_frames` returns after the previous time step; before the first step
-    of an episode, where it is not used, copies of that step's frame.
-
-    Args:
-      state: frames before the first time step, `[B, K - 1, ...]`, oldest first.
-      observation: `[T, B, ...]`.
-      first: `[T, B]` bool.
-      time: time of each drawn step, `[N]` int32.
-      stream: stream of each drawn step, `[N]` int32.
-
-    Returns:
-      `[N, K - 1, ...]`, oldest first.
-    """
-    past = jax.tree.leaves(state)[0].shape[1]
-    # The time at which each step's episode began; -past, the oldest frame, if before time 0.
-    start = jnp.where(first, jnp.arange(first.shape[0])[:, None], -past)
-    start = jax.lax.cummax(start, axis=0)[time, stream]
-    lags = jnp.arange(past, 0, -1)  # oldest first
-    index = jnp.maximum(time[:, None] - lags, start[:, None]) + past  # [N, K - 1]
-
-    def gather(state: jax.Array, leaf: jax.Array) -> jax.Array:
-        extended = jnp.concatenate([jnp.moveaxis(state, 1, 0), leaf])  # [K - 1 + T, B, ...]
-        return extended[index, stream[:, None]]
-
-    return jax.tree.map(gather, state, observation)
-
-
 def stack_frames(
     state: types.PyTree, observation: types.PyTree, first: jax.Array, num_frames: int
 ) -> tuple[types.PyTree, types.PyTree]:
@@ -235,16 +197,21 @@ def stack_frames(
     Returns:
       The stacks `[T, B, ...]`, and the state after them.
     """
+    # Steps since the episode began, if that was after time 0; else more than any lag.
+    time = jnp.arange(first.shape[0])[:, None]
+    age = time - jax.lax.cummax(jnp.where(first, time, -num_frames), axis=0)  # [T, B]
 
     def stack(state: jax.Array, leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
-        many = leaf.shape[0] == 1 and leaf.shape[1] >= _MANY_STREAMS
-        if many and leaf.ndim == 5 and parallel.platform() == "tpu":
-            return _stack_one(state, leaf[0], first[0])
-        begins = first.reshape(first.shape + (1,) * (leaf.ndim - 2))
-        frames = [leaf]  # oldest first, each [T, B, ...]
-        for oldest in range(num_frames - 2, -1, -1):
-            before = jnp.concatenate([state[None, :, oldest], frames[0][:-1]])
-            frames.insert(0, jnp.where(begins, leaf, before))
+        past, length = num_frames - 1, leaf.shape[0]
+        extended = jnp.concatenate([jnp.moveaxis(state, 1, 0), leaf])  # [K - 1 + T, B, ...]
+        ages = age.reshape(age.shape + (1,) * (leaf.ndim - 2))
+        frames = [leaf]  # newest first, each [T, B, ...]
+        for lag in range(1, num_frames):
+            earlier = extended[past - lag : past - lag + length]
+            if length == 1:  # acting: no transposed copy of the state
+                earlier = state[None, :, past - lag]
+            frames.append(jnp.where(ages >= lag, earlier, frames[-1]))
+        frames.reverse()
         state = jnp.stack([frame[-1] for frame in frames[1:]], axis=1)  # [B, K - 1, ...]
         if leaf.ndim in (2, 4):  # a scalar or a grey image: add a channel axis
             frames = [frame[..., None] for frame in frames]
@@ -252,21 +219,3 @@ def stack_frames(
 
     pairs = jax.tree.map(stack, state, observation)
     return jax.tree.transpose(jax.tree.structure(observation), jax.tree.structure((0, 0)), pairs)
-
-
-def _stack_one(state: jax.Array, image: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Stacks the images of one time step as `stack_frames` does, all frames together.
-
-    This form is for minibatches of many drawn steps. Separate frames of one channel would be padded
-    to four in a TPU's lanes, and move four times as many bytes.
-
-    Args:
-      state: `[B, K - 1, H, W, C]`, oldest first.
-      image: `[B, H, W, C]`.
-      first: `[B]` bool.
-    """
-    image = image[:, None]
-    state = jnp.where(first[:, None, None, None, None], image, state)
-    frames = jnp.concatenate([state, image], axis=1)  # [B, K, H, W, C]
-    stack = jnp.moveaxis(frames, 1, -2).reshape(1, *image[:, 0].shape[:-1], -1)
-    return stack, frames[:, 1:]

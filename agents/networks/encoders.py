@@ -44,8 +44,8 @@ def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array 
     """Returns the image and the vector of an observation.
 
     The image is the only leaf of rank three, or else the only one of rank two (`[H, W]`, without
-    channels). Its bytes are not converted. Other dtypes, and all those of the vector, pass
-    `layers.as_floats`; bytes in the vector are divided by 255.
+    channels). Its bytes are not converted, packed ones (`layers.pack`) neither. Other dtypes, and
+    all those of the vector, pass `layers.as_floats`; bytes in the vector are divided by 255.
 
     Args:
       observation: leaves `[N, ...]`.
@@ -62,7 +62,8 @@ def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array 
             break
     if image is not None:
         image = image if image.ndim == 4 else image[..., None]
-        image = image if image.dtype == jnp.uint8 else layers.as_floats(image)
+        is_bytes = image.dtype == jnp.uint8 or layers.is_packed(image)
+        image = image if is_bytes else layers.as_floats(image)
     return image, _flatten(leaves)
 
 
@@ -168,7 +169,7 @@ class _Convolutions(nn.Module):
     def __call__(self, images):
         for channels, kernel, stride in self.sizes:
             images = layers.Conv(channels, kernel, stride, self.padding)(images)
-            images = layers.activate(images, jax.nn.relu, self.layer_norm)
+            images = layers.activate(images, layers.relu, self.layer_norm)
         return images
 
 
@@ -176,7 +177,7 @@ def _residual_block(images: jax.Array, channels: int, layer_norm: bool) -> jax.A
     """Returns images plus two convolutions of them; call it in a compact method."""
     block = images
     for _ in range(2):
-        block = layers.Conv(channels)(layers.activate(block, jax.nn.relu, layer_norm))
+        block = layers.Conv(channels)(layers.activate(block, layers.relu, layer_norm))
     return images + block
 
 
@@ -189,10 +190,10 @@ class _ResidualSections(nn.Module):
     @nn.compact
     def __call__(self, images):
         for channels in self.channels:
-            images = layers.max_pool(layers.Conv(channels)(images))
+            images = layers.Conv(channels, pool=True)(images)
             for _ in range(2):
                 images = _residual_block(images, channels, self.layer_norm)
-        return layers.activate(images, jax.nn.relu, self.layer_norm)
+        return layers.activate(images, layers.relu, self.layer_norm)
 
 
 class ResidualTrunk(nn.Module):
@@ -216,7 +217,7 @@ class ResidualTrunk(nn.Module):
     def __call__(self, images):
         for index, stride in enumerate(self.strides):
             if index:
-                images = layers.activate(images, jax.nn.relu, layer_norm=True)
+                images = layers.activate(images, layers.relu, layer_norm=True)
             images = layers.Conv(self.channels, stride=stride)(images)
         for _ in range(self.num_blocks):
             images = _residual_block(images, self.channels, layer_norm=True)
@@ -459,12 +460,13 @@ class NatureCNN(nn.Module):
 
     hidden: int = 512
     layer_norm: bool = False
+    packs_frames = True  # see `layers.pack`
 
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden]`, and after them the vector of the observation."""
         image, vector = image_or_error(observation, "NatureCNN")
-        if min(image.shape[1:3]) < 36:
+        if min(image.shape[1:3]) * (4 if layers.is_packed(image) else 1) < 36:
             raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
         trunk = _Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), "VALID", self.layer_norm)
         features = _features(trunk, image)

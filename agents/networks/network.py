@@ -30,7 +30,7 @@ class Network(Protocol):
     def is_recurrent(self) -> bool:
         """Whether a recurrent state is carried from step to step.
 
-        If not, time steps may be drawn in any order: `core_before` gives each its core.
+        If not, time steps may be drawn in any order after `prepare`.
         """
 
     @property
@@ -49,16 +49,15 @@ class Network(Protocol):
     def unroll(self, params: types.PyTree, core: Any, timestep: types.TimeStep) -> tuple[Any, Any]:
         """Returns outputs `[T, B, ...]` and the core after them; equals a scan of `step`."""
 
-    def core_before(
-        self, core: Any, timestep: types.TimeStep, time: jax.Array, stream: jax.Array
-    ) -> Any:
-        """Returns the core before each of `N` time steps, `[N, ...]`, if not `is_recurrent`.
+    def prepare(self, core: Any, timestep: types.TimeStep) -> tuple[Any, types.TimeStep]:
+        """Moves the frames of the core into the observations; recurrent states stay in it.
+
+        Agents that learn from time steps more than once call it first. The outputs of `unroll` stay
+        the same. If not `is_recurrent`, each time step then stands alone, and the core is empty.
 
         Args:
           core: `[B, ...]` before the first time step.
           timestep: `[T, B, ...]`.
-          time: time of each of them, `[N]` int32.
-          stream: stream of each of them, `[N]` int32.
         """
 
 
@@ -78,11 +77,14 @@ class Composed:
       module: Flax module, `module(states, observation, first) -> (output, states)`, all
         `[T, B, ...]`, with `initial_states(batch_size)`.
       frame_stack: number of frames in the encoders' inputs; 1 for no stack.
+      packs_frames: whether a TPU packs frames of bytes before it stacks them (`layers.pack`), for
+        encoders that read them.
     """
 
     spec: environment.EnvironmentSpec
     module: nn.Module
     frame_stack: int = 1
+    packs_frames: bool = False
 
     def __post_init__(self):
         errors.require_count(self, "frame_stack", most=_MAX_FRAMES)
@@ -111,7 +113,8 @@ class Composed:
         if self.frame_stack == 1:
             return Core((), states)
         zeros = encoders.without_mask(self.spec.zero_observation())
-        return Core(cores.initial_frames(zeros, batch_size, self.frame_stack), states)
+        frames = cores.initial_frames(zeros, batch_size, self.frame_stack)
+        return Core(self._packed(frames), states)
 
     def step(self, params, core, timestep, key=None):
         timestep = jax.tree.map(lambda x: x[None], timestep)
@@ -134,24 +137,41 @@ class Composed:
         )
         return output, (Core(frames, states) if core != () else ())
 
-    def core_before(self, core, timestep, time, stream):
-        if core == ():
-            return ()
-        observation = encoders.without_mask(timestep.observation)
-        frames = cores.frames_before(core.frames, observation, timestep.first(), time, stream)
-        return Core(frames, self.module.initial_states(time.shape[0]))
+    def prepare(self, core, timestep):
+        if self.frame_stack == 1:
+            return core, timestep
+        # In two parts, because agents learn from all time steps but the last.
+        before = jax.tree.map(lambda x: x[:-1], timestep)
+        last = jax.tree.map(lambda x: x[-1:], timestep)
+        stacks, _, frames = self._inputs(core, before)
+        stack, _, _ = self._inputs(core._replace(frames=frames), last)
+        stacked = jax.tree.map(lambda *xs: jnp.concatenate(xs), stacks, stack)
+        if isinstance(timestep.observation, dict):  # keep the action mask
+            stacked = timestep.observation | stacked
+        return core._replace(frames=()), timestep._replace(observation=stacked)
 
     def _inputs(self, core: Any, timestep: types.TimeStep) -> tuple[types.PyTree, tuple, Any]:
         """Returns the observation with stacked frames, the states, and the new frames."""
         observation = encoders.without_mask(timestep.observation)
         if core == ():
             return observation, self.module.initial_states(timestep.step_type.shape[1]), ()
-        frames = ()
-        if self.frame_stack > 1:
-            observation, frames = cores.stack_frames(
-                core.frames, observation, timestep.first(), self.frame_stack
-            )
-        return observation, core.states, frames
+        if not jax.tree.leaves(core.frames):  # no stack, or stacked by `prepare`
+            return observation, core.states, ()
+        stacks, frames = cores.stack_frames(
+            core.frames, self._packed(observation), timestep.first(), self.frame_stack
+        )
+        return stacks, core.states, frames
+
+    def _packed(self, observation: types.PyTree) -> types.PyTree:
+        """Packs the frames `[..., H, W, C]` of bytes for a TPU; two leading axes."""
+
+        def packed(leaf: jax.Array) -> jax.Array:
+            whole = leaf.ndim == 5 and not any(size % 4 for size in leaf.shape[2:4])
+            return layers.pack(leaf) if whole and leaf.dtype == jnp.uint8 else leaf
+
+        if not self.packs_frames or parallel.platform() != "tpu":
+            return observation
+        return jax.tree.map(packed, observation)
 
 
 class Torso(nn.Module):
@@ -173,6 +193,11 @@ class Torso(nn.Module):
                 f"encoder = {encoder} and core = {core}"
             )
         super().__post_init__()
+
+    @property
+    def packs_frames(self) -> bool:
+        """Option of `Composed`."""
+        return getattr(self.encoder, "packs_frames", False)
 
     def initial_state(self, batch_size: int) -> Any:
         return self.core.initial_state(batch_size)
@@ -252,7 +277,8 @@ def actor_critic(
     errors.require_types(actor_critic, locals())
     torso = Torso(encoder or encoders.MLP(), core or cores.FeedForward())
     torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
-    return Composed(spec, ActorCriticModule(head, torsos, num_cells), frame_stack)
+    module = ActorCriticModule(head, torsos, num_cells)
+    return Composed(spec, module, frame_stack, torso.packs_frames)
 
 
 def unroll_after(
@@ -312,21 +338,6 @@ def unroll_in_parts(
     # The last part repeats the last time step.
     _, found = jax.lax.scan(part, core, np.minimum(index, length - 1))
     return found.reshape(-1, *found.shape[2:])[:length]
-
-
-def last_output(network: Network, params: types.PyTree, core: Any, timestep: types.TimeStep) -> Any:
-    """Returns the output `[B, ...]` of the last time step alone, of a network without recurrence.
-
-    Args:
-      network: network that is not recurrent.
-      params: its parameters.
-      core: its core `[B, ...]` before the first time step.
-      timestep: time steps `[T, B, ...]`.
-    """
-    length, batch = timestep.step_type.shape
-    stream = jnp.arange(batch)
-    core = network.core_before(core, timestep, jnp.full_like(stream, length - 1), stream)
-    return network.step(params, core, jax.tree.map(lambda x: x[-1], timestep))[0]
 
 
 def zero_timestep(spec: environment.EnvironmentSpec) -> types.TimeStep:

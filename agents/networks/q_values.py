@@ -122,4 +122,4 @@ def q_network(
     torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
     sizes = tuple(head_hidden_sizes)
     module = QModule(num_actions, torso, dueling, sizes, num_atoms, noisy, num_cells)
-    return networks.Composed(spec, module, frame_stack)
+    return networks.Composed(spec, module, frame_stack, torso.packs_frames)

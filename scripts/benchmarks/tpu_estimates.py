@@ -25,6 +25,7 @@ _ATARI = "gin/experiments/pong_ppo.gin"
 EXPERIMENTS = {
     "ppo": (_ATARI,),
     "impala": ("gin/experiments/pong_impala.gin",),
+    "impala_resnet": ("gin/experiments/pong_impala.gin", "gin/agents/impala_atari_resnet.gin"),
     "dqn": (_ATARI, "gin/agents/dqn_atari.gin"),
     "r2d2": (_ATARI, "gin/agents/r2d2_atari.gin"),
     "sac": (_ATARI, "gin/agents/sac_pixels.gin"),
@@ -34,7 +35,7 @@ EXPERIMENTS = {
 # Bindings that an agent's file requires of the experiment under Sebulba.
 _BINDINGS = {
     "r2d2": ("ROLLOUT_LENGTH = 40",),  # period of sequences (gin/agents/r2d2_atari.gin)
-    "sac": ("SAC.replay_capacity = 200_000",),  # for the environments of four chips
+    "sac": ("SAC.replay_capacity = 400_000",),  # for the environments of four chips
 }
 # Agents that use each rollout once have a preset for large batches under Anakin, too.
 _LARGE_BATCH = ("ppo", "impala")
@@ -93,8 +94,10 @@ def benchmark_agent(
             raise errors.UserError(f"--devices: expected one of {[*_HARDWARE]} chips, got {count}")
         preset, topology = _HARDWARE[count]
         grid = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-        anakin = tuple(measure.files(measure.EXPERIMENTS[agent], "Anakin"))
-        cases = [("Anakin", anakin, False)]
+        cases = []
+        if agent in measure.EXPERIMENTS:
+            anakin = tuple(measure.files(measure.EXPERIMENTS[agent], "Anakin"))
+            cases += [("Anakin", anakin, False)]
         cases += [("Anakin", anakin, True)] if agent in _LARGE_BATCH else []
         cases += [("Sebulba", EXPERIMENTS[agent], False)] if EXPERIMENTS[agent] else []
         for kind, files, large in cases:  # whether the preset for large batches is added

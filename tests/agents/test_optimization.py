@@ -1,6 +1,7 @@
 """Minibatches, the same on any number of devices; gradient steps against those of optax."""
 
 import functools
+import types as python_types
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ LENGTH, BATCH, NUM = 6, 24, 3
 ITEM = np.arange(LENGTH * BATCH, dtype=np.int32).reshape(LENGTH, BATCH)
 TREE = {"item": ITEM, "feature": np.stack([ITEM, -ITEM], axis=-1)}
 ROW = np.arange(BATCH, dtype=np.int32)
+# What `dealer` reads of a network.
+TRANSITIONS = python_types.SimpleNamespace(is_recurrent=False, memory_length=0)
 
 
 @functools.cache
@@ -27,7 +30,7 @@ def _deal(function, num_devices=1, seed=0):
     columns, rows, dealt = P(None, parallel.AXIS), P(parallel.AXIS), P(None, None, parallel.AXIS)
 
     def over_time(tree, row, key):
-        return minibatches.over_time(tree, key, NUM), row
+        return minibatches.dealer(TRANSITIONS, tree, (), NUM)(key)[0], row
 
     def over_streams(tree, row, key):
         return minibatches.over_streams(tree, row, key, NUM)
@@ -66,6 +69,34 @@ def test_global_minibatches_depend_on_the_key_and_not_on_the_devices(function):
     assert np.any(_deal(function, 4, 1)[0]["item"] != _deal(function, 4)[0]["item"])
 
 
+def test_a_tpu_selects_the_items_that_others_gather():
+    rng = np.random.default_rng(0)
+    permutation = np.argsort(rng.random((NUM, 1, BATCH)), axis=0)
+    tree = {
+        "image": rng.integers(0, 255, (NUM, 4, BATCH, 2, 3), np.uint8),
+        "reward": rng.normal(size=(NUM, 4, BATCH)),
+        "flag": rng.random((NUM, 4, BATCH)) < 0.5,
+    }
+    expected = jax.jit(lambda: minibatches._take(tree, permutation))()
+    with parallel.compiling_for("tpu"):
+        found = jax.jit(lambda: minibatches._take(tree, permutation))
+        assert "gather" not in str(jax.make_jaxpr(found)())
+        streams.assert_same(found(), expected)
+
+
+def test_transitions_in_stacks_are_streams_of_one_step():
+    stacks = python_types.SimpleNamespace(is_recurrent=False, memory_length=3)
+
+    def deal(tree, key):
+        return tuple(minibatches.dealer(of, tree, (), NUM)(key)[0] for of in (TRANSITIONS, stacks))
+
+    columns, dealt = P(None, parallel.AXIS), P(None, None, parallel.AXIS)
+    mapped = experience.on_devices(deal, 1, (columns, P()), (dealt, dealt))
+    usual, flat = jax.jit(mapped)(TREE, jax.random.key(0))
+    assert flat["item"].shape == (NUM, 1, LENGTH // NUM * BATCH)
+    np.testing.assert_array_equal(flat["item"].ravel(), usual["item"].ravel())
+
+
 def test_every_stream_and_every_device_draws_for_itself():
     """With one draw for all streams, or for all devices, columns would repeat."""
     time = _deal("time", 4)[0]["item"] // BATCH  # [M, T / M, B]
@@ -82,7 +113,7 @@ def test_equal_numbers_still_give_a_permutation():
 
 def test_errors_name_both_numbers():
     with pytest.raises(errors.UserError, match=r"minibatches = 4 .* the 6 steps .* 1, 2, 3, 6"):
-        minibatches.over_time(TREE, jax.random.key(0), 4)
+        minibatches.dealer(TRANSITIONS, TREE, (), 4)
     with pytest.raises(errors.UserError, match=r"minibatches = 5 .* the 24 environments .* 4, 6"):
         minibatches.over_streams(TREE, ROW, jax.random.key(0), 5)
 

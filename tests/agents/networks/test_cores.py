@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from agents.networks import cores
-from podracers import parallel
 from tests.agents import experience
 
 
@@ -32,21 +31,6 @@ def test_stacks_grow_the_last_axis_and_keep_the_dtype(shape):
     assert stacks["leaf"].dtype == np.uint8
     np.testing.assert_array_equal(stacks["leaf"][-1], np.concatenate(list(newest), axis=-1))
     np.testing.assert_array_equal(state["leaf"], np.moveaxis(observation[3:], 0, 1))
-
-
-def test_many_images_on_a_tpu_are_stacked_by_another_program_with_the_same_result():
-    rng = np.random.default_rng(0)
-    state, image = (
-        rng.integers(0, 255, (*axes, 5, 6, 2)).astype(np.uint8) for axes in ((1024, 3), (1, 1024))
-    )
-    first = rng.random((1, 1024)) < 0.3
-    arguments = (state, image, first, 4)
-    trace = jax.make_jaxpr(cores.stack_frames, static_argnums=3)
-    expected, usual = cores.stack_frames(*arguments), str(trace(*arguments))
-    with parallel.compiling_for("tpu"):
-        found, other = cores.stack_frames(*arguments), str(trace(*arguments))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert usual != other
 
 
 @pytest.mark.parametrize(

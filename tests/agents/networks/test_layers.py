@@ -67,6 +67,23 @@ def test_cells_must_divide_features_and_outputs(features, inputs):
 
 
 @pytest.mark.parametrize("for_cpu", [False, True])
+def test_a_bias_after_pooling_is_the_bias_before_it(monkeypatch, for_cpu):
+    monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
+    images = jax.random.normal(jax.random.key(0), (2, 7, 8, 3))
+    params = layers.Conv(5).init(jax.random.key(1), images)
+    params["params"]["bias"] += jnp.arange(5.0)
+
+    def value_and_gradient(apply):
+        output, pull_back = jax.vjp(apply, params, images)
+        return output, pull_back(jnp.cos(output))
+
+    found = value_and_gradient(layers.Conv(5, pool=True).apply)
+    expected = value_and_gradient(lambda *x: layers.max_pool(layers.Conv(5).apply(*x)))
+    np.testing.assert_array_equal(found[0], expected[0])
+    streams.assert_close(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("for_cpu", [False, True])
 def test_bytes_count_as_255ths(monkeypatch, for_cpu):
     monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
@@ -74,6 +91,40 @@ def test_bytes_count_as_255ths(monkeypatch, for_cpu):
     params = layer.init(jax.random.key(1), images)
     expected = layer.apply(params, images.astype(np.float32) / 255.0)
     np.testing.assert_allclose(layer.apply(params, images), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [4, 8])
+def test_a_convolution_of_packed_frames_is_that_of_their_bytes(kernel):
+    images = np.random.default_rng(0).integers(0, 256, (2, 20, 16, 3), np.uint8)
+    layer = layers.Conv(5, kernel, 4, "VALID")
+    params = layer.init(jax.random.key(1), images)
+
+    def value_and_gradient(images):
+        def loss(params):
+            output = layers.on_images(layer.bind(params), images)
+            return jnp.sum(jnp.sin(output)), output
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    expected = value_and_gradient(images)
+    with parallel.compiling_for("tpu"):
+        found = value_and_gradient(layers.pack(images))
+        shapes = jax.eval_shape(layer.init, jax.random.key(1), layers.pack(images))
+    streams.assert_close(found, expected, atol=1e-4)
+    assert shapes == jax.eval_shape(lambda: params)
+
+
+def test_a_rectifier_on_a_tpu_has_the_same_derivative():
+    values = jnp.array([-1.0, -0.0, 0.0, 1e-30, 2.0, 1.0 + 1e-7])
+
+    def value_and_gradient(values):
+        output, pull_back = jax.vjp(layers.relu, values)
+        return output, pull_back(jnp.arange(1.0, 7.0))
+
+    expected = jax.jit(value_and_gradient)(values)
+    with parallel.compiling_for("tpu"):
+        found = jax.jit(value_and_gradient)(values)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 4, 5, 1)])

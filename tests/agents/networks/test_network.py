@@ -151,12 +151,42 @@ def test_time_steps_drawn_in_any_order_have_the_outputs_of_the_unroll(name):
     timestep = _timestep(CASES[name][0])
     output, _ = unroll(params, core, timestep)
     items = np.random.default_rng(0).permutation(LENGTH * BATCH)
-    drawn = _row(timestep, (items // BATCH, items % BATCH))
-    before = jax.jit(network.core_before)(core, timestep, items // BATCH, items % BATCH)
-    actual, _ = network.step(params, before, drawn)
+    prepared, stacks = jax.jit(network.prepare)(core, timestep)
+    drawn = _row(stacks, (items // BATCH, items % BATCH))
+    actual, _ = network.step(params, prepared, drawn)
     _close(actual, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[items], output))
-    last = networks.last_output(network, params, core, timestep)
-    _close(last, _row(output, -1))
+
+
+@pytest.mark.parametrize("core", [None, cores.LSTM(8)])
+def test_frames_that_a_tpu_packs_have_the_same_outputs(core):
+    frames = specs.Array((36, 40, 1), np.uint8)
+    observation = {"action_mask": specs.Array((4,), bool), "frame": frames}
+    spec = environment.EnvironmentSpec("test", observation, DISCRETE)
+    network = networks.actor_critic(
+        spec,
+        heads.from_spec(DISCRETE),
+        encoder=encoders.NatureCNN(8),
+        core=core,
+        frame_stack=4,
+        separate_critic=False,
+    )
+    timestep = _timestep(observation)
+    params = network.init(jax.random.key(0), _row(timestep, 0))
+
+    def outputs(params, timestep):
+        start = network.initial_core(BATCH)
+        output, last = network.unroll(params, start, timestep)
+        prepared = network.unroll(params, *network.prepare(start, timestep))[0]
+        step, _ = network.step(params, last, _row(timestep, 0))
+        return output, prepared, step, last.states
+
+    expected = jax.jit(outputs)(params, timestep)
+    _close(expected[0], expected[1])
+    with parallel.compiling_for("tpu"):
+        text = str(jax.make_jaxpr(network.initial_core, static_argnums=0)(BATCH))
+        found = jax.jit(outputs)(params, timestep)
+    assert f"u32[{BATCH},3,9,10,4]" in text
+    _close(found, expected)
 
 
 def test_a_separate_critic_shares_nothing():
