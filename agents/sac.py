@@ -6,7 +6,7 @@ Discrete Action Settings", 2019, https://arxiv.org/abs/1910.07207.
 
 The policy, the critics and the temperature are updated together, by the gradient of the sum of
 their losses, none of which depends on the parameters of another. This equals three optimizers with
-one learning rate.
+one learning rate; with a `policy_period`, those of the policy and of the temperature pause.
 
 Axis legend: `T` time, `B` streams, `N` drawn sequences.
 """
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from agents import optimization, options, preprocessing, replay, returns
 from agents.networks import encoders
@@ -59,6 +60,8 @@ class SAC:
       random_steps: agent steps over all streams, at the start, with uniformly random actions.
       random_shift: largest random shift of replayed images in pixels, drawn separately for both
         time steps of a transition; 0 for none. See `preprocessing.random_shifts`.
+      policy_period: gradient steps between those of the policy and of the temperature; the critics
+        take all of them. 2 in DrQ (Kostrikov et al., 2020, https://arxiv.org/abs/2004.13649).
       greedy_evaluation: see `agents.options`; the most probable continuous action is the squashed
         mean. By default True for continuous actions, as published, and False for discrete ones.
     """
@@ -70,6 +73,7 @@ class SAC:
     target_entropy: float | None = options.number(None)
     random_steps: int = options.count(0, least=0)
     random_shift: int = options.count(0, least=0)
+    policy_period: int = options.count(1)
     greedy_evaluation: bool | None = None
     learning_rate: float = options.positive(3e-4, most=1e3)
     anneal_steps: float | None = options.positive(None)
@@ -120,7 +124,16 @@ class SAC:
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
         decayed = sac_networks.Params(policy=True, critic=True, log_temperature=False)
-        return optimization.adam_of(self, decayed)
+        optimizer = optimization.adam_of(self, decayed)
+        if self.policy_period == 1:
+            return optimizer
+        every, period = optimizer.transformation, self.policy_period
+        parts = {
+            "every": every,
+            "period": optax.conditionally_mask(every, lambda i: i % period == 0),
+        }
+        labels = sac_networks.Params(policy="period", critic="every", log_temperature="period")
+        return dataclasses.replace(optimizer, transformation=optax.partition(parts, labels))
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from dm_env import specs
 
@@ -241,8 +242,29 @@ def test_evaluations_are_greedy_by_option_and_for_continuous_actions(actions, op
         np.testing.assert_array_equal(evaluated, sampled)
 
 
-def test_weights_decay_and_the_temperature_does_not():
-    agent = sac.SAC(_spec("continuous"), network=TINY, weight_decay=0.1, learning_rate=0.5)
+@pytest.mark.parametrize("policy_period", [1, 2, 3])
+def test_policy_and_temperature_pause_and_the_critics_do_not(policy_period):
+    """Steps that are left out do not move the moments of Adam."""
+    agent = sac.SAC(_spec("continuous"), network=TINY, policy_period=policy_period)
+    reference = optax.scale_by_adam(eps=agent.adam_epsilon)
+    params = experience.zeros(agent).params
+    state, chain = agent._optimizer.chain.init(params), agent._optimizer.chain
+    expected_states = [reference.init(part) for part in params]
+    for step in range(5):
+        gradient = optax.tree.full_like(params, 1.0 + step * step)
+        updates, state = chain.update(gradient, state, params)
+        for index, (part, update) in enumerate(zip(gradient, updates, strict=True)):
+            expected = jax.tree.map(jnp.zeros_like, part)
+            if index == 1 or step % policy_period == 0:
+                expected, expected_states[index] = reference.update(part, expected_states[index])
+            for found, other in zip(*map(jax.tree.leaves, (update, expected)), strict=True):
+                np.testing.assert_allclose(found, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("policy_period", [1, 2])
+def test_weights_decay_and_the_temperature_does_not(policy_period):
+    options = {"weight_decay": 0.1, "learning_rate": 0.5, "policy_period": policy_period}
+    agent = sac.SAC(_spec("continuous"), network=TINY, **options)
     zeros = experience.zeros(agent).params
     params, chain = jax.tree.map(jnp.ones_like, zeros), agent._optimizer.chain
     updates, _ = chain.update(zeros, chain.init(params), params)
