@@ -121,7 +121,7 @@ class IMPALA:
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `num_minibatches` gradient steps, on whole streams each."""
         learner = state.learner
-        timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
+        timestep = self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
         learning_rate = self._optimizer.learning_rate_at(policy.agent_steps(learner, rollout))
 

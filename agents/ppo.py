@@ -105,7 +105,7 @@ class PPO:
         learner, network = state.learner, self._policy.network
         # The statistics of acting, so the first ratios are 1 with a lag of 0, and close to 1 with
         # more lag once many observations are counted.
-        timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
+        timestep = self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
         core, timestep = network.prepare(rollout.actor_state.core, timestep)
         batch, metrics = self._targets(learner.params, core, timestep, rollout.extras)

@@ -153,7 +153,7 @@ class PQN:
     def update(self, state, rollout, key):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
         learner = state.learner
-        timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
+        timestep = self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
         if self._is_recurrent:
             seen = rollout._replace(timestep=timestep)
             timestep = inputs.extended_rollout(seen, self.spec.action)

@@ -10,6 +10,7 @@ Axis legend: `T` time, `B` streams of one device, `...` the axes of one observat
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -78,6 +79,19 @@ class Preprocess:
         if self.reward_clip is not None:
             reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
         return timestep._replace(observation=observation, reward=reward)
+
+    def apply_to_rollout(self, statistics: Any, timestep: types.TimeStep) -> types.TimeStep:
+        """Returns the time steps `[T + 1, B]` of a rollout to learn from; under the mapped axis.
+
+        The statistics of observations are those of acting, so the first ratios of PPO are 1 with a
+        lag of 0. Empty ones are those of the first rollout: they count it.
+        """
+        if self.normalize_observations:
+            added = self.update_statistics(statistics, timestep)
+            empty = jax.tree.leaves(statistics)[0] == 0.0  # the number of observations
+            select = functools.partial(jnp.where, empty)
+            statistics = jax.tree.map(select, added, statistics)
+        return self.apply(statistics, timestep)
 
     def update_statistics(self, statistics: Any, timestep: types.TimeStep) -> Any:
         """Adds the observations of a rollout on all devices; runs under the mapped axis.

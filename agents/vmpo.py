@@ -124,7 +124,7 @@ class VMPO:
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
         learner, network = state.learner, self._policy.network
-        timestep = self._preprocess.apply(learner.normalizer, rollout.timestep)
+        timestep = self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
         core, timestep = network.prepare(rollout.actor_state.core, timestep)
         # The values of acting are those of the target network.

@@ -69,6 +69,27 @@ def test_empty_statistics_only_clip():
     np.testing.assert_allclose(normalized, [3.0, -10.0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("return_discount", [None, 0.9])
+def test_a_rollout_is_learnt_with_earlier_statistics_and_the_first_with_its_own(return_discount):
+    preprocess = preprocessing.Preprocess(True, return_discount=return_discount)
+    rng = np.random.default_rng(0)
+    observation = rng.normal(5.0, 3.0, size=(2, 6, 8)).astype(np.float32)  # [U, T + 1, B]
+
+    def run(observation):
+        def body(statistics, observation):
+            ones = jnp.ones_like(observation)
+            timestep = types.TimeStep(observation, ones, ones, ones.astype(jnp.int8))
+            learnt = preprocess.apply_to_rollout(statistics, timestep).observation
+            return preprocess.update_statistics(statistics, timestep), learnt
+
+        return jax.lax.scan(body, preprocess.init(specs.Array((), np.float32)), observation)[1]
+
+    learnt = jax.jit(experience.on_devices(run, 4, (SPLIT,), SPLIT))(observation)
+    counted = observation[0, :-1]
+    expected = (observation - counted.mean()) / counted.std()
+    np.testing.assert_allclose(learnt, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_rewards_are_divided_by_the_deviation_of_the_returns_before_them(num_devices):
     """Then they are clipped at 10 and scaled. Restarted simulators begin new episodes."""
