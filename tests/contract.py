@@ -92,6 +92,19 @@ SEARCH = {
     **REPLAY,
 }
 _NORM_MLP = encoders.MLP((8,), layer_norm=True)
+_R2D2 = functools.partial(
+    case,
+    r2d2.R2D2,
+    learning_rate=0.01,
+    sequence_length=10,
+    burn_in=4,
+    batch_size=8,
+    replay_capacity=200,
+    min_replay=96,
+    replay_ratio=1.0,
+    target_period=2,
+    normalize_observations=True,
+)
 
 # Together the agents of one algorithm cover every kind of action and of memory.
 AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]] = {
@@ -130,19 +143,8 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     "pqn": lambda: _PQN(_tiny_q_network(encoder=_NORM_MLP, frame_stack=3)),
     "pqn_gru": lambda: _PQN(_tiny_q_network(cores.GRU(8, layer_norm=True), encoder=_NORM_MLP)),
     # A core and stacked frames; sequences are longer than rollouts.
-    "r2d2": lambda: case(
-        r2d2.R2D2,
-        _tiny_q_network(core=cores.LSTM(8), frame_stack=2, dueling=True),
-        learning_rate=0.01,
-        sequence_length=10,
-        burn_in=4,
-        batch_size=8,
-        replay_capacity=200,
-        min_replay=96,
-        replay_ratio=1.0,
-        target_period=2,
-        normalize_observations=True,
-    ),
+    "r2d2": lambda: _R2D2(_tiny_q_network(core=cores.LSTM(8), frame_stack=2, dueling=True)),
+    "r2d2_lru": lambda: _R2D2(_tiny_q_network(core=cores.LRU(8))),
     "sac": lambda: _SAC(_tiny_sac_network, "continuous", masked=False, normalize_observations=True),
     "sac_discrete": lambda: _SAC(
         functools.partial(_tiny_sac_network, frame_stack=3), priority_exponent=0.6

@@ -7,6 +7,8 @@ recurrent states are float32.
 Axis legend: `T` time, `B` streams, `F` features, `H` units, `K` frames.
 """
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -49,15 +51,20 @@ def _reset(state: types.PyTree, first: jax.Array) -> types.PyTree:
     return jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), state)
 
 
-class _Recurrent(nn.Module):
-    """Options of recurrent cores."""
+class _Units(nn.Module):
+    """Options of cores with a memory."""
 
     size: int = 256
-    layer_norm: bool = False
 
     def __post_init__(self):
         errors.require_count(self, "size")
         super().__post_init__()
+
+
+class _Recurrent(_Units):
+    """Options of cores whose steps follow one another."""
+
+    layer_norm: bool = False
 
     def _norm(self, name: str, size: int) -> Callable[[jax.Array], jax.Array]:
         """Returns layer normalisation of `[..., size]`, or the identity without `layer_norm`.
@@ -152,6 +159,112 @@ class GRU(_Recurrent):
 
         state, hidden = jax.lax.scan(step, state, (input_gates, input_n, first))
         return hidden, state
+
+
+def _linear_scan(
+    state: jax.Array, decay: jax.Array, inputs: jax.Array, first: jax.Array
+) -> jax.Array:
+    """Returns `h[t] = decay[t] * h[t - 1] + inputs[t]`, `[T, B, H]`, of all steps in parallel.
+
+    A reset is a decay of 0, so episodes need no other operator than `jax.lax.associative_scan`'s;
+    Lu et al., "Structured State Space Models for In-Context Reinforcement Learning", 2023,
+    https://arxiv.org/abs/2303.03982.
+
+    Args:
+      state: `h` before the first step, `[B, H]`.
+      decay: `[T, B, H]`, of absolute value 1 or less.
+      inputs: `[T, B, H]`.
+      first: `[T, B]` bool; `h[t - 1]` counts as 0 where it is true.
+    """
+
+    def combine(earlier: tuple, later: tuple) -> tuple:
+        return later[0] * earlier[0], later[0] * earlier[1] + later[1]
+
+    decay = jnp.where(first[..., None], 0.0, decay)
+    inputs = inputs.at[0].add(decay[0] * state)
+    return jax.lax.associative_scan(combine, (decay, inputs))[1]
+
+
+class MinGRU(_Units):
+    """A gated unit that is linear in its state, `[B, H]`; all steps are computed in parallel.
+
+    Feng et al., "Were RNNs All We Needed?", 2024, https://arxiv.org/abs/2410.01201, without
+    logarithms. Gate and candidate depend on the input alone.
+
+    Attributes:
+      size: number of units, `H`.
+    """
+
+    def initial_state(self, batch_size: int) -> jax.Array:
+        return jnp.zeros((batch_size, self.size), jnp.float32)
+
+    @nn.compact
+    def __call__(self, state, features, first):
+        inputs = nn.Dense(2 * self.size, name="input", dtype=features.dtype)(features)
+        gate, candidate = jnp.split(inputs.astype(jnp.float32), 2, axis=-1)
+        gate = jax.nn.sigmoid(gate)
+        hidden = _linear_scan(state, 1.0 - gate, gate * candidate, first)
+        return hidden, hidden[-1]
+
+
+class LRU(_Units):
+    """A linear recurrent unit, of which all steps are computed in parallel.
+
+    Orvieto et al., "Resurrecting Recurrent Neural Networks for Long Sequences", 2023,
+    https://arxiv.org/abs/2303.06349: a complex diagonal recurrence, then GELU and a gated linear
+    unit. The inputs skip the recurrence by a matrix, because sizes may differ.
+
+    Attributes:
+      size: number of units, `H`; the state has their real and imaginary parts, `[B, H]` each.
+      min_radius: smallest initial absolute value of an eigenvalue.
+      max_radius: largest one.
+      max_phase: largest initial phase of an eigenvalue.
+    """
+
+    min_radius: float = 0.9
+    max_radius: float = 0.999
+    max_phase: float = math.pi / 10.0
+
+    def __post_init__(self):
+        radii = self.min_radius, self.max_radius
+        if not 0.0 <= radii[0] < radii[1] <= 1.0 or self.max_phase <= 0.0:
+            expected = "0 <= min_radius < max_radius <= 1 and max_phase > 0"
+            raise errors.UserError(f"LRU: expected {expected}, got {radii}, {self.max_phase}")
+        super().__post_init__()
+
+    def initial_state(self, batch_size: int) -> tuple[jax.Array, jax.Array]:
+        zeros = jnp.zeros((batch_size, self.size), jnp.float32)
+        return zeros, zeros
+
+    @nn.compact
+    def __call__(self, state, features, first):
+        uniform, sizes = jax.random.uniform, (self.size,)
+        squares = self.min_radius**2, self.max_radius**2
+
+        def nu_log(key, shape):
+            return jnp.log(
+                -0.5 * jnp.log(uniform(key, shape, minval=squares[0], maxval=squares[1]))
+            )
+
+        def theta_log(key, shape):
+            return jnp.log(self.max_phase * (1.0 - uniform(key, shape)))
+
+        decay = jnp.exp(-jnp.exp(self.param("nu_log", nu_log, sizes)))
+        phase = jnp.exp(self.param("theta_log", theta_log, sizes))
+        scale = self.param("gamma_log", lambda _, shape: 0.5 * jnp.log1p(-jnp.square(decay)), sizes)
+        layer = functools.partial(nn.Dense, dtype=features.dtype)
+        linear = functools.partial(layer, use_bias=False)
+        normal = functools.partial(nn.initializers.variance_scaling, mode="fan_in")
+        inputs = linear(2 * self.size, kernel_init=normal(0.5, distribution="normal"), name="input")
+        real, imaginary = jnp.split(inputs(features).astype(jnp.float32), 2, axis=-1)
+        inputs = jnp.exp(scale) * jax.lax.complex(real, imaginary)
+        decay = decay * jnp.exp(1j * phase) * jnp.ones_like(inputs)
+        hidden = _linear_scan(jax.lax.complex(*state), decay, inputs, first)
+        parts = jnp.concatenate([hidden.real, hidden.imag], axis=-1).astype(features.dtype)
+        output = linear(self.size, kernel_init=normal(2.0, distribution="normal"), name="output")
+        values = jax.nn.gelu(output(parts) + linear(self.size, name="skip")(features))
+        values, gate = jnp.split(layer(2 * self.size, name="gate")(values), 2, axis=-1)
+        return values * jax.nn.sigmoid(gate), (hidden[-1].real, hidden[-1].imag)
 
 
 def _orthogonal_blocks(num_blocks: int) -> nn.initializers.Initializer:

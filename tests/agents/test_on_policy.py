@@ -27,6 +27,7 @@ NETWORKS = {
     "frames": {"frame_stack": 3},
     "frames_gru": {"core": cores.GRU(8), "frame_stack": 3},
     "lstm": {"core": cores.LSTM(8)},
+    "mingru": {"core": cores.MinGRU(8)},
 }
 OPTIONS = {
     "learning_rate": 0.02,

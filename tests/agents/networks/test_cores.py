@@ -72,3 +72,52 @@ def test_recurrent_cores_equal_their_equations(core):
             hidden = (1.0 - z) * candidate + z * hidden
         np.testing.assert_allclose(outputs[t], hidden, atol=1e-5)
     np.testing.assert_allclose(jax.tree.leaves(last)[-1], hidden, atol=1e-5)
+
+
+@pytest.mark.parametrize("core", [cores.MinGRU(4), cores.LRU(4, max_phase=3.0)])
+def test_parallel_cores_equal_their_equations_and_their_steps(core):
+    features = jax.random.normal(jax.random.key(0), (23, 2, 3))
+    first = jax.random.bernoulli(jax.random.key(1), 0.2, (23, 2))
+    state = jax.tree.map(lambda x: x + 0.5, core.initial_state(2))
+    params = core.init(jax.random.key(2), state, features, first)["params"]
+    params = jax.device_get(experience.moved(params, 0.1, seed=3))
+    apply = jax.jit(lambda *arguments: core.apply({"params": params}, *arguments))
+    outputs, last = apply(state, features, first)
+
+    def dense(name, x):
+        return x @ params[name]["kernel"] + params[name].get("bias", 0.0)
+
+    sigmoid = lambda x: 1.0 / (1.0 + np.exp(-x))  # noqa: E731
+    hidden = np.full((2, 4), 0.5 if isinstance(core, cores.MinGRU) else 0.5 + 0.5j)
+    for t in range(23):
+        stepped, state = apply(state, features[t : t + 1], first[t : t + 1])
+        x = np.asarray(features[t])
+        hidden = np.where(first[t][:, None], 0.0, hidden)
+        if isinstance(core, cores.MinGRU):
+            gate, candidate = np.split(dense("input", x), 2, axis=-1)
+            output = hidden = (1.0 - sigmoid(gate)) * hidden + sigmoid(gate) * candidate
+        else:
+            eigenvalue = np.exp(-np.exp(params["nu_log"]) + 1j * np.exp(params["theta_log"]))
+            real, imaginary = np.split(dense("input", x), 2, axis=-1)
+            hidden = eigenvalue * hidden + np.exp(params["gamma_log"]) * (real + 1j * imaginary)
+            parts = np.concatenate([hidden.real, hidden.imag], axis=-1)
+            values = jax.nn.gelu(dense("output", parts) + dense("skip", x))
+            values, gate = np.split(dense("gate", values), 2, axis=-1)
+            output = values * sigmoid(gate)
+        np.testing.assert_allclose(stepped[0], output, atol=1e-5)
+        np.testing.assert_allclose(outputs[t], output, atol=1e-5)
+    for found in (last, state):
+        parts = [found] if isinstance(core, cores.MinGRU) else [found[0] + 1j * found[1]]
+        np.testing.assert_allclose(parts[0], hidden, atol=1e-5)
+
+
+def test_eigenvalues_of_an_lru_begin_in_their_ring():
+    core = cores.LRU(500, min_radius=0.5, max_radius=0.8, max_phase=1.0)
+    state, features = core.initial_state(1), jnp.ones((1, 1, 3))
+    params = core.init(jax.random.key(0), state, features, jnp.ones((1, 1), bool))["params"]
+    radius, phase = np.exp(-np.exp(params["nu_log"])), np.exp(params["theta_log"])
+    assert 0.5 < radius.min() < 0.51 and 0.79 < radius.max() < 0.8
+    assert phase.min() < 0.01 and 0.99 < phase.max() < 1.0
+    # The squares are uniform: the eigenvalues are, over the ring.
+    np.testing.assert_allclose(np.mean(radius**2), (0.25 + 0.64) / 2, atol=0.02)
+    np.testing.assert_allclose(np.exp(params["gamma_log"]) ** 2, 1.0 - radius**2, rtol=1e-4)
