@@ -42,7 +42,7 @@ TRACED = ("memory_r2d2", "pendulum_sac", "pong_ppo_cpu", "snake_ppo")  # in ever
 UPDATES = (
     *TRACED,
     *("cartpole_rainbow", "catch_alphazero", "catch_impala", "catch_muzero", "catch_vmpo"),
-    *("dmc_cartpole_swingup_pixels_sac", "gymnax_breakout_pqn", "lpg_small", "mujoco_sac"),
+    *("dmc_cartpole_swingup_pixels_sac", "minatar_breakout_pqn", "lpg_small", "mujoco_sac"),
     *("pong_dqn_cpu", "pong_impala_cpu", "pong_r2d2_cpu", "tabular_grid_lpg_rule"),
 )
 # Values that a file leaves to the user.

@@ -80,8 +80,8 @@ def listing(rows: Sequence[results.Row]) -> str:
 
 def summary(runs: Sequence[results.Run]) -> str:
     """Returns the returns of runs by seed, and where they come from, in a line."""
-    sample = aggregates.Sample.of([run.final_return for run in runs])
-    returns = ", ".join(f"seed {run.seed}: {results.number(run.final_return)}" for run in runs)
+    sample = aggregates.Sample.of([run.mean_return for run in runs])
+    returns = ", ".join(f"seed {run.seed}: {results.number(run.mean_return)}" for run in runs)
     bounds, last = results.interval(sample.interval()), runs[-1]
     return (
         f"{results.number(sample.mean)} (95%: {bounds}; {returns}), {last.agent_steps:,} agent "

@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import shlex
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,9 @@ from podracers import errors
 from podracers.training import storage
 
 PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.json"
-AGENTS = ("PPO", "IMPALA", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")  # in tables
+AGENTS = ("PPO", "IMPALA", "VMPO", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")  # in tables
 _SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
+_LAST_EVALUATIONS = 3  # of a run, whose mean is its return in tables
 _LAST_UPDATE = 0.05  # relative: a run ends with a whole update
 
 
@@ -44,6 +46,12 @@ class Run:
     settings: str | None = None  # `training_process.settings_digest`; None for old runs
     # Agent steps, seconds since the start and mean return of each evaluation.
     curve: tuple[tuple[float, float, float], ...] = ()
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of its last three evaluations; of the final one if it has no curve."""
+        last = [value for _, _, value in self.curve[-_LAST_EVALUATIONS:]]
+        return statistics.fmean(last or [self.final_return])
 
     @property
     def actions(self) -> str:
@@ -115,8 +123,8 @@ class Row:
 
     @property
     def returns(self) -> list[float]:
-        """Final returns by seed."""
-        return [run.final_return for run in self.runs]
+        """Returns by seed, each the mean of the last evaluations."""
+        return [run.mean_return for run in self.runs]
 
     @property
     def sample(self) -> aggregates.Sample:

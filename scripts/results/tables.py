@@ -32,7 +32,7 @@ def page(rows: Rows, pictures: Mapping[str, str]) -> str:
         " do not edit. [How to read it](../evidence.md#results).\n",
         overview(rows),
     ]
-    suites = collections.defaultdict(list)
+    rows, suites = _with_runs(rows), collections.defaultdict(list)
     for row in rows.values():
         suites[row.suite or "other"].append(row)
     for name, chosen in suites.items():
@@ -50,7 +50,7 @@ def overview(rows: Rows) -> str:
     Of several variants of an agent it has the one without a name, or else the best one.
     """
     cells: dict[str, dict[tuple[str, str], results.Row]] = collections.defaultdict(dict)
-    for row in (row for row in rows.values() if row.runs):
+    for row in _with_runs(rows).values():
         agent, _, variant = row.agent.partition(",")
         own, key = cells[row.environment], (row.runner, agent)
         other = own.get(key)
@@ -70,6 +70,10 @@ def overview(rows: Rows) -> str:
                 lines.append([environment, runner, *line, *ends])
     headings = ["environment", "runner", *results.AGENTS, "random policy", "highest"]
     return markdown.table(headings, lines)
+
+
+def _with_runs(rows: Rows) -> Rows:
+    return {name: row for name, row in rows.items() if row.runs}
 
 
 def _highest(row: results.Row) -> str:
@@ -96,25 +100,23 @@ def _rows(rows: Sequence[results.Row]) -> str:
     headings += ["highest", "agent steps", "wall time of a seed", "published", "remarks"]
     lines = []
     for row in rows:
-        found = ["queued", *[""] * 8]
-        if row.runs:
-            sample, error = row.sample, None
-            if sample.runs > 1:
-                error = f"{sample.standard_error:.{'2g' if sample.standard_error < 99.5 else '0f'}}"
-            greedy = [run.greedy_return for run in row.runs if run.greedy_return is not None]
-            times = sorted(round(run.wall_time_s) for run in row.runs if run.wall_time_s)
-            times = list(dict.fromkeys(times[:1] + times[-1:]))
-            found = [
-                _plus_minus(sample.mean, error),
-                results.interval(sample.interval()),
-                f"{len(row.runs)}: {', '.join(map(results.number, row.returns))}",
-                results.number(sum(greedy) / len(greedy)) if greedy else "",
-                f"{row.runs[-1].episodes}, {row.runs[-1].actions}",
-                results.number(row.random_policy),
-                _highest(row),
-                _steps(row),
-                " to ".join(map(str, times)) + " s" * bool(times),
-            ]
+        sample, error = row.sample, None
+        if sample.runs > 1:
+            error = f"{sample.standard_error:.{'2g' if sample.standard_error < 99.5 else '0f'}}"
+        greedy = [run.greedy_return for run in row.runs if run.greedy_return is not None]
+        times = sorted(round(run.wall_time_s) for run in row.runs if run.wall_time_s)
+        times = list(dict.fromkeys(times[:1] + times[-1:]))
+        found = [
+            _plus_minus(sample.mean, error),
+            results.interval(sample.interval()),
+            f"{len(row.runs)}: {', '.join(map(results.number, row.returns))}",
+            results.number(sum(greedy) / len(greedy)) if greedy else "",
+            f"{row.runs[-1].episodes}, {row.runs[-1].actions}",
+            results.number(row.random_policy),
+            _highest(row),
+            _steps(row),
+            " to ".join(map(str, times)) + " s" * bool(times),
+        ]
         published = []
         for each in row.published:
             error = None if each.error is None else results.number(each.error)
@@ -129,7 +131,7 @@ def _aggregates(rows: Sequence[results.Row]) -> str:
     """Returns interquartile means over tasks with published figures, of agents with several."""
     references = {row.environment: row.published[0].value for row in rows[::-1] if row.published}
     agents, lines = collections.defaultdict(dict), []  # scores by agent, then by environment
-    for row in (row for row in rows if row.runs):
+    for row in rows:
         found = row.published[0].value if row.published else references.get(row.environment)
         random = row.random_policy
         if found is not None and found > random:
@@ -156,7 +158,7 @@ def _atari(rows: Rows) -> str:
     """Returns human-normalised scores by game."""
     lines = []
     for row in rows.values():
-        if row.atari_game and row.runs:
+        if row.atari_game:
             random, human = ATARI_SCORES[row.atari_game]
             cells = [str(len(row.runs)), *map(results.number, (row.sample.mean, random, human))]
             normal = (row.sample.mean - random) / (human - random)
@@ -169,10 +171,9 @@ def _provenance(rows: Rows) -> str:
     headings = ["experiment", "runner", "command of seed 0", "date", "commits", "hardware", "note"]
     lines = []
     for row in rows.values():
-        if row.runs:
-            commits = dict.fromkeys((run.commit or "not recorded") for run in row.runs)
-            short = ", ".join(each.replace(each.partition("-")[0], each[:10]) for each in commits)
-            hardware = ", and ".join(dict.fromkeys(run.hardware for run in row.runs))
-            date = max(run.date for run in row.runs)
-            lines.append([*_named(row), f"`{row.command(0)}`", date, short, hardware, row.note])
+        commits = dict.fromkeys((run.commit or "not recorded") for run in row.runs)
+        short = ", ".join(each.replace(each.partition("-")[0], each[:10]) for each in commits)
+        hardware = ", and ".join(dict.fromkeys(run.hardware for run in row.runs))
+        date = max(run.date for run in row.runs)
+        lines.append([*_named(row), f"`{row.command(0)}`", date, short, hardware, row.note])
     return markdown.table(headings, lines)

@@ -60,13 +60,15 @@ def test_rows_are_read_and_written(modules, tmp_path):
     entry["runs"][0] |= {"curve": curve, "greedy_return": 0.5, "settings": "x"}
     rows, path = _read(modules, tmp_path, entry, _entry("folder/b.gin", [], variant="two"))
     a, b = rows.values()
-    assert "| `b-two` | `anakin` | PPO | folder/b.gin | queued |" in modules.tables.page(rows, {})
+    page = modules.tables.page(rows, {})
+    assert "| `a` | `anakin` | PPO | a | 1.75 ± 1.2 |" in page  # of seed 0, the last evaluations
+    assert "`b-two`" not in page  # without a run
     assert a.command(3) == (
         "python scripts/train.py --gin_file gin/experiments/a.gin --runner anakin "
         "--gin_bindings 'SEED = 3' --gin_bindings 'A.x = 1'"
     )
     assert (b.name, b.gin_file) == ("b-two-anakin", "folder/b.gin")
-    assert (a.returns, a.random_policy) == ([1.0, 3.0], -1.0)
+    assert (a.returns, a.random_policy) == ([0.5, 3.0], -1.0)
     assert (a.runs[0].actions, a.runs[1].actions) == ("sampled", "greedy")
     modules.rows.write(rows, path)
     assert modules.rows.read(path) == rows
