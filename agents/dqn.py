@@ -21,7 +21,7 @@ import optax
 import rlax
 
 from agents import exploration, networks, optimization, options, preprocessing, replay
-from agents.networks import heads
+from agents.networks import heads, layers
 from podracers import environment, types
 
 
@@ -180,16 +180,15 @@ class DQN:
         observation_t = jax.tree.map(lambda x: x[t, jnp.arange(t.size)], timestep.observation)
         selector = q_t if self.double else target_q_t
         selector = exploration.legal_q_values(selector, observation_t)
-        td_error = jax.vmap(rlax.double_q_learning)(
-            q_tm1, a_tm1, r_t, discount_t, target_q_t, selector
-        )
+        qa_tm1 = layers.take(q_tm1, a_tm1)
+        value_t = layers.take(target_q_t, jnp.argmax(selector, axis=-1))
+        td_error = jax.lax.stop_gradient(r_t + discount_t * value_t) - qa_tm1
         if self.distribution is None:
             loss, priority = rlax.huber_loss(td_error, self.huber), jnp.abs(td_error)
         else:
             loss = priority = self.distribution.loss(
                 output_tm1, a_tm1, r_t, discount_t, target_output_t, selector
             )
-        qa_tm1 = rlax.batched_index(q_tm1, a_tm1)
         metrics = {
             "loss/total": types.Mean.of(sample.weight * loss, weight),
             "value/mean": types.Mean.of(qa_tm1, weight),

@@ -29,7 +29,7 @@ from agents import (
     preprocessing,
     returns,
 )
-from agents.networks import encoders
+from agents.networks import encoders, layers
 from podracers import environment, types
 
 _NORMALIZED = functools.partial(
@@ -193,7 +193,7 @@ class PQN:
         """Returns the squared error of the values of the chosen actions."""
         batch, core = minibatch
         q_values, _ = self._network.unroll(params, core, batch.timestep)
-        taken = rlax.batched_index(q_values, batch.action)
+        taken = layers.take(q_values, batch.action)
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         return optimization.LossOutput(
             {

@@ -32,7 +32,7 @@ from agents import (
     replay,
     returns,
 )
-from agents.networks import cores
+from agents.networks import cores, layers
 from podracers import environment, errors, types
 
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)
@@ -165,7 +165,7 @@ class R2D2:
             q_values, timestep.observation, actor_state.epsilon, key
         )
         value = categorical.signed_parabolic(jnp.max(q_values, axis=-1))
-        extras = Extras(value, rlax.batched_index(q_values, action))
+        extras = Extras(value, layers.take(q_values, action))
         return action, actor_state._replace(core=core, action=action), extras
 
     def update(self, state, rollout, key):
@@ -201,9 +201,9 @@ class R2D2:
             lambda x: x[self.burn_in :], (sample.rollout.timestep, sample.rollout.action)
         )
         best = jnp.argmax(exploration.legal_q_values(q_values, timestep.observation), axis=-1)
-        values = categorical.signed_parabolic(rlax.batched_index(q_target, best))
+        values = categorical.signed_parabolic(layers.take(q_target, best))
         td_target = jax.lax.stop_gradient(self._td_target(timestep, values))
-        taken = rlax.batched_index(q_values[:-1], action)
+        taken = layers.take(q_values[:-1], action)
         weight = returns.weights(timestep)
         metrics = {
             "loss/total": types.Mean.of(sample.weight * rlax.l2_loss(taken, td_target), weight),

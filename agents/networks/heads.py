@@ -22,6 +22,7 @@ import optax
 import rlax
 from dm_env import specs
 
+from agents.networks import layers
 from podracers import errors
 
 # The logit of an illegal value: its probability is exactly zero, and no gradient through it is NaN.
@@ -304,7 +305,10 @@ class CategoricalReturn:
           selector: `[B, A]` values, of which the largest chooses the action then.
         """
         atoms = self._atoms()
-        chosen = jax.vmap(lambda logits, action: logits[action])
+
+        def chosen(logits, action):
+            return layers.take(jnp.swapaxes(logits, 1, 2), action[:, None])
+
         probabilities = jax.nn.softmax(chosen(logits_t, jnp.argmax(selector, axis=-1)))
         moved = reward[:, None] + discount[:, None] * atoms
         project = jax.vmap(rlax.categorical_l2_project, (0, 0, None))

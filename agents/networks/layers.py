@@ -309,6 +309,20 @@ def max_pool(images: jax.Array) -> jax.Array:
     return _with_channels_first(cpu_kernels.max_pool, images)
 
 
+def take(values: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns `values[..., index]`, such as those of the actions that were taken.
+
+    The gradient of an indexing is a scatter, which a TPU executes number by number; that of this
+    selection is a selection.
+
+    Args:
+      values: `[..., A]`.
+      index: int32, which broadcasts to `values.shape[:-1]`.
+    """
+    chosen = index[..., None] == jnp.arange(values.shape[-1])
+    return jnp.sum(jnp.where(chosen, values, 0.0), axis=-1)
+
+
 def as_floats(values: jax.Array) -> jax.Array:
     """Returns values in the compute dtype, float32 or bfloat16; bytes are divided by 255."""
     floats = values.astype(jnp.float32)

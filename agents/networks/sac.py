@@ -153,8 +153,7 @@ class Discrete:
         del action
 
     def taken(self, values, action):
-        index = jnp.broadcast_to(action[..., None], (len(values), *action.shape, 1))
-        return jnp.take_along_axis(values, index, axis=-1)[..., 0]
+        return layers.take(values, action)
 
     def expect(self, outputs, mask, key, critics):
         """Returns the exact expectation over the legal actions."""

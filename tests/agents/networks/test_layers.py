@@ -174,3 +174,13 @@ def test_noisy_weights_are_products_of_a_factor_for_each_input_and_output():
         np.testing.assert_allclose(outputs[:, row], expected, rtol=1e-4, atol=1e-5)
     quiet = inputs @ mean["kernel"] + mean["bias"]
     np.testing.assert_allclose(layer.apply({"params": moved}, inputs), quiet, rtol=1e-4, atol=1e-5)
+
+
+def test_chosen_values_have_the_gradient_of_an_indexing_without_a_scatter():
+    values = jnp.array([[1.0, -jnp.inf, 3.0], [4.0, 5.0, 6.0]])
+    index = jnp.array([2, 0])
+    np.testing.assert_array_equal(layers.take(values, index), [3.0, 4.0])
+    np.testing.assert_array_equal(layers.take(values[None], index), [[3.0, 4.0]])
+    gradient = jax.grad(lambda v: jnp.sum(layers.take(v, index)))
+    np.testing.assert_array_equal(gradient(values), [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    assert "scatter" not in str(jax.make_jaxpr(gradient)(values))
