@@ -30,7 +30,7 @@ GROUPS = {
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
 _BESIDE_PPO = ("cartpole", "breakout")  # tasks of the PPO in one file
-NAMES = (*_BESIDE_PPO, "catch", "lpg", *(name for own in GROUPS.values() for name in own))
+NAMES = (*_BESIDE_PPO, "catch", "lpg", "costs", *(name for own in GROUPS.values() for name in own))
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -38,6 +38,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
     kind, _, part = name.partition("_")
     own = o.repeats, o.gin_bindings
     benchmarks = {
+        "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price, o.libtpu),
         "lpg": lambda: lpg_speed.benchmark_lpg(*own),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
         "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*own),
@@ -58,11 +59,14 @@ def main() -> int:
     add("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; default: all but device")
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=pathlib.Path, metavar="FILE")
-    chips = {"default": (1,), "metavar": "N", "help": "tpu: numbers of chips (default: 1)"}
+    chips = {"default": (1,), "metavar": "N", "help": "tpu, costs: numbers of chips (default: 1)"}
     add("--devices", type=command_line.count, nargs="+", **chips)
+    add("--price", type=float, default=1.2, metavar="DOLLARS", help="costs: of a chip-hour")
     more = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
     add("--gin_bindings", **more, help="replay, sebulba, lpg, tpu, device: of the experiment")
-    compiler = "tpu: folder of the TPU compiler (pip install --no-deps --target DIR libtpu==...)"
+    compiler = (
+        "tpu, costs: folder of the TPU compiler (pip install --no-deps --target DIR libtpu==...)"
+    )
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
     options = parser.parse_args()
     for name in options.names:

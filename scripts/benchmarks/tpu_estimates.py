@@ -20,6 +20,7 @@ from tracing import costs
 from podracers import errors, parallel, runner, sebulba
 from podracers.training import experiment
 
+_ROOT = pathlib.Path(__file__).parents[2]
 _ATARI = "gin/experiments/pong_ppo.gin"
 # Files of each agent under Sebulba, on Atari's frames; no simulator is stepped.
 EXPERIMENTS = {
@@ -39,6 +40,7 @@ _BINDINGS = {
 }
 # Agents that use each rollout once have a preset for large batches under Anakin, too.
 _LARGE_BATCH = ("ppo", "impala")
+_PUBLISHED_STEPS = 50_000_000  # agent steps of an Atari run: 200M frames
 # Preset and topology by number of chips.
 _HARDWARE = {1: ("colab_tpu", "v5e:2x2"), 4: ("v4_8", "v5e:2x2"), 8: ("v5e_8", "v5e:2x4")}
 # Hz. A v5e has 197e12 operations a second in bfloat16, in four units of 128 x 128 multiplications
@@ -87,13 +89,10 @@ def benchmark_agent(
       NoCompilerError: there is no compiler.
       errors.UserError: there is no preset for a number of chips.
     """
-    version = _find_compiler(folder or pathlib.Path(sysconfig.get_path("purelib")))
+    version = _find_compiler(folder)
     rows, notes = [], []
     for count in counts:
-        if count not in _HARDWARE:
-            raise errors.UserError(f"--devices: expected one of {[*_HARDWARE]} chips, got {count}")
-        preset, topology = _HARDWARE[count]
-        grid = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+        preset, devices = _hardware(count)
         cases = []
         if agent in measure.EXPERIMENTS:
             anakin = tuple(measure.files(measure.EXPERIMENTS[agent], "Anakin"))
@@ -109,7 +108,7 @@ def benchmark_agent(
             name += f", {count} chips" if count > 1 else ""
             notes.append(f"{name}: {', '.join([*named, *needed])}")
             of = made.build().runner
-            with parallel.compiling_for(grid.devices[:count]):
+            with parallel.compiling_for(devices):
                 programs = _compile_all(of, made.seed)
                 rows += _rows(name, of, programs)
             for program, each in programs.items():
@@ -129,8 +128,75 @@ def benchmark_agent(
     )
 
 
-def _find_compiler(folder: pathlib.Path) -> str:
+def benchmark_costs(
+    counts: Sequence[int], price: float, folder: pathlib.Path | None = None
+) -> records.Result:
+    """Estimates what a run of each experiment costs, from its number of agent steps and its speed.
+
+    Experiments are those of JAX environments in gin/experiments, at their `TOTAL_STEPS`, and those
+    of agents on Atari's frames (`EXPERIMENTS`), at the 200M frames that papers train for.
+
+    Args:
+      counts: numbers of chips.
+      price: dollars of a chip-hour.
+      folder: see `benchmark_agent`.
+
+    Raises:
+      NoCompilerError: there is no compiler.
+      errors.UserError: there is no preset for a number of chips.
+    """
+    version, rows, notes = _find_compiler(folder), [], []
+    atari = (f"TOTAL_STEPS = {_PUBLISHED_STEPS}",)
+    cases = {
+        f"{agent} on Atari": (files, (*_BINDINGS.get(agent, ()), *atari))
+        for agent, files in EXPERIMENTS.items()
+        if files
+    }
+    for path in sorted(_ROOT.glob("gin/experiments/*.gin")):
+        cases[path.stem] = ((str(path),), ())
+    for name, (files, bindings) in cases.items():
+        for count in counts:
+            preset, devices = _hardware(count)
+            made = experiment.load([*files, f"gin/hardware/{preset}.gin"], bindings)
+            if made.runner is sebulba.Sebulba and atari[0] not in bindings:
+                break  # its simulators set its speed
+            of, case = made.build().runner, {"experiment": name, "chips": count}
+            with parallel.compiling_for(devices):
+                programs = _compile_all(of, made.seed)
+            failed = [each.failure for each in programs.values() if each.failure]
+            if failed:
+                notes.append(f"{name}, {count} chips: does not compile: {failed[0]}")
+                continue
+            rate = of.steps_per_update * of.population * _CLOCK / _update_cycles(of, programs)
+            hours = made.total_steps / rate / 3600.0
+            rows.append(records.row("estimated speed", "agent steps/s", rate, **case))
+            rows.append(records.row("a run", "minutes", 60.0 * hours, **case))
+            rows.append(records.row("a run", "dollars", hours * count * price, **case))
+    return records.Result(
+        f"What a run costs at {price:g} dollars a chip-hour, as estimated for chips of a v5e by "
+        f"libtpu {version}. The host, simulators, transfers, compilation, evaluations and sums "
+        "over devices are left out, so these are lower bounds: on Atari, hosts have to step simulators "
+        "at the speed of the first column. Runs on Atari have 200M frames, for which Hessel et al. "
+        "2021 (https://arxiv.org/abs/2104.06272) state an hour and less than 3 dollars, with "
+        "V-trace on a v3-8; the others have their own TOTAL_STEPS, with the environments and so "
+        "the batches of the preset.",
+        tuple(rows),
+        tuple(notes),
+    )
+
+
+def _hardware(count: int) -> tuple[str, list[jax.Device]]:
+    """Returns the preset for a number of chips, and chips to compile for."""
+    if count not in _HARDWARE:
+        raise errors.UserError(f"--devices: expected one of {[*_HARDWARE]} chips, got {count}")
+    preset, topology = _HARDWARE[count]
+    grid = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    return preset, grid.devices[:count]
+
+
+def _find_compiler(folder: pathlib.Path | None) -> str:
     """Configures JAX for the TPU compiler, and returns the compiler's version."""
+    folder = folder or pathlib.Path(sysconfig.get_path("purelib"))
     library = folder / "libtpu" / "libtpu.so"
     if not library.is_file():
         required = next(name for name in importlib.metadata.requires("jax") if "libtpu" in name)
@@ -160,17 +226,10 @@ def _rows(name: str, of: runner.Runner, programs: dict[str, _Program]) -> Iterat
 
     The speed is an upper bound: operations without an estimate and the host count as zero.
     """
+    update = _update_cycles(of, programs)
     if isinstance(of, sebulba.Sebulba):
         step = of.num_batches * programs["act"].cycles
-        rollout = programs["begin"].cycles + of.num_batches * programs["finish"].cycles
-        rollout += of.rollout_length * step
-        actors, learners = of.placement.actors, of.placement.learners
-        update = max(
-            actors.count(device) * rollout + (device in learners) * programs["learn"].cycles
-            for device in {*actors, *learners}
-        )
     else:
-        update = programs["update"].cycles
         step = (update - programs["update"].learning) / of.rollout_length
     if not any(program.failure for program in programs.values()):
         rate = of.steps_per_update * of.population * _CLOCK / update
@@ -184,6 +243,19 @@ def _rows(name: str, of: runner.Runner, programs: dict[str, _Program]) -> Iterat
             line = f"{name}, {program}" if program == "act" else name
             yield records.row("arguments", "bytes", each.arguments, experiment=line)
             yield records.row("temporaries", "bytes", each.temporaries, experiment=line)
+
+
+def _update_cycles(of: runner.Runner, programs: dict[str, _Program]) -> float:
+    """Returns the cycles of an update on the busiest device."""
+    if not isinstance(of, sebulba.Sebulba):
+        return programs["update"].cycles
+    rollout = of.num_batches * programs["finish"].cycles + programs["begin"].cycles
+    rollout += of.rollout_length * of.num_batches * programs["act"].cycles
+    actors, learners = of.placement.actors, of.placement.learners
+    return max(
+        actors.count(device) * rollout + (device in learners) * programs["learn"].cycles
+        for device in {*actors, *learners}
+    )
 
 
 def _compile(traced: jax.stages.Traced, gradient_steps: float) -> _Program:
