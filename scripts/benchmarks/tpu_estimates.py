@@ -158,9 +158,9 @@ def benchmark_costs(
         for count in counts:
             preset, devices = _hardware(count)
             made = experiment.load([*files, f"gin/hardware/{preset}.gin"], bindings)
-            if made.runner is sebulba.Sebulba and atari[0] not in bindings:
-                break  # its simulators set its speed
             of, case = made.build().runner, {"experiment": name, "chips": count}
+            if isinstance(of, sebulba.Sebulba) and atari[0] not in bindings:
+                break  # its simulators set its speed
             with parallel.compiling_for(devices):
                 programs = _compile_all(of, made.seed)
             failed = [each.failure for each in programs.values() if each.failure]
@@ -175,11 +175,11 @@ def benchmark_costs(
     return records.Result(
         f"What a run costs at {price:g} dollars a chip-hour, as estimated for chips of a v5e by "
         f"libtpu {version}. The host, simulators, transfers, compilation, evaluations and sums "
-        "over devices are left out, so these are lower bounds: on Atari, hosts have to step simulators "
-        "at the speed of the first column. Runs on Atari have 200M frames, for which Hessel et al. "
-        "2021 (https://arxiv.org/abs/2104.06272) state an hour and less than 3 dollars, with "
-        "V-trace on a v3-8; the others have their own TOTAL_STEPS, with the environments and so "
-        "the batches of the preset.",
+        "over devices are left out, so these are lower bounds: on Atari, hosts have to step "
+        "simulators at the speed of the first table. Runs on Atari have 200M frames, for which "
+        "Hessel et al. 2021 (https://arxiv.org/abs/2104.06272) state an hour and less than 3 "
+        "dollars, with V-trace on a v3-8; the others have their own TOTAL_STEPS, with the number "
+        "of environments of the preset.",
         tuple(rows),
         tuple(notes),
     )
