@@ -30,7 +30,8 @@ GROUPS = {
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
 _BESIDE_PPO = ("cartpole", "breakout")  # tasks of the PPO in one file
-NAMES = (*_BESIDE_PPO, "catch", "lpg", "costs", *(name for own in GROUPS.values() for name in own))
+_OTHERS = ("catch", "lpg", "costs", "cores")
+NAMES = (*_BESIDE_PPO, *_OTHERS, *(name for own in GROUPS.values() for name in own))
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
@@ -39,6 +40,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
     own = o.repeats, o.gin_bindings
     benchmarks = {
         "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price, o.libtpu),
+        "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
         "lpg": lambda: lpg_speed.benchmark_lpg(*own),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
         "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*own),
@@ -64,9 +66,8 @@ def main() -> int:
     add("--price", type=float, default=1.2, metavar="DOLLARS", help="costs: of a chip-hour")
     more = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
     add("--gin_bindings", **more, help="replay, sebulba, lpg, tpu, device: of the experiment")
-    compiler = (
-        "tpu, costs: folder of the TPU compiler (pip install --no-deps --target DIR libtpu==...)"
-    )
+    install = "pip install --no-deps --target DIR libtpu==..."
+    compiler = f"tpu, costs, cores: folder of the TPU compiler ({install})"
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
     options = parser.parse_args()
     for name in options.names:

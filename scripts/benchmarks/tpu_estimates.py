@@ -185,6 +185,44 @@ def benchmark_costs(
     )
 
 
+def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records.Result:
+    """Measures PPO with each recurrent core by rollout length, on this machine and estimated.
+
+    Args:
+      repeats: number of turns.
+      folder: see `benchmark_agent`.
+
+    Raises:
+      NoCompilerError: there is no compiler.
+    """
+    version, rows = _find_compiler(folder), []
+    _, devices = _hardware(1)
+    for length in (20, 80, 320):
+        turns = {}
+        for core in ("LSTM", "GRU", "MinGRU", "LRU"):
+            bindings = [f"actor_critic.core = @cores.{core}()", f"cores.{core}.size = 64"]
+            bindings.append(f"ROLLOUT_LENGTH = {length}")
+            of, estimated = (
+                measure.build(["gin/experiments/memory_ppo.gin"], bindings).runner for _ in range(2)
+            )
+            with parallel.compiling_for(devices):
+                update = _compile_all(estimated, 0)["update"]
+            case = {"core": core, "steps": length}
+            rows.append(
+                records.row("learning of an update, v5e", "cycles", update.learning, **case)
+            )
+            rows.append(records.row("an update, v5e", "cycles", update.cycles, **case))
+            turns[core] = measure.Stepper(of, updates=max(1, 160 // length))
+        for core, rates in measure.take_turns(turns, repeats).items():
+            rows.append(measure.speed(rates, core=core, steps=length))
+    return records.Result(
+        "PPO on the cue task (memory_ppo.gin: 32 environments, 64 units, 16 gradient steps an "
+        "update), by the steps of a rollout. Speed is that of this machine; "
+        f"cycles are estimated for a chip of a v5e by libtpu {version}.",
+        tuple(rows),
+    )
+
+
 def _hardware(count: int) -> tuple[str, list[jax.Device]]:
     """Returns the preset for a number of chips, and chips to compile for."""
     if count not in _HARDWARE:
