@@ -219,6 +219,19 @@ def test_a_large_batch_is_of_anakin_alone(chips):
         experiment.load([*files, "gin/runners/anakin.gin"], ["NUM_ENVS = 64"]).build()
 
 
+@pytest.mark.parametrize("name", ["catch_dqn", "cartpole_dqn"])
+def test_a_large_batch_of_replay_learns_each_state_as_often(name):
+    file, preset = f"gin/experiments/{name}.gin", "gin/hardware/large_batch_dqn.gin"
+    plain, large = (experiment.load(files, []).build() for files in ([file], [file, preset]))
+    states = [
+        parts.agent._replay.mean_gradient_steps(1) * parts.agent.batch_size
+        for parts in (plain, large)
+    ]
+    assert states[0] == states[1]
+    assert (large.runner.num_envs, large.agent.batch_size) == (256, 2048)
+    experiment.check(large, 0)
+
+
 def _at_full_size(path, *bindings):
     """Returns the parts with the agent that a file describes, and few environments."""
     files = [*DEFAULTS, *BESIDE.get(path, ()), path]
@@ -281,7 +294,7 @@ def test_every_kind_of_file_is_tried():
     for path in (ROOT / "gin/runners").iterdir():  # they bind the runner and nothing else
         assert re.findall(r"^([\w./]+)\s*=|^include", path.read_text(), re.M) == ["RUNNER"]
     hardware = {path.stem: path.read_text() for path in (ROOT / "gin/hardware").iterdir()}
-    assert {*hardware} == {*MACHINES, *SAME, *(f"large_batch_{n}" for n in CHIPS)}
+    assert {*hardware} == {*MACHINES, *SAME, *(f"large_batch_{n}" for n in (*CHIPS, "dqn"))}
     for name in SAME:
         lines = [line for line in hardware[name].splitlines() if not line.startswith("#")]
         assert lines in (["include 'gin/hardware/v4_8.gin'"], ["include 'gin/hardware/v5e_8.gin'"])

@@ -6,11 +6,13 @@ environment for CPU, it is installed into its own folder.
 
 import dataclasses
 import importlib.metadata
+import multiprocessing
 import os
 import pathlib
 import re
 import sysconfig
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 
 import jax
 from benchmarks import measure, records
@@ -153,25 +155,24 @@ def benchmark_costs(
         if files
     }
     for path in sorted(_ROOT.glob("gin/experiments/*.gin")):
-        cases[path.stem] = ((str(path),), ())
+        if not path.stem.endswith("_rule"):  # they require a learnt rule
+            cases[path.stem] = ((str(path),), ())
     for name, (files, bindings) in cases.items():
         for count in counts:
-            preset, devices = _hardware(count)
-            made = experiment.load([*files, f"gin/hardware/{preset}.gin"], bindings)
-            of, case = made.build().runner, {"experiment": name, "chips": count}
-            if isinstance(of, sebulba.Sebulba) and atari[0] not in bindings:
-                break  # its simulators set its speed
-            with parallel.compiling_for(devices):
-                programs = _compile_all(of, made.seed)
-            failed = [each.failure for each in programs.values() if each.failure]
-            if failed:
-                notes.append(f"{name}, {count} chips: does not compile: {failed[0]}")
-                continue
-            rate = of.steps_per_update * of.population * _CLOCK / _update_cycles(of, programs)
-            hours = made.total_steps / rate / 3600.0
-            rows.append(records.row("estimated speed", "agent steps/s", rate, **case))
-            rows.append(records.row("a run", "minutes", 60.0 * hours, **case))
-            rows.append(records.row("a run", "dollars", hours * count * price, **case))
+            case = {"experiment": name, "chips": count}
+            # The compiler may crash, and then takes its process with it.
+            with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                try:
+                    found = pool.submit(_seconds, files, bindings, count, folder).result()
+                except (errors.UserError, futures.process.BrokenProcessPool) as error:
+                    notes.append(f"{name}, {count} chips: {errors.first_line(error)}")
+                    continue
+            if found:
+                speed, hours = found[0], found[1] / 3600.0
+                rows.append(records.row("estimated speed", "agent steps/s", speed, **case))
+                rows.append(records.row("a run", "minutes", 60.0 * hours, **case))
+                rows.append(records.row("a run", "dollars", hours * count * price, **case))
+                print(f"{name}, {count} chips: {records.short(60.0 * hours)} minutes", flush=True)
     return records.Result(
         f"What a run costs at {price:g} dollars a chip-hour, as estimated for chips of a v5e by "
         f"libtpu {version}. The host, simulators, transfers, compilation, evaluations and sums "
@@ -183,6 +184,28 @@ def benchmark_costs(
         tuple(rows),
         tuple(notes),
     )
+
+
+def _seconds(
+    files: Sequence[str], bindings: Sequence[str], count: int, folder: pathlib.Path | None
+) -> tuple[float, float] | None:
+    """Returns the speed of a run, agent steps a second, and its time; None if hosts set its speed.
+
+    Raises:
+      errors.UserError: the experiment requires more bindings, or a program does not compile.
+    """
+    _find_compiler(folder)
+    preset, devices = _hardware(count)
+    made = experiment.load([*files, f"gin/hardware/{preset}.gin"], bindings)
+    of = made.build().runner
+    if isinstance(of, sebulba.Sebulba) and made.total_steps != _PUBLISHED_STEPS:
+        return None
+    with parallel.compiling_for(devices):
+        programs = _compile_all(of, made.seed)
+    if failed := [each.failure for each in programs.values() if each.failure]:
+        raise errors.UserError(f"does not compile: {failed[0]}")
+    speed = of.steps_per_update * of.population * _CLOCK / _update_cycles(of, programs)
+    return speed, made.total_steps / speed
 
 
 def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records.Result:
