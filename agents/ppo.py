@@ -104,7 +104,7 @@ class PPO:
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
         learner, network = state.learner, self._policy.network
         # The statistics of acting, so the first ratios are 1 with a lag of 0, and close to 1 with
-        # more lag once many observations are counted.
+        # more lag once many observations are counted; but not in the first rollout.
         timestep = self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
         core, timestep = network.prepare(rollout.actor_state.core, timestep)

@@ -84,7 +84,8 @@ class Preprocess:
         """Returns the time steps `[T + 1, B]` of a rollout to learn from; under the mapped axis.
 
         The statistics of observations are those of acting, so the first ratios of PPO are 1 with a
-        lag of 0. Empty ones are those of the first rollout: they count it.
+        lag of 0. Empty ones count the rollout first: then it is learnt from normalised, though its
+        actions (and their probabilities and values) are those of observations as they were.
         """
         if self.normalize_observations:
             added = self.update_statistics(statistics, timestep)

@@ -58,7 +58,12 @@ def main() -> int:
     parser = command_line.Parser(description=__doc__)
     add = parser.add_argument
     names = [*NAMES, *GROUPS]
-    add("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; default: all but device")
+    add(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"of {', '.join(names)}; default: all but device, costs and cores",
+    )
     add("--repeats", type=command_line.count, default=7)
     add("--json", type=pathlib.Path, metavar="FILE")
     chips = {"default": (1,), "metavar": "N", "help": "tpu, costs: numbers of chips (default: 1)"}
@@ -73,7 +78,8 @@ def main() -> int:
     for name in options.names:
         if name not in names:
             raise errors.UserError(f"no benchmark '{name}'{errors.nearest(name, names)}")
-    default = [name for name in NAMES if name not in GROUPS["device"]]
+    long = (*GROUPS["device"], "costs", "cores")
+    default = [name for name in NAMES if name not in long]
     chosen = [GROUPS.get(name, (name,)) for name in options.names or default]
     cpu, results = reproduction.processor(), {}
     command = shlex.join(["scripts/benchmark.py", *sys.argv[1:]])

@@ -227,8 +227,8 @@ class LRU(_Units):
 
     def __post_init__(self):
         radii = self.min_radius, self.max_radius
-        if not 0.0 <= radii[0] < radii[1] <= 1.0 or self.max_phase <= 0.0:
-            expected = "0 <= min_radius < max_radius <= 1 and max_phase > 0"
+        if not 0.0 <= radii[0] < radii[1] < 1.0 or self.max_phase <= 0.0:
+            expected = "0 <= min_radius < max_radius < 1 and max_phase > 0"
             raise errors.UserError(f"LRU: expected {expected}, got {radii}, {self.max_phase}")
         super().__post_init__()
 

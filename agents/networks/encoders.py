@@ -343,7 +343,7 @@ def _split_places(observation: types.PyTree) -> tuple[list, types.PyTree]:
         return isinstance(node, dict) and set(node) == {"row", "col"}
 
     def take(path: tuple, node: types.PyTree) -> types.PyTree:
-        name = str(path[-1].key) if path else ""
+        name = str(getattr(path[-1], "key", "")) if path else ""
         if is_place(node):
             place = node["row"], node["col"]
         elif re.search("(position|location)s?$", name) and node.ndim > 1 and node.shape[-1] == 2:
@@ -387,10 +387,21 @@ class ValuePropagation(nn.Module):
     channels: int = 16
     hidden_sizes: Sequence[int] = (64,)
 
+    def __post_init__(self):
+        errors.require_count(self, "place", least=0)
+        for name in ("num_steps", "num_maps", "channels"):
+            errors.require_count(self, name)
+        super().__post_init__()
+
     @nn.compact
     def __call__(self, observation):
         """Returns features `[N, hidden_sizes[-1]]`; the vector joins before the dense layers."""
         image, vector = image_or_error(observation, "ValuePropagation")
+        if self.place >= image.shape[-1]:
+            raise errors.UserError(
+                f"ValuePropagation.place: expected a channel below {image.shape[-1]}, got "
+                f"{self.place}"
+            )
         trunk = _Convolutions(((self.channels, 3, 1),), "SAME", layer_norm=False)
         cells = layers.Dense(2 * self.num_maps)(layers.on_images(trunk, image))
         reward, spread = jnp.split(jnp.moveaxis(cells, 0, 2), 2, axis=-1)  # [H, W, N, M]

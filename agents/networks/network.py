@@ -205,7 +205,13 @@ class Torso(nn.Module):
     def __call__(self, state, observation, first):
         """Returns features `[T, B, F']` and the state after them."""
         length, batch = first.shape
-        rows = jax.tree.map(lambda x: x.reshape(length * batch, *x.shape[2:]), observation)
+
+        def row(x: jax.Array) -> jax.Array:
+            if x.dtype == jnp.uint32 and not self.packs_frames:  # a number, not packed frames
+                x = x.astype(jnp.int32)
+            return x.reshape(length * batch, *x.shape[2:])
+
+        rows = jax.tree.map(row, observation)
         features = self.encoder(rows)
         features, state = self.core(state, features.reshape(length, batch, -1), first)
         return features.astype(jnp.float32), state  # also where the compute dtype is bfloat16
@@ -251,6 +257,15 @@ class ActorCriticModule(nn.Module):
         return ActorCriticOutput(policy, value), states
 
 
+def require_cells(num_cells: int, **mixing: Any) -> None:
+    """Raises errors.UserError if there are several cells and a part that mixes them, by name."""
+    names = [name for name, part in mixing.items() if part]
+    if num_cells > 1 and names:
+        raise errors.UserError(
+            f"num_cells = {num_cells}: expected no {' and no '.join(names)}, which mixes cells"
+        )
+
+
 def actor_critic(
     spec: environment.EnvironmentSpec,
     head: heads.ActionHead,
@@ -272,10 +287,11 @@ def actor_critic(
       separate_critic: whether the critic has an encoder (and a core) of its own.
       num_cells: number of cells of a grid (or of items) whose actions each follow from their own
         features by shared weights, where the encoder keeps the layout (`CNN` with `hidden_sizes =
-        ()`, `ResidualImage`, `DeepSets`); 1 for a dense layer.
+        ()`, `ResidualImage`, `DeepSets`) and there is no core; 1 for a dense layer.
     """
     errors.require_types(actor_critic, locals())
     torso = Torso(encoder or encoders.MLP(), core or cores.FeedForward())
+    require_cells(num_cells, core=core)
     torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
     module = ActorCriticModule(head, torsos, num_cells)
     return Composed(spec, module, frame_stack, torso.packs_frames)

@@ -121,5 +121,6 @@ def q_network(
     errors.require_types(q_network, locals())
     torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
     sizes = tuple(head_hidden_sizes)
+    networks.require_cells(num_cells, core=core, head_hidden_sizes=sizes)
     module = QModule(num_actions, torso, dueling, sizes, num_atoms, noisy, num_cells)
     return networks.Composed(spec, module, frame_stack, torso.packs_frames)

@@ -148,9 +148,9 @@ def benchmark_costs(
       errors.UserError: there is no preset for a number of chips.
     """
     version, rows, notes = _find_compiler(folder), [], []
-    atari = (f"TOTAL_STEPS = {_PUBLISHED_STEPS}",)
+    steps = f"TOTAL_STEPS = {_PUBLISHED_STEPS}"
     cases = {
-        f"{agent} on Atari": (files, (*_BINDINGS.get(agent, ()), *atari))
+        f"{agent} on Atari": (files, (*_BINDINGS.get(agent, ()), steps))
         for agent, files in EXPERIMENTS.items()
         if files
     }
@@ -189,7 +189,9 @@ def benchmark_costs(
 def _seconds(
     files: Sequence[str], bindings: Sequence[str], count: int, folder: pathlib.Path | None
 ) -> tuple[float, float] | None:
-    """Returns the speed of a run, agent steps a second, and its time; None if hosts set its speed.
+    """Returns the speed of a run, agent steps a second, and its time.
+
+    Returns None where the host sets the speed: experiments under Sebulba without bindings.
 
     Raises:
       errors.UserError: the experiment requires more bindings, or a program does not compile.
@@ -198,13 +200,14 @@ def _seconds(
     preset, devices = _hardware(count)
     made = experiment.load([*files, f"gin/hardware/{preset}.gin"], bindings)
     of = made.build().runner
-    if isinstance(of, sebulba.Sebulba) and made.total_steps != _PUBLISHED_STEPS:
+    if isinstance(of, sebulba.Sebulba) and not bindings:
         return None
     with parallel.compiling_for(devices):
         programs = _compile_all(of, made.seed)
+        cycles = _update_cycles(of, programs)
     if failed := [each.failure for each in programs.values() if each.failure]:
         raise errors.UserError(f"does not compile: {failed[0]}")
-    speed = of.steps_per_update * of.population * _CLOCK / _update_cycles(of, programs)
+    speed = of.steps_per_update * _CLOCK / cycles
     return speed, made.total_steps / speed
 
 
@@ -230,6 +233,8 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
             )
             with parallel.compiling_for(devices):
                 update = _compile_all(estimated, 0)["update"]
+            if update.failure:
+                raise errors.UserError(f"{core}, {length} steps: {update.failure}")
             case = {"core": core, "steps": length}
             rows.append(
                 records.row("learning of an update, v5e", "cycles", update.learning, **case)

@@ -57,18 +57,21 @@ def overview(rows: Rows) -> str:
         better = other and "," in other.agent and row.sample.mean > other.sample.mean
         if not (other and variant) or better:
             own[key] = row
-    lines = []
+    used = {agent for own in cells.values() for _, agent in own}
+    agents, lines = [agent for agent in results.AGENTS if agent in used], []
     for environment, own in cells.items():
         for runner in _RUNNERS:
             found = {agent: row for (its, agent), row in own.items() if its == runner}
             if found:
                 one, line = next(iter(found.values())), []
-                for agent in results.AGENTS:
+                for agent in agents:
                     row = found.get(agent)
-                    line.append(f"{results.number(row.sample.mean)} ({_steps(row)})" if row else "")
+                    line.append(
+                        f"{results.number(row.sample.mean)} ({_details(row)})" if row else ""
+                    )
                 ends = [results.number(one.random_policy), _highest(one)]
                 lines.append([environment, runner, *line, *ends])
-    headings = ["environment", "runner", *results.AGENTS, "random policy", "highest"]
+    headings = ["environment", "runner", *agents, "random policy", "highest"]
     return markdown.table(headings, lines)
 
 
@@ -83,6 +86,12 @@ def _highest(row: results.Row) -> str:
 def _steps(row: results.Row) -> str:
     steps = row.runs[-1].agent_steps
     return f"{steps / 1e6:.3g}M" if steps >= 1e6 else f"{steps / 1e3:.3g}k"
+
+
+def _details(row: results.Row) -> str:
+    """Returns the agent steps, and the variant of the agent."""
+    variant = row.agent.partition(", ")[2]
+    return _steps(row) + (f", {variant}" if variant and "steps" not in variant else "")
 
 
 def _named(row: results.Row) -> list[str]:

@@ -102,6 +102,8 @@ def test_the_loss_equals_a_slow_one(distribution, double):
     kept = np.asarray(sample.rollout.timestep.step_type[FRAMES - 1] != types.LAST)
     assert 5 < np.sum(~kept) < 30
     output = jax.jit(agent._loss)(params, sample, target)
+    total = jax.grad(lambda p: agent._loss(p, sample, target).metrics["loss/total"].total)
+    assert "scatter" not in str(jax.make_jaxpr(total)(params))  # a TPU's is a loop over numbers
     loss = np.sum((sample.weight * losses)[kept]) / kept.sum()
     np.testing.assert_allclose(output.metrics["loss/total"].result(), loss, rtol=1e-4)
     value = output.metrics["value/target"].result()

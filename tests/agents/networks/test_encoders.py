@@ -120,6 +120,8 @@ def test_integers_become_one_hot_codes_and_other_leaves_stay():
     others = [[0.5, 1.0], [0.25, 0.0]]
     expected = np.concatenate([codes.reshape(2, -1), place, others], axis=1)
     np.testing.assert_array_equal(encoder.apply({}, observation), expected)
+    pair = encoder.apply({}, (observation["board"], observation["speed"]))  # leaves without names
+    np.testing.assert_array_equal(pair, np.delete(expected, [*range(16, 20), 21], axis=1))
 
 
 def test_places_become_planes_after_the_codes_of_the_grid():

@@ -124,7 +124,9 @@ def test_a_rectifier_on_a_tpu_has_the_same_derivative():
     expected = jax.jit(value_and_gradient)(values)
     with parallel.compiling_for("tpu"):
         found = jax.jit(value_and_gradient)(values)
+        program = jax.make_jaxpr(layers.relu)(values)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert str(program) != str(jax.make_jaxpr(layers.relu)(values))  # another form
 
 
 @pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 4, 5, 1)])
