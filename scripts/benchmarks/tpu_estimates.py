@@ -40,8 +40,8 @@ _BINDINGS = {
     "r2d2": ("ROLLOUT_LENGTH = 40",),  # period of sequences (gin/agents/r2d2_atari.gin)
     "sac": ("SAC.replay_capacity = 400_000",),  # for the environments of four chips
 }
-# Agents that use each rollout once have a preset for large batches under Anakin, too.
-_LARGE_BATCH = ("ppo", "impala")
+# Agents with a preset for large batches under Anakin, by the number of chips.
+_LARGE_BATCH = {"ppo": "large_batch_{}", "impala": "large_batch_{}", "dqn": "large_batch_dqn"}
 _PUBLISHED_STEPS = 50_000_000  # agent steps of an Atari run: 200M frames
 # Preset and topology by number of chips.
 _HARDWARE = {1: ("colab_tpu", "v5e:2x2"), 4: ("v4_8", "v5e:2x2"), 8: ("v5e_8", "v5e:2x4")}
@@ -102,7 +102,7 @@ def benchmark_agent(
         cases += [("Anakin", anakin, True)] if agent in _LARGE_BATCH else []
         cases += [("Sebulba", EXPERIMENTS[agent], False)] if EXPERIMENTS[agent] else []
         for kind, files, large in cases:  # whether the preset for large batches is added
-            presets = (preset, f"large_batch_{count}") if large else (preset,)
+            presets = (preset, _LARGE_BATCH[agent].format(count)) if large else (preset,)
             named = (*files, *(f"gin/hardware/{each}.gin" for each in presets))
             needed = _BINDINGS.get(agent, ()) if kind == "Sebulba" else ()
             made = experiment.load(named, [*needed, *bindings])
@@ -163,7 +163,7 @@ def benchmark_costs(
             # The compiler may crash, and then takes its process with it.
             with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
                 try:
-                    found = pool.submit(_seconds, files, bindings, count, folder).result()
+                    found = pool.submit(_speed_and_time, files, bindings, count, folder).result()
                 except (errors.UserError, futures.process.BrokenProcessPool) as error:
                     notes.append(f"{name}, {count} chips: {errors.first_line(error)}")
                     continue
@@ -186,10 +186,10 @@ def benchmark_costs(
     )
 
 
-def _seconds(
+def _speed_and_time(
     files: Sequence[str], bindings: Sequence[str], count: int, folder: pathlib.Path | None
 ) -> tuple[float, float] | None:
-    """Returns the speed of a run, agent steps a second, and its time.
+    """Returns the speed of a run, agent steps/s, and its time, s.
 
     Returns None where the host sets the speed: experiments under Sebulba without bindings.
 
