@@ -30,9 +30,9 @@ GROUPS = {
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
 _BESIDE_PPO = ("cartpole", "breakout")  # tasks of the PPO in one file
+_OTHERS = ("catch", "lpg", "costs", "cores")
+NAMES = (*_BESIDE_PPO, *_OTHERS, *(name for own in GROUPS.values() for name in own))
 _LONG = ("costs", "cores", *GROUPS["device"])  # only where they are named
-_ALL = (*_BESIDE_PPO, "catch", "lpg", *(name for own in GROUPS.values() for name in own), *_LONG)
-NAMES = tuple(dict.fromkeys(_ALL))
 
 
 def _measure(name: str, o: argparse.Namespace) -> records.Result:
