@@ -6,6 +6,7 @@ several repeats. Programs that are compared take turns, and ratios are taken tur
 
 import argparse
 import pathlib
+import re
 import shlex
 import sys
 
@@ -40,7 +41,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
     kind, _, part = name.partition("_")
     own = o.repeats, o.gin_bindings
     benchmarks = {
-        "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price, o.libtpu),
+        "costs": lambda: tpu_estimates.benchmark_costs(o.devices, *o.price, o.libtpu),
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
         "lpg": lambda: lpg_speed.benchmark_lpg(*own),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
@@ -52,6 +53,14 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
         **{task: lambda: ppo_speed.benchmark_ppo(name, o.repeats) for task in _BESIDE_PPO},
     }
     return benchmarks.get(name, benchmarks.get(kind))()
+
+
+def _price(text: str) -> tuple[float, str]:
+    """Returns dollars and the date of a price."""
+    found = re.fullmatch(r"(\d+\.?\d*)@(.+)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected DOLLARS@DATE, got '{text}'")
+    return float(found[1]), found[2]
 
 
 def main() -> int:
@@ -69,7 +78,8 @@ def main() -> int:
     add("--json", type=pathlib.Path, metavar="FILE")
     chips = {"default": (1,), "metavar": "N", "help": "tpu, costs: numbers of chips (default: 1)"}
     add("--devices", type=command_line.count, nargs="+", **chips)
-    add("--price", type=float, default=1.2, metavar="DOLLARS", help="costs: of a chip-hour")
+    price = "costs: list price of a chip-hour, and its date, such as 1.2@2025-06"
+    add("--price", type=_price, metavar="DOLLARS@DATE", help=price)
     more = {"action": "append", "default": [], "metavar": "'NAME = VALUE'"}
     add("--gin_bindings", **more, help="replay, sebulba, lpg, tpu, device: of the experiment")
     install = "pip install --no-deps --target DIR libtpu==..."
@@ -79,6 +89,8 @@ def main() -> int:
     for name in options.names:
         if name not in names:
             raise errors.UserError(f"no benchmark '{name}'{errors.nearest(name, names)}")
+    if "costs" in options.names and not options.price:
+        raise errors.UserError("costs: --price DOLLARS@DATE is missing")
     default = [name for name in NAMES if name not in _LONG]
     chosen = [GROUPS.get(name, (name,)) for name in options.names or default]
     cpu, results = reproduction.processor(), {}

@@ -131,7 +131,7 @@ def benchmark_agent(
 
 
 def benchmark_costs(
-    counts: Sequence[int], price: float, folder: pathlib.Path | None = None
+    counts: Sequence[int], price: float, date: str, folder: pathlib.Path | None = None
 ) -> records.Result:
     """Estimates what a run of each experiment costs, from its number of agent steps and its speed.
 
@@ -141,6 +141,7 @@ def benchmark_costs(
     Args:
       counts: numbers of chips.
       price: dollars of a chip-hour.
+      date: of the price.
       folder: see `benchmark_agent`.
 
     Raises:
@@ -174,8 +175,8 @@ def benchmark_costs(
                 rows.append(records.row("a run", "dollars", hours * count * price, **case))
                 print(f"{name}, {count} chips: {records.short(60.0 * hours)} minutes", flush=True)
     return records.Result(
-        f"What a run costs at {price:g} dollars a chip-hour, as estimated for chips of a v5e by "
-        f"libtpu {version}. The host, simulators, transfers, compilation, evaluations and sums "
+        f"What a run costs at {price:g} dollars a chip-hour ({date}), as estimated for chips of a "
+        f"v5e by libtpu {version}. The host, simulators, transfers, compilation, evaluations and sums "
         "over devices are left out, so these are lower bounds: on Atari, hosts have to step "
         "simulators at the speed of the first table. Runs on Atari have 200M frames, for which "
         "Hessel et al. 2021 (https://arxiv.org/abs/2104.06272) state an hour and less than 3 "
