@@ -176,8 +176,8 @@ def benchmark_costs(
                 print(f"{name}, {count} chips: {records.short(60.0 * hours)} minutes", flush=True)
     return records.Result(
         f"What a run costs at {price:g} dollars a chip-hour ({date}), as estimated for chips of a "
-        f"v5e by libtpu {version}. The host, simulators, transfers, compilation, evaluations and sums "
-        "over devices are left out, so these are lower bounds: on Atari, hosts have to step "
+        f"v5e by libtpu {version}. The host, simulators, transfers, compilation, evaluations and "
+        "sums over devices are left out, so these are lower bounds: on Atari, hosts have to step "
         "simulators at the speed of the first table. Runs on Atari have 200M frames, for which "
         "Hessel et al. 2021 (https://arxiv.org/abs/2104.06272) state an hour and less than 3 "
         "dollars, with V-trace on a v3-8; the others have their own TOTAL_STEPS, with the number "

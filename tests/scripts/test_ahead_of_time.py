@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import sys
 
 import pytest
 
@@ -87,17 +89,22 @@ def test_of_two_branches_the_costlier_counts(costs):
     assert costs.Costs(text, 1.0).cycles == 30
 
 
-@pytest.mark.slow
-def test_programs_are_compiled_for_tpus(tmp_path):
-    """Needs the compiler, installed or in the folder LIBTPU."""
-    file = tmp_path / "tpu.json"
-    folder = ("--libtpu", os.environ["LIBTPU"]) if "LIBTPU" in os.environ else ()
-    started = processes.start("benchmark", "tpu_dqn", "--json", file, *folder)
-    result = processes.finish(started, timeout=1200.0)
+def _compiler(result):
+    """Skips the test if a process found no compiler: it is installed, or in the folder LIBTPU."""
     if "no TPU compiler" in result.stderr:
         assert result.returncode == 2
         pytest.skip(result.stderr)
     assert result.returncode == 0, result.stderr
+
+
+FOLDER = ("--libtpu", os.environ["LIBTPU"]) if "LIBTPU" in os.environ else ()
+
+
+@pytest.mark.slow
+def test_programs_are_compiled_for_tpus(tmp_path):
+    file = tmp_path / "tpu.json"
+    started = processes.start("benchmark", "tpu_dqn", "--json", file, *FOLDER)
+    _compiler(processes.finish(started, timeout=1200.0))
     found = json.loads(file.read_text())["results"]["tpu_dqn"]
     assert not any("does not compile" in note for note in found["notes"])
     rows = {(row["measure"], row["case"]["experiment"]): row["median"] for row in found["rows"]}
@@ -107,3 +114,38 @@ def test_programs_are_compiled_for_tpus(tmp_path):
     # The replay of frames fits on one chip at its shipped size.
     memory = rows["arguments", "dqn, Sebulba"] + rows["temporaries", "dqn, Sebulba"]
     assert 1e9 < memory < 15.75 * 2**30
+
+
+COSTS = """
+import json, pathlib, sys
+sys.path.insert(0, "scripts")
+from benchmarks import tpu_estimates
+if __name__ == "__main__":
+    folder = pathlib.Path(sys.argv[2]) if sys.argv[2:] else None
+    tpu_estimates.EXPERIMENTS = {}
+    tpu_estimates._ROOT = pathlib.Path(sys.argv[1])
+    rows = tpu_estimates.benchmark_costs([1, 8], 2.0, "2026", folder).rows
+    print(json.dumps([[row.measure, row.unit, row.case, row.median] for row in rows]))
+"""
+
+
+@pytest.mark.slow
+def test_costs_of_a_run(tmp_path):
+    experiments = tmp_path / "gin/experiments"
+    experiments.mkdir(parents=True)
+    shutil.copy(processes.ROOT / "gin/experiments/catch_ppo.gin", experiments)
+    program = tmp_path / "costs.py"
+    program.write_text(COSTS)
+    command = [sys.executable, program, tmp_path, *FOLDER[1:]]
+    environment = {"PYTHONPATH": str(processes.ROOT)}
+    result = processes.finish(processes.spawn(command, environment), timeout=1200.0)
+    if "NoCompilerError" in result.stderr:
+        pytest.skip("no TPU compiler")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout.splitlines()[-1])
+    total = 500_000  # agent steps of catch_ppo.gin
+    for chips in (1, 8):
+        speed, minutes, dollars = (row[3] for row in rows if row[2]["chips"] == chips)
+        assert 1e5 < speed < 1e9
+        assert minutes == pytest.approx(total / speed / 60.0, 1e-4)  # six digits
+        assert dollars == pytest.approx(2.0 * chips * minutes / 60.0, 1e-4)

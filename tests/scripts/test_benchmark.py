@@ -139,6 +139,8 @@ def test_the_baseline_learns_from_the_rollouts_of_its_actor(scripts, monkeypatch
 def test_user_mistakes(run, scripts, tmp_path):
     processes.assert_mistake(run("benchmark", "sebulbas"), "'sebulba'")
     processes.assert_mistake(run("benchmark", "tpu_ppo", "--libtpu", tmp_path), "libtpu==")
+    processes.assert_mistake(run("benchmark", "costs"), "--price DOLLARS@DATE")
+    processes.assert_mistake(run("benchmark", "costs", "--price", 1.2), "got '1.2'")
     with pytest.raises(errors.UserError, match="gamma"):  # before any process starts
         scripts.sebulba_speed.benchmark_learning(1, ("IMPALA.gama = 0.9",))
 
