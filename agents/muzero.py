@@ -263,7 +263,9 @@ class MuZero:
         extras = jax.tree.map(lambda x: x[self._burn_in :], rollout.extras)
         if self.fresh_values:
             latents = self._latents(target, jax.tree.map(lambda x: x[:-1], rollout.timestep))
-            value = self._support.decode(self._network.predict(target, latents).value)
+            logits = self._network.predict(target, latents).value
+            # Without the barrier the TPU compiler (libtpu 0.0.42) crashes on the fusion of both.
+            value = self._support.decode(jax.lax.optimization_barrier(logits))
             extras = extras._replace(value=value)
         targets = planning.targets(timestep, extras, self.gamma, self.unroll_steps, self.n_steps)
         return planning.loss(
