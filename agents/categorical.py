@@ -61,7 +61,8 @@ class Support:
 
     def encode(self, x: jax.Array) -> jax.Array:
         """Returns the two-hot probabilities `[..., Z]` of `x` `[...]`, clipped to the support."""
-        place = (signed_hyperbolic(x) + self.bound) / self._spacing  # index of the atom, a fraction
+        spacing = 2.0 * self.bound / (self.num_atoms - 1)
+        place = (signed_hyperbolic(x) + self.bound) / spacing  # index of the atom, a fraction
         place = jnp.clip(place, 0.0, self.num_atoms - 1.0)
         # Each atom has a triangle that reaches to its two neighbours: no gather and no scatter.
         distance = jnp.abs(place[..., None] - jnp.arange(self.num_atoms))
@@ -79,7 +80,3 @@ class Support:
     def cross_entropy(self, logits: jax.Array, x: jax.Array) -> jax.Array:
         """Returns the cross-entropy `[...]` of `logits` `[..., Z]` with the encoding of `x`."""
         return -jnp.sum(self.encode(x) * jax.nn.log_softmax(logits, axis=-1), axis=-1)
-
-    @property
-    def _spacing(self) -> float:
-        return 2.0 * self.bound / (self.num_atoms - 1)

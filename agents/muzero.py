@@ -16,6 +16,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import mctx
+import optax
 
 from agents import (
     categorical,
@@ -30,11 +31,6 @@ from agents import (
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from podracers import environment, errors, types
-
-
-def scale_gradient(x: jax.Array, scale: float) -> jax.Array:
-    """Returns `x` with a gradient that is multiplied by `scale`."""
-    return scale * x + (1.0 - scale) * jax.lax.stop_gradient(x)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -293,7 +289,7 @@ class MuZero:
 
         def imagine(latent, action):
             latent, reward = self._network.imagine(params, latent, action)
-            return scale_gradient(latent, 0.5), (latent, reward)
+            return optax.scale_gradient(latent, 0.5), (latent, reward)
 
         action = rollout.action[begin : begin + self.unroll_steps]
         _, (later, reward) = jax.lax.scan(imagine, first, action)

@@ -91,13 +91,9 @@ class Gymnax:
         with jax.ensure_compile_time_eval():
             return _make(self.name, dict(self.options))
 
-    @functools.cached_property
-    def _binary(self) -> bool:
-        return ".minatar." in type(self._built[0]).__module__
-
     def _dtype(self, leaf: jax.Array | jax.ShapeDtypeStruct) -> np.dtype:
         """Returns the dtype of an observation leaf under the contract."""
-        if self._binary:
+        if ".minatar." in type(self._built[0]).__module__:
             return np.dtype(bool)
         return np.dtype(np.float32) if leaf.dtype == np.float64 else np.dtype(leaf.dtype)
 

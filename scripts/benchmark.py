@@ -10,15 +10,7 @@ import re
 import shlex
 import sys
 
-from benchmarks import (
-    device,
-    lpg_speed,
-    ppo_speed,
-    records,
-    replay_speed,
-    sebulba_speed,
-    tpu_estimates,
-)
+from benchmarks import agent_speed, device, ppo_speed, records, sebulba_speed, tpu_estimates
 from results import reproduction
 
 from podracers import command_line, errors
@@ -26,7 +18,7 @@ from podracers.training import run_directory
 
 GROUPS = {
     "sebulba": ("sebulba_impala", "sebulba_environments"),
-    "replay": replay_speed.AGENTS,
+    "replay": agent_speed.AGENTS,
     "tpu": tuple(f"tpu_{agent}" for agent in tpu_estimates.EXPERIMENTS),
     "device": tuple(f"device_{piece}" for piece in device.PIECES),
 }
@@ -43,13 +35,13 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
     benchmarks = {
         "costs": lambda: tpu_estimates.benchmark_costs(o.devices, *o.price, o.libtpu),
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
-        "lpg": lambda: lpg_speed.benchmark_lpg(*own),
+        "lpg": lambda: agent_speed.benchmark_lpg(*own),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
         "sebulba_impala": lambda: sebulba_speed.benchmark_learning(*own),
         "sebulba_environments": lambda: sebulba_speed.benchmark_environments(*own),
         "device": lambda: device.benchmark(part, *own),
         "tpu": lambda: tpu_estimates.benchmark_agent(part, o.devices, o.gin_bindings, o.libtpu),
-        **{agent: lambda: replay_speed.benchmark_agent(name, *own) for agent in GROUPS["replay"]},
+        **{agent: lambda: agent_speed.benchmark_agent(name, *own) for agent in GROUPS["replay"]},
         **{task: lambda: ppo_speed.benchmark_ppo(name, o.repeats) for task in _BESIDE_PPO},
     }
     return benchmarks.get(name, benchmarks.get(kind))()

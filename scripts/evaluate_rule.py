@@ -52,8 +52,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = command_line.Parser(description=__doc__, formatter_class=raw)
+    parser = command_line.Parser(description=__doc__)
     add, several = parser.add_argument, {"nargs": "+", "action": "extend"}
     add("--run_dir", **several, required=True, metavar="DIR", help="runs of LPG")
     file = "an experiment with tasks, or several (default: that of the first run)"

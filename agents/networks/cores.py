@@ -60,6 +60,9 @@ class _Units(nn.Module):
         errors.require_count(self, "size")
         super().__post_init__()
 
+    def initial_state(self, batch_size: int) -> Any:
+        return jnp.zeros((batch_size, self.size), jnp.float32)
+
 
 class _Recurrent(_Units):
     """Options of cores whose steps follow one another."""
@@ -131,9 +134,6 @@ class GRU(_Recurrent):
         "Layer Normalization", https://arxiv.org/abs/1607.06450.
     """
 
-    def initial_state(self, batch_size: int) -> jax.Array:
-        return jnp.zeros((batch_size, self.size), jnp.float32)
-
     @nn.compact
     def __call__(self, state, features, first):
         dtype = features.dtype
@@ -194,9 +194,6 @@ class MinGRU(_Units):
     Attributes:
       size: number of units, `H`.
     """
-
-    def initial_state(self, batch_size: int) -> jax.Array:
-        return jnp.zeros((batch_size, self.size), jnp.float32)
 
     @nn.compact
     def __call__(self, state, features, first):

@@ -66,12 +66,6 @@ class ActionHead(Protocol):
         """Returns the action in the form of the environment's action specification."""
 
 
-def _pick(values: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns `values[..., index]`, by comparison: a gather's gradient is a slow scatter on CPU."""
-    chosen = jnp.arange(values.shape[-1], dtype=index.dtype) == index[..., None]
-    return jnp.sum(jnp.where(chosen, values, 0.0), axis=-1)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Categorical:
     """One integer, `raw` `[...]`; masks are `[..., A]` bool.
@@ -102,7 +96,7 @@ class Categorical:
         return jnp.argmax(self._log_probs(outputs, mask), axis=-1).astype(jnp.int32)
 
     def log_prob(self, outputs, mask, raw):
-        return _pick(self._log_probs(outputs, mask), raw)
+        return layers.take(self._log_probs(outputs, mask), raw)
 
     def probabilities(self, outputs: jax.Array, mask: jax.Array | None) -> jax.Array:
         """Returns `[..., A]`; that of an illegal value is exactly 0."""

@@ -312,8 +312,8 @@ def max_pool(images: jax.Array) -> jax.Array:
 def take(values: jax.Array, index: jax.Array) -> jax.Array:
     """Returns `values[..., index]`, such as those of the actions that were taken.
 
-    The gradient of an indexing is a scatter, which a TPU executes number by number; that of this
-    selection is a selection.
+    The gradient of an indexing is a scatter, which is slow on a CPU, and which a TPU executes
+    number by number; that of this selection is a selection.
 
     Args:
       values: `[..., A]`.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import environment, errors, tasks, types
+from podracers import environment, errors, tasks, types, unroll
 
 
 def _family(make: tasks.TaskFamily | Callable[[], tasks.TaskFamily]) -> tasks.TaskFamily:
@@ -250,11 +250,7 @@ class Lifetimes:
         time = state.time + 1
         stepped = jax.vmap(self.tasks.step, (None, 0, 0))(state.params, state.environment, action)
         fresh = self._begin(state.params, state.key, time)
-
-        def select(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(state.last.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
-
-        inner, inner_timestep = jax.tree.map(select, fresh, stepped)
+        inner, inner_timestep = unroll.select(state.last, fresh, stepped)
         state = state._replace(environment=inner, last=inner_timestep.last(), time=time)
         timestep = types.transition(
             self._observe(state.params, inner_timestep),

@@ -65,7 +65,3 @@ def _described(episodes: evaluation.Episodes) -> str:
 def command() -> None:
     """Runs `main` as `podracers-evaluate` and `scripts/evaluate.py`, and exits."""
     command_line.run(main)
-
-
-if __name__ == "__main__":
-    command()

@@ -186,7 +186,3 @@ def _print_summary(
 def command() -> None:
     """Runs `main` as `podracers-train` and `scripts/train.py`, and exits."""
     command_line.run(main)
-
-
-if __name__ == "__main__":
-    command()

@@ -30,7 +30,7 @@ def arguments(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def modules(tools):
-    return tools("results.comparison", "results.plotting")
+    return tools("compare", "results.plotting")
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +140,10 @@ def test_numbers_are_means_over_seeds(modules):
         times = {"wall_time_s": rate, "first_dispatch_s": 2.0, "steps_per_second": rate}
         return {"random_policy_return": -1.0, "evaluation": evaluation} | times
 
-    alone = modules.comparison.numbers([summary(None, **{"return": 3.0})])
+    alone = modules.compare.numbers([summary(None, **{"return": 3.0})])
     names = ("seeds", "final_return", "standard_error", "steps_per_second")
     assert [alone[name] for name in names] == [1, 3.0, None, None]
     population = summary(30.0, **{"return": 2.0, "return_by_seed": {"1": 1.0, "2": 3.0}})
-    found = modules.comparison.numbers([summary(10.0, **{"return": 3.0}), population])
+    found = modules.compare.numbers([summary(10.0, **{"return": 3.0}), population])
     # The deviation is 2 / sqrt(3).
     assert [found[name] for name in names] == pytest.approx([3, 7 / 3, 2 / 3, 20.0])

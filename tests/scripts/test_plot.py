@@ -162,12 +162,12 @@ def test_levels_are_a_random_policy_and_published_or_highest_returns(make, curve
 
 
 def test_a_comparison_has_a_curve_for_each_runner(make, tools):
-    modules, runners = tools("results.comparison", "results.training_process"), {}
+    modules, runners = tools("compare", "results.training_process"), {}
     for label, *words in (("one", [CATCH]), ("one", [CATCH], "SEED = 1"), ("other", [CATCH])):
         directory = run_directory.RunDirectory(make(*words))
         run = modules.training_process.Run(label, 0, (), directory, 20, "")
         runners.setdefault(label, []).append(run)
-    panel = modules.comparison.panel(runners)
+    panel = modules.compare.panel(runners)
     assert (panel.title, panel.levels["published, PPO"]) == ("Catch", 1.0)
     found = {label: len(seeds) for label, seeds in panel.curves.items()}
     assert found == {"PPO, one": 2, "PPO, other": 1}

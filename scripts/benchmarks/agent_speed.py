@@ -1,5 +1,6 @@
-"""Agents that learn from replay: speed under both runners, and memory of the update."""
+"""Speed and memory of agents that learn from replay, and of meta-training."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,11 +8,13 @@ from benchmarks import measure, records
 
 from podracers import parallel
 
-AGENTS = ("dqn", "r2d2", "sac", "muzero")
+AGENTS = ("dqn", "r2d2", "sac", "muzero")  # that learn from replay
+# Lifetimes and devices of meta-training for two cores and their memory.
+_LPG_BINDINGS = ("NUM_ENVS = 8", "Anakin.num_devices = 1")
 
 
 def benchmark_agent(agent: str, repeats: int, bindings: Sequence[str] = ()) -> records.Result:
-    """Measures the small experiment of one agent.
+    """Measures the small experiment of one agent under both runners.
 
     Args:
       agent: one of `AGENTS`.
@@ -54,4 +57,39 @@ def benchmark_agent(agent: str, repeats: int, bindings: Sequence[str] = ()) -> r
             f"{gradients:g} gradient steps in each update of {steps} agent steps.",
         ),
         group="replay",
+    )
+
+
+def benchmark_lpg(repeats: int, bindings: Sequence[str] = ()) -> records.Result:
+    """Measures meta-training with and without recomputation of activations.
+
+    The rule has its published size; there are fewer lifetimes.
+
+    Args:
+      repeats: turns of each program.
+      bindings: over gin/experiments/lpg.gin and those of the benchmark.
+    """
+    runner = measure.build(["gin/experiments/lpg.gin"], [*_LPG_BINDINGS, *bindings]).runner
+    agent, lifetimes = runner.agent, runner.environment
+    runners = {
+        name: dataclasses.replace(runner, agent=dataclasses.replace(agent, recompute=recompute))
+        for name, recompute in {"Anakin": False, "Anakin, recomputing": True}.items()
+    }
+    steppers = {name: measure.Stepper(each, 1) for name, each in runners.items()}
+    rates = measure.take_turns(steppers, repeats)
+    rows = []
+    for name, each in runners.items():
+        rate = [lifetimes.num_envs * value for value in rates[name]]
+        rows.append(records.row("speed", "environment steps/s", rate, program=name))
+        found = each.trace(0).lower().compile().memory_analysis()
+        size = found.argument_size_in_bytes + found.temp_size_in_bytes
+        rows.append(records.row("memory of the compiled update", "bytes", size, program=name))
+    size = f"{runner.num_envs} lifetimes x {lifetimes.num_envs} environments"
+    size += f" x T = {agent.chunk_length} x (K + 1 = {agent.updates + 1})"
+    steps = lifetimes.num_envs * runner.steps_per_update
+    return records.Result(
+        "Meta-training of LPG's rule, including acting, backward pass and validation rollout: "
+        f"{size} = {steps:,} environment steps an update, otherwise as in gin/experiments/lpg.gin. "
+        "Memory counts arguments and temporaries.",
+        tuple(rows),
     )
