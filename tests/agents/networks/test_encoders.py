@@ -160,18 +160,6 @@ def test_places_become_planes_after_the_codes_of_the_grid():
     np.testing.assert_array_equal(flat[:, :-3], image.reshape(rows, -1))
 
 
-def test_a_convolution_learns_from_planes():
-    observation = {
-        "agent": {"row": jnp.array([0, 3]), "col": jnp.array([2, 1])},
-        "walls": jnp.zeros((2, 4, 4), bool),
-    }
-    encoder = encoders.OneHot(encoders.CNN((2,), hidden_sizes=(3,)))
-    params = encoder.init(jax.random.key(0), observation)
-    gradient = jax.grad(lambda p: jnp.sum(encoder.apply(p, observation)))(params)
-    kernel = gradient["params"]["encoder"]["_Convolutions_0"]["Conv_0"]["kernel"]
-    assert kernel.shape[2] == 2 and np.any(kernel[:, :, 1]) and not np.any(kernel[:, :, 0])
-
-
 def test_items_are_treated_alike_and_see_their_mean():
     rng = np.random.default_rng(0)
     observation = {
