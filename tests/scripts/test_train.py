@@ -13,6 +13,8 @@ from tensorboard.backend.event_processing import event_accumulator
 from podracers.training import loggers
 from tests import processes
 
+_HERE = "podracers.training.train"  # in this process, for the fixture `run`
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -25,10 +27,10 @@ def config(folder):
 
 
 @pytest.fixture(scope="module")
-def reference(folder, config):
+def reference(folder, config, run):
     """An uninterrupted run."""
     path = folder / "reference"
-    result = processes.run("train", "--gin_file", config, "--run_dir", path)
+    result = run(_HERE, "--gin_file", config, "--run_dir", path)
     assert result.returncode == 0, result.stderr
     assert "Results" in result.stdout
     return path
@@ -52,9 +54,6 @@ def test_a_run_leaves_its_files(reference):
     events.Reload()
     points = [(p.step, pytest.approx(p.value)) for p in events.Scalars("loss/total")]
     assert points == [(line["step"], line["loss/total"]) for line in lines]
-
-
-_HERE = "podracers.training.train"  # in this process, for the fixture `run`
 
 
 def _steps(path):

@@ -187,7 +187,8 @@ def test_values_spread_over_cells_and_are_read_around_a_place():
     for n, place in enumerate(places):
         image[n, *place, 1] = 1.0
     encoder = encoders.ValuePropagation(1, num_steps=3, num_maps=2, channels=4, hidden_sizes=())
-    params = _moved(encoder.init(jax.random.key(0), image.astype(np.float32))["params"])
+    image = image.astype(np.float32)
+    params = _moved(jax.jit(encoder.init)(jax.random.key(0), image)["params"])
     conv, dense, norm = (params[k] for k in ("_Convolutions_0", "Dense_0", "LayerNorm_0"))
     padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))
     expected = []
@@ -216,9 +217,13 @@ def test_values_spread_over_cells_and_are_read_around_a_place():
         scaled = (read - read.mean(1, keepdims=True)) / read.std(1, keepdims=True)
         scaled = scaled * norm["scale"] + norm["bias"]
         expected.append(np.concatenate([read, scaled], axis=1).reshape(-1))
-    found = encoder.apply({"params": params}, image.astype(np.float32))
+
+    def loss(params):
+        features = encoder.apply({"params": params}, image)
+        return jnp.sum(jnp.sin(features)), features
+
+    gradient, found = jax.jit(jax.grad(loss, has_aux=True))(params)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
-    gradient = jax.grad(lambda p: jnp.sum(jnp.sin(encoder.apply({"params": p}, image))))(params)
     assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
 
 
