@@ -41,9 +41,9 @@ def test_recurrent_cores_equal_their_equations(core):
     features = jax.random.normal(jax.random.key(0), (5, 2, 3))
     first = jnp.array([[0, 1], [0, 0], [1, 0], [0, 0], [0, 1]], bool)
     state = jax.tree.map(lambda x: x + 0.5, core.initial_state(2))
-    params = core.init(jax.random.key(1), state, features, first)["params"]
+    params = jax.jit(core.init)(jax.random.key(1), state, features, first)["params"]
     params = jax.device_get(experience.moved(params, 0.3, seed=2))  # from ones and zeros
-    outputs, last = core.apply({"params": params}, state, features, first)
+    outputs, last = jax.jit(core.apply)({"params": params}, state, features, first)
     sigmoid = lambda x: 1.0 / (1.0 + np.exp(-x))  # noqa: E731
 
     def norm(x, name):
@@ -80,7 +80,7 @@ def test_parallel_cores_equal_their_equations_and_their_steps(core):
     features = jax.random.normal(jax.random.key(0), (23, 2, 3))
     first = jax.random.bernoulli(jax.random.key(1), 0.2, (23, 2))
     state = jax.tree.map(lambda x: x + 0.5, core.initial_state(2))
-    params = core.init(jax.random.key(2), state, features, first)["params"]
+    params = jax.jit(core.init)(jax.random.key(2), state, features, first)["params"]
     params = jax.device_get(experience.moved(params, 0.1, seed=3))
     apply = jax.jit(lambda *arguments: core.apply({"params": params}, *arguments))
     outputs, last = apply(state, features, first)

@@ -29,7 +29,7 @@ def test_both_forms_of_a_convolution_agree(monkeypatch, kernel, stride, padding,
 
     def value_and_gradient(for_cpu, in_trunk):
         monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
-        params = layer.init(jax.random.key(1), images)
+        params = jax.jit(layer.init)(jax.random.key(1), images)
 
         def loss(params, images):
             bound = layer.bind(params)
