@@ -25,6 +25,7 @@ from agents.networks import muzero as muzero_networks
 from environments import catch, wrappers
 from podracers import errors
 from tests import streams
+from tests.agents.meta.lpg import lifetimes
 
 _SPEC = catch.Catch().spec
 _SPECS = {"SAC": streams.RandomEpisodes().spec, "AlphaZero": wrappers.Searchable(catch.Catch).spec}
@@ -34,6 +35,7 @@ _AGENTS = (
 )
 _PARTS = (tree_search.Search, heads.CategoricalReturn, categorical.Support)
 _MAKE = {each.__name__: each for each in (*_AGENTS, *_PARTS)}
+_MAKE |= {"LPG": lifetimes.agent, "LRU": functools.partial(cores.LRU, 4)}
 _CONTINUOUS, _MULTI_DISCRETE = (
     streams.RandomEpisodes(actions=actions).spec for actions in ("continuous", "multi_discrete")
 )
@@ -91,6 +93,13 @@ _IMPOSSIBLE = [
         ("DQN", {"network": _RECURRENT}, "use R2D2"),
         ("R2D2", {"network": networks.q_network}, "has no core"),
         ("MuZero", {"network": _MODEL}, "recurrent"),
+        ("LPG", {"updates": 0}, r"LPG\.updates"),
+        ("LPG", {"agent_learning_rates": ()}, r"LPG\.agent_learning_rates"),
+        ("LPG", {"chunk_length": 5}, r"bind Lifetimes\.period"),
+        ("LPG", {"spec": _SPEC}, "got Catch"),
+        ("LRU", {"max_radius": 1.0}, "max_radius < 1 and max_phase > 0, got"),
+        ("LRU", {"min_radius": -0.1}, "max_radius < 1 and max_phase > 0, got"),
+        ("LRU", {"min_radius": 0.9, "max_radius": 0.9}, "max_radius < 1 and max_phase > 0, got"),
         ("Support", {"bound": 0.0}, "positive bound"),
         ("CategoricalReturn", {"num_atoms": 1}, "2 atoms"),
         ("CategoricalReturn", {"minimum": 2.0, "maximum": 2.0}, "minimum < maximum"),

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from agents.networks import cores
-from podracers import errors
 from tests.agents import experience
 
 
@@ -110,14 +109,6 @@ def test_parallel_cores_equal_their_equations_and_their_steps(core):
     for found in (last, state):
         parts = [found] if isinstance(core, cores.MinGRU) else [found[0] + 1j * found[1]]
         np.testing.assert_allclose(parts[0], hidden, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "options", [{"max_radius": 1.0}, {"min_radius": -0.1}, {"min_radius": 0.9, "max_radius": 0.9}]
-)
-def test_eigenvalues_of_an_lru_lie_within_the_unit_circle(options):
-    with pytest.raises(errors.UserError, match="max_radius < 1 and max_phase > 0, got"):
-        cores.LRU(4, **options)
 
 
 def test_eigenvalues_of_an_lru_begin_in_their_ring():

@@ -1,7 +1,5 @@
 """Each layer has a form for CPU and one for accelerators: both are the same function."""
 
-import functools
-
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -127,21 +125,6 @@ def test_a_rectifier_on_a_tpu_has_the_same_derivative():
         program = jax.make_jaxpr(layers.relu)(values)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert str(program) != str(jax.make_jaxpr(layers.relu)(values))  # another form
-
-
-@pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 4, 5, 1)])
-def test_both_forms_of_pooling_agree(monkeypatch, shape):
-    images = jax.random.normal(jax.random.key(0), shape)
-
-    def value_and_gradient(for_cpu, max_pool=layers.max_pool):
-        monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
-        value, pull_back = jax.vjp(max_pool, images)
-        return value, pull_back(jnp.cos(value))
-
-    in_trunk = functools.partial(layers.on_images, layers.max_pool)
-    expected = value_and_gradient(False)
-    jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True), expected)
-    jax.tree.map(np.testing.assert_array_equal, value_and_gradient(True, in_trunk), expected)
 
 
 def test_an_export_for_a_tpu_has_the_form_for_accelerators():

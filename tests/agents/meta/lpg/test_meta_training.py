@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.meta import lpg
 from agents.meta.lpg import bandit
-from environments import catch
 from podracers import anakin, errors, parallel, sebulba, types
 from tests import documented, streams
 from tests.agents.meta.lpg import lifetimes
@@ -170,21 +168,6 @@ def test_the_bandit_prefers_arms_with_more_reward():
     # An untried arm counts as the best.
     untried = bandit.Bandit(jnp.array([[1.0, 0.0]]), jnp.array([[3.0, 0.0]]))
     assert untried.logits()[0, 1] > untried.logits()[0, 0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"updates": 0}, r"LPG\.updates"),
-        ({"agent_learning_rates": ()}, r"LPG\.agent_learning_rates"),
-        ({"chunk_length": 5}, r"bind Lifetimes\.period"),
-        ({"spec": catch.Catch().spec}, "got Catch"),
-    ],
-)
-def test_invalid_options_are_user_errors(options, message):
-    with pytest.raises(errors.UserError, match=message) as error:
-        lpg.LPG(**({"spec": lifetimes.candidate().spec, "chunk_length": 4, "updates": 2} | options))
-    assert "\n" not in str(error.value)
 
 
 def test_rollouts_of_another_length_are_refused():
