@@ -8,7 +8,6 @@ import pytest
 from dm_env import specs
 
 from agents.networks import heads
-from podracers import errors
 
 DISCRETE = specs.DiscreteArray(4)
 MULTI = specs.BoundedArray((3,), np.int32, 0, [1, 3, 2])
@@ -172,18 +171,3 @@ def test_a_row_is_sampled_with_its_own_key_alone(name):
     alone = head.sample(outputs[1:], None if mask is None else mask[1:], keys[1:])
     np.testing.assert_array_equal(both[1], alone[0])
     assert isinstance(head, heads.ActionHead)
-
-
-@pytest.mark.parametrize(
-    ("spec", "kind", "words"),
-    [
-        (BOX, "gausian", "did you mean 'gaussian'"),
-        (DISCRETE, "gaussian", "known: categorical"),
-        (specs.Array((2,), np.float32), None, "expected discrete"),
-        (specs.BoundedArray((2,), np.float32, -np.inf, 1.0), None, "finite bounds"),
-        (specs.BoundedArray((2,), np.int32, 1, 3), None, "start at 0"),
-    ],
-)
-def test_a_specification_without_a_head_is_a_user_error(spec, kind, words):
-    with pytest.raises(errors.UserError, match=words):
-        heads.from_spec(spec, kind)

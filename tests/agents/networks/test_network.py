@@ -11,7 +11,7 @@ from dm_env import specs
 
 from agents import networks
 from agents.networks import cores, encoders, heads, muzero
-from podracers import environment, errors, parallel, types
+from podracers import environment, parallel, types
 from tests import streams
 from tests.agents import experience
 
@@ -275,21 +275,6 @@ def test_heads_are_noisy_with_a_key_alone():
     np.testing.assert_allclose(with_key(still), quiet, rtol=1e-4, atol=1e-4)
     layers_of_noise = {name for name, layer in params.items() if "deviation" in layer}
     assert layers_of_noise == {"action_hidden_0", "action", "state_hidden_0", "state"}
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "named"),
-    [
-        (networks.q_network, {"head_hidden_sizes": (8,)}, "no head_hidden_sizes"),
-        (networks.q_network, {"core": cores.LSTM(8)}, "no core"),
-        (networks.actor_critic, {"core": cores.GRU(8)}, "no core"),
-    ],
-)
-def test_nothing_may_mix_cells(make, options, named):
-    spec = environment.EnvironmentSpec("test", specs.Array((2, 2, 3), np.float32), DISCRETE)
-    actions = 4 if make is networks.q_network else heads.from_spec(DISCRETE)
-    with pytest.raises(errors.UserError, match=named):
-        make(spec, actions, num_cells=4, **options)
 
 
 def test_an_image_of_words_is_no_packed_frame_on_a_tpu():
