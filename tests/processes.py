@@ -80,6 +80,14 @@ def finish(process: subprocess.Popen, timeout: float = 240.0) -> subprocess.Comp
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def is_alive(pid: int) -> bool:
+    """Returns whether a process runs; one that has ended and is not reaped does not."""
+    try:
+        return "\nState:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
 def run(script: str, *arguments: object, **options) -> subprocess.CompletedProcess:
     """Runs `scripts/<script>.py` to its end."""
     return finish(start(script, *arguments, **options))

@@ -62,13 +62,6 @@ def test_over_streams_deals_every_stream_once_and_keeps_time(seed):
     np.testing.assert_array_equal(dealt["feature"][..., 1], -dealt["item"])
 
 
-@pytest.mark.parametrize("function", ["time", "streams"])
-def test_global_minibatches_depend_on_the_key_and_not_on_the_devices(function):
-    for num_devices in (2, 4):
-        streams.assert_same(_deal(function, num_devices), _deal(function, 1))
-    assert np.any(_deal(function, 4, 1)[0]["item"] != _deal(function, 4)[0]["item"])
-
-
 def test_a_tpu_selects_the_items_that_others_gather():
     rng = np.random.default_rng(0)
     permutation = np.argsort(rng.random((NUM, 1, BATCH)), axis=0)

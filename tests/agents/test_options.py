@@ -4,7 +4,9 @@ import functools
 import math
 import pathlib
 
+import numpy as np
 import pytest
+from dm_env import specs
 
 from agents import (
     alphazero,
@@ -25,6 +27,7 @@ from agents.networks import muzero as muzero_networks
 from environments import catch, wrappers
 from podracers import errors
 from tests import streams
+from tests.agents.meta.lpg import lifetimes
 
 _SPEC = catch.Catch().spec
 _SPECS = {"SAC": streams.RandomEpisodes().spec, "AlphaZero": wrappers.Searchable(catch.Catch).spec}
@@ -34,6 +37,18 @@ _AGENTS = (
 )
 _PARTS = (tree_search.Search, heads.CategoricalReturn, categorical.Support)
 _MAKE = {each.__name__: each for each in (*_AGENTS, *_PARTS)}
+_MAKE |= {
+    "LPG": lifetimes.agent,
+    "LRU": functools.partial(cores.LRU, 4),
+    "from_spec": heads.from_spec,
+    # Nothing may mix cells.
+    "q_network": functools.partial(networks.q_network, _SPEC, 4, num_cells=4),
+    "actor_critic": functools.partial(
+        networks.actor_critic, _SPEC, heads.from_spec(_SPEC.action), num_cells=4
+    ),
+}
+_bounded = functools.partial(specs.BoundedArray, (2,))
+_BOX = _bounded(np.float32, -1.0, 1.0)
 _CONTINUOUS, _MULTI_DISCRETE = (
     streams.RandomEpisodes(actions=actions).spec for actions in ("continuous", "multi_discrete")
 )
@@ -91,6 +106,21 @@ _IMPOSSIBLE = [
         ("DQN", {"network": _RECURRENT}, "use R2D2"),
         ("R2D2", {"network": networks.q_network}, "has no core"),
         ("MuZero", {"network": _MODEL}, "recurrent"),
+        ("LPG", {"updates": 0}, r"LPG\.updates"),
+        ("LPG", {"agent_learning_rates": ()}, r"LPG\.agent_learning_rates"),
+        ("LPG", {"chunk_length": 5}, r"bind Lifetimes\.period"),
+        ("LPG", {"spec": _SPEC}, "got Catch"),
+        ("LRU", {"max_radius": 1.0}, "max_radius < 1 and max_phase > 0, got"),
+        ("LRU", {"min_radius": -0.1}, "max_radius < 1 and max_phase > 0, got"),
+        ("LRU", {"min_radius": 0.9, "max_radius": 0.9}, "max_radius < 1 and max_phase > 0, got"),
+        ("from_spec", {"action_spec": _BOX, "kind": "gausian"}, "did you mean 'gaussian'"),
+        ("from_spec", {"action_spec": _SPEC.action, "kind": "gaussian"}, "known: categorical"),
+        ("from_spec", {"action_spec": specs.Array((2,), np.float32)}, "expected discrete"),
+        ("from_spec", {"action_spec": _bounded(np.float32, -np.inf, 1.0)}, "finite bounds"),
+        ("from_spec", {"action_spec": _bounded(np.int32, 1, 3)}, "start at 0"),
+        ("q_network", {"head_hidden_sizes": (8,)}, "no head_hidden_sizes"),
+        ("q_network", {"core": cores.LSTM(8)}, "no core"),
+        ("actor_critic", {"core": cores.GRU(8)}, "no core"),
         ("Support", {"bound": 0.0}, "positive bound"),
         ("CategoricalReturn", {"num_atoms": 1}, "2 atoms"),
         ("CategoricalReturn", {"minimum": 2.0, "maximum": 2.0}, "minimum < maximum"),

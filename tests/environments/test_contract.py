@@ -10,7 +10,10 @@ import pytest
 
 from environments import cartpole, catch, gridworld, pendulum, probes, wrappers
 from environments.meta import delayed_chains, lifetimes, tabular_grids
+from podracers.sebulba import jax_host
 from podracers.training import check
+from tests import streams
+from tests.environments import host_contract
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -48,6 +51,12 @@ def test_the_contract_holds(name):
         image = candidate.render(jax.jit(candidate.reset)(jax.random.key(0))[0])
         assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
         assert min(image.shape[:2]) >= 200 and image.std() > 0.0
+
+
+def test_the_contract_holds_on_the_host():
+    """`tests/podracers/test_parity.py` compares the streams with those of a device."""
+    environment = streams.RandomEpisodes(actions="multi_discrete", masked=True)
+    host_contract.check_contract(jax_host.JaxHostEnvironment(environment), 60)
 
 
 def test_specs_touch_no_device():

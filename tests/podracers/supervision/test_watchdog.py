@@ -1,9 +1,7 @@
 """Tests of the watchdog, in processes of their own, most of which it ends."""
 
 import os
-import pathlib
 import signal
-import subprocess
 import sys
 import time
 
@@ -11,6 +9,7 @@ import psutil
 import pytest
 
 from podracers.supervision import watchdog
+from tests import processes
 
 PROGRAM = """
 import atexit, ctypes, os, signal, subprocess, tempfile, time
@@ -59,31 +58,15 @@ print("alive")
 
 
 def _start(body):
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM + body],
-        cwd="/",  # the watchdog finds its modules from anywhere
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    # The watchdog finds its modules from anywhere.
+    return processes.spawn([sys.executable, "-c", PROGRAM + body], cwd="/")
 
 
 @pytest.fixture(scope="module", name="ended")
 def _ended():
     """All programs, which run at the same time: `ended[name]`."""
     started = {name: _start(body) for name, body in BODIES.items()}
-    ended = {}
-    for name, process in started.items():
-        out, err = process.communicate(timeout=50)
-        ended[name] = subprocess.CompletedProcess(name, process.returncode, out, err)
-    return ended
-
-
-def _is_alive(pid):
-    try:
-        return "\nState:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
+    return {name: processes.finish(process, timeout=50) for name, process in started.items()}
 
 
 @pytest.mark.parametrize("name", ["hang", "slow exit", "hang without SIGHUP"])
@@ -106,8 +89,8 @@ def test_calls_within_the_limit_or_without_one_continue(ended):
 def test_scratch_directories_and_their_processes_are_removed_at_any_end(ended, name):
     *directories, within, elsewhere = ended[name].stdout.split()
     assert not any(map(os.path.exists, directories))
-    assert not _is_alive(int(within))
-    if _is_alive(int(elsewhere)):
+    assert not processes.is_alive(int(within))
+    if processes.is_alive(int(elsewhere)):
         os.kill(int(elsewhere), signal.SIGKILL)
         assert name != "hang"
 

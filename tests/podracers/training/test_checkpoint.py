@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from agents import replay
 from podracers import errors, parallel
-from podracers.training import checkpoint
+from podracers.training import checkpoint, manifest
 from tests import groups
 
 
@@ -93,19 +93,6 @@ def test_restores_on_any_number_of_devices(saved, num_devices):
     jax.tree.map(lambda x, like: chex.assert_equal(x.sharding, like.sharding), state, template)
 
 
-def test_params_alone_are_read_without_the_state(copied):
-    for step in (10, 20, 30):
-        shutil.rmtree(copied / str(step) / "state")
-    template = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-        _make_state(num_devices=1)["params"],
-    )
-    reader = checkpoint.Checkpointer(copied, read_only=True)
-    step, params, metadata = reader.restore_params(template)
-    assert (step, metadata) == (30, _metadata(30))
-    _assert_equal(params, _make_state(value=30.0)["params"])
-
-
 def test_keeps_the_newest_and_the_best(tmp_path):
     template = _make_state()["params"]
     scores = {1: 0.0, 2: 5.0, 3: float("nan"), 4: 1.0, 5: None, 6: 4.0, 7: 2.0}
@@ -166,6 +153,28 @@ def _flip(path: pathlib.Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError(), errors.RunFailure),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), errors.RunFailure),
+        (PermissionError(errno.EACCES, "Permission denied"), errors.RunFailure),
+        (OSError(errno.EIO, "Input/output error"), manifest.DamagedError),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), manifest.DamagedError),
+        (ValueError("Expecting value"), manifest.DamagedError),
+    ],
+)
+def test_a_file_that_cannot_be_read_now_is_not_damaged(error, kind):
+    with pytest.raises(kind, match="a/b: "), manifest.reading("a/b"):
+        raise error
+
+
+def test_a_manifest_without_the_files_of_an_item_is_damage(tmp_path):
+    (tmp_path / manifest.MANIFEST).write_text("{}")
+    with pytest.raises(manifest.DamagedError, match="no files of state"):
+        manifest.verify(tmp_path, ["state"])
+
+
 @pytest.mark.parametrize("damage", [_truncate, _flip, os.remove])
 def test_damage_to_any_file_is_noticed(saved, copied, damage):
     """Every file of the newest checkpoint in turn; the one before it is restored instead."""
@@ -177,8 +186,10 @@ def test_damage_to_any_file_is_noticed(saved, copied, damage):
             continue
         damage(copied / name)
         step, tree, metadata = reader.restore(template)
-        steps = {"state": step, "params": reader.restore_params(template["params"])[0]}
+        params_step, params, _ = reader.restore_params(template["params"])
+        steps = {"state": step, "params": params_step}
         assert metadata == _metadata(step)
+        _assert_equal(params, _make_state(value=float(params_step))["params"])
         _assert_equal(tree, _make_state(value=float(step)))
         for part, step in steps.items():
             if len(name.parts) > 2:

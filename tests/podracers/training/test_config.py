@@ -115,6 +115,9 @@ MISTAKES = {
     "PPO.num_minibatches = 7": ("num_minibatches = 7", "8 steps", "use 1, 2, 4, 8"),
     "NUM_ENVS = 200000000": ("GB on each of 4 cpu devices",),
     "ROLLOUT_LENGTH = 1000000000": ("Anakin.steps_per_update",),
+    "RUNNER = @Sebulba\nSebulba.lag = -1": ("Sebulba.lag", "got -1"),
+    "RUNNER = @Sebulba\nSebulba.timeout = 0": ("Sebulba.timeout", "got 0"),
+    "Experiment.checkpoint_directory = 'kept'": ("an absolute path, or gs://BUCKET",),
     "TOTAL_STEPS = 1e30": ("Experiment.total_steps", "updates"),
     "TOTAL_STEPS = 1e999": ("Experiment.total_steps", "inf"),
 }

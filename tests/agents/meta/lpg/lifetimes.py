@@ -29,6 +29,7 @@ def candidate(num_envs: int = 3, max_periods: int = 3, **options) -> lifetimes.L
 def agent(**options) -> lpg.LPG:
     """Returns a meta-learner of such lifetimes, small enough to compile fast."""
     defaults = {
+        "spec": candidate().spec,
         "chunk_length": CHUNK_LENGTH,
         "updates": UPDATES,
         "hidden_size": 8,
@@ -36,7 +37,7 @@ def agent(**options) -> lpg.LPG:
         "learning_rate": 1e-2,
         "agent_learning_rates": (4.0, 8.0),
     }
-    return lpg.LPG(candidate().spec, **(defaults | options))
+    return lpg.LPG(**(defaults | options))
 
 
 def batch(agent: lpg.LPG, seed: int, num_states: int = 6) -> meta_training._Batch:

@@ -1,5 +1,7 @@
 """The meta-gradient, against finite differences and by hand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,8 +30,8 @@ def _case(**options):
 
 
 def _gradient(agent, params, batch):
-    """Returns the meta-gradient, not compiled: each program would serve one test only."""
-    return jax.grad(lambda params: _total(agent, params, batch))(params)
+    """Returns the meta-gradient."""
+    return jax.jit(jax.grad(lambda params: _total(agent, params, batch)))(params)
 
 
 @pytest.fixture(scope="module", name="exact")
@@ -97,7 +99,8 @@ def test_a_two_armed_bandit_by_hand():
 def test_an_update_is_gradient_descent_on_logits():
     agent, params, batch = _case(updates=1, chunk_length=6)
     chunk = jax.tree.map(lambda x: x[0], batch.chunk)
-    after, update = tabular.learn(agent.rule, params, batch.agent, chunk, 2.0, 0.5)
+    learn = jax.jit(functools.partial(tabular.learn, agent.rule))
+    after, update = learn(params, batch.agent, chunk, 2.0, 0.5)
     policy, prediction = (np.array(x) for x in batch.agent)
     weight = np.asarray(chunk.timestep.step_type[:-1] != types.LAST)
     for t, e in np.argwhere(weight):
@@ -120,9 +123,9 @@ def test_values_converge_to_those_of_a_chain():
     reward = (step_type == types.LAST).astype(np.float32)
     timestep = types.TimeStep({"rows": rows}, reward, 1.0 - reward, step_type)
     timestep = jax.tree.map(jnp.asarray, timestep)
-    critic = jnp.zeros((5,))
+    critic, learn_values = jnp.zeros((5,)), jax.jit(tabular.learn_values)
     for _ in range(40):
-        critic, advantage = tabular.learn_values(critic, timestep, 0.9, 0.5, 0.5)
+        critic, advantage = learn_values(critic, timestep, 0.9, 0.5, 0.5)
     np.testing.assert_allclose(critic, [0.81, 0.9, 1.0, 0.0, 0.0], atol=1e-4)
     assert advantage.shape == (12, 1)
     learnt = step_type[:-1] != types.LAST

@@ -144,8 +144,8 @@ def test_outputs_are_those_of_the_specification():
         spec, OUTPUTS, encoder=encoders.MLP((8,)), model_size=4, model_hidden_sizes=(6,)
     )
     timestep = networks.zero_timestep(spec)
-    params = network.init(jax.random.key(0), timestep)
-    outputs, core = network.step(params, network.initial_core(1), timestep)
+    params = jax.jit(network.init)(jax.random.key(0), timestep)
+    outputs, core = jax.jit(network.step)(params, network.initial_core(1), timestep)
     assert {name: x.shape[1:] for name, x in outputs.items()} == OUTPUTS.shapes(3)
     assert OUTPUTS.shapes(3) == {"policy": (3,), "y": (7,), "z": (3, 7), "q": (3, 5)}
     assert core == ()

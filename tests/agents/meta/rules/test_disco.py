@@ -165,7 +165,7 @@ def test_gradients_of_the_loss_stop_at_values_and_the_next_policy(teach):
         losses = RULE.losses(targets, outputs, experience.action, experience.timestep)
         return sum(map(jnp.sum, losses.values()))
 
-    gradient = jax.grad(loss)(experience.outputs)
+    gradient = jax.jit(jax.grad(loss))(experience.outputs)
     assert not np.any(gradient["policy"][-1])  # the target of the next policy alone
     for name, x in gradient.items():
         assert np.any(x[:-1]), name
