@@ -51,15 +51,36 @@ def _with_gradient_step() -> type:
     return _actor_critic(update, other + "\n")
 
 
-def _learner(agent: type) -> list[np.ndarray]:
-    """Returns the learner after four updates on two devices."""
+def _learners(agent: type, name: str, num_devices: int) -> list[list[np.ndarray]]:
+    """Returns the learner of each device after four updates."""
     task = streams.RandomEpisodes()
-    subject = contract.RUNNERS["anakin"].make(agent(task.spec), task, 2)
-    return jax.tree.leaves(subject.step(subject.init(0), 4)[0].learner)
+    subject = contract.RUNNERS[name].make(agent(task.spec), task, num_devices)
+    state, _ = subject.step(subject.init(0), 4)
+    subject.close()
+    return [
+        [
+            np.asarray(leaf.addressable_shards[device].data)
+            for leaf in jax.tree.leaves(state.learner)
+        ]
+        for device in range(num_devices)
+    ]
+
+
+@pytest.mark.parametrize("name", contract.RUNNERS)
+def test_the_agent_of_one_file_learns_the_same_on_any_number_of_devices(name):
+    (expected,) = _learners(_actor_critic(), name, 1)
+    for num_devices in (2, 4):
+        first, *others = _learners(_actor_critic(), name, num_devices)
+        streams.assert_close(first, expected)
+        for other in others:
+            streams.assert_same(other, first)
 
 
 def test_both_ways_to_sum_a_gradient_take_the_same_steps():
-    streams.assert_close(_learner(_with_gradient_step()), _learner(_actor_critic()))
+    learners = [
+        _learners(agent, "anakin", 2)[0] for agent in (_with_gradient_step(), _actor_critic())
+    ]
+    streams.assert_close(*learners)
 
 
 @pytest.mark.parametrize(
