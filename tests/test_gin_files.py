@@ -285,7 +285,10 @@ def test_r2d2_on_atari_has_the_published_hidden_layers_and_its_replay_fits():
 @pytest.mark.parametrize("name", ["dqn", "r2d2", "muzero"])
 def test_atari_agents_with_replay_are_traced_at_full_size(name):
     """Experiments trace PPO and IMPALA."""
-    _at_full_size(f"gin/agents/{name}_atari.gin").runner.trace(0)
+    runner = _at_full_size(f"gin/agents/{name}_atari.gin").runner
+    after, _ = runner.trace(0).out_info
+    before = jax.eval_shape(lambda: runner.init(0))
+    assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, before)
 
 
 def test_every_kind_of_file_is_tried():
