@@ -48,9 +48,7 @@ def main() -> int:
         markdown.write(path, text)
         print(path)
     for name, path in pictures.items():
-        ran = [run for row in results.find(rows, suite=name) for run in row.runs if run.curve]
-        # Times of different machines cannot be compared.
-        columns = plotting.COLUMNS[: 2 if len({run.hardware for run in ran}) == 1 else 1]
+        columns = plotting.columns(results.find(rows, suite=name))
         plotting.save(plotting.page(panels[name], "evaluation/return", columns), generated / path)
         print(generated / path)
     return 0

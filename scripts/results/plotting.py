@@ -178,3 +178,9 @@ def suite(rows: Sequence[results.Row]) -> list[Panel]:
         if curves:
             panels.append(Panel(task, curves, results.levels(chosen)))
     return panels
+
+
+def columns(rows: Sequence[results.Row]) -> Sequence[str]:
+    """Returns the horizontal axes of a suite: seconds if all curves are of one kind of hardware."""
+    hardware = {run.hardware for row in rows for run in row.runs if run.curve}
+    return COLUMNS if len(hardware) == 1 else COLUMNS[:1]

@@ -157,7 +157,13 @@ def test_a_suite_has_panels_of_tasks_with_several_curves(modules, tmp_path):
     ]
     for entry in entries[:3]:
         entry["runs"][0]["curve"] = [[100, 1.5, 0.0], [200, 2.5, 1.0]]
+    entries[3]["runs"][0]["hardware"] = "a machine without curves"
     rows, _ = _read(modules, tmp_path, *entries)
+    columns, axes = modules.plotting.columns, modules.plotting.COLUMNS
+    assert columns([*rows.values()]) == axes
+    (run,) = rows["b-anakin"].runs
+    other = dataclasses.replace(rows["b-anakin"], runs=(dataclasses.replace(run, hardware="b"),))
+    assert columns([rows["a-anakin"], other]) == axes[:1]
     (panel,) = modules.plotting.suite([*rows.values()])
     found = {label: len(seeds) for label, seeds in panel.curves.items()}
     assert (panel.title, found) == ("x", {"PPO, Anakin": 1, "DQN, long, Anakin, b": 1})
