@@ -33,6 +33,7 @@ _GRID = 256  # points of a common grid
 _LEGEND_DISTANCE = -36.0  # points, below the axis
 _LEGEND_WIDTH = 52  # characters
 _LINES = ("-", "--", "-.")
+_LOG_AXIS = 10  # times the shortest curve: a linear axis would hide it
 _LEVELS = ("--", ":", "-.", (0, (8, 4)), (0, (1, 4)))
 
 
@@ -133,8 +134,12 @@ def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x
             axis.axhline(value, label=text, **style)
     axis.set_title(panel.title, fontsize=10)
     axis.set_xlabel(x)
-    axis.set_xlim(left=0)
-    axis.locator_params("x", nbins=6)  # more labels may touch
+    ends = [line.get_xdata()[-1] for line in axis.lines[: len(panel.curves)]]
+    if max(ends) > _LOG_AXIS * min(ends):
+        axis.set_xscale("log")
+    else:
+        axis.set_xlim(left=0)
+        axis.locator_params("x", nbins=6)  # more labels may touch
     axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))  # 5k for 5000
     axis.grid(color="#e4e6ea")
     axis.set_axisbelow(True)

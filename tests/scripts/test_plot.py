@@ -194,6 +194,16 @@ def test_legends_are_below_the_labels_of_axes(curves, count):
     page.plt.close(figure)
 
 
+@pytest.mark.parametrize("end, scale", [(50.0, "linear"), (5.0, "log")])
+def test_a_curve_shorter_than_a_tenth_makes_the_axis_logarithmic(curves, end, scale):
+    page = curves.plotting
+    ends = {"quick": end, "slow": 90.0}
+    seeds = {label: [np.array([[1.0, 0.0, 1.0], [last, 1.0, 2.0]])] for label, last in ends.items()}
+    figure = page.page([page.Panel("Snake", seeds, {"random": 1.5})], "episode/return")
+    assert figure.axes[0].get_xscale() == scale
+    page.plt.close(figure)
+
+
 def test_a_folder_stands_for_the_runs_in_it(make, call, tmp_path, capsys):
     *_, path = map(make, ([CATCH], [CATCH, SEBULBA], [CARTPOLE]))
     empty = make(["gin/experiments/snake_ppo.gin"], "Anakin.population = 2", steps=())
