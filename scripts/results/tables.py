@@ -1,6 +1,7 @@
 """Tables of docs/results.json: the overview, and the page docs/generated/results.md."""
 
 import collections
+import re
 from collections.abc import Mapping, Sequence
 
 from results import aggregates, markdown
@@ -47,12 +48,15 @@ def page(rows: Rows, pictures: Mapping[str, str]) -> str:
 def overview(rows: Rows) -> str:
     """Returns environments down and agents across: the mean return, and the agent steps behind it.
 
-    Of several variants of an agent it has the one without a name, or else the best one.
+    Suites of equal agent steps (`minatar_1m`) have their own lines. Of several variants of an agent
+    a line has the one without a name, or else the best one.
     """
     cells: dict[str, dict[tuple[str, str], results.Row]] = collections.defaultdict(dict)
     for row in _with_runs(rows).values():
         agent, _, variant = row.agent.partition(",")
-        own, key = cells[row.environment], (row.runner, agent)
+        steps = re.search(r"_(\d+)([km])$", row.suite or "")
+        equal = f", {steps[1]}{'kM'[steps[2] == 'm']} steps" if steps else ""
+        own, key = cells[row.environment + equal], (row.runner, agent)
         other = own.get(key)
         better = other and "," in other.agent and row.sample.mean > other.sample.mean
         if not (other and variant) or better:
