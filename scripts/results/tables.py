@@ -54,9 +54,9 @@ def overview(rows: Rows) -> str:
     cells: dict[str, dict[tuple[str, str], results.Row]] = collections.defaultdict(dict)
     for row in _with_runs(rows).values():
         agent, _, variant = row.agent.partition(",")
-        steps = re.search(r"_(\d+)([km])$", row.suite or "")
-        equal = f", {steps[1]}{'kM'[steps[2] == 'm']} steps" if steps else ""
-        own, key = cells[row.environment + equal], (row.runner, agent)
+        equal = re.search(r"_(\d+[km])$", row.suite or "")
+        steps = f", {equal[1].replace('m', 'M')} steps" if equal else ""
+        own, key = cells[row.environment + steps], (row.runner, agent)
         other = own.get(key)
         better = other and "," in other.agent and row.sample.mean > other.sample.mean
         if not (other and variant) or better:
