@@ -38,7 +38,7 @@ class Runner(Protocol):
     def step(self, state: Any, num_updates: int) -> tuple[Any, metrics.Report]:
         """Runs `num_updates` updates, each of one rollout from every stream and one `Agent.update`.
 
-        `state` is donated. The report is on the device; the call does not wait for it.
+        `state` is donated. The report may still be computed on the device when the call returns.
         """
 
     def actor_params(self, state: Any) -> types.PyTree:

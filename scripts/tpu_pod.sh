@@ -139,7 +139,7 @@ test -d podracers/.git || git clone --quiet $(quote "$repository") podracers
 cd podracers
 git fetch --quiet --tags origin
 git checkout --quiet --detach $commit
-make PYTHON=\"\$python\" EXTRAS=tpu install
+make PYTHON=\"\$python\" EXTRAS=tpu,gcs install
 git log -1 --format='installed %H'"
 }
 
