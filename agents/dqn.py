@@ -186,9 +186,10 @@ class DQN:
         if self.distribution is None:
             loss, priority = rlax.huber_loss(td_error, self.huber), jnp.abs(td_error)
         else:
-            loss = priority = self.distribution.loss(
+            loss = self.distribution.loss(
                 output_tm1, a_tm1, r_t, discount_t, target_output_t, selector
             )
+            priority = jnp.maximum(loss, 0.0)  # rounding makes some divergences negative
         metrics = {
             "loss/total": types.Mean.of(sample.weight * loss, weight),
             "value/mean": types.Mean.of(qa_tm1, weight),

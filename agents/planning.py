@@ -78,15 +78,15 @@ def targets(
     terminated = timestep.terminated()[: unroll_steps + 1]
     first_last = last & (jnp.cumsum(last, axis=0) == 1)
     absorbed = (jnp.cumsum(first_last & terminated, axis=0) > 0) & ~last[0]
-    reached = ~ended[:-1] & ~last[0]  # [K] the step into k + 1 belongs to the episode
     reward = timestep.reward[1 : unroll_steps + 1]
+    value_weight = (~ended | absorbed).astype(jnp.float32)
     return Targets(
         policy=extras.policy[: unroll_steps + 1],
         value=jnp.where(absorbed, 0.0, value),
         reward=jnp.where(absorbed[:-1], 0.0, reward),
         policy_weight=(~ended).astype(jnp.float32),
-        value_weight=(~ended | absorbed).astype(jnp.float32),
-        reward_weight=(reached | absorbed[:-1]).astype(jnp.float32),
+        value_weight=value_weight,
+        reward_weight=value_weight[:-1],
     )
 
 

@@ -152,25 +152,26 @@ class Search:
         )
         if self.value_bounds == "node":
             return completed(tree, node)
-        # A constant that is added to all values of a node changes nothing.
-        low, high = self._tree_bounds(tree)
-        return completed(tree, node, rescale_values=False) / (high - low)
+        # A constant that is added to all values of a node changes nothing, except for rounding.
+        values = completed(tree, node, rescale_values=False)
+        return (values - jnp.max(values)) / self._tree_bounds(tree)[1]
 
     def _values(self, tree: mctx.Tree, node: jax.Array) -> jax.Array:
         """Returns the scaled values `[A]` of a node's actions for "puct"."""
         if self.value_bounds == "node":
             return mctx.qtransform_by_parent_and_siblings(tree, node, epsilon=self.min_value_range)
-        low, high = self._tree_bounds(tree)
-        return mctx.qtransform_by_min_max(tree, node, min_value=low, max_value=high)
+        low, value_range = self._tree_bounds(tree)
+        visited = tree.children_visits[node] > 0
+        return jnp.where(visited, tree.qvalues(node) - low, 0.0) / value_range
 
     def _tree_bounds(self, tree: mctx.Tree) -> tuple[jax.Array, jax.Array]:
-        """Returns the lowest and the highest value of visited actions, and the root's."""
+        """Returns the lowest value of visited actions and the root, and the range of values."""
         values = tree.children_rewards + tree.children_discounts * tree.children_values
         visited = tree.children_visits > 0
         root = tree.node_values[mctx.Tree.ROOT_INDEX]
         low = jnp.minimum(root, jnp.min(jnp.where(visited, values, jnp.inf)))
         high = jnp.maximum(root, jnp.max(jnp.where(visited, values, -jnp.inf)))
-        return low, jnp.maximum(high, low + self.min_value_range)
+        return low, jnp.maximum(high - low, self.min_value_range)
 
 
 class _Nodes:

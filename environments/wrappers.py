@@ -36,6 +36,9 @@ class Wrapper:
         # A class also has the methods of the protocol, so `isinstance` alone is not enough.
         if isinstance(inner, type) or not isinstance(inner, environment.Environment):
             object.__setattr__(self, "environment", inner())
+        if self.environment.spec.model is not None:
+            name = type(self).__name__
+            raise errors.UserError(f"{name}(Searchable(...)): expected Searchable({name}(...))")
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -162,7 +165,7 @@ class StickyActions(Wrapper):
         """Advances by the given action or by the previous one."""
         key, repeat_key = jax.random.split(state.key)
         repeated = jax.random.bernoulli(repeat_key, self.repeat_probability)
-        action = jnp.where(repeated, state.action, action)
+        action = jnp.where(repeated, state.action, action).astype(state.action.dtype)
         inner, timestep = self.environment.step(state.inner, action)
         return StickyActionsState(inner, action, key), timestep
 

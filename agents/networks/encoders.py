@@ -294,7 +294,7 @@ class OneHot(nn.Module):
       encoder: module of this file, applied to the codes.
       num_values: number of distinct values; others are coded as zeros. None codes places alone.
       minimum: the lowest value.
-      ignored: names of entries of the observation that are left out.
+      ignored: names of entries of the observation, at any depth, that are left out.
     """
 
     encoder: nn.Module
@@ -311,13 +311,13 @@ class OneHot(nn.Module):
     def __call__(self, observation):
         """Returns the features of the other encoder."""
         observation = without_mask(observation)
-        names = observation.keys() if isinstance(observation, dict) else ()
+        paths, _ = zip(*jax.tree_util.tree_leaves_with_path(observation))
+        names = {getattr(key, "key", "") for path in paths for key in path}
         for name in self.ignored:
             if name not in names:
                 near = errors.nearest(name, names)
                 raise errors.UserError(f"OneHot.ignored: no '{name}' in the observation{near}")
-        if self.ignored:
-            observation = {k: v for k, v in observation.items() if k not in self.ignored}
+        observation = _without(observation, self.ignored)
         places, others = _split_places(observation)
         image, _ = split_image(others)
         if image is None or not places:
@@ -333,6 +333,12 @@ class OneHot(nn.Module):
             return leaf
         codes = jax.nn.one_hot(leaf - self.minimum, self.num_values)
         return codes.reshape(*leaf.shape[:3], -1)  # channels have codes one after the other
+
+
+def _without(observation: types.PyTree, names: Sequence[str]) -> types.PyTree:
+    if not isinstance(observation, dict):
+        return observation
+    return {k: _without(v, names) for k, v in observation.items() if k not in names}
 
 
 def _split_places(observation: types.PyTree) -> tuple[list, types.PyTree]:

@@ -140,7 +140,8 @@ class Projector(nn.Module):
     """From latents to projections, which the consistency loss compares.
 
     Ye et al., "Mastering Atari Games with Limited Data", 2021, https://arxiv.org/abs/2111.00210,
-    with layer normalisation in place of batch normalisation.
+    with layer normalisation instead of batch normalisation, and two layers in the projection instead
+    of three.
 
     Attributes:
       size: size of a projection, and of all layers.

@@ -60,8 +60,8 @@ def curves(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int | None, n
     Columns are agent steps, seconds since the start and the metric.
     """
     prefix = f"{metric}/seed_"
-    seeds = sorted({int(name.removeprefix(prefix)) for x in rows for name in x if prefix in name})
-    names = {seed: f"{prefix}{seed}" for seed in seeds} or {None: metric}
+    seeds = {int(n.removeprefix(prefix)) for x in rows for n in x if n.startswith(prefix)}
+    names = {seed: f"{prefix}{seed}" for seed in sorted(seeds)} or {None: metric}
     found = {
         seed: [(x["step"], x["wall_time"], x[name]) for x in rows if x.get(name) is not None]
         for seed, name in names.items()

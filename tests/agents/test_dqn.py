@@ -3,6 +3,7 @@
 Axis legend: `T` time, `N` drawn sequences, `A` actions, `Z` atoms.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -111,6 +112,25 @@ def test_the_loss_equals_a_slow_one(distribution, double):
     priority = losses if distribution else np.sqrt(2.0 * losses)
     priority = np.where(kept, priority, -1.0)
     np.testing.assert_allclose(output.priority, priority, rtol=1e-3, atol=1e-4)
+
+
+def test_learnt_distributions_are_drawn_again():
+    """Rounding makes divergences negative, and replay reads these as "nothing to learn"."""
+    agent = dataclasses.replace(_agent(distribution=CATEGORICAL), gamma=1.0)
+    sample = _sample()
+    features = sample.rollout.timestep.observation["features"]
+    shape = features.shape[:2]
+    observation = {
+        "features": jnp.broadcast_to(features[:1], features.shape),
+        "action_mask": jnp.broadcast_to(jnp.arange(3) == 0, features.shape),
+    }
+    step_type = jnp.full(shape, types.MID)
+    timestep = types.TimeStep(observation, jnp.zeros(shape), jnp.ones(shape), step_type)
+    action = jnp.zeros_like(sample.rollout.action)
+    sample = sample._replace(rollout=types.Rollout(timestep, action, (), ()))
+    params = _params(agent, 1)
+    priority = jax.jit(agent._loss)(params, sample, params).priority
+    assert 0.0 <= jnp.min(priority) <= jnp.max(priority) < 1e-6
 
 
 def test_noise_is_of_each_sequence_and_of_each_parameters(monkeypatch):

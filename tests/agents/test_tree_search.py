@@ -104,7 +104,8 @@ def test_temperature_decides_how_random_actions_are(kind):
 
 @pytest.mark.parametrize("bounds", ["node", "tree"])
 @pytest.mark.parametrize("kind", ["gumbel", pytest.param("puct", marks=pytest.mark.slow)])
-def test_policies_ignore_differences_of_values_below_the_minimal_range(kind, bounds):
+@pytest.mark.parametrize("offset", [0.0, 2.0, -2.0])  # whose float32 absorb a range of 1e-8
+def test_policies_ignore_differences_of_values_below_the_minimal_range(kind, bounds, offset):
     @functools.partial(jax.jit, static_argnums=1)
     def largest(difference, min_value_range):
         options = {"min_value_range": min_value_range, "value_bounds": bounds}
@@ -112,10 +113,11 @@ def test_policies_ignore_differences_of_values_below_the_minimal_range(kind, bou
 
         def model(action, node):
             output, _ = _model(action, node)
-            reward = difference * (action == 1)
+            reward = offset + difference * (action == 1)
             return output.replace(reward=reward, discount=jnp.zeros(())), node
 
-        return jnp.max(how.run(model, _root(SITUATIONS[:1]), None, 0.0, _keys()[:1]).policy)
+        root = _root(SITUATIONS[:1]).replace(value=jnp.full(1, offset))
+        return how.run(model, root, None, 0.0, _keys()[:1]).policy[0, 1]
 
     sharp = float(largest(1e-3, 1e-8))
     assert sharp > 0.6

@@ -80,7 +80,7 @@ def test_time_limit_spec_has_the_lower_limit(inner, limit, expected):
 
 
 def test_render_passes_through():
-    wrapped = wrappers.TimeLimit(functools.partial(wrappers.Searchable, gridworld.GridWorld))
+    wrapped = wrappers.Searchable(functools.partial(wrappers.TimeLimit, gridworld.GridWorld))
     state, _ = wrapped.reset(jax.random.key(0))
     inner_state, _ = gridworld.GridWorld().reset(jax.random.key(0))
     np.testing.assert_array_equal(wrapped.render(state), gridworld.GridWorld().render(inner_state))
@@ -93,7 +93,9 @@ def test_render_passes_through():
 class Echo:
     """Observes the executed action."""
 
-    spec = environment.EnvironmentSpec("Echo", specs.Array((), np.int32), specs.DiscreteArray(9))
+    spec = environment.EnvironmentSpec(
+        "Echo", specs.Array((), np.int32), specs.DiscreteArray(9, np.int8)
+    )
 
     def reset(self, key):
         del key

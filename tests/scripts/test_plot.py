@@ -219,6 +219,7 @@ def test_a_folder_stands_for_the_runs_in_it(make, call, tmp_path, capsys):
 
 def test_user_mistakes(make, call, tmp_path):
     out, path = tmp_path / "x.png", make([CATCH])
+    members = make([CATCH], "Anakin.population = 2", seeds=(0, 1))
     for name in "cd":
         (tmp_path / name).mkdir()
     (tmp_path / "c" / "config.gin").write_text("SEED = 3\n")
@@ -228,6 +229,7 @@ def test_user_mistakes(make, call, tmp_path):
         ("--run_dir", tmp_path / "c" / "config.gin", "--out", out): "expected folders",
         ("--run_dir", tmp_path / "c", "--out", out): "Experiment.agent",
         ("--run_dir", path, "--metric", "los", "--out", out): "'los'",
+        ("--run_dir", members, "--metric", "return", "--out", out): "'return'",
         ("--run_dir", path, "--out", tmp_path / "no" / "x.png"): "cannot write",
     }
     for words, phrase in cases.items():

@@ -200,7 +200,7 @@ class RuleAgent:
     ) -> tuple[Learner, dict[str, types.Mean]]:
         """Takes one gradient step."""
         rollout = rollout._replace(
-            timestep=self._preprocess.apply(learner.normalizer, rollout.timestep)
+            timestep=self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
         )
         params = learner.train_state.params
         unroll = functools.partial(self._unroll, rollout=rollout)

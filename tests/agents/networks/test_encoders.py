@@ -154,6 +154,9 @@ def test_places_become_planes_after_the_codes_of_the_grid():
     expected = np.concatenate([slow(observation).reshape(rows, -1), vector], axis=1)
     np.testing.assert_array_equal(flat, expected)
     assert np.sum(slow(observation)[..., 3:5]) < 2 * rows  # one is outside
+    inputs = {"observation": encoders.without_mask(observation)}
+    nested = encoders.OneHot(encoders.MLP(()), **options).apply({}, inputs)
+    np.testing.assert_array_equal(nested, expected)
     # Without codes, the grid is one channel.
     flat = encoders.OneHot(encoders.MLP(()), ignored=("step_count",)).apply({}, observation)
     image = np.concatenate([board[..., None], slow(observation)[..., 3:]], axis=-1)
