@@ -140,8 +140,8 @@ class Projector(nn.Module):
     """From latents to projections, which the consistency loss compares.
 
     Ye et al., "Mastering Atari Games with Limited Data", 2021, https://arxiv.org/abs/2111.00210,
-    with layer normalisation instead of batch normalisation, and two layers in the projection instead
-    of three.
+    with layer normalisation instead of batch normalisation, and two layers in the projection, not
+    three.
 
     Attributes:
       size: size of a projection, and of all layers.
