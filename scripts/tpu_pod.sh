@@ -324,7 +324,10 @@ kill -KILL \"\$(cat ~/$mark.pid)\""
 attempt() {
   became=lost
   await_ready
-  became="$(outcome)" || return 0
+  became="$(outcome)" || {
+    became=lost
+    return 0
+  }
   [[ $became != finished ]] || return 0
   if [[ $became != running ]]; then
     became=lost

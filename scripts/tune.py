@@ -41,7 +41,9 @@ def main() -> int:
     runner = experiment.load(options.gin_file, options.gin_bindings).runner
     fields = [field.name for field in dataclasses.fields(runner)]
     choices = candidates.parse(options.parameters or [], fields, runner.__name__)
-    if options.out.is_dir() or not os.access(options.out.parent, os.W_OK):  # before the search
+    exists = options.out.exists()
+    target = options.out if exists else options.out.parent
+    if target.is_dir() == exists or not os.access(target, os.W_OK):  # before the search
         raise errors.UserError(f"--out: cannot write '{options.out}'")
     name = f"{runner.__module__}.{runner.__qualname__}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C

@@ -181,7 +181,7 @@ def bound_names(paths: Iterable[str]) -> set[str]:
     """Returns the macros (`SEED`) and parameters (`PPO.gamma`) of .gin files and their includes."""
     names = set()
     for path in paths:
-        text = pathlib.Path(find(path)).read_text(encoding="utf-8-sig")
+        text = pathlib.Path(find(path)).read_text("utf-8-sig", "replace")
         bound = re.findall(r"^([\w./]+) *=|%(\w+)", text, re.MULTILINE)
         names |= {".".join("".join(pair).split(".")[-2:]) for pair in bound}
         names |= bound_names(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE))

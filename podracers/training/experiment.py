@@ -180,9 +180,23 @@ class Experiment:
                     f"Experiment.total_steps: expected at most {errors.INT32_MAX} updates of "
                     f"{runner.steps_per_update} agent steps, got {self.total_steps}"
                 )
+            if self.profile_update is not None and self.profile_update >= num_updates:
+                raise errors.UserError(
+                    f"Experiment.profile_update: expected less than {num_updates}, the updates of "
+                    f"the run; got {self.profile_update}"
+                )
             if all(map(config.name_of, (self.environment, self.agent, self.runner_class()))):
                 config.refuse_supplied()  # parts made in Python may replace bound values
             return Parts(environment, agent, runner, evaluator, greedy_evaluator, num_updates)
+
+    def text(self) -> str:
+        """Returns the text of `config.gin`; an empty one where Python set or replaced options."""
+        with self.configured():
+            text = config.text()
+            made = gin.get_configurable(Experiment)() if text else None
+        names = [field.name for field in dataclasses.fields(self)]
+        is_complete = made and all(getattr(self, name) == getattr(made, name) for name in names)
+        return text if is_complete else ""
 
     def configured(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which gin has this experiment's configuration."""

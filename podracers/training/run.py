@@ -53,8 +53,8 @@ class StopRequest:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        # The signal may have interrupted a write to the same stream.
-        with contextlib.suppress(RuntimeError):
+        # The signal may have interrupted a write to the same stream, or ended its reader.
+        with contextlib.suppress(RuntimeError, OSError):
             print(f"{self.signal.name}: saving a checkpoint, then leaving", file=sys.stderr)
 
 
@@ -180,21 +180,28 @@ class Run:
                 for line in runner.describe():
                     self._print_line(line)
                 self._state = runner.init(experiment.seed)
-            if resume:
-                self._restore()
+                if resume:
+                    self._restore()
             self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
         self._provenance = run_directory.provenance()
 
     def _restore(self) -> None:
-        restored = self._checkpointer.restore(self._state)
+        template = self._state
+        if self._experiment.checkpoint_replay:  # a state beside the restored one takes its memory
+            template = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template
+            )
+            self._state = None
+        restored = self._checkpointer.restore(template)
         if restored is None:
-            own = self._directory.path / "checkpoints"
-            if processes.on_lead(lambda: storage.steps(storage.path(own))):
+            if place := processes.on_lead(self._earlier_checkpoints):
                 raise errors.UserError(
-                    f"expected the checkpoints of '{own}' in Experiment.checkpoint_directory = "
-                    f"'{self._directory.checkpoints}'; got none"
+                    f"expected the checkpoints of '{place}' in '{self._directory.checkpoints}'; "
+                    "got none: bind Experiment.checkpoint_directory to their folder"
                 )
+            if self._state is None:
+                self._state = self._runner.init(self._experiment.seed)
             self._print_line("there is no checkpoint yet: starting from the beginning")
             return
         step, self._state, metadata = restored
@@ -212,6 +219,13 @@ class Run:
             )
         self._clock = Clock(**metadata["clock"])
         self._print_line(f"resuming from step {step:,}")
+
+    def _earlier_checkpoints(self) -> str | None:
+        """Returns the folder that `config.gin` names for checkpoints if there are any in it."""
+        begun = config.read(self._directory.read_config(), "config.gin")
+        own = self._directory.path / "checkpoints"
+        places = [own, begun.get("Experiment.checkpoint_directory") or own]
+        return next((str(place) for place in places if storage.steps(storage.path(place))), None)
 
     @property
     def steps(self) -> int:
@@ -297,8 +311,7 @@ class Run:
         for logger in self._loggers:
             logger.write(self.steps, values)
         period = experiment.checkpoint_period
-        # The last update is saved with the score of the final evaluation.
-        due = period and self._update % period == 0 and self._update < self._parts.num_updates
+        due = period and self._update % period == 0
         if score is not None or due:
             self._save(score)
 
@@ -442,6 +455,7 @@ class Run:
 
     def _finish(self) -> dict[str, Any] | None:
         """Runs the final evaluation, saves, and writes the summary; None if a signal stopped it."""
+        self._save(None)  # an evaluation that fails must not lose the training
         score, results, uniform = self._evaluate(final=True)
         if score is None:
             return None
@@ -511,8 +525,10 @@ def train(
     parts = experiment.build()
     with experiment.configured():
         experiment_lib.check(parts, experiment.seed, experiment.tracker)
+        if (shared := experiment.checkpoint_directory) is not None:
+            storage.require_shared("Experiment.checkpoint_directory", shared, False)
         directory.create()
-        storage.write(directory.config, config.text())
+        storage.write(directory.config, experiment.text())
     with StopRequest() as stop:
         return Run(
             experiment, parts, directory, stop=stop, print_line=print_line, progress=False

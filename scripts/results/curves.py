@@ -163,7 +163,8 @@ def levels(runs: Iterable[Run]) -> dict[str, float]:
 def _recorded() -> list[tuple[results.Row, frozenset[tuple[str, str]]]]:
     """Returns the rows of docs/results.json that have runs, with their tasks."""
     found = []
-    for row in (row for row in results.read().values() if row.runs):
+    rows = results.read().values() if results.PATH.is_file() else ()  # a wheel has no results
+    for row in (row for row in rows if row.runs):
         files = [row.gin_file, command_line.runner_file(row.runner.lower())]
         with contextlib.suppress(errors.UserError):  # a package of the environment is missing
             experiment.load(files, row.gin_bindings)
