@@ -349,6 +349,14 @@ def test_train_repeats_failures_but_no_user_errors(cloud, code, starts, phrase):
     assert (_runs(folder)[0] / "starts").read_text().count("\n") == starts
 
 
+def test_lost_connections_count_as_failures(cloud):
+    folder, _ = cloud
+    (folder / "broken").write_text("ssh then echo stopped\n" * 2)
+    result = _pod(cloud, "train", "--restarts=1", "--poll=0", "--", "--gin_file", "a.gin")
+    assert result.returncode == 1
+    assert "lost, 2 times" in result.stderr
+
+
 @pytest.mark.slow
 def test_a_broken_connection_starts_no_run_on_a_partial_copy(cloud):
     folder, _ = cloud

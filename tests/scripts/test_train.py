@@ -180,6 +180,7 @@ def test_mistakes_about_run_directories(reference, folder, config, run):
         ("--gin_file", config, "--run_dir", folder / "file" / "run"): "Not a directory",
         ("--run_dir", folder / "referense", "--resume"): f"did you mean '{reference}'",
         ("--run_dir", folder / "binary", "--resume"): "config.gin",
+        ("--gin_file", folder / "binary" / "config.gin", "--sed=3"): "--sed",
         ("--resume",): "--resume needs --run_dir",
         ("--run_dir", folder / "new"): "no --gin_file",
     }
@@ -207,3 +208,6 @@ def test_checkpoints_elsewhere_outlive_the_run_directory(tmp_path, run):
     assert last.returncode == 0, last.stderr
     assert "resuming from step 1,024" in last.stdout
     assert processes.final_state(run_dir)[0] == 2560
+    empty = f"Experiment.checkpoint_directory = '{tmp_path / 'empty'}'"
+    moved = run(_HERE, "--run_dir", run_dir, "--resume", "--gin_bindings", empty)
+    processes.assert_mistake(moved, f"expected the checkpoints of '{kept}'")

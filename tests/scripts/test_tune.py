@@ -126,6 +126,7 @@ def test_the_best_must_win_every_round(modules):
         (("--parameters", "num_envs=8,0"), "'8,0'"),
         (("--minutes", "0"), "--minutes"),
         (("--out", "missing/tuned.gin"), "--out"),
+        (("--out", f"{__file__}/tuned.gin"), "--out"),
         (("--gin_bindings", "PPO.gama = 1"), "'gamma'"),
     ],
 )

@@ -119,6 +119,7 @@ MISTAKES = {
     "RUNNER = @Sebulba\nSebulba.timeout = 0": ("Sebulba.timeout", "got 0"),
     "Experiment.checkpoint_directory = 'kept'": ("an absolute path, or gs://BUCKET",),
     "TOTAL_STEPS = 1e30": ("Experiment.total_steps", "updates"),
+    "Experiment.profile_update = 1_000_000": ("Experiment.profile_update", "less than"),
     "TOTAL_STEPS = 1e999": ("Experiment.total_steps", "inf"),
 }
 

@@ -1,6 +1,7 @@
 """Tests of a run between its first update and its summary."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import math
@@ -8,8 +9,10 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,7 +22,16 @@ from tensorboard.util import tensor_util
 
 from environments import catch
 from podracers import errors, evaluation, types
-from podracers.training import checkpoint, config, experiment, run, run_directory, train, trained
+from podracers.training import (
+    checkpoint,
+    config,
+    experiment,
+    loggers,
+    run,
+    run_directory,
+    train,
+    trained,
+)
 from tests import documented, processes
 
 RATES = (1e-4, 1e-2)
@@ -356,22 +368,57 @@ def test_a_run_keeps_its_configuration_and_commit_and_keeps_others_out(
         assert "SEED = 3" in text
 
 
-def test_a_final_evaluation_that_was_stopped_counts_after_it_is_repeated(
-    population, tmp_path, monkeypatch
+@pytest.mark.parametrize("error", [evaluation.Stopped, errors.RunFailure("out of memory")])
+def test_a_final_evaluation_that_has_ended_early_can_be_repeated(
+    population, tmp_path, monkeypatch, error
 ):
-    def stop(*_):
-        raise evaluation.Stopped
+    def end(*_):
+        raise error
 
-    bindings = ["Experiment.evaluation_period = 0", "Experiment.checkpoint_period = 5"]
+    bindings = ["Experiment.evaluation_period = 0", "Experiment.checkpoint_period = 0"]
     changed = experiment.load([str(population[0].config)], bindings)
     directory = run_directory.RunDirectory(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(experiment.Parts, "evaluate", stop)
-        assert _run(changed, directory)[0] is None
+        patched.setattr(experiment.Parts, "evaluate", end)
+        with contextlib.suppress(errors.RunFailure):
+            assert _run(changed, directory)[0] is None
     assert (_score(directory, 640), directory.summary.exists()) == (None, False)
+    restore = checkpoint.Checkpointer.restore
+
+    def restored(self, template):
+        # An initial state beside the restored one would take as much memory.
+        assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(template))
+        return restore(self, template)
+
+    monkeypatch.setattr(checkpoint.Checkpointer, "restore", restored)
     summary, _ = _run(changed, directory, resume=True)
     assert summary["best_checkpoint"] == 640
     assert _score(directory, 640) == pytest.approx(summary["evaluation"]["return"])
+
+
+def test_a_signal_counts_though_nobody_reads_the_message(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)  # as `tee`, which the same Ctrl-C ends
+    stream = os.fdopen(writer, "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with run.StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        logger = loggers.TerminalLogger(10)
+        logger.write(5, {"episode/return": 1.0})
+        logger.close()
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()
+    assert stop.signal == signal.SIGINT
+
+
+def test_options_that_python_replaced_leave_no_configuration(settings, tmp_path):
+    assert "checkpoint_period = 3" in settings.text()
+    replaced = dataclasses.replace(settings, seed=7)
+    kept = {"checkpoint_directory": str(tmp_path / "kept")}
+    run.train(dataclasses.replace(replaced, **kept), tmp_path / "run")
+    assert (tmp_path / "run" / "config.gin").read_text() == ""
+    with pytest.raises(errors.UserError, match="kept' is in use"):
+        run.train(dataclasses.replace(settings, **kept), tmp_path / "other")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
