@@ -145,6 +145,11 @@ def test_population_values_are_configurations(make, curves):
     assert _drawn(curves, *paths) == {"Catch": dict(zip(labels, (2, 3)))}
 
 
+def test_a_wheel_has_no_recorded_results(curves, monkeypatch, tmp_path):
+    monkeypatch.setattr(curves.results, "PATH", tmp_path / "results.json")
+    assert curves._recorded.__wrapped__() == []
+
+
 def test_levels_are_a_random_policy_and_published_or_highest_returns(make, curves):
     def levels(*paths, metric="episode/return"):
         (panel,) = curves.panels([x for path in paths for x in curves.read(path)], metric)

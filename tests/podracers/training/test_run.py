@@ -396,7 +396,7 @@ def test_a_final_evaluation_that_has_ended_early_can_be_repeated(
     assert _score(directory, 640) == pytest.approx(summary["evaluation"]["return"])
 
 
-def test_a_signal_counts_though_nobody_reads_the_message(monkeypatch):
+def test_a_signal_counts_after_the_reader_of_stderr_has_ended(monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)  # as `tee`, which the same Ctrl-C ends
     stream = os.fdopen(writer, "w", buffering=1)
