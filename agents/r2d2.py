@@ -160,11 +160,11 @@ class R2D2:
         timestep = self._preprocess.apply(params.normalizer, timestep)
         timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
         q_values, core = self._network.step(params.params, actor_state.core, timestep)
-        q_values = exploration.legal_q_values(q_values, timestep.observation)
         action = exploration.epsilon_greedy(
             q_values, timestep.observation, actor_state.epsilon, key
         )
-        value = categorical.signed_parabolic(jnp.max(q_values, axis=-1))
+        value = exploration.best_q_value(q_values, timestep.observation)
+        value = categorical.signed_parabolic(value)
         extras = Extras(value, layers.take(q_values, action))
         return action, actor_state._replace(core=core, action=action), extras
 

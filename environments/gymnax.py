@@ -24,7 +24,6 @@ class State(NamedTuple):
 
     inner: Any  # gymnax's state
     key: jax.Array  # [] typed key of the episode
-    steps: jax.Array  # [] int32, steps taken in this episode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,18 +68,18 @@ class Gymnax:
         inner, params = self._built
         reset_key, step_key = jax.random.split(key)
         observation, state = inner.reset_env(reset_key, params)
-        state = State(adaptors.strong(state), step_key, jnp.zeros((), jnp.int32))
+        state = State(adaptors.strong(state), step_key)
         return state, types.restart(self._observe(observation))
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         inner, params = self._built
         # XLA removes the `fold_in` where the dynamics ignore the key; a split would be carried.
-        step_key = jax.random.fold_in(state.key, state.steps)
+        step_key = jax.random.fold_in(state.key, state.inner.time)
         observation, stepped, reward, terminated, _ = inner.step_env(
             step_key, state.inner, action, params
         )
         truncated = inner.is_truncated(stepped, params)
-        state = State(adaptors.strong(stepped), state.key, state.steps + 1)
+        state = State(adaptors.strong(stepped), state.key)
         observation = self._observe(observation)
         return state, types.transition(observation, reward, terminated, truncated)
 

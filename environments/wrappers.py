@@ -130,8 +130,8 @@ class StickyActions(Wrapper):
     """Executes the previous action instead of the chosen one, with a fixed probability.
 
     Machado et al., "Revisiting the Arcade Learning Environment", 2018,
-    https://arxiv.org/abs/1709.06009. Before an episode's first step, the previous action is
-    `spec.action.generate_value()`: 0 if actions are discrete.
+    https://arxiv.org/abs/1709.06009. Before an episode's first step, the previous action is 0, or
+    the bound that is nearest to it.
 
     Attributes:
       repeat_probability: probability of a repetition; 0.1 as in MinAtar (Young and Tian 2019,
@@ -156,7 +156,8 @@ class StickyActions(Wrapper):
     def reset(self, key: jax.Array) -> tuple[StickyActionsState, types.TimeStep]:
         reset_key, key = jax.random.split(key)
         inner, timestep = self.environment.reset(reset_key)
-        action = jnp.asarray(self.spec.action.generate_value())
+        spec = self.spec.action
+        action = jnp.clip(jnp.zeros(spec.shape, spec.dtype), spec.minimum, spec.maximum)
         return StickyActionsState(inner, action, key), timestep
 
     def step(

@@ -283,7 +283,7 @@ class OneHot(nn.Module):
     """One-hot codes of all integers of an observation, then another encoder.
 
     A grid `[H, W]` of numbers that stand for kinds (of pieces, of cells) becomes an image
-    `[H, W, num_values]`; another number, a vector `[num_values]`. Bytes and booleans stay.
+    `[H, W, num_values]`; another number, a vector `[num_values]`. Booleans stay.
 
     Where there is one grid or image, the code of a place in it is a plane `[H, W]`: a channel of
     the image, after the others. Places are dicts of integers `row` and `col`, and integers
@@ -328,10 +328,9 @@ class OneHot(nn.Module):
         return self.encoder({"image": image, "vector": vector})
 
     def _codes(self, leaf: jax.Array) -> jax.Array:
-        is_byte = leaf.dtype == jnp.uint8
-        if self.num_values is None or is_byte or not jnp.issubdtype(leaf.dtype, jnp.integer):
+        if self.num_values is None or not jnp.issubdtype(leaf.dtype, jnp.integer):
             return leaf
-        codes = jax.nn.one_hot(leaf - self.minimum, self.num_values)
+        codes = jax.nn.one_hot(leaf.astype(jnp.int32) - self.minimum, self.num_values)
         return codes.reshape(*leaf.shape[:3], -1)  # channels have codes one after the other
 
 

@@ -9,6 +9,7 @@ Axis legend: `B` streams.
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from environments import adaptors
 from environments.envpool import families, scratch, spaces
 from podracers import environment, errors, types
 
+_LOGGER = logging.getLogger(__name__)
 _STEP = ("reward", "done", "trunc", "elapsed_step")
 
 
@@ -89,6 +91,10 @@ class EnvPool:
         """
         import envpool  # noqa: PLC0415  (slow to import)
 
+        if self.task_id.rpartition("-")[0] in families.ONE_PROBLEM:
+            _LOGGER.warning(
+                "%s: all episodes have one problem; see %s", self.task_id, self.jax_twin
+            )
         seeds = environment.stream_seeds(key, env_id).tolist()
         options = self._task.options
         start = functools.partial(

@@ -112,6 +112,27 @@ FAMILIES = {
 }
 
 
+# Jumanji's tasks that EnvPool starts from one problem, whatever the seed.
+ONE_PROBLEM = frozenset(
+    f"Jumanji/{name}"
+    for name in (
+        "BinPack",
+        "CVRP",
+        "Connector",
+        "FlatPack",
+        "JobShop",
+        "LevelBasedForaging",
+        "MMST",
+        "MultiCVRP",
+        "PacMan",
+        "RobotWarehouse",
+        "SearchAndRescue",
+        "Sokoban",
+        "Tetris",
+    )
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """One EnvPool task with its options and its time limit.

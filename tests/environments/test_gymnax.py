@@ -79,7 +79,11 @@ def test_dynamics_draw_new_noise_at_every_step():
     @compiled
     def slide(key):
         state, _ = env.reset(key)
-        move = jax.vmap(lambda n: env.step(state._replace(steps=n), jnp.int32(1)))
+
+        @jax.vmap
+        def move(time):
+            return env.step(state._replace(inner=state.inner.replace(time=time)), jnp.int32(1))
+
         return move(jnp.arange(12))[1].observation
 
     assert len(np.unique(slide(jax.random.key(0)))) > 1

@@ -109,7 +109,7 @@ def test_integers_become_one_hot_codes_and_other_leaves_stay():
     board = np.array([[[-1, 0], [2, 3]], [[1, 1], [-1, 9]]])
     observation = {
         "board": jnp.asarray(board),
-        "place": jnp.array([0, 2]),
+        "place": jnp.array([0, 2], jnp.uint8),
         "speed": jnp.array([[0.5], [0.25]]),
         "walls": jnp.array([[True], [False]]),
         "action_mask": jnp.ones((2, 4), bool),

@@ -190,6 +190,15 @@ def test_jax_twins():
     assert {task_id: envpool.EnvPool(task_id).jax_twin for task_id in twins} == twins
 
 
+def test_a_task_with_one_problem_is_reported(caplog):
+    for task_id, count in (("Jumanji/Knapsack-v1", 0), ("Jumanji/CVRP-v1", 1)):
+        envs = envpool.EnvPool(task_id).make(jax.random.key(0), np.arange(8), 1)
+        first = jax.tree.leaves(envs.reset().observation)
+        assert all(np.all(leaf == leaf[:1]) for leaf in first) == bool(count)
+        assert caplog.text.count("one problem; see @jumanji.Jumanji") == count
+        envs.close()
+
+
 def test_only_images_are_drawn():
     factory = envpool.EnvPool("Pong-v5")
     image = factory.render(types.restart(factory.spec.zero_observation()))
