@@ -172,5 +172,6 @@ def require_discrete(agent: Any) -> None:
     if not isinstance(spec.action, specs.DiscreteArray):
         raise errors.UserError(
             f"{type(agent).__name__} needs discrete actions, and those of {spec.name} are "
-            f"{spec.action!r}: use SAC or PPO, or for a few discrete ones wrappers.FlattenAction"
+            f"{spec.action!r}: use SAC or PPO, or wrappers.FlattenAction for a "
+            "multi-discrete action"
         )

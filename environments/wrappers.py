@@ -37,8 +37,10 @@ class Wrapper:
         if isinstance(inner, type) or not isinstance(inner, environment.Environment):
             object.__setattr__(self, "environment", inner())
         if self.environment.spec.model is not None:
-            name = type(self).__name__
-            raise errors.UserError(f"{name}(Searchable(...)): expected Searchable({name}(...))")
+            raise errors.UserError(
+                f"{type(self).__name__}.environment: expected an environment without Searchable, "
+                "which must be the outermost wrapper"
+            )
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

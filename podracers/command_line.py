@@ -3,12 +3,13 @@
 import argparse
 import contextlib
 import difflib
+import io
 import os
 import pathlib
 import runpy
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -17,6 +18,8 @@ from podracers import errors
 from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
 from podracers.training import config
+
+_STREAM_OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
 
 
 class Parser(argparse.ArgumentParser):
@@ -160,13 +163,43 @@ def ending(error: BaseException) -> Ending:
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 
+class _Output(io.TextIOWrapper):
+    """Standard output or standard error, which discards text once the reader of its pipe has ended.
+
+    Ctrl-C in `train.py 2>&1 | tee log` also ends `tee`, and the run has yet to save.
+    """
+
+    def write(self, text: str) -> int:
+        with self._discarding():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._discarding():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _discarding(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+
+
 def run(main: Callable[[], int | None]) -> None:
     """Runs a script's `main`, and exits with its result or with the code of `ending`.
 
+    A pipe whose reader has ended does not end the script.
     Modules in the working directory can be imported, after those of the same name elsewhere.
     """
     # An editable installation finds the packages of this project after all of `sys.path`.
     sys.path += [str(pathlib.Path(__file__).parents[1]), ""]
+    for name in ("stdout", "stderr"):
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            options = {key: getattr(stream, key) for key in _STREAM_OPTIONS}
+            setattr(sys, name, _Output(stream.buffer, **options))
     code, end = 0, None
     try:
         code = main() or 0
@@ -181,11 +214,9 @@ def run(main: Callable[[], int | None]) -> None:
     if end:
         # Before the report: a process that reports a peer's failure exits at once.
         peers.fail(end.cause, code)
-        with contextlib.suppress(OSError):  # the reader of a pipe may have ended
-            print(end.report, file=sys.stderr)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
+        print(end.report, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
     if (end and several) or pipeline.abandoned():
         # An orderly exit would wait for processes that are gone or for threads that hang.
         if not end:

@@ -311,8 +311,8 @@ class OneHot(nn.Module):
     def __call__(self, observation):
         """Returns the features of the other encoder."""
         observation = without_mask(observation)
-        paths, _ = zip(*jax.tree_util.tree_leaves_with_path(observation))
-        names = {getattr(key, "key", "") for path in paths for key in path}
+        leaves = jax.tree_util.tree_leaves_with_path(observation)
+        names = {getattr(key, "key", "") for path, _ in leaves for key in path}
         for name in self.ignored:
             if name not in names:
                 near = errors.nearest(name, names)

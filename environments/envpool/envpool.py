@@ -91,10 +91,6 @@ class EnvPool:
         """
         import envpool  # noqa: PLC0415  (slow to import)
 
-        if self.task_id.rpartition("-")[0] in families.ONE_PROBLEM:
-            _LOGGER.warning(
-                "%s: all episodes have one problem; see %s", self.task_id, self.jax_twin
-            )
         seeds = environment.stream_seeds(key, env_id).tolist()
         options = self._task.options
         start = functools.partial(
@@ -122,6 +118,8 @@ class EnvPool:
 
     @functools.cached_property
     def _task(self) -> families.Task:
+        if self.task_id.rpartition("-")[0] in families.ONE_PROBLEM:
+            _LOGGER.warning("%s has one problem in all episodes", self.task_id)
         return families.load(self.task_id, self.options, self.max_episode_steps, self.action_repeat)
 
     @functools.cached_property

@@ -131,6 +131,7 @@ class Checkpointer:
             path = self._directory / str(step) / _SCORE
             if score is not None and processes.is_lead():
                 storage.write(path, json.dumps({"score": score}))
+                self._remove_old()
             return
         if not self._replay:
             state = agent_lib.without_replay(state)
@@ -166,17 +167,17 @@ class Checkpointer:
             return
         self._newest, self._saving = self._saving, None
         if processes.is_lead():
-            with contextlib.suppress(Exception):  # the next save tries again
-                self._remove_old()
+            self._remove_old()
 
     def _require_directory(self) -> None:
         if self._descriptor is not None:
             storage.require_same(self._directory, self._descriptor)
 
     def _remove_old(self) -> None:
-        best = self._best_first()[: self._keep_best]
-        for step in {*self._listed()[: -self._keep_latest]}.difference(best):
-            (self._directory / str(step)).rmtree(missing_ok=True)
+        with contextlib.suppress(Exception):  # the next save tries again
+            best = self._best_first()[: self._keep_best]
+            for step in {*self._listed()[: -self._keep_latest]}.difference(best):
+                (self._directory / str(step)).rmtree(missing_ok=True)
 
     def _listed(self) -> list[int]:
         with storage.failures(f"list {self._directory}"):

@@ -113,6 +113,8 @@ class Experiment:
     # gin's configuration when the experiment was made, which gin's classes read when they are
     # called. A copy by `dataclasses.replace` keeps it.
     _state: config.State = dataclasses.field(default_factory=config.snapshot, repr=False)
+    # Set by `load`. A copy by `dataclasses.replace` may have other options than the files.
+    _is_loaded: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __post_init__(self):
         if isinstance(self.total_steps, float) and self.total_steps.is_integer():
@@ -192,11 +194,7 @@ class Experiment:
     def text(self) -> str:
         """Returns the text of `config.gin`; an empty one where Python set or replaced options."""
         with self.configured():
-            text = config.text()
-            made = gin.get_configurable(Experiment)() if text else None
-        names = [field.name for field in dataclasses.fields(self)]
-        is_complete = made and all(getattr(self, name) == getattr(made, name) for name in names)
-        return text if is_complete else ""
+            return config.text() if self._is_loaded else ""
 
     def configured(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which gin has this experiment's configuration."""
@@ -220,7 +218,9 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
     def read(bindings: Sequence[str]) -> Experiment:
         config.parse(gin_files, bindings, Experiment)
         with config.user_errors("Experiment"):
-            return gin.get_configurable(Experiment)()
+            made = gin.get_configurable(Experiment)()
+        object.__setattr__(made, "_is_loaded", True)
+        return made
 
     settings = read(gin_bindings)
     if not isinstance(settings.runner, tuple):

@@ -4,7 +4,6 @@ Steps are agent steps over all environments. On resumption every log drops the v
 checkpoint, so that an interrupted run leaves the same log as an uninterrupted one.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -221,5 +220,4 @@ class TerminalLogger:
         (task,) = self._display.tasks
         left = rich.progress.TimeRemainingColumn().render(task).plain
         line = f"{task.percentage:3.0f}%  {left} left  {task.completed:,} steps  {task.description}"
-        with contextlib.suppress(OSError):  # the reader of a pipe may have ended
-            print(line, file=self._display.console.file, flush=True)
+        print(line, file=self._display.console.file, flush=True)

@@ -53,8 +53,8 @@ class StopRequest:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        # The signal may have interrupted a write to the same stream, or ended its reader.
-        with contextlib.suppress(RuntimeError, OSError):
+        # The signal may have interrupted a write to the same stream.
+        with contextlib.suppress(RuntimeError):
             print(f"{self.signal.name}: saving a checkpoint, then leaving", file=sys.stderr)
 
 
@@ -187,24 +187,21 @@ class Run:
         self._provenance = run_directory.provenance()
 
     def _restore(self) -> None:
+        if self._checkpointer.latest_step() is None:
+            if place := processes.on_lead(self._earlier_checkpoints):
+                raise errors.UserError(
+                    f"expected the checkpoints of '{place}' in '{self._directory.checkpoints}'; "
+                    "got none: bind Experiment.checkpoint_directory to their folder"
+                )
+            self._print_line("there is no checkpoint yet: starting from the beginning")
+            return
         template = self._state
         if self._experiment.checkpoint_replay:  # a state beside the restored one takes its memory
             template = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), template
             )
             self._state = None
-        restored = self._checkpointer.restore(template)
-        if restored is None:
-            if place := processes.on_lead(self._earlier_checkpoints):
-                raise errors.UserError(
-                    f"expected the checkpoints of '{place}' in '{self._directory.checkpoints}'; "
-                    "got none: bind Experiment.checkpoint_directory to their folder"
-                )
-            if self._state is None:
-                self._state = self._runner.init(self._experiment.seed)
-            self._print_line("there is no checkpoint yet: starting from the beginning")
-            return
-        step, self._state, metadata = restored
+        step, self._state, metadata = self._checkpointer.restore(template)
         self._update = metadata["update"]
         for name, saved, given in (
             ("seed", metadata["seed"], self._experiment.seed),
@@ -221,11 +218,16 @@ class Run:
         self._print_line(f"resuming from step {step:,}")
 
     def _earlier_checkpoints(self) -> str | None:
-        """Returns the folder that `config.gin` names for checkpoints if there are any in it."""
-        begun = config.read(self._directory.read_config(), "config.gin")
-        own = self._directory.path / "checkpoints"
-        places = [own, begun.get("Experiment.checkpoint_directory") or own]
-        return next((str(place) for place in places if storage.steps(storage.path(place))), None)
+        """Returns the run's own folder, or that of `config.gin`, if there are checkpoints in it."""
+        file, places = self._directory.config, [self._directory.path / "checkpoints"]
+        if file.is_file():
+            begun = config.read(self._directory.read_config(), str(file))
+            places += filter(None, [begun.get("Experiment.checkpoint_directory")])
+        for place in places:
+            with storage.failures(f"list '{place}'"):
+                if storage.steps(storage.path(place)):
+                    return str(place)
+        return None
 
     @property
     def steps(self) -> int:

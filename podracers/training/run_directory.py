@@ -132,6 +132,8 @@ class RunDirectory:
 
     def require(self) -> None:
         """Raises `errors.UserError` unless the folder has the configuration of a run."""
+        if self.config.is_file() and not self.config.stat().st_size:
+            raise errors.UserError(f"the run in '{self.path}' was configured in Python, not by gin")
         if not self.config.is_file():
             siblings = [str(config.parent) for config in self.path.parent.glob("*/config.gin")]
             raise errors.UserError(

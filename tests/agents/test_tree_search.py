@@ -125,6 +125,20 @@ def test_policies_ignore_differences_of_values_below_the_minimal_range(kind, bou
     assert float(largest(0.1, 0.1)) == pytest.approx(sharp, abs=0.01)
 
 
+def test_first_simulations_follow_the_prior_where_values_are_equal():
+    """Values of the whole tree's range, here zero, would otherwise be divided by 1e-8."""
+    how = tree_search.Search("gumbel", num_simulations=2, max_depth=1, value_bounds="tree")
+
+    def model(action, node):
+        output, _ = _model(action, node)
+        return output.replace(reward=jnp.float32(3.0), discount=jnp.zeros(())), node
+
+    prior = jnp.log(jnp.array([[0.2, 0.7, 0.1]]))
+    root = _root(SITUATIONS[:1]).replace(value=jnp.full(1, 3.0), prior_logits=prior)
+    policy = jax.jit(lambda: how.run(model, root, None, 0.0, _keys()[:1]).policy)()
+    np.testing.assert_allclose(policy, jnp.exp(prior), rtol=1e-4)
+
+
 def _policy(**options):
     """Returns a root's policy; its values differ by 0.1, those of later nodes by up to 1."""
 

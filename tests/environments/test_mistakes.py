@@ -91,7 +91,7 @@ MISTAKES = [
     ),
     (wrappers.SelectObservation, (catch.Catch, ("image",)), "one array"),
     (wrappers.Searchable, (envpool.EnvPool,), "expected a JAX environment"),
-    (wrappers.TimeLimit, (wrappers.Searchable(catch.Catch), 9), "Searchable(TimeLimit"),
+    (wrappers.TimeLimit, (wrappers.Searchable(catch.Catch), 9), "outermost wrapper"),
     (wrappers.FlattenAction, (catch.Catch,), "multi-discrete"),
     (wrappers.StickyActions, (catch.Catch, 1.0), "repeat_probability"),
     (wrappers.StickyActions, (probes.MaskedAction, 0.1), "has an action mask"),

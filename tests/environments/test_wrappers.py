@@ -89,13 +89,16 @@ def test_render_passes_through():
     assert not hasattr(wrappers.TimeLimit(probes.ActionReward), "render")
 
 
+ECHO = environment.EnvironmentSpec(
+    "Echo", specs.Array((), np.int32), specs.DiscreteArray(9, np.int8)
+)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Echo:
     """Observes the executed action."""
 
-    spec = environment.EnvironmentSpec(
-        "Echo", specs.Array((), np.int32), specs.DiscreteArray(9, np.int8)
-    )
+    spec: environment.EnvironmentSpec = ECHO
 
     def reset(self, key):
         del key
@@ -122,6 +125,14 @@ def test_sticky_actions_repeat_the_executed_action():
     np.testing.assert_allclose(repeated.mean(axis=0), 0.25, atol=0.025)  # four standard errors
     both = (repeated[:, 1:] & repeated[:, :-1]).mean()  # steps are independent
     assert both == pytest.approx(0.0625, abs=0.01)
+
+
+@pytest.mark.parametrize(("low", "first"), [(-2.0, 0.0), (1.0, 1.0)])
+def test_sticky_actions_begin_with_the_action_nearest_to_zero(low, first):
+    action = specs.BoundedArray((1,), np.float32, low, 2.0)
+    echo = dataclasses.replace(Echo(), spec=dataclasses.replace(ECHO, action=action))
+    state, _ = wrappers.StickyActions(echo).reset(jax.random.key(0))
+    np.testing.assert_array_equal(state.action, [first])
 
 
 def test_select_observation_drops_parts_and_keeps_the_mask():

@@ -127,7 +127,7 @@ def test_members_of_a_population_are_seeds(modules):
     rows = [
         {"r": 2.0, "r/std": 1.0, "r/seed_0": 1.0, "r/seed_1": 3.0},
         {"r": None, "r/seed_0": None, "r/seed_1": None},
-        {"r": 4.0, "r/std": 0.0, "r/seed_0": 4.0, "r/seed_1": None},
+        {"r": 4.0, "r/std": 0.0, "r/seed_0": 4.0, "r/seed_1": None, "of/r/seed_2": 1.0},
     ]
     rows = [{"step": n, "wall_time": 0.5 * n, **row} for n, row in enumerate(rows)]
     first, second = modules.plotting.curves(rows, "r").values()

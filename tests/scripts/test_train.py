@@ -189,6 +189,31 @@ def test_mistakes_about_run_directories(reference, folder, config, run):
     assert not pathlib.Path(folder / "referense").exists()
 
 
+@pytest.mark.parametrize(
+    ("runner", "number"),
+    [
+        ("anakin", signal.SIGINT),
+        pytest.param("anakin", None, marks=pytest.mark.slow),
+        pytest.param("sebulba", None, marks=pytest.mark.slow),
+    ],
+)
+def test_a_pipe_whose_reader_has_ended_ends_no_run(tmp_path, config, runner, number):
+    """As in `train.py 2>&1 | tee log`, where Ctrl-C also ends `tee`."""
+    steps = "TOTAL_STEPS = 2560" if number is None else "TOTAL_STEPS = 10_000_000"
+    words = ("--gin_file", config, "--runner", runner, "--gin_bindings", steps)
+    process = processes.start("train", *words, "--run_dir", tmp_path / "run")
+    process.stdout.close()
+    process.stderr.close()
+    process.stdout = process.stderr = None  # for `communicate`
+    if number is None:
+        assert processes.finish(process).returncode == 0
+        assert (tmp_path / "run" / "summary.json").exists()
+    else:
+        begun = (tmp_path / "run" / "metrics.jsonl").exists
+        assert processes.interrupt(process, number, begun).returncode == 0
+        assert any((tmp_path / "run" / "checkpoints").glob("[1-9]*"))
+
+
 @pytest.mark.slow
 def test_checkpoints_elsewhere_outlive_the_run_directory(tmp_path, run):
     """A launcher goes on from them with a new directory; another run is refused there."""

@@ -109,14 +109,14 @@ def test_integers_become_one_hot_codes_and_other_leaves_stay():
     board = np.array([[[-1, 0], [2, 3]], [[1, 1], [-1, 9]]])
     observation = {
         "board": jnp.asarray(board),
-        "place": jnp.array([0, 2], jnp.uint8),
+        "place": jnp.array([255, 2], jnp.uint8),
         "speed": jnp.array([[0.5], [0.25]]),
         "walls": jnp.array([[True], [False]]),
         "action_mask": jnp.ones((2, 4), bool),
     }
     encoder = encoders.OneHot(encoders.MLP(()), num_values=4, minimum=-1)
-    codes = board[..., None] == np.arange(-1, 3)  # 3 and 9 are beyond
-    place = np.array([[0, 1, 0, 0], [0, 0, 0, 1]])
+    codes = board[..., None] == np.arange(-1, 3)  # 3, 9 and 255 are beyond
+    place = np.array([[0, 0, 0, 0], [0, 0, 0, 1]])
     others = [[0.5, 1.0], [0.25, 0.0]]
     expected = np.concatenate([codes.reshape(2, -1), place, others], axis=1)
     np.testing.assert_array_equal(encoder.apply({}, observation), expected)

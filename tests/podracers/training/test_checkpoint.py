@@ -128,6 +128,15 @@ def test_a_later_evaluation_scores_a_checkpoint_that_is_there(tmp_path):
     assert reader.best_step() == 1
 
 
+def test_a_later_score_removes_the_best_checkpoint_of_before(tmp_path):
+    checkpointer = checkpoint.Checkpointer(tmp_path, keep_latest=1)
+    for step, score, kept in ((1, 2.0, ["1"]), (2, None, ["1", "2"]), (2, 3.0, ["2"])):
+        _save(checkpointer, step, score)
+        checkpointer.wait()
+        assert _saved_steps(tmp_path) == kept
+    checkpointer.close()
+
+
 def test_a_donated_state_is_saved_as_it_was(tmp_path):
     @functools.partial(jax.jit, donate_argnums=0)
     def advance(state):

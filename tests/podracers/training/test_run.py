@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
 
 import jax
@@ -22,16 +21,7 @@ from tensorboard.util import tensor_util
 
 from environments import catch
 from podracers import errors, evaluation, types
-from podracers.training import (
-    checkpoint,
-    config,
-    experiment,
-    loggers,
-    run,
-    run_directory,
-    train,
-    trained,
-)
+from podracers.training import checkpoint, config, experiment, run, run_directory, train, trained
 from tests import documented, processes
 
 RATES = (1e-4, 1e-2)
@@ -396,27 +386,18 @@ def test_a_final_evaluation_that_has_ended_early_can_be_repeated(
     assert _score(directory, 640) == pytest.approx(summary["evaluation"]["return"])
 
 
-def test_a_signal_counts_after_the_reader_of_stderr_has_ended(monkeypatch):
-    reader, writer = os.pipe()
-    os.close(reader)  # as `tee`, which the same Ctrl-C ends
-    stream = os.fdopen(writer, "w", buffering=1)
-    monkeypatch.setattr(sys, "stderr", stream)
-    with run.StopRequest() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        logger = loggers.TerminalLogger(10)
-        logger.write(5, {"episode/return": 1.0})
-        logger.close()
-    with contextlib.suppress(BrokenPipeError):
-        stream.close()
-    assert stop.signal == signal.SIGINT
-
-
 def test_options_that_python_replaced_leave_no_configuration(settings, tmp_path):
     assert "checkpoint_period = 3" in settings.text()
+    names = ("agent", "environment", "runner", "seed", "total_steps")
+    with settings.configured():  # gin's bindings are those of the files
+        made = experiment.Experiment(**{name: getattr(settings, name) for name in names})
+    assert made.text() == ""
     replaced = dataclasses.replace(settings, seed=7)
     kept = {"checkpoint_directory": str(tmp_path / "kept")}
     run.train(dataclasses.replace(replaced, **kept), tmp_path / "run")
     assert (tmp_path / "run" / "config.gin").read_text() == ""
+    with pytest.raises(errors.UserError, match="configured in Python"):
+        trained.load(tmp_path / "run")
     with pytest.raises(errors.UserError, match="kept' is in use"):
         run.train(dataclasses.replace(settings, **kept), tmp_path / "other")
 

@@ -103,6 +103,31 @@ def test_illegal_actions_are_not_taken_and_losses_stay_small(rule):
         assert abs(mean.result()) < 20.0
 
 
+def test_the_first_rollout_is_learnt_with_its_own_statistics():
+    candidate = streams.RandomEpisodes()
+    agent = _agent(candidate.spec, normalize_observations=True)
+    batched = unroll.BatchedEnvironment(candidate)
+    env_id = jnp.arange(8, dtype=jnp.int32)
+
+    def run():
+        learner = agent.init_learner(jax.random.key(0))
+        start = unroll.init(agent, batched, env_id, 8, jax.random.key(1))
+        params = agent.actor_params(learner)
+        _, rollout = unroll.unroll(agent, batched, params, start, jax.random.key(2), 6)
+
+        def params_after(scale):
+            observation = jax.tree.map(lambda x: x * scale, rollout.timestep.observation)
+            timestep = rollout.timestep._replace(observation=observation)
+            return agent._learn(learner, rollout._replace(timestep=timestep))[0].train_state.params
+
+        return params_after(1.0), params_after(2.0)
+
+    mesh = parallel.make_mesh(jax.devices()[:1])
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False)
+    for one, other in zip(*map(jax.tree.leaves, jax.jit(mapped)())):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 def test_a_file_restores_the_rule(tmp_path):
     params = RULE.init(jax.random.key(3))
     path = tmp_path / "rule.npz"
