@@ -66,7 +66,7 @@ class DQN:
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
     importance_steps: float | None = options.positive(None)
-    target_period: int = options.count(1)
+    target_period: int = options.count(2_000)
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
     reward_scale: float = options.nonzero(1.0)

@@ -90,7 +90,7 @@ class R2D2:
     replay_ratio: float = options.positive(8.0, most=1e6)
     priority_exponent: float = options.fraction(0.9)
     importance_exponent: float = options.fraction(0.6)
-    target_period: int = options.count(1)
+    target_period: int = options.count(2_500)
     target_rate: float = options.fraction(1.0)
     normalize_observations: bool = False
     reward_scale: float = options.nonzero(1.0)

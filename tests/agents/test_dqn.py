@@ -240,7 +240,7 @@ def test_nothing_is_learnt_before_the_minimum_of_replay(counting_loss):
 def test_targets_are_copied_periodically_or_follow_slowly(counting_loss):
     learner, _ = _run(4, replay_ratio=0.4, target_period=3)  # two steps a rollout
     np.testing.assert_allclose(learner.target["w"], [0.0, 1.5, 3.0, 3.0], rtol=1e-4)
-    learner, _ = _run(2, replay_ratio=0.2, target_rate=0.25)
+    learner, _ = _run(2, replay_ratio=0.2, target_period=1, target_rate=0.25)
     np.testing.assert_allclose(learner.target["w"], [0.125, 0.34375], rtol=1e-4)
 
 
