@@ -214,9 +214,11 @@ def run(main: Callable[[], int | None]) -> None:
     if end:
         # Before the report: a process that reports a peer's failure exits at once.
         peers.fail(end.cause, code)
-        print(end.report, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+        with contextlib.suppress(OSError):  # the code stays
+            print(end.report, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     if (end and several) or pipeline.abandoned():
         # An orderly exit would wait for processes that are gone or for threads that hang.
         if not end:

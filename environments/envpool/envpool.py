@@ -119,7 +119,9 @@ class EnvPool:
     @functools.cached_property
     def _task(self) -> families.Task:
         if self.task_id.rpartition("-")[0] in families.ONE_PROBLEM:
-            _LOGGER.warning("%s has one problem in all episodes", self.task_id)
+            _LOGGER.warning(
+                "%s has one problem in all episodes; jumanji.Jumanji draws new ones", self.task_id
+            )
         return families.load(self.task_id, self.options, self.max_episode_steps, self.action_repeat)
 
     @functools.cached_property

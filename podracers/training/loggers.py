@@ -4,6 +4,7 @@ Steps are agent steps over all environments. On resumption every log drops the v
 checkpoint, so that an interrupted run leaves the same log as an uninterrupted one.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -220,4 +221,5 @@ class TerminalLogger:
         (task,) = self._display.tasks
         left = rich.progress.TimeRemainingColumn().render(task).plain
         line = f"{task.percentage:3.0f}%  {left} left  {task.completed:,} steps  {task.description}"
-        print(line, file=self._display.console.file, flush=True)
+        with contextlib.suppress(OSError):  # such as a full disk under a log: the run has its own
+            print(line, file=self._display.console.file, flush=True)

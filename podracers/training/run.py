@@ -53,8 +53,8 @@ class StopRequest:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        # The signal may have interrupted a write to the same stream.
-        with contextlib.suppress(RuntimeError):
+        # The signal may have interrupted a write to the same stream, or ended its reader.
+        with contextlib.suppress(RuntimeError, OSError):
             print(f"{self.signal.name}: saving a checkpoint, then leaving", file=sys.stderr)
 
 

@@ -132,8 +132,6 @@ class RunDirectory:
 
     def require(self) -> None:
         """Raises `errors.UserError` unless the folder has the configuration of a run."""
-        if self.config.is_file() and not self.config.stat().st_size:
-            raise errors.UserError(f"the run in '{self.path}' was configured in Python, not by gin")
         if not self.config.is_file():
             siblings = [str(config.parent) for config in self.path.parent.glob("*/config.gin")]
             raise errors.UserError(
@@ -148,9 +146,17 @@ class RunDirectory:
         except (OSError, UnicodeDecodeError) as error:
             raise errors.UserError(f"cannot read '{self.config}': {error}") from error
 
-    def report_other_code(self) -> None:
-        """Logs what `config.gin` imports from outside of this project: loading it executes that."""
-        if names := config.other_code(self.read_config(), str(self.config)):
+    def require_gin(self) -> None:
+        """Raises `errors.UserError` if `config.gin` is empty, as of a run from Python.
+
+        Logs what it imports from outside of this project, which loading it executes.
+        """
+        if not (text := self.read_config()):
+            raise errors.UserError(
+                f"the run in '{self.path}' was configured in Python, not by gin: see "
+                "`trained.params(path, parts)` and `run.Run(..., resume=True)`"
+            )
+        if names := config.other_code(text, str(self.config)):
             _LOGGER.warning("%s imports other code: %s", self.config, ", ".join(names))
 
     def replace_config(self, text: str, step: int) -> None:

@@ -118,7 +118,7 @@ def _begun(
     if arguments.resume or (arguments.resume_if_begun and directory.config.is_file()):
         directory.require()
         directory.lock.acquire()
-        directory.report_other_code()
+        directory.require_gin()
         return True, directory.read_config()
     if not arguments.gin_file:
         raise errors.UserError(

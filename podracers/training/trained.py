@@ -34,7 +34,7 @@ def load(path: str | pathlib.Path, best: bool = False) -> TrainedPolicy:
       errors.UserError: there is no run, or no checkpoint of it yet.
     """
     directory = _open(path)
-    directory.report_other_code()
+    directory.require_gin()
     settings = experiment.load([str(directory.config)], [])
     parts = settings.build()
     return TrainedPolicy(settings, parts, *params(directory, parts, best))

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 
 import jax
@@ -386,6 +387,18 @@ def test_a_final_evaluation_that_has_ended_early_can_be_repeated(
     assert _score(directory, 640) == pytest.approx(summary["evaluation"]["return"])
 
 
+def test_a_signal_counts_after_the_reader_of_stderr_has_ended(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)  # as `tee`, which the same Ctrl-C ends
+    stream = os.fdopen(writer, "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with run.StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()
+    assert stop.signal == signal.SIGINT
+
+
 def test_options_that_python_replaced_leave_no_configuration(settings, tmp_path):
     assert "checkpoint_period = 3" in settings.text()
     names = ("agent", "environment", "runner", "seed", "total_steps")
@@ -398,6 +411,9 @@ def test_options_that_python_replaced_leave_no_configuration(settings, tmp_path)
     assert (tmp_path / "run" / "config.gin").read_text() == ""
     with pytest.raises(errors.UserError, match="configured in Python"):
         trained.load(tmp_path / "run")
+    directory = run_directory.RunDirectory(tmp_path / "run")
+    directory.checkpoints = tmp_path / "kept"
+    assert trained.params(directory, replaced.build())[0] == settings.total_steps
     with pytest.raises(errors.UserError, match="kept' is in use"):
         run.train(dataclasses.replace(settings, **kept), tmp_path / "other")
 
