@@ -44,7 +44,7 @@ class Catch:
     columns: int = 5
 
     def __post_init__(self):
-        errors.require_count(self, "rows", 2, _MAX_SIZE)
+        errors.require_count(self, "rows", least=2, most=_MAX_SIZE)
         errors.require_count(self, "columns", most=_MAX_SIZE)
 
     @property

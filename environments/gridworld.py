@@ -47,9 +47,8 @@ class GridWorld:
     max_episode_steps: int = 64
 
     def __post_init__(self):
-        for name in ("rows", "max_episode_steps"):
-            errors.require_count(self, name)
-        errors.require_count(self, "columns", 2 if self.rows == 1 else 1)
+        errors.require_count(self, "rows", "max_episode_steps")
+        errors.require_count(self, "columns", least=2 if self.rows == 1 else 1)
         if not 0.0 <= self.wall_density <= 1.0:
             raise errors.UserError(
                 f"GridWorld.wall_density: expected a number within [0, 1], got {self.wall_density}"

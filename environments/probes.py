@@ -40,7 +40,7 @@ class Probe:
     action: ClassVar[specs.Array] = specs.DiscreteArray(2)
 
     def __post_init__(self):
-        errors.require_count(self, "length", self.min_length)
+        errors.require_count(self, "length", least=self.min_length)
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

@@ -67,8 +67,7 @@ class Anakin:
     precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
-        for name in ("num_envs", "rollout_length", "population", "steps_per_pass"):
-            errors.require_count(self, name)
+        errors.require_count(self, "num_envs", "rollout_length", "population", "steps_per_pass")
         for name in ("reset_batch", "num_devices"):
             if getattr(self, name) is not None:
                 errors.require_count(self, name)

@@ -231,18 +231,9 @@ def run(main: Callable[[], int | None]) -> None:
     sys.exit(code)
 
 
-def check() -> None:
-    """Command `podracers-check`."""
-    _run_script("check")
-
-
-def compare() -> None:
-    """Command `podracers-compare`."""
-    _run_script("compare")
-
-
-def _run_script(name: str) -> None:
-    """Runs a script of `scripts`, which is installed as data."""
+def run_script() -> None:
+    """Command `podracers-NAME`: runs the script `NAME` of `scripts`, which is installed as data."""
+    name = pathlib.Path(sys.argv[0]).name.removeprefix("podracers-")
     folder = pathlib.Path(__file__).parent / "scripts"
     sys.path.insert(0, str(folder))  # its modules
     runpy.run_path(str(folder / f"{name}.py"), run_name="__main__")

@@ -31,21 +31,22 @@ class RunFailure(RuntimeError):
     exit_code = 1
 
 
-def require_count(part: Any, name: str, least: int = 1, most: int = INT32_MAX) -> None:
-    """Raises a `UserError` unless the attribute `name` is an int from `least` to `most`.
+def require_count(part: Any, *names: str, least: int = 1, most: int = INT32_MAX) -> None:
+    """Raises a `UserError` unless the attributes `names` are ints from `least` to `most`.
 
     Args:
       part: an agent, a runner or another part.
-      name: the attribute's name.
+      *names: the attributes' names.
       least: the lowest value that is allowed.
       most: the highest value that is allowed.
     """
-    value = getattr(part, name)
-    if not _is_int32(value) or not least <= value <= most:
-        expected = "a positive int" if least == 1 else f"an int of at least {least}"
-        raise UserError(
-            f"{type(part).__name__}.{name}: expected {expected} (up to {most}), got {value!r}"
-        )
+    for name in names:
+        value = getattr(part, name)
+        if not _is_int32(value) or not least <= value <= most:
+            expected = "a positive int" if least == 1 else f"an int of at least {least}"
+            raise UserError(
+                f"{type(part).__name__}.{name}: expected {expected} (up to {most}), got {value!r}"
+            )
 
 
 def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None:

@@ -1,6 +1,7 @@
 """Evaluates a run: python scripts/evaluate.py --run_dir DIR [--episodes N] [--video FILE.gif]."""
 
+from podracers import command_line
 from podracers.training import evaluate
 
 if __name__ == "__main__":
-    evaluate.command()
+    command_line.run(evaluate.main)

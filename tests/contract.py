@@ -268,11 +268,11 @@ def _turned(rollout: types.Rollout) -> types.Rollout:
     return turned._replace(actor_state=rollout.actor_state)
 
 
-def run(subject: runner.Runner, seed: int = 0) -> History:
-    """Takes `NUM_UPDATES` updates, one at a time."""
+def run(subject: runner.Runner, num_updates: int = NUM_UPDATES, seed: int = 0) -> History:
+    """Takes updates, one at a time."""
     state = subject.init(seed)
     states, rollouts, reports = [streams.to_numpy(state)], [], []
-    for _ in range(NUM_UPDATES):
+    for _ in range(num_updates):
         state, report = subject.step(state, 1)
         states.append(streams.to_numpy(state))
         rollouts.append(rollout(state))

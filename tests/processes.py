@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -57,11 +58,10 @@ def spawn(
     """Starts a command with captured output; the options are those of `subprocess.Popen`."""
     return subprocess.Popen(
         list(map(str, command)),
-        env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **{"cwd": ROOT, **options},
+        **{"cwd": ROOT, "env": {**os.environ, **(environment or {})}, **options},
     )
 
 
@@ -78,6 +78,14 @@ def finish(process: subprocess.Popen, timeout: float = 240.0) -> subprocess.Comp
         process.kill()
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> None:
+    """Waits until a condition is true; fails after so many seconds."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
 
 
 def is_alive(pid: int) -> bool:

@@ -89,10 +89,10 @@ def to_numpy(tree: Any) -> Any:
     return jax.tree.map(fetch, tree)
 
 
-def assert_same(actual: Any, expected: Any) -> None:
-    """Asserts that two pytrees are equal bit for bit."""
-    actual, expected = to_numpy(actual), to_numpy(expected)
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+def assert_same(actual: Any, expected: Any, strict: bool = False) -> None:
+    """Asserts that two pytrees are equal bit for bit, and of the same dtypes if `strict`."""
+    same = functools.partial(np.testing.assert_array_equal, strict=strict)
+    jax.tree.map(same, to_numpy(actual), to_numpy(expected))
 
 
 def assert_close(actual: Any, expected: Any, rtol: float = 1e-4, atol: float = 1e-5) -> None:

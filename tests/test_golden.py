@@ -71,10 +71,8 @@ def _runner(agent_name, runner_name, num_devices):
 
 
 def _save(state, directory, runner):
-    clock = {"wall": 1.0, "training": 1.0, "steps": 1, "first_dispatch": 1.0}
-    metadata = {"update": INTERRUPTED, "seed": 0, "population": 1, "clock": clock}
     with contextlib.closing(checkpoint.Checkpointer(directory)) as checkpointer:
-        checkpointer.save(INTERRUPTED, state, runner.actor_params(state), metadata)
+        checkpointer.save(INTERRUPTED, state, runner.actor_params(state), {})
 
 
 def _continued(runner, state):

@@ -277,18 +277,6 @@ def _orthogonal_blocks(num_blocks: int) -> nn.initializers.Initializer:
     return initializer
 
 
-def initial_frames(observation: types.PyTree, batch_size: int, num_frames: int) -> types.PyTree:
-    """Returns the state of a frame stack, zeros `[B, K - 1, ...]`, in the observation's dtypes.
-
-    Args:
-      observation: one observation, `[...]`; only shapes and dtypes count.
-      batch_size: number of streams, `B`.
-      num_frames: number of frames in a stack, `K`.
-    """
-    shape = (batch_size, num_frames - 1)
-    return jax.tree.map(lambda x: jnp.zeros((*shape, *x.shape), x.dtype), observation)
-
-
 def stack_frames(
     state: types.PyTree, observation: types.PyTree, first: jax.Array, num_frames: int
 ) -> tuple[types.PyTree, types.PyTree]:

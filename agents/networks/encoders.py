@@ -19,13 +19,7 @@ import jax.numpy as jnp
 from agents.networks import layers
 from podracers import environment, errors, types
 
-_ACTIVATIONS = {
-    "elu": jax.nn.elu,
-    "gelu": jax.nn.gelu,
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
-    "tanh": jnp.tanh,
-}
+_ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # of `jax.nn`
 
 
 def without_mask(observation: types.PyTree) -> types.PyTree:
@@ -122,7 +116,7 @@ class MLP(nn.Module):
         if self.activation not in _ACTIVATIONS:
             near = errors.nearest(self.activation, _ACTIVATIONS)
             raise errors.UserError(f"no activation '{self.activation}'{near}")
-        activation = _ACTIVATIONS[self.activation]
+        activation = getattr(jax.nn, self.activation)
         features = _as_vector(observation)
         return layers.mlp(features, self.hidden_sizes, activation, layer_norm=self.layer_norm)
 
@@ -394,8 +388,7 @@ class ValuePropagation(nn.Module):
 
     def __post_init__(self):
         errors.require_count(self, "place", least=0)
-        for name in ("num_steps", "num_maps", "channels"):
-            errors.require_count(self, name)
+        errors.require_count(self, "num_steps", "num_maps", "channels")
         super().__post_init__()
 
     @nn.compact

@@ -53,8 +53,7 @@ class Dense(nn.Module):
     num_cells: int = 1
 
     def __post_init__(self):
-        for name in ("features", "num_cells"):
-            errors.require_count(self, name)
+        errors.require_count(self, "features", "num_cells")
         super().__post_init__()
 
     @nn.compact
@@ -205,8 +204,8 @@ class Conv(nn.Module):
       stride: stride in both directions.
       padding: "SAME" or "VALID".
       scale: scale of the orthogonal initializer.
-      pool: whether `max_pool` follows, before the bias: the same outputs, and the bias adds up the
-        gradients of a quarter of the pixels.
+      pool: whether a maximum over windows of 3 x 3, two apart, follows, before the bias: the same
+        outputs, and the bias adds up the gradients of a quarter of the pixels.
     """
 
     features: int
@@ -217,8 +216,7 @@ class Conv(nn.Module):
     pool: bool = False
 
     def __post_init__(self):
-        for name in ("features", "kernel", "stride"):
-            errors.require_count(self, name)
+        errors.require_count(self, "features", "kernel", "stride")
         super().__post_init__()
 
     @nn.compact
@@ -243,7 +241,9 @@ class Conv(nn.Module):
             product = jax.lax.conv_general_dilated(
                 as_floats(images), kernel, strides, self.padding, dimension_numbers=layout
             )
-            return (max_pool(product) if self.pool else product) + bias
+            if self.pool:
+                product = nn.max_pool(product, (3, 3), (2, 2), "SAME")
+            return product + bias
 
         def convolve(images: jax.Array) -> jax.Array:
             if images.dtype != jnp.uint8:
@@ -298,17 +298,6 @@ def _convolve_packed(images: jax.Array, kernel: jax.Array) -> jax.Array:
     return product[:, :, :, 0]
 
 
-def max_pool(images: jax.Array) -> jax.Array:
-    """Returns the largest values of windows of 3 x 3, two apart, with "SAME" padding.
-
-    Args:
-      images: `[N, H, W, C]`.
-    """
-    if not use_cpu_kernels():
-        return nn.max_pool(images, (3, 3), (2, 2), "SAME")
-    return _with_channels_first(cpu_kernels.max_pool, images)
-
-
 def take(values: jax.Array, index: jax.Array) -> jax.Array:
     """Returns `values[..., index]`, such as those of the actions that were taken.
 
@@ -339,8 +328,8 @@ def on_images(trunk: nn.Module, images: jax.Array, recompute: bool = False) -> j
     is that of all images at once.
 
     Args:
-      trunk: a module, `trunk(images)`, of `Conv`, `max_pool`, `activate` and elementwise functions
-        only; the axes of images inside it depend on the backend.
+      trunk: a module, `trunk(images)`, of `Conv`, `activate` and elementwise functions only; the
+        axes of images inside it depend on the backend.
       images: `[N, H, W, C]`; floats, or bytes as 255ths.
       recompute: whether, on CPU, the derivative recomputes the activations inside the trunk: deep
         trunks would keep megabytes for each image.

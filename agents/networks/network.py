@@ -108,12 +108,11 @@ class Composed:
     def initial_core(self, batch_size: int) -> Any:
         """Returns the core of `B` streams before their first time step; `()` for no memory."""
         states = self.module.initial_states(batch_size)
-        if self.frame_stack == 1 and not jax.tree.leaves(states):
-            return ()
         if self.frame_stack == 1:
-            return Core((), states)
+            return Core((), states) if jax.tree.leaves(states) else ()
+        shape = (batch_size, self.frame_stack - 1)
         zeros = encoders.without_mask(self.spec.zero_observation())
-        frames = cores.initial_frames(zeros, batch_size, self.frame_stack)
+        frames = jax.tree.map(lambda x: jnp.zeros((*shape, *x.shape), x.dtype), zeros)
         return Core(self._packed(frames), states)
 
     def step(self, params, core, timestep, key=None):
@@ -358,6 +357,4 @@ def unroll_in_parts(
 
 def zero_timestep(spec: environment.EnvironmentSpec) -> types.TimeStep:
     """Returns a FIRST time step `[1, ...]` of zeros, to initialise networks with."""
-    zero = jax.tree.map(lambda x: x[None], spec.zero_observation())
-    first = jnp.full((1,), types.FIRST, jnp.int8)
-    return types.TimeStep(zero, jnp.zeros((1,)), jnp.ones((1,)), first)
+    return jax.tree.map(lambda x: x[None], types.restart(spec.zero_observation()))

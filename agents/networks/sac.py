@@ -22,7 +22,7 @@ import numpy as np
 from dm_env import specs
 
 from agents import exploration
-from agents.networks import encoders, heads, layers
+from agents.networks import cores, encoders, heads, layers
 from agents.networks import network as networks
 from podracers import environment, errors, types
 
@@ -263,16 +263,10 @@ class CriticModule(nn.Module):
         return self(self.encode(observation), action)
 
 
-class _Frames(nn.Module):
+class _Frames(cores.FeedForward):
     """Module without parameters that returns stacked frames."""
 
-    def initial_states(self, batch_size: int) -> tuple[()]:
-        del batch_size
-        return ()
-
-    def __call__(self, states, observation, first):
-        del first
-        return observation, states
+    initial_states = cores.FeedForward.initial_state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

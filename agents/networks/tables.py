@@ -36,8 +36,7 @@ class Table(nn.Module):
     features: int = 64
 
     def __post_init__(self):
-        for name in ("num_rows", "features"):
-            errors.require_count(self, name)
+        errors.require_count(self, "num_rows", "features")
         super().__post_init__()
 
     @nn.compact

@@ -43,7 +43,7 @@ class FixedTask:
 
     def __post_init__(self):
         object.__setattr__(self, "tasks", _family(self.tasks))
-        errors.require_count(self, "seed", 0)
+        errors.require_count(self, "seed", least=0)
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -209,9 +209,8 @@ class Lifetimes:
 
     def __post_init__(self):
         object.__setattr__(self, "tasks", _family(self.tasks))
-        for name in ("num_envs", "period", "min_periods"):
-            errors.require_count(self, name)
-        errors.require_count(self, "max_periods", self.min_periods)
+        errors.require_count(self, "num_envs", "period", "min_periods")
+        errors.require_count(self, "max_periods", least=self.min_periods)
         if self.period * self.min_periods < 2:
             raise errors.UserError("Lifetimes.period: expected lifetimes of 2 steps or more, got 1")
 

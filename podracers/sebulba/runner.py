@@ -86,9 +86,8 @@ class Sebulba:
     precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
-        for name in ("num_envs", "rollout_length", "steps_per_update"):
-            errors.require_count(self, name)
-        errors.require_count(self, "lag", 0)
+        errors.require_count(self, "num_envs", "rollout_length", "steps_per_update")
+        errors.require_count(self, "lag", least=0)
         for name in ("batches_per_actor", "num_threads"):
             if getattr(self, name) is not None:
                 errors.require_count(self, name)

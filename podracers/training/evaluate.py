@@ -60,8 +60,3 @@ def _described(episodes: evaluation.Episodes) -> str:
         f"standard error over {over}), length {np.mean(episodes.lengths):.1f} agent steps"
         f"{by_member}"
     )
-
-
-def command() -> None:
-    """Runs `main` as `podracers-evaluate` and `scripts/evaluate.py`, and exits."""
-    command_line.run(main)

@@ -181,8 +181,3 @@ def _print_summary(
     for row in rows.items():
         table.add_row(*row)
     console.print(table)
-
-
-def command() -> None:
-    """Runs `main` as `podracers-train` and `scripts/train.py`, and exits."""
-    command_line.run(main)

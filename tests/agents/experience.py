@@ -62,6 +62,17 @@ def perturbed(learner: Any, scale: float, seed: int) -> Any:
     return learner._replace(train_state=learner.train_state._replace(params=params))
 
 
+def value_and_gradient(function: Any, *inputs: Any) -> tuple[Any, Any]:
+    """Returns the outputs of a function, and the gradient of the sum of their sines."""
+
+    def loss(*inputs):
+        output = function(*inputs)
+        return jnp.sum(jnp.sin(output)), output
+
+    gradient, output = jax.jit(jax.grad(loss, range(len(inputs)), has_aux=True))(*inputs)
+    return output, gradient
+
+
 class Experience(NamedTuple):
     """An agent whose policy is far from uniform, and its second rollout; in NumPy."""
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from podracers import environment, types
 from podracers.training import check
+from tests import streams
 
 NUM_STREAMS = 4
 FIRST_STREAM = 5  # streams of a thread need not begin at 0
@@ -58,16 +59,15 @@ def check_contract(
     for rows in (slice(0, NUM_STREAMS), slice(2, 4)):
         expected = jax.tree.map(lambda leaf, rows=rows: leaf[:, rows], recording)
         with made(0, env_id[rows]) as host:
-            assert_equal(
-                expected, _run(host, lambda t, _, x=expected: x.action[t].copy(), num_steps)
-            )
+            again = _run(host, lambda t, _, x=expected: x.action[t].copy(), num_steps)
+            streams.assert_same(again, expected, strict=True)
     if random:
-        streams = set()
+        seen = set()
         for seed in (0, 1):
             with made(seed, env_id - FIRST_STREAM) as host:
                 leaves = jax.tree.leaves(record(host, spec, num_steps, shared=True).timestep)
-            streams |= {b"".join(x[:, b].tobytes() for x in leaves) for b in range(NUM_STREAMS)}
-        assert len(streams) == 2 * NUM_STREAMS, "two streams are copies of one another"
+            seen |= {b"".join(x[:, b].tobytes() for x in leaves) for b in range(NUM_STREAMS)}
+        assert len(seen) == 2 * NUM_STREAMS, "two streams are copies of one another"
     return recording
 
 
@@ -109,7 +109,7 @@ def _run(
         timesteps.append(host.recv())
         copies.append(jax.tree.map(lambda leaf: leaf.copy(), timesteps[-1]))
     for timestep, copy in zip(timesteps, copies):
-        assert_equal(timestep, copy)
+        streams.assert_same(timestep, copy, strict=True)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *copies)
     return Recording(stacked, np.stack(actions))
 
@@ -128,14 +128,6 @@ def check_timesteps(spec: environment.EnvironmentSpec, timestep: types.TimeStep)
     rules = jax.vmap(jax.vmap(functools.partial(check._timestep_faults, spec)))
     broken = jax.jit(rules)(timestep, length)
     assert [text for text, occurred in broken.items() if np.any(occurred)] == []
-
-
-def assert_equal(one: types.PyTree, other: types.PyTree) -> None:
-    """Asserts that two pytrees are equal bit for bit."""
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other)):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        assert a.tobytes() == b.tobytes()
 
 
 @contextlib.contextmanager

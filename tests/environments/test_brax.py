@@ -22,8 +22,7 @@ def play(env: brax.Brax, pushes: list[float], steps: int = LENGTH) -> types.Time
         action = jnp.broadcast_to(push, env.spec.action.shape)
         return jax.lax.scan(lambda s, _: env.step(s, action), state, None, steps)[1]
 
-    options = {"xla_backend_optimization_level": 0}
-    run = jax.jit(jax.vmap(stream, out_axes=1), compiler_options=options)
+    run = jax.jit(jax.vmap(stream, out_axes=1))
     return jax.tree.map(np.asarray, run(jnp.asarray(pushes)))
 
 

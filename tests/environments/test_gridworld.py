@@ -17,8 +17,7 @@ STEPS = ((-1, 0), (0, 1), (1, 0), (0, -1))
 def _mazes(world, seed):
     """Returns the states of `NUM_SEEDS` resets, in NumPy."""
     keys = jax.random.split(jax.random.key(seed), NUM_SEEDS)
-    options = {"xla_backend_optimization_level": 0}
-    state, _ = jax.jit(jax.vmap(world.reset), compiler_options=options)(keys)
+    state, _ = jax.jit(jax.vmap(world.reset))(keys)
     return jax.device_get(state)
 
 

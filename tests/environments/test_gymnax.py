@@ -25,11 +25,6 @@ QUICK = [
 SLOW = set(registration.registered_envs) - {*QUICK, "MNISTBandit-bsuite"}  # it downloads images
 
 
-def compiled(function):
-    """Returns a jitted function that is compiled fast and runs slowly."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
-
-
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(SLOW))]
 )
@@ -55,7 +50,7 @@ def test_ends_are_those_of_gymnax_with_true_last_observations():
         return jax.lax.scan(body, (state, jnp.array(True)), jax.random.split(key, 12))[1]
 
     keys = jax.random.split(jax.random.key(0), 32)
-    alive, timestep, theirs = jax.tree.map(np.asarray, compiled(jax.vmap(stream))(keys))
+    alive, timestep, theirs = jax.tree.map(np.asarray, jax.jit(jax.vmap(stream))(keys))
     reset_observation, _, reward, terminated, truncated, info = theirs
     final = info["final_observation"]
     assert set(np.unique(final)) == {0.0, 1.0}  # MinAtar's observations are bool without loss
@@ -76,7 +71,7 @@ def test_dynamics_draw_new_noise_at_every_step():
     """In FrozenLake the same move from the same place has random results."""
     env = gymnax.Gymnax("FrozenLake-misc")
 
-    @compiled
+    @jax.jit
     def slide(key):
         state, _ = env.reset(key)
 

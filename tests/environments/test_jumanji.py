@@ -36,11 +36,6 @@ def _cases(quick, slow):
     return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
 
 
-def compiled(function):
-    """Returns a jitted function that is compiled fast and runs slowly."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
-
-
 def play(env: jumanji.Jumanji, steps: int, key: jax.Array):
     """Returns random actions `[T]` and their time steps `[T]`, of one stream."""
     reset_key, key = jax.random.split(key)
@@ -57,7 +52,7 @@ def play(env: jumanji.Jumanji, steps: int, key: jax.Array):
 def batch_of(function):
     """Returns the results of a function of a key for several streams, in NumPy, `[B, ...]`."""
     keys = jax.random.split(jax.random.key(3), STREAMS)
-    return jax.tree.map(np.asarray, compiled(jax.vmap(function))(keys))
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(function))(keys))
 
 
 @pytest.mark.filterwarnings("error:::matplotlib")
@@ -75,7 +70,7 @@ def test_runs_by_its_id_alone_and_is_rendered(name, monkeypatch):
     check.check_environment(env, num_steps=6)
     if name in RENDERED:
         before = matplotlib.get_backend()
-        picture = env.render(compiled(env.reset)(jax.random.key(0))[0])
+        picture = env.render(jax.jit(env.reset)(jax.random.key(0))[0])
         assert (picture.shape, picture.dtype) == ((400, 400, 3), np.uint8)
         assert len(np.unique(picture)) > 1
         assert matplotlib.get_backend() == before

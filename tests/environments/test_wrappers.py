@@ -9,85 +9,9 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from environments import catch, gridworld, pendulum, probes, wrappers
+from environments import catch, gridworld, jumanji, pendulum, probes, wrappers
 from podracers import environment, types
 from tests import streams
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Counter:
-    """Counts steps and terminates at `end`; the observation has a mask and two other parts."""
-
-    end: int = -1
-
-    @property
-    def spec(self):
-        return environment.EnvironmentSpec(
-            name="Counter",
-            observation={
-                "count": specs.Array((), np.int32),
-                "clock": specs.Array((), np.int32),
-                "action_mask": specs.Array((2,), np.bool_),
-            },
-            action=specs.DiscreteArray(2),
-        )
-
-    def reset(self, key):
-        del key
-        return jnp.int32(0), types.restart(self._observe(jnp.int32(0)))
-
-    def step(self, state, action):
-        del action
-        state = state + 1
-        return state, types.transition(self._observe(state), 1.0, terminated=state == self.end)
-
-    def _observe(self, count):
-        return {"count": count, "clock": jnp.int32(9), "action_mask": jnp.array([True, False])}
-
-
-def test_environment_is_an_instance_a_class_or_a_callable():
-    instance = catch.Catch(rows=4)
-    assert wrappers.TimeLimit(instance).environment is instance
-    nested = wrappers.TimeLimit(functools.partial(wrappers.TimeLimit, catch.Catch))
-    assert isinstance(nested.environment.environment, catch.Catch)
-
-
-@pytest.mark.parametrize(
-    ("end", "discounts"),
-    [(-1, [1, 1, 1, 1]), (3, [1, 1, 1, 0]), (2, [1, 1, 0])],
-    ids=["truncation", "termination at the limit", "termination before it"],
-)
-def test_time_limit_truncates_unless_the_episode_terminates(end, discounts):
-    wrapped = wrappers.TimeLimit(Counter(end=end), max_episode_steps=3)
-    state, timestep = wrapped.reset(jax.random.key(0))
-    timesteps, step = [timestep], jax.jit(wrapped.step)
-    while not timesteps[-1].last():
-        state, timestep = step(state, jnp.int32(0))
-        timesteps.append(timestep)
-    assert [int(each.discount) for each in timesteps] == discounts
-    # The last observation is the true one, not that of a reset.
-    counts = [int(each.observation["count"]) for each in timesteps]
-    assert counts == list(range(len(discounts)))
-
-
-@pytest.mark.parametrize(
-    ("inner", "limit", "expected"),
-    [(Counter(), 3, 3), (pendulum.Pendulum, 3, 3), (pendulum.Pendulum, 300, 200)],
-)
-def test_time_limit_spec_has_the_lower_limit(inner, limit, expected):
-    wrapped = wrappers.TimeLimit(inner, max_episode_steps=limit)
-    assert wrapped.spec.max_episode_steps == expected
-
-
-def test_render_passes_through():
-    wrapped = wrappers.Searchable(functools.partial(wrappers.TimeLimit, gridworld.GridWorld))
-    state, _ = wrapped.reset(jax.random.key(0))
-    inner_state, _ = gridworld.GridWorld().reset(jax.random.key(0))
-    np.testing.assert_array_equal(wrapped.render(state), gridworld.GridWorld().render(inner_state))
-    sticky = wrappers.StickyActions(gridworld.GridWorld)
-    assert sticky.render(sticky.reset(jax.random.key(0))[0]).shape == wrapped.render(state).shape
-    assert not hasattr(wrappers.TimeLimit(probes.ActionReward), "render")
-
 
 ECHO = environment.EnvironmentSpec(
     "Echo", specs.Array((), np.int32), specs.DiscreteArray(9, np.int8)
@@ -106,6 +30,50 @@ class Echo:
 
     def step(self, state, action):
         return state, types.transition(action.astype(jnp.int32), 0.0, terminated=False)
+
+
+def test_environment_is_an_instance_a_class_or_a_callable():
+    instance = catch.Catch(rows=4)
+    assert wrappers.TimeLimit(instance).environment is instance
+    nested = wrappers.TimeLimit(functools.partial(wrappers.TimeLimit, catch.Catch))
+    assert isinstance(nested.environment.environment, catch.Catch)
+
+
+@pytest.mark.parametrize(
+    ("rows", "discounts"),
+    [(9, [1, 1, 1, 1]), (4, [1, 1, 1, 0]), (3, [1, 1, 0])],
+    ids=["truncation", "termination at the limit", "termination before it"],
+)
+def test_time_limit_truncates_unless_the_episode_terminates(rows, discounts):
+    wrapped = wrappers.TimeLimit(catch.Catch(rows), max_episode_steps=3)
+    state, timestep = wrapped.reset(jax.random.key(0))
+    timesteps, step = [timestep], jax.jit(wrapped.step)
+    while not timesteps[-1].last():
+        state, timestep = step(state, jnp.int32(0))
+        timesteps.append(timestep)
+    assert [int(each.discount) for each in timesteps] == discounts
+    # The last observation is the true one, not that of a reset.
+    balls = [int(np.argmax(each.observation.any((1, 2)))) for each in timesteps]  # rows
+    assert balls == list(range(len(discounts)))
+
+
+@pytest.mark.parametrize(
+    ("inner", "limit", "expected"),
+    [(Echo, 3, 3), (pendulum.Pendulum, 3, 3), (pendulum.Pendulum, 300, 200)],
+)
+def test_time_limit_spec_has_the_lower_limit(inner, limit, expected):
+    wrapped = wrappers.TimeLimit(inner, max_episode_steps=limit)
+    assert wrapped.spec.max_episode_steps == expected
+
+
+def test_render_passes_through():
+    wrapped = wrappers.Searchable(functools.partial(wrappers.TimeLimit, gridworld.GridWorld))
+    state, _ = wrapped.reset(jax.random.key(0))
+    inner_state, _ = gridworld.GridWorld().reset(jax.random.key(0))
+    np.testing.assert_array_equal(wrapped.render(state), gridworld.GridWorld().render(inner_state))
+    sticky = wrappers.StickyActions(gridworld.GridWorld)
+    assert sticky.render(sticky.reset(jax.random.key(0))[0]).shape == wrapped.render(state).shape
+    assert not hasattr(wrappers.TimeLimit(probes.ActionReward), "render")
 
 
 def test_sticky_actions_repeat_the_executed_action():
@@ -136,11 +104,11 @@ def test_sticky_actions_begin_with_the_action_nearest_to_zero(low, first):
 
 
 def test_select_observation_drops_parts_and_keeps_the_mask():
-    wrapped = wrappers.SelectObservation(Counter, keys=("count",))
-    state, timestep = wrapped.reset(jax.random.key(0))
-    _, after = wrapped.step(state, jnp.int32(0))
+    wrapped = wrappers.SelectObservation(lambda: jumanji.Jumanji("Snake-v1"), keys=("grid",))
+    state, timestep = jax.eval_shape(wrapped.reset, jax.random.key(0))
+    _, after = jax.eval_shape(wrapped.step, state, jnp.int32(0))
     for observation in (wrapped.spec.observation, timestep.observation, after.observation):
-        assert set(observation) == {"count", "action_mask"}
+        assert set(observation) == {"grid", "action_mask"}
 
 
 @pytest.mark.parametrize(

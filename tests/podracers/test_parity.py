@@ -11,14 +11,10 @@ UPDATES = 9  # `ppo_scaled` clips at 0 in the tenth, where rounding decides whic
 
 def _results(subject: runner.Runner, updates: int = UPDATES):
     """Returns the rollouts, the final learner and the latest means of a run."""
-    state = subject.init(0)
-    rollouts = []
-    for _ in range(updates):
-        state, report = subject.step(state, 1)
-        rollouts.append(contract.rollout(state))
-    means = {name: mean.result() for name, mean in report.means.items()}
+    history = contract.run(subject, updates)
+    means = {name: mean.result() for name, mean in history.reports[-1].means.items()}
     subject.close()
-    return rollouts, streams.to_numpy(state.learner.inner), means
+    return history.rollouts, history.states[-1].learner.inner, means
 
 
 def _sebulba(agent, environment, **options) -> sebulba.Sebulba:

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -139,15 +138,7 @@ xargs kill -TERM < "$FAKE_CLOUD/tasks"
 
 
 def _start(*command, **options):
-    return subprocess.Popen(
-        [*map(str, command)],
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        **options,
-    )
+    return processes.spawn(command, stdin=subprocess.DEVNULL, start_new_session=True, **options)
 
 
 def _run(*command, **options):
@@ -155,11 +146,8 @@ def _run(*command, **options):
 
 
 def _wait_for_starts(run_dir, count):
-    limit = time.monotonic() + 40
     starts = run_dir / "starts"
-    while not starts.exists() or starts.read_text().count("\n") < count:
-        assert time.monotonic() < limit
-        time.sleep(0.02)
+    processes.wait_for(lambda: starts.exists() and starts.read_text().count("\n") >= count, 40.0)
 
 
 @pytest.fixture

@@ -138,15 +138,6 @@ def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
     assert "PPO.normalize_advantages = False" in (path / "config.gin").read_text()
 
 
-def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, config, run):
-    """Also one that is found by tracing an update."""
-    binding = ("--gin_bindings", "PPO.num_minibatches = 7")
-    result = run(_HERE, "--gin_file", config, "--run_dir", tmp_path / "run", *binding)
-    processes.assert_mistake(result, "num_minibatches = 7")
-    assert result.stdout == ""
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.slow
 def test_a_run_without_a_directory_is_named_after_its_configuration(
     tmp_path, config, run, monkeypatch

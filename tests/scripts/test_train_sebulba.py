@@ -75,10 +75,7 @@ def _start(config, run_dir, *bindings):
 def _finish(process):
     """Waits for the end, and for every process that was started on the way."""
     ended = processes.finish(process)
-    limit = time.monotonic() + 10.0
-    while left := _session(process.pid):
-        assert time.monotonic() < limit, f"left behind: {left}"
-        time.sleep(0.05)
+    processes.wait_for(lambda: not _session(process.pid), seconds=10.0)
     return ended
 
 
@@ -95,11 +92,8 @@ def _session(leader):
 
 def _interrupt(process, when):
     """Interrupts the whole session, as Ctrl-C in a terminal does, once something is true."""
-    limit = time.monotonic() + PATIENCE
-    while not when():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    processes.wait_for(lambda: process.poll() is not None or when(), PATIENCE)
+    assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGINT)
 
 

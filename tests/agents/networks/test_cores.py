@@ -23,7 +23,7 @@ def test_stacks_repeat_the_first_frame_and_never_cross_episodes():
 def test_stacks_grow_the_last_axis_and_keep_the_dtype(shape):
     observation = np.random.default_rng(0).integers(0, 255, (6, 2, *shape)).astype(np.uint8)
     first = jnp.zeros((6, 2), bool).at[0].set(True)
-    state = cores.initial_frames({"leaf": observation[0, 0]}, 2, 4)
+    state = {"leaf": jnp.zeros((2, 3, *shape), jnp.uint8)}
     stacks, state = cores.stack_frames(state, {"leaf": observation}, first, 4)
     newest = observation[2:]
     if shape in ((), (5, 6)):

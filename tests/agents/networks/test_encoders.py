@@ -8,6 +8,7 @@ import pytest
 from agents.networks import encoders, layers, tables
 from podracers import errors
 from tests import streams
+from tests.agents import experience
 
 
 def test_images_and_vectors_are_separated_and_scaled_without_the_mask():
@@ -42,12 +43,6 @@ def test_vectors_join_after_the_convolutions(encoder):
     np.testing.assert_array_equal(features[:, 8], [3.0, 4.0])
 
 
-def _moved(params):
-    """Returns parameters away from the ones and zeros that layer normalisation begins with."""
-    rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), params)
-
-
 @pytest.mark.parametrize(
     ("encoder", "dtype"),
     [
@@ -63,18 +58,12 @@ def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
     monkeypatch.setattr(layers, "_MIN_IMAGES", 3)
     monkeypatch.setattr(layers, "_PIXELS", 1)
 
-    def features_and_gradient(for_cpu):
+    def results(for_cpu):
         monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
-        params = _moved(jax.jit(encoder.init)(jax.random.key(1), frames[:1]))
+        params = experience.moved(jax.jit(encoder.init)(jax.random.key(1), frames[:1]), 0.1, seed=1)
+        return params, experience.value_and_gradient(lambda p: encoder.apply(p, frames), params)
 
-        def loss(params):
-            features = encoder.apply(params, frames)
-            return jnp.sum(jnp.sin(features)), features
-
-        gradient, features = jax.jit(jax.grad(loss, has_aux=True))(params)
-        return params, gradient, features
-
-    streams.assert_close(features_and_gradient(True), features_and_gradient(False), atol=1e-4)
+    streams.assert_close(results(True), results(False), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +71,7 @@ def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
 )
 def test_normalised_layers_equal_their_equations(encoder):
     rows = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    params = _moved(encoder.init(jax.random.key(0), rows)["params"])
+    params = experience.moved(encoder.init(jax.random.key(0), rows)["params"], 0.1, seed=1)
 
     def dense(index, x):
         return x @ params[f"Dense_{index}"]["kernel"] + params[f"Dense_{index}"]["bias"]
@@ -170,7 +159,7 @@ def test_items_are_treated_alike_and_see_their_mean():
         "sizes": rng.normal(size=(2, 5, 2)).astype(np.float32),
     }
     encoder = encoders.DeepSets((4, 3))
-    params = _moved(encoder.init(jax.random.key(0), observation)["params"])
+    params = experience.moved(encoder.init(jax.random.key(0), observation)["params"], 0.1, seed=1)
     items = np.concatenate([observation["packed"][..., None], observation["sizes"]], axis=-1)
     for layer in (0, 2):
         own, shared = (params[f"Dense_{layer + i}"] for i in (0, 1))
@@ -191,7 +180,9 @@ def test_values_spread_over_cells_and_are_read_around_a_place():
         image[n, *place, 1] = 1.0
     encoder = encoders.ValuePropagation(1, num_steps=3, num_maps=2, channels=4, hidden_sizes=())
     image = image.astype(np.float32)
-    params = _moved(jax.jit(encoder.init)(jax.random.key(0), image)["params"])
+    params = experience.moved(
+        jax.jit(encoder.init)(jax.random.key(0), image)["params"], 0.1, seed=1
+    )
     conv, dense, norm = (params[k] for k in ("_Convolutions_0", "Dense_0", "LayerNorm_0"))
     padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))
     expected = []
@@ -221,11 +212,9 @@ def test_values_spread_over_cells_and_are_read_around_a_place():
         scaled = scaled * norm["scale"] + norm["bias"]
         expected.append(np.concatenate([read, scaled], axis=1).reshape(-1))
 
-    def loss(params):
-        features = encoder.apply({"params": params}, image)
-        return jnp.sum(jnp.sin(features)), features
-
-    gradient, found = jax.jit(jax.grad(loss, has_aux=True))(params)
+    found, gradient = experience.value_and_gradient(
+        lambda p: encoder.apply({"params": p}, image), params
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
     assert all(np.any(leaf != 0.0) for leaf in jax.tree.leaves(gradient))
 

@@ -11,25 +11,14 @@ import pytest
 
 from podracers import command_line
 from podracers.supervision import pipeline
+from tests import processes
 
 LIMIT = 0.2  # seconds
 PATIENCE = 30.0  # seconds, enough for a short operation on a loaded machine
 
 
-@contextlib.contextmanager
 def _supervised(timeout=PATIENCE):
-    supervisor = pipeline.Supervisor(timeout)
-    try:
-        yield supervisor
-    finally:
-        supervisor.close()
-
-
-def _wait_for(condition):
-    limit = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.001)
+    return contextlib.closing(pipeline.Supervisor(timeout))
 
 
 def _stay(supervisor):
@@ -48,7 +37,7 @@ def _over():
     event = threading.Event()
     yield event
     event.set()
-    _wait_for(lambda: pipeline.abandoned() == [])
+    processes.wait_for(lambda: pipeline.abandoned() == [])
 
 
 def test_a_queue_keeps_order_and_never_holds_more_than_its_capacity():
@@ -62,7 +51,7 @@ def test_a_queue_keeps_order_and_never_holds_more_than_its_capacity():
         supervisor.start("worker", work)
         for expected in range(200):
             if expected % 100 == 0:
-                _wait_for(lambda: len(queue.items) == 3)
+                processes.wait_for(lambda: len(queue.items) == 3)
                 time.sleep(0.02)  # for a fourth
             assert len(queue.items) <= 3
             assert queue.get() == expected
@@ -97,12 +86,12 @@ def test_the_first_cause_reaches_the_consumer_with_its_traceback():
             _divide()
 
         def second(_):
-            _wait_for(lambda: supervisor._failure)
+            processes.wait_for(lambda: supervisor._failure)
             raise AssertionError("which follows from the other")
 
         supervisor.start("actor 3", second)
         supervisor.start("actor 7", first)
-        _wait_for(lambda: pipeline.abandoned() == [])  # both have failed
+        processes.wait_for(lambda: pipeline.abandoned() == [])  # both have failed
         with pytest.raises(ZeroDivisionError) as one:
             queue.get()
         report = "".join(traceback.format_exception(one.value))
@@ -129,7 +118,7 @@ def test_a_failure_while_closing_is_logged(caplog):
 
     with _supervised() as supervisor:
         supervisor.start("worker", work)
-        _wait_for(lambda: supervisor._waiting)
+        processes.wait_for(lambda: supervisor._waiting)
     assert "worker failed while it was closed" in caplog.text
     assert "in _divide" in caplog.text
 
@@ -228,7 +217,7 @@ def test_closing_ends_threads_that_wait_or_work_and_abandons_one_that_does_not_r
     supervisor.start("putting", put)
     supervisor.start("waiting", lambda _: _stay(supervisor))
     supervisor.start("stuck", lambda _: over.wait(PATIENCE))
-    _wait_for(lambda: len(supervisor._waiting) == 2)
+    processes.wait_for(lambda: len(supervisor._waiting) == 2)
     began = time.monotonic()
     supervisor.close()
     assert 2.0 <= time.monotonic() - began < PATIENCE / 2

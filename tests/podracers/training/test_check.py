@@ -2,7 +2,7 @@
 
 import dataclasses
 import types as python_types
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import jax
@@ -27,16 +27,15 @@ class State(NamedTuple):
 class Good:
     """Five steps of nothing, masked; each subclass spoils one thing."""
 
+    observed: ClassVar = {
+        "x": specs.BoundedArray((4,), np.float32, -1.0, 1.0),
+        "action_mask": specs.Array((3,), np.bool_),
+    }
+    action = specs.DiscreteArray(3)
+
     @property
     def spec(self):
-        return environment.EnvironmentSpec("Good", self.observation_spec(), self.action_spec(), 5)
-
-    def observation_spec(self):
-        mask = specs.Array((3,), np.bool_)
-        return {"x": specs.BoundedArray((4,), np.float32, -1.0, 1.0), "action_mask": mask}
-
-    def action_spec(self):
-        return specs.DiscreteArray(3)
+        return environment.EnvironmentSpec("Good", self.observed, self.action, 5)
 
     def observe(self, time):
         del time
@@ -74,8 +73,8 @@ def _widen(self, state, action):
 
 def _multi_discrete(mask):
     return _with(
-        observation_spec=lambda self: {"action_mask": specs.Array((2, 3), np.bool_)},
-        action_spec=lambda self: specs.BoundedArray((2,), np.int32, 0, np.array([1, 2])),
+        observed={"action_mask": specs.Array((2, 3), np.bool_)},
+        action=specs.BoundedArray((2,), np.int32, 0, np.array([1, 2])),
         observe=lambda self, time: {"action_mask": jnp.array(mask)},
     )
 
@@ -86,29 +85,17 @@ def _other_x(x):
 
 FAULTS = {
     "spec is a int": _with(spec=3),
-    "spec.observation['x'] is a tuple": _with(observation_spec=lambda self: {"x": (4,)}),
-    "spec.observation has dtype float64": _with(
-        observation_spec=lambda self: specs.Array((4,), np.float64)
-    ),
-    "spec.action is a Array, supported are": _with(
-        action_spec=lambda self: specs.Array((), np.int32)
-    ),
-    "spec.action has dtype int64": _with(action_spec=lambda self: specs.DiscreteArray(3, np.int64)),
+    "spec.observation['x'] is a tuple": _with(observed={"x": (4,)}),
+    "spec.observation has dtype float64": _with(observed=specs.Array((4,), np.float64)),
+    "spec.action is a Array, supported are": _with(action=specs.Array((), np.int32)),
+    "spec.action has dtype int64": _with(action=specs.DiscreteArray(3, np.int64)),
     "a continuous action needs finite ones": _with(
-        action_spec=lambda self: specs.BoundedArray((2,), np.float32, -1.0, np.inf)
+        action=specs.BoundedArray((2,), np.float32, -1.0, np.inf)
     ),
-    "spec.action has shape (2, 2)": _with(
-        action_spec=lambda self: specs.BoundedArray((2, 2), np.int32, 0, 3)
-    ),
-    "spec.action has minimum 1": _with(
-        action_spec=lambda self: specs.BoundedArray((2,), np.int32, 1, 3)
-    ),
-    "spec.observation['action_mask'] must be bool[4]": _with(
-        action_spec=lambda self: specs.DiscreteArray(4)
-    ),
-    "but the action is continuous": _with(
-        action_spec=lambda self: specs.BoundedArray((2,), np.float32, -1.0, 1.0)
-    ),
+    "spec.action has shape (2, 2)": _with(action=specs.BoundedArray((2, 2), np.int32, 0, 3)),
+    "spec.action has minimum 1": _with(action=specs.BoundedArray((2,), np.int32, 1, 3)),
+    "spec.observation['action_mask'] must be bool[4]": _with(action=specs.DiscreteArray(4)),
+    "but the action is continuous": _with(action=specs.BoundedArray((2,), np.float32, -1.0, 1.0)),
     "reset returned TimeStep, expected (state, TimeStep)": _with(
         reset=lambda self, key: types.restart(jnp.zeros((4,)))
     ),

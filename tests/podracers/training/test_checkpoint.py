@@ -1,5 +1,6 @@
 """Tests of checkpoints: they restore what was saved; damaged ones are never restored."""
 
+import contextlib
 import errno
 import functools
 import json
@@ -10,7 +11,6 @@ import shutil
 import subprocess
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from agents import replay
 from podracers import errors, parallel
 from podracers.training import checkpoint, manifest
-from tests import groups
+from tests import groups, streams
+
+_assert_equal = functools.partial(streams.assert_same, strict=True)
 
 
 def _make_state(num_devices: int = 4, value: float = 1.0) -> dict[str, Any]:
@@ -33,16 +35,6 @@ def _make_state(num_devices: int = 4, value: float = 1.0) -> dict[str, Any]:
     ring = value * jnp.arange(64, dtype=jnp.bfloat16).reshape(8, 8)
     parts = {"ring": ring, "keys": jax.random.split(jax.random.key(4), 8)}
     return jax.device_put(whole, everywhere) | jax.device_put(parts, split) | {"empty": ()}
-
-
-def _assert_equal(left: Any, right: Any) -> None:
-    chex.assert_trees_all_equal_shapes_and_dtypes(left, right)
-    chex.assert_trees_all_equal(*(jax.tree.map(_numbers, each) for each in (left, right)))
-
-
-def _numbers(x: Any) -> Any:
-    is_key = jnp.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key)
-    return jax.random.key_data(x) if is_key else x
 
 
 def _metadata(step: int) -> dict[str, object]:
@@ -76,11 +68,8 @@ def _copied(saved, tmp_path) -> pathlib.Path:
 
 
 def _restore(directory: pathlib.Path, **kwargs):
-    checkpointer = checkpoint.Checkpointer(directory, **kwargs)
-    try:
+    with contextlib.closing(checkpoint.Checkpointer(directory, **kwargs)) as checkpointer:
         return checkpointer.restore(_make_state())
-    finally:
-        checkpointer.close()
 
 
 @pytest.mark.parametrize("num_devices", [1, 4])
@@ -90,7 +79,8 @@ def test_restores_on_any_number_of_devices(saved, num_devices):
     step, state, metadata = reader.restore(template)
     assert (step, metadata) == (30, _metadata(30))
     _assert_equal(state, _make_state(value=30.0))
-    jax.tree.map(lambda x, like: chex.assert_equal(x.sharding, like.sharding), state, template)
+    placed, expected = (jax.tree.map(lambda x: x.sharding, each) for each in (state, template))
+    assert placed == expected
 
 
 def test_keeps_the_newest_and_the_best(tmp_path):
@@ -348,10 +338,8 @@ def make(value):
     }}
 
 def save(step):
-    clock = {{"wall": 2.5, "training": 1.0, "steps": step, "first_dispatch": 1.5}}
-    metadata = {{"update": step, "seed": 3, "population": 1, "clock": clock}}
     state = make(step)
-    checkpointer.save(step, state, {{"whole": state["whole"]}}, metadata, -step)
+    checkpointer.save(step, state, {{"whole": state["whole"]}}, {{}}, -step)
 
 def restore():
     step, state, _ = checkpointer.restore(make(0))

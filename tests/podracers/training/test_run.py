@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -51,10 +50,8 @@ class At:
             return False
         if self._action is None:
             return True
-        deadline = time.monotonic() + 60.0  # seconds
-        while not any(path.name.isdigit() for path in (self._path / "checkpoints").iterdir()):
-            assert time.monotonic() < deadline, "the run has not saved"
-            time.sleep(0.01)
+        folders = (self._path / "checkpoints").iterdir
+        processes.wait_for(lambda: any(path.name.isdigit() for path in folders()))
         self._lines = math.inf
         self._action(self._path)
         return False

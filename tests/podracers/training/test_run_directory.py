@@ -158,19 +158,6 @@ def test_a_lock_is_free_once_its_process_was_killed(tmp_path):
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_lock_is_taken_once_and_given_back(tmp_path):
-    lock, other = run_directory.Lock(tmp_path), run_directory.Lock(tmp_path)
-    lock.acquire()
-    lock.acquire()
-    with pytest.raises(errors.UserError, match=f"process {os.getpid()} on"):
-        other.acquire()
-    lock.release()
-    lock.release()
-    other.acquire()
-    del other  # an object without references releases its lock
-    lock.acquire()
-
-
 @pytest.mark.parametrize("fate", ["moved", "removed", "replaced", "lock removed"])
 def test_a_directory_that_was_moved_removed_or_replaced_is_noticed(tmp_path, fate):
     folder, moved = tmp_path / "run", tmp_path / "moved"

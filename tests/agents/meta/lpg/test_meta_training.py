@@ -1,5 +1,6 @@
 """Meta-training: an agent like any other to a runner, whose streams are lifetimes."""
 
+import contextlib
 import functools
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from agents.meta.lpg import bandit
 from podracers import anakin, errors, parallel, sebulba, types
 from tests import documented, streams
+from tests.agents import experience
 from tests.agents.meta.lpg import lifetimes
 
 NUM_LIFETIMES = 8
@@ -64,12 +66,10 @@ def test_sebulba_learns_the_same_rule():
     state, _ = runner.step(runner.init(0), 3)
     devices = {"actor_devices": (0,), "learner_devices": (0,)}
     host = sebulba.Sebulba(lifetimes.agent(), lifetimes.candidate(), *sizes, **devices, lag=0)
-    try:
+    with contextlib.closing(host):
         other, _ = host.step(host.init(0), 3)
         expected = runner.actor_params(state)
         streams.assert_close(host.actor_params(other), expected, rtol=1e-3)
-    finally:
-        host.close()
 
 
 def _lived(evaluation=False, rollouts=2):
@@ -139,17 +139,8 @@ def test_agents_are_reset_where_lifetimes_begin(lived):
 
 
 def test_the_bandit_prefers_arms_with_more_reward():
-    @jax.jit
-    @functools.partial(
-        jax.shard_map,
-        mesh=parallel.make_mesh(jax.devices()[:2]),
-        in_specs=(jax.P(), jax.P(parallel.AXIS)),
-        out_specs=jax.P(),
-        check_vma=False,
-    )
-    def add(state, lives):
-        return state.add(*lives)
-
+    layouts = jax.P(), jax.P(parallel.AXIS)
+    add = jax.jit(experience.on_devices(lambda state, lives: state.add(*lives), 2, layouts))
     state = bandit.Bandit.init(2, 3)
     assert jnp.ptp(state.logits()) == 0.0
     # Task 0 pays a hundredth of task 1; the last lifetime has not ended.

@@ -15,10 +15,10 @@ from agents.meta.rules import disco, interface
 from agents.networks import encoders
 from environments import catch, probes
 from podracers import agent as agent_lib
-from podracers import anakin, errors, parallel, unroll
+from podracers import anakin, errors, unroll
 from tests import streams
+from tests.agents import experience
 
-P = jax.sharding.PartitionSpec
 RULE = rule_lib.Rule(hidden_size=8, prediction_size=5)
 OUTPUTS = interface.OutputSpec({"policy": 3, "y": 7}, {"z": 7, "q": 5})
 NETWORK = functools.partial(rules.rule_network, encoder=encoders.MLP((8,)))
@@ -93,9 +93,7 @@ def test_illegal_actions_are_not_taken_and_losses_stay_small(rule):
         _, rollout = unroll.unroll(agent, batched, params, start, jax.random.key(2), 6)
         return rollout, agent._learn(learner, rollout)[1]
 
-    mesh = parallel.make_mesh(jax.devices()[:1])
-    mapped = jax.shard_map(run, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False)
-    rollout, metrics = jax.device_get(jax.jit(mapped)())
+    rollout, metrics = jax.device_get(jax.jit(experience.on_devices(run))())
     mask = np.asarray(rollout.timestep.observation["action_mask"][:-1])
     legal = np.take_along_axis(mask, np.asarray(rollout.action)[..., None], -1)[..., 0]
     assert legal[~np.asarray(rollout.timestep.last()[:-1])].all()
@@ -122,10 +120,7 @@ def test_the_first_rollout_is_learnt_with_its_own_statistics():
 
         return params_after(1.0), params_after(2.0)
 
-    mesh = parallel.make_mesh(jax.devices()[:1])
-    mapped = jax.shard_map(run, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False)
-    for one, other in zip(*map(jax.tree.leaves, jax.jit(mapped)())):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+    streams.assert_close(*jax.jit(experience.on_devices(run))(), rtol=0.0, atol=1e-6)
 
 
 def test_a_file_restores_the_rule(tmp_path):

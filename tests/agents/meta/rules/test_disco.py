@@ -7,6 +7,7 @@ import pytest
 
 from agents.meta.rules import disco, disco_network, interface
 from podracers import errors, parallel, types
+from tests.agents import experience
 
 P = jax.sharding.PartitionSpec
 RULE = disco.Disco()
@@ -65,14 +66,8 @@ def _teach_and_lose(params, state, experience, target_outputs):
 
 def _mapped(num_devices=1):
     split = P(None, parallel.AXIS)
-    mapped = jax.shard_map(
-        _teach_and_lose,
-        mesh=parallel.make_mesh(jax.devices()[:num_devices]),
-        in_specs=(P(), P(), split, split),
-        out_specs=(split, P(), split),
-        check_vma=False,
-    )
-    compiled = jax.jit(mapped)
+    layouts = (P(), P(), split, split), (split, P(), split)
+    compiled = jax.jit(experience.on_devices(_teach_and_lose, num_devices, *layouts))
     return lambda *inputs: compiled(*inputs, _outputs(40))
 
 
