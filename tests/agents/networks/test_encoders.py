@@ -46,7 +46,8 @@ def test_vectors_join_after_the_convolutions(encoder):
 @pytest.mark.parametrize(
     ("encoder", "dtype"),
     [
-        (encoders.ImpalaResNet((2, 3), 8, layer_norm=True), np.float32),
+        # Two channels would make layer normalisation a step function, which rounding can flip.
+        (encoders.ImpalaResNet((4, 5), 8, layer_norm=True), np.float32),
         (encoders.CNN((8, 6), padding="VALID", layer_norm=True), np.uint8),
         (encoders.ResidualImage(encoders.ResidualTrunk(8, 1, (2, 2))), np.uint8),
     ],
@@ -63,7 +64,7 @@ def test_both_forms_of_an_encoder_agree(monkeypatch, encoder, dtype):
         params = experience.moved(jax.jit(encoder.init)(jax.random.key(1), frames[:1]), 0.1, seed=1)
         return params, experience.value_and_gradient(lambda p: encoder.apply(p, frames), params)
 
-    streams.assert_close(results(True), results(False), atol=1e-4)
+    streams.assert_close(results(True), results(False), atol=1e-3)  # gradients are up to 40
 
 
 @pytest.mark.parametrize(
