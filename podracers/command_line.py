@@ -236,4 +236,4 @@ def run_script() -> None:
     name = pathlib.Path(sys.argv[0]).name.removeprefix("podracers-")
     folder = pathlib.Path(__file__).parent / "scripts"
     sys.path.insert(0, str(folder))  # its modules
-    runpy.run_path(str(folder / f"{name}.py"), run_name="__main__")
+    runpy.run_module(name, run_name="__main__")  # which leaves the name in `sys.argv`

@@ -47,7 +47,7 @@ CASES = {
 EVERY = [*list(CASES)[:-1], pytest.param("frames_lstm", marks=pytest.mark.slow)]
 RECURRENT = {"lstm", "frames_lstm"}
 WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn", "cells"}
-_close = functools.partial(streams.assert_close, atol=2e-5)
+_assert_close = functools.partial(streams.assert_close, atol=2e-5)
 
 
 def _timestep(spec, seed=0):
@@ -97,7 +97,7 @@ def test_unroll_equals_a_scan_of_step_with_resets(name):
         return jax.lax.scan(body, core, timestep)
 
     expected_last, expected = scan(params, core, timestep)
-    _close((output, last), (expected, expected_last))
+    _assert_close((output, last), (expected, expected_last))
     assert output.value.shape == (LENGTH, BATCH)
     num_outputs = heads.from_spec(CASES[name][1]).num_outputs
     assert output.policy.shape == (LENGTH, BATCH, num_outputs)
@@ -120,7 +120,7 @@ def test_a_rollout_in_parts_has_the_same_values(name, size, monkeypatch):
 
     found = jax.jit(values)(params, core, timestep)
     # XLA chooses the order of sums by shape.
-    _close(found, unroll(params, core, timestep)[0].value, atol=1e-6)
+    _assert_close(found, unroll(params, core, timestep)[0].value, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -134,13 +134,13 @@ def test_rows_are_independent_and_first_resets_the_core(name):
         replacement.observation,
     )
     changed, _ = unroll(params, core, timestep._replace(observation=other))
-    _close(*(_row(x, (slice(None), slice(1, None))) for x in (changed, output)))
+    _assert_close(*(_row(x, (slice(None), slice(1, None))) for x in (changed, output)))
     assert not np.allclose(changed.value[:, 0], output.value[:, 0])
     # From another core the outputs differ until an episode begins, and agree from there.
     restarted, _ = unroll(params, jax.tree.map(jnp.zeros_like, core), timestep)
     begun = np.maximum.accumulate(timestep.first(), axis=0)
     assert 0 < begun.sum() < begun.size
-    _close(restarted.value[begun], output.value[begun])
+    _assert_close(restarted.value[begun], output.value[begun])
     same_before = np.allclose(restarted.value[~begun], output.value[~begun])
     assert same_before == (name in WITHOUT_MEMORY)
 
@@ -154,7 +154,7 @@ def test_time_steps_drawn_in_any_order_have_the_outputs_of_the_unroll(name):
     prepared, stacks = jax.jit(network.prepare)(core, timestep)
     drawn = _row(stacks, (items // BATCH, items % BATCH))
     actual, _ = network.step(params, prepared, drawn)
-    _close(actual, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[items], output))
+    _assert_close(actual, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[items], output))
 
 
 @pytest.mark.parametrize("core", [None, cores.LSTM(8)])
@@ -181,12 +181,12 @@ def test_frames_that_a_tpu_packs_have_the_same_outputs(core):
         return output, prepared, step, last.states
 
     expected = jax.jit(outputs)(params, timestep)
-    _close(expected[0], expected[1])
+    _assert_close(expected[0], expected[1])
     with parallel.compiling_for("tpu"):
         text = str(jax.make_jaxpr(network.initial_core, static_argnums=0)(BATCH))
         found = jax.jit(outputs)(params, timestep)
     assert f"u32[{BATCH},3,9,10,4]" in text
-    _close(found, expected)
+    _assert_close(found, expected)
 
 
 def test_a_separate_critic_shares_nothing():
