@@ -107,9 +107,8 @@ test-all:
 	$(MAKE) test
 	$(MAKE) test-slow
 
-# Long runs need optimised programs; the settings of the other tests compile fast.
 test-learning: install
-	XLA_FLAGS="--xla_cpu_use_fusion_emitters=true $$XLA_FLAGS" $(PYTEST) -o faulthandler_timeout=0 -m learning
+	$(PYTEST) -o faulthandler_timeout=0 -m learning
 
 check: lint
 	$(PYTEST) -q --durations=3 tests/test_imports.py tests/test_docs.py \

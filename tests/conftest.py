@@ -24,11 +24,15 @@ def _configure() -> None:
             flags.append(f"--{name}={value}")
 
     add("xla_force_host_platform_device_count", NUM_DEVICES)
-    # A deadlocked collective ends the process after 30 s. XLA exits at flags it does not recognise.
-    if int(importlib.metadata.version("jaxlib").split(".")[1]) >= 10:
+    # XLA exits at flags it does not recognise.
+    minor = int(importlib.metadata.version("jaxlib").split(".")[1])
+    # A deadlocked collective ends the process after 30 s.
+    if minor >= 10:
         add("xla_cpu_collective_call_terminate_timeout_seconds", 30)
-    # The older code generator and a single LLVM module compile twice as fast.
-    add("xla_cpu_use_fusion_emitters", "false")
+    # The older code generator and a single LLVM module compile twice as fast. Long runs need
+    # optimised programs.
+    if minor <= 10 and "learning" not in sys.argv:  # -m learning
+        add("xla_cpu_use_fusion_emitters", "false")
     add("xla_cpu_parallel_codegen_split_count", 1)
     os.environ["XLA_FLAGS"] = " ".join(flags)
 

@@ -19,6 +19,7 @@ import ctypes
 import dataclasses
 import enum
 import glob
+import importlib.metadata
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -112,7 +113,8 @@ FAMILIES = {
 }
 
 
-# Jumanji's tasks that EnvPool starts from one problem, whatever the seed.
+_RELEASE = tuple(int(part) for part in importlib.metadata.version("envpool").split(".")[:3])
+# Jumanji's tasks that EnvPool before 1.2.7 starts from one problem, whatever the seed.
 ONE_PROBLEM = frozenset(
     f"Jumanji/{name}"
     for name in (
@@ -130,6 +132,7 @@ ONE_PROBLEM = frozenset(
         "Sokoban",
         "Tetris",
     )
+    if _RELEASE < (1, 2, 7)
 )
 
 

@@ -62,8 +62,8 @@ class Sebulba:
         1: collecting overlaps learning, and is reproducible. More: actors take the newest
         parameters, which are at most `lag` updates old.
       batches_per_actor: number of batches that an actor's streams are split into, so that some step
-        while the device acts for others. None for 2, or for 1 where the CPU acts: its cores step as
-        well, and small batches cost more.
+        while the device acts for others. None for 2, or for 1 where the streams of a process are
+        odd in number, or where the CPU acts: its cores step as well, and small batches cost more.
       num_threads: threads of all simulators together; None for the number of cores.
       timeout: seconds that a step of a simulator, or any other single wait, may take.
       precision: the precision that the agent computes with.
@@ -124,7 +124,8 @@ class Sebulba:
     @property
     def num_batches(self) -> int:
         """Number of batches that each actor's streams are split into."""
-        return self.batches_per_actor or (1 if parallel.platform() == "cpu" else 2)
+        is_odd = self.num_envs // jax.process_count() % 2
+        return self.batches_per_actor or (1 if is_odd or parallel.platform() == "cpu" else 2)
 
     def describe(self) -> list[str]:
         """Returns lines on devices, threads, batch sizes and memory usage."""

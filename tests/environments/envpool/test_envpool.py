@@ -192,14 +192,14 @@ def test_jax_twins():
 
 
 def test_a_task_with_one_problem_is_reported(caplog):
-    for task_id, count in (("Jumanji/Knapsack-v1", 0), ("Jumanji/CVRP-v1", 1)):
+    for task_id in ("Jumanji/Knapsack-v1", "Jumanji/CVRP-v1"):  # EnvPool 1.2.7 mended the latter
         factory = envpool.EnvPool(task_id)
         for _ in range(2):  # training and evaluation
             envs = factory.make(jax.random.key(0), np.arange(8), 1)
             first = jax.tree.leaves(envs.reset().observation)
-            assert all(np.all(leaf == leaf[:1]) for leaf in first) == bool(count)
+            is_one = all(np.all(leaf == leaf[:1]) for leaf in first)
             envs.close()
-        assert caplog.text.count("has one problem in all episodes") == count
+        assert caplog.text.count("has one problem in all episodes") == is_one
 
 
 def test_only_images_are_drawn():

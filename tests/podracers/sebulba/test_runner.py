@@ -6,7 +6,7 @@ import traceback
 import numpy as np
 import pytest
 
-from podracers import errors, sebulba
+from podracers import errors, parallel, sebulba
 from podracers.sebulba import actor
 from podracers.supervision import pipeline
 from tests import contract, faults, streams
@@ -48,6 +48,14 @@ def _made(shared):
     assert pipeline.abandoned() == []
     assert all(host.closed for host in factory.made)
     factory.set()
+
+
+def test_one_stream_is_not_split_on_an_accelerator():
+    agent, environment = contract.AGENTS["impala"]()
+    with parallel.compiling_for("tpu"):
+        runners = [sebulba.Sebulba(agent, environment, count, 4) for count in (1, 2)]
+        assert [runner.num_batches for runner in runners] == [1, 2]
+        assert len(runners[0].placement.actors) == 1
 
 
 def _fail(runner, state, expected=faults.SimulatorError):
