@@ -192,6 +192,8 @@ def levels(rows: Sequence[Row]) -> dict[str, float]:
             published[row.published[0].value][row.agent.partition(",")[0]] = None
         if row.highest is not None:
             highest["highest possible"] = row.highest
+    if len(published) == 1:  # for all agents, and perhaps of another one
+        return random | {"published": next(iter(published))}
     found = {f"published, {' and '.join(agents)}": value for value, agents in published.items()}
     return random | (found or highest)
 

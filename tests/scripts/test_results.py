@@ -179,7 +179,12 @@ def test_a_suite_has_panels_of_tasks_with_several_curves(modules, tmp_path):
     (panel,) = modules.plotting.suite([*rows.values()])
     found = {label: len(seeds) for label, seeds in panel.curves.items()}
     assert (panel.title, found) == ("x", {"PPO, Anakin": 1, "DQN, long, Anakin, b": 1})
-    assert panel.levels == {"random policy": -1.0, "published, PPO and DQN": 3}
+    assert panel.levels == {"random policy": -1.0, "published": 3}
+    rows["b-anakin"] = dataclasses.replace(
+        rows["b-anakin"], published=(dataclasses.replace(*rows["b-anakin"].published, value=4),)
+    )
+    levels = modules.rows.levels([rows["a-anakin"], rows["b-anakin"]])
+    assert levels == {"random policy": -1.0, "published, PPO": 3, "published, DQN": 4}
     assert modules.rows.levels([rows["d-anakin"]]) == {"random policy": -1.0, "highest possible": 3}
 
 
