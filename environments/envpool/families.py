@@ -21,6 +21,7 @@ import enum
 import glob
 import importlib.metadata
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,7 +114,7 @@ FAMILIES = {
 }
 
 
-_RELEASE = tuple(int(part) for part in importlib.metadata.version("envpool").split(".")[:3])
+_RELEASE = [*map(int, re.findall(r"\d+", importlib.metadata.version("envpool")))]
 # Jumanji's tasks that EnvPool before 1.2.7 starts from one problem, whatever the seed.
 ONE_PROBLEM = frozenset(
     f"Jumanji/{name}"
@@ -132,7 +133,7 @@ ONE_PROBLEM = frozenset(
         "Sokoban",
         "Tetris",
     )
-    if _RELEASE < (1, 2, 7)
+    if _RELEASE < [1, 2, 7]
 )
 
 

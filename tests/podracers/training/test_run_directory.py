@@ -184,13 +184,16 @@ def test_a_directory_that_was_moved_removed_or_replaced_is_noticed(tmp_path, fat
 def test_a_directory_that_cannot_be_examined_now_counts_as_there(tmp_path, monkeypatch):
     lock = run_directory.Lock(tmp_path)
     lock.acquire()
+    examined = []
 
-    def fail(*_, **__):
+    def fail(path, **_):
+        examined.append(pathlib.Path(path))
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
         patched.setattr(storage.os, "stat", fail)
         lock.require_there()
+    assert tmp_path / run_directory.LOCK in examined
 
 
 def test_a_lock_that_cannot_be_written_is_one_line(tmp_path):
