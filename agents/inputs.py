@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents.networks import encoders
+from agents.networks import encoders, heads
 from podracers import environment, types
 
 
@@ -69,12 +69,11 @@ def extended_rollout(rollout: types.Rollout, action_spec: specs.Array) -> types.
 
 
 def _features(action: jax.Array, action_spec: specs.Array) -> jax.Array:
-    """Returns an action as features `[..., F]`: one-hot parts, or the components as they are."""
+    """Returns an action as features `[..., F]`: one-hot parts, or components in `[-1, 1]`."""
     if isinstance(action_spec, specs.DiscreteArray):
         return jax.nn.one_hot(action, action_spec.num_values)
     if np.issubdtype(action_spec.dtype, np.floating):
-        leading = action.ndim - len(action_spec.shape)
-        return action.reshape(*action.shape[:leading], -1)
+        return heads.from_spec(action_spec).to_units(action)
     sizes = np.broadcast_to(action_spec.maximum, action_spec.shape) + 1  # [D]
     parts = [jax.nn.one_hot(action[..., part], int(size)) for part, size in enumerate(sizes)]
     return jnp.concatenate(parts, axis=-1)

@@ -39,7 +39,7 @@ class ActorParams(NamedTuple):
 class Extras(NamedTuple):
     """The data of each step that acting stores for learning."""
 
-    raw: jax.Array  # action before squashing or clipping
+    raw: jax.Array  # action in units of the bounds, before squashing or clipping
     log_prob: jax.Array  # [T, B] of `raw`, under the acting policy
     value: jax.Array  # [T, B], from the acting parameters
 

@@ -11,13 +11,14 @@ The action specification (`dm_env.specs`) determines the kind of policy:
 - `specs.DiscreteArray(num_values)`: one integer in `[0, num_values)`.
 - an integer `specs.BoundedArray` of shape `(D,)`: multi-discrete; part `d` lies in
   `[0, maximum[d]]`.
-- a floating `specs.BoundedArray`: continuous; every component has finite bounds.
+- a floating `specs.BoundedArray`: continuous; see `bounds_fault`.
 """
 
 import dataclasses
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
@@ -50,6 +51,27 @@ class EnvironmentSpec:
     def zero_observation(self) -> types.PyTree:
         """Returns zeros (NumPy) of the shapes and dtypes of one observation."""
         return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), self.observation)
+
+
+def bounds_fault(action: specs.BoundedArray) -> str | None:
+    """Returns the fault of the first faulty component of a continuous action, or None.
+
+    Bounds are finite, and the dtype has their difference and its reciprocal as normal numbers.
+    """
+    smallest = float(jnp.finfo(action.dtype).tiny)
+    for index in np.ndindex(action.shape):
+        bounds = (action.minimum, action.maximum)
+        low, high = (float(np.broadcast_to(bound, action.shape)[index]) for bound in bounds)
+        if not np.isfinite([low, high]).all():
+            fault = "expected finite ones"
+        elif low == high:
+            fault = "leave it out of the action, because it has a single value"
+        elif not smallest <= high - low <= 1.0 / smallest:
+            fault = f"their difference exceeds the range of {action.dtype}"
+        else:
+            continue
+        return f"has bounds from {low:g} to {high:g} in component {[*index]}: {fault}"
+    return None
 
 
 class EnvironmentModel(Protocol):

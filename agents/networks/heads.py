@@ -12,6 +12,7 @@ largest number of values of a part.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Protocol, runtime_checkable
 
@@ -23,7 +24,7 @@ import rlax
 from dm_env import specs
 
 from agents.networks import layers
-from podracers import errors
+from podracers import environment, errors
 
 # The logit of an illegal value: its probability is exactly zero, and no gradient through it is NaN.
 # Where nothing is legal (in final states of some environments) the policy is uniform.
@@ -150,7 +151,7 @@ class MultiDiscrete(Categorical):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussian:
-    """Independent normals; the environment's action is clipped to the bounds.
+    """Independent normals in units of the bounds, which are -1 and 1; actions are clipped to them.
 
     The flat output holds `D` means and `D` log standard deviations; `raw` is `[..., D]`. Densities
     are those of the unclipped sample, as is usual in PPO; masks are ignored.
@@ -177,6 +178,18 @@ class Gaussian:
     def num_free(self) -> int:
         """`D` if the standard deviation does not depend on the observation, else 0."""
         return 0 if self.state_dependent_std else len(self.minimum)
+
+    @functools.cached_property
+    def _unit(self) -> tuple[np.ndarray, np.ndarray]:
+        """The middles and half widths of the intervals, float32 `[D]`."""
+        low, high = np.array(self.minimum), np.array(self.maximum)
+        return np.float32(0.5 * low + 0.5 * high), np.float32(0.5 * high - 0.5 * low)
+
+    def to_units(self, action: jax.Array) -> jax.Array:
+        """Returns actions `[..., *shape]` of the environment in units of the bounds, `[..., D]`."""
+        middle, half = self._unit
+        leading = action.shape[: action.ndim - len(self.shape)]
+        return (action.reshape(*leading, len(middle)) - middle) / half
 
     def _mean_and_log_std(self, outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         mean, log_std = jnp.split(outputs, 2, axis=-1)
@@ -208,7 +221,8 @@ class Gaussian:
         return jnp.sum(of_mean, axis=-1), jnp.sum(of_std, axis=-1)
 
     def to_action(self, raw):
-        action = jnp.clip(raw, jnp.array(self.minimum), jnp.array(self.maximum))
+        middle, half = self._unit
+        action = jnp.clip(middle + half * raw, jnp.array(self.minimum), jnp.array(self.maximum))
         return action.reshape(raw.shape[:-1] + self.shape)
 
 
@@ -216,16 +230,14 @@ class Gaussian:
 class TanhGaussian(Gaussian):
     """Independent normals squashed by a hyperbolic tangent and rescaled to the bounds.
 
-    `raw` is the sample before the squash. Densities are those of the action, in the units of the
-    environment. The entropy has no closed form: it is integrated by Gauss-Hermite quadrature.
+    `raw` is the sample before the squash. Densities are those of the action, in units of the
+    bounds. The entropy has no closed form: it is integrated by Gauss-Hermite quadrature.
     """
 
     def _log_slope(self, raw: jax.Array) -> jax.Array:
-        """Returns `log |d action / d raw|` of each component; stable for large `raw`."""
-        half = 0.5 * (np.array(self.maximum) - np.array(self.minimum))
-        log_half = jnp.asarray(np.log(half), jnp.float32)
+        """Returns `log |d tanh(raw) / d raw|` of each component; stable for large `raw`."""
         # log(1 - tanh(x)^2) loses everything to cancellation for |x| > 9; this form loses nothing.
-        return log_half + 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
+        return 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
 
     def log_prob(self, outputs, mask, raw):
         density = super().log_prob(outputs, mask, raw)
@@ -242,9 +254,7 @@ class TanhGaussian(Gaussian):
         return super().entropy(outputs, mask) + jnp.sum(slope, axis=-1)
 
     def to_action(self, raw):
-        minimum, maximum = jnp.array(self.minimum), jnp.array(self.maximum)
-        action = minimum + 0.5 * (maximum - minimum) * (jnp.tanh(raw) + 1.0)
-        return super().to_action(action)
+        return super().to_action(jnp.tanh(raw))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,8 +357,8 @@ def from_spec(
         if minimum.any():
             raise errors.UserError(f"multi-discrete actions must start at 0: {action_spec!r}")
         return MultiDiscrete(tuple(int(most) + 1 for most in maximum))
-    if not np.isfinite([minimum, maximum]).all() or not (minimum < maximum).all():
-        raise errors.UserError(f"continuous actions need finite bounds: {action_spec!r}")
+    if fault := environment.bounds_fault(action_spec):
+        raise errors.UserError(f"the action {fault}")
     return _CONTINUOUS[kind](
         minimum=tuple(minimum.tolist()),
         maximum=tuple(maximum.tolist()),

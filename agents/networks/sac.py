@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from dm_env import specs
 
 from agents import exploration
@@ -60,9 +59,8 @@ class Continuous:
     default_greedy_evaluation = True  # the mean action, as published
 
     @functools.cached_property
-    def _head(self) -> heads.ActionHead:
-        portions = specs.BoundedArray((len(self.minimum),), np.float32, -1.0, 1.0)
-        return heads.from_spec(portions, "tanh_gaussian", state_dependent_std=True)
+    def _head(self) -> heads.TanhGaussian:
+        return heads.TanhGaussian(self.minimum, self.maximum, self.shape, state_dependent_std=True)
 
     @property
     def num_outputs(self) -> int:
@@ -81,9 +79,7 @@ class Continuous:
 
     def to_critics(self, action: jax.Array) -> jax.Array | None:
         """Returns the critics' input, `[N, D]` in `[-1, 1]`, for the environment's actions."""
-        minimum, maximum = jnp.array(self.minimum), jnp.array(self.maximum)
-        flat = action.astype(jnp.float32).reshape(-1, len(self.minimum))
-        return jnp.clip(2.0 * (flat - minimum) / (maximum - minimum) - 1.0, -1.0, 1.0)
+        return jnp.clip(self._head.to_units(action.astype(jnp.float32)), -1.0, 1.0)
 
     def taken(self, values: jax.Array, action: jax.Array) -> jax.Array:
         """Returns the values `[C, N]` of the environment's actions, from critics' outputs."""

@@ -147,14 +147,13 @@ def _action_fault(action: Any) -> str | None:
     is_number = is_float or np.issubdtype(action.dtype, np.integer)
     if not is_number or jax.dtypes.canonicalize_dtype(action.dtype) != action.dtype:
         return f"has dtype {action.dtype}, expected int32, float32 or a smaller one"
-    low, high = action.minimum, action.maximum
-    if is_float and not np.all(np.isfinite(low) & np.isfinite(high) & (low < high)):
-        return f"has bounds from {low} to {high}: a continuous action needs finite ones"
-    if not is_float and not isinstance(action, specs.DiscreteArray):
+    if is_float:
+        return environment.bounds_fault(action)
+    if not isinstance(action, specs.DiscreteArray):
         if len(action.shape) != 1:
             return f"has shape {action.shape}: use a DiscreteArray, or shape (D,) for several parts"
-        if np.any(low != 0):
-            return f"has minimum {low}: parts count from 0"
+        if np.any(action.minimum != 0):
+            return f"has minimum {action.minimum}: parts count from 0"
     return None
 
 

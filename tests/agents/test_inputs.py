@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dm_env import specs
 
 from agents import inputs
 from agents.networks import heads
@@ -56,3 +57,11 @@ def test_the_spec_fits_the_inputs_and_masks_stay_outermost(actions, masked):
     if masked:
         assert seen["action_mask"] is timestep.observation["action_mask"]
         assert list(seen["observation"]) == ["features"]
+
+
+def test_the_previous_continuous_action_is_in_units_of_the_bounds():
+    spec = specs.BoundedArray((2,), np.float32, [10.0, -4.0], [20.0, 4.0])
+    timestep = streams.RandomEpisodes(actions="continuous").reset(jax.random.key(0))[1]
+    timestep = jax.tree.map(lambda x: x[None], timestep._replace(step_type=jnp.int8(types.MID)))
+    seen = inputs.extended(timestep, jnp.array([[10.0, 2.0]]), spec)
+    np.testing.assert_allclose(seen.observation["previous_action"], [[-1.0, 0.5]], rtol=1e-6)

@@ -136,19 +136,42 @@ def test_continuous_samples_have_their_moments_and_stay_within_bounds(name):
     action = np.asarray(head.to_action(10.0 * raw))
     assert action.dtype == np.float32
     assert (action >= BOX.minimum).all() and (action <= BOX.maximum).all()
-    if name == "gaussian":
-        expected = np.clip(raw, BOX.minimum, BOX.maximum)
-    else:
-        expected = [0.0, 2.5] + np.array([1.0, 2.5]) * np.tanh(raw)
-    np.testing.assert_allclose(head.to_action(raw), expected, atol=1e-6)
+    portion = np.clip(raw, -1.0, 1.0) if name == "gaussian" else np.tanh(raw)
+    np.testing.assert_allclose(
+        head.to_action(raw), [0.0, 2.5] + np.array([1.0, 2.5]) * portion, atol=1e-6
+    )
 
 
-def test_tanh_gaussian_is_a_density_of_the_action():
+@pytest.mark.parametrize(
+    ("minimum", "maximum"), [(10.0, 20.0), (-0.4, 0.4), (-7.0, -6.0), (-4e37, 4e37)]
+)
+@pytest.mark.parametrize("name", ["gaussian", "tanh_gaussian"])
+def test_a_policy_is_that_of_other_bounds_in_units_of_the_bounds(name, minimum, maximum):
+    """Distributions are equal, and actions are the same portions of the intervals."""
+    unit, head = (
+        heads.from_spec(specs.BoundedArray((2, 1), np.float32, low, high), name)
+        for low, high in ((-1.0, 1.0), (minimum, maximum))
+    )
+    outputs, target = _outputs(head), _outputs(head, seed=1)
+    raw = head.sample(outputs, None, jax.random.split(jax.random.key(2), 2))
+    np.testing.assert_array_equal(
+        head.log_prob(outputs, None, raw), unit.log_prob(outputs, None, raw)
+    )
+    np.testing.assert_array_equal(head.entropy(outputs, None), unit.entropy(outputs, None))
+    np.testing.assert_array_equal(head.kl(target, outputs, None), unit.kl(target, outputs, None))
+    action, portion = head.to_action(raw), unit.to_action(raw)
+    expected = minimum + (np.asarray(portion, np.float64) + 1.0) / 2.0 * (maximum - minimum)
+    np.testing.assert_allclose(action, expected, rtol=1e-5)
+    np.testing.assert_allclose(head.to_units(action), portion[..., 0], rtol=1e-5)
+    np.testing.assert_array_equal(unit.to_units(portion), portion[..., 0])
+
+
+def test_tanh_gaussian_is_a_density_of_the_action_in_units_of_the_bounds():
     head = heads.from_spec(specs.BoundedArray((), np.float32, 2.0, 6.0), "tanh_gaussian")
     outputs = jnp.array([0.4, -0.5])
     raw = jnp.linspace(-6.0, 6.0, 4001)[:, None]
-    action = np.asarray(jax.jit(head.to_action)(raw), np.float64)
-    assert action.shape == (4001,)
+    assert head.to_action(raw).shape == (4001,)
+    action = np.tanh(np.asarray(raw[:, 0], np.float64))
     log_p = np.asarray(jax.jit(head.log_prob)(outputs, None, raw), np.float64)
     np.testing.assert_allclose(np.trapezoid(np.exp(log_p), action), 1.0, atol=1e-4)
     entropy = np.trapezoid(-np.exp(log_p) * log_p, action)

@@ -89,8 +89,14 @@ FAULTS = {
     "spec.observation has dtype float64": _with(observed=specs.Array((4,), np.float64)),
     "spec.action is a Array, supported are": _with(action=specs.Array((), np.int32)),
     "spec.action has dtype int64": _with(action=specs.DiscreteArray(3, np.int64)),
-    "a continuous action needs finite ones": _with(
+    "spec.action has bounds from -1 to inf in component [0]: expected finite ones": _with(
         action=specs.BoundedArray((2,), np.float32, -1.0, np.inf)
+    ),
+    "from -3e+38 to 3e+38 in component [1]: their difference exceeds the range of float32": _with(
+        action=specs.BoundedArray((2,), np.float32, [-1.0, -3e38], [1.0, 3e38])
+    ),
+    "from 0.5 to 0.5 in component [0, 2]: leave it out": _with(
+        action=specs.BoundedArray((1, 3), np.float32, [[0.0, 0.0, 0.5]], [[1.0, 1.0, 0.5]])
     ),
     "spec.action has shape (2, 2)": _with(action=specs.BoundedArray((2, 2), np.int32, 0, 3)),
     "spec.action has minimum 1": _with(action=specs.BoundedArray((2,), np.int32, 1, 3)),
