@@ -64,12 +64,44 @@ class _Units(nn.Module):
         return jnp.zeros((batch_size, self.size), jnp.float32)
 
 
-class _Recurrent(_Units):
+class _Gated(_Units):
+    """Options of cores with gates."""
+
+    chrono_steps: int | None = None
+
+    def __post_init__(self):
+        if self.chrono_steps is not None:
+            errors.require_count(self, "chrono_steps", least=3)
+        super().__post_init__()
+
+    def _gate_bias(self, *signs: int) -> nn.initializers.Initializer:
+        """Returns an initializer of biases, `sign * log U(1, chrono_steps - 1)`, or of zeros.
+
+        Tallec and Ollivier, "Can recurrent neural networks warp time?", 2018,
+        https://arxiv.org/abs/1804.11188. The gates of a unit share a draw.
+
+        Args:
+          *signs: for each block of `H` biases, 1 if its gate keeps the state, -1 if it admits the
+            input, and 0 if its bias is 0.
+        """
+        if self.chrono_steps is None:
+            return nn.initializers.zeros
+
+        def initializer(key, shape, dtype=jnp.float32):
+            steps = jax.random.uniform(key, (self.size,), dtype, 1.0, self.chrono_steps - 1.0)
+            return jnp.outer(jnp.array(signs, dtype), jnp.log(steps)).reshape(shape)
+
+        return initializer
+
+
+class _Recurrent(_Gated):
     """Options of cores whose steps follow one another."""
 
     layer_norm: bool = False
 
-    def _norm(self, name: str, size: int) -> Callable[[jax.Array], jax.Array]:
+    def _norm(
+        self, name: str, size: int, bias_init: nn.initializers.Initializer = nn.initializers.zeros
+    ) -> Callable[[jax.Array], jax.Array]:
         """Returns layer normalisation of `[..., size]`, or the identity without `layer_norm`.
 
         The parameters are created here, outside of the scan that applies them.
@@ -77,18 +109,20 @@ class _Recurrent(_Units):
         if not self.layer_norm:
             return lambda x: x
         scale = self.param(f"{name}_scale", nn.initializers.ones, (size,))
-        bias = self.param(f"{name}_bias", nn.initializers.zeros, (size,))
+        bias = self.param(f"{name}_bias", bias_init, (size,))
         return lambda x: jax.nn.standardize(x.astype(jnp.float32), epsilon=1e-6) * scale + bias
 
 
 class LSTM(_Recurrent):
     """A long short-term memory; its state is the pair of cell and hidden `[B, H]`.
 
-    Hochreiter and Schmidhuber, "Long Short-Term Memory"; the forget gate is biased by one. The
-    products with the inputs are computed for all steps at once, outside the scan.
+    Hochreiter and Schmidhuber, "Long Short-Term Memory". The products with the inputs are computed
+    for all steps at once, outside the scan.
 
     Attributes:
       size: number of units, `H`.
+      chrono_steps: longest memory that the initial gates allow for, in agent steps: their biases
+        are drawn by chrono initialisation; None for forget gates that are biased by one.
       layer_norm: whether the products with the inputs and with the hidden state, and the cell that
         the output gate multiplies, are normalised; equations 20 to 22 of Ba, Kiros and Hinton,
         "Layer Normalization", https://arxiv.org/abs/1607.06450.
@@ -101,10 +135,14 @@ class LSTM(_Recurrent):
     @nn.compact
     def __call__(self, state, features, first):
         dtype = features.dtype
-        inputs = nn.Dense(4 * self.size, name="input", dtype=dtype)(features)  # [T, B, 4H]
+        gate_bias = self._gate_bias(-1, 1, 0, 0)  # of i, f, g, o
+        forget_bias = 1.0 if self.chrono_steps is None else 0.0
+        bias = nn.initializers.zeros if self.layer_norm else gate_bias
+        layer = nn.Dense(4 * self.size, name="input", dtype=dtype, bias_init=bias)
+        inputs = layer(features)  # [T, B, 4H]
         kernel = self.param("recurrent", _orthogonal_blocks(4), (self.size, 4 * self.size))
         kernel = kernel.astype(dtype)
-        inputs = self._norm("input_norm", 4 * self.size)(inputs)
+        inputs = self._norm("input_norm", 4 * self.size, gate_bias)(inputs)
         norm_gates = self._norm("recurrent_norm", 4 * self.size)
         norm_cell = self._norm("cell_norm", self.size)
 
@@ -113,7 +151,7 @@ class LSTM(_Recurrent):
             cell, hidden = _reset(state, first)
             gates = inputs + norm_gates(hidden.astype(dtype) @ kernel)
             i, f, g, o = jnp.split(gates.astype(jnp.float32), 4, axis=-1)
-            cell = jax.nn.sigmoid(f + 1.0) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            cell = jax.nn.sigmoid(f + forget_bias) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             hidden = jax.nn.sigmoid(o) * jnp.tanh(norm_cell(cell))
             return (cell, hidden), hidden
 
@@ -129,6 +167,7 @@ class GRU(_Recurrent):
 
     Attributes:
       size: number of units, `H`.
+      chrono_steps: as that of `LSTM`, for the update gate; None for no bias.
       layer_norm: whether the products with the inputs and with the state are normalised, those of
         the gates apart from those of the candidate, as in the supplement of Ba, Kiros and Hinton,
         "Layer Normalization", https://arxiv.org/abs/1607.06450.
@@ -137,12 +176,15 @@ class GRU(_Recurrent):
     @nn.compact
     def __call__(self, state, features, first):
         dtype = features.dtype
-        inputs = nn.Dense(3 * self.size, name="input", dtype=dtype)(features)  # [T, B, 3H]
+        bias = nn.initializers.zeros if self.layer_norm else self._gate_bias(0, 1, 0)  # of r, z, n
+        layer = nn.Dense(3 * self.size, name="input", dtype=dtype, bias_init=bias)
+        inputs = layer(features)  # [T, B, 3H]
         kernel = self.param("recurrent", _orthogonal_blocks(3), (self.size, 3 * self.size))
         kernel = kernel.astype(dtype)
         bias = self.param("candidate_bias", nn.initializers.zeros, (self.size,))
         split = 2 * self.size  # the gates stand before the candidate
-        input_gates = self._norm("input_gates_norm", split)(inputs[..., :split])
+        norm_inputs = self._norm("input_gates_norm", split, self._gate_bias(0, 1))
+        input_gates = norm_inputs(inputs[..., :split])
         input_n = self._norm("input_candidate_norm", self.size)(inputs[..., split:])
         norm_gates = self._norm("recurrent_gates_norm", split)
         norm_candidate = self._norm("recurrent_candidate_norm", self.size)
@@ -185,7 +227,7 @@ def _linear_scan(
     return jax.lax.associative_scan(combine, (decay, inputs))[1]
 
 
-class MinGRU(_Units):
+class MinGRU(_Gated):
     """A gated unit that is linear in its state, `[B, H]`; all steps are computed in parallel.
 
     Feng et al., "Were RNNs All We Needed?", 2024, https://arxiv.org/abs/2410.01201, without
@@ -193,12 +235,17 @@ class MinGRU(_Units):
 
     Attributes:
       size: number of units, `H`.
+      chrono_steps: as that of `LSTM`, for the gate; None for no bias, which halves a state in a
+        step.
     """
+
+    chrono_steps: int | None = 256
 
     @nn.compact
     def __call__(self, state, features, first):
-        inputs = nn.Dense(2 * self.size, name="input", dtype=features.dtype)(features)
-        gate, candidate = jnp.split(inputs.astype(jnp.float32), 2, axis=-1)
+        bias = self._gate_bias(-1, 0)
+        layer = nn.Dense(2 * self.size, name="input", dtype=features.dtype, bias_init=bias)
+        gate, candidate = jnp.split(layer(features).astype(jnp.float32), 2, axis=-1)
         gate = jax.nn.sigmoid(gate)
         hidden = _linear_scan(state, 1.0 - gate, gate * candidate, first)
         return hidden, hidden[-1]

@@ -1,11 +1,15 @@
 """Stacks of frames and recurrent cores, against loops that keep lists."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
 from agents.networks import cores
+from podracers import errors
 from tests.agents import experience
 
 
@@ -34,7 +38,9 @@ def test_stacks_grow_the_last_axis_and_keep_the_dtype(shape):
 
 
 @pytest.mark.parametrize(
-    "core", [kind(4, norm) for kind in (cores.LSTM, cores.GRU) for norm in (False, True)]
+    "core",
+    [kind(4, layer_norm=norm) for kind in (cores.LSTM, cores.GRU) for norm in (False, True)]
+    + [cores.LSTM(4, chrono_steps=9), cores.GRU(4, chrono_steps=9)],
 )
 def test_recurrent_cores_equal_their_equations(core):
     features = jax.random.normal(jax.random.key(0), (5, 2, 3))
@@ -61,7 +67,8 @@ def test_recurrent_cores_equal_their_equations(core):
         if isinstance(core, cores.LSTM):
             gates = norm(x[t], "input") + norm(recurrent, "recurrent")
             i, f, g, o = np.split(gates, 4, axis=-1)
-            cell = sigmoid(f + 1.0) * cell + sigmoid(i) * np.tanh(g)
+            f += 1.0 if core.chrono_steps is None else 0.0
+            cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
             hidden = sigmoid(o) * np.tanh(norm(cell, "cell"))
         else:
             gates = norm(x[t, :, :8], "input_gates") + norm(recurrent[:, :8], "recurrent_gates")
@@ -109,6 +116,54 @@ def test_parallel_cores_equal_their_equations_and_their_steps(core):
     for found in (last, state):
         parts = [found] if isinstance(core, cores.MinGRU) else [found[0] + 1j * found[1]]
         np.testing.assert_allclose(parts[0], hidden, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "core", [cores.MinGRU(64), cores.LSTM(64, 256), cores.GRU(64, 256)], ids=repr
+)
+def test_gradients_pass_fifty_steps_of_gates_with_chrono_biases(core):
+    features = jax.random.normal(jax.random.key(0), (50, 1, 64))
+    first = jnp.zeros((50, 1), bool).at[0].set(True)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradient(core):
+        state = core.initial_state(1)
+        params = core.init(jax.random.key(1), state, features, first)
+        loss = lambda x: jnp.sum(core.apply(params, state, x, first)[0][-1])  # noqa: E731
+        return jnp.linalg.norm(jax.grad(loss)(features)[0])
+
+    assert gradient(core) > 0.01
+    assert gradient(core.clone(chrono_steps=None)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "core, name, signs",
+    [
+        (cores.MinGRU(200, 101), "input/bias", (-1, 0)),
+        (cores.LSTM(200, 101), "input/bias", (-1, 1, 0, 0)),
+        (cores.LSTM(200, 101, True), "input_norm_bias", (-1, 1, 0, 0)),
+        (cores.GRU(200, 101), "input/bias", (0, 1, 0)),
+        (cores.GRU(200, 101, True), "input_gates_norm_bias", (0, 1)),
+    ],
+)
+def test_chrono_biases_are_logarithms_of_uniform_numbers_of_steps(core, name, signs):
+    state, features = core.initial_state(1), jnp.ones((1, 1, 1))
+    make = lambda key: core.init(key, state, features, jnp.ones((1, 1), bool))["params"]  # noqa: E731
+    biases = traverse_util.flatten_dict(make(jax.random.key(0)), sep="/")
+    blocks = np.split(np.asarray(biases.pop(name)), len(signs))
+    assert not any(np.any(x) for path, x in biases.items() if path.endswith("bias"))
+    for sign, block in zip(signs, blocks):
+        if sign:
+            steps = np.exp(sign * block)
+            assert 0.99 < steps.min() < 5.0 and 96.0 < steps.max() < 100.01
+            np.testing.assert_allclose(np.mean(steps), 50.5, atol=6.0)
+        np.testing.assert_array_equal(block, sign * np.abs(blocks[np.argmax(np.abs(signs))]))
+
+
+@pytest.mark.parametrize("value", [2, 1.5])
+def test_chrono_steps_are_checked(value):
+    with pytest.raises(errors.UserError, match=r"MinGRU.chrono_steps: expected an int of at least"):
+        cores.MinGRU(4, value)
 
 
 def test_eigenvalues_of_an_lru_begin_in_their_ring():
