@@ -173,6 +173,7 @@ class Run:
                 experiment.keep_latest,
                 experiment.keep_best,
                 replay=experiment.checkpoint_replay,
+                log=directory.orbax_log if processes.is_lead() else None,
             )
             exits.push(_closing(self._checkpointer.close))
             exits.push(_closing(runner.close))

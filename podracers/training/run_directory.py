@@ -105,14 +105,16 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints: storage.Path = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
+        self.orbax_log = self.path / "orbax.log"
 
     def create(self, dry_run: bool = False) -> None:
         """Makes and locks the folder; with `dry_run` only checks it.
 
         Raises:
-          errors.UserError: it cannot be made, has files other than a lock and partial files, or
-            another run has the lock.
+          errors.UserError: it cannot be made, cannot hold checkpoints, has files other than a lock
+            and partial files, or another run has the lock.
         """
+        storage.require_safe("the run directory", self.path)
         names = []
         try:
             if not dry_run:
