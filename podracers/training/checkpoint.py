@@ -120,7 +120,8 @@ class Checkpointer:
         """Starts to save a checkpoint, and returns once the arrays are copied from the devices.
 
         The first one is committed on return, and was opened again: a checkpoint that orbax has
-        written without an error may still lack its arrays. The step that was saved or restored last is not saved again; a new score of it is saved.
+        written without an error may still lack its arrays. The step that was saved or restored last
+        is not saved again; a new score of it is saved.
 
         Args:
           step: the name of the checkpoint.

@@ -53,8 +53,8 @@ def require_safe(option: str, place: str | os.PathLike) -> None:
     text = os.fspath(path(place))
     if (unsafe := next((each for each in text if each in _UNSAFE), None)) is not None:
         raise errors.UserError(
-            f"{option}: checkpoints below a path with '{unsafe}' could not be opened again: got "
-            f"'{text}'"
+            f"{option}: expected a path without '{unsafe}', below which orbax loses checkpoints; "
+            f"got '{text}'"
         )
 
 

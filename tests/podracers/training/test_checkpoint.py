@@ -158,9 +158,10 @@ def test_the_first_checkpoint_of_a_start_is_opened_again(tmp_path, capfd, monkey
     checkpointer.close()
     assert "Skipping merge" in log.read_text()
     kept = log.read_bytes()
-    with contextlib.closing(checkpoint.Checkpointer(tmp_path / "b")) as other:
-        with pytest.raises(errors.RunFailure):
-            _save(other, 2)
+    other = checkpoint.Checkpointer(tmp_path / "b")
+    with pytest.raises(errors.RunFailure):
+        _save(other, 2)
+    other.close()
     assert log.read_bytes() == kept  # a log has the warnings of its own run
     assert "merge" not in capfd.readouterr().err
 
