@@ -146,11 +146,16 @@ def one_line(error: BaseException) -> str:
 def innermost_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Returns the innermost line outside of libraries that an exception passed; None without."""
     for frame in traceback.extract_tb(error.__traceback__)[::-1]:
-        # Generated code, such as a dataclass's constructor, has no file.
-        is_library = frame.filename.startswith(("<", sysconfig.get_path("stdlib")))
-        if not is_library and "-packages" not in frame.filename:
+        if not is_library(frame.filename):
             return frame
     return None
+
+
+def is_library(file: str) -> bool:
+    """Returns whether a file belongs to Python or to an installed package."""
+    # Generated code, such as a dataclass's constructor, has no file.
+    places = "<", *map(sysconfig.get_path, ("stdlib", "scripts"))
+    return file.startswith(places) or "-packages" in file
 
 
 def nearest_multiples(number: int, unit: int) -> str:
