@@ -21,6 +21,7 @@ import os
 import pathlib
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout and where the project
 FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
 PACKAGES = ("agents", "environments", "podracers")
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
+_LOCK = threading.RLock()  # of gin's state, which all threads share
+_PATIENCE = 10.0  # seconds in which another thread loads an experiment
 
 Key = tuple[str, str]  # gin's: scope and selector
 # `{(scope, selector): {parameter: value}}`; a macro is `{(name, "gin.macro"): {"value": value}}`.
@@ -108,13 +111,32 @@ class State(NamedTuple):
     imports: set[Any]
 
 
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """Reserves gin's state for this thread, and for those that it starts, within the context.
+
+    Raises:
+      errors.UserError: another thread has reserved it for longer than it takes to load.
+    """
+    if not _LOCK.acquire(timeout=_PATIENCE):
+        raise errors.UserError(
+            "another thread of this process trains or builds an experiment: gin has one "
+            "configuration for all threads, so wait for its end, or use a process of its own"
+        )
+    try:
+        yield
+    finally:
+        _LOCK.release()
+
+
 def snapshot() -> State:
-    """Returns a copy of gin's state."""
-    bindings, used = (
-        {key: dict(parameters) for key, parameters in each.items()}
-        for each in (gin.config._CONFIG, gin.config._OPERATIVE_CONFIG)
-    )
-    return State(_Config(bindings), used, set(gin.config._IMPORTS))
+    """Returns a copy of gin's state; raises as `exclusive`."""
+    with exclusive():
+        bindings, used = (
+            {key: dict(parameters) for key, parameters in each.items()}
+            for each in (gin.config._CONFIG, gin.config._OPERATIVE_CONFIG)
+        )
+        return State(_Config(bindings), used, set(gin.config._IMPORTS))
 
 
 def _install(state: State) -> State:
@@ -133,12 +155,16 @@ def using(state: State) -> Iterator[None]:
 
     Args:
       state: a snapshot; parameters that are used within the context are added to it.
+
+    Raises:
+      errors.UserError: see `exclusive`.
     """
-    earlier = _install(state)
-    try:
-        yield
-    finally:
-        _install(earlier)
+    with exclusive():
+        earlier = _install(state)
+        try:
+            yield
+        finally:
+            _install(earlier)
 
 
 text = gin.config_str  # the configuration as a .gin file that `parse` accepts

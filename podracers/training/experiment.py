@@ -216,7 +216,7 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
       gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
 
     Raises:
-      errors.UserError: see `config.parse`; or a part refuses its options.
+      errors.UserError: see `config.parse`; a part refuses its options; or another thread trains.
     """
     dropped: list[str] = []
 
@@ -227,10 +227,11 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
         object.__setattr__(made, "_is_loaded", True)
         return made
 
-    settings = read(gin_bindings)
-    if isinstance(settings.runner, tuple):
-        name = config.names_of(settings.runner_class())[0]
-        settings = read([*gin_bindings, f"RUNNER = @{name}"])
+    with config.exclusive():
+        settings = read(gin_bindings)
+        if isinstance(settings.runner, tuple):
+            name = config.names_of(settings.runner_class())[0]
+            settings = read([*gin_bindings, f"RUNNER = @{name}"])
     if dropped and processes.is_lead():
         _LOGGER.warning(
             "this experiment does not use these bindings of its files: %s", ", ".join(dropped)
