@@ -75,12 +75,18 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
             if len(got) > 80 or "\n" in got:
                 got = f"an instance of {path_of(value)}"
             if isinstance(value, int) and abs(value) > INT32_MAX:
-                got += ", beyond int32 (a float is written with a point)"
+                got += ", beyond int32; write a float with a decimal point"
             elif isinstance(value, type | types.FunctionType):
                 of = "class" if isinstance(value, type) else "function"
-                got = f"the {of} {path_of(value)}, which `@{value.__name__}()` calls"
+                got = f"the {of} {path_of(value)}"
+                options = typing.get_args(hint) or (hint,)
+                if any(getattr(each, "__module__", "builtins") != "builtins" for each in options):
+                    got += f"; write `@{value.__name__}()`, with parentheses"
             elif kind.startswith("Callable") and not isinstance(value, _LITERALS):
-                got = f"an instance of {path_of(value)}: use it uncalled (`@module.Name`)"
+                got = (
+                    f"an instance of {path_of(value)}; write `@{type(value).__name__}`, without "
+                    "parentheses"
+                )
             raise UserError(f"{part_type.__name__}.{name}: expected {kind}, got {got}")
         for each in value if isinstance(value, tuple | list) else (value,):
             if dataclasses.is_dataclass(each) and not isinstance(each, type):

@@ -217,7 +217,7 @@ def user_errors(name: str) -> Iterator[None]:
         message = f"{name}: {errors.first_line(error)}"
         # gin appends the configurable that it called.
         if isinstance(error, TypeError) and " missing " in message and "\n" in str(error):
-            message += "; bind it, or write the reference without parentheses (`@module.Name`)"
+            message += "; bind it, or write `@module.Name`, without parentheses"
         raise errors.UserError(message) from error
 
 

@@ -77,6 +77,7 @@ MISTAKES = {
     # Values of a wrong type, in dataclasses, Flax modules and functions.
     "PPO.gamma = '0.9'": ("PPO.gamma", "float", "'0.9'"),
     "PPO.gamma = True": ("PPO.gamma", "True"),
+    "PPO.gamma = @encoders.CNN": ("PPO.gamma: expected float, got the class agents.networks.enc",),
     "PPO.network = 3": ("PPO.network", "Callable"),
     "Experiment.agent = @SAC\nSAC.network = @actor_critic": ("SAC.network", "SACNetwork"),
     "catch.Catch.rows = 3.5": ("Catch.rows", "3.5"),
@@ -102,17 +103,20 @@ MISTAKES = {
     "Experiment.seed = @time.time()": ("Experiment.seed", "expected int"),
     # References with and without parentheses.
     "Experiment.agent = @impala.IMPALA()": ("Experiment", "IMPALA", "without parentheses"),
-    "Experiment.environment = @catch.Catch()": ("Experiment.environment", "uncalled"),
+    "Experiment.environment = @catch.Catch()": ("; write `@Catch`, without parentheses",),
     "PPO.network = @networks.actor_critic()": ("Experiment.agent", "without parentheses"),
-    "PPO.network = @encoders.CNN()": ("PPO.network", "encoders.CNN: use it uncalled"),
-    "actor_critic.encoder = @encoders.CNN": ("actor_critic.encoder", "@CNN()"),
+    "PPO.network = @encoders.CNN()": ("PPO.network", "encoders.CNN; write `@CNN`, without"),
+    "actor_critic.encoder = @encoders.CNN": (
+        "encoder: expected Module | None, got the class agents.networks.encoders.CNN; write "
+        "`@CNN()`, with parentheses",
+    ),
     # Bounds, and numbers that devices cannot hold.
     "Catch.columns = -3": ("Catch.columns", "-3"),
     "Catch.rows = 1": ("Catch.rows", "at least 2"),
     "Catch.rows = 2147483647": ("Catch.rows", "up to 256"),
     "SEED = 2147483648": ("Experiment.seed",),
     "PPO.gamma = 1.5": ("PPO.gamma", "1.5"),
-    "PPO.reward_clip = 2147483648": ("PPO.reward_clip", "int32", "point"),
+    "PPO.reward_clip = 2147483648": ("PPO.reward_clip", "beyond int32; write a float with"),
     f"NUM_ENVS = {10**18}": ("Anakin.num_envs",),
     "PPO.adam_epsilon = 1e300": ("PPO.adam_epsilon", "up to 1000"),
     "PPO.num_minibatches = 7": ("num_minibatches = 7", "8 steps", "use 1, 2, 4, 8"),
