@@ -17,6 +17,7 @@ import functools
 import importlib.util  # gin's include statement needs it without importing it
 import inspect
 import io
+import itertools
 import os
 import pathlib
 import re
@@ -384,22 +385,19 @@ def _used(
             if node in references:
                 continue
             references[node] = None
-            lineage = _lineage(selector)
-            keys = [
-                key
-                for key in bound
-                if key[1] in lineage
-                and (scope == key[0] or (selector != _MACRO and _is_within(scope, key[0])))
-            ]
-            keys.sort(key=lambda key: (len(key[0]), lineage.index(key[1])))  # the last one wins
+            outer = itertools.accumulate(scope.split("/"), "{}/{}".format)
+            scopes = [scope] if selector == _MACRO else dict.fromkeys(["", *outer])
+            keys = [key for key in itertools.product(scopes, _lineage(selector)) if key in bound]
+            # The last one wins.
             read = {name: key for key in keys for name in bound[key] if _takes(selector, name)}
             for key in keys:
                 names = {name for name in bound[key] if selector == key[1] or read.get(name) == key}
                 used.setdefault(key, set()).update(names)
             values = [bound[key][name] for name, key in read.items()]
-            if not is_final:
-                values = [bound[key] for key in keys]
-            follow(values, (*calls, shown) if reference.evaluate else ())
+            follow(
+                values if is_final else [bound[key] for key in keys],
+                (*calls, shown) if reference.evaluate else (),
+            )
 
     follow(list(bound[root].values()), ())
     return used, [key for key, _ in references]

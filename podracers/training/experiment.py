@@ -218,20 +218,19 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
     Raises:
       errors.UserError: see `config.parse`; a part refuses its options; or another thread trains.
     """
-    dropped: list[str] = []
 
-    def read(bindings: Sequence[str]) -> Experiment:
-        dropped[:] = config.parse(gin_files, bindings, Experiment)
+    def read(bindings: Sequence[str]) -> tuple[Experiment, list[str]]:
+        dropped = config.parse(gin_files, bindings, Experiment)
         with config.user_errors("Experiment"):
             made = gin.get_configurable(Experiment)()
         object.__setattr__(made, "_is_loaded", True)
-        return made
+        return made, dropped
 
     with config.exclusive():
-        settings = read(gin_bindings)
+        settings, dropped = read(gin_bindings)
         if isinstance(settings.runner, tuple):
             name = config.names_of(settings.runner_class())[0]
-            settings = read([*gin_bindings, f"RUNNER = @{name}"])
+            settings, dropped = read([*gin_bindings, f"RUNNER = @{name}"])
     if dropped and processes.is_lead():
         _LOGGER.warning(
             "this experiment does not use these bindings of its files: %s", ", ".join(dropped)
