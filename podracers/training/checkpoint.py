@@ -162,16 +162,6 @@ class Checkpointer:
             self._writer.save(self._directory / str(step), args=items)
         if not self._is_proven:
             self.wait()
-            processes.on_lead(lambda: self._open(step))
-            self._is_proven = True
-
-    def _open(self, step: int) -> None:
-        """Opens every array of a checkpoint, and reads none; `errors.RunFailure` if one lacks."""
-        folder = self._directory / str(step)
-        with storage.failures(f"open checkpoint {folder}, which was saved just now"):
-            manifest.load(folder / _METADATA)
-            for item in ("state", "params"):
-                self._arrays.metadata(folder / item)
 
     def wait(self) -> None:
         """Blocks until the last save is committed, and removes checkpoints not to be kept.
@@ -188,8 +178,23 @@ class Checkpointer:
         if self._saving is None:
             return
         self._newest, self._saving = self._saving, None
+        if not self._is_proven:
+            processes.on_lead(self._open_newest)
+            self._is_proven = True
         if processes.is_lead():
             self._remove_old()
+
+    def _open_newest(self) -> None:
+        """Opens every array of the newest checkpoint; sets it aside if one is missing."""
+        folder = self._directory / str(self._newest)
+        with storage.failures(f"open checkpoint {folder}, which was saved just now"):
+            try:
+                manifest.load(folder / _METADATA)
+                for item in ("state", "params"):
+                    self._arrays.metadata(folder / item)
+            except Exception:
+                self._set_aside([self._newest])
+                raise
 
     def _require_directory(self) -> None:
         if self._descriptor is not None:
@@ -385,10 +390,7 @@ class Checkpointer:
 
 @functools.cache
 def _silence_orbax() -> None:
-    """Moves orbax's warnings, and tracebacks of its threads, from the terminal to logs of runs.
-
-    The first error of its threads is raised here.
-    """
+    """Moves what orbax's threads print to logs of runs; their first error is raised here."""
     formatter = logging.Formatter("%(asctime)s %(message)s")
 
     def divert(record: logging.LogRecord) -> bool:

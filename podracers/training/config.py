@@ -117,7 +117,7 @@ def exclusive() -> Iterator[None]:
     """Reserves gin's state for this thread, and for those that it starts, within the context.
 
     Raises:
-      errors.UserError: another thread has reserved it for longer than it takes to load.
+      errors.UserError: another thread has it for longer than it takes to load an experiment.
     """
     if not _LOCK.acquire(timeout=_PATIENCE):
         raise errors.UserError(
@@ -131,7 +131,7 @@ def exclusive() -> Iterator[None]:
 
 
 def snapshot() -> State:
-    """Returns a copy of gin's state; raises as `exclusive`."""
+    """Returns a copy of gin's state."""
     with exclusive():
         bindings, used = (
             {key: dict(parameters) for key, parameters in each.items()}
@@ -156,9 +156,6 @@ def using(state: State) -> Iterator[None]:
 
     Args:
       state: a snapshot; parameters that are used within the context are added to it.
-
-    Raises:
-      errors.UserError: see `exclusive`.
     """
     with exclusive():
         earlier = _install(state)

@@ -151,11 +151,12 @@ def test_the_first_checkpoint_of_a_start_is_opened_again(tmp_path, capfd, monkey
     earlier.close()
     assert not log.exists()
     monkeypatch.setattr(type(epath.Path(tmp_path)), "glob", lambda *_: iter(()))
-    checkpointer = checkpoint.Checkpointer(tmp_path / "a", log=log)
+    checkpointer = checkpoint.Checkpointer(tmp_path / "a", keep_latest=1, log=log)
     with pytest.raises(errors.RunFailure, match=r"^could not open checkpoint .*/2, .*: ") as caught:
         _save(checkpointer, 2)
     assert "\n" not in str(caught.value)
     checkpointer.close()
+    assert _saved_steps(tmp_path / "a") == ["1", "damaged-2"]  # the next start has the good one
     assert "Skipping merge" in log.read_text()
     kept = log.read_bytes()
     other = checkpoint.Checkpointer(tmp_path / "b")
