@@ -83,10 +83,8 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
                 if any(getattr(each, "__module__", "builtins") != "builtins" for each in options):
                     got += f"; write `@{value.__name__}()`, with parentheses"
             elif kind.startswith("Callable") and not isinstance(value, _LITERALS):
-                got = (
-                    f"an instance of {path_of(value)}; write `@{type(value).__name__}`, without "
-                    "parentheses"
-                )
+                part_name = type(value).__name__
+                got = f"an instance of {path_of(value)}; write `@{part_name}`, without parentheses"
             raise UserError(f"{part_type.__name__}.{name}: expected {kind}, got {got}")
         for each in value if isinstance(value, tuple | list) else (value,):
             if dataclasses.is_dataclass(each) and not isinstance(each, type):

@@ -222,8 +222,9 @@ def _other_code() -> dict[str, dict[str, str | None]]:
     """
     roots, hashes = {}, {}
     for name, module in list(sys.modules.items()):
-        file = pathlib.Path(getattr(module, "__file__", None) or "/").resolve()
-        if errors.is_library(str(file)) or _ROOT in file.parents or not file.is_file():
+        name_of_file = getattr(module, "__file__", None) or "<none>"
+        file = pathlib.Path(name_of_file).resolve()
+        if errors.is_library(name_of_file) or _ROOT in file.parents or not file.is_file():
             continue
         hashes[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
         if root := next((each for each in file.parents if (each / ".git").exists()), None):
