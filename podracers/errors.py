@@ -75,12 +75,16 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
             if len(got) > 80 or "\n" in got:
                 got = f"an instance of {path_of(value)}"
             if isinstance(value, int) and abs(value) > INT32_MAX:
-                got += ", beyond int32 (a float is written with a point)"
+                got += ", beyond int32; write a float with a decimal point"
             elif isinstance(value, type | types.FunctionType):
                 of = "class" if isinstance(value, type) else "function"
-                got = f"the {of} {path_of(value)}, which `@{value.__name__}()` calls"
+                got = f"the {of} {path_of(value)}"
+                options = typing.get_args(hint) or (hint,)
+                if any(getattr(each, "__module__", "builtins") != "builtins" for each in options):
+                    got += f"; write `@{value.__name__}()`, with parentheses"
             elif kind.startswith("Callable") and not isinstance(value, _LITERALS):
-                got = f"an instance of {path_of(value)}: use it uncalled (`@module.Name`)"
+                part_name = type(value).__name__
+                got = f"an instance of {path_of(value)}; write `@{part_name}`, without parentheses"
             raise UserError(f"{part_type.__name__}.{name}: expected {kind}, got {got}")
         for each in value if isinstance(value, tuple | list) else (value,):
             if dataclasses.is_dataclass(each) and not isinstance(each, type):
@@ -146,11 +150,16 @@ def one_line(error: BaseException) -> str:
 def innermost_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Returns the innermost line outside of libraries that an exception passed; None without."""
     for frame in traceback.extract_tb(error.__traceback__)[::-1]:
-        # Generated code, such as a dataclass's constructor, has no file.
-        is_library = frame.filename.startswith(("<", sysconfig.get_path("stdlib")))
-        if not is_library and "-packages" not in frame.filename:
+        if not is_library(frame.filename):
             return frame
     return None
+
+
+def is_library(file: str) -> bool:
+    """Returns whether a file belongs to Python or to an installed package."""
+    # Generated code, such as a dataclass's constructor, has no file.
+    places = "<", *map(sysconfig.get_path, ("stdlib", "scripts"))
+    return file.startswith(places) or "-packages" in file
 
 
 def nearest_multiples(number: int, unit: int) -> str:

@@ -42,11 +42,12 @@ def by_option(agent: agent_lib.Agent, population: int, given: Any) -> Values:
     if given and population == 1:
         raise errors.UserError(f"{_NAME}: expected Anakin.population to be more than 1, got 1")
     agent_name = type(agent).__name__
+    prefixes = {"", *(base.__name__ for base in type(agent).__mro__)}  # of a base class, as in gin
     floats = {each.name for each in dataclasses.fields(agent) if "float" in str(each.type)}
     values: dict[str, tuple[float, ...]] = {}
     for name, items in given.items():
         prefix, _, option = str(name).rpartition(".")
-        if option not in floats or prefix.rpartition(".")[2] not in ("", agent_name):
+        if option not in floats or prefix.rpartition(".")[2] not in prefixes:
             raise errors.UserError(
                 f"{_NAME}: {agent_name} has no option '{name}' that is a float"
                 f"{errors.nearest(option, floats)}"

@@ -80,7 +80,11 @@ def test_an_installed_wheel_trains_and_evaluates(tmp_path, source):
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     # No `gin`, which would hide gin-config.
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-    run(*pip, "install", *offline, "--target", target, wheel)
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "-m", "first")):
+        run("git", "-C", source, *identity, *command)
+    repository = f"git+file://{source}"
+    run(*pip, "install", *offline, "--no-build-isolation", "--target", target, repository)
     installed = {"PYTHONPATH": str(target)}
     path = run(sys.executable, "-c", "import agents; print(agents.__file__)", environment=installed)
     assert pathlib.Path(path.strip()).is_relative_to(target)
@@ -88,7 +92,9 @@ def test_an_installed_wheel_trains_and_evaluates(tmp_path, source):
     chosen += [word for binding in SMALL for word in ("--gin_bindings", binding)]
     run(target / "bin/podracers-train", *chosen, "--run_dir", "run", environment=installed)
     summary = json.loads((elsewhere / "run/summary.json").read_text())
-    assert (summary["updates"], summary["commit"]) == (1, None)
+    head = run("git", "-C", source, "rev-parse", "HEAD").strip()
+    assert (summary["updates"], summary["commit"]) == (1, head)
+    assert summary["other_modules"] == {}
     printed = run(target / "bin/podracers-evaluate", "--run_dir", "run", environment=installed)
     assert f"return {summary['evaluation']['return']:.2f}" in printed
     run(target / "bin/podracers-compare", "--help", environment=installed)

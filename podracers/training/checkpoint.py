@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import os
+import pathlib
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -33,6 +34,7 @@ from podracers.hosts import peers, processes
 from podracers.training import manifest, storage
 
 _LOGGER = logging.getLogger(__name__)
+_LOGS: list[pathlib.Path] = []  # files of the runs in this process, for orbax's warnings
 
 _TIMEOUT = 3600  # seconds in which all processes have to write their part
 _METADATA = "metadata/metadata"
@@ -51,6 +53,7 @@ class Checkpointer:
       keep_best: number of checkpoints with the highest scores to keep in addition.
       read_only: write nothing, and keep partial checkpoints of other processes: for evaluation.
       replay: save replay, and refuse checkpoints without it.
+      log: file that receives orbax's warnings; it is made with the first one.
     """
 
     def __init__(
@@ -60,11 +63,13 @@ class Checkpointer:
         keep_best: int = 1,
         read_only: bool = False,
         replay: bool = True,
+        log: pathlib.Path | None = None,
     ):
         self._directory = storage.path(directory)
         self._keep_latest, self._keep_best = keep_latest, keep_best
         self._read_only, self._replay = read_only, replay
         self._saving: int | None = None  # step that the background thread writes
+        self._is_proven = False  # whether a save of this object was opened again
         self._descriptor: int | None = None  # of a folder on a disk
         if not read_only:
             with storage.failures(f"make {self._directory}"):
@@ -79,7 +84,10 @@ class Checkpointer:
             primary_host=0, active_processes=set(range(processes.count()))
         )
         self._arrays = ocp.StandardCheckpointHandler(multiprocessing_options=self._processes)
+        self._log = log
         _silence_orbax()
+        if log:
+            _LOGS.append(log)
         if not read_only:
             commit_file = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
             self._writer = ocp.AsyncCheckpointer(
@@ -111,7 +119,9 @@ class Checkpointer:
     ) -> None:
         """Starts to save a checkpoint, and returns once the arrays are copied from the devices.
 
-        The step that was saved or restored last is not saved again; a new score of it is saved.
+        The first one is committed on return, and was opened again: a checkpoint that orbax has
+        written without an error may still lack its arrays. The step that was saved or restored last
+        is not saved again; a new score of it is saved.
 
         Args:
           step: the name of the checkpoint.
@@ -122,8 +132,8 @@ class Checkpointer:
           score: higher is better; None or not finite if there is none.
 
         Raises:
-          errors.RunFailure: this checkpoint or the one before it could not be written, or the
-            directory was moved, removed or replaced.
+          errors.RunFailure: this checkpoint or the one before it could not be written, the first
+            one cannot be opened, or the directory was moved, removed or replaced.
         """
         self.wait()
         score = None if score is None or not math.isfinite(score) else float(score)
@@ -150,6 +160,8 @@ class Checkpointer:
         self._saving = step
         with self._save_failures():
             self._writer.save(self._directory / str(step), args=items)
+        if not self._is_proven:
+            self.wait()
 
     def wait(self) -> None:
         """Blocks until the last save is committed, and removes checkpoints not to be kept.
@@ -166,8 +178,23 @@ class Checkpointer:
         if self._saving is None:
             return
         self._newest, self._saving = self._saving, None
+        if not self._is_proven:
+            processes.on_lead(self._open_newest)
+            self._is_proven = True
         if processes.is_lead():
             self._remove_old()
+
+    def _open_newest(self) -> None:
+        """Opens every array of the newest checkpoint; sets it aside if one is missing."""
+        folder = self._directory / str(self._newest)
+        with storage.failures(f"open checkpoint {folder}, which was saved just now"):
+            try:
+                manifest.load(folder / _METADATA)
+                for item in ("state", "params"):
+                    self._arrays.metadata(folder / item)
+            except Exception:
+                self._set_aside([self._newest])
+                raise
 
     def _require_directory(self) -> None:
         if self._descriptor is not None:
@@ -255,6 +282,8 @@ class Checkpointer:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
+            if self._log in _LOGS:
+                _LOGS.remove(self._log)
 
     def _restore(
         self, item: str, template: types.PyTree | None, best: bool = False
@@ -361,11 +390,20 @@ class Checkpointer:
 
 @functools.cache
 def _silence_orbax() -> None:
-    """Keeps tracebacks of orbax's threads off the terminal; their first error is raised here."""
-    logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
-    # Only orbax uses asyncio here. After the first write that fails, the errors of the other writes
-    # are not retrieved, and the other writes find no event loop.
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    """Moves what orbax's threads print to logs of runs; their first error is raised here."""
+    formatter = logging.Formatter("%(asctime)s %(message)s")
+
+    def divert(record: logging.LogRecord) -> bool:
+        # Only orbax uses asyncio here. After the first write that fails, the errors of the other
+        # writes are not retrieved, and the other writes find no event loop.
+        is_orbax = record.name == "asyncio" or "/orbax/" in record.pathname
+        for path in _LOGS if is_orbax else ():
+            with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+                print(formatter.format(record), file=file)
+        return not is_orbax
+
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(divert)
     warnings.filterwarnings("ignore", "coroutine .*was never awaited", RuntimeWarning)
     hook = sys.unraisablehook
 

@@ -5,9 +5,10 @@ Files use Python's own names (`from agents import ppo`, then `ppo.PPO.gamma`), s
 be imported can be configured. Bindings of the command line may leave the module out
 (`PPO.gamma = 0.9`).
 
-Precedence: later files win over earlier ones, and bindings win over files. Bindings that only a
-replaced choice would use are dropped. Any other binding that nothing uses is an error. Types are
-not checked here, but by the classes that take the options.
+Precedence: later files win over earlier ones, and bindings win over files. Bindings of a class hold
+for its subclasses, too: the innermost scope wins, and then the nearest class. Bindings of files
+that only a replaced choice would use are dropped. Any other binding that nothing uses is an error.
+Types are not checked here, but by the classes that take the options.
 """
 
 import ast
@@ -16,9 +17,12 @@ import functools
 import importlib.util  # gin's include statement needs it without importing it
 import inspect
 import io
+import itertools
 import os
 import pathlib
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -32,13 +36,15 @@ SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout and where the project
 FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
 PACKAGES = ("agents", "environments", "podracers")
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
+_LOCK = threading.RLock()  # of gin's state, which all threads share
+_PATIENCE = 10.0  # seconds in which another thread loads an experiment
 
 Key = tuple[str, str]  # gin's: scope and selector
 # `{(scope, selector): {parameter: value}}`; a macro is `{(name, "gin.macro"): {"value": value}}`.
 Bindings = dict[Key, dict[str, Any]]
 
 
-def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> None:
+def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> list[str]:
     """Replaces gin's configuration by these files, in order, and then these bindings.
 
     Args:
@@ -47,12 +53,17 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
       gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
       root: the class whose parameters choose the parts of the experiment.
 
+    Returns:
+      The names of bindings that were dropped, but for options of another runner, because files bind
+      those of both.
+
     Raises:
       errors.UserError: a missing or malformed file, an unknown name, an unused binding, a macro
         without a value or that needs itself, or a parameter of the root without a value.
     """
-    _install(State({}, {}, set()))
+    _install(State(_Config(), {}, set()))
     gin.clear_config()
+    gin.enter_interactive_mode()  # which accepts another class of the same name
     layers: list[Bindings] = []
     given: Bindings = {}
     for path in gin_files:
@@ -68,7 +79,29 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
         raise errors.UserError(
             f"nothing binds {name}: name a file such as those in gin/experiments"
         )
-    _drop_replaced(key, [*layers, given], given)
+    return _drop_replaced(key, [*layers, given], given)
+
+
+class _Config(dict[Key, dict[str, Any]]):
+    """gin's bindings; each class also gets those of its base classes."""
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        """Returns the values that gin passes to a part of a scope."""
+        values = {}
+        for selector in _lineage(key[1]):
+            bound = super().get((key[0], selector), {})
+            values |= {name: bound[name] for name in bound if _takes(key[1], name)}
+        return values or default
+
+
+def _lineage(selector: str) -> list[str]:
+    """Returns the selectors of a part's base classes, the farthest first, and its own."""
+    bases = getattr(gin.config._REGISTRY[selector].wrapped, "__mro__", ())[:0:-1]
+    return [*(name for base in bases for name in names_of(base)), selector]
+
+
+def _takes(selector: str, name: str) -> bool:
+    return gin.config._might_have_parameter(gin.config._REGISTRY[selector].wrapped, name)
 
 
 class State(NamedTuple):
@@ -79,13 +112,32 @@ class State(NamedTuple):
     imports: set[Any]
 
 
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """Reserves gin's state for this thread, and for those that it starts, within the context.
+
+    Raises:
+      errors.UserError: another thread has it for longer than it takes to load an experiment.
+    """
+    if not _LOCK.acquire(timeout=_PATIENCE):
+        raise errors.UserError(
+            "another thread of this process trains or builds an experiment: gin has one "
+            "configuration for all threads, so wait for its end, or use a process of its own"
+        )
+    try:
+        yield
+    finally:
+        _LOCK.release()
+
+
 def snapshot() -> State:
     """Returns a copy of gin's state."""
-    bindings, used = (
-        {key: dict(parameters) for key, parameters in each.items()}
-        for each in (gin.config._CONFIG, gin.config._OPERATIVE_CONFIG)
-    )
-    return State(bindings, used, set(gin.config._IMPORTS))
+    with exclusive():
+        bindings, used = (
+            {key: dict(parameters) for key, parameters in each.items()}
+            for each in (gin.config._CONFIG, gin.config._OPERATIVE_CONFIG)
+        )
+        return State(_Config(bindings), used, set(gin.config._IMPORTS))
 
 
 def _install(state: State) -> State:
@@ -105,25 +157,27 @@ def using(state: State) -> Iterator[None]:
     Args:
       state: a snapshot; parameters that are used within the context are added to it.
     """
-    earlier = _install(state)
-    try:
-        yield
-    finally:
-        _install(earlier)
+    with exclusive():
+        earlier = _install(state)
+        try:
+            yield
+        finally:
+            _install(earlier)
 
 
 text = gin.config_str  # the configuration as a .gin file that `parse` accepts
 operative_text = gin.operative_config_str  # every parameter that was used, defaults included
 
 
-def name_of(part: Callable[..., Any]) -> str | None:
-    """Returns gin's selector of a class or a function; None if gin has not registered it."""
+def names_of(part: Callable[..., Any]) -> list[str]:
+    """Returns gin's selectors of a class or a function; none if gin has not registered it."""
     key = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
-    for name, known in gin.config._REGISTRY.items():
-        # Equal for a class and gin's subclass of it.
-        if (known.wrapped.__module__, known.wrapped.__qualname__) == key:
-            return name
-    return None
+    # Equal for a class and gin's subclass of it.
+    return [
+        name
+        for name, known in gin.config._REGISTRY.items()
+        if (known.wrapped.__module__, known.wrapped.__qualname__) == key
+    ]
 
 
 def refuse_supplied() -> None:
@@ -136,13 +190,13 @@ def refuse_supplied() -> None:
         calls = [
             parameters
             for (called_in, called), parameters in gin.config._OPERATIVE_CONFIG.items()
-            if called == selector and _is_within(called_in, scope)
+            if selector in _lineage(called) and _is_within(called_in, scope)
         ]
         for name in values if calls else ():
             if not any(name in parameters for parameters in calls):
-                part = "/".join(filter(None, (scope, _short(selector))))
                 raise errors.UserError(
-                    f"nothing uses '{part}.{name}': the caller of {selector} passes this argument"
+                    f"nothing uses '{_scoped(scope, selector)}.{name}': the caller of {selector} "
+                    "passes this argument"
                 )
 
 
@@ -161,7 +215,7 @@ def user_errors(name: str) -> Iterator[None]:
         message = f"{name}: {errors.first_line(error)}"
         # gin appends the configurable that it called.
         if isinstance(error, TypeError) and " missing " in message and "\n" in str(error):
-            message += "; bind it, or write the reference without parentheses (`@module.Name`)"
+            message += "; bind it, or write `@module.Name`, without parentheses"
         raise errors.UserError(message) from error
 
 
@@ -222,6 +276,8 @@ def _parse_binding(binding: str) -> None:
     if "=" not in binding:
         raise errors.UserError(f"{source}: expected 'name.parameter = value'")
     try:
+        if "__main__." in binding:
+            _register(binding)  # again: a cell of a notebook may have defined the class anew
         try:
             gin.parse_config(binding)
         except ValueError as error:
@@ -249,74 +305,96 @@ def _register(binding: str) -> None:
             lines.append(f"from {package} import {own_module}")
             lines.append(f"registered = @{own_module}.{symbol}")
         with contextlib.suppress(ImportError, ValueError):
-            if module and not own and importlib.util.find_spec(module):
+            if module and not own and (module in sys.modules or importlib.util.find_spec(module)):
                 lines += [f"import {module}", f"registered = @{name}"]
     with using(State({}, {}, gin.config._IMPORTS)):  # without the macro `registered`
         gin.parse_config("\n".join(lines))
 
 
-def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> None:
-    """Drops bindings of replaced choices; refuses other unused ones, and macros without a value.
+def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> list[str]:
+    """Drops bindings of replaced choices, see `parse`; refuses others that nothing uses.
 
     A binding of a file is dropped if the experiment would use it with a value that another binding
     has replaced, or if it is an option of another runner. Bindings of the command line have to be
-    used.
+    used, and macros need a value.
     """
     bound = gin.config._CONFIG
     used, references = _used(root, bound)
-    every: dict[Key, dict[str, list[Any]]] = {}  # all values that a parameter was given
+    every: Bindings = {}  # all values that a parameter was given
     for layer in layers:
         for key, values in layer.items():
             for name, value in values.items():
                 every.setdefault(key, {}).setdefault(name, []).append(value)
-    known, _ = _used(root, every, refuse_circles=False)
-    for key in bound.keys() - used:
+    known, _ = _used(root, every, is_final=False)
+    dropped = []
+    for key in sorted(bound):
         scope, selector = key
+        unused = [name for name in bound[key] if name not in used.get(key, ())]
+        part = _scoped(scope, selector)
         wrapped = gin.config._REGISTRY[selector].wrapped
         is_runner = not scope and hasattr(wrapped, "steps_per_update")
-        if key in given or not (key in known or is_runner):
+        refused = given.get(key, {}) if key in known or is_runner else unused
+        if refused := [name for name in refused if name in unused]:
             parts = {s for _, s in references if s not in (_MACRO, _CONSTANT)}
             if selector == _MACRO:
                 names = {name for name, s in references if s == _MACRO}
                 names |= {f"{_short(p)}.{name}" for p in parts for name in _parameters(p)}
                 near = errors.nearest(scope, names)
                 raise errors.UserError(f"nothing uses the macro '{scope}'{near}")
-            part = "/".join(filter(None, (scope, _short(selector))))
-            latest = next(reversed(given.get(key, bound[key])))
             raise errors.UserError(
-                f"nothing uses '{part}.{latest}': this experiment has no {part}; it has "
+                f"nothing uses '{part}.{refused[-1]}': this experiment has no {part}; it has "
                 + ", ".join(sorted(map(_short, parts)))
             )
-        del bound[key]
+        if not is_runner:
+            dropped += [scope if selector == _MACRO else f"{part}.{name}" for name in unused]
+        for name in unused:
+            del bound[key][name]
+        if not bound[key]:
+            del bound[key]
     macros = {scope for scope, selector in bound if selector == _MACRO}
     for name, selector in references:
         if selector == _MACRO and name not in macros:
             raise errors.UserError(f"the macro %{name} has no value{errors.nearest(name, macros)}")
+    return dropped
 
 
-def _used(root: Key, bound: Bindings, refuse_circles: bool = True) -> tuple[set[Key], list[Key]]:
-    """Returns the bindings that building the root reads, and the references that lead to them."""
-    used, references = {root}, {}
+def _used(
+    root: Key, bound: Bindings, is_final: bool = True
+) -> tuple[dict[Key, set[str]], list[Key]]:
+    """Returns the parameters that building the root reads, by key, and references that lead there.
+
+    Args:
+      root: the class that is built.
+      bound: values by key and parameter.
+      is_final: they are those in effect, and a circle is refused; False: they are lists of all
+        values that a parameter was given.
+    """
+    used, references = {root: set(bound[root])}, {}
 
     def follow(values: Any, calls: tuple[str, ...]) -> None:
         for reference in gin.config.iterate_references(values):
             scope, selector = reference.config_key
-            shown = f"%{scope}" if selector == _MACRO else f"@{scope}/{_short(selector)}()"
-            shown = shown.replace("@/", "@")
-            if refuse_circles and reference.evaluate and shown in calls:
+            shown = f"%{scope}" if selector == _MACRO else f"@{_scoped(scope, selector)}()"
+            if is_final and reference.evaluate and shown in calls:
                 circle = [*calls[calls.index(shown) :], shown]
                 raise errors.UserError(f"{shown} needs itself: {' -> '.join(circle)}")
             node = (scope, selector), reference.evaluate
             if node in references:
                 continue
             references[node] = None
-            in_effect = {}
-            for key in sorted(bound, key=lambda key: len(key[0])):  # the innermost scope wins
-                is_within = selector != _MACRO and _is_within(scope, key[0])
-                if selector == key[1] and (scope == key[0] or is_within):
-                    used.add(key)
-                    in_effect |= bound[key]
-            follow(list(in_effect.values()), (*calls, shown) if reference.evaluate else ())
+            outer = itertools.accumulate(scope.split("/"), "{}/{}".format)
+            scopes = [scope] if selector == _MACRO else dict.fromkeys(["", *outer])
+            keys = [key for key in itertools.product(scopes, _lineage(selector)) if key in bound]
+            # The last one wins.
+            read = {name: key for key in keys for name in bound[key] if _takes(selector, name)}
+            for key in keys:
+                names = {name for name in bound[key] if selector == key[1] or read.get(name) == key}
+                used.setdefault(key, set()).update(names)
+            values = [bound[key][name] for name, key in read.items()]
+            follow(
+                values if is_final else [bound[key] for key in keys],
+                (*calls, shown) if reference.evaluate else (),
+            )
 
     follow(list(bound[root].values()), ())
     return used, [key for key, _ in references]
@@ -331,6 +409,10 @@ def _short(selector: str) -> str:
     """Returns the name of a part without its modules."""
     scope, slash, name = selector.rpartition("/")
     return scope + slash + name.rpartition(".")[2]
+
+
+def _scoped(scope: str, selector: str) -> str:
+    return _short(f"{scope}/{selector}").lstrip("/")
 
 
 @functools.cache
@@ -450,7 +532,7 @@ def read(text: str, source: str) -> dict[str, Any]:
     for statement in _statements(text, source, _Values()):
         if not isinstance(statement, config_parser.BindingStatement):
             continue
-        name = "/".join(filter(None, (statement.scope, _short(statement.selector))))
+        name = _scoped(statement.scope, statement.selector)
         if statement.arg_name:
             values[f"{name}.{statement.arg_name}"] = statement.value
         else:

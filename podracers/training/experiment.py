@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from podracers import agent as agent_lib
 from podracers import environment as environment_lib
 from podracers import errors, evaluation, precision, types
 from podracers import runner as runner_lib
+from podracers.hosts import processes
 from podracers.training import check as check_lib
 from podracers.training import config, storage, weights_and_biases
 
@@ -26,6 +28,8 @@ _POSITIVE = (
     "keep_latest",
 )
 _MOST_EPISODES = 1_000_000  # of an evaluation; a JAX environment plays them at once
+
+_LOGGER = logging.getLogger(__name__)
 
 RunnerClass = Callable[..., runner_lib.Runner]
 
@@ -187,7 +191,7 @@ class Experiment:
                     f"Experiment.profile_update: expected less than {num_updates}, the updates of "
                     f"the run; got {self.profile_update}"
                 )
-            if all(map(config.name_of, (self.environment, self.agent, self.runner_class()))):
+            if all(map(config.names_of, (self.environment, self.agent, self.runner_class()))):
                 config.refuse_supplied()  # parts made in Python may replace bound values
             return Parts(environment, agent, runner, evaluator, greedy_evaluator, num_updates)
 
@@ -212,20 +216,26 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
       gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
 
     Raises:
-      errors.UserError: see `config.parse`; or a part refuses its options.
+      errors.UserError: see `config.parse`; a part refuses its options; or another thread trains.
     """
 
-    def read(bindings: Sequence[str]) -> Experiment:
-        config.parse(gin_files, bindings, Experiment)
+    def read(bindings: Sequence[str]) -> tuple[Experiment, list[str]]:
+        dropped = config.parse(gin_files, bindings, Experiment)
         with config.user_errors("Experiment"):
             made = gin.get_configurable(Experiment)()
         object.__setattr__(made, "_is_loaded", True)
-        return made
+        return made, dropped
 
-    settings = read(gin_bindings)
-    if not isinstance(settings.runner, tuple):
-        return settings
-    return read([*gin_bindings, f"RUNNER = @{config.name_of(settings.runner_class())}"])
+    with config.exclusive():
+        settings, dropped = read(gin_bindings)
+        if isinstance(settings.runner, tuple):
+            name = config.names_of(settings.runner_class())[0]
+            settings, dropped = read([*gin_bindings, f"RUNNER = @{name}"])
+    if dropped and processes.is_lead():
+        _LOGGER.warning(
+            "this experiment does not use these bindings of its files: %s", ", ".join(dropped)
+        )
+    return settings
 
 
 def check(

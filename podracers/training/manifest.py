@@ -87,9 +87,10 @@ def write(folder: epath.Path) -> None:
     are left out: orbax still writes there when it commits.
     """
     sums = {}
-    for part in folder.glob("manifest.*.json"):
-        sums |= json.loads(part.read_text())
-        part.unlink()
+    for part in folder.iterdir():  # a glob would read the folder's own path as a pattern
+        if part.name.startswith("manifest."):
+            sums |= json.loads(part.read_text())
+            part.unlink()
     for path in _files(folder):
         if path.parent != folder and (name := _name(folder, path)) not in sums:
             sums[name] = _checksum(path)

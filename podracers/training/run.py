@@ -173,6 +173,7 @@ class Run:
                 experiment.keep_latest,
                 experiment.keep_best,
                 replay=experiment.checkpoint_replay,
+                log=directory.orbax_log if processes.is_lead() else None,
             )
             exits.push(_closing(self._checkpointer.close))
             exits.push(_closing(runner.close))
@@ -241,10 +242,10 @@ class Run:
           The summary (in process 0; an empty one elsewhere), or None if a signal stopped the run.
 
         Raises:
-          errors.UserError: the environment breaks its contract.
+          errors.UserError: the environment breaks its contract, or another thread trains.
           errors.RunFailure: a metric is not finite, or a file cannot be written.
         """
-        with self._experiment.configured(), self._exits:
+        with self._exits, self._experiment.configured():
             self._open_loggers()
             while not self._must_stop() and self._update < self._parts.num_updates:
                 self._run_period()

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -9,7 +10,6 @@ import logging
 import os
 import pathlib
 import platform
-import site
 import socket
 import subprocess
 import sys
@@ -105,14 +105,16 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints: storage.Path = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
+        self.orbax_log = self.path / "orbax.log"
 
     def create(self, dry_run: bool = False) -> None:
         """Makes and locks the folder; with `dry_run` only checks it.
 
         Raises:
-          errors.UserError: it cannot be made, has files other than a lock and partial files, or
-            another run has the lock.
+          errors.UserError: it cannot be made, cannot hold checkpoints, has files other than a lock
+            and partial files, or another run has the lock.
         """
+        storage.require_safe("the run directory", self.path)
         names = []
         try:
             if not dry_run:
@@ -185,8 +187,8 @@ def provenance() -> dict[str, Any]:
         "host_cores": os.cpu_count(),
         "processes": jax.process_count(),
         "versions": versions,
-        "commit": _commit(),
-        "other_commits": _other_commits(),
+        "commit": _commit() or _installed_commit(),
+        **_other_code(),
     }
 
 
@@ -202,17 +204,33 @@ def _commit(root: pathlib.Path = _ROOT) -> str | None:
     return f"{name}-dirty" if changes else name
 
 
-def _other_commits() -> dict[str, str | None]:
-    """Returns the commits of the user's own packages: those loaded from other checkouts."""
-    prefixes = (sys.prefix, sys.base_prefix, site.getusersitepackages())
-    installed = {pathlib.Path(prefix).resolve() for prefix in prefixes}  # may be in a checkout
-    roots = {}
+def _installed_commit() -> str | None:
+    """Returns the commit from which pip has installed this copy; None if it had a file instead."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, FileNotFoundError):
+        package = importlib.metadata.distribution("podracers")
+        if package.locate_file("podracers").samefile(_ROOT / "podracers"):
+            origin = json.loads(package.read_text("direct_url.json") or "{}")
+            return origin.get("vcs_info", {}).get("commit_id")
+    return None
+
+
+def _other_code() -> dict[str, dict[str, str | None]]:
+    """Returns commits and hashes of the modules that are neither this project's nor installed.
+
+    `other_commits` has the packages that were loaded from other checkouts, and `other_modules` the
+    SHA-256 of each file, by path.
+    """
+    roots, hashes = {}, {}
     for name, module in list(sys.modules.items()):
-        folders = pathlib.Path(getattr(module, "__file__", None) or "/").resolve().parents
-        if _ROOT not in folders and installed.isdisjoint(folders):
-            root = next((folder for folder in folders if (folder / ".git").exists()), None)
+        name_of_file = getattr(module, "__file__", None) or "<none>"
+        file = pathlib.Path(name_of_file).resolve()
+        if errors.is_library(name_of_file) or _ROOT in file.parents or not file.is_file():
+            continue
+        hashes[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
+        if root := next((each for each in file.parents if (each / ".git").exists()), None):
             roots[name.partition(".")[0]] = root
-    return {package: _commit(root) for package, root in sorted(roots.items()) if root}
+    commits = {package: _commit(root) for package, root in sorted(roots.items())}
+    return {"other_commits": commits, "other_modules": dict(sorted(hashes.items()))}
 
 
 def _git(root: pathlib.Path, *arguments: str) -> str | None:

@@ -20,6 +20,7 @@ from podracers.training import manifest
 COMMITTED = "commit_success.txt"  # orbax's name
 _SCHEME = "gs://"
 _PROBE = ".podracers"  # first part of the names of files that tests of access write
+_UNSAFE = "*?[\\"  # patterns for orbax's globs; and tensorstore reads a backslash as a slash
 
 Path = epath.Path
 
@@ -36,15 +37,25 @@ def failures(action: str) -> Iterator[None]:
 
 
 def check(option: str, place: str) -> None:
-    """Raises `errors.UserError` unless the value of an option names a folder or a bucket's."""
+    """Raises `errors.UserError` unless an option names a folder, or a bucket's, for checkpoints."""
     if isinstance(place, str):
         bucket, _, folder = place.removeprefix(_SCHEME).partition("/")
         is_folder = bucket and folder.strip("/")
         if is_folder if place.startswith(_SCHEME) else os.path.isabs(place):
-            return
+            return require_safe(option, place)
     raise errors.UserError(
         f"{option}: expected an absolute path, or gs://BUCKET/FOLDER, got {place!r}"
     )
+
+
+def require_safe(option: str, place: str | os.PathLike) -> None:
+    """Raises `errors.UserError` for a folder in which checkpoints would be lost."""
+    text = os.fspath(path(place))
+    if (unsafe := next((each for each in text if each in _UNSAFE), None)) is not None:
+        raise errors.UserError(
+            f"{option}: expected a path without '{unsafe}', below which orbax loses checkpoints; "
+            f"got '{text}'"
+        )
 
 
 def path(place: str | os.PathLike) -> Path:
@@ -67,6 +78,7 @@ def is_bucket(folder: Path) -> bool:
 
 def make(folder: Path) -> None:
     """Makes a folder on a disk; buckets need no folders, and `mkdir` would make a bucket."""
+    require_safe("checkpoints", folder)
     if not is_bucket(folder):
         folder.mkdir(parents=True, exist_ok=True)
 

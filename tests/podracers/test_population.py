@@ -56,6 +56,9 @@ def test_values_are_repeated_in_turn():
     assert values == {"rate": (1.0, 2.0, 1.0, 2.0), "bound": (1.0, 2.0, 3.0, 4.0)}
     assert population.by_option(Toy(), 4, values) == values
     assert population.by_option(Toy(), 2, {"text": (1, 2)}) == {"text": (1.0, 2.0)}
+    variant = type("Variant", (Toy,), {})()
+    for name in ("Toy.rate", "mine.Variant.rate", "toys.Toy.rate"):
+        assert population.by_option(variant, 2, {name: (1, 2)}) == {"rate": (1.0, 2.0)}
     agent = population.member(Toy(), values, 3)
     assert (agent.rate, agent.bound, agent.count, agent.double) == (2.0, 4.0, 3, 4.0)
 

@@ -1,16 +1,19 @@
 """Tests of training as a user starts, stops, kills and resumes it."""
 
+import hashlib
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import sys
 
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
-from podracers.training import loggers
+from podracers.training import config as gin_config
+from podracers.training import loggers, trained
 from tests import processes
 
 _HERE = "podracers.training.train"  # in this process, for the fixture `run`
@@ -136,6 +139,52 @@ def test_a_resumed_run_announces_changes_and_keeps_the_earlier_configuration(
     ]
     assert (path / "config.2560.gin").read_bytes() == (reference / "config.gin").read_bytes()
     assert "PPO.normalize_advantages = False" in (path / "config.gin").read_text()
+
+
+VARIANT = """
+import dataclasses
+from agents import ppo
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PPOKL(ppo.PPO):
+    kl_cost: float = 0.0
+"""
+
+
+@pytest.mark.slow
+def test_a_users_variant_of_an_agent_keeps_the_settings_of_its_base(tmp_path, config, run):
+    """An agent from outside of the project, in a run that is resumed and loaded."""
+    module, path = tmp_path / "my_ppo.py", tmp_path / "run"
+    module.write_text(VARIANT)
+    file = tmp_path / "ppokl.gin"
+    file.write_text(
+        f"from __gin__ import dynamic_registration\nimport my_ppo\nfrom agents import ppo\n"
+        f"from podracers.training import experiment\ninclude '{config}'\nTOTAL_STEPS = 128\n"
+        "ppo.PPO.reward_scale = 0.5\nexperiment.Experiment.agent = @my_ppo.PPOKL\n"
+    )
+
+    def check(steps, **expected):
+        values = gin_config.read((path / "operative_config.gin").read_text(), "x")
+        expected |= {"reward_scale": 0.5, "epochs": 1, "learning_rate": 2.5e-4}
+        agent = trained.load(path).parts.agent
+        for name, value in ({"anneal_steps": steps} | expected).items():
+            assert values[f"PPOKL.{name}"] == getattr(agent, name) == value
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        begun = run(_HERE, "--gin_file", file, "--run_dir", path)
+        assert begun.returncode == 0, begun.stderr
+        check(128, entropy_cost=0.01)
+        summary = json.loads((path / "summary.json").read_text())
+        digest = hashlib.sha256(module.read_bytes()).hexdigest()
+        assert summary["other_modules"][str(module)] == digest
+        changes = ("TOTAL_STEPS = 192", "PPO.entropy_cost = 0.02")
+        words = [word for change in changes for word in ("--gin_bindings", change)]
+        resumed = run(_HERE, "--run_dir", path, "--resume", *words)
+        assert resumed.returncode == 0, resumed.stderr
+        assert "changed: PPO.entropy_cost: 0.01 -> 0.02" in resumed.stdout
+        check(192, entropy_cost=0.02)
+    sys.modules.pop("my_ppo")
 
 
 @pytest.mark.slow

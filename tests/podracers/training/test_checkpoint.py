@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 from agents import replay
@@ -133,12 +134,37 @@ def test_a_donated_state_is_saved_as_it_was(tmp_path):
         return jax.tree.map(lambda x: (x * 0 - 1).astype(x.dtype), state)
 
     checkpointer = checkpoint.Checkpointer(tmp_path)
+    _save(checkpointer, 0)  # the first one is waited for
     state = _make_state(value=2.0)
     checkpointer.save(1, state, state["params"], _metadata(1))
     for name in ("params", "optimizer", "ring"):
         advance(state[name])
     _assert_equal(checkpointer.restore(_make_state())[1], _make_state(value=2.0))
     checkpointer.close()
+
+
+def test_the_first_checkpoint_of_a_start_is_opened_again(tmp_path, capfd, monkeypatch):
+    """Where orbax's glob finds no arrays to merge, it warns, and reports no error."""
+    log = tmp_path / "orbax.log"
+    earlier = checkpoint.Checkpointer(tmp_path / "a", log=log)
+    _save(earlier, 1)
+    earlier.close()
+    assert not log.exists()
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "glob", lambda *_: iter(()))
+    checkpointer = checkpoint.Checkpointer(tmp_path / "a", keep_latest=1, log=log)
+    with pytest.raises(errors.RunFailure, match=r"^could not open checkpoint .*/2, .*: ") as caught:
+        _save(checkpointer, 2)
+    assert "\n" not in str(caught.value)
+    checkpointer.close()
+    assert _saved_steps(tmp_path / "a") == ["1", "damaged-2"]  # the next start has the good one
+    assert "Skipping merge" in log.read_text()
+    kept = log.read_bytes()
+    other = checkpoint.Checkpointer(tmp_path / "b")
+    with pytest.raises(errors.RunFailure):
+        _save(other, 2)
+    other.close()
+    assert log.read_bytes() == kept  # a log has the warnings of its own run
+    assert "merge" not in capfd.readouterr().err
 
 
 def _truncate(path: pathlib.Path) -> None:

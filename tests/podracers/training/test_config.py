@@ -1,9 +1,12 @@
 """Reading gin: precedence, unused bindings, and the message of each mistake."""
 
+import dataclasses
+import re
 import sys
 
 import pytest
 
+from agents import ppo
 from podracers import errors
 from podracers.training import config, experiment
 from tests import processes
@@ -74,6 +77,7 @@ MISTAKES = {
     # Values of a wrong type, in dataclasses, Flax modules and functions.
     "PPO.gamma = '0.9'": ("PPO.gamma", "float", "'0.9'"),
     "PPO.gamma = True": ("PPO.gamma", "True"),
+    "PPO.gamma = @encoders.CNN": ("PPO.gamma: expected float, got the class agents.networks.enc",),
     "PPO.network = 3": ("PPO.network", "Callable"),
     "Experiment.agent = @SAC\nSAC.network = @actor_critic": ("SAC.network", "SACNetwork"),
     "catch.Catch.rows = 3.5": ("Catch.rows", "3.5"),
@@ -99,17 +103,20 @@ MISTAKES = {
     "Experiment.seed = @time.time()": ("Experiment.seed", "expected int"),
     # References with and without parentheses.
     "Experiment.agent = @impala.IMPALA()": ("Experiment", "IMPALA", "without parentheses"),
-    "Experiment.environment = @catch.Catch()": ("Experiment.environment", "uncalled"),
+    "Experiment.environment = @catch.Catch()": ("; write `@Catch`, without parentheses",),
     "PPO.network = @networks.actor_critic()": ("Experiment.agent", "without parentheses"),
-    "PPO.network = @encoders.CNN()": ("PPO.network", "encoders.CNN: use it uncalled"),
-    "actor_critic.encoder = @encoders.CNN": ("actor_critic.encoder", "@CNN()"),
+    "PPO.network = @encoders.CNN()": ("PPO.network", "encoders.CNN; write `@CNN`, without"),
+    "actor_critic.encoder = @encoders.CNN": (
+        "encoder: expected Module | None, got the class agents.networks.encoders.CNN; write "
+        "`@CNN()`, with parentheses",
+    ),
     # Bounds, and numbers that devices cannot hold.
     "Catch.columns = -3": ("Catch.columns", "-3"),
     "Catch.rows = 1": ("Catch.rows", "at least 2"),
     "Catch.rows = 2147483647": ("Catch.rows", "up to 256"),
     "SEED = 2147483648": ("Experiment.seed",),
     "PPO.gamma = 1.5": ("PPO.gamma", "1.5"),
-    "PPO.reward_clip = 2147483648": ("PPO.reward_clip", "int32", "point"),
+    "PPO.reward_clip = 2147483648": ("PPO.reward_clip", "beyond int32; write a float with"),
     f"NUM_ENVS = {10**18}": ("Anakin.num_envs",),
     "PPO.adam_epsilon = 1e300": ("PPO.adam_epsilon", "up to 1000"),
     "PPO.num_minibatches = 7": ("num_minibatches = 7", "8 steps", "use 1, 2, 4, 8"),
@@ -209,7 +216,7 @@ def test_later_files_and_bindings_win(tiny, write):
     assert (loaded.seed, loaded.total_steps) == (7, 128)
 
 
-def test_options_of_a_replaced_choice_are_dropped(tiny, write):
+def test_options_of_a_replaced_choice_are_dropped_and_named(tiny, write, caplog):
     mine = write(f"include '{tiny}'\nROWS = 4\ncatch.Catch.rows = %ROWS")
     for files, bindings in (
         ([mine, CARTPOLE], []),
@@ -220,9 +227,139 @@ def test_options_of_a_replaced_choice_are_dropped(tiny, write):
         # `config.gin` has to parse by itself.
         assert "Catch" not in config.text()
         assert "ROWS" not in config.text()
+        (record,) = caplog.records
+        assert record.getMessage().endswith(": Catch.rows, ROWS")
+        caplog.clear()
     # Bindings of the command line have to be used.
     assert "'Catch.rows'" in _message([mine, CARTPOLE], ["catch.Catch.rows = 4"])
     assert "'ROWS'" in _message([mine, CARTPOLE], ["ROWS = 4"])
+
+
+VARIANTS = """
+import dataclasses
+from agents import ppo
+from agents.networks import encoders
+from environments import catch
+from podracers import anakin
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agent(ppo.PPO):
+    cost: float = 0.0
+class Later(Agent): pass
+class Encoder(encoders.MLP): pass
+class Game(catch.Catch): pass
+class Narrow(catch.Catch):
+    def __init__(self, rows=4): super().__init__(rows, 3)
+class Any(catch.Catch):
+    def __init__(self, **options): super().__init__(**options)
+class Runner(anakin.Anakin): pass
+def first(one, other): return one
+"""
+GAME = "Experiment.environment = @variants.Game"
+LATER = "Experiment.agent = @variants.Later\nPPO.gamma = 0.9"
+
+
+@pytest.fixture
+def variants(write, tiny, tmp_path, monkeypatch):
+    """Writes a .gin file over the tiny experiment, which may name subclasses of its parts."""
+    (tmp_path / "variants.py").write_text(VARIANTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    head = f"include '{tiny}'\nimport variants\nfrom agents.networks import encoders\n"
+    head += "from agents import networks\nfrom environments import wrappers\n"
+    head += "from podracers.training import experiment\n"
+
+    def write_variants(content):
+        for name, module in (("Experiment", "experiment"), ("PPO", "ppo"), ("Catch", "catch")):
+            content = re.sub(rf"\b(?<!\.){name}\.", f"{module}.{name}.", content)
+        return write(head + content)
+
+    yield write_variants
+    sys.modules.pop("variants", None)
+
+
+@pytest.mark.parametrize(
+    ("content", "values", "unused"),
+    [
+        (
+            "Experiment.agent = @variants.Agent\nPPO.gamma = 0.9\nvariants.Agent.cost = 0.5",
+            {"Agent.gamma": 0.9, "Agent.cost": 0.5, "Agent.epochs": 1, "Agent.clip_epsilon": 0.2},
+            "",
+        ),
+        (LATER, {"Later.gamma": 0.9, "Later.epochs": 1}, ""),
+        (f"{LATER}\nvariants.Agent.gamma = 0.8", {"Later.gamma": 0.8}, "PPO.gamma"),
+        (f"variants.Later.gamma = 0.8\n{LATER}", {"Later.gamma": 0.8}, "PPO.gamma"),
+        (f"{GAME}\nCatch.rows = 4\nCatch.rows = 5", {"Game.rows": 5, "Game.columns": 5}, ""),
+        (
+            "Experiment.environment = @wrappers.TimeLimit\n"
+            "wrappers.TimeLimit.environment = @a/variants.Game()\n"
+            "a/Catch.rows = 4\nCatch.rows = 6\nvariants.Game.columns = 3\na/Catch.columns = 7",
+            {"a/Game.rows": 4, "a/Game.columns": 7},
+            "Catch.rows",
+        ),
+        (
+            "Experiment.environment = @variants.Narrow\nCatch.rows = 5\nCatch.columns = 7",
+            {"Narrow.rows": 5},
+            "Catch.columns",
+        ),
+        ("Experiment.environment = @variants.Any\nCatch.rows = 5", {"Any.rows": 5}, ""),
+        (
+            "Experiment.environment = @variants.first\nvariants.first.one = @catch.Catch()\n"
+            "variants.first.other = @variants.Narrow()\nCatch.rows = 5\nCatch.columns = 7",
+            {"Catch.rows": 5, "Catch.columns": 7, "Narrow.rows": 5},
+            "",
+        ),
+        (
+            "networks.actor_critic.encoder = @variants.Encoder()\n"
+            "encoders.MLP.hidden_sizes = %SIZES\nSIZES = (8,)",
+            {"Encoder.hidden_sizes": (8,)},
+            "",
+        ),
+        ("RUNNER = @variants.Runner", {"Runner.num_envs": 8, "Runner.rollout_length": 8}, ""),
+    ],
+)
+def test_bindings_of_a_class_hold_for_its_subclasses(
+    variants, tmp_path, caplog, content, values, unused
+):
+    """Also once `config.gin` is read, without files; bindings that hold for none are named."""
+
+    def used(file):
+        loaded = experiment.load([str(file)], [])
+        experiment.check(loaded.build(), loaded.seed)
+        with loaded.configured():
+            return loaded.text(), config.read(config.operative_text(), "x")
+
+    text, found = used(variants(content))
+    assert {name: found.get(name) for name in values} == values
+    lines = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+    assert lines == [unused] * bool(unused)
+    (tmp_path / "config.gin").write_text(text)
+    assert used(tmp_path / "config.gin") == (text, found)
+    assert len(caplog.records) == len(lines)
+
+
+def test_bindings_of_a_base_class_on_the_command_line_are_used(variants):
+    file = variants(f"{LATER}\nvariants.Later.epochs = 2")
+    for option in ("PPO.gamma", "Agent.gamma", "variants.Later.gamma"):
+        assert experiment.load([file], [f"{option} = 0.5"]).build().agent.gamma == 0.5
+    for option in ("PPO.epochs = 3", "Agent.epochs = 3"):
+        assert f"'{option.partition(' ')[0]}'" in _message([file], [option])
+    assert "'PPO.spec'" in _message([file], ["PPO.spec = 3"])
+
+
+def test_classes_of_scripts_and_notebooks_may_be_defined_anew(tiny, monkeypatch):
+    for cost in (1.0, 2.0):
+        fields = [("cost", float, dataclasses.field(default=cost))]
+        variant = dataclasses.make_dataclass("Mine", fields, bases=(ppo.PPO,), frozen=True)
+        variant.__module__ = "__main__"
+        monkeypatch.setattr(sys.modules["__main__"], "Mine", variant, raising=False)
+        loaded = experiment.load([tiny], ["Experiment.agent = @__main__.Mine", "PPO.gamma = 0.5"])
+        agent = loaded.build().agent
+        assert (agent.cost, agent.gamma, agent.epochs) == (cost, 0.5, 1)
+
+
+def test_options_of_the_runner_that_does_not_run_are_no_news(tiny, caplog):
+    experiment.load([tiny], [])
+    experiment.load([tiny, "gin/runners/sebulba.gin"], [])
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

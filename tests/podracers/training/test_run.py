@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -435,6 +436,50 @@ def test_a_thread_can_train_without_signal_handlers():
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         assert pool.submit(is_stopped).result() is False
+
+
+def test_threads_train_one_after_another(tmp_path, monkeypatch):
+    """The second is refused, in one line, and leaves nothing; their configurations stay apart."""
+    monkeypatch.setattr(config, "_PATIENCE", 0.05)
+    file, small = str(processes.config_file(tmp_path)), ["TOTAL_STEPS = 64", "NUM_ENVS = 4"]
+    first, other = (experiment.load([file], [*small, f"SEED = {seed}"]) for seed in (5, 6))
+    directory = run_directory.RunDirectory(tmp_path / "waiting")
+    directory.create()
+    waiting = run.Run(other, other.build(), directory, stop=At())
+    begun, refused = threading.Event(), threading.Event()
+
+    def hold(_):  # the first line is printed while the parts are built
+        begun.set()
+        assert refused.wait(60)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        trained_first = pool.submit(run.train, first, tmp_path / "first", hold)
+        assert begun.wait(60)
+        for act in (
+            lambda: run.train(other, tmp_path / "refused"),
+            lambda: experiment.load([file], []),
+            other.build,
+            waiting.train,
+        ):
+            with pytest.raises(errors.UserError, match="another thread of this process") as caught:
+                act()
+            assert "\n" not in str(caught.value)
+        refused.set()
+        assert trained_first.result()["seed"] == 5
+    assert not (tmp_path / "refused").exists()
+    directory.lock.acquire()  # the run that was refused has freed it
+    assert "SEED = 5" in (tmp_path / "first" / "operative_config.gin").read_text()
+    assert other.build()
+
+
+def test_a_thread_waits_while_another_one_loads(tmp_path):
+    file = str(processes.config_file(tmp_path))
+    held = config.exclusive()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, held:
+        loaded = pool.submit(experiment.load, [file], [])
+        with pytest.raises(TimeoutError):
+            loaded.result(0.1)
+    assert loaded.result().seed == 3
 
 
 def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch):

@@ -1,13 +1,14 @@
 """Tests of the folders of checkpoints; a local folder stands in for a bucket."""
 
 import os
+import re
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from podracers import errors
-from podracers.training import checkpoint, storage
+from podracers.training import checkpoint, run_directory, storage
 from tests import groups
 
 _OPTION = "Experiment.checkpoint_directory"
@@ -23,6 +24,27 @@ def test_places():
         storage.check(_OPTION, place)
         assert os.fspath(storage.path(place)) == place.rstrip("/")
         assert storage.is_bucket(storage.path(place)) == place.startswith("gs")
+
+
+@pytest.mark.parametrize("character", "*?[\\")
+def test_paths_below_which_checkpoints_are_lost_are_refused(tmp_path, monkeypatch, character):
+    """Also where the working directory has such a name, or a folder above it."""
+    folder = tmp_path / f"lr{character}1,2]" / "sweep"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    words = rf"expected a path without '{re.escape(character)}', .* got '{re.escape(str(folder))}/"
+    for act in (
+        lambda: storage.check(_OPTION, str(folder / "a")),
+        lambda: storage.check(_OPTION, f"gs://bucket{folder}/a"),
+        lambda: storage.require_shared(_OPTION, folder / "a", False),
+        lambda: run_directory.RunDirectory("a").create(dry_run=True),
+        lambda: run_directory.RunDirectory("a").create(),
+        lambda: checkpoint.Checkpointer("a/checkpoints"),
+    ):
+        with pytest.raises(errors.UserError, match=words.replace("'/", "'.*/")) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+    assert not list(folder.iterdir())
 
 
 def test_a_folder_has_the_checkpoints_of_one_run(tmp_path):
