@@ -77,29 +77,6 @@ class IMPALA(policy.ActorCritic):
             transformation, self.learning_rate, self.anneal_steps, self.max_grad_norm
         )
 
-    def init_learner(self, key: jax.Array) -> policy.Learner:
-        train_state = self._optimizer.init(self._policy.init(key))
-        normalizer = self._preprocess.init(self.spec.observation)
-        return policy.Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
-
-    def init_memory(self, rollout: types.Rollout) -> tuple[()]:
-        """Returns `()`: rollouts are not stored."""
-        return ()
-
-    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
-        """Returns the core of the network and the previous action of `B` streams."""
-        return self._policy.initial_state(env_id.shape[0])
-
-    def actor_params(self, learner: policy.Learner) -> policy.ActorParams:
-        """Returns the parameters and the statistics of the observations."""
-        return policy.ActorParams(learner.params, learner.normalizer)
-
-    def act(self, params, actor_state, timestep, key, evaluation=False):
-        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
-        timestep = self._preprocess.apply(params.normalizer, timestep)
-        greedy = evaluation and self.greedy_evaluation
-        return self._policy.act(params.params, actor_state, timestep, key, greedy)
-
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `num_minibatches` gradient steps, on whole streams each."""
         learner = state.learner

@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActorCritic(options.Learning):
-    """Options of agents with a policy and a value.
+    """Options and acting of agents with a policy and a value; a subclass has `_optimizer`.
 
     Attributes:
       network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
@@ -85,6 +85,29 @@ class ActorCritic(options.Learning):
         return Policy(self.spec, network, self.head, self.previous_action_and_reward)
 
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+
+    def init_learner(self, key: jax.Array) -> Any:
+        train_state = self._optimizer.init(self._policy.init(key))
+        normalizer = self._preprocess.init(self.spec.observation)
+        return Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
+
+    def init_memory(self, rollout: types.Rollout) -> Any:
+        """Returns the running returns that normalise rewards; `()` without normalisation."""
+        return self._preprocess.init_memory(rollout)
+
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
+        """Returns the core of the network and the previous action of `B` streams."""
+        return self._policy.initial_state(env_id.shape[0])
+
+    def actor_params(self, learner: Any) -> ActorParams:
+        """Returns the parameters and the statistics of observations and returns."""
+        return ActorParams(learner.params, learner.normalizer)
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
+        timestep = self._preprocess.apply(params.normalizer, timestep)
+        greedy = evaluation and self.greedy_evaluation
+        return self._policy.act(params.params, actor_state, timestep, key, greedy)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

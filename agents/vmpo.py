@@ -82,23 +82,9 @@ class VMPO(policy.ActorCritic):
         train_state = self._optimizer.init(params)
         return optimization.ReplayLearner.create(train_state, network, normalizer)
 
-    def init_memory(self, rollout: types.Rollout) -> tuple[()]:
-        """Returns `()`: rollouts are not stored."""
-        return ()
-
-    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
-        """Returns the core of the network and the previous action of `B` streams."""
-        return self._policy.initial_state(env_id.shape[0])
-
     def actor_params(self, learner: optimization.ReplayLearner) -> policy.ActorParams:
         """Returns the target network and the statistics of the observations."""
         return policy.ActorParams(learner.target, learner.normalizer)
-
-    def act(self, params, actor_state, timestep, key, evaluation=False):
-        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
-        timestep = self._preprocess.apply(params.normalizer, timestep)
-        greedy = evaluation and self.greedy_evaluation
-        return self._policy.act(params.params, actor_state, timestep, key, greedy)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
