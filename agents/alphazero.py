@@ -21,14 +21,11 @@ import jax.numpy as jnp
 import mctx
 
 from agents import (
-    categorical,
     networks,
     optimization,
     options,
     planning,
-    preprocessing,
     replay,
-    tree_search,
 )
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
@@ -47,11 +44,11 @@ class _Node(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AlphaZero:
+class AlphaZero(planning.Options):
     """AlphaZero with gradient steps after each rollout as `replay.Replay` counts them.
 
     A sequence of replay is `n + 1` transitions long, and one state of it is learnt from: the first.
-    `agents.options` and `muzero.MuZero` describe the options that are not listed here.
+    `planning.Options` describes the options that are not listed here.
 
     Attributes:
       spec: environment specification, of a `wrappers.Searchable`.
@@ -59,30 +56,7 @@ class AlphaZero:
         `muzero_networks.Prediction`.
     """
 
-    spec: environment.EnvironmentSpec
     network: Callable[..., networks.Network] = muzero_networks.policy_value
-    search: Callable[..., tree_search.Search] = tree_search.Search
-    support: float = options.positive(30.0)
-    support_atoms: int = options.count(61, least=3)
-    n_steps: int = options.count(5)
-    gamma: float = options.fraction(0.99)
-    value_cost: float = options.positive(0.25, most=1e6)
-    temperature: float = options.positive(1.0)
-    final_temperature: float = options.non_negative(0.25)
-    temperature_steps: float | None = options.positive(None)
-    learning_rate: float = options.positive(1e-3, most=1e3)
-    anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8, most=1e3)
-    max_grad_norm: float | None = options.positive(None)
-    batch_size: int = options.count(64)
-    replay_capacity: int = options.count(100_000)
-    min_replay: int = options.count(1_000)
-    replay_ratio: float = options.positive(8.0, most=1e6)
-    priority_exponent: float = options.fraction(0.0)
-    importance_exponent: float = options.fraction(0.0)
-    normalize_observations: bool = False
-    reward_scale: float = options.nonzero(1.0)
-    reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
         if self.spec.model is None:
@@ -90,29 +64,10 @@ class AlphaZero:
                 f"AlphaZero searches with the environment itself, and {self.spec.name} does not "
                 f"show its state: wrap a JAX environment in wrappers.Searchable, else use MuZero"
             )
-        options.check(self)
-        options.require_discrete(self)
-        _ = self._search, self._support  # built now, while gin's bindings are those of the run
+        super().__post_init__()
         options.require_feedforward(self, self._network)
         if self._network.memory_length:
             raise errors.UserError("AlphaZero has no stacks of frames: expected frame_stack = 1")
-
-    @functools.cached_property
-    def _network(self) -> networks.Network:
-        return options.make(
-            self, "network", self.spec, self.spec.action.num_values, self.support_atoms
-        )
-
-    @functools.cached_property
-    def _support(self) -> categorical.Support:
-        return categorical.Support(self.support, self.support_atoms)
-
-    @functools.cached_property
-    def _search(self) -> tree_search.Search:
-        return options.make(self, "search")
-
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-    _optimizer = functools.cached_property(optimization.adam_of)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:

@@ -22,14 +22,14 @@ import rlax
 
 from agents import exploration, networks, optimization, options, preprocessing, replay
 from agents.networks import heads, layers
-from podracers import environment, types
+from podracers import types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DQN:
+class DQN(options.FromReplay):
     """Deep Q-network with gradient steps after each rollout as `replay.Replay` counts them.
 
-    `agents.options` describes the options that are not listed here.
+    `options.FromReplay` describes the options that are not listed here.
 
     Attributes:
       network: `network(spec, num_actions)` returns a network with output `[..., A]`.
@@ -44,33 +44,18 @@ class DQN:
         to 1; None if constant.
     """
 
-    spec: environment.EnvironmentSpec
     network: Callable[..., networks.Network] = networks.q_network
     distribution: heads.CategoricalReturn | None = None
     noisy: bool = False
     double: bool = True
     huber: float = options.positive(1.0)
     n_step: int = options.count(1)
-    gamma: float = options.fraction(0.99)
     epsilon: float = options.fraction(0.05)
     epsilon_steps: int = options.count(10_000)
     evaluation_epsilon: float = options.fraction(0.0)
-    learning_rate: float = options.positive(1e-3, most=1e3)
-    anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8, most=1e3)
-    max_grad_norm: float | None = options.positive(None)
-    batch_size: int = options.count(64)
-    replay_capacity: int = options.count(100_000)
-    min_replay: int = options.count(1_000)
-    replay_ratio: float = options.positive(8.0, most=1e6)
-    priority_exponent: float = options.fraction(0.0)
-    importance_exponent: float = options.fraction(0.0)
     importance_steps: float | None = options.positive(None)
     target_period: int = options.count(2_000)
     target_rate: float = options.fraction(1.0)
-    normalize_observations: bool = False
-    reward_scale: float = options.nonzero(1.0)
-    reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
         options.check(self)

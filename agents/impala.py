@@ -13,7 +13,6 @@ Axis legend: `T` time, `B` streams of one device, `M` minibatches.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,21 +20,20 @@ import jax.numpy as jnp
 import optax
 import rlax
 
-from agents import minibatches, networks, optimization, options, policy, preprocessing, returns
+from agents import minibatches, optimization, options, policy, returns
 from agents.networks import encoders
-from podracers import environment, errors, types
+from podracers import errors, types
 
 _OPTIMIZERS = ("adam", "rmsprop")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IMPALA:
+class IMPALA(policy.ActorCritic):
     """Importance-weighted actor-learner with V-trace targets.
 
-    `agents.options` describes the options that are not listed here.
+    `policy.ActorCritic` describes the options that are not listed here.
 
     Attributes:
-      network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
       num_minibatches: gradient steps of each rollout, on a part of the streams each; every step
         computes its targets with the newest parameters.
       optimizer: name of the optimizer, "rmsprop" or "adam".
@@ -48,21 +46,9 @@ class IMPALA:
       clip_pg_rho: largest importance weight of a policy gradient.
     """
 
-    spec: environment.EnvironmentSpec
-    network: Callable[..., networks.Network] = networks.actor_critic
-    head: str | None = None
-    learning_rate: float = options.positive(6e-4, most=1e3)
-    anneal_steps: float | None = options.positive(None)
-    max_grad_norm: float | None = options.positive(0.5)
-    gamma: float = options.fraction(0.99)
-    num_minibatches: int = options.count(1)
-    value_cost: float = options.non_negative(0.5, most=1e6)
+    learning_rate: float = 6e-4
+    max_grad_norm: float | None = 0.5
     entropy_cost: float = options.number(0.01)
-    normalize_observations: bool = False
-    reward_scale: float = options.nonzero(1.0)
-    reward_clip: float | None = options.positive(None)
-    greedy_evaluation: bool = False
-    previous_action_and_reward: bool | None = None
     optimizer: str = "rmsprop"
     optimizer_epsilon: float = options.positive(1e-5, most=1e3)
     rmsprop_decay: float = options.fraction(0.99)
@@ -75,11 +61,7 @@ class IMPALA:
         if self.optimizer not in _OPTIMIZERS:
             near = errors.nearest(str(self.optimizer), _OPTIMIZERS)
             raise errors.UserError(f"IMPALA.optimizer: no optimizer {self.optimizer!r}{near}")
-        options.check(self)
-        _ = self._policy.network  # built now, while gin's bindings are those of the configuration
-
-    _policy = functools.cached_property(policy.Policy.of)
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+        super().__post_init__()
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
@@ -94,29 +76,6 @@ class IMPALA:
         return optimization.Optimizer(
             transformation, self.learning_rate, self.anneal_steps, self.max_grad_norm
         )
-
-    def init_learner(self, key: jax.Array) -> policy.Learner:
-        train_state = self._optimizer.init(self._policy.init(key))
-        normalizer = self._preprocess.init(self.spec.observation)
-        return policy.Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
-
-    def init_memory(self, rollout: types.Rollout) -> tuple[()]:
-        """Returns `()`: rollouts are not stored."""
-        return ()
-
-    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
-        """Returns the core of the network and the previous action of `B` streams."""
-        return self._policy.initial_state(env_id.shape[0])
-
-    def actor_params(self, learner: policy.Learner) -> policy.ActorParams:
-        """Returns the parameters and the statistics of the observations."""
-        return policy.ActorParams(learner.params, learner.normalizer)
-
-    def act(self, params, actor_state, timestep, key, evaluation=False):
-        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
-        timestep = self._preprocess.apply(params.normalizer, timestep)
-        greedy = evaluation and self.greedy_evaluation
-        return self._policy.act(params.params, actor_state, timestep, key, greedy)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `num_minibatches` gradient steps, on whole streams each."""

@@ -19,35 +19,28 @@ import mctx
 import optax
 
 from agents import (
-    categorical,
     networks,
     optimization,
     options,
     planning,
-    preprocessing,
     replay,
-    tree_search,
 )
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
-from podracers import environment, errors, types
+from podracers import errors, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MuZero:
+class MuZero(planning.Options):
     """MuZero with gradient steps after each rollout as `replay.Replay` counts them.
 
     A sequence of replay is `K + n + 1` transitions long, and one state of it is learnt from: the
     first, which the model is unrolled from. So `replay_ratio` is the paper's samples per state
-    (appendix H). `agents.options` describes the options that are not listed here.
+    (appendix H). `planning.Options` describes the options that are not listed here.
 
     Attributes:
       network: `network(spec, num_actions, num_atoms)` returns a `muzero_networks.Model`.
-      search: `search()` returns a `tree_search.Search`.
-      support: largest atom of values and rewards, in squashed units; see `categorical.Support`.
-      support_atoms: number of atoms.
       unroll_steps: `K`, steps of the unrolled model.
-      n_steps: steps of the returns that values are learnt from.
       fresh_values: whether returns bootstrap from the target network's current values, not from the
         stored values of the search, so that old replay holds no old values (Ye et al., "Mastering
         Atari Games with Limited Data", 2021, https://arxiv.org/abs/2111.00210, without new
@@ -58,75 +51,28 @@ class MuZero:
       consistency_cost: weight of EfficientZero's loss (Ye et al., as above; 2 there), by which
         imagined latents become those of later observations. It needs a network with a projector
         (`projection_size`).
-      temperature: initial temperature of actions: 1 samples from the search's policy, and 0 takes
-        its best action, as evaluation does.
-      final_temperature: final temperature of actions.
-      temperature_steps: agent steps, over all streams, in which it falls linearly; None for a
-        constant one.
     """
 
-    spec: environment.EnvironmentSpec
     network: Callable[..., muzero_networks.Model] = muzero_networks.model
-    search: Callable[..., tree_search.Search] = tree_search.Search
-    support: float = options.positive(30.0)
-    support_atoms: int = options.count(61, least=3)
     unroll_steps: int = options.count(5)
-    n_steps: int = options.count(5)
-    gamma: float = options.fraction(0.99)
-    value_cost: float = options.positive(0.25, most=1e6)
     fresh_values: bool = False
     reanalyze: float = options.fraction(0.0)
     consistency_cost: float = options.non_negative(0.0, most=1e6)
-    temperature: float = options.positive(1.0)
-    final_temperature: float = options.non_negative(0.25)
-    temperature_steps: float | None = options.positive(None)
-    learning_rate: float = options.positive(1e-3, most=1e3)
-    anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8, most=1e3)
     weight_decay: float = options.non_negative(0.0, most=1e3)
-    max_grad_norm: float | None = options.positive(None)
-    batch_size: int = options.count(64)
-    replay_capacity: int = options.count(100_000)
-    min_replay: int = options.count(1_000)
-    replay_ratio: float = options.positive(8.0, most=1e6)
-    priority_exponent: float = options.fraction(0.0)
-    importance_exponent: float = options.fraction(0.0)
     target_period: int = options.count(1)
     target_rate: float = options.fraction(1.0)
-    normalize_observations: bool = False
-    reward_scale: float = options.nonzero(1.0)
-    reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
-        options.check(self)
-        options.require_discrete(self)
-        _ = self._search, self._support  # built now, while gin's bindings are those of the run
+        super().__post_init__()
         options.require_feedforward(self, self._network.representation)
         if self.consistency_cost and self._network.projector is None:
             raise errors.UserError(
                 "MuZero.consistency_cost: expected 0, or a network with projection_size"
             )
 
-    @functools.cached_property
-    def _network(self) -> muzero_networks.Model:
-        return options.make(
-            self, "network", self.spec, self.spec.action.num_values, self.support_atoms
-        )
-
     @property
     def _burn_in(self) -> int:
         return self._network.representation.memory_length
-
-    @functools.cached_property
-    def _support(self) -> categorical.Support:
-        return categorical.Support(self.support, self.support_atoms)
-
-    @functools.cached_property
-    def _search(self) -> tree_search.Search:
-        return options.make(self, "search")
-
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-    _optimizer = functools.cached_property(optimization.adam_of)
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:

@@ -1,46 +1,23 @@
-"""Options of agents: meaning of the shared ones, and bounds that are checked before tracing.
+"""Options of agents: those that agents share, and bounds that are checked before tracing.
 
 An option's bound stands where the option stands, in a dataclass field:
 
     gamma: float = options.fraction(0.99)
 
-`check`, called from `__post_init__`, raises an error that names the option.
+An agent that inherits the option and states another default keeps the bound. `check`, called from
+`__post_init__`, raises an error that names the option.
 
-These options mean the same in every agent that has them:
+Some agents have one of these options, with this meaning:
 
-    spec: environment specification.
-    gamma: discount.
-    learning_rate: learning rate of the optimizer, Adam unless the agent's docstring names another.
-    anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
-      None for a constant one.
     adam_epsilon: Adam epsilon, outside of the root.
     weight_decay: decoupled weight decay, as a portion of the parameters that each step subtracts,
       times the learning rate.
-    max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
-      clipping.
-    normalize_observations: whether observations are scaled to mean 0 and variance 1 by running
-      statistics, and clipped at 10.
-    reward_scale: factor of the rewards that are learnt from, and that recurrent networks see.
-    reward_clip: largest absolute value of scaled rewards; None for no bound.
-    head: kind of the action head; None for the default of the action's specification.
-    value_cost: weight of the value loss.
     entropy_cost: weight of the entropy bonus.
-    previous_action_and_reward: whether the network gets the previous action and reward beside the
-      observation, see `agents.inputs`; by default only if it is recurrent.
     epsilon: final probability of a random action.
     epsilon_steps: agent steps, over all streams, in which it falls linearly from 1.
     evaluation_epsilon: probability of a random action in evaluation.
     greedy_evaluation: whether evaluations take the most probable action; they sample otherwise, as
       training does.
-
-Of agents with replay (`replay.Replay`):
-
-    batch_size: sequences of each gradient step, over all devices.
-    replay_capacity: transitions over all streams of all devices.
-    min_replay: transitions over all streams before the first gradient step.
-    replay_ratio: number of times that a state is learnt from, on average.
-    priority_exponent: exponent of prioritised replay; 0 for uniform draws.
-    importance_exponent: exponent of the importance weights, in `[0, 1]`.
     target_period: gradient steps between updates of the target parameters.
     target_rate: step size of an update of the target parameters, in `[0, 1]`; 1 copies.
 """
@@ -56,7 +33,7 @@ import jax
 import numpy as np
 from dm_env import specs
 
-from podracers import errors
+from podracers import environment, errors
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)  # the largest number on a device
 _CHECK = "check"  # key in the metadata of a field: a function of the agent and the field's name
@@ -107,9 +84,64 @@ def _number_field(default: Any, holds: Callable[[Any], bool], expected: str) -> 
 def check(agent: Any) -> None:
     """Raises a `UserError` for the first option of a dataclass that is out of its bounds."""
     errors.require_types(agent)
-    for field in dataclasses.fields(agent):
-        if _CHECK in field.metadata:
-            field.metadata[_CHECK](agent, field.name)
+    checks = {}
+    for base in reversed(type(agent).__mro__):  # the bound of an option whose default is another
+        for field in getattr(base, "__dataclass_fields__", {}).values():
+            if _CHECK in field.metadata:
+                checks[field.name] = field.metadata[_CHECK]
+    for name, require in checks.items():
+        require(agent, name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Learning:
+    """Options of agents that take gradient steps on a loss.
+
+    Attributes:
+      spec: environment specification.
+      gamma: discount.
+      learning_rate: learning rate of the optimizer, Adam unless the agent names another one.
+      anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
+        None for a constant one.
+      max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
+        clipping.
+      normalize_observations: whether observations are scaled to mean 0 and variance 1 by running
+        statistics, and clipped at 10.
+      reward_scale: factor of the rewards that are learnt from, and that recurrent networks see.
+      reward_clip: largest absolute value of scaled rewards; None for no bound.
+    """
+
+    spec: environment.EnvironmentSpec
+    gamma: float = fraction(0.99)
+    learning_rate: float = positive(1e-3, most=1e3)
+    anneal_steps: float | None = positive(None)
+    max_grad_norm: float | None = positive(None)
+    normalize_observations: bool = False
+    reward_scale: float = nonzero(1.0)
+    reward_clip: float | None = positive(None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FromReplay(Learning):
+    """Options of agents that learn from replay by Adam; see `replay.Replay`.
+
+    Attributes:
+      adam_epsilon: see `agents.options`.
+      batch_size: sequences of each gradient step, over all devices.
+      replay_capacity: transitions over all streams of all devices.
+      min_replay: transitions over all streams before the first gradient step.
+      replay_ratio: number of times that a state is learnt from, on average.
+      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
+      importance_exponent: exponent of the importance weights, in `[0, 1]`.
+    """
+
+    adam_epsilon: float = positive(1e-8, most=1e3)
+    batch_size: int = count(64)
+    replay_capacity: int = count(100_000)
+    min_replay: int = count(1_000)
+    replay_ratio: float = positive(8.0, most=1e6)
+    priority_exponent: float = fraction(0.0)
+    importance_exponent: float = fraction(0.0)
 
 
 def expect(agent: Any, name: str, holds: bool, expected: str) -> None:

@@ -14,14 +14,66 @@ Axis legend: `T` time, `L` transitions of a sequence, `K` unrolled steps, `B` st
 sequences, `A` actions, `Z` atoms.
 """
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import categorical, optimization, returns
+from agents import categorical, optimization, options, preprocessing, returns, tree_search
 from podracers import types
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Options(options.FromReplay):
+    """Options of agents with tree search; `options.FromReplay` describes others.
+
+    Attributes:
+      search: `search()` returns a `tree_search.Search`.
+      support: largest atom of values and rewards, in squashed units; see `categorical.Support`.
+      support_atoms: number of atoms.
+      n_steps: steps of the returns that values are learnt from.
+      value_cost: weight of the value loss.
+      temperature: initial temperature of actions: 1 samples from the search's policy, and 0 takes
+        its best action, as evaluation does.
+      final_temperature: final temperature of actions.
+      temperature_steps: agent steps, over all streams, in which it falls linearly; None for a
+        constant one.
+    """
+
+    search: Callable[..., tree_search.Search] = tree_search.Search
+    support: float = options.positive(30.0)
+    support_atoms: int = options.count(61, least=3)
+    n_steps: int = options.count(5)
+    value_cost: float = options.positive(0.25, most=1e6)
+    temperature: float = options.positive(1.0)
+    final_temperature: float = options.non_negative(0.25)
+    temperature_steps: float | None = options.positive(None)
+
+    def __post_init__(self):
+        options.check(self)
+        options.require_discrete(self)
+        _ = self._search, self._support  # built now, while gin's bindings are those of the run
+
+    @functools.cached_property
+    def _network(self) -> Any:
+        return options.make(
+            self, "network", self.spec, self.spec.action.num_values, self.support_atoms
+        )
+
+    @functools.cached_property
+    def _support(self) -> categorical.Support:
+        return categorical.Support(self.support, self.support_atoms)
+
+    @functools.cached_property
+    def _search(self) -> tree_search.Search:
+        return options.make(self, "search")
+
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+    _optimizer = functools.cached_property(optimization.adam_of)
 
 
 class ActorParams(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import inputs, networks, optimization, options
+from agents import inputs, networks, optimization, options, preprocessing
 from agents.networks import encoders, heads
 from podracers import environment, parallel, types
 
@@ -55,25 +55,75 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class ActorCritic(options.Learning):
+    """Options and acting of agents with a policy and a value; a subclass has `_optimizer`.
+
+    Attributes:
+      network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
+      head: kind of the action head; None for the default of the action's specification.
+      num_minibatches: gradient steps of each pass over a rollout.
+      value_cost: weight of the value loss.
+      greedy_evaluation: see `agents.options`.
+      previous_action_and_reward: whether the network gets the previous action and reward beside the
+        observation, see `agents.inputs`; by default only if it is recurrent.
+    """
+
+    network: Callable[..., networks.Network] = networks.actor_critic
+    head: str | None = None
+    num_minibatches: int = options.count(1)
+    value_cost: float = options.non_negative(0.5, most=1e6)
+    greedy_evaluation: bool = False
+    previous_action_and_reward: bool | None = None
+
+    def __post_init__(self):
+        options.check(self)
+        _ = self._policy.network  # built now, while gin's bindings are those of the configuration
+
+    @functools.cached_property
+    def _policy(self) -> "Policy":
+        network = functools.partial(options.make, self, "network")
+        return Policy(self.spec, network, self.head, self.previous_action_and_reward)
+
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+
+    def init_learner(self, key: jax.Array) -> Any:
+        train_state = self._optimizer.init(self._policy.init(key))
+        normalizer = self._preprocess.init(self.spec.observation)
+        return Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
+
+    def init_memory(self, rollout: types.Rollout) -> Any:
+        """Returns the running returns that normalise rewards; `()` without normalisation."""
+        return self._preprocess.init_memory(rollout)
+
+    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
+        """Returns the core of the network and the previous action of `B` streams."""
+        return self._policy.initial_state(env_id.shape[0])
+
+    def actor_params(self, learner: Any) -> ActorParams:
+        """Returns the parameters and the statistics of observations and returns."""
+        return ActorParams(learner.params, learner.normalizer)
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
+        timestep = self._preprocess.apply(params.normalizer, timestep)
+        greedy = evaluation and self.greedy_evaluation
+        return self._policy.act(params.params, actor_state, timestep, key, greedy)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
     """A network with an action head, for preprocessed time steps.
 
     Attributes:
       spec: specification of the environment.
       make_network: `make_network(spec, head)` returns a network with output `ActorCriticOutput`.
-      head_kind: option `head` of an agent; see `agents.options`, as `previous_action_and_reward`.
+      head_kind: option `head` of `ActorCritic`.
     """
 
     spec: environment.EnvironmentSpec
     make_network: Callable[..., networks.Network]
     head_kind: str | None = None
     previous_action_and_reward: bool | None = None
-
-    @classmethod
-    def of(cls, agent: Any) -> "Policy":
-        """Returns the policy with an agent's options `network`, `head` and the last one."""
-        network = functools.partial(options.make, agent, "network")
-        return cls(agent.spec, network, agent.head, agent.previous_action_and_reward)
 
     @functools.cached_property
     def head(self) -> heads.ActionHead:

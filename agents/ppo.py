@@ -8,27 +8,24 @@ Axis legend: `T` time, `B` streams of one device, `M` minibatches.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import minibatches, networks, optimization, options, policy, preprocessing, returns
+from agents import minibatches, networks, optimization, options, policy, returns
 from agents.networks import encoders
-from podracers import environment, parallel, types
+from podracers import parallel, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PPO:
+class PPO(policy.ActorCritic):
     """Proximal policy optimisation with generalised advantages.
 
-    `agents.options` describes the options that are not listed here.
+    `policy.ActorCritic` describes the options that are not listed here.
 
     Attributes:
-      network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
-      num_minibatches: gradient steps of each pass over a rollout.
       entropy_cost_final: end of its linear schedule over `anneal_steps`; None if constant.
       normalize_rewards: whether rewards are divided by the standard deviation of all discounted
         returns so far, and clipped at 10, before they are scaled.
@@ -41,23 +38,12 @@ class PPO:
       normalize_advantages: whether advantages have mean 0 and variance 1 over the global batch.
     """
 
-    spec: environment.EnvironmentSpec
-    network: Callable[..., networks.Network] = networks.actor_critic
-    head: str | None = None
-    learning_rate: float = options.positive(2.5e-4, most=1e3)
-    anneal_steps: float | None = options.positive(None)
-    max_grad_norm: float | None = options.positive(0.5)
-    gamma: float = options.fraction(0.99)
-    num_minibatches: int = options.count(4)
-    value_cost: float = options.non_negative(0.5, most=1e6)
+    learning_rate: float = 2.5e-4
+    max_grad_norm: float | None = 0.5
+    num_minibatches: int = 4
     entropy_cost: float = options.number(0.01)
     entropy_cost_final: float | None = options.non_negative(None)
-    normalize_observations: bool = False
     normalize_rewards: bool = False
-    reward_scale: float = options.nonzero(1.0)
-    reward_clip: float | None = options.positive(None)
-    greedy_evaluation: bool = False
-    previous_action_and_reward: bool | None = None
     adam_epsilon: float = options.positive(1e-5, most=1e3)
     gae_lambda: float = options.fraction(0.95)
     epochs: int = options.count(4, most=10_000)
@@ -67,38 +53,12 @@ class PPO:
     normalize_advantages: bool = True
 
     def __post_init__(self):
-        options.check(self)
+        super().__post_init__()
         for name in ("entropy_cost_final", "clip_epsilon_final"):
             has_end = getattr(self, name) is None or self.anneal_steps is not None
             options.expect(self, name, has_end, "None where there are no anneal_steps")
-        _ = self._policy.network  # built now, while gin's bindings are those of the configuration
 
-    _policy = functools.cached_property(policy.Policy.of)
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
     _optimizer = functools.cached_property(optimization.adam_of)
-
-    def init_learner(self, key: jax.Array) -> policy.Learner:
-        train_state = self._optimizer.init(self._policy.init(key))
-        normalizer = self._preprocess.init(self.spec.observation)
-        return policy.Learner(train_state, normalizer, jnp.zeros((), jnp.int32))
-
-    def init_memory(self, rollout: types.Rollout) -> Any:
-        """Returns the running returns that normalise rewards; `()` without normalisation."""
-        return self._preprocess.init_memory(rollout)
-
-    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
-        """Returns the core of the network and the previous action of `B` streams."""
-        return self._policy.initial_state(env_id.shape[0])
-
-    def actor_params(self, learner: policy.Learner) -> policy.ActorParams:
-        """Returns the parameters and the statistics of observations and returns."""
-        return policy.ActorParams(learner.params, learner.normalizer)
-
-    def act(self, params, actor_state, timestep, key, evaluation=False):
-        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
-        timestep = self._preprocess.apply(params.normalizer, timestep)
-        greedy = evaluation and self.greedy_evaluation
-        return self._policy.act(params.params, actor_state, timestep, key, greedy)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""

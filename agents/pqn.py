@@ -60,11 +60,11 @@ class _Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PQN:
+class PQN(options.Learning):
     """Parallelised Q-network.
 
-    `agents.options` describes the options that are not listed here; the optimizer is rectified Adam
-    (Liu et al., 2019, https://arxiv.org/abs/1908.03265).
+    `options.Learning` describes the options that are not listed here. The optimizer is rectified
+    Adam (Liu et al., 2019, https://arxiv.org/abs/1908.03265).
 
     Attributes:
       network: `network(spec, num_actions)` returns a network with output `[..., A]`.
@@ -73,22 +73,16 @@ class PQN:
       num_minibatches: gradient steps of each pass.
     """
 
-    spec: environment.EnvironmentSpec
     network: Callable[..., networks.Network] = _NORMALIZED
     q_lambda: float = options.fraction(0.65)
-    gamma: float = options.fraction(0.99)
     epochs: int = options.count(2, most=10_000)
     num_minibatches: int = options.count(4)
     epsilon: float = options.fraction(0.05)
     epsilon_steps: int = options.count(10_000)
     evaluation_epsilon: float = options.fraction(0.0)
-    learning_rate: float = options.positive(5e-4, most=1e3)
-    anneal_steps: float | None = options.positive(None)
+    learning_rate: float = 5e-4
     adam_epsilon: float = options.positive(1e-8, most=1e3)
-    max_grad_norm: float | None = options.positive(10.0)
-    normalize_observations: bool = False
-    reward_scale: float = options.nonzero(1.0)
-    reward_clip: float | None = options.positive(None)
+    max_grad_norm: float | None = 10.0
 
     def __post_init__(self):
         options.check(self)

@@ -54,10 +54,10 @@ class Extras(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class R2D2:
+class R2D2(options.FromReplay):
     """Recurrent replay DQN with gradient steps after each rollout as `replay.Replay` counts them.
 
-    `agents.options` describes the options that are not listed here.
+    `options.FromReplay` describes the options that are not listed here.
 
     Attributes:
       network: `network(spec, num_actions)` returns a recurrent network with output `[..., A]`.
@@ -70,31 +70,18 @@ class R2D2:
       epsilon_exponent: exponent by which others explore less; see `exploration.ladder`.
     """
 
-    spec: environment.EnvironmentSpec
     network: Callable[..., networks.Network] = _RECURRENT
     sequence_length: int = options.count(40)
     burn_in: int = 8
     n_step: int = options.count(5)
-    gamma: float = options.fraction(0.99)
     priority_mix: float = options.fraction(0.9)
     epsilon_base: float = options.fraction(0.4)
     epsilon_exponent: float = options.positive(7.0)
     evaluation_epsilon: float = options.fraction(1e-3)
-    learning_rate: float = options.positive(1e-3, most=1e3)
-    anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8, most=1e3)
-    max_grad_norm: float | None = options.positive(None)
-    batch_size: int = options.count(64)
-    replay_capacity: int = options.count(100_000)
-    min_replay: int = options.count(1_000)
-    replay_ratio: float = options.positive(8.0, most=1e6)
-    priority_exponent: float = options.fraction(0.9)
-    importance_exponent: float = options.fraction(0.6)
+    priority_exponent: float = 0.9
+    importance_exponent: float = 0.6
     target_period: int = options.count(2_500)
     target_rate: float = options.fraction(1.0)
-    normalize_observations: bool = False
-    reward_scale: float = options.nonzero(1.0)
-    reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
         options.check(self)

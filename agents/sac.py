@@ -24,7 +24,7 @@ import optax
 from agents import optimization, options, preprocessing, replay, returns
 from agents.networks import encoders
 from agents.networks import sac as sac_networks
-from podracers import environment, types
+from podracers import types
 
 
 class ActorParams(NamedTuple):
@@ -45,11 +45,11 @@ class _PolicyInput(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SAC:
+class SAC(options.FromReplay):
     """Soft actor-critic with gradient steps after each rollout as `replay.Replay` counts them.
 
-    `agents.options` describes the options that are not listed here. Target parameters are those of
-    the critics.
+    `options.FromReplay` describes the options that are not listed here. Target parameters are those
+    of the critics.
 
     Attributes:
       network: `network(spec, head)` returns a `SACNetwork`; `head` is an `SACHead`.
@@ -66,31 +66,20 @@ class SAC:
         mean. By default True for continuous actions, as published, and False for discrete ones.
     """
 
-    spec: environment.EnvironmentSpec
     network: Callable[..., sac_networks.SACNetwork] = sac_networks.sac_network
-    gamma: float = options.fraction(0.99)
     initial_temperature: float = options.positive(1.0)
     target_entropy: float | None = options.number(None)
     random_steps: int = options.count(0, least=0)
     random_shift: int = options.count(0, least=0)
     policy_period: int = options.count(1)
     greedy_evaluation: bool | None = None
-    learning_rate: float = options.positive(3e-4, most=1e3)
-    anneal_steps: float | None = options.positive(None)
-    adam_epsilon: float = options.positive(1e-8, most=1e3)
+    learning_rate: float = 3e-4
     weight_decay: float = options.non_negative(0.0, most=1e3)
-    max_grad_norm: float | None = options.positive(None)
-    batch_size: int = options.count(256)
-    replay_capacity: int = options.count(1_000_000)
-    min_replay: int = options.count(1_000)
-    replay_ratio: float = options.positive(256.0, most=1e6)
-    priority_exponent: float = options.fraction(0.0)
-    importance_exponent: float = options.fraction(0.0)
+    batch_size: int = 256
+    replay_capacity: int = 1_000_000
+    replay_ratio: float = 256.0
     target_period: int = options.count(1)
     target_rate: float = options.fraction(0.005)
-    normalize_observations: bool = False
-    reward_scale: float = options.nonzero(1.0)
-    reward_clip: float | None = options.positive(None)
 
     def __post_init__(self):
         options.check(self)

@@ -10,16 +10,15 @@ Axis legend: `T` time, `B` streams of one device, `D` devices, `K` divergences.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import rlax
 
-from agents import minibatches, networks, optimization, options, policy, preprocessing, returns
+from agents import minibatches, networks, optimization, options, policy, returns
 from agents.networks import encoders, heads
-from podracers import environment, parallel, types
+from podracers import parallel, types
 
 _LOWEST_TEMPERATURE = 1e-8
 _EXCLUDED = -1e30  # scaled advantage; finite, because gradients at infinity are NaN
@@ -34,13 +33,12 @@ class Params(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class VMPO:
+class VMPO(policy.ActorCritic):
     """V-MPO with lambda-returns.
 
-    `agents.options` describes the options that are not listed here.
+    `policy.ActorCritic` describes the options that are not listed here.
 
     Attributes:
-      network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
       num_minibatches: gradient steps of each pass over a rollout; each weights its own better half.
       epochs: passes over each rollout; 1 in the paper.
       gae_lambda: trace parameter of the returns; 1 for the n-step returns of the paper.
@@ -54,20 +52,7 @@ class VMPO:
       epsilon_std: the same of their standard deviations.
     """
 
-    spec: environment.EnvironmentSpec
-    network: Callable[..., networks.Network] = networks.actor_critic
-    head: str | None = None
-    learning_rate: float = options.positive(1e-4, most=1e3)
-    anneal_steps: float | None = options.positive(None)
-    max_grad_norm: float | None = options.positive(None)
-    gamma: float = options.fraction(0.99)
-    num_minibatches: int = options.count(1)
-    value_cost: float = options.non_negative(0.5, most=1e6)
-    normalize_observations: bool = False
-    reward_scale: float = options.nonzero(1.0)
-    reward_clip: float | None = options.positive(None)
-    greedy_evaluation: bool = False
-    previous_action_and_reward: bool | None = None
+    learning_rate: float = 1e-4
     adam_epsilon: float = options.positive(1e-8, most=1e3)
     gae_lambda: float = options.fraction(1.0)
     epochs: int = options.count(1, most=10_000)
@@ -79,10 +64,6 @@ class VMPO:
     epsilon_mean: float = options.positive(0.01, most=1e3)
     epsilon_std: float = options.positive(5e-5, most=1e3)
 
-    def __post_init__(self):
-        options.check(self)
-        _ = self._policy.network  # built now, while gin's bindings are those of the configuration
-
     @property
     def _bounds(self) -> dict[str, float]:
         """The bound of each divergence of the action head, by the ending of its metrics."""
@@ -90,8 +71,6 @@ class VMPO:
             return {"_mean": self.epsilon_mean, "_std": self.epsilon_std}
         return {"": self.epsilon_kl}
 
-    _policy = functools.cached_property(policy.Policy.of)
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
     _optimizer = functools.cached_property(optimization.adam_of)
 
     def init_learner(self, key: jax.Array) -> optimization.ReplayLearner:
@@ -103,23 +82,9 @@ class VMPO:
         train_state = self._optimizer.init(params)
         return optimization.ReplayLearner.create(train_state, network, normalizer)
 
-    def init_memory(self, rollout: types.Rollout) -> tuple[()]:
-        """Returns `()`: rollouts are not stored."""
-        return ()
-
-    def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
-        """Returns the core of the network and the previous action of `B` streams."""
-        return self._policy.initial_state(env_id.shape[0])
-
     def actor_params(self, learner: optimization.ReplayLearner) -> policy.ActorParams:
         """Returns the target network and the statistics of the observations."""
         return policy.ActorParams(learner.target, learner.normalizer)
-
-    def act(self, params, actor_state, timestep, key, evaluation=False):
-        """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
-        timestep = self._preprocess.apply(params.normalizer, timestep)
-        greedy = evaluation and self.greedy_evaluation
-        return self._policy.act(params.params, actor_state, timestep, key, greedy)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""

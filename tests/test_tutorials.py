@@ -94,7 +94,7 @@ def _rollout():
     """A rollout of recurrent PPO, untrained, in corridors of two cells."""
     corridor = importlib.import_module("corridor").Corridor(length=2)
     network = contract.tiny_network(cores.LSTM(8))
-    agent, batched = ppo.PPO(corridor.spec, network), unroll.BatchedEnvironment(corridor)
+    agent, batched = ppo.PPO(corridor.spec, network=network), unroll.BatchedEnvironment(corridor)
     key = jax.random.key(0)
 
     def act():

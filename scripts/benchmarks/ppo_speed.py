@@ -72,7 +72,7 @@ def _runner(name: str, num_envs: int) -> anakin.Anakin:
         network = functools.partial(
             networks.actor_critic, encoder=encoders.MLP((128, 128), "relu"), separate_critic=False
         )
-        agent = ppo.PPO(environment.spec, network, epochs=1, num_minibatches=1)
+        agent = ppo.PPO(environment.spec, network=network, epochs=1, num_minibatches=1)
         return anakin.Anakin(agent, environment, num_envs, rollout_length=32)
     return measure.build([f"gin/experiments/{name}_ppo.gin"], [f"NUM_ENVS = {num_envs}"]).runner
 

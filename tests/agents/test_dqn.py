@@ -28,7 +28,7 @@ def _agent(**options):
     network = functools.partial(
         networks.q_network, encoder=encoders.MLP((8,)), frame_stack=FRAMES, dueling=True
     )
-    return dqn.DQN(ENVIRONMENT.spec, network, gamma=GAMMA, n_step=N_STEP, **options)
+    return dqn.DQN(ENVIRONMENT.spec, network=network, gamma=GAMMA, n_step=N_STEP, **options)
 
 
 def _sample():

@@ -170,7 +170,7 @@ class Broken(catch.Catch):
 
 
 def _values(spec):
-    return ppo.PPO(spec, lambda spec, head: networks.q_network(spec, head.num_outputs))
+    return ppo.PPO(spec, network=lambda spec, head: networks.q_network(spec, head.num_outputs))
 
 
 @pytest.mark.parametrize(
