@@ -36,7 +36,7 @@ def main() -> int:
     pages = {
         generated / "results.md": tables.page(rows, pictures),
         generated / "benchmarks.md": records.page(generated / "benchmarks"),
-        readme: markdown.fill(markdown.read(readme), {"readme": tables.overview(rows)}),
+        readme: markdown.fill(markdown.read(readme), {"readme": tables.headlines(rows)}),
         of_rules: markdown.fill(markdown.read(of_rules), tables_of_rules),
     }
     if options.check:

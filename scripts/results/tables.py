@@ -20,6 +20,14 @@ ATARI_SCORES = {
     "SpaceInvaders": (148.0, 1668.7),
 }
 
+# Rows of README.md's table: tasks that many codebases report, under both runners where both are known.
+HEADLINES = (
+    *("cartpole_ppo-anakin", "cartpole_ppo-sebulba", "snake_ppo-anakin", "snake_ppo-sebulba"),
+    *("lunar_lander_ppo-sebulba", "mujoco_sac-sebulba", "dmc_cartpole_swingup_sac-sebulba"),
+    *("pong_impala_cpu-sebulba", "minatar_breakout_pqn-anakin"),
+    "minatar_space_invaders_muzero-anakin",
+)
+
 
 def page(rows: Rows, pictures: Mapping[str, str]) -> str:
     """Returns the page of results.
@@ -79,6 +87,20 @@ def overview(rows: Rows) -> str:
     return markdown.table(headings, lines)
 
 
+def headlines(rows: Rows) -> str:
+    """Returns the table of README.md: a few tasks, in as many columns as a page is wide."""
+    lines = []
+    for row in (rows[name] for name in HEADLINES):
+        references = [f"highest: {_highest(row)}"] * (row.highest is not None)
+        for each in row.published[:1]:
+            details = ", ".join(filter(None, [each.source, each.protocol]))
+            references.append(f"published: {each.value:g} ({details})")
+        cells = [_return(row), str(len(row.runs)), _steps(row), "; ".join(references)]
+        lines.append([row.environment, f"{row.agent}, {row.runner}", *cells])
+    headings = ["task", "agent, runner", "return", "seeds", "agent steps", "reference"]
+    return markdown.table(headings, lines)
+
+
 def _with_runs(rows: Rows) -> Rows:
     return {name: row for name, row in rows.items() if row.runs}
 
@@ -107,20 +129,26 @@ def _plus_minus(value: float, error: str | None) -> str:
     return results.number(value) + ("" if error is None else f" ± {error}")
 
 
+def _return(row: results.Row) -> str:
+    """Returns the mean, and with several seeds the standard error."""
+    sample, error = row.sample, None
+    if sample.runs > 1:
+        error = f"{sample.standard_error:.{'2g' if sample.standard_error < 99.5 else '0f'}}"
+    return _plus_minus(sample.mean, error)
+
+
 def _rows(rows: Sequence[results.Row]) -> str:
     headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
     headings += ["95%, Student's t", "seeds: returns", "greedy", "evaluation", "random policy"]
     headings += ["highest", "agent steps", "wall time of a seed", "published", "remarks"]
     lines = []
     for row in rows:
-        sample, error = row.sample, None
-        if sample.runs > 1:
-            error = f"{sample.standard_error:.{'2g' if sample.standard_error < 99.5 else '0f'}}"
+        sample = row.sample
         greedy = [run.greedy_return for run in row.runs if run.greedy_return is not None]
         times = sorted(round(run.wall_time_s) for run in row.runs if run.wall_time_s)
         times = list(dict.fromkeys(times[:1] + times[-1:]))
         found = [
-            _plus_minus(sample.mean, error),
+            _return(row),
             results.interval(sample.interval()),
             f"{len(row.runs)}: {', '.join(map(results.number, row.returns))}",
             results.number(sum(greedy) / len(greedy)) if greedy else "",
