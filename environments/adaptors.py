@@ -69,6 +69,7 @@ class ActionCodec:
 
 
 def action_codec(
+    name: str,
     shape: tuple[int, ...],
     dtype: Any,
     minimum: Any,
@@ -81,11 +82,15 @@ def action_codec(
     multi-discrete one, or one flat discrete action if the mask covers the joint choice.
 
     Args:
+      name: the environment's name, for error messages.
       shape: shape of the inner action.
       dtype: dtype of the inner action.
       minimum: lower bounds, which broadcast to `shape`.
       maximum: upper bounds, likewise.
       mask_shape: shape of the action mask, or None without a mask.
+
+    Raises:
+      errors.UserError: a part of an integer action has more values than int32.
     """
     dtype = np.dtype(dtype)
     minimum, maximum = (np.broadcast_to(b, shape).astype(dtype) for b in (minimum, maximum))
@@ -96,8 +101,11 @@ def action_codec(
     sizes = (maximum.astype(np.int64) - minimum.astype(np.int64) + 1).ravel()
     joint = len(sizes) > 1 and mask_shape == tuple(sizes.tolist())
     single = len(sizes) == 1 and mask_shape in (None, (int(sizes[0]),))
-    if joint or single or not shape:
-        spec = specs.DiscreteArray(math.prod(sizes.tolist()), np.int32, "action")
+    is_flat = joint or single or not shape
+    most = math.prod(sizes.tolist()) if is_flat else sizes.max(initial=0)
+    errors.require_int32(most, f"{name}: number of values of its action")
+    if is_flat:
+        spec = specs.DiscreteArray(most, np.int32, "action")
         parts = tuple(sizes.tolist()) if joint else ()
         return ActionCodec(spec, shape, dtype, minimum, maximum, parts)
     highest = sizes - 1

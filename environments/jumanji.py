@@ -140,7 +140,7 @@ class Jumanji:
             mask_shape = None if mask is None else tuple(mask.shape)
             spec = inner.action_spec
             bounds = (np.asarray(bound) for bound in (spec.minimum, spec.maximum))
-            return adaptors.action_codec(spec.shape, spec.dtype, *bounds, mask_shape)
+            return adaptors.action_codec(self.name, spec.shape, spec.dtype, *bounds, mask_shape)
 
     def _observe(self, observation: Any) -> types.PyTree:
         observation = _to_dict(observation)

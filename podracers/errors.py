@@ -49,6 +49,12 @@ def require_count(part: Any, *names: str, least: int = 1, most: int = INT32_MAX)
             )
 
 
+def require_int32(number: int, name: str) -> None:
+    """Raises a `UserError` if a number, which is called `name`, does not fit into int32."""
+    if number > INT32_MAX:
+        raise UserError(f"{name}: expected at most {INT32_MAX}, got {number}")
+
+
 def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None:
     """Raises a `UserError` for an option whose value is not of the annotated type.
 

@@ -64,12 +64,19 @@ class Gymnasium:
         """The shapes of one environment, which is constructed temporarily."""
         name = self._factory.spec.id
         with self._temporary_env() as env:
-            limit = env.spec.max_episode_steps if env.spec is not None else None
+            if "seed" not in _arguments(env.unwrapped.reset, {"seed"}):
+                raise errors.UserError(
+                    f"{name}: reset takes no seed, as Gym's did; expected "
+                    "reset(*, seed=None, options=None)"
+                )
+            observation, action = (
+                getattr(env, f"{part}_space", None) for part in ("observation", "action")
+            )
             return environment.EnvironmentSpec(
                 name,
-                spaces.observation_spec(env.observation_space, name),
-                spaces.action_spec(env.action_space, name),
-                limit,
+                spaces.observation_spec(observation, name),
+                spaces.action_spec(action, name),
+                env.spec.max_episode_steps if env.spec is not None else None,
             )
 
     @property
@@ -131,26 +138,34 @@ class Gymnasium:
         """Makes one environment, and closes it.
 
         Raises:
-          errors.UserError: the options are wrong, or a package is missing.
+          errors.UserError: the options are wrong, a package is missing, or it cannot be closed.
         """
         factory = self._factory
         name = f"Gymnasium's {factory.spec.id}"
         try:
             env = factory.make()
-        except gymnasium.error.Error as error:  # DependencyNotInstalled among them
-            raise errors.UserError(f"{name}: {error}") from error
+        except (gymnasium.error.Error, OSError) as error:  # DependencyNotInstalled among them
+            raise errors.UserError(f"{name}: {errors.first_line(error)}") from error
         except ImportError as error:
             raise errors.UserError(f"{name} needs a package that is missing: {error}") from error
         except TypeError as error:
-            known = _arguments(factory.spec)
+            creator = factory.spec.entry_point
+            if isinstance(creator, str):
+                creator = registration.load_env_creator(creator)
+            known = _arguments(creator, set(self.options)).union(_MAKE_OPTIONS)
             for option in self.options:
-                if known and option not in known:
+                if option not in known:
                     raise errors.UserError(
                         f"{name} has no option '{option}'{errors.nearest(option, known)}"
                     ) from error
             raise
-        with contextlib.closing(env):
+        try:
             yield env
+        finally:
+            try:
+                env.close()
+            except Exception as error:
+                raise errors.UserError(f"{name}: closing: {errors.one_line(error)}") from error
 
 
 class _HostEnvironment:
@@ -206,12 +221,8 @@ def _wrapper(name: str) -> Callable[[Any], Any]:
         ) from error
 
 
-def _arguments(spec: Any) -> set[str]:
-    """Returns the names of an environment's options; empty if it accepts any."""
-    creator = spec.entry_point
-    if isinstance(creator, str):
-        creator = registration.load_env_creator(creator)
-    parameters = inspect.signature(creator).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return set()
-    return {parameter.name for parameter in parameters} | set(_MAKE_OPTIONS)
+def _arguments(function: Callable[..., Any], names: set[str]) -> set[str]:
+    """Returns the names of a function's arguments; with `names`, if it accepts any."""
+    parameters = inspect.signature(function).parameters.values()
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return {parameter.name for parameter in parameters} | (names if accepts_any else set())
