@@ -164,6 +164,12 @@ def path_of(environment: Any) -> str:
     return errors.path_of(environment)
 
 
+def name_of(environment: Any) -> str:
+    """Returns an environment's name, such as its registered id, and the path of its class."""
+    name = getattr(getattr(environment, "spec", None), "name", None)
+    return f"{name} ({path_of(environment)})" if name else path_of(environment)
+
+
 def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:
     """Returns a seed for each stream, `[B]` int64 in `[0, 2**31)`.
 

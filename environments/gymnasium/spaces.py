@@ -146,8 +146,8 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
     if not parts or not all(isinstance(x, spaces.Box) and x.dtype.kind == "f" for x in parts):
         kinds = [f"{errors.path_of(part)} ({getattr(part, 'dtype', None)})" for part in parts]
         raise errors.UserError(
-            f"{name}: expected an action of Gymnasium's integer spaces, or of floating Boxes, or "
-            f"Dict and Tuple of one kind; got {' and '.join(sorted({*kinds})) or space}"
+            f"{name}: expected an action of Gymnasium's Discrete, MultiDiscrete and MultiBinary, or "
+            f"of floating Boxes, or Dict and Tuple of one kind; got {' and '.join(sorted({*kinds}))}"
         )
     shape = space.shape if isinstance(space, spaces.Box) else (sum(_size(p) for p in parts),)
     low = np.concatenate([part.low.ravel() for part in parts]).reshape(shape).astype(np.float32)

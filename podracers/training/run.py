@@ -375,10 +375,11 @@ class Run:
         if name not in types.RULES:
             raise errors.RunFailure(f"the metric '{name}'{member} became NaN or infinite {where}")
         candidate, hint = self._parts.environment, ""
-        path = environment.path_of(candidate)
         if not environment.is_host(candidate):
-            hint = f"; `podracers-check {path}` lists all faults"
-        raise errors.UserError(f"environment {path}: {name}{member}{hint}; found {where}")
+            hint = f"; `podracers-check {environment.path_of(candidate)}` lists all faults"
+        raise errors.UserError(
+            f"environment {environment.name_of(candidate)}: {name}{member}{hint}; found {where}"
+        )
 
     def _evaluate(
         self, final: bool = False

@@ -14,6 +14,7 @@ from jumanji.environments.routing.sokoban import generator as sokoban
 from environments import brax, catch, envpool, gymnasium, gymnax, jumanji, probes, wrappers
 from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import errors
+from podracers.training import check
 
 OWN = "tests.environments.own_games:Own/"
 _jumanji, _gymnasium, _envpool = jumanji.Jumanji, gymnasium.Gymnasium, envpool.EnvPool
@@ -145,6 +146,19 @@ def test_a_mistake_is_one_line(make, arguments, words, monkeypatch):
     with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
         _ = make(*arguments).spec
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "name"),
+    [
+        (wrappers.TimeLimit(jumanji.Jumanji("Snake-v1")), r"Snake-v1 \(.*\.Jumanji\)"),
+        (gymnasium.Gymnasium(f"{OWN}Walk-v0"), r"Own/Walk-v0 \(.*\.Gymnasium\)"),
+        (envpool.EnvPool("Pong-v5"), r"Pong-v5 \(.*\.EnvPool\)"),
+    ],
+)
+def test_broken_contracts_name_the_id(candidate, name):
+    with pytest.raises(errors.UserError, match=f"^environment {name}: a fault$"):
+        check.refuse(candidate, ["a fault"])
 
 
 _ZEROS = np.zeros(3, np.float32)
