@@ -144,10 +144,10 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
             return specs.DiscreteArray(int(space.n), np.int32, name="action")
         return specs.BoundedArray(num_values.shape, np.int32, 0, num_values - 1, name="action")
     if not parts or not all(isinstance(x, spaces.Box) and x.dtype.kind == "f" for x in parts):
-        kinds = [f"{errors.path_of(part)} ({getattr(part, 'dtype', None)})" for part in parts]
+        kinds = {f"{errors.path_of(part)} ({getattr(part, 'dtype', None)})" for part in parts}
         raise errors.UserError(
-            f"{name}: expected an action of Gymnasium's Discrete, MultiDiscrete and MultiBinary, or "
-            f"of floating Boxes, or Dict and Tuple of one kind; got {' and '.join(sorted({*kinds}))}"
+            f"{name}: expected an action of Discrete, MultiDiscrete and MultiBinary spaces, or of "
+            f"floating Boxes, or Dict and Tuple of one kind; got {' and '.join(sorted(kinds))}"
         )
     shape = space.shape if isinstance(space, spaces.Box) else (sum(_size(p) for p in parts),)
     low = np.concatenate([part.low.ravel() for part in parts]).reshape(shape).astype(np.float32)
