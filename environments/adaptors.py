@@ -3,12 +3,13 @@
 Axis legend: `A` values of an action, `D` parts of a multi-discrete action.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
 import math
 import types as python_types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -114,6 +115,25 @@ def action_codec(
         highest = np.minimum(highest, mask_shape[-1] - 1)
     spec = specs.BoundedArray(highest.shape, np.int32, 0, highest.astype(np.int32), "action")
     return ActionCodec(spec, shape, dtype, minimum, maximum)
+
+
+@contextlib.contextmanager
+def options_of(name: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Turns the exceptions of another library's constructor into one line with its options.
+
+    Args:
+      name: the library and the environment, for the error message.
+      options: arguments of the constructor.
+
+    Raises:
+      errors.UserError: the body raised an exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise errors.UserError(
+            f"{name} cannot be made with options {dict(options)}: {errors.one_line(error)}"
+        ) from error
 
 
 def optional_import(module: str, user: str) -> python_types.ModuleType:

@@ -86,13 +86,11 @@ class Brax:
             near = errors.nearest(self.name, envs._envs)
             raise errors.UserError(f"brax has no environment '{self.name}'{near}")
         # The first access may be under a trace, and the constructors create arrays.
-        with jax.ensure_compile_time_eval():
-            try:
-                return envs.get_environment(self.name, **self.options)
-            except (TypeError, ValueError) as error:
-                raise errors.UserError(
-                    f"brax's {self.name} rejects its options {dict(self.options)}: {error}"
-                ) from error
+        with (
+            jax.ensure_compile_time_eval(),
+            adaptors.options_of(f"brax's {self.name}", self.options),
+        ):
+            return envs.get_environment(self.name, **self.options)
 
 
 def _plain(observation: Any) -> types.PyTree:

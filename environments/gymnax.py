@@ -109,16 +109,23 @@ def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     parameters = inspect.signature(registration._registry[name]).parameters.values()
     arguments = {at.name for at in parameters if at.kind is at.POSITIONAL_OR_KEYWORD}
     given = {key: value for key, value in options.items() if key in arguments}
-    try:
-        inner, params = registration.make(name, **given)
-    except OSError as error:  # MNIST is downloaded
-        raise errors.UserError(f"gymnax cannot make {name}: {error}") from error
+    with adaptors.options_of(f"gymnax's {name}", options):
+        inner, params = registration.make(name, **given)  # MNIST is downloaded
     fields = {field.name for field in dataclasses.fields(params)}
     rest = {key: value for key, value in options.items() if key not in given}
     for option in rest.keys() - fields:
         near = errors.nearest(option, fields | arguments)
         raise errors.UserError(f"gymnax's {name} has no option '{option}'{near}")
-    return inner, dataclasses.replace(params, **rest)
+    params = dataclasses.replace(params, **rest)
+    errors.require_types(params)
+    if options:  # some are used, and fail, at the first step
+        with adaptors.options_of(f"gymnax's {name}", options):
+            key, action = jax.random.key(0), inner.action_space(params).sample(jax.random.key(0))
+            jax.eval_shape(
+                lambda key: inner.step_env(key, inner.reset_env(key, params)[1], action, params),
+                key,
+            )
+    return inner, params
 
 
 def _action_spec(space: Any) -> specs.Array:

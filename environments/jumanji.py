@@ -171,12 +171,12 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
         if option not in parameters:
             near = errors.nearest(option, parameters)
             raise errors.UserError(f"Jumanji's {name} has no option '{option}'{near}")
-    try:
-        return jumanji.make(name, **options)
-    except (TypeError, ValueError, OSError) as error:  # Sokoban downloads its levels
-        raise errors.UserError(
-            f"Jumanji cannot make {name} with options {dict(options)}: {errors.first_line(error)}"
-        ) from error
+    with adaptors.options_of(f"Jumanji's {name}", options):
+        inner = jumanji.make(name, **options)  # Sokoban downloads its levels
+        if options:  # some are used, and fail, at the first step
+            key, action = jax.random.key_data(jax.random.key(0)), inner.action_spec.generate_value()
+            jax.eval_shape(lambda key: inner.step(inner.reset(key)[0], action), key)
+    return inner
 
 
 def _children(spec: Any) -> dict[str, Any]:

@@ -27,11 +27,10 @@ from typing import Any
 
 import numpy as np
 
+from environments import adaptors
 from podracers import errors
 
 NO_LIMIT = 2**31 - 1  # EnvPool's own value for no time limit
-# Exceptions of EnvPool where it cannot start a simulator.
-REFUSALS = (RuntimeError, ImportError, TypeError, ValueError, AssertionError, OSError)
 
 # Set by the runner or the adaptor; rewards are never clipped, and discounts are 0 at terminations
 # alone: not options of the user.
@@ -224,20 +223,11 @@ def load(
     return Task(family, options, limit, clock_limit, pool_spec)
 
 
-def cannot_start(task_id: str, options: Mapping[str, Any], error: Exception) -> errors.UserError:
-    """Returns the error for a task that EnvPool cannot make, with EnvPool's reason."""
-    return errors.UserError(
-        f"EnvPool cannot make {task_id} with options {dict(options)}: {errors.first_line(error)}"
-    )
-
-
 def _pool_spec(task_id: str, options: Mapping[str, Any]) -> Any:
     import envpool  # noqa: PLC0415  (slow to import)
 
-    try:
+    with adaptors.options_of(f"EnvPool's {task_id}", options):
         return envpool.make_spec(task_id, **options)
-    except REFUSALS as error:
-        raise cannot_start(task_id, options, error) from error
 
 
 def _check_options(task_id: str, options: Mapping[str, Any], known: set[str]) -> None:

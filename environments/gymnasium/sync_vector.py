@@ -119,9 +119,11 @@ class SyncVector:
         )
 
     def _result(self, results: Sequence[Sequence[Any]]) -> VectorStep:
+        observation, reward, *flags = zip(*results)
+        columns = (observation, reward, *(np.array(x, np.bool_) for x in flags))  # None is false
         observation, reward, terminated, truncated = (
             spaces.read(space, values, f"{self._name}: {part}")
-            for space, values, part in zip(self._spaces, zip(*results), _OUTPUTS["step"])
+            for space, values, part in zip(self._spaces, columns, _OUTPUTS["step"])
         )
         first, self._ended = self._ended, terminated | truncated
         step_type = np.where(self._ended, dm_env.StepType.LAST, dm_env.StepType.MID)

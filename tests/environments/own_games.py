@@ -43,7 +43,8 @@ class Walk(gymnasium.Env):
         assert self._mask[action + 1], "an illegal action"
         self._x, self._steps = self._x + int(action), self._steps + 1
         terminated = abs(self._x) == self._goal
-        return self._observe(), float(action), terminated, self._steps == self.LIMIT, {}
+        truncated = self._steps == self.LIMIT or None  # as some environments have it
+        return self._observe(), float(action), terminated, truncated, {}
 
     def _observe(self):
         self._mask = np.ones(3, np.int8)
