@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import math
 import types as python_types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -118,16 +118,20 @@ def action_codec(
 
 
 @contextlib.contextmanager
-def options_of(name: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Turns the exceptions of another library's constructor into one line with its options.
+def options_of(
+    name: str, options: Mapping[str, Any], known: Iterable[str] | None = None
+) -> Iterator[None]:
+    """Turns exceptions of another library's constructor into an `errors.UserError`.
 
     Args:
-      name: the library and the environment, for the error message.
+      name: the library and the environment.
       options: arguments of the constructor.
-
-    Raises:
-      errors.UserError: the body raised an exception.
+      known: the options that it has; None where they are already compared.
     """
+    for option in options:
+        if known is not None and option not in known:
+            near = errors.nearest(option, known)
+            raise errors.UserError(f"{name} has no option '{option}'{near}")
     try:
         yield
     except Exception as error:

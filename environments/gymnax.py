@@ -111,20 +111,15 @@ def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     given = {key: value for key, value in options.items() if key in arguments}
     with adaptors.options_of(f"gymnax's {name}", options):
         inner, params = registration.make(name, **given)  # MNIST is downloaded
-    fields = {field.name for field in dataclasses.fields(params)}
+    known = arguments | {field.name for field in dataclasses.fields(params)}
     rest = {key: value for key, value in options.items() if key not in given}
-    for option in rest.keys() - fields:
-        near = errors.nearest(option, fields | arguments)
-        raise errors.UserError(f"gymnax's {name} has no option '{option}'{near}")
-    params = dataclasses.replace(params, **rest)
-    errors.require_types(params)
-    if options:  # some are used, and fail, at the first step
-        with adaptors.options_of(f"gymnax's {name}", options):
-            key, action = jax.random.key(0), inner.action_space(params).sample(jax.random.key(0))
-            jax.eval_shape(
-                lambda key: inner.step_env(key, inner.reset_env(key, params)[1], action, params),
-                key,
-            )
+    with adaptors.options_of(f"gymnax's {name}", options, known):
+        params = dataclasses.replace(params, **rest)
+        errors.require_types(params)
+        if options:  # some are used, and fail, at the first step
+            action = inner.action_space(params).sample(key := jax.random.key(0))
+            _, state = jax.eval_shape(inner.reset_env, key, params)
+            jax.eval_shape(inner.step_env, key, state, action, params)
     return inner, params
 
 

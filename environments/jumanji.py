@@ -166,12 +166,8 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
         near = errors.nearest(name, known)
         raise errors.UserError(f"Jumanji has no environment '{name}'{near}")
     constructor = registration.load(registration._REGISTRY[name].entry_point)
-    parameters = list(inspect.signature(constructor).parameters)
-    for option in options:
-        if option not in parameters:
-            near = errors.nearest(option, parameters)
-            raise errors.UserError(f"Jumanji's {name} has no option '{option}'{near}")
-    with adaptors.options_of(f"Jumanji's {name}", options):
+    parameters = inspect.signature(constructor).parameters
+    with adaptors.options_of(f"Jumanji's {name}", options, parameters):
         inner = jumanji.make(name, **options)  # Sokoban downloads its levels
         if options:  # some are used, and fail, at the first step
             key, action = jax.random.key_data(jax.random.key(0)), inner.action_spec.generate_value()

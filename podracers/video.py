@@ -28,8 +28,8 @@ def drawable(
             picture(environment, jax.device_get(state))
         return environment
     if not hasattr(environment, "filmed"):
-        name = environment_lib.name_of(environment)
-        raise errors.UserError(f"{name} has no `render`: no video of it")
+        path = environment_lib.name_of(environment)
+        raise errors.UserError(f"{path} has no `render`: no video of it")
     return environment.filmed()
 
 

@@ -22,7 +22,7 @@ import glob
 import importlib.metadata
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,19 +41,8 @@ _SET_ELSEWHERE = {
 _PIXEL_OPTIONS = ("from_pixels", "render_width", "render_height", "render_camera_id")
 
 _JUMANJI_CLOCKS = (
-    "Cleaner",
-    "Connector",
-    "LevelBasedForaging",
-    "MMST",
-    "Maze",
-    "PacMan",
-    "RobotWarehouse",
-    "RubiksCube",
-    "SearchAndRescue",
-    "SlidingTilePuzzle",
-    "Snake",
-    "Sokoban",
-    "Tetris",
+    *("Cleaner", "Connector", "LevelBasedForaging", "MMST", "Maze", "PacMan", "RobotWarehouse"),
+    *("RubiksCube", "SearchAndRescue", "SlidingTilePuzzle", "Snake", "Sokoban", "Tetris"),
 )
 
 State = Mapping[str, np.ndarray]  # EnvPool's arrays of a step, by its own names, `[B, ...]`
@@ -118,19 +107,8 @@ _RELEASE = [*map(int, re.findall(r"\d+", importlib.metadata.version("envpool")))
 ONE_PROBLEM = frozenset(
     f"Jumanji/{name}"
     for name in (
-        "BinPack",
-        "CVRP",
-        "Connector",
-        "FlatPack",
-        "JobShop",
-        "LevelBasedForaging",
-        "MMST",
-        "MultiCVRP",
-        "PacMan",
-        "RobotWarehouse",
-        "SearchAndRescue",
-        "Sokoban",
-        "Tetris",
+        *("BinPack", "CVRP", "Connector", "FlatPack", "JobShop", "LevelBasedForaging", "MMST"),
+        *("MultiCVRP", "PacMan", "RobotWarehouse", "SearchAndRescue", "Sokoban", "Tetris"),
     )
     if _RELEASE < [1, 2, 7]
 )
@@ -195,7 +173,7 @@ def load(
     family = FAMILIES[module]
     config = _pool_spec(task_id, {}).config
     known = {*config._fields, *(_PIXEL_OPTIONS if module == "envpool.mujoco" else ())}
-    _check_options(task_id, options, known - _SET_ELSEWHERE)
+    _check_options(task_id, options)
     options = {name: at for name, at in family.options.items() if name in known} | {**options}
     limit = default = config.max_episode_steps if 0 < config.max_episode_steps < NO_LIMIT else None
     # Tasks without a clock end by construction; EnvPool's number is an upper bound.
@@ -214,7 +192,7 @@ def load(
         limit = None if limit is None else min(limit, clock_limit)  # may cut an agent step short
     elif limit is not None:
         options["max_episode_steps"] = limit + (family.clock is Clock.LATE) * family.spare
-    pool_spec = _pool_spec(task_id, options)
+    pool_spec = _pool_spec(task_id, options, known)
     if pool_spec.config.max_num_players != 1:
         raise errors.UserError(
             f"EnvPool's {task_id} is played by {pool_spec.config.max_num_players} agents at once: "
@@ -223,23 +201,20 @@ def load(
     return Task(family, options, limit, clock_limit, pool_spec)
 
 
-def _pool_spec(task_id: str, options: Mapping[str, Any]) -> Any:
+def _pool_spec(task_id: str, options: Mapping[str, Any], known: Iterable[str] | None = None) -> Any:
     import envpool  # noqa: PLC0415  (slow to import)
 
-    with adaptors.options_of(f"EnvPool's {task_id}", options):
+    with adaptors.options_of(f"EnvPool's {task_id}", options, known):
         return envpool.make_spec(task_id, **options)
 
 
-def _check_options(task_id: str, options: Mapping[str, Any], known: set[str]) -> None:
+def _check_options(task_id: str, options: Mapping[str, Any]) -> None:
     for name in options:
         if name in _SET_ELSEWHERE:
             raise errors.UserError(
                 f"EnvPool.options: '{name}' is set by the runner, by EnvPool.max_episode_steps or "
                 "by the contract (agents clip rewards, 'episodic_life' ends episodes with a life)"
             )
-        if name not in known:
-            near = errors.nearest(name, known)
-            raise errors.UserError(f"EnvPool's {task_id} has no option '{name}'{near}")
     if options.get("noop_max", 1) < 1:  # EnvPool ends the process at 0
         raise errors.UserError(
             f"EnvPool.options: 'noop_max' must be at least 1, got {options['noop_max']!r}"

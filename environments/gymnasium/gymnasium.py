@@ -13,7 +13,7 @@ import importlib
 import inspect
 import os
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -64,19 +64,16 @@ class Gymnasium:
         """The shapes of one environment, which is constructed temporarily."""
         name = self._factory.spec.id
         with self._temporary_env() as env:
-            if "seed" not in _arguments(env.unwrapped.reset, {"seed"}):
+            if "seed" not in _arguments(env.unwrapped.reset, ["seed"]):
                 raise errors.UserError(
-                    f"{name}: reset takes no seed, as Gym's did; expected "
-                    "reset(*, seed=None, options=None)"
+                    f"{name}: expected reset(*, seed=None, options=None), got one without 'seed'"
                 )
-            observation, action = (
-                getattr(env, f"{part}_space", None) for part in ("observation", "action")
-            )
+            limit = env.spec.max_episode_steps if env.spec is not None else None
             return environment.EnvironmentSpec(
                 name,
-                spaces.observation_spec(observation, name),
-                spaces.action_spec(action, name),
-                env.spec.max_episode_steps if env.spec is not None else None,
+                spaces.observation_spec(env.observation_space, name),
+                spaces.action_spec(env.action_space, name),
+                limit,
             )
 
     @property
@@ -152,13 +149,9 @@ class Gymnasium:
             creator = factory.spec.entry_point
             if isinstance(creator, str):
                 creator = registration.load_env_creator(creator)
-            known = _arguments(creator, set(self.options)).union(_MAKE_OPTIONS)
-            for option in self.options:
-                if option not in known:
-                    raise errors.UserError(
-                        f"{name} has no option '{option}'{errors.nearest(option, known)}"
-                    ) from error
-            raise
+            known = {*_arguments(creator, self.options), *_MAKE_OPTIONS}
+            with adaptors.options_of(name, self.options, known):
+                raise error
         try:
             yield env
         finally:
@@ -221,8 +214,8 @@ def _wrapper(name: str) -> Callable[[Any], Any]:
         ) from error
 
 
-def _arguments(function: Callable[..., Any], names: set[str]) -> set[str]:
+def _arguments(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
     """Returns the names of a function's arguments; with `names`, if it accepts any."""
     parameters = inspect.signature(function).parameters.values()
     accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return {parameter.name for parameter in parameters} | (names if accepts_any else set())
+    return [*(parameter.name for parameter in parameters), *(names if accepts_any else ())]

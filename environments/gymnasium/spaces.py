@@ -116,11 +116,10 @@ def _unlike(expected: str, values: Sequence[Any], name: str) -> errors.UserError
     """Returns the error for values of which some are not as expected."""
 
     def describe(value: Any) -> str:
-        if isinstance(value, dict):
-            return f"a dict of {[*value]}"
-        if hasattr(value, "shape"):
+        if hasattr(value, "dtype"):
             return f"{value.dtype}{[*value.shape]}"
-        return type(value).__name__ + (f"[{len(value)}]" if hasattr(value, "__len__") else "")
+        size = [len(value)] if isinstance(value, Sequence) else ""
+        return f"{type(value).__name__}{[*value] if isinstance(value, dict) else size}"
 
     got = " and ".join(sorted(set(map(describe, values))))
     return errors.UserError(f"{name}: expected {expected}, got {got}")

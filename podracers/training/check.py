@@ -67,8 +67,8 @@ def environment_faults(candidate: Any, num_steps: int = 1000, seed: int = 0) -> 
 def refuse(candidate: Any, faults: list[str]) -> None:
     """Raises `errors.UserError`, in one line, if an environment has faults."""
     if faults:
-        name = environment.name_of(candidate)
-        raise errors.UserError(f"environment {name}: {'; '.join(faults)}")
+        path = environment.name_of(candidate)
+        raise errors.UserError(f"environment {path}: {'; '.join(faults)}")
 
 
 def random_action(action: specs.Array, observation: types.PyTree, key: jax.Array) -> jax.Array:

@@ -374,12 +374,10 @@ class Run:
         )
         if name not in types.RULES:
             raise errors.RunFailure(f"the metric '{name}'{member} became NaN or infinite {where}")
-        candidate, hint = self._parts.environment, ""
-        if not environment.is_host(candidate):
-            hint = f"; `podracers-check {environment.path_of(candidate)}` lists all faults"
-        raise errors.UserError(
-            f"environment {environment.name_of(candidate)}: {name}{member}{hint}; found {where}"
-        )
+        candidate = self._parts.environment
+        hint = "" if environment.is_host(candidate) else "; `podracers-check` lists all faults"
+        path = environment.name_of(candidate)
+        raise errors.UserError(f"environment {path}: {name}{member}{hint}; found {where}")
 
     def _evaluate(
         self, final: bool = False

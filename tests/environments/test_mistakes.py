@@ -89,7 +89,11 @@ MISTAKES = [
             ({"observation": spaces.Sequence(spaces.Box(-1, 1))}, "sequence.Sequence"),
         )
     ),
-    (_gymnasium, (f"{OWN}Wrong-v0", {"step": "no seed"}), "Own/Wrong-v0: reset takes no seed"),
+    (
+        _gymnasium,
+        (f"{OWN}Wrong-v0", {"step": "no seed"}),
+        "Own/Wrong-v0: expected reset(*, seed=None",
+    ),
     (_gymnasium, (f"{OWN}Wrong-v0", {"step": "unclosable"}), "Own/Wrong-v0: closing: Arithmetic"),
     (_envpool, ("Pong-v6",), "'Pong-v5'"),
     (_envpool, ("CartPole-v1", {"stack_num": 1}), "stack_num"),
@@ -233,7 +237,7 @@ WRONG_RESULTS = [
     ({"space": _PAIR, "observation": ([0.0, 0.0], 0)}, "observation['1']: the value 0 lies"),
     (
         {"space": _DICT, "observation": {"a": 0.0}},
-        "observation: expected a Dict of ['a', 'b'], got a dict of ['a']",
+        "observation: expected a Dict of ['a', 'b'], got dict['a']",
     ),
     (
         {"space": _DICT, "observation": _ZEROS},
