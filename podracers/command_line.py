@@ -158,8 +158,7 @@ def ending(error: BaseException) -> Ending:
     is_jax = isinstance(error, jax.errors.JaxRuntimeError)
     if isinstance(error, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(error)):
         return Ending(code, f"out of memory: {cause}", f"failed: out of memory: {cause}")
-    if frame := errors.innermost_frame(error):
-        cause = f"{frame.filename}:{frame.lineno} in {frame.name}: {cause}"
+    cause = errors.located(error)
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 

@@ -159,6 +159,13 @@ def innermost_frame(error: BaseException) -> traceback.FrameSummary | None:
     return None
 
 
+def located(error: BaseException) -> str:
+    """Returns `one_line(error)` after the file, line and function of `innermost_frame`."""
+    frame = innermost_frame(error)
+    place = f"{frame.filename}:{frame.lineno} in {frame.name}: " if frame else ""
+    return place + one_line(error)
+
+
 def nearest_multiples(number: int, unit: int) -> str:
     """Returns the positive multiples of `unit` next to a number, as `"4 or 8"`."""
     lower = number // unit * unit

@@ -219,7 +219,7 @@ def _serve(
     except errors.UserError as error:
         return vector, errors.UserError(str(error))  # some subclasses cannot be pickled
     except (Exception, SystemExit) as error:  # some cannot be pickled either
-        failure = RuntimeError(errors.one_line(error))
+        failure = RuntimeError(errors.located(error))
         failure.add_note(traceback.format_exc())
         return vector, failure
 
