@@ -49,11 +49,12 @@ class Gymnax:
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         inner, params = self._built
-        with jax.ensure_compile_time_eval():
-            action = _action_spec(inner.action_space(params))
-            space = inner.observation_space(params)
-            key = jax.random.key(0)
-        shapes, _ = jax.eval_shape(lambda k: inner.reset_env(k, params), key)
+        with adaptors.options_of(f"gymnax's {self.name}", self.options):
+            with jax.ensure_compile_time_eval():
+                action = _action_spec(inner.action_space(params))
+                space = inner.observation_space(params)
+                key = jax.random.key(0)
+            shapes, _ = jax.eval_shape(lambda k: inner.reset_env(k, params), key)
         if hasattr(space, "n") and isinstance(shapes, jax.ShapeDtypeStruct):
             observation = specs.DiscreteArray(space.n, shapes.dtype, name="observation")
         else:
@@ -116,10 +117,6 @@ def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     with adaptors.options_of(f"gymnax's {name}", options, known):
         params = dataclasses.replace(params, **rest)
         errors.require_types(params)
-        if options:  # some are used, and fail, at the first step
-            action = inner.action_space(params).sample(key := jax.random.key(0))
-            _, state = jax.eval_shape(inner.reset_env, key, params)
-            jax.eval_shape(inner.step_env, key, state, action, params)
     return inner, params
 
 

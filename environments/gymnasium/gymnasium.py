@@ -33,8 +33,8 @@ class Gymnasium:
     """A factory of batches of a registered Gymnasium environment.
 
     `environments.gymnasium.spaces` defines observations and actions. `terminated` takes precedence
-    over `truncated`. Gymnasium's checks of every step are off unless `options` has
-    `disable_env_checker: False`.
+    over `truncated`. Results are compared with the spaces; Gymnasium's own checks of every
+    step are off unless `options` has `disable_env_checker: False`.
 
     Attributes:
       env_id: registered id, such as `CartPole-v1`; `my_package.games:Chess-v0` imports
