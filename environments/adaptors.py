@@ -129,9 +129,7 @@ def options_of(
       known: the options that it has; None where they are already compared.
     """
     for option in options:
-        if known is not None and option not in known:
-            near = errors.nearest(option, known)
-            raise errors.UserError(f"{name} has no option '{option}'{near}")
+        errors.require_known(f"{name} has no option", option, options if known is None else known)
     try:
         yield
     except Exception as error:

@@ -82,9 +82,7 @@ class Brax:
     @functools.cached_property
     def _inner(self) -> Any:
         envs = adaptors.optional_import("brax.envs", f"environment '{self.name}'")
-        if self.name not in envs._envs:
-            near = errors.nearest(self.name, envs._envs)
-            raise errors.UserError(f"brax has no environment '{self.name}'{near}")
+        errors.require_known("brax has no environment", self.name, envs._envs)
         # The first access may be under a trace, and the constructors create arrays.
         with (
             jax.ensure_compile_time_eval(),

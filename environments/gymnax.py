@@ -104,9 +104,7 @@ class Gymnax:
 def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Returns a new gymnax environment and its parameters."""
     registration = adaptors.optional_import("gymnax.registration", f"environment '{name}'")
-    known = registration.registered_envs
-    if name not in known:
-        raise errors.UserError(f"gymnax has no environment '{name}'{errors.nearest(name, known)}")
+    errors.require_known("gymnax has no environment", name, registration.registered_envs)
     parameters = inspect.signature(registration._registry[name]).parameters.values()
     arguments = {at.name for at in parameters if at.kind is at.POSITIONAL_OR_KEYWORD}
     given = {key: value for key, value in options.items() if key in arguments}

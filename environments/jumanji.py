@@ -161,10 +161,7 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
         import jumanji  # noqa: PLC0415  (initialises a backend)
         from jumanji import registration  # noqa: PLC0415
 
-    known = jumanji.registered_environments()
-    if name not in known:
-        near = errors.nearest(name, known)
-        raise errors.UserError(f"Jumanji has no environment '{name}'{near}")
+    errors.require_known("Jumanji has no environment", name, jumanji.registered_environments())
     constructor = registration.load(registration._REGISTRY[name].entry_point)
     parameters = inspect.signature(constructor).parameters
     with adaptors.options_of(f"Jumanji's {name}", options, parameters):

@@ -85,8 +85,7 @@ def runner_file(name: str) -> str:
     if name.endswith(".gin"):
         return name
     known = [file.stem for file in (config.SHIPPED / "gin" / "runners").glob("*.gin")]
-    if name not in known:
-        raise errors.UserError(f"there is no runner '{name}'{errors.nearest(name, known)}")
+    errors.require_known("there is no runner", name, known)
     return f"gin/runners/{name}.gin"
 
 

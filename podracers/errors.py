@@ -55,6 +55,12 @@ def require_int32(number: int, name: str) -> None:
         raise UserError(f"{name}: expected at most {INT32_MAX}, got {number}")
 
 
+def require_known(what: str, name: Any, known: Iterable[Any]) -> None:
+    """Raises a `UserError`, which begins with `what`, unless `name` is one of the `known` names."""
+    if name not in known:
+        raise UserError(f"{what} '{name}'{nearest(str(name), filter(None, known))}")
+
+
 def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None:
     """Raises a `UserError` for an option whose value is not of the annotated type.
 

@@ -163,12 +163,9 @@ def load(
     Raises:
       errors.UserError: the task or option does not exist, or a package is missing.
     """
-    import envpool  # noqa: PLC0415  (slow to import)
     from envpool.registration import registry  # noqa: PLC0415
 
-    if task_id not in registry.specs:
-        near = errors.nearest(str(task_id), envpool.list_all_envs())
-        raise errors.UserError(f"EnvPool has no task {task_id!r}{near}")
+    errors.require_known("EnvPool has no task", task_id, registry.specs)
     module = ".".join(registry.specs[task_id][0].split(".")[:2])
     family = FAMILIES[module]
     config = _pool_spec(task_id, {}).config

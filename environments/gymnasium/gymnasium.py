@@ -54,10 +54,8 @@ class Gymnasium:
 
     def __post_init__(self):
         errors.require_types(self)
-        if self.vectorization not in ("sync", "async"):
-            raise errors.UserError(
-                f"Gymnasium.vectorization: expected 'sync' or 'async', got {self.vectorization!r}"
-            )
+        known = ("sync", "async")
+        errors.require_known("Gymnasium.vectorization: got", self.vectorization, known)
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:

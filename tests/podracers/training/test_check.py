@@ -202,7 +202,7 @@ def test_good_environments_pass():
 def test_the_environment_in_a_wrapper_is_named():
     inner = FAULTS["step returned NoneType, expected (state, TimeStep)"]
     limited = wrappers.TimeLimit(lambda: inner, max_episode_steps=3)
-    with pytest.raises(errors.UserError, match=r"Spoilt: step returned NoneType"):
+    with pytest.raises(errors.UserError, match=r"Spoilt.: step returned NoneType"):
         check.check_environment(limited)
 
 
