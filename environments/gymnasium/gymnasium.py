@@ -133,12 +133,13 @@ class Gymnasium:
         """Makes one environment, and closes it.
 
         Raises:
-          errors.UserError: the options are wrong, a package is missing, or it cannot be closed.
+          errors.UserError: the options are wrong, or a package is missing.
+          errors.RunFailure: it cannot be closed.
         """
         factory = self._factory
         name = f"Gymnasium's {factory.spec.id}"
         try:
-            env = factory.make()
+            vector = sync_vector.SyncVector(factory, [0], [0])
         except (gymnasium.error.Error, OSError) as error:  # DependencyNotInstalled among them
             raise errors.UserError(f"{name}: {errors.first_line(error)}") from error
         except ImportError as error:
@@ -150,13 +151,8 @@ class Gymnasium:
             known = {*_arguments(creator, self.options), *_MAKE_OPTIONS}
             with adaptors.options_of(name, self.options, known):
                 raise error
-        try:
-            yield env
-        finally:
-            try:
-                env.close()
-            except Exception as error:
-                raise errors.UserError(f"{name}: closing: {errors.one_line(error)}") from error
+        with contextlib.closing(vector):
+            yield vector.envs[0]
 
 
 class _HostEnvironment:

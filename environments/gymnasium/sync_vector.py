@@ -69,9 +69,9 @@ class SyncVector:
 
     def __init__(self, factory: EnvFactory, seeds: Sequence[int], numbers: Sequence[int]):
         self._name, self._seeds, self._numbers = factory.spec.id, seeds, numbers
-        self._envs = [factory.make() for _ in seeds]
+        self.envs = [factory.make() for _ in seeds]
         ((observation, self._action_space), *others) = (
-            (env.observation_space, env.action_space) for env in self._envs
+            (env.observation_space, env.action_space) for env in self.envs
         )
         if any(each != (observation, self._action_space) for each in others):
             raise errors.UserError(f"{self._name}: two environments have different spaces")
@@ -87,7 +87,7 @@ class SyncVector:
           errors.UserError: an environment returned something else than Gymnasium's interface and
             its spaces declare; also of `recv`.
         """
-        return self._result([self._start(env, seed=s) for env, s in zip(self._envs, self._seeds)])
+        return self._result([self._start(env, seed=s) for env, s in zip(self.envs, self._seeds)])
 
     def send(self, action: np.ndarray) -> None:
         """Stores the actions `[B, ...]` for `recv`."""
@@ -99,7 +99,7 @@ class SyncVector:
         return self._result(
             [
                 self._start(env) if ended else self._values("step", env.step(action))
-                for env, ended, action in zip(self._envs, self._ended, actions)
+                for env, ended, action in zip(self.envs, self._ended, actions)
             ]
         )
 
@@ -136,7 +136,7 @@ class SyncVector:
 
     def render(self) -> list[Any]:
         """Returns a picture of each environment."""
-        return [env.render() for env in self._envs]
+        return [env.render() for env in self.envs]
 
     def close(self) -> None:
         """Closes every environment once, even if another one fails to close.
@@ -144,7 +144,7 @@ class SyncVector:
         Raises:
           errors.RunFailure: closing failed; the first failure.
         """
-        envs, self._envs = self._envs, []
+        envs, self.envs = self.envs, []
         failure = None
         for number, env in zip(self._numbers, envs):
             try:

@@ -94,7 +94,6 @@ MISTAKES = [
         (f"{OWN}Wrong-v0", {"step": "no seed"}),
         "Own/Wrong-v0: expected reset(*, seed=None",
     ),
-    (_gymnasium, (f"{OWN}Wrong-v0", {"step": "unclosable"}), "Own/Wrong-v0: closing: Arithmetic"),
     (_envpool, ("Pong-v6",), "'Pong-v5'"),
     (_envpool, ("CartPole-v1", {"stack_num": 1}), "stack_num"),
     *(
@@ -174,6 +173,12 @@ def test_a_mistake_is_one_line(make, arguments, words, monkeypatch):
 def test_broken_contracts_name_the_id(candidate, name):
     with pytest.raises(errors.UserError, match=f"^environment {name}: a fault$"):
         check.refuse(candidate, ["a fault"])
+
+
+def test_an_environment_that_cannot_be_closed_is_one_line():
+    message = "^Own/Wrong-v0: closing stream 0: ArithmeticError: not today$"
+    with pytest.raises(errors.RunFailure, match=message):
+        _ = gymnasium.Gymnasium(f"{OWN}Wrong-v0", {"step": "unclosable"}).spec
 
 
 _ZEROS = np.zeros(3, np.float32)
