@@ -95,18 +95,22 @@ def read(space: Any, values: Sequence[Any], name: str, top: bool = True) -> Any:
     kinds = "biuf" if dtype.kind == "f" else "biu"
     if batch.shape[1:] != space.shape or batch.dtype.kind not in kinds:
         raise _unlike(f"{space.dtype}{[*space.shape]}", values, name)
-    limits = str(dtype)
+    limits: Any = dtype
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         limits, index = f"its {type(space).__name__} space", batch - space.start
         wrong = (index < 0) | (index >= _num_values(space).reshape(space.shape))
         narrow = index.astype(np.int32)
     elif batch.dtype == dtype:
         return batch
+    elif dtype.kind == "f":
+        try:
+            with np.errstate(over="raise"):  # which would be undetectable later
+                return batch.astype(dtype)
+        except FloatingPointError:
+            wrong = np.isfinite(batch) & (np.abs(batch) > np.finfo(dtype).max)
     else:
-        with np.errstate(over="ignore"):
-            narrow = batch.astype(dtype)
-        # Fractions are rounded; an overflow would be undetectable later.
-        wrong = np.isinf(narrow) & np.isfinite(batch) if dtype.kind == "f" else narrow != batch
+        narrow = batch.astype(dtype)
+        wrong = narrow != batch
     if np.any(wrong):
         raise errors.UserError(f"{name}: the value {batch[wrong][0]} lies outside of {limits}")
     return narrow

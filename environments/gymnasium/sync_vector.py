@@ -21,6 +21,7 @@ _OUTPUTS = {
     "reset": ("observation", "info"),
     "step": ("observation", "reward", "terminated", "truncated", "info"),
 }
+_FIRST, _MID, _LAST = (np.int8(each) for each in dm_env.StepType)
 _NUMBER = gymnasium.spaces.Box(-np.inf, np.inf, ())  # a reward
 _FLAG = gymnasium.spaces.Box(0, 1, (), np.bool_)
 
@@ -126,13 +127,8 @@ class SyncVector:
             for space, values, part in zip(self._spaces, columns, _OUTPUTS["step"])
         )
         first, self._ended = self._ended, terminated | truncated
-        step_type = np.where(self._ended, dm_env.StepType.LAST, dm_env.StepType.MID)
-        return VectorStep(
-            observation,
-            reward,
-            1.0 - terminated.astype(np.float32),
-            np.where(first, dm_env.StepType.FIRST, step_type).astype(np.int8),
-        )
+        step_type = np.where(first, _FIRST, np.where(self._ended, _LAST, _MID))
+        return VectorStep(observation, reward, (~terminated).astype(np.float32), step_type)
 
     def render(self) -> list[Any]:
         """Returns a picture of each environment."""
