@@ -83,11 +83,9 @@ class Brax:
     def _inner(self) -> Any:
         envs = adaptors.optional_import("brax.envs", f"environment '{self.name}'")
         errors.require_known("brax has no environment", self.name, envs._envs)
+        name = f"brax's {self.name}"
         # The first access may be under a trace, and the constructors create arrays.
-        with (
-            jax.ensure_compile_time_eval(),
-            adaptors.options_of(f"brax's {self.name}", self.options),
-        ):
+        with jax.ensure_compile_time_eval(), adaptors.options_of(name, self.options):
             return envs.get_environment(self.name, **self.options)
 
 
