@@ -155,6 +155,13 @@ def one_line(error: BaseException) -> str:
     return name if first == name else f"{name}: {first}"
 
 
+def located(error: BaseException) -> str:
+    """Returns `one_line(error)` after the file, line and function of `innermost_frame`."""
+    frame = innermost_frame(error)
+    place = f"{frame.filename}:{frame.lineno} in {frame.name}: " if frame else ""
+    return place + one_line(error)
+
+
 def innermost_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Returns the innermost line outside of libraries that an exception passed; None without."""
     for frame in traceback.extract_tb(error.__traceback__)[::-1]:
@@ -163,13 +170,6 @@ def innermost_frame(error: BaseException) -> traceback.FrameSummary | None:
         if not is_library and "-packages" not in frame.filename:
             return frame
     return None
-
-
-def located(error: BaseException) -> str:
-    """Returns `one_line(error)` after the file, line and function of `innermost_frame`."""
-    frame = innermost_frame(error)
-    place = f"{frame.filename}:{frame.lineno} in {frame.name}: " if frame else ""
-    return place + one_line(error)
 
 
 def nearest_multiples(number: int, unit: int) -> str:
