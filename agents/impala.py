@@ -58,9 +58,7 @@ class IMPALA(policy.ActorCritic):
     clip_pg_rho: float = options.positive(1.0)
 
     def __post_init__(self):
-        if self.optimizer not in _OPTIMIZERS:
-            near = errors.nearest(str(self.optimizer), _OPTIMIZERS)
-            raise errors.UserError(f"IMPALA.optimizer: no optimizer {self.optimizer!r}{near}")
+        errors.require_known("IMPALA.optimizer: got", self.optimizer, _OPTIMIZERS)
         super().__post_init__()
 
     @functools.cached_property

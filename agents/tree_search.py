@@ -70,11 +70,7 @@ class Search:
     def __post_init__(self):
         options.check(self)
         for name, known in (("kind", _KINDS), ("value_bounds", _BOUNDS)):
-            if (given := getattr(self, name)) not in known:
-                raise errors.UserError(
-                    f"Search.{name}: expected one of {known}, got '{given}'"
-                    f"{errors.nearest(given, known)}"
-                )
+            errors.require_known(f"Search.{name}: got", getattr(self, name), known)
 
     def run(
         self,

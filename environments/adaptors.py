@@ -3,12 +3,13 @@
 Axis legend: `A` values of an action, `D` parts of a multi-discrete action.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
 import math
 import types as python_types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -69,6 +70,7 @@ class ActionCodec:
 
 
 def action_codec(
+    name: str,
     shape: tuple[int, ...],
     dtype: Any,
     minimum: Any,
@@ -81,11 +83,15 @@ def action_codec(
     multi-discrete one, or one flat discrete action if the mask covers the joint choice.
 
     Args:
+      name: the environment's name, for error messages.
       shape: shape of the inner action.
       dtype: dtype of the inner action.
       minimum: lower bounds, which broadcast to `shape`.
       maximum: upper bounds, likewise.
       mask_shape: shape of the action mask, or None without a mask.
+
+    Raises:
+      errors.UserError: a part of an integer action has more values than int32.
     """
     dtype = np.dtype(dtype)
     minimum, maximum = (np.broadcast_to(b, shape).astype(dtype) for b in (minimum, maximum))
@@ -96,8 +102,11 @@ def action_codec(
     sizes = (maximum.astype(np.int64) - minimum.astype(np.int64) + 1).ravel()
     joint = len(sizes) > 1 and mask_shape == tuple(sizes.tolist())
     single = len(sizes) == 1 and mask_shape in (None, (int(sizes[0]),))
-    if joint or single or not shape:
-        spec = specs.DiscreteArray(math.prod(sizes.tolist()), np.int32, "action")
+    is_flat = joint or single or not shape
+    most = math.prod(sizes.tolist()) if is_flat else sizes.max(initial=0)
+    errors.require_int32(most, f"{name}: number of values of its action")
+    if is_flat:
+        spec = specs.DiscreteArray(most, np.int32, "action")
         parts = tuple(sizes.tolist()) if joint else ()
         return ActionCodec(spec, shape, dtype, minimum, maximum, parts)
     highest = sizes - 1
@@ -106,6 +115,27 @@ def action_codec(
         highest = np.minimum(highest, mask_shape[-1] - 1)
     spec = specs.BoundedArray(highest.shape, np.int32, 0, highest.astype(np.int32), "action")
     return ActionCodec(spec, shape, dtype, minimum, maximum)
+
+
+@contextlib.contextmanager
+def options_of(
+    name: str, options: Mapping[str, Any], known: Iterable[str] | None = None
+) -> Iterator[None]:
+    """Turns exceptions of another library's constructor into an `errors.UserError`.
+
+    Args:
+      name: the library and the environment.
+      options: arguments of the constructor.
+      known: the options that it has; None where they are already compared.
+    """
+    for option in options:
+        errors.require_known(f"{name} has no option", option, options if known is None else known)
+    try:
+        yield
+    except Exception as error:
+        raise errors.UserError(
+            f"{name} cannot be made with options {dict(options)}: {errors.one_line(error)}"
+        ) from error
 
 
 def optional_import(module: str, user: str) -> python_types.ModuleType:

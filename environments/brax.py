@@ -82,17 +82,11 @@ class Brax:
     @functools.cached_property
     def _inner(self) -> Any:
         envs = adaptors.optional_import("brax.envs", f"environment '{self.name}'")
-        if self.name not in envs._envs:
-            near = errors.nearest(self.name, envs._envs)
-            raise errors.UserError(f"brax has no environment '{self.name}'{near}")
+        errors.require_known("brax has no environment", self.name, envs._envs)
+        name = f"brax's {self.name}"
         # The first access may be under a trace, and the constructors create arrays.
-        with jax.ensure_compile_time_eval():
-            try:
-                return envs.get_environment(self.name, **self.options)
-            except (TypeError, ValueError) as error:
-                raise errors.UserError(
-                    f"brax's {self.name} rejects its options {dict(self.options)}: {error}"
-                ) from error
+        with jax.ensure_compile_time_eval(), adaptors.options_of(name, self.options):
+            return envs.get_environment(self.name, **self.options)
 
 
 def _plain(observation: Any) -> types.PyTree:

@@ -49,11 +49,12 @@ class Gymnax:
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         inner, params = self._built
-        with jax.ensure_compile_time_eval():
-            action = _action_spec(inner.action_space(params))
-            space = inner.observation_space(params)
-            key = jax.random.key(0)
-        shapes, _ = jax.eval_shape(lambda k: inner.reset_env(k, params), key)
+        with adaptors.options_of(f"gymnax's {self.name}", self.options):
+            with jax.ensure_compile_time_eval():
+                action = _action_spec(inner.action_space(params))
+                space = inner.observation_space(params)
+                key = jax.random.key(0)
+            shapes, _ = jax.eval_shape(lambda k: inner.reset_env(k, params), key)
         if hasattr(space, "n") and isinstance(shapes, jax.ShapeDtypeStruct):
             observation = specs.DiscreteArray(space.n, shapes.dtype, name="observation")
         else:
@@ -103,22 +104,18 @@ class Gymnax:
 def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Returns a new gymnax environment and its parameters."""
     registration = adaptors.optional_import("gymnax.registration", f"environment '{name}'")
-    known = registration.registered_envs
-    if name not in known:
-        raise errors.UserError(f"gymnax has no environment '{name}'{errors.nearest(name, known)}")
+    errors.require_known("gymnax has no environment", name, registration.registered_envs)
     parameters = inspect.signature(registration._registry[name]).parameters.values()
     arguments = {at.name for at in parameters if at.kind is at.POSITIONAL_OR_KEYWORD}
     given = {key: value for key, value in options.items() if key in arguments}
-    try:
-        inner, params = registration.make(name, **given)
-    except OSError as error:  # MNIST is downloaded
-        raise errors.UserError(f"gymnax cannot make {name}: {error}") from error
-    fields = {field.name for field in dataclasses.fields(params)}
+    with adaptors.options_of(f"gymnax's {name}", options):
+        inner, params = registration.make(name, **given)  # MNIST is downloaded
+    known = arguments | {field.name for field in dataclasses.fields(params)}
     rest = {key: value for key, value in options.items() if key not in given}
-    for option in rest.keys() - fields:
-        near = errors.nearest(option, fields | arguments)
-        raise errors.UserError(f"gymnax's {name} has no option '{option}'{near}")
-    return inner, dataclasses.replace(params, **rest)
+    with adaptors.options_of(f"gymnax's {name}", options, known):
+        params = dataclasses.replace(params, **rest)
+        errors.require_types(params)
+    return inner, params
 
 
 def _action_spec(space: Any) -> specs.Array:

@@ -140,7 +140,7 @@ class Jumanji:
             mask_shape = None if mask is None else tuple(mask.shape)
             spec = inner.action_spec
             bounds = (np.asarray(bound) for bound in (spec.minimum, spec.maximum))
-            return adaptors.action_codec(spec.shape, spec.dtype, *bounds, mask_shape)
+            return adaptors.action_codec(self.name, spec.shape, spec.dtype, *bounds, mask_shape)
 
     def _observe(self, observation: Any) -> types.PyTree:
         observation = _to_dict(observation)
@@ -161,22 +161,15 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
         import jumanji  # noqa: PLC0415  (initialises a backend)
         from jumanji import registration  # noqa: PLC0415
 
-    known = jumanji.registered_environments()
-    if name not in known:
-        near = errors.nearest(name, known)
-        raise errors.UserError(f"Jumanji has no environment '{name}'{near}")
+    errors.require_known("Jumanji has no environment", name, jumanji.registered_environments())
     constructor = registration.load(registration._REGISTRY[name].entry_point)
-    parameters = list(inspect.signature(constructor).parameters)
-    for option in options:
-        if option not in parameters:
-            near = errors.nearest(option, parameters)
-            raise errors.UserError(f"Jumanji's {name} has no option '{option}'{near}")
-    try:
-        return jumanji.make(name, **options)
-    except (TypeError, ValueError, OSError) as error:  # Sokoban downloads its levels
-        raise errors.UserError(
-            f"Jumanji cannot make {name} with options {dict(options)}: {errors.first_line(error)}"
-        ) from error
+    parameters = inspect.signature(constructor).parameters
+    with adaptors.options_of(f"Jumanji's {name}", options, parameters):
+        inner = jumanji.make(name, **options)  # Sokoban downloads its levels
+        if options:  # some are used, and fail, at the first step
+            key, action = jax.random.key_data(jax.random.key(0)), inner.action_spec.generate_value()
+            jax.eval_shape(lambda key: inner.step(inner.reset(key)[0], action), key)
+    return inner
 
 
 def _children(spec: Any) -> dict[str, Any]:

@@ -34,8 +34,15 @@ class Wrapper:
         errors.require_types(self)
         inner = self.environment
         # A class also has the methods of the protocol, so `isinstance` alone is not enough.
-        if isinstance(inner, type) or not isinstance(inner, environment.Environment):
-            object.__setattr__(self, "environment", inner())
+        is_made = isinstance(inner, environment.Environment) and not isinstance(inner, type)
+        if not is_made and not environment.is_host(inner):
+            inner = inner()
+            object.__setattr__(self, "environment", inner)
+        if environment.is_host(inner):
+            raise errors.UserError(
+                f"{type(self).__name__}.environment: expected a JAX environment, got a host "
+                f"environment: {errors.path_of(inner)}"
+            )
         if self.environment.spec.model is not None:
             raise errors.UserError(
                 f"{type(self).__name__}.environment: expected an environment without Searchable, "
@@ -224,6 +231,7 @@ class FlattenAction(Wrapper):
         spec = self.environment.spec
         if spec.action.dtype.kind != "i" or not spec.action.shape:
             raise errors.UserError(f"{spec.name}: expected a multi-discrete action: {spec.action}")
+        errors.require_int32(math.prod(self._sizes), f"{spec.name}: number of joint actions")
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -267,14 +275,6 @@ class Searchable(Wrapper):
     This wrapper must be the outermost one: the states of wrappers around it would be lost. States
     should be small, because they are sent to the learner with the observation.
     """
-
-    def __post_init__(self):
-        if environment.is_host(self.environment):
-            raise errors.UserError(
-                "Searchable: expected a JAX environment, got a host environment: "
-                f"{getattr(self.environment, '__name__', type(self.environment).__name__)}"
-            )
-        super().__post_init__()
 
     @property
     def spec(self) -> environment.EnvironmentSpec:

@@ -85,8 +85,7 @@ def runner_file(name: str) -> str:
     if name.endswith(".gin"):
         return name
     known = [file.stem for file in (config.SHIPPED / "gin" / "runners").glob("*.gin")]
-    if name not in known:
-        raise errors.UserError(f"there is no runner '{name}'{errors.nearest(name, known)}")
+    errors.require_known("there is no runner", name, known)
     return f"gin/runners/{name}.gin"
 
 
@@ -158,8 +157,7 @@ def ending(error: BaseException) -> Ending:
     is_jax = isinstance(error, jax.errors.JaxRuntimeError)
     if isinstance(error, MemoryError) or (is_jax and "RESOURCE_EXHAUSTED" in str(error)):
         return Ending(code, f"out of memory: {cause}", f"failed: out of memory: {cause}")
-    if frame := errors.innermost_frame(error):
-        cause = f"{frame.filename}:{frame.lineno} in {frame.name}: {cause}"
+    cause = errors.located(error)
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 

@@ -179,11 +179,13 @@ def is_host(environment: Any) -> bool:
     return hasattr(environment, "make")
 
 
-def path_of(environment: Any) -> str:
-    """Returns the dotted path of an environment's class; of a wrapped one, the innermost."""
+def name_of(environment: Any) -> str:
+    """Returns the name of an environment, such as its id, and the path of its innermost class."""
+    name = getattr(getattr(environment, "spec", None), "name", None)
     while hasattr(inner := getattr(environment, "environment", None), "spec"):
         environment = inner
-    return errors.path_of(environment)
+    path = errors.path_of(environment)
+    return f"{name} ({path})" if name else path
 
 
 def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:

@@ -49,6 +49,18 @@ def require_count(part: Any, *names: str, least: int = 1, most: int = INT32_MAX)
             )
 
 
+def require_int32(number: int, name: str) -> None:
+    """Raises a `UserError` if a number, which is called `name`, does not fit into int32."""
+    if number > INT32_MAX:
+        raise UserError(f"{name}: expected at most {INT32_MAX}, got {number}")
+
+
+def require_known(what: str, name: Any, known: Iterable[Any]) -> None:
+    """Raises a `UserError`, which begins with `what`, unless `name` is one of the `known` names."""
+    if name not in known:
+        raise UserError(f"{what} '{name}'{nearest(str(name), filter(None, known))}")
+
+
 def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None:
     """Raises a `UserError` for an option whose value is not of the annotated type.
 
@@ -145,6 +157,13 @@ def one_line(error: BaseException) -> str:
     """Returns an exception's name and the first line of its message, as Python prints them."""
     name, first = type(error).__name__, first_line(error)
     return name if first == name else f"{name}: {first}"
+
+
+def located(error: BaseException) -> str:
+    """Returns `one_line(error)` after the file, line and function of `innermost_frame`."""
+    frame = innermost_frame(error)
+    place = f"{frame.filename}:{frame.lineno} in {frame.name}: " if frame else ""
+    return place + one_line(error)
 
 
 def innermost_frame(error: BaseException) -> traceback.FrameSummary | None:

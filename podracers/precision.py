@@ -41,9 +41,7 @@ class Precision:
             ("matmul_precision", self.matmul, _MATMULS),
             ("compute_dtype", self.compute_dtype, _COMPUTE_DTYPES),
         ):
-            if value not in known:
-                nearest = errors.nearest(str(value), filter(None, known))
-                raise errors.UserError(f"Experiment.{name}: got {value!r}{nearest}")
+            errors.require_known(f"Experiment.{name}: got", value, known)
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:

@@ -28,8 +28,8 @@ def drawable(
             picture(environment, jax.device_get(state))
         return environment
     if not hasattr(environment, "filmed"):
-        path = environment_lib.path_of(environment)
-        raise errors.UserError(f"{environment.spec.name} ({path}) has no `render`: no video of it")
+        path = environment_lib.name_of(environment)
+        raise errors.UserError(f"{path} has no `render`: no video of it")
     return environment.filmed()
 
 
@@ -43,7 +43,7 @@ def picture(environment: Any, drawn: types.PyTree) -> np.ndarray:
     if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size:
         return image
     raise errors.UserError(
-        f"{environment_lib.path_of(environment)}.render: expected uint8[height, width, 3], got "
+        f"{environment_lib.name_of(environment)}: render: expected uint8[height, width, 3], got "
         f"{image.dtype}{[*image.shape]}"
     )
 

@@ -31,8 +31,7 @@ def _parse() -> argparse.Namespace:
     add("--json", type=pathlib.Path, default="runs/accelerator.json", metavar="FILE", help=file)
     options = parser.parse_args()
     for name in options.names:
-        if name not in device.PIECES:
-            raise errors.UserError(f"no piece '{name}'{errors.nearest(name, device.PIECES)}")
+        errors.require_known("no piece", name, device.PIECES)
     return options
 
 

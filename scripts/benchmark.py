@@ -79,8 +79,7 @@ def main() -> int:
     add("--libtpu", type=pathlib.Path, metavar="DIR", help=compiler)
     options = parser.parse_args()
     for name in options.names:
-        if name not in names:
-            raise errors.UserError(f"no benchmark '{name}'{errors.nearest(name, names)}")
+        errors.require_known("no benchmark", name, names)
     if "costs" in options.names and not options.price:
         raise errors.UserError("costs: --price DOLLARS@DATE is missing")
     default = [name for name in NAMES if name not in _LONG]

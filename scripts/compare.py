@@ -88,9 +88,7 @@ def _plan(options: argparse.Namespace, output: pathlib.Path) -> list[training_pr
             label, colon, value = (part.strip() for part in entry.partition(":"))
             if not colon:
                 raise errors.UserError(f"--{option}: expected a label and a colon, got '{entry}'")
-            if label not in files:
-                hint = errors.nearest(label, files)
-                raise errors.UserError(f"--{option}: '{label}' is none of --runners{hint}")
+            errors.require_known(f"--{option}: --runners has no", label, files)
             lists[label].append(value)
     return [
         training_process.plan(label, seed, files[label], bindings[label], output / "runs")

@@ -106,14 +106,13 @@ class EnvPool:
         try:
             # No local variable refers to the pool: the simulators end with its last reference, and
             # a frame that imports modules for the first time may stay alive with its variables.
-            return EnvPoolEnvironment(
-                directory.start(start) if directory else start(), self, directory
-            )
-        except BaseException as error:
+            with adaptors.options_of(f"EnvPool's {self.task_id}", options):
+                return EnvPoolEnvironment(
+                    directory.start(start) if directory else start(), self, directory
+                )
+        except BaseException:
             if directory:
                 directory.close()
-            if isinstance(error, families.REFUSALS):
-                raise families.cannot_start(self.task_id, options, error) from error
             raise
 
     @functools.cached_property

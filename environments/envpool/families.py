@@ -22,16 +22,15 @@ import glob
 import importlib.metadata
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from environments import adaptors
 from podracers import errors
 
 NO_LIMIT = 2**31 - 1  # EnvPool's own value for no time limit
-# Exceptions of EnvPool where it cannot start a simulator.
-REFUSALS = (RuntimeError, ImportError, TypeError, ValueError, AssertionError, OSError)
 
 # Set by the runner or the adaptor; rewards are never clipped, and discounts are 0 at terminations
 # alone: not options of the user.
@@ -42,19 +41,8 @@ _SET_ELSEWHERE = {
 _PIXEL_OPTIONS = ("from_pixels", "render_width", "render_height", "render_camera_id")
 
 _JUMANJI_CLOCKS = (
-    "Cleaner",
-    "Connector",
-    "LevelBasedForaging",
-    "MMST",
-    "Maze",
-    "PacMan",
-    "RobotWarehouse",
-    "RubiksCube",
-    "SearchAndRescue",
-    "SlidingTilePuzzle",
-    "Snake",
-    "Sokoban",
-    "Tetris",
+    *("Cleaner", "Connector", "LevelBasedForaging", "MMST", "Maze", "PacMan", "RobotWarehouse"),
+    *("RubiksCube", "SearchAndRescue", "SlidingTilePuzzle", "Snake", "Sokoban", "Tetris"),
 )
 
 State = Mapping[str, np.ndarray]  # EnvPool's arrays of a step, by its own names, `[B, ...]`
@@ -119,19 +107,8 @@ _RELEASE = [*map(int, re.findall(r"\d+", importlib.metadata.version("envpool")))
 ONE_PROBLEM = frozenset(
     f"Jumanji/{name}"
     for name in (
-        "BinPack",
-        "CVRP",
-        "Connector",
-        "FlatPack",
-        "JobShop",
-        "LevelBasedForaging",
-        "MMST",
-        "MultiCVRP",
-        "PacMan",
-        "RobotWarehouse",
-        "SearchAndRescue",
-        "Sokoban",
-        "Tetris",
+        *("BinPack", "CVRP", "Connector", "FlatPack", "JobShop", "LevelBasedForaging", "MMST"),
+        *("MultiCVRP", "PacMan", "RobotWarehouse", "SearchAndRescue", "Sokoban", "Tetris"),
     )
     if _RELEASE < [1, 2, 7]
 )
@@ -186,17 +163,14 @@ def load(
     Raises:
       errors.UserError: the task or option does not exist, or a package is missing.
     """
-    import envpool  # noqa: PLC0415  (slow to import)
     from envpool.registration import registry  # noqa: PLC0415
 
-    if task_id not in registry.specs:
-        near = errors.nearest(str(task_id), envpool.list_all_envs())
-        raise errors.UserError(f"EnvPool has no task {task_id!r}{near}")
+    errors.require_known("EnvPool has no task", task_id, registry.specs)
     module = ".".join(registry.specs[task_id][0].split(".")[:2])
     family = FAMILIES[module]
     config = _pool_spec(task_id, {}).config
     known = {*config._fields, *(_PIXEL_OPTIONS if module == "envpool.mujoco" else ())}
-    _check_options(task_id, options, known - _SET_ELSEWHERE)
+    _check_options(task_id, options)
     options = {name: at for name, at in family.options.items() if name in known} | {**options}
     limit = default = config.max_episode_steps if 0 < config.max_episode_steps < NO_LIMIT else None
     # Tasks without a clock end by construction; EnvPool's number is an upper bound.
@@ -215,7 +189,7 @@ def load(
         limit = None if limit is None else min(limit, clock_limit)  # may cut an agent step short
     elif limit is not None:
         options["max_episode_steps"] = limit + (family.clock is Clock.LATE) * family.spare
-    pool_spec = _pool_spec(task_id, options)
+    pool_spec = _pool_spec(task_id, options, known)
     if pool_spec.config.max_num_players != 1:
         raise errors.UserError(
             f"EnvPool's {task_id} is played by {pool_spec.config.max_num_players} agents at once: "
@@ -224,32 +198,20 @@ def load(
     return Task(family, options, limit, clock_limit, pool_spec)
 
 
-def cannot_start(task_id: str, options: Mapping[str, Any], error: Exception) -> errors.UserError:
-    """Returns the error for a task that EnvPool cannot make, with EnvPool's reason."""
-    return errors.UserError(
-        f"EnvPool cannot make {task_id} with options {dict(options)}: {errors.first_line(error)}"
-    )
-
-
-def _pool_spec(task_id: str, options: Mapping[str, Any]) -> Any:
+def _pool_spec(task_id: str, options: Mapping[str, Any], known: Iterable[str] | None = None) -> Any:
     import envpool  # noqa: PLC0415  (slow to import)
 
-    try:
+    with adaptors.options_of(f"EnvPool's {task_id}", options, known):
         return envpool.make_spec(task_id, **options)
-    except REFUSALS as error:
-        raise cannot_start(task_id, options, error) from error
 
 
-def _check_options(task_id: str, options: Mapping[str, Any], known: set[str]) -> None:
+def _check_options(task_id: str, options: Mapping[str, Any]) -> None:
     for name in options:
         if name in _SET_ELSEWHERE:
             raise errors.UserError(
                 f"EnvPool.options: '{name}' is set by the runner, by EnvPool.max_episode_steps or "
                 "by the contract (agents clip rewards, 'episodic_life' ends episodes with a life)"
             )
-        if name not in known:
-            near = errors.nearest(name, known)
-            raise errors.UserError(f"EnvPool's {task_id} has no option '{name}'{near}")
     if options.get("noop_max", 1) < 1:  # EnvPool ends the process at 0
         raise errors.UserError(
             f"EnvPool.options: 'noop_max' must be at least 1, got {options['noop_max']!r}"

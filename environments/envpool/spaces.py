@@ -66,7 +66,9 @@ def actions(task_id: str, pool_spec: Any) -> adaptors.ActionCodec:
         )
     mask = pool_spec.state_array_spec.get(f"obs:{environment.ACTION_MASK}")
     mask_shape = None if mask is None else tuple(mask.shape)
-    return adaptors.action_codec(shape, inner.dtype, inner.minimum, inner.maximum, mask_shape)
+    return adaptors.action_codec(
+        task_id, shape, inner.dtype, inner.minimum, inner.maximum, mask_shape
+    )
 
 
 def observation(

@@ -44,6 +44,9 @@ class AsyncVector:
       seeds: `B` seeds.
       numbers: `B` numbers.
       num_workers: number of processes; at most `B` are started.
+
+    Raises:
+      errors.UserError: an environment cannot be made, or the system starts no more processes.
     """
 
     def __init__(
@@ -61,7 +64,13 @@ class AsyncVector:
         self._slices = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
         try:
             for worker, rows in enumerate(self._slices):
-                self._start()
+                try:
+                    self._start()
+                except OSError as error:
+                    raise errors.UserError(
+                        f"{self._name}: cannot start worker process {worker + 1} of {len(parts)}: "
+                        f"{error.strerror} (see ulimit -a, or lower Sebulba.num_threads)"
+                    ) from error
                 # Classes of a notebook or a script are not importable: they are pickled by value.
                 arguments = cloudpickle.dumps((factory, list(seeds[rows]), list(numbers[rows])))
                 self._request(worker, arguments)
@@ -85,7 +94,10 @@ class AsyncVector:
 
     def recv(self) -> sync_vector.VectorStep:
         """Waits for the step to end."""
-        return _concatenate([self._receive(worker) for worker in range(len(self._pipes))])
+        import jax  # noqa: PLC0415  (worker processes do not import it)
+
+        steps = [self._receive(worker) for worker in range(len(self._pipes))]
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
 
     def close(self) -> None:
         """Ends the processes: first by a request, then by force, even during a step.
@@ -207,7 +219,7 @@ def _serve(
     except errors.UserError as error:
         return vector, errors.UserError(str(error))  # some subclasses cannot be pickled
     except (Exception, SystemExit) as error:  # some cannot be pickled either
-        failure = RuntimeError(errors.one_line(error))
+        failure = RuntimeError(errors.located(error))
         failure.add_note(traceback.format_exc())
         return vector, failure
 
@@ -223,12 +235,3 @@ def _exit_after(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
-
-
-def _concatenate(parts: list[Any]) -> Any:
-    """Returns the answers of all workers as one; arrays from a pipe are already new."""
-    if isinstance(parts[0], sync_vector.VectorStep):
-        return sync_vector.VectorStep(*(_concatenate(list(leaves)) for leaves in zip(*parts)))
-    if isinstance(parts[0], dict):
-        return {key: _concatenate([part[key] for part in parts]) for key in parts[0]}
-    return np.concatenate(parts)

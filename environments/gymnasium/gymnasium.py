@@ -13,7 +13,7 @@ import importlib
 import inspect
 import os
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -33,8 +33,8 @@ class Gymnasium:
     """A factory of batches of a registered Gymnasium environment.
 
     `environments.gymnasium.spaces` defines observations and actions. `terminated` takes precedence
-    over `truncated`. Gymnasium's checks of every step are off unless `options` has
-    `disable_env_checker: False`.
+    over `truncated`. Results are compared with the spaces; Gymnasium's own checks of every
+    step are off unless `options` has `disable_env_checker: False`.
 
     Attributes:
       env_id: registered id, such as `CartPole-v1`; `my_package.games:Chess-v0` imports
@@ -54,16 +54,18 @@ class Gymnasium:
 
     def __post_init__(self):
         errors.require_types(self)
-        if self.vectorization not in ("sync", "async"):
-            raise errors.UserError(
-                f"Gymnasium.vectorization: expected 'sync' or 'async', got {self.vectorization!r}"
-            )
+        known = ("sync", "async")
+        errors.require_known("Gymnasium.vectorization: got", self.vectorization, known)
 
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of one environment, which is constructed temporarily."""
         name = self._factory.spec.id
         with self._temporary_env() as env:
+            if "seed" not in _arguments(env.unwrapped.reset, ["seed"]):
+                raise errors.UserError(
+                    f"{name}: expected reset(*, seed=None, options=None), got one without 'seed'"
+                )
             limit = env.spec.max_episode_steps if env.spec is not None else None
             return environment.EnvironmentSpec(
                 name,
@@ -132,25 +134,25 @@ class Gymnasium:
 
         Raises:
           errors.UserError: the options are wrong, or a package is missing.
+          errors.RunFailure: it cannot be closed.
         """
         factory = self._factory
         name = f"Gymnasium's {factory.spec.id}"
         try:
-            env = factory.make()
-        except gymnasium.error.Error as error:  # DependencyNotInstalled among them
-            raise errors.UserError(f"{name}: {error}") from error
+            vector = sync_vector.SyncVector(factory, [0], [0])
+        except (gymnasium.error.Error, OSError) as error:  # DependencyNotInstalled among them
+            raise errors.UserError(f"{name}: {errors.first_line(error)}") from error
         except ImportError as error:
             raise errors.UserError(f"{name} needs a package that is missing: {error}") from error
         except TypeError as error:
-            known = _arguments(factory.spec)
-            for option in self.options:
-                if known and option not in known:
-                    raise errors.UserError(
-                        f"{name} has no option '{option}'{errors.nearest(option, known)}"
-                    ) from error
-            raise
-        with contextlib.closing(env):
-            yield env
+            creator = factory.spec.entry_point
+            if isinstance(creator, str):
+                creator = registration.load_env_creator(creator)
+            known = {*_arguments(creator, self.options), *_MAKE_OPTIONS}
+            with adaptors.options_of(name, self.options, known):
+                raise error
+        with contextlib.closing(vector):
+            yield vector.envs[0]
 
 
 class _HostEnvironment:
@@ -206,12 +208,8 @@ def _wrapper(name: str) -> Callable[[Any], Any]:
         ) from error
 
 
-def _arguments(spec: Any) -> set[str]:
-    """Returns the names of an environment's options; empty if it accepts any."""
-    creator = spec.entry_point
-    if isinstance(creator, str):
-        creator = registration.load_env_creator(creator)
-    parameters = inspect.signature(creator).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return set()
-    return {parameter.name for parameter in parameters} | set(_MAKE_OPTIONS)
+def _arguments(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
+    """Returns the names of a function's arguments; with `names`, if it accepts any."""
+    parameters = inspect.signature(function).parameters.values()
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return [*(parameter.name for parameter in parameters), *(names if accepts_any else ())]

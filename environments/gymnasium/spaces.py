@@ -8,7 +8,7 @@ its parts, in the order of the space: a discrete, a multi-discrete or a continuo
 Axis legend: `B` streams. This module does not import JAX: worker processes start faster without it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,9 @@ def observation_spec(space: Any, name: str, path: str = "") -> Any:
         if not path and isinstance(parts.get(ACTION_MASK), specs.Array):
             parts[ACTION_MASK] = specs.Array(parts[ACTION_MASK].shape, np.bool_, name=ACTION_MASK)
         return parts
+    if isinstance(space, _INTEGERS):
+        most = np.max(_num_values(space), initial=0)
+        errors.require_int32(most, f"{name}: number of values of its observation{path}")
     if isinstance(space, spaces.Discrete):
         return specs.DiscreteArray(int(space.n), np.int32, name=label)
     if isinstance(space, spaces.MultiDiscrete):
@@ -53,39 +56,77 @@ def observation_spec(space: Any, name: str, path: str = "") -> Any:
     if isinstance(space, spaces.Box):
         return specs.Array(space.shape, _narrow(space.dtype), name=label)
     raise errors.UserError(
-        f"{name}: its observation{path} is a {type(space).__name__} space, and expected are Box, "
-        "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
+        f"{name}: its observation{path} is a {errors.path_of(space)}, and expected are Gymnasium's "
+        "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
     )
 
 
-def read(space: Any, batch: Any, name: str, top: bool = True) -> Any:
+def read(space: Any, values: Sequence[Any], name: str, top: bool = True) -> Any:
     """Returns a batch of observations as `observation_spec` describes, `[B, ...]`.
 
     Args:
       space: the Gymnasium space of one environment.
-      batch: an element of the batched space, as `gymnasium.vector` returns it.
-      name: the environment's name, for error messages.
+      values: `B` elements of the space; integers may have another dtype.
+      name: what the values are, for error messages.
       top: whether this is the whole observation, whose part `action_mask` is a mask.
 
     Raises:
-      errors.UserError: an integer does not fit into 32 bits.
+      errors.UserError: the parts, the shape or the dtype is not that of the space, or a number lies
+        outside of it or does not fit into 32 bits. Bounds of a `Box` are not compared.
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = batch if isinstance(batch, dict) else {str(i): x for i, x in enumerate(batch)}
-        parts = {key: read(child, parts[key], name, False) for key, child in _children(space)}
+        keys = list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space))
+        try:
+            columns = [[value[key] for value in values] for key in keys]
+        except (LookupError, TypeError) as error:
+            raise _unlike(f"a {type(space).__name__} of {[*keys]}", values, name) from error
+        parts = {
+            key: read(child, column, f"{name}[{key!r}]", False)
+            for (key, child), column in zip(_children(space), columns)
+        }
         if top and isinstance(parts.get(ACTION_MASK), np.ndarray):
             parts[ACTION_MASK] = parts[ACTION_MASK].astype(np.bool_)
         return parts
-    dtype = np.bool_ if isinstance(space, spaces.MultiBinary) else _narrow(space.dtype)
+    dtype = np.dtype(np.bool_) if isinstance(space, spaces.MultiBinary) else _narrow(space.dtype)
+    try:
+        batch = np.array(values)
+    except ValueError:  # shapes differ between environments
+        batch = np.empty((), np.object_)
+    kinds = "biuf" if dtype.kind == "f" else "biu"
+    if batch.shape[1:] != space.shape or batch.dtype.kind not in kinds:
+        raise _unlike(f"{space.dtype}{[*space.shape]}", values, name)
+    limits: Any = dtype
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        batch, dtype = batch - space.start, np.int32
-    narrow = batch.astype(dtype, copy=False)
-    # An overflow would be undetectable later.
-    if batch.dtype.kind in "iu" and not np.array_equal(narrow, batch):
-        raise errors.UserError(
-            f"{name}: an observation has a number that does not fit into {np.dtype(dtype)}"
-        )
+        limits, index = f"its {type(space).__name__} space", batch - space.start
+        wrong = (index < 0) | (index >= _num_values(space).reshape(space.shape))
+        narrow = index.astype(np.int32)
+    elif batch.dtype == dtype:
+        return batch
+    elif dtype.kind == "f":
+        try:
+            with np.errstate(over="raise"):  # which would be undetectable later
+                return batch.astype(dtype)
+        except FloatingPointError:
+            wrong = np.isfinite(batch) & (np.abs(batch) > np.finfo(dtype).max)
+    else:
+        narrow = batch.astype(dtype)
+        wrong = narrow != batch
+    if np.any(wrong):
+        raise errors.UserError(f"{name}: the value {batch[wrong][0]} lies outside of {limits}")
     return narrow
+
+
+def _unlike(expected: str, values: Sequence[Any], name: str) -> errors.UserError:
+    """Returns the error for values of which some are not as expected."""
+
+    def describe(value: Any) -> str:
+        if hasattr(value, "dtype"):
+            return f"{value.dtype}{[*value.shape]}"
+        size = [len(value)] if isinstance(value, Sequence) else ""
+        return f"{type(value).__name__}{[*value] if isinstance(value, dict) else size}"
+
+    got = " and ".join(sorted(set(map(describe, values))))
+    return errors.UserError(f"{name}: expected {expected}, got {got}")
 
 
 def action_spec(space: Any, name: str) -> specs.BoundedArray:
@@ -98,17 +139,18 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
     Raises:
       errors.UserError: the space is none of these, or a continuous action has no finite bounds.
     """
-    if isinstance(space, spaces.Discrete):
-        return specs.DiscreteArray(int(space.n), np.int32, name="action")
     parts = list(_action_leaves(space))
     if parts and all(isinstance(part, _INTEGERS) for part in parts):
         num_values = np.concatenate([_num_values(part) for part in parts])
+        errors.require_int32(num_values.max(), f"{name}: number of values of its action")
+        if isinstance(space, spaces.Discrete):
+            return specs.DiscreteArray(int(space.n), np.int32, name="action")
         return specs.BoundedArray(num_values.shape, np.int32, 0, num_values - 1, name="action")
-    if not parts or not all(np.issubdtype(part.dtype, np.floating) for part in parts):
-        kinds = sorted({f"{type(part).__name__} ({part.dtype})" for part in parts})
+    if not parts or not all(isinstance(x, spaces.Box) and x.dtype.kind == "f" for x in parts):
+        kinds = {f"{errors.path_of(part)} ({getattr(part, 'dtype', None)})" for part in parts}
         raise errors.UserError(
-            f"{name}: its action is a {type(space).__name__} space of {' and '.join(kinds)}; "
-            "expected integer spaces, or floating Boxes, or Dict and Tuple of one kind"
+            f"{name}: expected an action of Discrete, MultiDiscrete and MultiBinary spaces, or of "
+            f"floating Boxes, or Dict and Tuple of one kind; got {' and '.join(sorted(kinds))}"
         )
     shape = space.shape if isinstance(space, spaces.Box) else (sum(_size(p) for p in parts),)
     low = np.concatenate([part.low.ravel() for part in parts]).reshape(shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Gymnasium environments of one process, in `gymnasium.vector.SyncVectorEnv`.
+"""Gymnasium environments of one process, stepped one after the other.
 
 Axis legend: `B` streams. This module does not import JAX: worker processes start faster without it.
 """
@@ -11,9 +11,19 @@ from typing import Any, NamedTuple
 import dm_env
 import gymnasium
 import numpy as np
+from gymnasium.vector import utils
 
 from environments.gymnasium import spaces
 from podracers import errors
+
+# Names of the outputs of Gymnasium's methods.
+_OUTPUTS = {
+    "reset": ("observation", "info"),
+    "step": ("observation", "reward", "terminated", "truncated", "info"),
+}
+_FIRST, _MID, _LAST = (np.int8(each) for each in dm_env.StepType)
+_NUMBER = gymnasium.spaces.Box(-np.inf, np.inf, ())  # a reward
+_FLAG = gymnasium.spaces.Box(0, 1, (), np.bool_)
 
 
 class VectorStep(NamedTuple):
@@ -49,6 +59,9 @@ class EnvFactory:
 class SyncVector:
     """`B` environments of this process, with next-step autoreset.
 
+    `gymnasium.vector.SyncVectorEnv` (1.3) is not used: its errors name neither the environment nor
+    the wrong part of a result.
+
     Args:
       factory: maker of each environment.
       seeds: one for each; later episodes continue the random stream of the first one.
@@ -56,16 +69,26 @@ class SyncVector:
     """
 
     def __init__(self, factory: EnvFactory, seeds: Sequence[int], numbers: Sequence[int]):
-        self._name, self._numbers = factory.spec.id, numbers
-        self._seeds = [int(seed) for seed in seeds]
-        self._vector = gymnasium.vector.SyncVectorEnv([factory.make] * len(self._seeds))
+        self._name, self._seeds, self._numbers = factory.spec.id, seeds, numbers
+        self.envs = [factory.make() for _ in seeds]
+        ((observation, self._action_space), *others) = (
+            (env.observation_space, env.action_space) for env in self.envs
+        )
+        if any(each != (observation, self._action_space) for each in others):
+            raise errors.UserError(f"{self._name}: two environments have different spaces")
+        self._spaces = (observation, _NUMBER, _FLAG, _FLAG)
+        self._batch_space = utils.batch_space(self._action_space, len(seeds))
+        self._ended = np.ones(len(seeds), np.bool_)
         self._action = None
 
     def reset(self) -> VectorStep:
-        """Starts the first episode of each."""
-        observation, _ = self._vector.reset(seed=self._seeds)
-        none = np.zeros(len(self._seeds), np.bool_)
-        return self._result(~none, observation, none, none, none)
+        """Starts the first episode of each.
+
+        Raises:
+          errors.UserError: an environment returned something else than Gymnasium's interface and
+            its spaces declare; also of `recv`.
+        """
+        return self._result([self._start(env, seed=s) for env, s in zip(self.envs, self._seeds)])
 
     def send(self, action: np.ndarray) -> None:
         """Stores the actions `[B, ...]` for `recv`."""
@@ -73,23 +96,43 @@ class SyncVector:
 
     def recv(self) -> VectorStep:
         """Steps every environment, or resets it where its episode had ended."""
-        action = spaces.decode(self._vector.single_action_space, self._action)
-        *results, _ = self._vector.step(action)
-        return self._result(self._ended, *results)
-
-    def _result(self, first, observation, reward, terminated, truncated) -> VectorStep:
-        self._ended = terminated | truncated
-        step_type = np.where(self._ended, dm_env.StepType.LAST, dm_env.StepType.MID)
-        return VectorStep(
-            spaces.read(self._vector.single_observation_space, observation, self._name),
-            reward.astype(np.float32),
-            1.0 - terminated.astype(np.float32),
-            np.where(first, dm_env.StepType.FIRST, step_type).astype(np.int8),
+        actions = utils.iterate(self._batch_space, spaces.decode(self._action_space, self._action))
+        return self._result(
+            [
+                self._start(env) if ended else self._values("step", env.step(action))
+                for env, ended, action in zip(self.envs, self._ended, actions)
+            ]
         )
+
+    def _start(self, env: Any, **options: Any) -> tuple[Any, float, bool, bool]:
+        return *self._values("reset", env.reset(**options)), 0.0, False, False
+
+    def _values(self, method: str, output: Any) -> Sequence[Any]:
+        """Returns what a method of an environment returned, without `info`."""
+        expected = _OUTPUTS[method]
+        if isinstance(output, tuple) and len(output) == len(expected):
+            return output[:-1]
+        got = f"{len(output)} values" if isinstance(output, tuple) else type(output).__name__
+        as_gym = "" if isinstance(output, tuple) and len(output) != 4 else ", as Gym's did"
+        raise errors.UserError(
+            f"{self._name}: {method} returned {got}{as_gym}; expected {len(expected)} "
+            f"({', '.join(expected)})"
+        )
+
+    def _result(self, results: Sequence[Sequence[Any]]) -> VectorStep:
+        observation, reward, *flags = zip(*results)
+        columns = (observation, reward, *(np.array(x, np.bool_) for x in flags))  # None is false
+        observation, reward, terminated, truncated = (
+            spaces.read(space, values, f"{self._name}: {part}")
+            for space, values, part in zip(self._spaces, columns, _OUTPUTS["step"])
+        )
+        first, self._ended = self._ended, terminated | truncated
+        step_type = np.where(first, _FIRST, np.where(self._ended, _LAST, _MID))
+        return VectorStep(observation, reward, (~terminated).astype(np.float32), step_type)
 
     def render(self) -> list[Any]:
         """Returns a picture of each environment."""
-        return list(self._vector.render())
+        return [env.render() for env in self.envs]
 
     def close(self) -> None:
         """Closes every environment once, even if another one fails to close.
@@ -97,7 +140,7 @@ class SyncVector:
         Raises:
           errors.RunFailure: closing failed; the first failure.
         """
-        envs, self._vector.envs = self._vector.envs, []
+        envs, self.envs = self.envs, []
         failure = None
         for number, env in zip(self._numbers, envs):
             try:

@@ -65,9 +65,7 @@ class DelayedChains:
 
     def __post_init__(self):
         for name in self.variants or ("",):
-            if name not in VARIANTS:
-                near = errors.nearest(name, VARIANTS)
-                raise errors.UserError(f"DelayedChains.variants: no variant '{name}'{near}")
+            errors.require_known("DelayedChains.variants: no variant", name, VARIANTS)
         for name in ("short", "long"):
             low, high = getattr(self, name)
             if not 2 <= low <= high:

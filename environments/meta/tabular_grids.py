@@ -153,9 +153,7 @@ class TabularGrids:
 
     def __post_init__(self):
         for name in self.levels or ("",):
-            if name not in LEVELS:
-                near = errors.nearest(name, LEVELS)
-                raise errors.UserError(f"TabularGrids.levels: no level '{name}'{near}")
+            errors.require_known("TabularGrids.levels: no level", name, LEVELS)
         if not self.num_actions or not set(self.num_actions) <= set(NUM_ACTIONS):
             raise errors.UserError(
                 f"TabularGrids.num_actions: expected some of 9 and 18, got {self.num_actions!r}"

@@ -67,7 +67,7 @@ def environment_faults(candidate: Any, num_steps: int = 1000, seed: int = 0) -> 
 def refuse(candidate: Any, faults: list[str]) -> None:
     """Raises `errors.UserError`, in one line, if an environment has faults."""
     if faults:
-        path = environment.path_of(candidate)
+        path = environment.name_of(candidate)
         raise errors.UserError(f"environment {path}: {'; '.join(faults)}")
 
 
@@ -212,7 +212,7 @@ def _render_faults(candidate: environment.Environment) -> list[str]:
         if hasattr(candidate, "render"):
             video.drawable(candidate)
     except errors.UserError as error:
-        return [str(error).removeprefix(f"{environment.path_of(candidate)}.")]
+        return [str(error).removeprefix(f"{environment.name_of(candidate)}: ")]
     return []
 
 

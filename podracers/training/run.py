@@ -375,10 +375,9 @@ class Run:
         )
         if name not in types.RULES:
             raise errors.RunFailure(f"the metric '{name}'{member} became NaN or infinite {where}")
-        candidate, hint = self._parts.environment, ""
-        path = environment.path_of(candidate)
-        if not environment.is_host(candidate):
-            hint = f"; `podracers-check {path}` lists all faults"
+        candidate = self._parts.environment
+        hint = "" if environment.is_host(candidate) else "; `podracers-check` lists all faults"
+        path = environment.name_of(candidate)
         raise errors.UserError(f"environment {path}: {name}{member}{hint}; found {where}")
 
     def _evaluate(

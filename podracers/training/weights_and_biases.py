@@ -49,9 +49,7 @@ class WeightsAndBiases:
     mode: str | None = None
 
     def __post_init__(self):
-        if self.mode not in (None, *_MODES):
-            near = errors.nearest(str(self.mode), _MODES)
-            raise errors.UserError(f"WeightsAndBiases.mode: got {self.mode!r}{near}")
+        errors.require_known("WeightsAndBiases.mode: got", self.mode, (None, *_MODES))
 
     def open(self, directory: run_directory.RunDirectory, resume: bool) -> "WandbLogger":
         """Starts a W&B run, or continues the one whose id is stored in the run directory.

@@ -213,10 +213,8 @@ def find(
     kinds = {"suite": suite, "short": experiment, "runner": runner}
     for kind, value in ((kind, value.lower()) for kind, value in kinds.items() if value):
         known = [(getattr(row, kind) or "").lower() for row in found]
-        if value not in known:
-            name = "experiment" if kind == "short" else kind
-            hint = errors.nearest(value, filter(None, known))
-            raise errors.UserError(f"no result with {name} '{value}'{hint}")
+        name = "experiment" if kind == "short" else kind
+        errors.require_known(f"no result with {name}", value, known)
         found = [row for row, name in zip(found, known) if name == value]
     return found
 

@@ -20,7 +20,7 @@ ATARI_SCORES = {
     "SpaceInvaders": (148.0, 1668.7),
 }
 
-# Rows of README.md's table: tasks that many codebases report, under both runners where both are known.
+# Rows of README.md's table: tasks that many codebases report, under both runners if both are known.
 HEADLINES = (
     *("cartpole_ppo-anakin", "cartpole_ppo-sebulba", "snake_ppo-anakin", "snake_ppo-sebulba"),
     *("lunar_lander_ppo-sebulba", "mujoco_sac-sebulba", "dmc_cartpole_swingup_sac-sebulba"),

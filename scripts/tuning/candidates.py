@@ -38,9 +38,7 @@ def parse(texts: Sequence[str], fields: Sequence[str], runner: str) -> dict[str,
     known, chosen = [name for name, field in FIELDS.items() if field in fields], {}
     for text in texts or [name for name in known if name != "rollout_length"]:
         name, equals, rest = text.partition("=")
-        if name not in known:
-            hint = errors.nearest(name, known)
-            raise errors.UserError(f"--parameters: {runner} has no '{name}'{hint}")
+        errors.require_known(f"--parameters: {runner} has no", name, known)
         values = rest.split(",") if equals else []
         none = "None" if name == "reset_batch" else ""
         if not all(value == none or (value.isdecimal() and int(value)) for value in values):

@@ -43,7 +43,8 @@ class Walk(gymnasium.Env):
         assert self._mask[action + 1], "an illegal action"
         self._x, self._steps = self._x + int(action), self._steps + 1
         terminated = abs(self._x) == self._goal
-        return self._observe(), float(action), terminated, self._steps == self.LIMIT, {}
+        truncated = self._steps == self.LIMIT or None  # as some environments have it
+        return self._observe(), float(action), terminated, truncated, {}
 
     def _observe(self):
         self._mask = np.ones(3, np.int8)
@@ -144,6 +145,28 @@ class Spaces(gymnasium.Env):
         self.action_space = action or spaces.Discrete(2)
 
 
+class Wrong(gymnasium.Env):
+    """Is what its options are: spaces, observations and outputs of its methods."""
+
+    def __init__(self, space=None, action=None, observation=None, reset=None, step=None):
+        self.observation_space = space or spaces.Box(-1.0, 1.0, (3,))
+        self.action_space = action or spaces.Discrete(2)
+        self._first = np.zeros(3, np.float32) if observation is None else observation
+        self._reset, self._step = reset, step
+        if step == "no seed":
+            self.reset = lambda: (self._first, {})
+
+    def reset(self, *, seed=None, options=None):
+        return (self._first, {}) if self._reset is None else self._reset
+
+    def step(self, action):
+        return self._step or (self._first, 0.0, False, False, {})
+
+    def close(self):
+        if self._step == "unclosable":
+            raise ArithmeticError("not today")
+
+
 class Half(gymnasium.RewardWrapper):
     """Halves the reward."""
 
@@ -165,5 +188,5 @@ class Unclosable(gymnasium.Wrapper):
             raise ArithmeticError("not today")
 
 
-for _game in (Walk, Faulty, Picture, Drawn, Spaces):
+for _game in (Walk, Faulty, Picture, Drawn, Spaces, Wrong):
     gymnasium.register(f"Own/{_game.__name__}-v0", entry_point=f"{__name__}:{_game.__name__}")

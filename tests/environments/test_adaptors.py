@@ -6,6 +6,7 @@ import pytest
 from dm_env import specs
 
 from environments import adaptors
+from podracers import errors
 
 CASES = {
     # shape, dtype, minimum, maximum, shape of the mask; an action, and the inner action
@@ -23,7 +24,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_actions_are_translated_with_and_without_a_batch(name):
     *spec, action, expected = CASES[name]
-    codec = adaptors.action_codec(*spec)
+    codec = adaptors.action_codec("Game", *spec)
     action = np.asarray(action, codec.spec.dtype)
     codec.spec.validate(action)
     inner = codec.decode(action)
@@ -36,11 +37,22 @@ def test_actions_are_translated_with_and_without_a_batch(name):
 
 
 def test_masks_follow_the_actions():
-    shapes = {name: adaptors.action_codec(*case[:5]).mask_shape() for name, case in CASES.items()}
+    shapes = {
+        name: adaptors.action_codec(name, *case[:5]).mask_shape() for name, case in CASES.items()
+    }
     assert shapes["discrete"] == (4,) and shapes["joint"] == (6,)
     assert shapes["parts"] == (3, 4) and shapes["one part of many agents"] == (1, 3)
 
 
 def test_a_value_beyond_the_mask_is_not_an_action():
-    spec = adaptors.action_codec((3,), np.int32, 0, 9, (3, 9)).spec
+    spec = adaptors.action_codec("Game", (3,), np.int32, 0, 9, (3, 9)).spec
     assert isinstance(spec, specs.BoundedArray) and spec.maximum.tolist() == [8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("shape", "highest", "mask_shape"),
+    [((), 2**31 - 1, None), ((2,), [1, 2**40], None), ((2,), 2**16, (2**16 + 1,) * 2)],
+)
+def test_more_values_than_int32_are_refused(shape, highest, mask_shape):
+    with pytest.raises(errors.UserError, match=r"^Game: number of values of its action: .*2147483"):
+        adaptors.action_codec("Game", shape, np.int64, 0, highest, mask_shape)

@@ -1,33 +1,58 @@
 """User mistakes in the options of environments: errors of one line that name the option."""
 
+import dataclasses
 import functools
 import re
 
+import jax
 import numpy as np
 import pytest
+from dm_env import specs
 from gymnasium import spaces
 from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import brax, catch, envpool, gymnasium, gymnax, jumanji, probes, wrappers
 from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import errors
+from podracers.training import check
 
 OWN = "tests.environments.own_games:Own/"
 _jumanji, _gymnasium, _envpool = jumanji.Jumanji, gymnasium.Gymnasium, envpool.EnvPool
 _chains, _grids = delayed_chains.DelayedChains, tabular_grids.TabularGrids
 _lifetimes = functools.partial(lifetimes.Lifetimes, _grids(("small",)))
 
+
+class _Parts(catch.Catch):
+    """An action of 33 parts of two values each."""
+
+    @property
+    def spec(self):
+        action = specs.BoundedArray((33,), np.int32, 0, 1)
+        return dataclasses.replace(super().spec, name="Parts", action=action)
+
+
 MISTAKES = [
     # A maker, its arguments, and words of the message.
     (gymnax.Gymnax, ("Breakout-MinAtr",), "no environment 'Breakout-MinAtr'; did you mean"),
     (gymnax.Gymnax, ("CartPole-v1", {1: 3}), "Gymnax.options: expected"),
     (gymnax.Gymnax, ("CartPole-v1", {"max_step_in_episode": 3}), "'max_steps_in_episode'"),
+    (
+        gymnax.Gymnax,
+        ("CartPole-v1", {"gravity": "x"}),
+        "EnvParams.gravity: expected float, got 'x'",
+    ),
+    (gymnax.Gymnax, ("CartPole-v1", {"max_steps_in_episode": 2**40}), "beyond int32"),
+    (gymnax.Gymnax, ("DeepSea-bsuite", {"size": 0}), "options {'size': 0}: ZeroDivisionError"),
+    (gymnax.Gymnax, ("SimpleBandit-bsuite", {"num_actions": 2**40}), "SimpleBandit-bsuite"),
     (brax.Brax, ("inverted_pendulm",), "no environment 'inverted_pendulm'; did you mean 'inverted"),
-    (brax.Brax, ("inverted_pendulum", {"backend": "sprung"}), "rejects its options "),
+    (brax.Brax, ("inverted_pendulum", {"backend": "sprung"}), "cannot be made with options {'b"),
     (_jumanji, ("Snak-v1",), "'Snake-v1'"),
     (_jumanji, ("Snake-v1", {"time_limt": 3}), "'time_limit'"),
     (_jumanji, ("Snake-v1", {"num_rows": -3}), "num_rows"),
     (_jumanji, ("Sokoban-v0",), "no network"),
+    (_jumanji, ("CVRP-v1", {"generator": 1}), "{'generator': 1}: AttributeError: 'int' object has"),
+    (_jumanji, ("Snake-v1", {"num_rows": 0}), "Jumanji's Snake-v1 cannot be made with options"),
+    (_jumanji, ("TSP-v1", {"reward_fn": 3}), "TypeError: 'int' object is not callable"),
     (_jumanji, ({"Snake-v1": 1},), "Jumanji.name: expected str"),
     (_jumanji, ("Snake-v1", {1: 2}), "Jumanji.options"),
     (_gymnasium, ("CartPol-v1",), "'CartPole-v"),
@@ -46,10 +71,28 @@ MISTAKES = [
             ({"action": spaces.Box(-1.0, np.inf, (2,))}, "high inf"),
             (
                 {"action": spaces.Tuple([spaces.Box(0, 1), spaces.Discrete(2)])},
-                "Box (float32) and Discrete",
+                "Box (float32) and gymnasium.spaces.discrete.Discrete",
             ),
             ({"action": spaces.Box(0, 5, (2,), np.int64)}, "Box (int64)"),
+            ({"action": spaces.OneOf([spaces.Discrete(2)])}, "got gymnasium.spaces.oneof.OneOf"),
+            ({"action": spaces.Sequence(spaces.Discrete(2))}, "spaces.sequence.Sequence"),
+            ({"action": spaces.Graph(spaces.Box(-1, 1), None)}, "spaces.graph.Graph"),
+            ({"action": spaces.Text(5)}, "spaces.text.Text"),
+            ({"action": spaces.Discrete(2**40)}, "Own/Spaces-v0: number of values of its action: "),
+            ({"action": spaces.MultiDiscrete([2, 2**33])}, "expected at most 2147483647, got 8589"),
+            ({"observation": spaces.Discrete(2**40)}, "number of values of its observation: "),
+            (
+                {"observation": spaces.Tuple([spaces.MultiDiscrete([2, 2**40])])},
+                "Own/Spaces-v0: number of values of its observation['0']: expected at most",
+            ),
+            ({"observation": spaces.Graph(spaces.Box(-1, 1), None)}, "graph.Graph"),
+            ({"observation": spaces.Sequence(spaces.Box(-1, 1))}, "sequence.Sequence"),
         )
+    ),
+    (
+        _gymnasium,
+        (f"{OWN}Wrong-v0", {"step": "no seed"}),
+        "Own/Wrong-v0: expected reset(*, seed=None",
     ),
     (_envpool, ("Pong-v6",), "'Pong-v5'"),
     (_envpool, ("CartPole-v1", {"stack_num": 1}), "stack_num"),
@@ -90,9 +133,17 @@ MISTAKES = [
         "it has action_mask, features",
     ),
     (wrappers.SelectObservation, (catch.Catch, ("image",)), "one array"),
-    (wrappers.Searchable, (envpool.EnvPool,), "expected a JAX environment"),
+    *(
+        (wrapper, (host,), "environment: expected a JAX environment, got a host environment: env")
+        for wrapper, host in (
+            (wrappers.Searchable, envpool.EnvPool),
+            (wrappers.StickyActions, envpool.EnvPool("CartPole-v1")),
+            (wrappers.TimeLimit, lambda: gymnasium.Gymnasium("CartPole-v1")),
+        )
+    ),
     (wrappers.TimeLimit, (wrappers.Searchable(catch.Catch), 9), "outermost wrapper"),
     (wrappers.FlattenAction, (catch.Catch,), "multi-discrete"),
+    (wrappers.FlattenAction, (_Parts,), "Parts: number of joint actions: expected at most 21474"),
     (wrappers.StickyActions, (catch.Catch, 1.0), "repeat_probability"),
     (wrappers.StickyActions, (probes.MaskedAction, 0.1), "has an action mask"),
 ]
@@ -108,6 +159,109 @@ def test_a_mistake_is_one_line(make, arguments, words, monkeypatch):
         pytest.importorskip(make.__name__.lower())
     with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
         _ = make(*arguments).spec
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "name"),
+    [
+        (wrappers.TimeLimit(jumanji.Jumanji("Snake-v1")), r"Snake-v1 \(.*\.Jumanji\)"),
+        (gymnasium.Gymnasium(f"{OWN}Walk-v0"), r"Own/Walk-v0 \(.*\.Gymnasium\)"),
+        (envpool.EnvPool("Pong-v5"), r"Pong-v5 \(.*\.EnvPool\)"),
+    ],
+)
+def test_broken_contracts_name_the_id(candidate, name):
+    with pytest.raises(errors.UserError, match=f"^environment {name}: a fault$"):
+        check.refuse(candidate, ["a fault"])
+
+
+def test_an_environment_that_cannot_be_closed_is_one_line():
+    message = "^Own/Wrong-v0: closing stream 0: ArithmeticError: not today$"
+    with pytest.raises(errors.RunFailure, match=message):
+        _ = gymnasium.Gymnasium(f"{OWN}Wrong-v0", {"step": "unclosable"}).spec
+
+
+_ZEROS = np.zeros(3, np.float32)
+_PAIR = spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=1)])
+_DICT = spaces.Dict({"a": spaces.Box(-1, 1, ()), "b": spaces.MultiBinary(2)})
+WRONG_RESULTS = [
+    # Options of `own_games.Wrong`, and the message after its name.
+    ({"reset": _ZEROS}, "reset returned ndarray, as Gym's did; expected 2 (observation, in"),
+    (
+        {"step": (_ZEROS, 0.0, False, {})},
+        "step returned 4 values, as Gym's did; expected 5 (observation, reward, terminated, "
+        "truncated, info)",
+    ),
+    ({"step": (_ZEROS, 0.0)}, "step returned 2 values; expected 5 (observation,"),
+    ({"step": (_ZEROS, None, False, False, {})}, "reward: expected float32[], got NoneType"),
+    (
+        {"step": (_ZEROS, np.zeros(1), False, False, {})},
+        "reward: expected float32[], got float64[1]",
+    ),
+    ({"step": (_ZEROS, [1.0, 0.0], False, False, {})}, "reward: expected float32[], got list[2]"),
+    ({"step": (_ZEROS, -1e39, False, False, {})}, "reward: the value -1e+39 lies outside of float"),
+    ({"step": (_ZEROS, 1.0, np.zeros(1), False, {})}, "terminated: expected bool[], got bool[1]"),
+    (
+        {"step": (_ZEROS, 1.0, False, np.zeros(2, bool), {})},
+        "truncated: expected bool[], got bool[2]",
+    ),
+    (
+        {"step": (np.zeros(4), 0.0, False, False, {})},
+        "observation: expected float32[3], got float64[4",
+    ),
+    ({"observation": np.zeros((1, 3))}, "observation: expected float32[3], got float64[1, 3]"),
+    ({"observation": np.array(["a", "b", "c"])}, "observation: expected float32[3], got <U1[3]"),
+    (
+        {"observation": np.array([1e300, 0, 0])},
+        "observation: the value 1e+300 lies outside of float",
+    ),
+    (
+        {"space": spaces.Box(0, 9, (3,), np.int32), "observation": np.zeros(3)},
+        "observation: expected int32[3], got float64[3]",
+    ),
+    (
+        {"space": spaces.Box(0, 255, (3,), np.uint8), "observation": np.array([0, 256, 0])},
+        "observation: the value 256 lies outside of uint8",
+    ),
+    (
+        {"space": spaces.Discrete(3, start=1), "observation": 4},
+        "observation: the value 4 lies outside of its Discrete",
+    ),
+    (
+        {"space": spaces.MultiDiscrete([2, 3]), "observation": [1, 3]},
+        "observation: the value 3 lies outside of its Multi",
+    ),
+    (
+        {"space": spaces.MultiBinary(2), "observation": [1, 2]},
+        "observation: the value 2 lies outside of bool",
+    ),
+    (
+        {"space": _PAIR, "observation": ([0.0, 0.0],)},
+        "observation: expected a Tuple of [0, 1], got tuple[1]",
+    ),
+    ({"space": _PAIR, "observation": ([0.0, 0.0], 0)}, "observation['1']: the value 0 lies"),
+    (
+        {"space": _DICT, "observation": {"a": 0.0}},
+        "observation: expected a Dict of ['a', 'b'], got dict['a']",
+    ),
+    (
+        {"space": _DICT, "observation": _ZEROS},
+        "observation: expected a Dict of ['a', 'b'], got float32[3]",
+    ),
+    (
+        {"space": _DICT, "observation": {"a": [0.0], "b": [0, 1]}},
+        "observation['a']: expected float32[], got list[1]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG_RESULTS)
+def test_a_wrong_result_of_a_gymnasium_environment_is_one_line(options, words):
+    host = gymnasium.Gymnasium(f"{OWN}Wrong-v0", options).make(jax.random.key(0), np.arange(2), 1)
+    with pytest.raises(errors.UserError, match=re.escape(f"Own/Wrong-v0: {words}")) as caught:
+        host.reset()
+        host.send(np.zeros(2, np.int32))
+        host.recv()
     assert "\n" not in str(caught.value)
 
 

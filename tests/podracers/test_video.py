@@ -36,5 +36,7 @@ def test_a_wrong_picture_is_found_before_any_episode(shape):
         def render(self, state):
             return jnp.zeros(shape, jnp.uint8)
 
-    with pytest.raises(errors.UserError, match=r"Wrong\.render: expected .*, got uint8\["):
+    with pytest.raises(
+        errors.UserError, match=r"Catch \(.*Wrong\): render: expected .*, got uint8\["
+    ):
         video.drawable(Wrong())

@@ -88,11 +88,7 @@ class RuleAgent:
     def _costs(self) -> dict[str, float]:
         default = dict(self._loaded[0].costs)
         for name in self.costs or ():
-            if name not in default:
-                raise errors.UserError(
-                    f"RuleAgent.costs: the rule's loss has no part '{name}'"
-                    f"{errors.nearest(name, default)}"
-                )
+            errors.require_known("RuleAgent.costs: the rule's loss has no part", name, default)
         return default | (self.costs or {})
 
     @functools.cached_property

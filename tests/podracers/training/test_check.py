@@ -171,8 +171,8 @@ def test_each_fault_is_found_alone_and_in_one_line(fault):
     with pytest.raises(errors.UserError) as caught:
         check.check_environment(FAULTS[fault], num_steps=20)
     message = str(caught.value)
-    name = "types.SimpleNamespace" if "no step" in fault else f"{__name__}.Spoilt"
-    assert message.startswith(f"environment {name}: "), message
+    path = "types.SimpleNamespace" if "no step" in fault else f"{__name__}.Spoilt"
+    assert message.startswith((f"environment {path}: ", f"environment Good ({path}): ")), message
     assert fault in message
     assert ";" not in message
     assert "\n" not in message
@@ -182,7 +182,7 @@ def test_several_faults_are_listed_together():
     spoilt = _spoil(
         "reset", reward=lambda t: jnp.float32(1.0), step_type=lambda t: jnp.int8(types.MID)
     )
-    message = r"environment tests\..*\.Spoilt: reset .*reward .*; reset .*FIRST"
+    message = r"environment Good \(tests\..*\.Spoilt\): reset .*reward .*; reset .*FIRST"
     with pytest.raises(errors.UserError, match=message):
         check.check_environment(spoilt, num_steps=1)
     spoilt = _spoil("step", reward=lambda t: jnp.int32(1), discount=lambda t: jnp.int32(1))
@@ -208,7 +208,7 @@ def test_good_environments_pass():
 def test_the_environment_in_a_wrapper_is_named():
     inner = FAULTS["step returned NoneType, expected (state, TimeStep)"]
     limited = wrappers.TimeLimit(lambda: inner, max_episode_steps=3)
-    with pytest.raises(errors.UserError, match=r"Spoilt: step returned NoneType"):
+    with pytest.raises(errors.UserError, match=r"Spoilt.: step returned NoneType"):
         check.check_environment(limited)
 
 

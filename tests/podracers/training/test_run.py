@@ -296,7 +296,7 @@ def test_a_broken_rule_ends_a_run_of_sebulba_after_its_first_dispatch(tmp_path):
     broken = dataclasses.replace(experiment.load(files, []), environment=Endless)
     directory = run_directory.RunDirectory(tmp_path / "run")
     directory.create()
-    message = r"Endless: .* discount other than 1; `podracers-check .*Endless`.* update 0 "
+    message = r"environment .*Endless\): .* discount other than 1; `podracers-check`.* update 0 "
     with pytest.raises(errors.UserError, match=message):
         _run(broken, directory)
     assert processes.num_lines(directory.path) == 0
