@@ -53,6 +53,24 @@ class EnvironmentSpec:
         return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), self.observation)
 
 
+class MultiDiscreteArray(specs.BoundedArray):
+    """Integers `(D,)` from 0 that stand for kinds in an observation; else a `DiscreteArray`."""
+
+    def __reduce__(self):
+        return MultiDiscreteArray, super().__reduce__()[1]
+
+
+def num_values(spec: specs.Array) -> np.ndarray | None:
+    """Returns the number of values of each part of a categorical observation, `[D]`, or None.
+
+    Networks read one-hot codes of a `specs.DiscreteArray` and of a `MultiDiscreteArray`. Other
+    integers are read as numbers, because bounds alone do not distinguish kinds from counts.
+    """
+    if not isinstance(spec, specs.DiscreteArray | MultiDiscreteArray):
+        return None
+    return np.broadcast_to(spec.maximum, spec.shape).reshape(-1).astype(np.int64) + 1
+
+
 def bounds_fault(action: specs.BoundedArray) -> str | None:
     """Returns the fault of the first faulty component of a continuous action, or None.
 

@@ -295,6 +295,7 @@ class OneHot(nn.Module):
     num_values: int | None = None
     minimum: int = 0
     ignored: Sequence[str] = ()
+    reads_integers = True  # see `network.Composed`
 
     def __post_init__(self):
         if self.num_values is not None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agents.networks import cpu_kernels
 from podracers import errors, parallel, precision
@@ -117,6 +118,18 @@ class NoisyDense(nn.Module):
         noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
         noise_in, noise_out = jnp.split(noise.astype(inputs.dtype), [num_inputs], axis=-1)
         return mean + noise_out * deviation(noise_in * inputs)
+
+
+def one_hot(numbers: jax.Array, num_values: np.ndarray) -> jax.Array:
+    """Returns float32 codes `[..., sum(num_values)]`, those of each part after the other.
+
+    Args:
+      numbers: integers `[..., D]`; the code of one that is not in its range is zero.
+      num_values: number of values of each part, `[D]`.
+    """
+    part = np.repeat(np.arange(len(num_values)), num_values)
+    value = np.concatenate([np.arange(size) for size in num_values])
+    return (numbers[..., part] == value).astype(jnp.float32)
 
 
 def mlp(

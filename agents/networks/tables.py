@@ -34,6 +34,7 @@ class Table(nn.Module):
 
     num_rows: int
     features: int = 64
+    reads_integers = True  # see `network.Composed`
 
     def __post_init__(self):
         errors.require_count(self, "num_rows", "features")

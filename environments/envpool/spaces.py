@@ -114,6 +114,8 @@ def _leaf(key: str, array: Any, codec: adaptors.ActionCodec) -> Leaf:
         shape = (*shape[1:], shape[0])
     if dtype == np.uint8:
         return Leaf(key, specs.BoundedArray(shape, dtype, 0, 255, name), channels_first)
+    if name in ("obs", "direction") and dtype == np.int32 and shape == ():
+        return Leaf(key, specs.DiscreteArray(int(np.max(array.maximum)) + 1, dtype, name))
     # Other bounds are ignored: many are those of the dtype, and some are exceeded.
     narrow = {"float64": np.float32, "int64": np.int32}.get(dtype.name, dtype)
     return Leaf(key, specs.Array(shape, narrow, name), channels_first)

@@ -103,7 +103,10 @@ def test_observation_specs():
     observation = SUBJECTS["own"].spec.observation
     assert (observation["place"].dtype, observation["steps"].dtype) == (np.float32, np.int32)
     assert (observation["action_mask"].dtype, observation["action_mask"].shape) == (bool, (3,))
-    assert observation["pair"]["1"].maximum.tolist() == [9, 2]
+    kinds = [environment.num_values(leaf) for leaf in jax.tree.leaves(observation)]
+    assert [None if sizes is None else sizes.tolist() for sizes in kinds] == [
+        *(None, None, [10, 3], None, [7], None)  # the mask, `pair`, `place`, `room`, `steps`
+    ]
     assert gymnasium_spaces.ACTION_MASK == environment.ACTION_MASK
 
 
