@@ -1,6 +1,7 @@
 """Shared parts of the adaptors of other libraries' environments.
 
-Axis legend: `A` values of an action, `D` parts of a multi-discrete action.
+Axis legend: `B` streams, `A` values of an action, `D` parts of a multi-discrete action, `H` `W` `C`
+height, width and channels of an image.
 """
 
 import dataclasses
@@ -122,6 +123,32 @@ def optional_import(module: str, user: str) -> python_types.ModuleType:
     if importlib.util.find_spec(package) is None:
         raise errors.UserError(f"{user} needs the extra '{package}': pip install '.[{package}]'")
     return importlib.import_module(module)
+
+
+def _is_channels_first(shape: tuple[int, ...], dtype: Any) -> bool:
+    """Returns whether an array is an image `[C, H, W]`: bytes, and the first axis is the smallest.
+
+    Numbers of other dtypes may be boards with any axes; encoders refuse large ones.
+    """
+    return dtype == np.uint8 and len(shape) == 3 and shape[0] < min(shape[1:])
+
+
+def channels_last_spec(spec: specs.Array) -> specs.Array:
+    """Returns the spec of `[H, W, C]` for an image `[C, H, W]`, and other specs as they are."""
+    if not _is_channels_first(spec.shape, spec.dtype):
+        return spec
+    return spec.replace(shape=(*spec.shape[1:], spec.shape[0]))
+
+
+def channels_last(observation: types.PyTree) -> types.PyTree:
+    """Returns a batch of observations (NumPy, `[B, ...]`), with `channels_last_spec`."""
+
+    def transposed(leaf: np.ndarray) -> np.ndarray:
+        if not _is_channels_first(leaf.shape[1:], leaf.dtype):
+            return leaf
+        return np.ascontiguousarray(np.moveaxis(leaf, 1, -1))
+
+    return jax.tree.map(transposed, observation)
 
 
 def image_of(spec: environment.EnvironmentSpec) -> Callable[[types.TimeStep], np.ndarray]:

@@ -243,6 +243,12 @@ class Conv(nn.Module):
         channels = images.shape[0 if _channels_first.get() else -1]
         channels = channels // 4 if is_packed(images) else channels
         shape = (self.kernel, self.kernel, channels, self.features)
+        height, width = (size * (4 if is_packed(images) else 1) for size in images.shape[1:3])
+        if self.padding == "VALID" and min(height, width) < self.kernel:
+            raise errors.UserError(
+                f"an image of {height} x {width}, without padding, is smaller than a kernel of "
+                f"{self.kernel} x {self.kernel}; use encoders.CNN with padding = 'SAME'"
+            )
         kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         kernel, bias = (weights.astype(precision.compute_dtype()) for weights in (kernel, bias))

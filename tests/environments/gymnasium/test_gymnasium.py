@@ -49,6 +49,16 @@ def test_workers_play_the_same_episodes():
     streams.assert_same(*(_record(SUBJECTS[x]) for x in ("own", "own in workers")), strict=True)
 
 
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+def test_images_with_channels_first_are_transposed(vectorization):
+    wrappers = ("tests.environments.own_games:ChannelsFirst",)
+    factory = gymnasium.Gymnasium(f"{OWN}Picture-v0", {}, vectorization, wrappers)
+    recordings = [_record(factory, 12), _record(SUBJECTS["picture"], 12)]
+    assert factory.spec.observation.shape == (12, 20, 3)
+    streams.assert_same(*recordings, strict=True)
+    assert recordings[0].timestep.observation.any()
+
+
 def test_equals_gymnasium_step_by_step():
     factory = SUBJECTS["cartpole"]
     env_id = np.array([7, 2], np.int32)
