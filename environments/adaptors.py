@@ -91,7 +91,8 @@ def action_codec(
     dtype = np.dtype(dtype)
     minimum, maximum = (np.broadcast_to(b, shape).astype(dtype) for b in (minimum, maximum))
     if dtype.kind == "f" and shape:
-        bounds = (minimum.astype(np.float32), maximum.astype(np.float32))
+        with np.errstate(over="ignore"):  # infinite bounds are a fault of the spec
+            bounds = (minimum.astype(np.float32), maximum.astype(np.float32))
         spec = specs.BoundedArray(shape, np.float32, *bounds, name="action")
         return ActionCodec(spec, shape, dtype, minimum, maximum)
     sizes = (maximum.astype(np.int64) - minimum.astype(np.int64) + 1).ravel()

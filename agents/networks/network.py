@@ -93,20 +93,6 @@ class Composed:
 
     def __post_init__(self):
         errors.require_count(self, "frame_stack", most=_MAX_FRAMES)
-        parts, _ = jax.tree.flatten_with_path(encoders.without_mask(self.spec.observation))
-        for path, part in parts:
-            sizes = environment.num_values(part)
-            if self._makes_codes and sizes is not None and sizes.sum() > _MAX_CODES:
-                name = f"{self.spec.name}: observation{jax.tree_util.keystr(path)}"
-                raise errors.UserError(
-                    f"{name} has {sizes.sum():,} values, and one-hot codes have at most "
-                    f"{_MAX_CODES:,}: choose the encoder encoders.OneHot (with its num_values) or "
-                    "tables.Table (a learnt row of each value)"
-                )
-
-    @property
-    def _makes_codes(self) -> bool:
-        return not getattr(self.encoder, "reads_integers", False)
 
     @property
     def is_recurrent(self) -> bool:
@@ -184,15 +170,24 @@ class Composed:
     def _coded(self, observation: types.PyTree) -> types.PyTree:
         """Returns the (stacked) observation `[T, B, ...]` with codes in categorical parts."""
 
-        def coded(spec: specs.Array, leaf: jax.Array) -> jax.Array:
+        def coded(path: tuple, spec: specs.Array, leaf: jax.Array) -> jax.Array:
             sizes = environment.num_values(spec)
             if sizes is None:
                 return leaf
+            if sizes.sum() > _MAX_CODES:
+                name = f"{self.spec.name}: observation{jax.tree_util.keystr(path)}"
+                raise errors.UserError(
+                    f"{name} has {sizes.sum():,} values, and one-hot codes have at most "
+                    f"{_MAX_CODES:,}: choose the encoder encoders.OneHot (with its num_values) or "
+                    "tables.Table (a learnt row of each value)"
+                )
             leaf = leaf if leaf.ndim == 3 else leaf[..., None]  # [T, B, K * D]
             return layers.one_hot(leaf, np.tile(sizes, leaf.shape[-1] // len(sizes)))
 
+        if getattr(self.encoder, "reads_integers", False):
+            return observation
         spec = encoders.without_mask(self.spec.observation)
-        return jax.tree.map(coded, spec, observation) if self._makes_codes else observation
+        return jax.tree_util.tree_map_with_path(coded, spec, observation)
 
     def _packed(self, observation: types.PyTree) -> types.PyTree:
         """Packs the frames `[..., H, W, C]` of bytes for a TPU; two leading axes."""

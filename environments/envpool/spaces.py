@@ -41,27 +41,16 @@ class Leaf:
 
 
 def actions(task_id: str, pool_spec: Any) -> adaptors.ActionCodec:
-    """Returns the translation of a task's actions.
-
-    Raises:
-      errors.UserError: a continuous action has no finite bounds.
-    """
+    """Returns the translation of a task's actions."""
     names = [name for name in pool_spec.action_array_spec if not name.endswith("env_id")]
     if len(names) != 1:
         raise errors.UserError(f"EnvPool's {task_id}: expected one array of actions, got {names}")
     inner = pool_spec.action_array_spec[names[0]]
-    bounds = np.array([np.min(inner.minimum), np.max(inner.maximum)], np.float64)
-    shape = _shape(inner)
-    # ViZDoom's combinations of buttons are a float scalar: a discrete action.
-    continuous = np.dtype(inner.dtype).kind == "f" and shape
-    if continuous and np.any(np.abs(bounds) > np.finfo(np.float32).max / 2):
-        raise errors.UserError(
-            f"EnvPool's {task_id}: a continuous action needs finite bounds, and its own are "
-            f"{bounds[0]:.3g} and {bounds[1]:.3g}"
-        )
     mask = pool_spec.state_array_spec.get(f"obs:{environment.ACTION_MASK}")
     mask_shape = None if mask is None else tuple(mask.shape)
-    return adaptors.action_codec(shape, inner.dtype, inner.minimum, inner.maximum, mask_shape)
+    return adaptors.action_codec(
+        _shape(inner), inner.dtype, inner.minimum, inner.maximum, mask_shape
+    )
 
 
 def observation(

@@ -100,7 +100,7 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
       name: the environment's name, for error messages.
 
     Raises:
-      errors.UserError: the space is none of these, or a continuous action has no finite bounds.
+      errors.UserError: the space is none of these.
     """
     if isinstance(space, spaces.Discrete):
         return specs.DiscreteArray(int(space.n), np.int32, name="action")
@@ -117,11 +117,6 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
     shape = space.shape if isinstance(space, spaces.Box) else (sum(_size(p) for p in parts),)
     low = np.concatenate([part.low.ravel() for part in parts]).reshape(shape).astype(np.float32)
     high = np.concatenate([part.high.ravel() for part in parts]).reshape(shape).astype(np.float32)
-    if not np.all(np.isfinite([low, high])):
-        raise errors.UserError(
-            f"{name}: a continuous action needs finite bounds, and its action space has low "
-            f"{low.min()} and high {high.max()} (bound it in a wrapper)"
-        )
     return specs.BoundedArray(shape, np.float32, low, high, name="action")
 
 

@@ -181,7 +181,8 @@ def test_more_values_than_codes_are_refused_with_the_choice(name):
     )
     pattern = r"test: observation\['place'\]\['number'\] has 1,025 values.*OneHot.*Table"
     with pytest.raises(errors.UserError, match=pattern) as caught:
-        MAKERS[name](spec, frame_stack=1)
+        network = MAKERS[name](spec, frame_stack=1)
+        network.step({}, network.initial_core(1), networks.zero_timestep(spec))
     assert "\n" not in str(caught.value)
 
 
