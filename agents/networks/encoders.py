@@ -459,7 +459,8 @@ class DeepSets(nn.Module):
     def __call__(self, observation):
         """Returns features `[N, K * hidden_sizes[-1]]`."""
         leaves = jax.tree.leaves(without_mask(observation))
-        if len({leaf.shape[1:2] for leaf in leaves}) != 1 or leaves[0].ndim == 1:
+        is_items = all(leaf.ndim > 1 and leaf.size for leaf in leaves)
+        if len({leaf.shape[1:2] for leaf in leaves}) != 1 or not is_items:
             shapes = [leaf.shape[1:] for leaf in leaves]
             raise errors.UserError(f"DeepSets needs leaves [items, ...]; the shapes are {shapes}")
         leaves = [layers.as_floats(leaf).reshape(*leaf.shape[:2], -1) for leaf in leaves]

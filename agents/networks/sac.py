@@ -334,5 +334,5 @@ def sac_network(
         head,
         PolicyModule(head.num_outputs, policy_body or body, trunk),
         CriticModule(head.num_values, critic_body or body, num_critics, encoder, trunk),
-        networks.Composed(spec, _Frames(), frame_stack, encoder or policy_body),
+        networks.Composed(spec, _Frames(), frame_stack, encoder or (policy_body and critic_body)),
     )
