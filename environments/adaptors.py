@@ -134,22 +134,24 @@ def _is_channels_first(shape: tuple[int, ...], dtype: Any) -> bool:
     return dtype == np.uint8 and len(shape) == 3 and shape[0] < min(shape[1:])
 
 
-def channels_last_spec(spec: specs.Array) -> specs.Array:
-    """Returns the spec of `[H, W, C]` for an image `[C, H, W]`, and other specs as they are."""
-    if not _is_channels_first(spec.shape, spec.dtype):
-        return spec
-    return spec.replace(shape=(*spec.shape[1:], spec.shape[0]))
+def channels_last_spec(tree: types.PyTree) -> types.PyTree:
+    """Returns specs `[H, W, C]` in place of those of images `[C, H, W]`."""
+
+    def moved(spec: specs.Array) -> specs.Array:
+        is_first = _is_channels_first(spec.shape, spec.dtype)
+        return spec.replace(shape=(*spec.shape[1:], spec.shape[0])) if is_first else spec
+
+    return jax.tree.map(moved, tree)
 
 
-def channels_last(observation: types.PyTree) -> types.PyTree:
-    """Returns a batch of observations (NumPy, `[B, ...]`), with `channels_last_spec`."""
+def channels_last(tree: types.PyTree) -> types.PyTree:
+    """Returns a batch, whose leaves are NumPy arrays `[B, ...]`, as `channels_last_spec`."""
 
-    def transposed(leaf: np.ndarray) -> np.ndarray:
-        if not _is_channels_first(leaf.shape[1:], leaf.dtype):
-            return leaf
-        return np.ascontiguousarray(np.moveaxis(leaf, 1, -1))
+    def moved(leaf: np.ndarray) -> np.ndarray:
+        is_first = _is_channels_first(leaf.shape[1:], leaf.dtype)
+        return np.ascontiguousarray(np.moveaxis(leaf, 1, -1)) if is_first else leaf
 
-    return jax.tree.map(transposed, observation)
+    return jax.tree.map(moved, tree)
 
 
 def image_of(spec: environment.EnvironmentSpec) -> Callable[[types.TimeStep], np.ndarray]:

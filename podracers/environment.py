@@ -54,7 +54,7 @@ class EnvironmentSpec:
 
 
 class MultiDiscreteArray(specs.BoundedArray):
-    """Integers `(D,)` from 0 that stand for kinds in an observation; else a `DiscreteArray`."""
+    """Integers `(D,)` from 0 that stand for kinds; a single one is a `specs.DiscreteArray`."""
 
     def __reduce__(self):
         return MultiDiscreteArray, super().__reduce__()[1]
@@ -63,10 +63,10 @@ class MultiDiscreteArray(specs.BoundedArray):
 def num_values(spec: specs.Array) -> np.ndarray | None:
     """Returns the number of values of each part of a categorical observation, `[D]`, or None.
 
-    Networks read one-hot codes of a `specs.DiscreteArray` and of a `MultiDiscreteArray`. Other
-    integers are read as numbers, because bounds alone do not distinguish kinds from counts.
+    Networks read one-hot codes of a `specs.DiscreteArray` and of a `MultiDiscreteArray` of shape
+    `(D,)`. Other integers are numbers, because bounds alone do not distinguish kinds from counts.
     """
-    if not isinstance(spec, specs.DiscreteArray | MultiDiscreteArray):
+    if not isinstance(spec, specs.DiscreteArray | MultiDiscreteArray) or len(spec.shape) > 1:
         return None
     return np.broadcast_to(spec.maximum, spec.shape).reshape(-1).astype(np.int64) + 1
 

@@ -67,10 +67,7 @@ class Gymnasium:
             limit = env.spec.max_episode_steps if env.spec is not None else None
             return environment.EnvironmentSpec(
                 name,
-                jax.tree.map(
-                    adaptors.channels_last_spec,
-                    spaces.observation_spec(env.observation_space, name),
-                ),
+                adaptors.channels_last_spec(spaces.observation_spec(env.observation_space, name)),
                 spaces.action_spec(env.action_space, name),
                 limit,
             )
@@ -164,16 +161,13 @@ class _HostEnvironment:
         self.num_envs = num_envs
 
     def reset(self) -> types.TimeStep:
-        return self._timestep(self._vector.reset())
+        return adaptors.channels_last(types.TimeStep(*self._vector.reset()))
 
     def send(self, action: np.ndarray) -> None:
         self._vector.send(np.asarray(action))
 
     def recv(self) -> types.TimeStep:
-        return self._timestep(self._vector.recv())
-
-    def _timestep(self, step: sync_vector.VectorStep) -> types.TimeStep:
-        return types.TimeStep(adaptors.channels_last(step.observation), *step[1:])
+        return adaptors.channels_last(types.TimeStep(*self._vector.recv()))
 
     def render(self) -> list[np.ndarray]:
         """Returns a picture of each environment of a `filmed` factory."""

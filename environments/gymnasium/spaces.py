@@ -49,9 +49,8 @@ def observation_spec(space: Any, name: str, path: str = "") -> Any:
     if isinstance(space, spaces.MultiDiscrete):
         from podracers import environment  # noqa: PLC0415  (imports JAX)
 
-        of_kinds = len(space.shape) == 1  # not a grid
-        kind = environment.MultiDiscreteArray if of_kinds else specs.BoundedArray
-        return kind(space.shape, np.int32, 0, space.nvec - 1, name=label)
+        maximum = space.nvec - 1
+        return environment.MultiDiscreteArray(space.shape, np.int32, 0, maximum, name=label)
     if isinstance(space, spaces.MultiBinary):
         return specs.Array(space.shape, np.bool_, name=label)
     if isinstance(space, spaces.Box):
