@@ -20,7 +20,7 @@ from agents.networks import cores, encoders, heads, layers
 from podracers import environment, errors, parallel, types
 
 _MAX_FRAMES = 256  # in a stack: each adds operations to the program, and 30 ms to its compilation
-_MAX_CODES = 1024  # units of one-hot codes of a part of an observation
+_MAX_CODES = 2048  # units of one-hot codes of a part of an observation
 _BYTES_AT_ONCE = 2**26  # of observations that are unrolled without a gradient: 9,500 Atari frames
 
 

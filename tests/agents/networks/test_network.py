@@ -1,5 +1,6 @@
 """Networks: unrolling is stepping, rows are independent, every form of a layer is the same."""
 
+import copy
 import functools
 import importlib
 
@@ -129,6 +130,7 @@ MAKERS = {
 
 
 def _spec(observation):
+    observation = copy.deepcopy(observation)  # copies, as in other processes, keep their kind
     return environment.EnvironmentSpec("test", observation, DISCRETE)
 
 
@@ -177,9 +179,9 @@ def test_encoders_that_read_integers_get_them(encoder, num_inputs):
 @pytest.mark.parametrize("name", MAKERS)
 def test_more_values_than_codes_are_refused_with_the_choice(name):
     spec = _spec(
-        {"seed": specs.DiscreteArray(1024), "place": {"number": specs.DiscreteArray(1025)}}
+        {"seed": specs.DiscreteArray(2048), "place": {"number": specs.DiscreteArray(2049)}}
     )
-    pattern = r"test: observation\['place'\]\['number'\] has 1,025 values.*OneHot.*Table"
+    pattern = r"test: observation\['place'\]\['number'\] has 2,049 values.*OneHot.*Table"
     with pytest.raises(errors.UserError, match=pattern) as caught:
         network = MAKERS[name](spec, frame_stack=1)
         network.step({}, network.initial_core(1), networks.zero_timestep(spec))
