@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents.networks import encoders, heads
+from agents.networks import encoders, heads, layers
 from podracers import environment, types
 
 
@@ -70,13 +70,10 @@ def extended_rollout(rollout: types.Rollout, action_spec: specs.Array) -> types.
 
 def _features(action: jax.Array, action_spec: specs.Array) -> jax.Array:
     """Returns an action as features `[..., F]`: one-hot parts, or components in `[-1, 1]`."""
-    if isinstance(action_spec, specs.DiscreteArray):
-        return jax.nn.one_hot(action, action_spec.num_values)
     if np.issubdtype(action_spec.dtype, np.floating):
         return heads.from_spec(action_spec).to_units(action)
-    sizes = np.broadcast_to(action_spec.maximum, action_spec.shape) + 1  # [D]
-    parts = [jax.nn.one_hot(action[..., part], int(size)) for part, size in enumerate(sizes)]
-    return jnp.concatenate(parts, axis=-1)
+    sizes = np.broadcast_to(action_spec.maximum, action_spec.shape).reshape(-1) + 1  # [D]
+    return layers.one_hot(action if action_spec.shape else action[..., None], sizes)
 
 
 def _beside(observation: types.PyTree, action: Any, reward: Any) -> dict[str, Any]:

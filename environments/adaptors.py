@@ -1,6 +1,7 @@
 """Shared parts of the adaptors of other libraries' environments.
 
-Axis legend: `A` values of an action, `D` parts of a multi-discrete action.
+Axis legend: `B` streams, `A` values of an action, `D` parts of a multi-discrete action, `H` `W` `C`
+height, width and channels of an image.
 """
 
 import contextlib
@@ -96,7 +97,8 @@ def action_codec(
     dtype = np.dtype(dtype)
     minimum, maximum = (np.broadcast_to(b, shape).astype(dtype) for b in (minimum, maximum))
     if dtype.kind == "f" and shape:
-        bounds = (minimum.astype(np.float32), maximum.astype(np.float32))
+        with np.errstate(over="ignore"):  # infinite bounds are a fault of the spec
+            bounds = (minimum.astype(np.float32), maximum.astype(np.float32))
         spec = specs.BoundedArray(shape, np.float32, *bounds, name="action")
         return ActionCodec(spec, shape, dtype, minimum, maximum)
     sizes = (maximum.astype(np.int64) - minimum.astype(np.int64) + 1).ravel()
@@ -152,6 +154,34 @@ def optional_import(module: str, user: str) -> python_types.ModuleType:
     if importlib.util.find_spec(package) is None:
         raise errors.UserError(f"{user} needs the extra '{package}': pip install '.[{package}]'")
     return importlib.import_module(module)
+
+
+def _is_channels_first(shape: tuple[int, ...], dtype: Any) -> bool:
+    """Returns whether an array is an image `[C, H, W]`: bytes, and the first axis is the smallest.
+
+    Numbers of other dtypes may be boards with any axes; encoders refuse large ones.
+    """
+    return dtype == np.uint8 and len(shape) == 3 and shape[0] < min(shape[1:])
+
+
+def channels_last_spec(tree: types.PyTree) -> types.PyTree:
+    """Returns specs `[H, W, C]` in place of those of images `[C, H, W]`."""
+
+    def moved(spec: specs.Array) -> specs.Array:
+        is_first = _is_channels_first(spec.shape, spec.dtype)
+        return spec.replace(shape=(*spec.shape[1:], spec.shape[0])) if is_first else spec
+
+    return jax.tree.map(moved, tree)
+
+
+def channels_last(tree: types.PyTree) -> types.PyTree:
+    """Returns a batch, whose leaves are NumPy arrays `[B, ...]`, as `channels_last_spec`."""
+
+    def moved(leaf: np.ndarray) -> np.ndarray:
+        is_first = _is_channels_first(leaf.shape[1:], leaf.dtype)
+        return np.ascontiguousarray(np.moveaxis(leaf, 1, -1)) if is_first else leaf
+
+    return jax.tree.map(moved, tree)
 
 
 def image_of(spec: environment.EnvironmentSpec) -> Callable[[types.TimeStep], np.ndarray]:

@@ -11,7 +11,7 @@ The action specification (`dm_env.specs`) determines the kind of policy:
 - `specs.DiscreteArray(num_values)`: one integer in `[0, num_values)`.
 - an integer `specs.BoundedArray` of shape `(D,)`: multi-discrete; part `d` lies in
   `[0, maximum[d]]`.
-- a floating `specs.BoundedArray`: continuous; see `bounds_fault`.
+- a floating `specs.BoundedArray`: continuous; every component has finite, different bounds.
 """
 
 import dataclasses
@@ -53,7 +53,46 @@ class EnvironmentSpec:
         return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), self.observation)
 
 
-def bounds_fault(action: specs.BoundedArray) -> str | None:
+class MultiDiscreteArray(specs.BoundedArray):
+    """Integers `(D,)` from 0 that stand for kinds; a single one is a `specs.DiscreteArray`."""
+
+    def __reduce__(self):
+        return MultiDiscreteArray, super().__reduce__()[1]
+
+
+def num_values(spec: specs.Array) -> np.ndarray | None:
+    """Returns the number of values of each part of a categorical observation, `[D]`, or None.
+
+    Networks read one-hot codes of a `specs.DiscreteArray` and of a `MultiDiscreteArray` of shape
+    `(D,)`. Other integers are numbers, because bounds alone do not distinguish kinds from counts.
+    """
+    if not isinstance(spec, specs.DiscreteArray | MultiDiscreteArray) or len(spec.shape) > 1:
+        return None
+    return np.broadcast_to(spec.maximum, spec.shape).reshape(-1).astype(np.int64) + 1
+
+
+def action_fault(action: Any) -> str | None:
+    """Returns the fault of an action's spec, if it has one."""
+    if not isinstance(action, specs.BoundedArray):
+        return (
+            f"is a {type(action).__name__}, supported are a DiscreteArray, an integer BoundedArray "
+            "of shape (D,) and a floating BoundedArray (all of dm_env.specs)"
+        )
+    is_float = np.issubdtype(action.dtype, np.floating)
+    is_number = is_float or np.issubdtype(action.dtype, np.integer)
+    if not is_number or jax.dtypes.canonicalize_dtype(action.dtype) != action.dtype:
+        return f"has dtype {action.dtype}, expected int32, float32 or a smaller one"
+    if is_float:
+        return _bounds_fault(action)
+    if not isinstance(action, specs.DiscreteArray):
+        if len(action.shape) != 1:
+            return f"has shape {action.shape}: use a DiscreteArray, or shape (D,) for several parts"
+        if np.any(action.minimum != 0):
+            return f"has minimum {action.minimum}: parts count from 0"
+    return None
+
+
+def _bounds_fault(action: specs.BoundedArray) -> str | None:
     """Returns the fault of the first faulty component of a continuous action, or None.
 
     Bounds are finite, and the dtype has their difference and its reciprocal as normal numbers.

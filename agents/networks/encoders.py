@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from agents.networks import layers
 from podracers import environment, errors, types
 
+_MAX_CHANNELS = 16  # in images of fewer pixels a side that have twice as many channels
 _ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # of `jax.nn`
 
 
@@ -66,15 +67,20 @@ def _flatten(leaves: Sequence[jax.Array]) -> jax.Array | None:
     return jnp.concatenate(flat, axis=-1) if flat else None
 
 
-def _as_vector(observation: types.PyTree) -> jax.Array | None:
-    return _flatten(jax.tree.leaves(without_mask(observation)))
+def _as_vector(observation: types.PyTree) -> jax.Array:
+    vector = _flatten(jax.tree.leaves(without_mask(observation)))
+    if vector is None or not vector.shape[-1]:
+        raise errors.UserError(
+            "the observation has no part that the encoder reads (a mask is none): add a constant"
+        )
+    return vector
 
 
 def image_or_error(observation: types.PyTree, encoder: str):
     """Returns the image and the vector of `split_image`; `encoder` is a name for the message.
 
     Raises:
-      UserError: there is no image.
+      UserError: there is no image, or another axis than the last has the channels.
     """
     image, vector = split_image(observation)
     if image is None:
@@ -82,6 +88,13 @@ def image_or_error(observation: types.PyTree, encoder: str):
         raise errors.UserError(
             f"{encoder} needs exactly one image, of shape [height, width, channels] or "
             f"[height, width], in the observation; its shapes are {shapes}; use MLP for vectors"
+        )
+    sides, channels = image.shape[1:3], image.shape[3]
+    unlike = min(sides) <= _MAX_CHANNELS and min(max(sides), channels) >= 2 * _MAX_CHANNELS
+    if unlike and not layers.is_packed(image):
+        raise errors.UserError(
+            f"{encoder}: channels seem to be axis {sides.index(min(sides))} of the image "
+            f"{[*image.shape[1:]]}, expected [height, width, channels]; transpose it in a wrapper"
         )
     return image, vector
 
@@ -295,6 +308,7 @@ class OneHot(nn.Module):
     num_values: int | None = None
     minimum: int = 0
     ignored: Sequence[str] = ()
+    reads_integers = True  # see `network.Composed`
 
     def __post_init__(self):
         if self.num_values is not None:
@@ -445,7 +459,8 @@ class DeepSets(nn.Module):
     def __call__(self, observation):
         """Returns features `[N, K * hidden_sizes[-1]]`."""
         leaves = jax.tree.leaves(without_mask(observation))
-        if len({leaf.shape[1:2] for leaf in leaves}) != 1 or leaves[0].ndim == 1:
+        is_items = all(leaf.ndim > 1 and leaf.size for leaf in leaves)
+        if len({leaf.shape[1:2] for leaf in leaves}) != 1 or not is_items:
             shapes = [leaf.shape[1:] for leaf in leaves]
             raise errors.UserError(f"DeepSets needs leaves [items, ...]; the shapes are {shapes}")
         leaves = [layers.as_floats(leaf).reshape(*leaf.shape[:2], -1) for leaf in leaves]
@@ -475,8 +490,6 @@ class NatureCNN(nn.Module):
     def __call__(self, observation):
         """Returns features `[N, hidden]`, and after them the vector of the observation."""
         image, vector = image_or_error(observation, "NatureCNN")
-        if min(image.shape[1:3]) * (4 if layers.is_packed(image) else 1) < 36:
-            raise errors.UserError("NatureCNN needs images of at least 36 x 36; use CNN")
         trunk = _Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), "VALID", self.layer_norm)
         features = _features(trunk, image)
         features = layers.mlp(features, (self.hidden,), jax.nn.relu, layer_norm=self.layer_norm)

@@ -343,7 +343,11 @@ def from_spec(
     Raises:
       UserError: the kind does not fit the specification, or no kind does.
     """
-    fitting = _fitting(action_spec)
+    if fault := environment.action_fault(action_spec):
+        raise errors.UserError(f"the action {fault}")
+    fitting = ("categorical",) if not action_spec.shape else ("multi_discrete",)
+    if np.issubdtype(action_spec.dtype, np.floating):
+        fitting = tuple(_CONTINUOUS)
     kind = kind or fitting[0]
     if kind not in fitting:
         raise errors.UserError(
@@ -354,28 +358,10 @@ def from_spec(
     minimum = np.broadcast_to(action_spec.minimum, action_spec.shape).reshape(-1)
     maximum = np.broadcast_to(action_spec.maximum, action_spec.shape).reshape(-1)
     if kind == "multi_discrete":
-        if minimum.any():
-            raise errors.UserError(f"multi-discrete actions must start at 0: {action_spec!r}")
         return MultiDiscrete(tuple(int(most) + 1 for most in maximum))
-    if fault := environment.bounds_fault(action_spec):
-        raise errors.UserError(f"the action {fault}")
     return _CONTINUOUS[kind](
         minimum=tuple(minimum.tolist()),
         maximum=tuple(maximum.tolist()),
         shape=tuple(action_spec.shape),
         state_dependent_std=state_dependent_std,
-    )
-
-
-def _fitting(action_spec: specs.Array) -> tuple[str, ...]:
-    """Returns the kinds of head that fit; the first is the default."""
-    if isinstance(action_spec, specs.DiscreteArray):
-        return ("categorical",)
-    if isinstance(action_spec, specs.BoundedArray):
-        if np.issubdtype(action_spec.dtype, np.floating):
-            return tuple(_CONTINUOUS)
-        if np.issubdtype(action_spec.dtype, np.integer) and len(action_spec.shape) == 1:
-            return ("multi_discrete",)
-    raise errors.UserError(
-        f"expected discrete, integer [D] or bounded floating actions, got {action_spec!r}"
     )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agents.networks import cpu_kernels
 from podracers import errors, parallel, precision
@@ -117,6 +118,18 @@ class NoisyDense(nn.Module):
         noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
         noise_in, noise_out = jnp.split(noise.astype(inputs.dtype), [num_inputs], axis=-1)
         return mean + noise_out * deviation(noise_in * inputs)
+
+
+def one_hot(numbers: jax.Array, num_values: np.ndarray) -> jax.Array:
+    """Returns float32 codes `[..., sum(num_values)]`, those of each part after the other.
+
+    Args:
+      numbers: integers `[..., D]`; the code of one that is not in its range is zero.
+      num_values: number of values of each part, `[D]`.
+    """
+    part = np.repeat(np.arange(len(num_values)), num_values)
+    value = np.concatenate([np.arange(size) for size in num_values])
+    return (numbers[..., part] == value).astype(jnp.float32)
 
 
 def mlp(
@@ -230,6 +243,12 @@ class Conv(nn.Module):
         channels = images.shape[0 if _channels_first.get() else -1]
         channels = channels // 4 if is_packed(images) else channels
         shape = (self.kernel, self.kernel, channels, self.features)
+        height, width = (size * (4 if is_packed(images) else 1) for size in images.shape[1:3])
+        if self.padding == "VALID" and min(height, width) < self.kernel:
+            raise errors.UserError(
+                f"an image of {height} x {width}, without padding, is smaller than a kernel of "
+                f"{self.kernel} x {self.kernel}; use encoders.CNN with padding = 'SAME'"
+            )
         kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         kernel, bias = (weights.astype(precision.compute_dtype()) for weights in (kernel, bias))

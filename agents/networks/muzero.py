@@ -235,7 +235,8 @@ def model(
     errors.require_types(model, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
     sizes = num_actions, num_atoms, tuple(hidden_sizes)
-    representation = networks.Composed(spec, Representation(torso, latent_size), frame_stack)
+    module = Representation(torso, latent_size)
+    representation = networks.Composed(spec, module, frame_stack, torso.encoder)
     projector = projection_size and Projector(projection_size)
     return Model(representation, Dynamics(*sizes), Predictor(*sizes), projector)
 
@@ -326,4 +327,4 @@ def policy_value(
     errors.require_types(policy_value, locals())
     torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
     predictor = Predictor(num_actions, num_atoms, tuple(hidden_sizes), num_cells)
-    return networks.Composed(spec, PolicyValue(torso, predictor))
+    return networks.Composed(spec, PolicyValue(torso, predictor), encoder=torso.encoder)

@@ -14,11 +14,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dm_env import specs
 
 from agents.networks import cores, encoders, heads, layers
 from podracers import environment, errors, parallel, types
 
 _MAX_FRAMES = 256  # in a stack: each adds operations to the program, and 30 ms to its compilation
+_MAX_CODES = 2048  # units of one-hot codes of a part of an observation
 _BYTES_AT_ONCE = 2**26  # of observations that are unrolled without a gradient: 9,500 Atari frames
 
 
@@ -77,6 +79,8 @@ class Composed:
       module: Flax module, `module(states, observation, first) -> (output, states)`, all
         `[T, B, ...]`, with `initial_states(batch_size)`.
       frame_stack: number of frames in the encoders' inputs; 1 for no stack.
+      encoder: module that reads the observations. Categorical parts (`environment.num_values`) are
+        one-hot codes for it, unless its `reads_integers` is true.
       packs_frames: whether a TPU packs frames of bytes before it stacks them (`layers.pack`), for
         encoders that read them.
     """
@@ -84,6 +88,7 @@ class Composed:
     spec: environment.EnvironmentSpec
     module: nn.Module
     frame_stack: int = 1
+    encoder: nn.Module | None = None
     packs_frames: bool = False
 
     def __post_init__(self):
@@ -103,6 +108,7 @@ class Composed:
         timestep = jax.tree.map(lambda x: jnp.asarray(x)[None, :1], timestep)
         core = self.initial_core(1)
         observation, states, _ = self._inputs(core, timestep)
+        observation = self._coded(observation)
         return self.module.init(key, states, observation, timestep.first())["params"]
 
     def initial_core(self, batch_size: int) -> Any:
@@ -132,7 +138,7 @@ class Composed:
         observation, states, frames = self._inputs(core, timestep)
         noise = () if key is None else (key,)
         output, states = self.module.apply(
-            {"params": params}, states, observation, timestep.first(), *noise
+            {"params": params}, states, self._coded(observation), timestep.first(), *noise
         )
         return output, (Core(frames, states) if core != () else ())
 
@@ -160,6 +166,28 @@ class Composed:
             core.frames, self._packed(observation), timestep.first(), self.frame_stack
         )
         return stacks, core.states, frames
+
+    def _coded(self, observation: types.PyTree) -> types.PyTree:
+        """Returns the (stacked) observation `[T, B, ...]` with codes in categorical parts."""
+
+        def coded(path: tuple, spec: specs.Array, leaf: jax.Array) -> jax.Array:
+            sizes = environment.num_values(spec)
+            if sizes is None:
+                return leaf
+            if sizes.sum() > _MAX_CODES:
+                name = f"{self.spec.name}: observation{jax.tree_util.keystr(path)}"
+                raise errors.UserError(
+                    f"{name} has {sizes.sum():,} values, and one-hot codes have at most "
+                    f"{_MAX_CODES:,}: choose the encoder encoders.OneHot (with its num_values) or "
+                    "tables.Table (a learnt row of each value)"
+                )
+            leaf = leaf if leaf.ndim == 3 else leaf[..., None]  # [T, B, K * D]
+            return layers.one_hot(leaf, np.tile(sizes, leaf.shape[-1] // len(sizes)))
+
+        if getattr(self.encoder, "reads_integers", False):
+            return observation
+        spec = encoders.without_mask(self.spec.observation)
+        return jax.tree_util.tree_map_with_path(coded, spec, observation)
 
     def _packed(self, observation: types.PyTree) -> types.PyTree:
         """Packs the frames `[..., H, W, C]` of bytes for a TPU; two leading axes."""
@@ -293,7 +321,7 @@ def actor_critic(
     require_cells(num_cells, core=core)
     torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
     module = ActorCriticModule(head, torsos, num_cells)
-    return Composed(spec, module, frame_stack, torso.packs_frames)
+    return Composed(spec, module, frame_stack, torso.encoder, torso.packs_frames)
 
 
 def unroll_after(

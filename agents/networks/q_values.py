@@ -123,4 +123,4 @@ def q_network(
     sizes = tuple(head_hidden_sizes)
     networks.require_cells(num_cells, core=core, head_hidden_sizes=sizes)
     module = QModule(num_actions, torso, dueling, sizes, num_atoms, noisy, num_cells)
-    return networks.Composed(spec, module, frame_stack, torso.packs_frames)
+    return networks.Composed(spec, module, frame_stack, torso.encoder, torso.packs_frames)

@@ -10,7 +10,6 @@ continuous action, `A` actions, `C` critics.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -38,38 +37,21 @@ Critics = Callable[[jax.Array | None], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Continuous:
-    """A normal squashed by a hyperbolic tangent, whose mean and deviation depend on the state.
+class Continuous(heads.TanhGaussian):
+    """A squashed normal whose mean and deviation depend on the state.
 
-    The critics' inputs and the entropies are of actions scaled to `[-1, 1]`, so neither depends on
-    the units of the environment.
-
-    Attributes:
-      minimum: lower bounds, `D` of them.
-      maximum: upper bounds, `D` of them.
-      shape: shape of the action; `D` is its size.
+    The critics' inputs and the entropies are in units of the bounds.
     """
 
-    minimum: tuple[float, ...]
-    maximum: tuple[float, ...]
-    shape: tuple[int, ...]
+    state_dependent_std: bool = True
     num_values = 1
     default_target_entropy = -1.0
     most_target_entropy = math.log(2.0)  # of the uniform policy
     default_greedy_evaluation = True  # the mean action, as published
 
-    @functools.cached_property
-    def _head(self) -> heads.TanhGaussian:
-        return heads.TanhGaussian(self.minimum, self.maximum, self.shape, state_dependent_std=True)
-
-    @property
-    def num_outputs(self) -> int:
-        """Means and log standard deviations."""
-        return self._head.num_outputs
-
     def act(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, mode: bool):
         """Returns an action of each row for the environment; the most probable if `mode`."""
-        raw = self._head.mode(outputs, mask) if mode else self._head.sample(outputs, mask, key)
+        raw = self.mode(outputs, mask) if mode else self.sample(outputs, mask, key)
         return self._to_environment(jnp.tanh(raw))
 
     def random(self, mask: jax.Array | None, key: jax.Array) -> jax.Array:
@@ -79,7 +61,7 @@ class Continuous:
 
     def to_critics(self, action: jax.Array) -> jax.Array | None:
         """Returns the critics' input, `[N, D]` in `[-1, 1]`, for the environment's actions."""
-        return jnp.clip(self._head.to_units(action.astype(jnp.float32)), -1.0, 1.0)
+        return jnp.clip(self.to_units(action.astype(jnp.float32)), -1.0, 1.0)
 
     def taken(self, values: jax.Array, action: jax.Array) -> jax.Array:
         """Returns the values `[C, N]` of the environment's actions, from critics' outputs."""
@@ -90,9 +72,9 @@ class Continuous:
         self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, critics: Critics
     ) -> Expectation:
         """Returns a single-sample estimate; gradients pass to `outputs` and to the critics."""
-        raw = self._head.sample(outputs, mask, key)
+        raw = self.sample(outputs, mask, key)
         value = jnp.min(critics(jnp.tanh(raw))[..., 0], axis=0)
-        return Expectation(value, -self._head.log_prob(outputs, mask, raw))
+        return Expectation(value, -self.log_prob(outputs, mask, raw))
 
     def target_entropy(self, setting: float, mask: jax.Array | None) -> jax.Array | float:
         """Returns the entropy to keep, in nats: `setting` times the number of components."""
@@ -108,40 +90,22 @@ class Continuous:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Discrete:
+class Discrete(heads.Categorical):
     """One discrete action: expectations are sums over the legal ones; methods as of `Continuous`.
 
     Christodoulou, "Soft Actor-Critic for Discrete Action Settings", 2019,
     https://arxiv.org/abs/1910.07207.
-
-    Attributes:
-      num_actions: number of actions, `A`.
     """
 
-    num_actions: int
     default_target_entropy = 0.98
     most_target_entropy = 1.0
     default_greedy_evaluation = False
 
-    @property
-    def num_outputs(self) -> int:
-        """A logit for each action."""
-        return self.num_actions
-
-    @property
-    def num_values(self) -> int:
-        """A value for each action."""
-        return self.num_actions
-
-    @functools.cached_property
-    def _head(self) -> heads.Categorical:
-        return heads.Categorical(self.num_actions)
-
     def act(self, outputs, mask, key, mode):
-        return self._head.mode(outputs, mask) if mode else self._head.sample(outputs, mask, key)
+        return self.mode(outputs, mask) if mode else self.sample(outputs, mask, key)
 
     def random(self, mask, key):
-        noise = jax.vmap(lambda k: jax.random.uniform(k, (self.num_actions,)))(key)
+        noise = jax.vmap(lambda k: jax.random.uniform(k, (self.num_values,)))(key)
         return exploration.legal_argmax(noise, mask)
 
     def to_critics(self, action):
@@ -154,17 +118,17 @@ class Discrete:
     def expect(self, outputs, mask, key, critics):
         """Returns the exact expectation over the legal actions."""
         del key
-        policy = self._head.probabilities(outputs, mask)
+        policy = self.probabilities(outputs, mask)
         value = jnp.sum(policy * jnp.min(critics(None), axis=0), axis=-1)
-        return Expectation(value, self._head.entropy(outputs, mask))
+        return Expectation(value, self.entropy(outputs, mask))
 
     def target_entropy(self, setting, mask):
         """Returns `setting` times the entropy of the uniform legal policy, `[N]`."""
         if mask is None:
-            return setting * math.log(self.num_actions)
+            return setting * math.log(self.num_values)
         legal = jnp.sum(mask, axis=-1)
         # Where nothing is legal, the policy is uniform over everything.
-        return setting * jnp.log(jnp.where(legal > 0, legal, self.num_actions))
+        return setting * jnp.log(jnp.where(legal > 0, legal, self.num_values))
 
 
 SACHead = Continuous | Discrete
@@ -370,5 +334,5 @@ def sac_network(
         head,
         PolicyModule(head.num_outputs, policy_body or body, trunk),
         CriticModule(head.num_values, critic_body or body, num_critics, encoder, trunk),
-        networks.Composed(spec, _Frames(), frame_stack),
+        networks.Composed(spec, _Frames(), frame_stack, encoder or (policy_body and critic_body)),
     )

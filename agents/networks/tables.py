@@ -34,6 +34,7 @@ class Table(nn.Module):
 
     num_rows: int
     features: int = 64
+    reads_integers = True  # see `network.Composed`
 
     def __post_init__(self):
         errors.require_count(self, "num_rows", "features")
@@ -43,7 +44,7 @@ class Table(nn.Module):
     def __call__(self, observation):
         """Returns features `[N, D]`."""
         leaves = jax.tree.leaves(encoders.without_mask(observation))
-        if not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves):
+        if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves):
             raise errors.UserError(
                 f"Table needs observations that are integers, got {[str(x.dtype) for x in leaves]}"
             )

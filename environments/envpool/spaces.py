@@ -1,6 +1,6 @@
 """Conversion of EnvPool's arrays to the contract: specs, layouts and dtypes, batched over streams.
 
-Axis legend: `B` streams, `C` channels.
+Axis legend: `B` streams.
 """
 
 import dataclasses
@@ -23,21 +23,16 @@ class Leaf:
     Attributes:
       key: EnvPool's name of the array.
       spec: specification of the contract.
-      channels_first: whether it is an image `[C, height, width]` that becomes `[height, width, C]`.
       is_mask: whether it is the action mask; at least one action is always legal.
     """
 
     key: str
     spec: specs.Array
-    channels_first: bool = False
     is_mask: bool = False
 
     def read(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the array as `spec` describes it, `[B, ...]`."""
-        array = state[self.key]
-        if self.channels_first and self.spec.shape[-1] > 1:
-            array = np.ascontiguousarray(np.moveaxis(array, 1, -1))
-        # For one channel, the two layouts are the same bytes.
+        array = adaptors.channels_last(state[self.key])
         array = array.reshape(array.shape[0], *self.spec.shape)
         if self.is_mask:
             # Some of Jumanji's mazes begin without a legal move; any action ends the episode.
@@ -46,28 +41,15 @@ class Leaf:
 
 
 def actions(task_id: str, pool_spec: Any) -> adaptors.ActionCodec:
-    """Returns the translation of a task's actions.
-
-    Raises:
-      errors.UserError: a continuous action has no finite bounds.
-    """
+    """Returns the translation of a task's actions."""
     names = [name for name in pool_spec.action_array_spec if not name.endswith("env_id")]
     if len(names) != 1:
         raise errors.UserError(f"EnvPool's {task_id}: expected one array of actions, got {names}")
     inner = pool_spec.action_array_spec[names[0]]
-    bounds = np.array([np.min(inner.minimum), np.max(inner.maximum)], np.float64)
-    shape = _shape(inner)
-    # ViZDoom's combinations of buttons are a float scalar: a discrete action.
-    continuous = np.dtype(inner.dtype).kind == "f" and shape
-    if continuous and np.any(np.abs(bounds) > np.finfo(np.float32).max / 2):
-        raise errors.UserError(
-            f"EnvPool's {task_id}: a continuous action needs finite bounds, and its own are "
-            f"{bounds[0]:.3g} and {bounds[1]:.3g}"
-        )
     mask = pool_spec.state_array_spec.get(f"obs:{environment.ACTION_MASK}")
     mask_shape = None if mask is None else tuple(mask.shape)
     return adaptors.action_codec(
-        task_id, shape, inner.dtype, inner.minimum, inner.maximum, mask_shape
+        task_id, _shape(inner), inner.dtype, inner.minimum, inner.maximum, mask_shape
     )
 
 
@@ -110,15 +92,14 @@ def _leaf(key: str, array: Any, codec: adaptors.ActionCodec) -> Leaf:
     if key == f"obs:{environment.ACTION_MASK}":
         spec = specs.BoundedArray(codec.mask_shape(), bool, False, True, name)
         return Leaf(key, spec, is_mask=True)
-    # The smallest axis of an image is the channel axis.
-    channels_first = dtype == np.uint8 and len(shape) == 3 and shape[0] < min(shape[1:])
-    if channels_first:
-        shape = (*shape[1:], shape[0])
     if dtype == np.uint8:
-        return Leaf(key, specs.BoundedArray(shape, dtype, 0, 255, name), channels_first)
+        spec = specs.BoundedArray(shape, dtype, 0, 255, name)
+        return Leaf(key, adaptors.channels_last_spec(spec))
+    if name in ("obs", "direction") and dtype == np.int32 and shape == ():
+        return Leaf(key, specs.DiscreteArray(int(np.max(array.maximum)) + 1, dtype, name))
     # Other bounds are ignored: many are those of the dtype, and some are exceeded.
     narrow = {"float64": np.float32, "int64": np.int32}.get(dtype.name, dtype)
-    return Leaf(key, specs.Array(shape, narrow, name), channels_first)
+    return Leaf(key, specs.Array(shape, narrow, name))
 
 
 def _shape(array: Any) -> tuple[int, ...]:

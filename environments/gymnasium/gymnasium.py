@@ -69,7 +69,7 @@ class Gymnasium:
             limit = env.spec.max_episode_steps if env.spec is not None else None
             return environment.EnvironmentSpec(
                 name,
-                spaces.observation_spec(env.observation_space, name),
+                adaptors.channels_last_spec(spaces.observation_spec(env.observation_space, name)),
                 spaces.action_spec(env.action_space, name),
                 limit,
             )
@@ -163,13 +163,13 @@ class _HostEnvironment:
         self.num_envs = num_envs
 
     def reset(self) -> types.TimeStep:
-        return types.TimeStep(*self._vector.reset())
+        return adaptors.channels_last(types.TimeStep(*self._vector.reset()))
 
     def send(self, action: np.ndarray) -> None:
         self._vector.send(np.asarray(action))
 
     def recv(self) -> types.TimeStep:
-        return types.TimeStep(*self._vector.recv())
+        return adaptors.channels_last(types.TimeStep(*self._vector.recv()))
 
     def render(self) -> list[np.ndarray]:
         """Returns a picture of each environment of a `filmed` factory."""

@@ -50,7 +50,10 @@ def observation_spec(space: Any, name: str, path: str = "") -> Any:
     if isinstance(space, spaces.Discrete):
         return specs.DiscreteArray(int(space.n), np.int32, name=label)
     if isinstance(space, spaces.MultiDiscrete):
-        return specs.BoundedArray(space.shape, np.int32, 0, space.nvec - 1, name=label)
+        from podracers import environment  # noqa: PLC0415  (imports JAX)
+
+        maximum = space.nvec - 1
+        return environment.MultiDiscreteArray(space.shape, np.int32, 0, maximum, name=label)
     if isinstance(space, spaces.MultiBinary):
         return specs.Array(space.shape, np.bool_, name=label)
     if isinstance(space, spaces.Box):
@@ -137,7 +140,7 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
       name: the environment's name, for error messages.
 
     Raises:
-      errors.UserError: the space is none of these, or a continuous action has no finite bounds.
+      errors.UserError: the space is none of these.
     """
     parts = list(_action_leaves(space))
     if parts and all(isinstance(part, _INTEGERS) for part in parts):
@@ -155,11 +158,6 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
     shape = space.shape if isinstance(space, spaces.Box) else (sum(_size(p) for p in parts),)
     low = np.concatenate([part.low.ravel() for part in parts]).reshape(shape).astype(np.float32)
     high = np.concatenate([part.high.ravel() for part in parts]).reshape(shape).astype(np.float32)
-    if not np.all(np.isfinite([low, high])):
-        raise errors.UserError(
-            f"{name}: a continuous action needs finite bounds, and its action space has low "
-            f"{low.min()} and high {high.max()} (bound it in a wrapper)"
-        )
     return specs.BoundedArray(shape, np.float32, low, high, name="action")
 
 

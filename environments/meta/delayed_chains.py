@@ -78,7 +78,9 @@ class DelayedChains:
         return environment.EnvironmentSpec(
             name="DelayedChains",
             observation={
-                tasks.ROWS: specs.BoundedArray((self._num_rows,), np.int32, 0, self._num_states),
+                tasks.ROWS: environment.MultiDiscreteArray(
+                    (self._num_rows,), np.int32, 0, self._num_states
+                ),
                 environment.ACTION_MASK: specs.Array((2,), np.bool_),
             },
             action=specs.DiscreteArray(2),

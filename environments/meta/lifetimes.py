@@ -100,7 +100,7 @@ class Mixture:
         return environment.EnvironmentSpec(
             name="Mixture",
             observation={
-                tasks.ROWS: specs.BoundedArray((num_rows,), np.int32, 0, num_states),
+                tasks.ROWS: environment.MultiDiscreteArray((num_rows,), np.int32, 0, num_states),
                 environment.ACTION_MASK: specs.Array((num_actions,), np.bool_),
             },
             action=specs.DiscreteArray(num_actions),

@@ -168,7 +168,7 @@ class TabularGrids:
         return environment.EnvironmentSpec(
             name="TabularGrids",
             observation={
-                tasks.ROWS: specs.BoundedArray((1,), np.int32, 0, num_states),
+                tasks.ROWS: environment.MultiDiscreteArray((1,), np.int32, 0, num_states),
                 environment.ACTION_MASK: specs.Array((num_actions,), np.bool_),
             },
             action=specs.DiscreteArray(num_actions),

@@ -123,7 +123,7 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
             faults.append(f"spec.{path} is a {kind}, not a dm_env.specs.Array or a dict of them")
         elif jax.dtypes.canonicalize_dtype(part.dtype) != part.dtype:
             faults.append(f"spec.{path} has dtype {part.dtype}, which JAX does not make by default")
-    if fault := _action_fault(spec.action):
+    if fault := environment.action_fault(spec.action):
         return [*faults, f"spec.action {fault}"]
     if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
         mask = spec.observation[environment.ACTION_MASK]
@@ -134,27 +134,6 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
         if isinstance(mask, dict) or (mask.shape, mask.dtype) != (expected, np.bool_):
             faults.append(f"spec.observation['action_mask'] must be bool{[*expected]}, not {mask}")
     return faults
-
-
-def _action_fault(action: Any) -> str | None:
-    """Returns the fault of an action's spec, if it has one."""
-    if not isinstance(action, specs.BoundedArray):
-        return (
-            f"is a {type(action).__name__}, supported are a DiscreteArray, an integer BoundedArray "
-            "of shape (D,) and a floating BoundedArray (all of dm_env.specs)"
-        )
-    is_float = np.issubdtype(action.dtype, np.floating)
-    is_number = is_float or np.issubdtype(action.dtype, np.integer)
-    if not is_number or jax.dtypes.canonicalize_dtype(action.dtype) != action.dtype:
-        return f"has dtype {action.dtype}, expected int32, float32 or a smaller one"
-    if is_float:
-        return environment.bounds_fault(action)
-    if not isinstance(action, specs.DiscreteArray):
-        if len(action.shape) != 1:
-            return f"has shape {action.shape}: use a DiscreteArray, or shape (D,) for several parts"
-        if np.any(action.minimum != 0):
-            return f"has minimum {action.minimum}: parts count from 0"
-    return None
 
 
 def trace_faults(candidate: environment.Environment) -> list[str]:

@@ -203,7 +203,7 @@ def test_discrete_actions_are_legal():
 
 def _actions(agent, learner, evaluation=False):
     """Returns the actions of 500 streams that see the same."""
-    start = types.restart(jnp.zeros((3,)))
+    start = types.restart(agent.spec.zero_observation())
     timestep = jax.tree.map(lambda x: jnp.tile(x, (500, *[1] * x.ndim)), start)
     keys = jax.random.split(jax.random.key(1), 500)
     act = jax.jit(agent.act, static_argnums=4)

@@ -107,6 +107,15 @@ class Picture(gymnasium.Env):
         return image
 
 
+class ChannelsFirst(gymnasium.ObservationWrapper):
+    """Observes a picture as `[C, H, W]`, as PyTorch's convolutions read it."""
+
+    observation_space = spaces.Box(0, 255, (3, 12, 20), np.uint8)
+
+    def observation(self, observation):
+        return np.moveaxis(observation, -1, 0)
+
+
 class Drawn(gymnasium.Env):
     """Random positions, observed as a number and drawn as a bright column."""
 

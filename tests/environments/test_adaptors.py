@@ -36,6 +36,28 @@ def test_actions_are_translated_with_and_without_a_batch(name):
     np.testing.assert_allclose(codec.decode(action, jnp), inner, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((4, 84, 84), (84, 84, 4)),
+        ((1, 12, 20), (12, 20, 1)),
+        ((84, 84, 3), (84, 84, 3)),
+        ((9, 9, 9), (9, 9, 9)),
+        ((40, 30), (40, 30)),
+    ],
+)
+def test_images_of_bytes_have_their_channels_last(shape, expected):
+    batch = np.random.default_rng(0).integers(0, 256, (2, *shape), np.uint8)
+    for tree in (batch, batch.astype(np.int16)):
+        moved = adaptors.channels_last({"image": tree})["image"]
+        spec = specs.BoundedArray(shape, tree.dtype, 0, 255, "image")
+        spec = adaptors.channels_last_spec(spec)
+        assert moved.shape[1:] == spec.shape == (expected if tree is batch else shape)
+        assert (spec.name, spec.maximum) == ("image", 255) and moved.flags.c_contiguous
+    source = batch if shape == expected else batch.transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(adaptors.channels_last(batch), source)
+
+
 def test_masks_follow_the_actions():
     shapes = {
         name: adaptors.action_codec(name, *case[:5]).mask_shape() for name, case in CASES.items()

@@ -68,7 +68,6 @@ MISTAKES = [
         (_gymnasium, (f"{OWN}Spaces-v0", options), message)
         for options, message in (
             ({"observation": spaces.Dict({"a": spaces.Text(5)})}, "['a']"),
-            ({"action": spaces.Box(-1.0, np.inf, (2,))}, "high inf"),
             (
                 {"action": spaces.Tuple([spaces.Box(0, 1), spaces.Discrete(2)])},
                 "Box (float32) and gymnasium.spaces.discrete.Discrete",
@@ -115,7 +114,6 @@ MISTAKES = [
     (_envpool, ("Jumanji/Snake-v1", {}, None, 1, ("gird",)), "'grid'"),
     (_envpool, ("Pong-v5", {}, None, 1, ("grid",)), "EnvPool.observation_keys"),
     (_envpool, ("Go9x9-v1",), "2 agents"),
-    (_envpool, ("D1Basic-v1", {"use_combined_action": False}), "finite bounds"),
     (_chains, (("shor",),), "did you mean 'short'"),
     (_chains, (("short",), (1, 3)), "DelayedChains.short"),
     (_chains, (("short",), (5, 30), (9, 3)), "DelayedChains.long"),
@@ -284,3 +282,18 @@ def test_a_missing_package_is_named(make, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(errors.UserError, match=rf"pip install.*{make.__name__.lower()}"):
         _ = make("ant").spec
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (_envpool("D1Basic-v1", {"use_combined_action": False}), "from 0 to inf in component [0]"),
+        (
+            gymnasium.Gymnasium(f"{OWN}Spaces-v0", {"action": spaces.Box(-1.0, np.inf, (2,))}),
+            "from -1 to inf in component [0]: expected finite ones",
+        ),
+    ],
+)
+def test_continuous_actions_without_bounds_are_refused_before_a_run(factory, words):
+    (fault,) = check.spec_faults(factory)
+    assert words in fault

@@ -86,4 +86,4 @@ def rule_network(
     module = _Module(
         outputs, num_actions, torso, linear_size, model_size, tuple(model_hidden_sizes)
     )
-    return networks.Composed(spec, module, frame_stack)
+    return networks.Composed(spec, module, frame_stack, torso.encoder)

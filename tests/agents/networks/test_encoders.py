@@ -240,7 +240,8 @@ def test_one_hot_codes_are_channels_of_a_convolution_with_strides(shape, channel
         (lambda: encoders.CNN((4,), strides=(0,)), "Conv.stride"),
         (lambda: encoders.CNN((4, 4), strides=(1,)), "one stride for each"),
         (lambda: encoders.CNN(padding="Valid"), "CNN.padding: expected 'SAME' or 'VALID'"),
-        (encoders.NatureCNN, "36 x 36"),
+        (lambda: encoders.CNN((4, 4, 4), kernel=4, padding="VALID"), "2 x 2, .* kernel of 4 x 4"),
+        (encoders.NatureCNN, "1 x 1, .* kernel of 4 x 4.*use encoders.CNN with"),
         (lambda: encoders.OneHot(encoders.MLP(), num_values=0), "num_values: expected a positive"),
         (lambda: tables.Table(3), "integers"),
         (lambda: encoders.OneHot(encoders.CNN(), 4), "exactly one image"),
@@ -262,6 +263,47 @@ def test_a_user_error_names_the_option(make, named):
 def test_a_user_error_names_entries_of_the_observation(encoder, named):
     observation = {"places": jnp.zeros((1, 8)), "walls": jnp.zeros((1, 5))}
     with pytest.raises(errors.UserError, match=named):
+        jax.eval_shape(encoder.init, jax.random.key(0), observation)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((4, 84, 84), 0),
+        ((3, 40, 32), 0),
+        ((40, 16, 99), 1),
+        ((84, 84, 4), None),
+        ((16, 31, 40), None),
+        ((8, 8, 119), None),  # a board with many planes
+        ((2, 50, 3), None),
+        ((40, 30), None),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_what_cannot_be_an_image_is_refused_with_its_axis(shape, axis, dtype):
+    image = jnp.zeros((1, *shape), dtype)
+    if axis is None:
+        encoders.image_or_error(image, "CNN")
+        return
+    with pytest.raises(
+        errors.UserError, match=rf"CNN: .*axis {axis} .*\[height, width, channels\]"
+    ):
+        encoders.image_or_error(image, "CNN")
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [{"action_mask": jnp.ones((1, 3), bool)}, {}, jnp.zeros((1, 0)), {"x": {"y": jnp.ones(1)}}],
+)
+@pytest.mark.parametrize(
+    "encoder",
+    [encoders.MLP(), encoders.SimBa(8, 1), encoders.CNN(), encoders.DeepSets(), tables.Table(3)],
+)
+def test_an_observation_without_a_part_to_read_is_refused(encoder, observation):
+    if isinstance(observation, dict) and "x" in observation:
+        encoder = encoders.OneHot(encoder, ignored=("y",))
+    pattern = r"no part that the encoder reads|its shapes are|the shapes are|integers, got"
+    with pytest.raises(errors.UserError, match=pattern):
         jax.eval_shape(encoder.init, jax.random.key(0), observation)
 
 

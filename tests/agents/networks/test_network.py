@@ -1,5 +1,6 @@
 """Networks: unrolling is stepping, rows are independent, every form of a layer is the same."""
 
+import copy
 import functools
 import importlib
 
@@ -10,8 +11,10 @@ import pytest
 from dm_env import specs
 
 from agents import networks
-from agents.networks import cores, encoders, heads, muzero
-from podracers import environment, parallel, types
+from agents.meta import rules
+from agents.meta.rules import interface
+from agents.networks import cores, encoders, heads, muzero, sac, tables
+from podracers import environment, errors, parallel, types
 from tests import streams
 from tests.agents import experience
 
@@ -24,6 +27,8 @@ MIXED = {
 }
 DISCRETE = specs.DiscreteArray(4)
 BOX = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
+HEAD = heads.from_spec(DISCRETE)
+OUTPUTS = interface.OutputSpec({"policy": 4}, {"q": 1})
 SMALL_CNN = encoders.CNN(channels=(4,), hidden_sizes=(8,))
 
 # Observation, action, and the arguments of `actor_critic`.
@@ -104,6 +109,83 @@ def test_unroll_equals_a_scan_of_step_with_resets(name):
     assert isinstance(network, networks.Network)
     assert network.is_recurrent == (network.memory_length is None) == (name in RECURRENT)
     assert (core == ()) == (network.memory_length == 0) == (name in WITHOUT_MEMORY)
+
+
+KINDS = {
+    "action_mask": specs.Array((4,), bool),
+    "room": specs.DiscreteArray(5, np.uint8),
+    "speed": specs.Array((2,), np.float32),
+    "tools": environment.MultiDiscreteArray((2,), np.int32, 0, [2, 0]),
+}
+MAKERS = {
+    "actor_critic": lambda spec, **options: networks.actor_critic(spec, HEAD, **options),
+    "model": lambda spec, **options: muzero.model(spec, 4, 3, **options).representation,
+    "policy_value": lambda spec, **_: muzero.policy_value(spec, 4, 3),
+    "q_network": lambda spec, **options: networks.q_network(spec, 4, **options),
+    "rule_network": lambda spec, **options: rules.rule_network(spec, OUTPUTS, **options),
+    "sac_network": lambda spec, **options: (
+        sac.sac_network(spec, sac.head_from_spec(spec), **options).frames
+    ),
+}
+
+
+def _spec(observation):
+    observation = copy.deepcopy(observation)  # copies, as in other processes, keep their kind
+    return environment.EnvironmentSpec("test", observation, DISCRETE)
+
+
+@pytest.mark.parametrize(("name", "frame_stack"), [*((name, 3) for name in MAKERS), ("model", 1)])
+def test_networks_read_one_hot_codes_of_categorical_observations(name, frame_stack):
+    """An equal network reads codes that were made before; frames of cores stay integers."""
+    rng = np.random.default_rng(0)
+    timestep = _timestep(KINDS)
+    draw = {"room": rng.integers(0, 5, (LENGTH, BATCH), np.uint8)}
+    draw["tools"] = rng.integers(0, [3, 1], (LENGTH, BATCH, 2), np.int32)
+    step_type = timestep.step_type.copy()
+    step_type[0] = types.FIRST  # otherwise frames of zeros, which are no codes, come before it
+    timestep = timestep._replace(observation=timestep.observation | draw, step_type=step_type)
+    tools = np.concatenate([np.eye(3)[draw["tools"][..., 0]], np.ones((LENGTH, BATCH, 1))], -1)
+    codes = {"room": np.eye(5, dtype="f")[draw["room"]], "tools": tools.astype("f")}
+    coded = timestep._replace(observation=timestep.observation | codes)
+    sizes = {"room": specs.Array((5,), np.float32), "tools": specs.Array((4,), np.float32)}
+    network, reference = (
+        MAKERS[name](_spec(spec), frame_stack=frame_stack) for spec in (KINDS, KINDS | sizes)
+    )
+    params = {}
+    if name != "sac_network":  # its frames have no parameters
+        params = network.init(jax.random.key(0), _row(timestep, 0))
+        params = experience.moved(params, 0.1, seed=1)
+    core = network.initial_core(BATCH)
+    if core != ():
+        assert core.frames["room"].dtype == np.uint8
+    actual, _ = jax.jit(network.unroll)(params, core, timestep)
+    expected, _ = jax.jit(reference.unroll)(params, reference.initial_core(BATCH), coded)
+    streams.assert_same(actual, expected)
+    prepared = jax.jit(lambda *x: network.unroll(params, *network.prepare(*x))[0])(core, timestep)
+    _assert_close(prepared, expected)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "num_inputs"),
+    [(encoders.OneHot(encoders.MLP((3,)), 2), 3 * 2), (tables.Table(9, 3), 9)],
+)
+def test_encoders_that_read_integers_get_them(encoder, num_inputs):
+    spec = _spec({name: KINDS[name] for name in ("room", "tools")})
+    network = networks.q_network(spec, 4, encoder=encoder)
+    params = network.init(jax.random.key(0), networks.zero_timestep(spec))
+    assert jax.tree.leaves(params["torso"])[-1].shape == (num_inputs, 3)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_more_values_than_codes_are_refused_with_the_choice(name):
+    spec = _spec(
+        {"seed": specs.DiscreteArray(2048), "place": {"number": specs.DiscreteArray(2049)}}
+    )
+    pattern = r"test: observation\['place'\]\['number'\] has 2,049 values.*OneHot.*Table"
+    with pytest.raises(errors.UserError, match=pattern) as caught:
+        network = MAKERS[name](spec, frame_stack=1)
+        network.step({}, network.initial_core(1), networks.zero_timestep(spec))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [60, 150])  # bytes: parts of 1 step, or of 3, 3 and 1

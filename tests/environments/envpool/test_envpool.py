@@ -47,6 +47,19 @@ def play(factory, actions, num_envs=1):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *timesteps)
 
 
+@pytest.mark.parametrize(
+    ("task_id", "kinds"),
+    [
+        ("FrozenLake-v1", [16]),
+        ("MiniGrid-Empty-5x5-v0", [4, None, None]),  # the direction, the image, the mission
+        ("Jumanji/Snake-v1", [None] * 3),  # a step count has bounds, and exceeds them
+    ],
+)
+def test_observations_that_stand_for_kinds_are_discrete(task_id, kinds):
+    leaves = jax.tree.leaves(envpool.EnvPool(task_id).spec.observation)
+    assert [getattr(leaf, "num_values", None) for leaf in leaves] == kinds
+
+
 def first_end(timestep):
     """Returns the index of the first LAST of row 0, and whether the rules ended that episode."""
     end = int(np.argmax(timestep.last()[:, 0]))

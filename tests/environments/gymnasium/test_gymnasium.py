@@ -51,6 +51,16 @@ def test_workers_play_the_same_episodes():
     streams.assert_same(*(_record(SUBJECTS[x]) for x in ("own", "own in workers")), strict=True)
 
 
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+def test_images_with_channels_first_are_transposed(vectorization):
+    wrappers = ("tests.environments.own_games:ChannelsFirst",)
+    factory = gymnasium.Gymnasium(f"{OWN}Picture-v0", {}, vectorization, wrappers)
+    recordings = [_record(factory, 12), _record(SUBJECTS["picture"], 12)]
+    assert factory.spec.observation.shape == (12, 20, 3)
+    streams.assert_same(*recordings, strict=True)
+    assert recordings[0].timestep.observation.any()
+
+
 def test_equals_gymnasium_step_by_step():
     factory = SUBJECTS["cartpole"]
     env_id = np.array([7, 2], np.int32)
@@ -105,7 +115,10 @@ def test_observation_specs():
     observation = SUBJECTS["own"].spec.observation
     assert (observation["place"].dtype, observation["steps"].dtype) == (np.float32, np.int32)
     assert (observation["action_mask"].dtype, observation["action_mask"].shape) == (bool, (3,))
-    assert observation["pair"]["1"].maximum.tolist() == [9, 2]
+    kinds = [environment.num_values(leaf) for leaf in jax.tree.leaves(observation)]
+    assert [None if sizes is None else sizes.tolist() for sizes in kinds] == [
+        *(None, None, [10, 3], None, [7], None)  # the mask, `pair`, `place`, `room`, `steps`
+    ]
     assert gymnasium_spaces.ACTION_MASK == environment.ACTION_MASK
 
 
