@@ -15,6 +15,7 @@ from gymnasium import spaces
 from environments import gymnasium
 from environments.gymnasium import spaces as gymnasium_spaces
 from podracers import environment, errors, types
+from podracers.training import host_check
 from tests import processes, streams
 from tests.environments import host_contract
 
@@ -36,13 +37,13 @@ SUBJECTS = {
     [pytest.param(name, marks=pytest.mark.slow if "workers" in name else ()) for name in SUBJECTS],
 )
 def test_keeps_the_contract(name):
-    recording = host_contract.check_contract(SUBJECTS[name], num_threads=2)
+    recording = host_contract.check_contract(SUBJECTS[name])
     assert np.all(np.any(recording.timestep.last(), axis=0))
 
 
 def _record(factory, num_steps=60):
     with contextlib.closing(factory.make(KEY, np.arange(5, dtype=np.int32), 2)) as host:
-        return host_contract.record(host, factory.spec, num_steps)
+        return host_check.record(host, factory.spec, num_steps)
 
 
 def test_workers_play_the_same_episodes():
