@@ -22,7 +22,6 @@ from tests import processes, streams
 from tests.environments import host_contract
 
 KEY = jax.random.key(3)
-PATIENCE = 120.0  # seconds, far beyond those of a busy machine
 OWN = "tests.environments.own_games:Own/"
 SUBJECTS = {
     "cartpole": gymnasium.Gymnasium("CartPole-v1", {"max_episode_steps": 25}),
@@ -172,7 +171,7 @@ def test_all_environments_are_closed_and_the_first_failure_is_raised(
         running[0].send_signal(signal.SIGSTOP)
         threading.Timer(pause, running[0].send_signal, (signal.SIGCONT,)).start()
     else:
-        monkeypatch.setattr(async_vector, "_CLOSING", PATIENCE)
+        monkeypatch.setattr(async_vector, "_CLOSING", processes.PATIENCE)
     message = "Own/Walk-v0: closing stream 6: ArithmeticError: not today"
     with pytest.raises(errors.RunFailure, match=f"^{message}$"):
         host.close()
@@ -263,9 +262,9 @@ def test_closing_ends_a_step_that_hangs_and_a_thread_that_waits_for_it():
     processes.wait_for(host._vector._receiving.locked)
     began = time.monotonic()
     host.close()
-    thread.join(PATIENCE)
+    thread.join(processes.PATIENCE)
     assert len(caught) == 1
-    assert time.monotonic() - began < PATIENCE  # the step takes 1,000 s
+    assert time.monotonic() - began < processes.PATIENCE  # the step takes 1,000 s
     assert all(process.poll() is not None for process in running)
 
 
