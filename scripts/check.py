@@ -24,13 +24,7 @@ from dm_env import specs
 from podracers import command_line, environment, errors
 from podracers.training import check, config, host_check
 
-_ADAPTORS = {
-    "gymnasium": "Gymnasium",
-    "envpool": "EnvPool",
-    "jumanji": "Jumanji",
-    "gymnax": "Gymnax",
-    "brax": "Brax",
-}
+_ADAPTORS = {name.lower(): name for name in ("Gymnasium", "EnvPool", "Jumanji", "Gymnax", "Brax")}
 
 
 def main() -> int:

@@ -31,7 +31,9 @@ import numpy as np
 from environments.gymnasium import sync_vector
 from podracers import errors
 
-_CLOSING = 8.0  # seconds for workers to close their environments; a machine may be busy
+# Seconds for workers to close their environments: a machine may be busy, and `supervision.pipeline`
+# waits less for a thread that hangs.
+_CLOSING = 60.0
 _HANGING = 2.0  # the same, where a step hangs
 # Workers share the cores, so libraries must not start a thread per core in each worker.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
