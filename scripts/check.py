@@ -66,7 +66,7 @@ def _environment_faults(name: str) -> list[str]:
         total = len(recordings) * host_check.NUM_STREAMS
         ends = sum(np.sum(recording.timestep.last()) for recording in recordings)
         cuts = sum(np.sum(recording.timestep.truncated()) for recording in recordings)
-        print(f"{different} of {total} streams differ; {ends} episodes ended, {cuts} truncated")
+        print(f"different streams: {different} of {total}; {ends} episodes ended, {cuts} truncated")
     return faults
 
 
@@ -108,10 +108,7 @@ def _environment(name: str) -> Any:
     """
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return _made(name)
-    library, colon, task_id = name.partition(":")
-    if colon and library not in _ADAPTORS:
-        library, task_id = "gymnasium", name
-    elif not colon:
+    if ":" not in name:
         known = {
             "gymnasium": importlib.import_module("gymnasium").registry,
             "envpool": importlib.import_module("envpool").list_all_envs(),
@@ -123,7 +120,10 @@ def _environment(name: str) -> Any:
                 "expected MODULE.Class, such as environments.catch.Catch, or an id of Gymnasium "
                 f"or EnvPool: '{name}'{near}"
             )
-        task_id = name
+        name = f"{library}:{name}"
+    library, _, task_id = name.partition(":")
+    if library not in _ADAPTORS:
+        library, task_id = "gymnasium", name
     return _made(f"environments.{library}.{_ADAPTORS[library]}", task_id)
 
 

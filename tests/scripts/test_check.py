@@ -96,7 +96,7 @@ GOOD = {
         "  observation['action_mask']: bool[3], mask of legal actions",
         "  observation['pair']['1']: int32[2], from 0 to 9, not the same for each component",
         "one seed twice, together and with other neighbours ... T s",
-        "8 of 8 streams differ; 188 episodes ended, 95 truncated",
+        "different streams: 8 of 8; 188 episodes ended, 95 truncated",
     ],
     "envpool:Pendulum-v1": ["  action: float32[1], from -2 to 2"],
     "FrozenLake8x8-v1": ["  observation: int32[], 64 values"],  # Gymnasium's

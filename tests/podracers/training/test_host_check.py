@@ -78,6 +78,14 @@ class Reused(Host):
         return timestep._replace(observation=self.buffer)
 
 
+class Seeded(Host):
+    """Seeds NumPy's global generator, so that streams depend on the others of the process."""
+
+    def __init__(self, factory, seeds):
+        super().__init__(factory, seeds)
+        np.random.seed(seeds[0])
+
+
 class Restarted(Host):
     """Resets in the step that ends an episode."""
 
@@ -133,6 +141,9 @@ FAULTS = {
     "Drawn.render: expected uint8[height, width, 3], got uint8[4, 4]": Drawn(),
     "Factory.render: expected uint8[height, width, 3], got float64[4, 4]": Filmed(),
     "it draws from NumPy's global generator, not from": _noise(lambda _: np.random.random()),
+    "one seed gives different episodes: it draws from NumPy's global generator": Factory(
+        lambda _, t: t._replace(observation=t.observation * np.float32(np.random.random())), Seeded
+    ),
     "it draws from Python's module `random`, not from": _noise(lambda _: random.random()),
     "one seed gives different episodes: it draws from a generator without a seed": _noise(
         lambda _: np.random.default_rng().random()
