@@ -146,7 +146,8 @@ AT_UPDATE_7 = "Faulty.step = 61"
     ],
 )
 def test_a_fault_ends_a_run_with_its_cause_and_its_checkpoints(train, what, phrases):
-    ended = train(f"Faulty.what = '{what}'", AT_UPDATE_7, "Sebulba.timeout = 4.0")
+    limit = 4.0 if what == "hang" else 1000.0
+    ended = train(f"Faulty.what = '{what}'", AT_UPDATE_7, f"Sebulba.timeout = {limit}")
     assert ended.returncode == 1, ended.stderr
     places = [ended.stderr.find(phrase) for phrase in ("Traceback", *phrases)]
     assert places == sorted(places) and places[0] >= 0, ended.stderr
@@ -178,9 +179,10 @@ def test_simulators_that_cannot_be_closed_do_not_prevent_the_end(config, tmp_pat
     """One that hangs is abandoned; an error is one line, and the exit code of a failure."""
     started = {}
     for what in (faults.HANG, faults.RAISE):
-        child = f"Faulty.child = {what == faults.HANG}"  # it is killed
-        where = ("Faulty.where = 'close'", "Sebulba.timeout = 4.0")
-        started[what] = _start(config, tmp_path / what, f"Faulty.what = '{what}'", child, *where)
+        fault = (f"Faulty.what = '{what}'", "Faulty.where = 'close'")
+        if what == faults.HANG:
+            fault = (*fault, "Faulty.child = True", "Sebulba.timeout = 4.0")  # the child is killed
+        started[what] = _start(config, tmp_path / what, *fault)
     for what, process in started.items():
         ended = _finish(process)
         assert ended.returncode == (what == faults.RAISE), ended.stderr
