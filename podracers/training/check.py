@@ -40,9 +40,10 @@ def check_environment(candidate: Any, num_steps: int = 1000, seed: int = 0) -> N
     Raises:
       errors.UserError: one line with the environment and its faults.
     """
+    again = None
     if isinstance(candidate, type):
-        candidate = candidate()
-    refuse(candidate, environment_faults(candidate, num_steps, seed))
+        candidate, again = candidate(), candidate()
+    refuse(candidate, environment_faults(candidate, num_steps, seed, again))
 
 
 def environment_faults(

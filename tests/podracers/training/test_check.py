@@ -84,6 +84,16 @@ def _draw_in_callback():
     )
 
 
+def _jitted(good):
+    """Returns a step that draws when it is compiled, which is once for each instance."""
+
+    def step(state, action):
+        state, timestep = Good.step(good, state, action)
+        return state, timestep._replace(reward=timestep.reward * np.random.random())
+
+    return jax.jit(step)
+
+
 def _multi_discrete(mask):
     return _with(
         observed={"action_mask": specs.Array((2, 3), np.bool_)},
@@ -167,6 +177,9 @@ FAULTS = {
     "it draws from Python's module `random`, not from its seed or key": _drawing(random.random),
     "draws from NumPy's global generator, not from its seed": _drawing(_draw_in_callback),
     "it draws from a generator without a seed": _drawing(np.random.default_rng().random),
+    "one seed gives different episodes: it draws from NumPy's": type(
+        "Spoilt", (Good,), {"__init__": lambda self: self.__dict__.update(step=_jitted(self))}
+    ),
     "an action_mask has no legal action": _spoil(
         "step", observation=lambda t: {**t.observation, "action_mask": jnp.zeros(3, bool)}
     ),
