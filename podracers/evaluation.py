@@ -188,11 +188,11 @@ class Evaluator:
         reset_keys, act_keys, actor_state = self._jitted_begin(key, np.zeros(1, np.int32))
         state, timestep = jax.jit(jax.vmap(environment.reset))(reset_keys)
         step = jax.jit(jax.vmap(environment.step))
-        frames = [video.picture(environment, _first_row(state))]
+        frames = [video.picture(environment, environment.render(_first_row(state)))]
         for time in range(self.limit):
             action, actor_state = self._jitted_act(params, actor_state, timestep, act_keys, time)
             state, timestep = step(state, action)
-            frames.append(video.picture(environment, _first_row(state)))
+            frames.append(video.picture(environment, environment.render(_first_row(state))))
             if timestep.last()[0]:
                 break
         return frames
@@ -264,10 +264,9 @@ class Evaluator:
         evaluator = dataclasses.replace(self, environment=environment)
         with contextlib.closing(evaluator._steps(params, key, env_id, worker)) as steps:
             for host, timestep in steps:
-                if hasattr(environment, "render"):
-                    frames.append(video.picture(environment, _first_row(timestep)))
-                else:
-                    frames.append(host.render()[0])
+                is_drawn = hasattr(environment, "render")
+                image = environment.render(_first_row(timestep)) if is_drawn else host.render()[0]
+                frames.append(video.picture(environment, image))
                 if timestep.last()[0]:
                     break
         return frames

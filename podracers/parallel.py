@@ -225,13 +225,13 @@ def _hashes_differ(mesh: jax.sharding.Mesh) -> Any:
     """Returns a program that compares each of several leaves over the devices."""
 
     def compare(leaves: list[jax.Array]) -> jax.Array:
-        hashes = jnp.stack([_hash(leaf) for leaf in leaves])
+        hashes = jnp.stack([hash_bits(leaf) for leaf in leaves])
         return jax.lax.pmax(hashes, AXIS) != jax.lax.pmin(hashes, AXIS)
 
     return mapped(compare, mesh, jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec())
 
 
-def _hash(x: jax.Array) -> jax.Array:
+def hash_bits(x: jax.Array) -> jax.Array:
     """Returns a hash of the bits, uint32: a difference in one element always changes it."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)

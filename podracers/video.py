@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from podracers import environment as environment_lib
-from podracers import errors, types
+from podracers import errors
 
 
 def drawable(
@@ -25,7 +25,7 @@ def drawable(
     if hasattr(environment, "render"):
         if not environment_lib.is_host(environment):
             state, _ = jax.jit(environment.reset)(jax.random.key(0))
-            picture(environment, jax.device_get(state))
+            picture(environment, environment.render(jax.device_get(state)))
         return environment
     if not hasattr(environment, "filmed"):
         path = environment_lib.name_of(environment)
@@ -33,13 +33,13 @@ def drawable(
     return environment.filmed()
 
 
-def picture(environment: Any, drawn: types.PyTree) -> np.ndarray:
-    """Returns what `environment.render` draws of a state or a time step, in NumPy.
+def picture(environment: Any, image: Any) -> np.ndarray:
+    """Returns a picture that an environment has drawn, in NumPy.
 
     Raises:
       errors.UserError: it is not uint8 `[height, width, 3]`.
     """
-    image = np.asarray(environment.render(drawn))
+    image = np.asarray(image)
     if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size:
         return image
     raise errors.UserError(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tests import processes
 
-PEER_TIMEOUT = 30  # seconds to come together, and of silence until a process counts as lost
+PEER_TIMEOUT = 240  # seconds to come together, and of silence until a process counts as lost
 
 
 def free_port() -> int:

@@ -43,6 +43,9 @@ ppo.PPO.epochs = 1
 ppo.PPO.num_minibatches = 1
 """
 TIMES = ("wall_time", "steps_per_second")
+# Seconds after which a process or a thread counts as hanging: a busy machine takes many times the
+# time of a quiet one, and nothing else waits so long.
+PATIENCE = 600.0
 
 
 def config_file(folder: pathlib.Path, extra: str = "") -> pathlib.Path:
@@ -70,7 +73,7 @@ def start(script: str, *arguments: object, **options) -> subprocess.Popen:
     return spawn([sys.executable, ROOT / "scripts" / f"{script}.py", *arguments], **options)
 
 
-def finish(process: subprocess.Popen, timeout: float = 240.0) -> subprocess.CompletedProcess:
+def finish(process: subprocess.Popen, timeout: float = PATIENCE) -> subprocess.CompletedProcess:
     """Waits for a process, and kills it if it takes longer than so many seconds."""
     try:
         out, err = process.communicate(timeout=timeout)
@@ -80,7 +83,7 @@ def finish(process: subprocess.Popen, timeout: float = 240.0) -> subprocess.Comp
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
     """Waits until a condition is true; fails after so many seconds."""
     limit = time.monotonic() + seconds
     while not condition():
@@ -105,9 +108,7 @@ def interrupt(
     process: subprocess.Popen, number: signal.Signals, when: Callable[[], bool]
 ) -> subprocess.CompletedProcess:
     """Sends a signal once `when()` is true, and waits for the end."""
-    limit = time.monotonic() + 240
-    while not when() and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.005)
+    wait_for(lambda: when() or process.poll() is not None)
     process.send_signal(number)
     return finish(process)
 

@@ -1,7 +1,10 @@
 """Tests of the Makefile: its commands, and the times in it and in the README."""
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -57,3 +60,36 @@ def test_unknown_extras_are_refused():
     assert sorted(known) == sorted(documented.setup()["options.extras_require"])
     printed = _make("-n", "STAMP=no-file", "EXTRAS=cuda12,brax", "no-file")
     assert '-e ".[cuda12,brax]"' in printed
+
+
+@pytest.mark.parametrize(
+    ("tries", "code"),
+    [
+        pytest.param(1, 0, marks=pytest.mark.slow),
+        (2, 0),
+        pytest.param(3, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_continuous_integration_names_the_tests_that_needed_a_second_try(tmp_path, tries, code):
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "Makefile").write_text("test test-slow:\n\t.venv/bin/python -m pytest\n")
+    (tmp_path / "test_own.py").write_text(
+        "import os\n"
+        "def test_early(): pass\n"
+        "def test_late():\n"
+        "    open('tries', 'a').write('.')\n"
+        f"    assert os.path.getsize('tries') >= {tries}\n"
+    )
+    done = subprocess.run(
+        [tmp_path / ".ci" / "run"],
+        env={**os.environ, "CI": "true", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    passed = re.findall("^PASSED (.*)$", done.stdout, re.M)
+    assert passed == ["test_own.py::test_late"] * (tries == 2)
+    last = done.stdout.splitlines()[-1]
+    assert re.search(" 1 failed.* in " if code else " [12] passed.* in .*=$", last), last

@@ -13,7 +13,7 @@ import nbclient
 import nbformat
 import pytest
 
-from tests import documented
+from tests import documented, processes
 
 ROOT = documented.ROOT
 # The numbers of plots and of animations in each notebook.
@@ -110,8 +110,9 @@ def test_runs(notebook, path, tmp_path):
     fresh = nbformat.from_dict(notebook)
     for cell in _cells(fresh, "code"):
         cell.outputs, cell.execution_count = [], None
+    resources = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(
-        fresh, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        fresh, timeout=processes.PATIENCE, kernel_name="python3", resources=resources
     )
     # EnvPool, imported by a test before this one, may have chosen another backend for plots.
     environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
@@ -129,7 +130,7 @@ COLAB = {"jax": "0.7.2", "jaxlib": "0.7.2", "flax": "0.11.2", "numpy": "2.1.3"}
 def colab(tmp_path_factory):
     """The Python of an environment with Colab's packages; skips where pip cannot fetch them."""
     folder = tmp_path_factory.mktemp("colab")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=processes.PATIENCE)
     python = folder / "bin" / "python"
     pinned = [f"{name}=={version}" for name, version in COLAB.items()]
     command = [python, "-m", "pip", "install", "--quiet", *pinned, "ipykernel"]

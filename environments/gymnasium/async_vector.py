@@ -31,7 +31,10 @@ import numpy as np
 from environments.gymnasium import sync_vector
 from podracers import errors
 
-_CLOSING = 2.0  # seconds for workers to close their environments
+# Seconds for workers to close their environments: a machine may be busy, and `supervision.pipeline`
+# waits less for a thread that hangs.
+_CLOSING = 60.0
+_HANGING = 2.0  # the same, where a step hangs
 # Workers share the cores, so libraries must not start a thread per core in each worker.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -107,10 +110,11 @@ class AsyncVector:
         Raises:
           errors.RunFailure: an environment could not be closed; its process has ended nevertheless.
         """
-        deadline = time.monotonic() + _CLOSING
         failures = []
         # Without the lock another thread waits for a step that hangs, which is the first cause.
-        if self._receiving.acquire(blocking=False):
+        is_idle = self._receiving.acquire(blocking=False)
+        deadline = time.monotonic() + (_CLOSING if is_idle else _HANGING)
+        if is_idle:
             for pipe in self._pipes:
                 _shut_down(pipe, socket.SHUT_WR)
             for pipe in self._pipes:

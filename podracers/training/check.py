@@ -1,13 +1,18 @@
 """Checks of an environment's contract (`podracers.types`), for its author and before a run.
 
-Three stages, each of which needs the ones before it: members and spec; shapes and dtypes of the
-outputs of `reset`, `step` and `render`; values in episodes of a random policy.
+Each stage needs the ones before it: members and spec; shapes and dtypes of the outputs of `reset`
+and `step`; one key twice; a picture; values in episodes of a random policy. `host_check` has those
+of host environments.
 
 Axis legend: `B` streams, `T` steps, `A` actions, `D` parts of a multi-discrete action.
 """
 
+import contextlib
 import dataclasses
 import inspect
+import pickle
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,6 +29,8 @@ _MAX_UPDATES = 100
 _ROUNDING = 1e-6  # relative
 _TOLERANCE = 1e-3  # of a change; rounding has led to 2e-6 with the agents of this repository
 
+Stage = Callable[[str], contextlib.AbstractContextManager[Any]]
+
 
 def check_environment(candidate: Any, num_steps: int = 1000, seed: int = 0) -> None:
     """Raises an error that lists the faults of an environment; returns if there are none.
@@ -33,12 +40,19 @@ def check_environment(candidate: Any, num_steps: int = 1000, seed: int = 0) -> N
     Raises:
       errors.UserError: one line with the environment and its faults.
     """
+    again = None
     if isinstance(candidate, type):
-        candidate = candidate()
-    refuse(candidate, environment_faults(candidate, num_steps, seed))
+        candidate, again = candidate(), candidate()
+    refuse(candidate, environment_faults(candidate, num_steps, seed, again))
 
 
-def environment_faults(candidate: Any, num_steps: int = 1000, seed: int = 0) -> list[str]:
+def environment_faults(
+    candidate: Any,
+    num_steps: int = 1000,
+    seed: int = 0,
+    again: Any = None,
+    stage: Stage = contextlib.nullcontext,
+) -> list[str]:
     """Returns the faults of the first stage that has any, one line each.
 
     Runs eight streams of random legal actions, batched and compiled as in a runner. Exceptions of
@@ -49,19 +63,59 @@ def environment_faults(candidate: Any, num_steps: int = 1000, seed: int = 0) -> 
       num_steps: steps of each stream; the time limit is checked if it is reached within them. With
         0, no episode is played.
       seed: seed of the resets and the actions.
+      again: another instance of the environment, which has to be equal; None for `candidate`.
+      stage: called with the name of each stage, for the context in which it runs.
     """
+    if faults := static_faults(candidate):
+        return faults
+    if environment.is_host(candidate):
+        return ["it runs on the host: `host_check.environment_faults` checks it"]
+    stages = {
+        "shapes and dtypes of reset and step": lambda: trace_faults(candidate),
+        "one key twice": lambda: _program_faults(candidate, again or candidate),
+        "a picture": lambda: _render_faults(candidate),
+    }
+    if num_steps:
+        name = f"{num_steps} random steps of {_NUM_STREAMS} streams, compiled"
+        stages[name] = lambda: _rollout_faults(candidate, num_steps, seed)
+    for name, faults_of in stages.items():
+        with stage(name):
+            if faults := faults_of():
+                return faults
+    return []
+
+
+def static_faults(candidate: Any) -> list[str]:
+    """Returns the faults of an environment's members and spec, on the host or not; runs nothing."""
     if dataclasses.is_dataclass(candidate):
         errors.require_types(candidate)
-    if environment.is_host(candidate):
-        return ["it runs on the host, and only environments in JAX are checked before a run"]
-    if missing := missing_members(candidate, environment.Environment):
+    is_host = environment.is_host(candidate)
+    protocol = environment.HostEnvironmentFactory if is_host else environment.Environment
+    if missing := missing_members(candidate, protocol):
         return [f"the environment has no {member}" for member in missing]
-    return (
-        spec_faults(candidate)
-        or trace_faults(candidate)
-        or _render_faults(candidate)
-        or (_rollout_faults(candidate, num_steps, seed) if num_steps else [])
-    )
+    return spec_faults(candidate)
+
+
+def generators() -> dict[str, Any]:
+    """Returns the states of the random generators that a whole process shares, by name."""
+    return {
+        "NumPy's global generator": pickle.dumps(np.random.get_state()),
+        "Python's module `random`": random.getstate(),
+    }
+
+
+def seed_fault(
+    before: Mapping[str, Any], otherwise: str = "it draws from a generator without a seed"
+) -> str:
+    """Returns the fault of an environment that plays other episodes with the same seed.
+
+    Args:
+      before: the result of `generators` before the environment ran.
+      otherwise: the likely cause where nothing has drawn from a generator of the process.
+    """
+    used = [name for name, state in generators().items() if state != before[name]]
+    cause = f"it draws from {' and '.join(used)}, not from its seed or key" if used else otherwise
+    return f"one seed gives different episodes: {cause}"
 
 
 def refuse(candidate: Any, faults: list[str]) -> None:
@@ -174,6 +228,22 @@ def _trace_faults(candidate: environment.Environment) -> list[str]:
     ]
 
 
+def _program_faults(*instances: environment.Environment) -> list[str]:
+    """Returns the fault of two instances that differ; numbers of NumPy are part of a program."""
+    before = generators()
+
+    def program(candidate: environment.Environment) -> str:
+        def play(key: jax.Array, action: jax.Array) -> Any:  # traced anew
+            state, timestep = candidate.reset(key)
+            return timestep, candidate.step(state, action)
+
+        action = candidate.spec.action
+        shape = jax.ShapeDtypeStruct(action.shape, action.dtype)
+        return jax.jit(play).lower(jax.random.key(0), shape).as_text()
+
+    return [seed_fault(before)] if len(set(map(program, instances))) > 1 else []
+
+
 def _pair_fault(name: str, maker: str, output: Any) -> str | None:
     """Returns the fault of an output that is no pair of a state and a time step."""
     if isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], types.TimeStep):
@@ -199,32 +269,35 @@ def _rollout_faults(candidate: environment.Environment, num_steps: int, seed: in
     """Returns the rules that a random policy's episodes break."""
     spec = candidate.spec
 
-    def rollout(key: jax.Array) -> dict[str, jax.Array]:
+    def rollout(key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
         # Keys are split before the scan: each use of the generator in it adds compile time.
         keys = jax.random.split(key, (num_steps + 1, 2))
 
-        def step(carry: tuple, keys: jax.Array) -> tuple[tuple, dict[str, jax.Array]]:
+        def step(carry: tuple, keys: jax.Array) -> tuple[tuple, Any]:
             state, timestep, length = carry
             action = random_action(spec.action, timestep.observation, keys[0])
             stepped, fresh = candidate.step(state, action), candidate.reset(keys[1])
             ended = timestep.last()
             state, timestep = jax.tree.map(lambda a, b: jnp.where(ended, a, b), fresh, stepped)
             length = jnp.where(ended, 0, length + 1)
-            return (state, timestep, length), _timestep_faults(spec, timestep, length)
+            hashes = jnp.stack([parallel.hash_bits(leaf) for leaf in jax.tree.leaves(timestep)])
+            return (state, timestep, length), (timestep_faults(spec, timestep, length), hashes)
 
         state, timestep = candidate.reset(key)
         ended = timestep._replace(step_type=jnp.int8(types.LAST))  # the scan begins with a reset
-        _, faults = jax.lax.scan(step, (state, ended, jnp.int32(0)), keys)
-        return faults  # [T]
+        return jax.lax.scan(step, (state, ended, jnp.int32(0)), keys)[1]  # [T]
 
     # The rollouts are short: compiling takes most of the time.
     options = {"xla_backend_optimization_level": 0} if parallel.platform() == "cpu" else None
     run = jax.jit(jax.vmap(rollout), compiler_options=options)
-    faults = run(jax.random.split(jax.random.key(seed), _NUM_STREAMS))  # [B, T]
-    return [text for text, occurred in jax.device_get(faults).items() if np.any(occurred)]
+    keys, before = jax.random.split(jax.random.key(seed), _NUM_STREAMS), generators()
+    (faults, hashes), (_, others) = (jax.device_get(run(keys)) for _ in range(2))  # [B, T]
+    broken = [text for text, occurred in faults.items() if np.any(occurred)]
+    # A callback may draw while the program runs.
+    return broken if np.array_equal(hashes, others) else [*broken, seed_fault(before)]
 
 
-def _timestep_faults(
+def timestep_faults(
     spec: environment.EnvironmentSpec, timestep: types.TimeStep, length: jax.Array
 ) -> dict[str, jax.Array]:
     """Returns each rule's text, and whether a time step breaks it.
@@ -290,6 +363,7 @@ def check_agent(
     num_envs: int = 8,
     rollout_length: int = 16,
     seed: int = 0,
+    stage: Stage = contextlib.nullcontext,
 ) -> None:
     """Raises an error if an agent does not learn the same on two devices as on one.
 
@@ -304,12 +378,13 @@ def check_agent(
       num_envs: number of streams, divisible by two.
       rollout_length: agent steps of each stream between updates.
       seed: seed of the learner and the streams.
+      stage: called with the name of each stage, for the context in which it runs.
 
     Raises:
       errors.UserError: one line with the fault, also of the environment; or there is only one
         device.
     """
-    refuse(task, environment_faults(task, num_steps=0))
+    refuse(task, environment_faults(task, num_steps=0, stage=stage))
     agent = candidate(spec=task.spec) if isinstance(candidate, type) else candidate
     name = f"agent {errors.path_of(agent)}"
     if missing := missing_members(agent, agent_lib.Agent):
@@ -320,7 +395,7 @@ def check_agent(
             f"{name}: the check needs two devices; for fake ones set "
             "XLA_FLAGS=--xla_force_host_platform_device_count=2"
         )
-    with parallel.compiling_for(devices[:2]):
+    with stage("updates on one device and on two"), parallel.compiling_for(devices[:2]):
         sizes = num_envs, rollout_length
         runners = [
             anakin.Anakin(agent, _RandomEnds(task), *sizes, num_devices=count) for count in (1, 2)

@@ -38,21 +38,23 @@ def test_contenders_take_turns_and_the_first_round_only_warms_up(scripts):
 
 
 class Slow:
-    """A runner whose updates take 50 ms."""
+    """A runner whose updates take 50 ms of its clock."""
 
-    steps_per_update = 10
+    steps_per_update, now = 10, 0.0
 
     def init(self, seed):
         return 0
 
     def step(self, state, num_updates):
-        time.sleep(0.05 * num_updates)
+        self.now += 0.05 * num_updates
         return state + num_updates, None
 
 
-def test_updates_before_a_measurement_are_not_counted(scripts):
-    stepper = scripts.measure.Stepper(Slow(), updates=4, lead_in=1)
-    assert stepper() == pytest.approx(10 / 0.05, rel=0.2)
+def test_updates_before_a_measurement_are_not_counted(scripts, monkeypatch):
+    slow = Slow()
+    monkeypatch.setattr(scripts.measure.time, "perf_counter", lambda: slow.now)
+    stepper = scripts.measure.Stepper(slow, updates=4, lead_in=1)
+    assert stepper() == pytest.approx(10 / 0.05)
     assert stepper.state == 4 + 5  # the first updates warm up
 
 
@@ -106,7 +108,7 @@ contender.Contender(exec, "print(1, flush=True); import time; time.sleep(600)")(
     parent = processes.spawn([sys.executable, "-c", program])
     assert parent.stdout.readline() == "1\n"
     parent.kill()
-    assert parent.communicate(timeout=30)[0] == ""  # the contender has it open, too
+    assert parent.communicate(timeout=processes.PATIENCE)[0] == ""  # the contender has it open, too
 
 
 @pytest.mark.slow

@@ -1,6 +1,10 @@
 """Tests of the command that checks environments and agents."""
 
+import re
+
+import gymnasium as gym
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from environments import catch, gymnasium
@@ -25,12 +29,37 @@ class Faulty(catch.Catch):
         return state, timestep._replace(reward=jnp.int32(0), discount=jnp.int32(1))
 
 
-class Good(catch.Catch):
-    """Has no faults."""
+class Layout(catch.Catch):
+    """Draws its goal when it is made, with a generator that no seed determines."""
+
+    def __init__(self):
+        super().__init__()
+        object.__setattr__(self, "goal", np.random.random())
+
+    def step(self, state, action):
+        state, timestep = super().step(state, action)
+        return state, timestep._replace(reward=timestep.reward * jnp.float32(self.goal))
 
 
-def walk():
-    return gymnasium.Gymnasium("tests.environments.own_games:Own/Walk-v0")
+def dice():
+    return gymnasium.Gymnasium(f"{HERE}:Dice-v0")
+
+
+class Dice(gym.Env):
+    """Throws a die of NumPy's global generator."""
+
+    observation_space = gym.spaces.Discrete(6)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.random.randint(6), {}
+
+    def step(self, action):
+        return np.random.randint(6), 0.0, False, False, {}
+
+
+gym.register("Dice-v0", entry_point=Dice)
 
 
 def mistyped():
@@ -38,24 +67,69 @@ def mistyped():
 
 
 FAULTS = {
-    "Good": [],
-    "Faulty": ["step: leaf 'reward'", "step: leaf 'discount'"],
-    "walk": ["it runs on the host"],
+    f"{HERE}.Faulty": ["step: leaf 'reward'", "step: leaf 'discount'"],
+    f"{HERE}.Layout": ["one seed gives different episodes: it draws from a generator without"],
+    f"{HERE}.dice": ["one seed gives different episodes: it draws from NumPy's global generator"],
+    f"{HERE}:Dice-v0": ["one seed gives different episodes: it draws from NumPy's global"],
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_listed_one_a_line(run, name):
-    result = run("check", f"{HERE}.{name}")
-    lines = result.stdout.splitlines()
-    assert (result.returncode, result.stderr) == (2 if FAULTS[name] else 0, "")
+    result = run("check", name)
+    lines = [line for line in result.stdout.splitlines() if line.startswith(f"{name}: ")]
+    assert (result.returncode, "ok" in result.stdout.splitlines()) == (2, False), result.stderr
     assert len(lines) == len(FAULTS[name])
     for line, fault in zip(lines, FAULTS[name]):
-        assert line.startswith(f"{HERE}.{name}: {fault}")
+        assert line.startswith(f"{name}: {fault}")
+
+
+GOOD = {
+    "environments.catch.Catch": [
+        "Catch: time limit 9",
+        "  observation: float32[10, 5, 1], from 0 to 1",
+        "  action: int32[], 3 values",
+        "one key twice ... T s",
+        "1000 random steps of 8 streams, compiled ... T s",
+    ],
+    "tests.environments.own_games:Own/Walk-v0": [
+        "  observation['action_mask']: bool[3], mask of legal actions",
+        "  observation['pair']['1']: int32[2], from 0 to 9, not the same for each component",
+        "one seed twice, together and with other neighbours ... T s",
+        "different streams: 8 of 8; 188 episodes ended, 95 truncated",
+    ],
+    "envpool:Pendulum-v1": ["  action: float32[1], from -2 to 2"],
+    "FrozenLake8x8-v1": ["  observation: int32[], 64 values"],  # Gymnasium's
+    "Freeway-v5": ["Freeway-v5: time limit 27000"],  # EnvPool's
+    "jumanji:Snake-v1": ["Snake-v1: time limit 4000"],
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if i > 2 else ()) for i, name in enumerate(GOOD)],
+)
+def test_a_good_environment_is_described_and_ends_with_ok(run, name):
+    result = run("check", name)
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = re.sub(r" \d+\.\d s$", " T s", result.stdout, flags=re.M).splitlines()
+    assert lines[-1] == "ok"
+    assert [line for line in lines if line in GOOD[name]] == GOOD[name]
+
+
+def test_a_stage_is_printed_before_it_runs(tools, capsys):
+    with tools("check").check._stage("the stage"):
+        assert capsys.readouterr().out == "the stage ... "
+    assert re.fullmatch(r"\d+\.\d s\n", capsys.readouterr().out)
 
 
 MISTAKES = {
     "Catch": "expected MODULE.Class",
+    "Pong-v6": "'Pong-v5'",
+    "CartPol-v1": "'CartPole-v1'",
+    "envpool:Pong-v6": "'Pong-v5'",
+    "gymnasium:CartPol-v1": "'CartPole-v1'",
+    "no_such_games:Game-v0": "'no_such_games'",
     "environments.catch.Cach": "'Catch'",
     "environments.cach.Catch": "'environments.catch'",
     "environmets.catch.Catch": "PYTHONPATH",
@@ -75,7 +149,7 @@ def test_the_script_finds_modules_of_the_working_directory(run, tmp_path, monkey
     (tmp_path / "mine.py").write_text(_OWN)
     result = processes.run("check", "mine.Own", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (2, "")
-    assert result.stdout.startswith("mine.Own: a time step other than LAST has a discount")
+    assert "\nmine.Own: a time step other than LAST has a discount" in result.stdout
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     monkeypatch.syspath_prepend(tmp_path)
     result = run("check", "broken.Own")
@@ -92,7 +166,8 @@ def test_agents_are_checked_on_two_devices(tmp_path):
     # Without the fake devices of the tests.
     options = {"cwd": tmp_path, "environment": {"XLA_FLAGS": ""}}
     result = processes.run("check", "actor_critic.ActorCritic", *task, **options)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("shapes and dtypes") and result.stdout.endswith("\nok\n")
     result = processes.run("check", "local.ActorCritic", *task, **options)
     processes.assert_mistake(result, "local.ActorCritic: copies of 'learner/params/params/Dense_0")
     result = processes.run("check", "environments.catch.Catch", *task, **options)

@@ -110,7 +110,7 @@ with open(run_dir / "starts", "a") as starts:
 if "fails" in sys.argv:
     sys.exit(int(sys.argv[-1]))
 print("training", flush=True)
-limit = time.monotonic() + 60
+limit = time.monotonic() + 600
 while not (run_dir / "go").exists() and time.monotonic() < limit:
     time.sleep(0.02)
 (run_dir / "summary.json").write_text("{}")
@@ -142,12 +142,12 @@ def _start(*command, **options):
 
 
 def _run(*command, **options):
-    return processes.finish(_start(*command, **options), timeout=60)
+    return processes.finish(_start(*command, **options))
 
 
 def _wait_for_starts(run_dir, count):
     starts = run_dir / "starts"
-    processes.wait_for(lambda: starts.exists() and starts.read_text().count("\n") >= count, 40.0)
+    processes.wait_for(lambda: starts.exists() and starts.read_text().count("\n") >= count)
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_train_restarts_a_run_that_is_preempted_or_stalls(cloud, flags):
         _wait_for_starts(_runs(folder)[1], 2)
         for run in _runs(folder):
             (run / "go").touch()
-        _, output = launcher.communicate(timeout=60)
+        _, output = launcher.communicate(timeout=processes.PATIENCE)
     finally:
         launcher.kill()
     assert launcher.returncode == 0, output
@@ -397,7 +397,7 @@ def test_sigterm_reaches_the_tasks_and_the_job_is_requeued(cloud, state, words, 
     try:
         _wait_for_starts(run_dir, 2)
         job.send_signal(signal.SIGTERM)  # to the shell of the job alone, as --signal=B:TERM does
-        _, output = job.communicate(timeout=30)
+        _, output = job.communicate(timeout=processes.PATIENCE)
     finally:
         job.kill()
     assert job.returncode == 0, output

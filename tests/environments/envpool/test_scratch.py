@@ -10,18 +10,21 @@ import pytest
 
 from environments.envpool import scratch
 from podracers.supervision import watchdog
+from tests import processes
 
 
 @pytest.mark.parametrize(
-    ("delay", "code"), [(0.3, -15), (60.0, -9)], ids=["ends by itself", "is killed"]
+    ("delay", "closing", "code"),
+    [(0.3, processes.PATIENCE, -15), (processes.PATIENCE, 1.0, -9)],
+    ids=["ends by itself", "is killed"],
 )
-def test_only_the_simulator_works_in_its_directory(delay, code, monkeypatch):
-    monkeypatch.setattr(scratch, "_CLOSING", 1.0)
+def test_only_the_simulator_works_in_its_directory(delay, closing, code, monkeypatch):
+    monkeypatch.setattr(scratch, "_CLOSING", closing)
     directory, before = scratch.Directory(("made",)), os.getcwd()
 
     def start():
         pathlib.Path("made", "file").touch()
-        return os.getcwd(), subprocess.Popen(["sleep", "60"])
+        return os.getcwd(), subprocess.Popen(["sleep", "1000"])
 
     where, process = directory.start(start)
     assert where == directory.path and os.getcwd() == before

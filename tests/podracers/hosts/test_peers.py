@@ -21,6 +21,8 @@ from podracers import errors
 from podracers.hosts import peers
 
 process, port, count = map(int, sys.argv[1:])
+print("started", flush=True)
+sys.stdin.readline()  # all begin together
 peers._PATIENCE = 0.1  # times 30 s
 peers._LINGER_TIME = 0.5
 
@@ -152,6 +154,15 @@ def _start(body, count, process, port):
     return processes.spawn(command, stdin=subprocess.PIPE)
 
 
+def _begin(*group):
+    """Lets processes begin together, once all of them have imported their modules."""
+    for process in group:
+        assert process.stdout.readline() == "started\n", process.communicate()[1]
+    for process in group:
+        process.stdin.write("begin\n")
+        process.stdin.flush()
+
+
 @pytest.fixture(scope="module", name="ended")
 def _ended():
     """The exit code, stdout and stderr of each process of each case: `ended[name][process]`."""
@@ -159,11 +170,13 @@ def _ended():
     for name, (count, body, _) in CASES.items():
         port = groups.free_port()
         started[name] = [_start(body, count, number, port) for number in range(count)]
+    for group in started.values():
+        _begin(*group)
     ended = {}
     for name, group in started.items():
         ended[name] = {}
         for number in CASES[name][2]:
-            out, err = group[number].communicate(timeout=60)
+            out, err = group[number].communicate(timeout=processes.PATIENCE)
             ended[name][number] = group[number].returncode, out, err
         for process in group:
             process.kill()
@@ -188,8 +201,8 @@ def _start_two():
     """Starts a process of two by its number; all are ended with the test."""
     port, started = groups.free_port(), []
 
-    def start(process):
-        started.append(_start("begin(2.0); sys.stdin.readline()", 2, process, port))
+    def start(process, timeout):
+        started.append(_start(f"begin({timeout}); sys.stdin.readline()", 2, process, port))
         return started[-1]
 
     start.port = port
@@ -206,12 +219,13 @@ def _assert_ready(*group):
 
 def _assert_leave(*group):
     for each in group:
-        out, err = each.communicate("leave\n", timeout=30)
+        out, err = each.communicate("leave\n", timeout=processes.PATIENCE)
         assert (each.returncode, out, err) == (0, "left\n", "")
 
 
 def test_suspending_all_processes_is_no_failure(start):
-    group = start(0), start(1)
+    group = start(0, 2.0), start(1, 2.0)
+    _begin(*group)
     _assert_ready(*group)
     for number, seconds in ((signal.SIGSTOP, 2.5), (signal.SIGCONT, 1.0)):
         for each in group:
@@ -222,15 +236,16 @@ def test_suspending_all_processes_is_no_failure(start):
 
 def test_other_connections_are_refused(start):
     """They send nothing (a port scanner), nonsense, or the number of a process of another run."""
-    first = start(0)
-    silent = peers._call("127.0.0.1", start.port, 10.0)
+    first, second = (start(number, processes.PATIENCE) for number in range(2))
+    _begin(first)
+    silent = peers._call("127.0.0.1", start.port, processes.PATIENCE)
     nonsense = (b"[" * 100_000, b"null", b"[]", b'["hello"]', b'["hello", [], {}]', b"GET / HTTP")
     for message in nonsense:
-        with peers._call("127.0.0.1", start.port, 10.0) as stranger:
+        with peers._call("127.0.0.1", start.port, processes.PATIENCE) as stranger:
             stranger.send_bytes(message)
             with contextlib.suppress(EOFError, ConnectionError):  # it was closed
                 assert b"no process [] is expected" in stranger.recv_bytes()
-    second = start(1)
+    _begin(second)
     _assert_ready(first, second)
     _assert_leave(first, second)
     silent.close()

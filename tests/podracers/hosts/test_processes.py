@@ -1,7 +1,6 @@
 """Tests of processes with JAX that start, agree and end together."""
 
 import socket
-import time
 
 import pytest
 
@@ -17,7 +16,7 @@ from podracers.hosts import processes as distributed
 process = int(sys.argv[1])
 
 def begin():
-    distributed.initialize(distributed.Group(sys.argv[2], {count}, process), 30.0)
+    distributed.initialize(distributed.Group(sys.argv[2], {count}, process), {timeout})
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -31,7 +30,8 @@ command_line.run(main)
 
 def _run(body: str, count: int = 2, num_devices: int = 1):
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    code = _BEGIN.replace("{count}", str(count)) + lines + _END
+    begin = _BEGIN.replace("{count}", str(count)).replace("{timeout}", str(groups.PEER_TIMEOUT))
+    code = begin + lines + _END
     return groups.python(code, count, num_devices)
 
 
@@ -140,11 +140,9 @@ distributed.any_process(False)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_that_is_lost_while_jax_starts_ends_the_others(lost):
     """The others are in a call of JAX that waits for all processes for minutes."""
-    began = time.monotonic()
     result = _run(f"if process == {lost}:\n    jax.distributed.initialize = die\nbegin()")[1 - lost]
     assert result.returncode == 1, result.stderr
     assert result.stderr == f"failed: process {lost} was lost: it closed its connection\n"
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.slow

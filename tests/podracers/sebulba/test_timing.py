@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 
 import pytest
 
@@ -56,23 +55,27 @@ def test_bottleneck(learner, actors, pace, verdict):
     assert re.match(verdict, timing.verdict({**LEARNER, **learner}, {**ACTORS, **actors}, pace))
 
 
-def test_shares_add_up_rates_are_of_steps_with_known_latency_and_all_are_reset():
+def test_shares_add_up_rates_are_of_steps_with_known_latency_and_all_are_reset(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(timing.time, "monotonic", lambda: now)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
     timers = timing.Timers(
         actors=[pipeline.Timer()], paces=[timing.Pace(num_batches=2)], lags=[0, 1, 1, 1]
     )
     with timers.learner(timing.LEARNING):
-        time.sleep(0.05)
+        now += 0.05
     with timers.actors[0](timing.ENVIRONMENT):
-        time.sleep(0.05)
+        now += 0.05
     timers.paces[0].add(steps=10, seconds=0.1, waited=0.05)
     timers.paces[0].add(steps=10, seconds=5.0, waited=0.0)  # the step ended before polling
     values = timers.take().values
     for thread in ("learner", "actor"):
         shares = [v for name, v in values.items() if name.startswith(f"time/{thread}/")]
         assert sum(shares) == pytest.approx(1.0)
-    assert values["time/learner/learning"] > 0.3
+    assert values["time/learner/learning"] == pytest.approx(0.5)
     assert values["environment/possible_steps_per_second"] == pytest.approx(200.0)
     assert values["environment/share_of_possible"] > 0.0
+    now += 1.0
     assert (values["lag/0"], values["lag/1"], values["lag/mean"]) == (0.25, 0.75, 0.75)
     again = timers.take().values
     assert again["time/learner/learning"] == 0.0

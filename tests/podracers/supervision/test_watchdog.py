@@ -66,7 +66,7 @@ def _start(body):
 def _ended():
     """All programs, which run at the same time: `ended[name]`."""
     started = {name: _start(body) for name, body in BODIES.items()}
-    return {name: processes.finish(process, timeout=50) for name, process in started.items()}
+    return {name: processes.finish(process) for name, process in started.items()}
 
 
 @pytest.mark.parametrize("name", ["hang", "slow exit", "hang without SIGHUP"])
@@ -101,7 +101,7 @@ def test_time_in_which_the_process_is_suspended_does_not_count():
     process.send_signal(signal.SIGSTOP)
     time.sleep(5.0)
     process.send_signal(signal.SIGCONT)
-    assert process.communicate(timeout=50) == ("", "")
+    assert process.communicate(timeout=processes.PATIENCE) == ("", "")
     assert process.returncode == 0
 
 

@@ -1,6 +1,7 @@
 """`check_environment` finds each fault, and reports it in one line."""
 
 import dataclasses
+import random
 import types as python_types
 from typing import Any, ClassVar, NamedTuple
 
@@ -69,6 +70,28 @@ def _spoil(method, **fields):
 def _widen(self, state, action):
     state, timestep = Good.step(self, state, action)
     return state._replace(time=state.time.astype(jnp.float32)), timestep
+
+
+def _drawing(draw):
+    """Returns an environment with a number of `draw()`, which knows no key, in its observation."""
+    return _spoil("step", observation=lambda t: {**t.observation, "x": jnp.full((4,), draw())})
+
+
+def _draw_in_callback():
+    shape = jax.ShapeDtypeStruct((), np.float32)
+    return jax.pure_callback(
+        lambda: np.float32(np.random.random()), shape, vmap_method="sequential"
+    )
+
+
+def _jitted(good):
+    """Returns a step that draws when it is compiled, which is once for each instance."""
+
+    def step(state, action):
+        state, timestep = Good.step(good, state, action)
+        return state, timestep._replace(reward=timestep.reward * np.random.random())
+
+    return jax.jit(step)
 
 
 def _multi_discrete(mask):
@@ -153,6 +176,15 @@ FAULTS = {
     ),
     "observation['x'] leaves the bounds of its spec": _spoil(
         "step", observation=_other_x(jnp.full((4,), 2.0))
+    ),
+    "one seed gives different episodes: it draws from NumPy's global generator": _drawing(
+        lambda: jnp.asarray(np.random.random(4), jnp.float32)
+    ),
+    "it draws from Python's module `random`, not from its seed or key": _drawing(random.random),
+    "draws from NumPy's global generator, not from its seed": _drawing(_draw_in_callback),
+    "it draws from a generator without a seed": _drawing(np.random.default_rng().random),
+    "one seed gives different episodes: it draws from NumPy's": type(
+        "Spoilt", (Good,), {"__init__": lambda self: self.__dict__.update(step=_jitted(self))}
     ),
     "an action_mask has no legal action": _spoil(
         "step", observation=lambda t: {**t.observation, "action_mask": jnp.zeros(3, bool)}

@@ -387,8 +387,8 @@ def main():
 """
 
 
-def _several(body: str, folder: pathlib.Path, count: int = 2, num_devices: int = 2, timeout=30.0):
-    code = _SEVERAL.format(count=count, folder=str(folder), timeout=timeout)
+def _several(body: str, folder: pathlib.Path, count: int = 2, num_devices: int = 2):
+    code = _SEVERAL.format(count=count, folder=str(folder), timeout=groups.PEER_TIMEOUT)
     code += "".join(f"    {line}\n" for line in body.strip().splitlines())
     return groups.python(code + "\ncommand_line.run(main)\n", count, num_devices)
 
@@ -462,7 +462,7 @@ if process == 1:
 save(20)
 checkpointer.wait()
 """
-    lead, _ = _several(body, tmp_path, timeout=8.0)
+    lead, _ = _several(body, tmp_path)
     assert lead.returncode == 1, lead.stderr
     assert "process 1 was lost" in lead.stderr
     assert not (tmp_path / "20").exists()

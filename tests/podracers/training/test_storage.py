@@ -77,7 +77,7 @@ import pathlib, sys, time
 from podracers.hosts import processes
 from podracers.training import storage
 process = int(sys.argv[1])
-processes.initialize(processes.Group(sys.argv[2], 2, process), 30.0)
+processes.initialize(processes.Group(sys.argv[2], 2, process), {groups.PEER_TIMEOUT})
 unlink = pathlib.Path.unlink
 pathlib.Path.unlink = lambda file: (time.sleep(process), unlink(file))
 storage.require_shared("the folder", {str(tmp_path)!r}, True)

@@ -1,0 +1,211 @@
+"""Checks of the contract of host environments (`environment.HostEnvironmentFactory`).
+
+Axis legend: `T` time, `B` streams.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from podracers import environment, errors, types, video
+from podracers.training import check, manifest
+
+NUM_STREAMS = 4
+_FIRST_STREAM = 5  # streams of a thread need not begin at 0
+_NUM_THREADS = 2
+_LOGGER = logging.getLogger(__name__)
+
+
+class Recording(NamedTuple):
+    """The time steps and actions of `B` streams, with next-step reset."""
+
+    timestep: types.TimeStep  # [T + 1, B, ...]
+    action: np.ndarray  # [T, B, ...]
+
+
+class _BrokenError(Exception):
+    """Time steps cannot be recorded; the arguments are the faults, one line each."""
+
+
+def environment_faults(
+    candidate: environment.HostEnvironmentFactory,
+    num_steps: int = 200,
+    again: Any = None,
+    stage: check.Stage = contextlib.nullcontext,
+) -> list[str]:
+    """Returns the faults of the first stage that has any, one line each.
+
+    Exceptions of the environment's own code are passed on unchanged.
+
+    Args:
+      candidate: a factory of host environments.
+      num_steps: `T`, steps of random legal actions.
+      again: another instance of the factory, which has to be equal; None for `candidate`.
+      stage: called with the name of each stage, for the context in which it runs.
+    """
+    if faults := check.static_faults(candidate):
+        return faults
+    if not (dataclasses.is_dataclass(candidate) and candidate.__dataclass_params__.frozen):
+        return ["the factory is not a frozen dataclass: `@dataclasses.dataclass(frozen=True)`"]
+    env_id = np.arange(_FIRST_STREAM, _FIRST_STREAM + NUM_STREAMS, dtype=np.int32)
+    try:
+        with stage(f"{num_steps} random steps of {NUM_STREAMS} streams"):
+            before = check.generators()
+            with made(candidate, env_id) as host:
+                recording = record(host, candidate.spec, num_steps)
+            _require_rules(candidate.spec, recording.timestep)
+        with stage("a picture"):
+            _require_picture(candidate, recording.timestep)
+        with stage("one seed twice, together and with other neighbours"):
+            for rows, cause in (
+                (slice(0, NUM_STREAMS), "it draws from a generator without a seed"),
+                (slice(2, NUM_STREAMS), "a stream depends on its neighbours in the batch"),
+            ):
+                expected = jax.tree.map(lambda leaf, rows=rows: leaf[:, rows], recording)
+                with made(again or candidate, env_id[rows]) as host:
+                    act = functools.partial(lambda actions, t, _: actions[t], expected.action)
+                    repeated = _run(host, candidate.spec, num_steps, act)
+                if not _equal(repeated, expected):
+                    raise _BrokenError(check.seed_fault(before, cause))
+    except _BrokenError as error:
+        return list(error.args)
+    return []
+
+
+def equal_actions(
+    factory: environment.HostEnvironmentFactory, num_steps: int = 200
+) -> list[Recording]:
+    """Returns recordings of two seeds, in which all streams get equal actions.
+
+    Streams differ unless the environment has no chance, or ignores its seeds; `num_different`.
+    """
+    recordings = []
+    for seed in (0, 1):
+        with made(factory, np.arange(NUM_STREAMS, dtype=np.int32), seed) as host:
+            recordings.append(record(host, factory.spec, num_steps, shared=True))
+    return recordings
+
+
+def num_different(recordings: list[Recording]) -> int:
+    """Returns the number of different streams in all recordings together."""
+    streams = set()
+    for recording in recordings:
+        leaves = jax.tree.leaves(recording.timestep)
+        streams |= {
+            b"".join(leaf[:, row].tobytes() for leaf in leaves)
+            for row in range(recording.action.shape[1])
+        }
+    return len(streams)
+
+
+@contextlib.contextmanager
+def made(
+    factory: environment.HostEnvironmentFactory, env_id: np.ndarray, seed: int = 0
+) -> Iterator[environment.HostEnvironment]:
+    """Makes environments, and closes them twice."""
+    host = factory.make(jax.random.key(seed), env_id, _NUM_THREADS)
+    if missing := check.missing_members(host, environment.HostEnvironment):
+        raise _BrokenError(*(f"make returned an object without {member}" for member in missing))
+    try:
+        if host.num_envs != len(env_id):
+            raise _BrokenError(f"num_envs is {host.num_envs} for {len(env_id)} streams")
+        yield host
+    finally:
+        host.close()
+        host.close()
+
+
+def record(
+    host: environment.HostEnvironment,
+    spec: environment.EnvironmentSpec,
+    num_steps: int,
+    shared: bool = False,
+) -> Recording:
+    """Returns `num_steps` of random legal actions.
+
+    Args:
+      host: environments that were not reset yet.
+      spec: the specification of its factory.
+      num_steps: `T`.
+      shared: draw with the same keys for all rows.
+    """
+    draw = jax.jit(jax.vmap(functools.partial(check.random_action, spec.action)))
+    keys = jax.random.split(jax.random.key(0), (num_steps, host.num_envs))
+    keys = keys[:, [0] * host.num_envs] if shared else keys
+    return _run(host, spec, num_steps, lambda t, seen: np.asarray(draw(seen.observation, keys[t])))
+
+
+def _run(
+    host: environment.HostEnvironment,
+    spec: environment.EnvironmentSpec,
+    num_steps: int,
+    act: Callable[[int, types.TimeStep], np.ndarray],
+) -> Recording:
+    """Plays actions `act(t, timestep)`; raises `_BrokenError` for what is no time step."""
+    expected = manifest.structure(
+        jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((host.num_envs, *leaf.shape), leaf.dtype),
+            types.restart(spec.zero_observation()),
+        )
+    )
+    timesteps, actions, copies = [], [], []
+    for time in range(num_steps + 1):
+        if time:
+            actions.append(act(time - 1, timesteps[-1]))
+            host.send(actions[-1].copy())
+        timestep, name = (host.recv(), "recv") if time else (host.reset(), "reset")
+        if not isinstance(timestep, types.TimeStep):
+            kind = type(timestep).__name__
+            raise _BrokenError(f"{name} returned {kind}, expected types.TimeStep")
+        if faults := manifest.differences(manifest.structure(timestep), expected):
+            raise _BrokenError(*(f"{name}: {fault}" for fault in faults))
+        if others := {type(leaf).__name__ for leaf in jax.tree.leaves(timestep)} - {"ndarray"}:
+            raise _BrokenError(f"{name} returned {', '.join(others)}, expected NumPy arrays")
+        timesteps.append(timestep)
+        copies.append(jax.tree.map(np.copy, timestep))
+    if not all(map(_equal, timesteps, copies)):
+        raise _BrokenError("an array changed after it was returned: each call returns new ones")
+    return Recording(jax.tree.map(lambda *leaves: np.stack(leaves), *copies), np.stack(actions))
+
+
+def _equal(one: types.PyTree, other: types.PyTree) -> bool:
+    """Returns whether two trees of arrays of the same shapes are equal bit for bit."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other))
+    return all(a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+def _require_rules(spec: environment.EnvironmentSpec, timestep: types.TimeStep) -> None:
+    """Raises the rules that time steps `[T + 1, B, ...]` break; FIRST follows LAST alone."""
+    last = timestep.last()
+    fresh = np.concatenate([np.ones_like(last[:1]), last[:-1]])
+    time = np.arange(len(fresh))[:, None]
+    length = time - np.maximum.accumulate(np.where(fresh, time, 0))  # steps since the reset
+    rules = jax.vmap(jax.vmap(functools.partial(check.timestep_faults, spec)))
+    broken = jax.device_get(jax.jit(rules)(timestep, length))
+    if faults := [text for text, occurred in broken.items() if np.any(occurred)]:
+        raise _BrokenError(*faults)
+
+
+def _require_picture(factory: environment.HostEnvironmentFactory, timestep: types.TimeStep) -> None:
+    """Raises the fault of a picture; logs the reason if nothing can be drawn."""
+    try:
+        filmed = video.drawable(factory)
+    except errors.UserError as error:
+        _LOGGER.warning("%s", error)
+        return
+    try:
+        if filmed is factory:
+            row = jax.tree.map(lambda leaf: leaf[-1, 0], timestep)
+            video.picture(factory, factory.render(row))
+        else:
+            with made(filmed, np.arange(1, dtype=np.int32)) as host:
+                host.reset()
+                video.picture(filmed, host.render()[0])
+    except errors.UserError as error:
+        raise _BrokenError(str(error)) from error
