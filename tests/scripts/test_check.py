@@ -99,7 +99,7 @@ GOOD = {
         "different streams: 8 of 8; 188 episodes ended, 95 truncated",
     ],
     "envpool:Pendulum-v1": ["  action: float32[1], from -2 to 2"],
-    "FrozenLake8x8-v1": ["  observation: int32[], 64 values"],  # Gymnasium's
+    "FrozenLake8x8-v1": ["  observation: int32[], 64 values, one-hot"],  # Gymnasium's
     "Freeway-v5": ["Freeway-v5: time limit 27000"],  # EnvPool's
     "jumanji:Snake-v1": ["Snake-v1: time limit 4000"],
 }
