@@ -39,7 +39,7 @@ class Memory(NamedTuple):
     """The replay of one device."""
 
     ring: types.Rollout  # of `ring_buffer.Rows` `[B, C, ...]`; actor states are [B, C / T, ...]
-    head: jax.Array  # [B] int32, all equal: number of the newest time step, never wrapped
+    head: jax.Array  # [B] int32, all equal: number of the newest time step; see `Replay.add`
     priorities: Any  # a `SumTree` with a row for each shard; () where draws are uniform
     highest: jax.Array  # [B] float32, all equal: the highest priority so far
 
@@ -122,8 +122,9 @@ class Replay:
           rollout: a template `[T, B, ...]` of the rollouts; only shapes and dtypes are used.
 
         Raises:
-          errors.UserError: the capacity is too small, or the batch does not divide.
+          errors.UserError: the capacity is too small or too large, or the batch does not divide.
         """
+        errors.require_count(self, "capacity", most=errors.INT32_MAX // 2)
         steps, streams = _steps(rollout), rollout.timestep.reward.shape[1]
         devices = parallel.axis_size()
         chunks = self.capacity // (streams * devices * steps)
@@ -158,7 +159,8 @@ class Replay:
     def add(self, memory: Memory, rollout: types.Rollout) -> Memory:
         """Stores a rollout `[T, B, ...]`, in place where `memory` is donated.
 
-        New sequences get the highest priority so far.
+        New sequences get the highest priority so far. From the second round of the ring on, time
+        steps are numbered from `C` to `2 * C`, so the head stays an int32 however long a run is.
 
         After a Sebulba run is resumed, simulators begin new episodes. The unfinished episode of
         each stream is then marked as truncated at its last stored time step but one, because the
@@ -170,7 +172,8 @@ class Replay:
         begun = rollout.timestep.first()[0]
         ring = ring_buffer.end_episodes(memory.ring, (slot - 1) % size, begun)
         ring = ring_buffer.write(ring, rollout, slot)
-        memory = memory._replace(ring=ring, head=memory.head + steps)
+        begin = jnp.where(memory.head < size, memory.head, size + slot)
+        memory = memory._replace(ring=ring, head=begin + steps)
         if not self.priority_exponent:
             return memory
         period = ring_buffer.period(ring)

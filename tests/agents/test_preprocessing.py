@@ -63,6 +63,30 @@ def test_statistics_agree_with_numpy(num_devices):
     jax.tree.map(np.testing.assert_array_equal, empty, preprocessing.init(SPEC))
 
 
+@pytest.mark.parametrize(("batch", "count"), [(1, 2**24), (1000, 2.0**40)])
+def test_statistics_follow_the_observations_however_many_were_counted(batch, count):
+    """Observations of variance 1 are followed by some of variance 4 and mean 3, in 2**18 batches.
+
+    By then the earlier ones weigh exp(-1): float32 adds no small number to a large one.
+    """
+    merges = 2**18
+    observation = jnp.array([1.0, 5.0])  # in turn
+
+    def run(statistics):
+        def body(index, statistics):
+            row = observation[(index + jnp.arange(batch)) % 2]
+            return preprocessing.update(statistics, row[None], jnp.ones((1, batch)))
+
+        return jax.lax.fori_loop(0, merges, body, statistics)
+
+    before = preprocessing.Statistics(*(jnp.float32(x) for x in (count, 0.0, count)))
+    after = jax.jit(experience.on_devices(run, 1, (P(),)))(before)
+    old = np.exp(-1.0)
+    np.testing.assert_allclose(after.mean, 3.0 * (1.0 - old), rtol=0.02)
+    variance = old * 1.0 + (1.0 - old) * 4.0 + old * (1.0 - old) * 9.0
+    np.testing.assert_allclose(after.squares / after.count, variance, rtol=0.02)
+
+
 def test_empty_statistics_only_clip():
     statistics = preprocessing.init(specs.Array((2,), np.float32))
     normalized = preprocessing.normalize(statistics, jnp.array([3.0, -20.0]))
