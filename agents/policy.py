@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from agents import inputs, networks, optimization, options
 from agents.networks import encoders, heads
-from podracers import environment, parallel, types
+from podracers import environment, types
 
 
 class Learner(NamedTuple):
@@ -138,9 +137,3 @@ class Policy:
         if self._extends_inputs:
             return inputs.extended_rollout(rollout, self.spec.action)
         return rollout.timestep
-
-
-def agent_steps(learner: Learner, rollout: types.Rollout) -> jax.Array:
-    """Returns the agent steps over all streams before a rollout of the usual length, float32."""
-    local_steps = rollout.extras.log_prob.size
-    return learner.update.astype(jnp.float32) * (local_steps * parallel.axis_size())

@@ -109,7 +109,7 @@ class PPO:
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
         core, timestep = network.prepare(rollout.actor_state.core, timestep)
         batch, metrics = self._targets(learner.params, core, timestep, rollout.extras)
-        agent_steps = policy.agent_steps(learner, rollout)
+        agent_steps = optimization.agent_steps(learner.update, rollout)
         learning_rate = self._optimizer.learning_rate_at(agent_steps)
         loss = functools.partial(self._loss, agent_steps=agent_steps)
         deal = minibatches.dealer(network, batch, core, self.num_minibatches)

@@ -210,7 +210,8 @@ class Replay:
         whole, rest = divmod(each.numerator, each.denominator)
         phase = update % each.denominator
         steps = whole + (phase + 1) * rest // each.denominator - phase * rest // each.denominator
-        enough = self._transitions(memory) >= self.min_size
+        streams = ring_buffer.num_streams(memory.ring) * parallel.axis_size()
+        enough = self.size(memory) >= -(-self.min_size // streams)
         return jnp.where(enough & self.ready(memory), steps, 0)
 
     def mean_gradient_steps(self, agent_steps: int) -> fractions.Fraction:
@@ -256,16 +257,12 @@ class Replay:
 
         carry, rest, metrics = jax.lax.fori_loop(0, num_steps, body, (carry, rest, metrics))
         memory = rest._replace(ring=memory.ring)
+        streams = ring_buffer.num_streams(memory.ring) * parallel.axis_size()
         metrics |= {
             "replay/gradient_steps": types.Mean.of(num_steps),
-            "replay/size": types.Mean.of(self._transitions(memory)),
+            "replay/size": types.Mean.of(self.size(memory).astype(jnp.float32) * streams),
         }
         return carry, memory, metrics
-
-    def _transitions(self, memory: Memory) -> jax.Array:
-        """Returns the number of stored transitions of all streams, float32."""
-        streams = ring_buffer.num_streams(memory.ring) * parallel.axis_size()
-        return self.size(memory).astype(jnp.float32) * streams
 
     def ready(self, memory: Memory) -> jax.Array:
         """Returns a bool, equal on all devices: whether every stream has a sequence to draw."""

@@ -155,7 +155,7 @@ def test_noise_is_of_each_sequence_and_of_each_parameters(monkeypatch):
 @pytest.mark.parametrize(("evaluation", "count"), [(False, 3), (True, 1)])
 def test_noise_explores_in_training_alone(evaluation, count):
     agent = _agent(noisy=True, epsilon=0.0, epsilon_steps=1)
-    learner = jax.jit(agent.init_learner)(jax.random.key(0))._replace(agent_steps=jnp.int32(10))
+    learner = jax.jit(agent.init_learner)(jax.random.key(0))._replace(agent_steps=jnp.float32(10))
     same = jax.tree.map(lambda x: jnp.repeat(x[0, :1], BATCH, 0), _sample().rollout.timestep)
     same.observation["action_mask"] = jnp.ones((BATCH, 3), bool)
     key = jax.random.split(jax.random.key(1), BATCH)
