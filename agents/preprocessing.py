@@ -88,9 +88,10 @@ class Preprocess:
         lag of 0. Empty ones count the rollout first: then it is learnt from normalised, though its
         actions (and their probabilities and values) are those of observations as they were.
         """
-        if self.normalize_observations:
+        if jax.tree.leaves(statistics):
             added = self.update_statistics(statistics, timestep)
-            empty = jax.tree.leaves(statistics)[0] == 0.0  # the number of observations
+            added, _ = self.update_returns(added, jnp.zeros_like(timestep.reward[0]), timestep)
+            empty = jax.tree.leaves(statistics)[0] == 0.0  # the number of observations or returns
             select = functools.partial(jnp.where, empty)
             statistics = jax.tree.map(select, added, statistics)
         return self.apply(statistics, timestep)
