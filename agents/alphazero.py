@@ -118,6 +118,8 @@ class AlphaZero:
     def _replay(self) -> replay.Replay:
         return replay.Replay.of(self, self.n_steps + 1)
 
+    check_run = replay.check_run
+
     def init_learner(self, key):
         params = self._network.init(key, networks.zero_timestep(self.spec))
         train_state = self._optimizer.init(params)

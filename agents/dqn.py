@@ -93,6 +93,8 @@ class DQN:
     def _replay(self) -> replay.Replay:
         return replay.Replay.of(self, self._network.memory_length + self.n_step)
 
+    check_run = replay.check_run
+
     def init_learner(self, key):
         params = self._network.init(key, networks.zero_timestep(self.spec))
         normalizer = self._preprocess.init(self.spec.observation)

@@ -132,6 +132,8 @@ class MuZero:
     def _replay(self) -> replay.Replay:
         return replay.Replay.of(self, self._burn_in + self.unroll_steps + self.n_steps + 1)
 
+    check_run = replay.check_run
+
     def init_learner(self, key):
         params = self._network.init(key)
         train_state = self._optimizer.init(params)

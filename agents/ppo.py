@@ -77,6 +77,12 @@ class PPO:
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
     _optimizer = functools.cached_property(optimization.adam_of)
 
+    def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
+        """Raises a `UserError` if normalised advantages are always 0."""
+        several = not self.normalize_advantages or num_envs * rollout_length > 1
+        expected = "False, because an update has one transition, whose advantage would be 0"
+        options.expect(self, "normalize_advantages", several, expected)
+
     def init_learner(self, key: jax.Array) -> policy.Learner:
         train_state = self._optimizer.init(self._policy.init(key))
         normalizer = self._preprocess.init(self.spec.observation)

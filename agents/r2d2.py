@@ -126,6 +126,8 @@ class R2D2:
         learnt_states = self.sequence_length - self.burn_in
         return replay.Replay.of(self, self.sequence_length, learnt_states)
 
+    check_run = replay.check_run
+
     def init_learner(self, key):
         params = self._network.init(key, networks.zero_timestep(self._network_spec))
         normalizer = self._preprocess.init(self.spec.observation)

@@ -198,15 +198,7 @@ class Replay:
           rollout: `[T, B, ...]`, of this device.
           update: int32, number of rollouts before it.
         """
-        collected = rollout.timestep.reward[1:].size * parallel.axis_size()
-        # A denominator whose products below are exact in int32.
-        each = self.mean_gradient_steps(collected).limit_denominator(30_000)
-        if not 0 < each <= errors.INT32_MAX:
-            number = "too many gradient steps" if each else "never a gradient step"
-            raise errors.UserError(
-                f"replay_ratio = {self.replay_ratio}: with rollouts of {collected} agent steps "
-                f"there would be {number}"
-            )
+        each = self._steps_per_update(rollout.timestep.reward[1:].size * parallel.axis_size())
         whole, rest = divmod(each.numerator, each.denominator)
         phase = update % each.denominator
         steps = whole + (phase + 1) * rest // each.denominator - phase * rest // each.denominator
@@ -218,6 +210,27 @@ class Replay:
         """Returns the mean number of gradient steps for `agent_steps` collected steps."""
         learnt = self.batch_size * self.learnt_states
         return fractions.Fraction(self.replay_ratio) * agent_steps / learnt
+
+    def _steps_per_update(self, collected: int) -> fractions.Fraction:
+        """Returns the mean number of gradient steps for `collected` agent steps of an update."""
+        # A denominator whose products in `num_gradient_steps` are exact in int32.
+        each = self.mean_gradient_steps(collected).limit_denominator(30_000)
+        if not 0 < each <= errors.INT32_MAX:
+            number = "too many gradient steps" if each else "never a gradient step"
+            raise errors.UserError(
+                f"replay_ratio = {self.replay_ratio}: with rollouts of {collected} agent steps "
+                f"there would be {number}"
+            )
+        return each
+
+    def updates_to_learn(self, num_envs: int, rollout_length: int) -> int:
+        """Returns the number of updates up to the first with a gradient step."""
+        steps = max(self.sequence_length, -(-self.min_size // num_envs))  # of each stream
+        filled = -(-steps // rollout_length)
+        each = self._steps_per_update(num_envs * rollout_length)
+        # `floor(each * n)` gradient steps would follow `n` updates, without a wait.
+        due = math.ceil((math.floor(each * (filled - 1)) + 1) / each)
+        return max(filled, due)
 
     def repeat(
         self, step: Step, num_steps: jax.Array, carry: Any, memory: Memory, key: jax.Array
@@ -409,6 +422,31 @@ class Replay:
     def _set(self, memory: Memory, item: Item, value: jax.Array) -> Memory:
         shard, index, value = (x.reshape(-1) for x in (item.shard, item.index, value))
         return memory._replace(priorities=sum_tree.write(memory.priorities, shard, index, value))
+
+
+def check_run(
+    agent: Any, num_envs: int, rollout_length: int, num_updates: int, buffer: Replay | None = None
+) -> None:
+    """Raises a `UserError` if a run has no gradient step, or only some with a learning rate of 0.
+
+    The method `check_run` of agents with replay, see `agent.Agent`; `buffer` is theirs.
+    """
+    buffer, name = buffer or agent._replay, type(agent).__name__
+    collected = num_envs * rollout_length
+    begin = collected * buffer.updates_to_learn(num_envs, rollout_length)
+    cause = (
+        f"agent steps up to the first gradient step, by {name}.min_replay = {buffer.min_size}, "
+        f"{name}.replay_ratio = {buffer.replay_ratio} and sequences of {buffer.sequence_length}"
+    )
+    if begin > (total := num_updates * collected):
+        raise errors.UserError(
+            f"Experiment.total_steps: expected at least {begin:,}, the {cause}; got {total:,}"
+        )
+    anneal_steps = getattr(agent, "anneal_steps", None)
+    if anneal_steps is not None and begin >= anneal_steps:
+        raise errors.UserError(
+            f"{name}.anneal_steps: expected more than {begin:,}, the {cause}; got {anneal_steps:,}"
+        )
 
 
 def _steps(rollout: types.Rollout) -> int:

@@ -142,6 +142,8 @@ class SAC:
     def _replay(self) -> replay.Replay:
         return replay.Replay.of(self, self._network.memory_length + 1)
 
+    check_run = replay.check_run
+
     def init_learner(self, key):
         params = self._network.init(key, math.log(self.initial_temperature))
         train_state = self._optimizer.init(params)

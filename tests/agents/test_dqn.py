@@ -237,6 +237,24 @@ def test_nothing_is_learnt_before_the_minimum_of_replay(counting_loss):
     np.testing.assert_array_equal(metrics["reward"], [np.nan, np.nan, -2.0, -2.0])
 
 
+@pytest.mark.parametrize(
+    ("options", "updates"),
+    [
+        ({"replay_ratio": 0.1}, 2),
+        ({"replay_ratio": 0.13, "min_replay": 41}, 4),  # 0.65 of a step an update: not in the third
+        ({"replay_ratio": 1.0, "min_replay": 40}, 2),
+        ({"replay_ratio": 1.0, "n_step": 16}, 4),
+    ],
+)
+def test_the_first_update_with_a_gradient_step_is_known_before(counting_loss, options, updates):
+    steps = _run(updates, **options)[1]["replay/gradient_steps"]
+    assert not np.any(steps[:-1]) and steps[-1]
+    agent = dqn.DQN(streams.RandomEpisodes().spec, **{"batch_size": 4, "min_replay": 1} | options)
+    agent.check_run(NUM_ENVS, LENGTH, updates)
+    with pytest.raises(errors.UserError, match=f"at least {20 * updates}"):
+        agent.check_run(NUM_ENVS, LENGTH, updates - 1)
+
+
 def test_targets_are_copied_periodically_or_follow_slowly(counting_loss):
     learner, _ = _run(4, replay_ratio=0.4, target_period=3)  # two steps a rollout
     np.testing.assert_allclose(learner.target["w"], [0.0, 1.5, 3.0, 3.0], rtol=1e-4)

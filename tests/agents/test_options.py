@@ -108,6 +108,7 @@ _IMPOSSIBLE = [
         ("MuZero", {"network": _MODEL}, "recurrent"),
         ("LPG", {"updates": 0}, r"LPG\.updates"),
         ("LPG", {"agent_learning_rates": ()}, r"LPG\.agent_learning_rates"),
+        ("LPG", {"agent_learning_rates": (0.0,)}, r"LPG\.agent_learning_rates: .* above 0"),
         ("LPG", {"chunk_length": 5}, r"bind Lifetimes\.period"),
         ("LPG", {"spec": _SPEC}, "got Catch"),
         ("LRU", {"max_radius": 1.0}, "max_radius < 1 and max_phase > 0, got"),
