@@ -23,7 +23,8 @@ These options mean the same in every agent that has them:
     reward_scale: factor of the rewards that are learnt from, and that recurrent networks see.
     reward_clip: largest absolute value of scaled rewards; None for no bound.
     head: kind of the action head; None for the default of the action's specification.
-    value_cost: weight of the value loss.
+    value_cost: weight of the value loss: half of the squared error, or a cross-entropy in MuZero
+      and AlphaZero.
     entropy_cost: weight of the entropy bonus.
     previous_action_and_reward: whether the network gets the previous action and reward beside the
       observation, see `agents.inputs`; by default only if it is recurrent.
