@@ -22,7 +22,7 @@ from podracers import environment, parallel, types
 
 _EPSILON = 1e-8  # added to the variance
 _CLIP = 10.0  # largest absolute value of normalised observations and rewards
-_MAX_BATCHES = 2**18  # whose observations count; float32 adds no small number to a large one
+_MAX_BATCHES = 2**17  # whose observations count; float32 adds no small number to a large one
 _IMAGE_RANK = 3
 
 
@@ -179,7 +179,7 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
     """Merges the observations of all devices; runs under the mapped axis.
 
     Two passes over the batch and a merge of deviations (Chan, Golub and LeVeque, "Algorithms for
-    Computing the Sample Variance", 1983): nothing cancels where the mean is large. After 262,144
+    Computing the Sample Variance", 1983): nothing cancels where the mean is large. After 131,072
     batches, each further one lowers the weights of earlier observations.
 
     Args:
@@ -191,12 +191,10 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
       The new statistics, equal on all devices.
     """
     added = parallel.global_sum(jnp.sum(weights))
-    most = _MAX_BATCHES * weights.size * parallel.axis_size()
-    kept = jnp.minimum(statistics.count, float(most))
-    fading = kept / jnp.maximum(statistics.count, 1.0)
-    count = kept + added
-    rounded = (count - kept) / jnp.maximum(added, 1.0)  # weight of a new observation
-    portion = (count - kept) / jnp.maximum(count, 1.0)
+    count = statistics.count + added
+    portion = added / jnp.maximum(count, 1.0)
+    kept = jnp.minimum(count, float(_MAX_BATCHES * weights.size * parallel.axis_size()))
+    fading = kept / jnp.maximum(count, 1.0)
 
     def expand(leaf):  # weights [T, B, 1, ...] that broadcast against [T, B, ...]
         return weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim))
@@ -219,12 +217,12 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
     spread = parallel.global_sum(spread)
     mean = jax.tree.map(lambda m, s: m + s * portion, statistics.mean, shift)
     squares = jax.tree.map(
-        lambda old, new, s: fading * old + rounded * new + jnp.square(s) * kept * portion,
+        lambda old, new, s: fading * (old + new + jnp.square(s) * statistics.count * portion),
         statistics.squares,
         spread,
         shift,
     )
-    return Statistics(count, mean, squares)
+    return Statistics(kept, mean, squares)
 
 
 def normalize(statistics: Statistics, observation: types.PyTree) -> types.PyTree:

@@ -65,11 +65,11 @@ def test_statistics_agree_with_numpy(num_devices):
 
 @pytest.mark.parametrize(("batch", "count"), [(1, 2**24), (1000, 2.0**40)])
 def test_statistics_follow_the_observations_however_many_were_counted(batch, count):
-    """Observations of variance 1 are followed by some of variance 4 and mean 3, in 2**18 batches.
+    """Observations of variance 1 are followed by some of variance 4 and mean 3, in 2**17 batches.
 
     By then the earlier ones weigh exp(-1): float32 adds no small number to a large one.
     """
-    merges = 2**18
+    merges = 2**17
     observation = jnp.array([1.0, 5.0])  # in turn
 
     def run(statistics):
