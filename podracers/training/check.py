@@ -16,7 +16,7 @@ import numpy as np
 from dm_env import specs
 
 from podracers import agent as agent_lib
-from podracers import anakin, environment, errors, parallel, types, video
+from podracers import anakin, environment, errors, parallel, precision, types, video
 from podracers.training import manifest
 
 _NUM_STREAMS = 8
@@ -50,6 +50,7 @@ def environment_faults(candidate: Any, num_steps: int = 1000, seed: int = 0) -> 
         0, no episode is played.
       seed: seed of the resets and the actions.
     """
+    precision.require_32_bits()
     if dataclasses.is_dataclass(candidate):
         errors.require_types(candidate)
     if environment.is_host(candidate):

@@ -128,6 +128,7 @@ class Experiment:
                 bound = f"at least {least}" if value < least else f"at most {most}"
                 raise errors.UserError(f"Experiment.{field.name}: expected {bound}, got {value}")
         _ = self.precision  # refuses unknown names
+        precision.require_32_bits()
         if self.checkpoint_directory is not None:
             storage.check("Experiment.checkpoint_directory", self.checkpoint_directory)
 
