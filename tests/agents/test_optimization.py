@@ -183,3 +183,14 @@ def test_schedules_and_target_parameters_go_on_after_counters_reach_their_limits
     rate, target = run(learner._replace(update=end - 1, gradient_steps=end - 4))
     np.testing.assert_allclose(rate, 1.0 - 200 * 2.0**31 / 6e11, rtol=1e-5)
     assert 2.0 <= target <= 4.0
+
+
+@pytest.mark.parametrize("transformation", [optax.scale_by_adam(), optax.scale_by_radam()])
+def test_optimizers_go_on_after_their_counts_stop(transformation):
+    state = transformation.init(PARAMS)
+    for _ in range(4):
+        state = state._replace(count=jnp.maximum(state.count, errors.INT32_MAX - 2))
+        updates, state = transformation.update({"x": jnp.array([2.0, -1.0])}, state)
+        moments = state.mu["x"] / jnp.sqrt(state.nu["x"])
+        np.testing.assert_allclose(updates["x"], moments, rtol=1e-2)
+    assert state.count == errors.INT32_MAX
