@@ -434,19 +434,18 @@ def check_run(
     buffer, name = buffer or agent._replay, type(agent).__name__
     collected = num_envs * rollout_length
     begin = collected * buffer.updates_to_learn(num_envs, rollout_length)
-    cause = (
-        f"agent steps up to the first gradient step, by {name}.min_replay = {buffer.min_size}, "
-        f"{name}.replay_ratio = {buffer.replay_ratio} and sequences of {buffer.sequence_length}"
-    )
-    if begin > (total := num_updates * collected):
-        raise errors.UserError(
-            f"Experiment.total_steps: expected at least {begin:,}, the {cause}; got {total:,}"
-        )
     anneal_steps = getattr(agent, "anneal_steps", None)
-    if anneal_steps is not None and begin >= anneal_steps:
-        raise errors.UserError(
-            f"{name}.anneal_steps: expected more than {begin:,}, the {cause}; got {anneal_steps:,}"
-        )
+    for option, value, least in (
+        ("Experiment.total_steps", num_updates * collected, begin),
+        (f"{name}.anneal_steps", math.inf if anneal_steps is None else anneal_steps, begin + 1),
+    ):
+        if value < least:
+            raise errors.UserError(
+                f"{option}: expected at least {least:,}, got {value:,}; the first gradient step "
+                f"follows {begin:,} agent steps, by {name}.min_replay = {buffer.min_size}, "
+                f"{name}.replay_ratio = {buffer.replay_ratio} and sequences of "
+                f"{buffer.sequence_length}"
+            )
 
 
 def _steps(rollout: types.Rollout) -> int:

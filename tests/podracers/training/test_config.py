@@ -132,7 +132,7 @@ MISTAKES = {
         "sequences of 406",
     ),
     "Experiment.agent = @R2D2\nR2D2.anneal_steps = 1024": (
-        "R2D2.anneal_steps: expected more than 1,024",
+        "R2D2.anneal_steps: expected at least 1,025, got 1,024",
         "R2D2.min_replay = 1000",
     ),
     "NUM_ENVS = 1\nROLLOUT_LENGTH = 1\nPPO.num_minibatches = 1\nAnakin.num_devices = 1": (
