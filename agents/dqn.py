@@ -26,10 +26,10 @@ from podracers import types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DQN(options.FromReplay):
+class DQN(replay.Options):
     """Deep Q-network with gradient steps after each rollout as `replay.Replay` counts them.
 
-    `options.FromReplay` describes the options that are not listed here.
+    `replay.Options` describes the options that are not listed here.
 
     Attributes:
       network: `network(spec, num_actions)` returns a network with output `[..., A]`.

@@ -80,7 +80,8 @@ class IMPALA(policy.ActorCritic):
         learner = state.learner
         timestep = self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
-        learning_rate = self._optimizer.learning_rate_at(policy.agent_steps(learner, rollout))
+        agent_steps = optimization.agent_steps(learner.update, rollout)
+        learning_rate = self._optimizer.learning_rate_at(agent_steps)
 
         def minibatch_step(train_state, minibatch):
             return self._optimizer.gradient_step(self._loss, train_state, minibatch, learning_rate)

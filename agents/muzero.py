@@ -44,7 +44,7 @@ class MuZero(planning.Options):
       fresh_values: whether returns bootstrap from the target network's current values, not from the
         stored values of the search, so that old replay holds no old values (Ye et al., "Mastering
         Atari Games with Limited Data", 2021, https://arxiv.org/abs/2111.00210, without new
-        searches). `target_period` and `target_rate` are used only with it.
+        searches). `target_period` (200 there) and `target_rate` are used only with it.
       reanalyze: portion of gradient steps, drawn at random, that first repeat the searches of their
         sequences with the latest parameters and without noise, for the targets of the policy, and
         of the value without `fresh_values`. 0.8 with `fresh_values` is MuZero Reanalyze.
@@ -59,7 +59,7 @@ class MuZero(planning.Options):
     reanalyze: float = options.fraction(0.0)
     consistency_cost: float = options.non_negative(0.0, most=1e6)
     weight_decay: float = options.non_negative(0.0, most=1e3)
-    target_period: int = options.count(1)
+    target_period: int = options.count(200)
     target_rate: float = options.fraction(1.0)
 
     def __post_init__(self):

@@ -134,26 +134,23 @@ def adam_of(agent: Any, decayed: Any = True) -> Optimizer:
     return Optimizer(transformation, agent.learning_rate, anneal_steps, agent.max_grad_norm)
 
 
-def count_steps(agent_steps: jax.Array, rollout: types.Rollout) -> jax.Array:
-    """Returns the agent steps over all streams after a rollout; runs under the mapped axis.
+def agent_steps(update: jax.Array, rollout: types.Rollout) -> jax.Array:
+    """Returns the agent steps over all streams in `update` rollouts, float32: rounded to 24 bits.
 
-    Args:
-      agent_steps: agent steps before it, int32; the count saturates at the largest int32.
-      rollout: this device's, `[T, B]`.
+    Runs under the mapped axis; `rollout` is this device's `[T, B]`, one of them.
     """
-    added = rollout.timestep.reward[1:].size * parallel.axis_size()
-    return jnp.minimum(agent_steps, jnp.iinfo(jnp.int32).max - added) + added
+    return update.astype(jnp.float32) * (rollout.timestep.reward[1:].size * parallel.axis_size())
 
 
 class ReplayLearner(NamedTuple):
-    """The learner of an agent with replay or target parameters; equal on all devices."""
+    """The learner of an agent that counts its steps for acting; equal on all devices."""
 
     train_state: TrainState
     target: types.PyTree  # older parameters, for targets; () where none are used
     normalizer: Any  # statistics of the observations; () where they are not normalised
-    update: jax.Array  # int32, rollouts stored
-    agent_steps: jax.Array  # int32, over all streams; saturates at the largest int32
-    gradient_steps: jax.Array  # int32
+    update: jax.Array  # int32, rollouts so far
+    agent_steps: jax.Array  # float32, over all streams
+    gradient_steps: jax.Array  # int32, which wraps around
 
     @property
     def params(self) -> types.PyTree:
@@ -173,7 +170,8 @@ class ReplayLearner(NamedTuple):
         """
         # Copies, because the learner's state is donated, and a buffer can be donated only once.
         target = jax.tree.map(jnp.copy, target)
-        return cls(train_state, target, normalizer, *(jnp.zeros((), jnp.int32) for _ in range(3)))
+        counters = (jnp.zeros((), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32))
+        return cls(train_state, target, normalizer, *counters)
 
     def observe(
         self, rollout: types.Rollout, preprocess: preprocessing.Preprocess
@@ -182,7 +180,7 @@ class ReplayLearner(NamedTuple):
         return self._replace(
             normalizer=preprocess.update_statistics(self.normalizer, rollout.timestep),
             update=self.update + 1,
-            agent_steps=count_steps(self.agent_steps, rollout),
+            agent_steps=agent_steps(self.update + 1, rollout),
         )
 
     def step(

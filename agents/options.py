@@ -121,29 +121,6 @@ class Learning:
     reward_clip: float | None = positive(None)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class FromReplay(Learning):
-    """Options of agents that learn from replay by Adam; see `replay.Replay`.
-
-    Attributes:
-      adam_epsilon: see `agents.options`.
-      batch_size: sequences of each gradient step, over all devices.
-      replay_capacity: transitions over all streams of all devices.
-      min_replay: transitions over all streams before the first gradient step.
-      replay_ratio: number of times that a state is learnt from, on average.
-      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
-      importance_exponent: exponent of the importance weights, in `[0, 1]`.
-    """
-
-    adam_epsilon: float = positive(1e-8, most=1e3)
-    batch_size: int = count(64)
-    replay_capacity: int = count(100_000)
-    min_replay: int = count(1_000)
-    replay_ratio: float = positive(8.0, most=1e6)
-    priority_exponent: float = fraction(0.0)
-    importance_exponent: float = fraction(0.0)
-
-
 def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
     """Raises a `UserError` that names the option `name` of an agent, unless `holds`.
 

@@ -23,20 +23,20 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import categorical, optimization, options, preprocessing, returns, tree_search
+from agents import categorical, optimization, options, preprocessing, replay, returns, tree_search
 from podracers import types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Options(options.FromReplay):
-    """Options of agents with tree search; `options.FromReplay` describes others.
+class Options(replay.Options):
+    """Options of agents with tree search; `replay.Options` describes others.
 
     Attributes:
       search: `search()` returns a `tree_search.Search`.
       support: largest atom of values and rewards, in squashed units; see `categorical.Support`.
       support_atoms: number of atoms.
       n_steps: steps of the returns that values are learnt from.
-      value_cost: weight of the value loss.
+      value_cost: weight of the value loss, a cross-entropy.
       temperature: initial temperature of actions: 1 samples from the search's policy, and 0 takes
         its best action, as evaluation does.
       final_temperature: final temperature of actions.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from agents import inputs, networks, optimization, options, preprocessing
 from agents.networks import encoders, heads
-from podracers import environment, parallel, types
+from podracers import environment, types
 
 
 class Learner(NamedTuple):
@@ -62,7 +62,7 @@ class ActorCritic(options.Learning):
       network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
       head: kind of the action head; None for the default of the action's specification.
       num_minibatches: gradient steps of each pass over a rollout.
-      value_cost: weight of the value loss.
+      value_cost: weight of the value loss, which is half of the squared error.
       greedy_evaluation: see `agents.options`.
       previous_action_and_reward: whether the network gets the previous action and reward beside the
         observation, see `agents.inputs`; by default only if it is recurrent.
@@ -188,9 +188,3 @@ class Policy:
         if self._extends_inputs:
             return inputs.extended_rollout(rollout, self.spec.action)
         return rollout.timestep
-
-
-def agent_steps(learner: Learner, rollout: types.Rollout) -> jax.Array:
-    """Returns the agent steps over all streams before a rollout of the usual length, float32."""
-    local_steps = rollout.extras.log_prob.size
-    return learner.update.astype(jnp.float32) * (local_steps * parallel.axis_size())

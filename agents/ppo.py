@@ -60,6 +60,12 @@ class PPO(policy.ActorCritic):
 
     _optimizer = functools.cached_property(optimization.adam_of)
 
+    def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
+        """Raises a `UserError` if normalised advantages are always 0."""
+        several = not self.normalize_advantages or num_envs * rollout_length > 1
+        expected = "False, because an update has one transition, whose advantage would be 0"
+        options.expect(self, "normalize_advantages", several, expected)
+
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
         learner, network = state.learner, self._policy.network
@@ -69,7 +75,7 @@ class PPO(policy.ActorCritic):
         timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
         core, timestep = network.prepare(rollout.actor_state.core, timestep)
         batch, metrics = self._targets(learner.params, core, timestep, rollout.extras)
-        agent_steps = policy.agent_steps(learner, rollout)
+        agent_steps = optimization.agent_steps(learner.update, rollout)
         learning_rate = self._optimizer.learning_rate_at(agent_steps)
         loss = functools.partial(self._loss, agent_steps=agent_steps)
         deal = minibatches.dealer(network, batch, core, self.num_minibatches)

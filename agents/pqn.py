@@ -12,7 +12,7 @@ Axis legend: `T` time, `B` streams of one device, `M` minibatches, `A` actions.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,19 +35,6 @@ from podracers import environment, types
 _NORMALIZED = functools.partial(
     networks.q_network, encoder=encoders.MLP((128, 128), "relu", layer_norm=True)
 )
-
-
-class Learner(NamedTuple):
-    """The learner; equal on all devices."""
-
-    train_state: optimization.TrainState
-    normalizer: Any  # statistics of the observations; () where they are not normalised
-    agent_steps: jax.Array  # int32, over all streams; saturates at the largest int32
-
-    @property
-    def params(self) -> types.PyTree:
-        """The parameters of the network."""
-        return self.train_state.params
 
 
 class _Batch(NamedTuple):
@@ -113,7 +100,7 @@ class PQN(options.Learning):
     def init_learner(self, key):
         params = self._network.init(key, networks.zero_timestep(self._network_spec))
         normalizer = self._preprocess.init(self.spec.observation)
-        return Learner(self._optimizer.init(params), normalizer, jnp.zeros((), jnp.int32))
+        return optimization.ReplayLearner.create(self._optimizer.init(params), (), normalizer)
 
     def init_memory(self, rollout):
         """Returns `()`: rollouts are not stored."""
@@ -159,18 +146,18 @@ class PQN(options.Learning):
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
         deal = minibatches.dealer(self._network, batch, core, self.num_minibatches)
 
-        def minibatch_step(train_state, minibatch):
-            return self._optimizer.gradient_step(self._loss, train_state, minibatch, learning_rate)
+        def minibatch_step(learner, minibatch):
+            train_state, output = self._optimizer.gradient_step(
+                self._loss, learner.train_state, minibatch, learning_rate
+            )
+            return learner.step(train_state, ()), output.metrics
 
-        def epoch(train_state, epoch_key):
-            return jax.lax.scan(minibatch_step, train_state, deal(epoch_key))
+        def epoch(learner, epoch_key):
+            return jax.lax.scan(minibatch_step, learner, deal(epoch_key))
 
-        epoch_keys = jax.random.split(key, self.epochs)
-        train_state, output = jax.lax.scan(epoch, learner.train_state, epoch_keys)
-        metrics = jax.tree.map(jnp.sum, output.metrics)
-        normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
-        agent_steps = optimization.count_steps(learner.agent_steps, rollout)
-        return types.AgentState(Learner(train_state, normalizer, agent_steps), ()), metrics
+        learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
+        metrics = jax.tree.map(jnp.sum, metrics)
+        return types.AgentState(learner.observe(rollout, self._preprocess), ()), metrics
 
     def _values(self, params, core, timestep, extras):
         """Returns the values `[T + 1, B]` of the best legal actions, once for each rollout."""

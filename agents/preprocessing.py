@@ -22,6 +22,7 @@ from podracers import environment, parallel, types
 
 _EPSILON = 1e-8  # added to the variance
 _CLIP = 10.0  # largest absolute value of normalised observations and rewards
+_MAX_BATCHES = 2**17  # whose observations count; float32 adds no small number to a large one
 _IMAGE_RANK = 3
 
 
@@ -87,9 +88,10 @@ class Preprocess:
         lag of 0. Empty ones count the rollout first: then it is learnt from normalised, though its
         actions (and their probabilities and values) are those of observations as they were.
         """
-        if self.normalize_observations:
+        if jax.tree.leaves(statistics):
             added = self.update_statistics(statistics, timestep)
-            empty = jax.tree.leaves(statistics)[0] == 0.0  # the number of observations
+            added, _ = self.update_returns(added, jnp.zeros_like(timestep.reward[0]), timestep)
+            empty = jax.tree.leaves(statistics)[0] == 0.0  # the number of observations or returns
             select = functools.partial(jnp.where, empty)
             statistics = jax.tree.map(select, added, statistics)
         return self.apply(statistics, timestep)
@@ -147,7 +149,7 @@ class Preprocess:
 class Statistics(NamedTuple):
     """Running statistics: trees like the observation, with None where nothing is normalised."""
 
-    count: jax.Array  # float32, number of observations; batches are added whole, so it is exact
+    count: jax.Array  # float32, number of observations; earlier ones fade, see `update`
     mean: types.PyTree  # [...]
     squares: types.PyTree  # [...] the sum of squared deviations from the mean
 
@@ -177,7 +179,8 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
     """Merges the observations of all devices; runs under the mapped axis.
 
     Two passes over the batch and a merge of deviations (Chan, Golub and LeVeque, "Algorithms for
-    Computing the Sample Variance", 1983): nothing cancels where the mean is large.
+    Computing the Sample Variance", 1983): nothing cancels where the mean is large. After 131,072
+    batches, each further one lowers the weights of earlier observations.
 
     Args:
       statistics: equal on all devices.
@@ -190,6 +193,8 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
     added = parallel.global_sum(jnp.sum(weights))
     count = statistics.count + added
     portion = added / jnp.maximum(count, 1.0)
+    kept = jnp.minimum(count, float(_MAX_BATCHES * weights.size * parallel.axis_size()))
+    fading = kept / jnp.maximum(count, 1.0)
 
     def expand(leaf):  # weights [T, B, 1, ...] that broadcast against [T, B, ...]
         return weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim))
@@ -212,12 +217,12 @@ def update(statistics: Statistics, observation: types.PyTree, weights: jax.Array
     spread = parallel.global_sum(spread)
     mean = jax.tree.map(lambda m, s: m + s * portion, statistics.mean, shift)
     squares = jax.tree.map(
-        lambda old, new, s: old + new + jnp.square(s) * statistics.count * portion,
+        lambda old, new, s: fading * (old + new + jnp.square(s) * statistics.count * portion),
         statistics.squares,
         spread,
         shift,
     )
-    return Statistics(count, mean, squares)
+    return Statistics(kept, mean, squares)
 
 
 def normalize(statistics: Statistics, observation: types.PyTree) -> types.PyTree:

@@ -54,10 +54,10 @@ class Extras(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class R2D2(options.FromReplay):
+class R2D2(replay.Options):
     """Recurrent replay DQN with gradient steps after each rollout as `replay.Replay` counts them.
 
-    `options.FromReplay` describes the options that are not listed here.
+    `replay.Options` describes the options that are not listed here.
 
     Attributes:
       network: `network(spec, num_actions)` returns a recurrent network with output `[..., A]`.

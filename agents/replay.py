@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import preprocessing, ring_buffer, sum_tree
+from agents import options, preprocessing, ring_buffer, sum_tree
 from podracers import errors, parallel, types
 
 _SHARDS = 8
@@ -39,7 +39,7 @@ class Memory(NamedTuple):
     """The replay of one device."""
 
     ring: types.Rollout  # of `ring_buffer.Rows` `[B, C, ...]`; actor states are [B, C / T, ...]
-    head: jax.Array  # [B] int32, all equal: number of the newest time step, never wrapped
+    head: jax.Array  # [B] int32, all equal: number of the newest time step; see `Replay.add`
     priorities: Any  # a `SumTree` with a row for each shard; () where draws are uniform
     highest: jax.Array  # [B] float32, all equal: the highest priority so far
 
@@ -102,8 +102,8 @@ class Replay:
     learnt_states: int = 1
 
     @classmethod
-    def of(cls, agent: Any, sequence_length: int, learnt_states: int = 1) -> "Replay":
-        """Returns the replay that an agent's options ask for; see `agents.options`."""
+    def of(cls, agent: "Options", sequence_length: int, learnt_states: int = 1) -> "Replay":
+        """Returns the replay that an agent's options ask for."""
         return cls(
             capacity=agent.replay_capacity,
             sequence_length=sequence_length,
@@ -122,8 +122,9 @@ class Replay:
           rollout: a template `[T, B, ...]` of the rollouts; only shapes and dtypes are used.
 
         Raises:
-          errors.UserError: the capacity is too small, or the batch does not divide.
+          errors.UserError: the capacity is too small or too large, or the batch does not divide.
         """
+        errors.require_count(self, "capacity", most=errors.INT32_MAX // 2)
         steps, streams = _steps(rollout), rollout.timestep.reward.shape[1]
         devices = parallel.axis_size()
         chunks = self.capacity // (streams * devices * steps)
@@ -158,7 +159,8 @@ class Replay:
     def add(self, memory: Memory, rollout: types.Rollout) -> Memory:
         """Stores a rollout `[T, B, ...]`, in place where `memory` is donated.
 
-        New sequences get the highest priority so far.
+        New sequences get the highest priority so far. From the second round of the ring on, time
+        steps are numbered from `C` to `2 * C`, so the head stays an int32 however long a run is.
 
         After a Sebulba run is resumed, simulators begin new episodes. The unfinished episode of
         each stream is then marked as truncated at its last stored time step but one, because the
@@ -170,7 +172,8 @@ class Replay:
         begun = rollout.timestep.first()[0]
         ring = ring_buffer.end_episodes(memory.ring, (slot - 1) % size, begun)
         ring = ring_buffer.write(ring, rollout, slot)
-        memory = memory._replace(ring=ring, head=memory.head + steps)
+        begin = jnp.where(memory.head < size, memory.head, size + slot)
+        memory = memory._replace(ring=ring, head=begin + steps)
         if not self.priority_exponent:
             return memory
         period = ring_buffer.period(ring)
@@ -195,8 +198,22 @@ class Replay:
           rollout: `[T, B, ...]`, of this device.
           update: int32, number of rollouts before it.
         """
-        collected = rollout.timestep.reward[1:].size * parallel.axis_size()
-        # A denominator whose products below are exact in int32.
+        each = self._steps_per_update(rollout.timestep.reward[1:].size * parallel.axis_size())
+        whole, rest = divmod(each.numerator, each.denominator)
+        phase = update % each.denominator
+        steps = whole + (phase + 1) * rest // each.denominator - phase * rest // each.denominator
+        streams = ring_buffer.num_streams(memory.ring) * parallel.axis_size()
+        enough = self.size(memory) >= -(-self.min_size // streams)
+        return jnp.where(enough & self.ready(memory), steps, 0)
+
+    def mean_gradient_steps(self, agent_steps: int) -> fractions.Fraction:
+        """Returns the mean number of gradient steps for `agent_steps` collected steps."""
+        learnt = self.batch_size * self.learnt_states
+        return fractions.Fraction(self.replay_ratio) * agent_steps / learnt
+
+    def _steps_per_update(self, collected: int) -> fractions.Fraction:
+        """Returns the mean number of gradient steps for `collected` agent steps of an update."""
+        # A denominator whose products in `num_gradient_steps` are exact in int32.
         each = self.mean_gradient_steps(collected).limit_denominator(30_000)
         if not 0 < each <= errors.INT32_MAX:
             number = "too many gradient steps" if each else "never a gradient step"
@@ -204,16 +221,39 @@ class Replay:
                 f"replay_ratio = {self.replay_ratio}: with rollouts of {collected} agent steps "
                 f"there would be {number}"
             )
-        whole, rest = divmod(each.numerator, each.denominator)
-        phase = update % each.denominator
-        steps = whole + (phase + 1) * rest // each.denominator - phase * rest // each.denominator
-        enough = self._transitions(memory) >= self.min_size
-        return jnp.where(enough & self.ready(memory), steps, 0)
+        return each
 
-    def mean_gradient_steps(self, agent_steps: int) -> fractions.Fraction:
-        """Returns the mean number of gradient steps for `agent_steps` collected steps."""
-        learnt = self.batch_size * self.learnt_states
-        return fractions.Fraction(self.replay_ratio) * agent_steps / learnt
+    def updates_to_learn(self, num_envs: int, rollout_length: int) -> int:
+        """Returns the number of updates up to the first with a gradient step."""
+        steps = max(self.sequence_length, -(-self.min_size // num_envs))  # of each stream
+        filled = -(-steps // rollout_length)
+        each = self._steps_per_update(num_envs * rollout_length)
+        # `floor(each * n)` gradient steps would follow `n` updates, without a wait.
+        due = math.ceil((math.floor(each * (filled - 1)) + 1) / each)
+        return max(filled, due)
+
+    def check_run(self, agent: Any, num_envs: int, rollout_length: int, num_updates: int) -> None:
+        """Raises a `UserError` if a run has no gradient step with a learning rate above 0.
+
+        Args:
+          agent: the agent whose replay this is, for its `anneal_steps` and its name.
+          num_envs: streams of all devices.
+          rollout_length: agent steps of each stream between updates.
+          num_updates: updates of the run.
+        """
+        name, collected = type(agent).__name__, num_envs * rollout_length
+        begin = collected * self.updates_to_learn(num_envs, rollout_length)
+        limits = {"Experiment.total_steps": (num_updates * collected, begin)}
+        if (anneal_steps := getattr(agent, "anneal_steps", None)) is not None:
+            limits[f"{name}.anneal_steps"] = (anneal_steps, begin + 1)
+        for option, (value, least) in limits.items():
+            if value < least:
+                raise errors.UserError(
+                    f"{option}: expected at least {least:,}, got {value:,}; the first gradient "
+                    f"step follows {begin:,} agent steps, by {name}.min_replay = {self.min_size}, "
+                    f"{name}.replay_ratio = {self.replay_ratio} and sequences of "
+                    f"{self.sequence_length}"
+                )
 
     def repeat(
         self, step: Step, num_steps: jax.Array, carry: Any, memory: Memory, key: jax.Array
@@ -253,16 +293,12 @@ class Replay:
 
         carry, rest, metrics = jax.lax.fori_loop(0, num_steps, body, (carry, rest, metrics))
         memory = rest._replace(ring=memory.ring)
+        streams = ring_buffer.num_streams(memory.ring) * parallel.axis_size()
         metrics |= {
             "replay/gradient_steps": types.Mean.of(num_steps),
-            "replay/size": types.Mean.of(self._transitions(memory)),
+            "replay/size": types.Mean.of(self.size(memory).astype(jnp.float32) * streams),
         }
         return carry, memory, metrics
-
-    def _transitions(self, memory: Memory) -> jax.Array:
-        """Returns the number of stored transitions of all streams, float32."""
-        streams = ring_buffer.num_streams(memory.ring) * parallel.axis_size()
-        return self.size(memory).astype(jnp.float32) * streams
 
     def ready(self, memory: Memory) -> jax.Array:
         """Returns a bool, equal on all devices: whether every stream has a sequence to draw."""
@@ -409,6 +445,33 @@ class Replay:
     def _set(self, memory: Memory, item: Item, value: jax.Array) -> Memory:
         shard, index, value = (x.reshape(-1) for x in (item.shard, item.index, value))
         return memory._replace(priorities=sum_tree.write(memory.priorities, shard, index, value))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Options(options.Learning):
+    """Options of agents that learn from replay by Adam; a subclass has `_replay`, a `Replay`.
+
+    Attributes:
+      adam_epsilon: see `agents.options`.
+      batch_size: sequences of each gradient step, over all devices.
+      replay_capacity: transitions over all streams of all devices.
+      min_replay: transitions over all streams before the first gradient step.
+      replay_ratio: number of times that a state is learnt from, on average.
+      priority_exponent: exponent of prioritised replay; 0 for uniform draws.
+      importance_exponent: exponent of the importance weights, in `[0, 1]`.
+    """
+
+    adam_epsilon: float = options.positive(1e-8, most=1e3)
+    batch_size: int = options.count(64)
+    replay_capacity: int = options.count(100_000)
+    min_replay: int = options.count(1_000)
+    replay_ratio: float = options.positive(8.0, most=1e6)
+    priority_exponent: float = options.fraction(0.0)
+    importance_exponent: float = options.fraction(0.0)
+
+    def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
+        """Raises a `UserError` if a run is too short to learn from replay; see `agent.Agent`."""
+        self._replay.check_run(self, num_envs, rollout_length, num_updates)
 
 
 def _steps(rollout: types.Rollout) -> int:

@@ -45,10 +45,10 @@ class _PolicyInput(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SAC(options.FromReplay):
+class SAC(replay.Options):
     """Soft actor-critic with gradient steps after each rollout as `replay.Replay` counts them.
 
-    `options.FromReplay` describes the options that are not listed here. Target parameters are those
+    `replay.Options` describes the options that are not listed here. Target parameters are those
     of the critics.
 
     Attributes:
@@ -117,10 +117,13 @@ class SAC(options.FromReplay):
         if self.policy_period == 1:
             return optimizer
         every, period = optimizer.transformation, self.policy_period
-        parts = {
-            "every": every,
-            "period": optax.conditionally_mask(every, lambda i: i % period == 0),
-        }
+        masked = optax.conditionally_mask(every, lambda step: step % period == 0)
+
+        def update(*arguments, **extra):  # optax's count would stop at the largest int32
+            updates, state = masked.update(*arguments, **extra)
+            return updates, state._replace(step=state.step % period)
+
+        parts = {"every": every, "period": masked._replace(update=update)}
         labels = sac_networks.Params(policy="period", critic="every", log_temperature="period")
         return dataclasses.replace(optimizer, transformation=optax.partition(parts, labels))
 

@@ -49,7 +49,8 @@ class Search:
       maxvisit_init: visits that are added to the largest number of a node's visits in that weight,
         `value_scale * (maxvisit_init + visits)`; mctx's name.
       value_bounds: the values that are scaled to `[0, 1]`: those of a "node", as in mctx, or of
-        the whole "tree", as in MuZero (appendix B), where the actions of a node may differ little.
+        the whole "tree", for actions of a node that differ little: the latest means, by the formula
+        of MuZero's appendix B (its pseudocode keeps the extremes of all earlier means, too).
       min_value_range: smallest range that values are scaled by, so that differences below a learnt
         model's error do not decide the policy.
       dirichlet_alpha: parameter of the Dirichlet noise at the root of "puct".

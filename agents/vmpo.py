@@ -40,6 +40,7 @@ class VMPO(policy.ActorCritic):
 
     Attributes:
       num_minibatches: gradient steps of each pass over a rollout; each weights its own better half.
+      value_cost: see `policy.ActorCritic`; 1 in the paper, whose loss has the same half.
       epochs: passes over each rollout; 1 in the paper.
       gae_lambda: trace parameter of the returns; 1 for the n-step returns of the paper.
       target_period: gradient steps between copies of the parameters to the target policy, which

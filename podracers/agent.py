@@ -17,6 +17,9 @@ class Agent(Protocol):
 
     An agent with a stochastic policy may have a field `greedy_evaluation: bool`: whether `act`
     takes the most probable action in evaluation. If it is false, evaluations measure both.
+
+    An agent may have a method `check_run(num_envs, rollout_length, num_updates)`, which raises an
+    `errors.UserError` if its parameters would be the same after a run of this size as before.
     """
 
     def init_learner(self, key: jax.Array) -> Any:

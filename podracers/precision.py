@@ -21,6 +21,15 @@ def compute_dtype() -> jnp.dtype:
     return jnp.dtype(_compute_dtype.value)
 
 
+def require_32_bits() -> None:
+    """Raises a `UserError` where JAX's default numbers have 64 bits."""
+    if jax.config.jax_enable_x64:
+        raise errors.UserError(
+            "JAX_ENABLE_X64: expected false, got true; parameters, counters and the observations "
+            "of environments have 32 bits"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Precision:
     """A matmul precision and a compute dtype.

@@ -13,6 +13,8 @@ class Runner(Protocol):
     """Frozen dataclass of static configuration, built with `agent=` and `environment=`.
 
     Attributes:
+      num_envs: streams over all devices, of one member of the population.
+      rollout_length: agent steps of each stream between updates.
       steps_per_update: agent steps of one update, over all streams, all devices and one member of
         the population.
       population: number of independent seeds trained at once. With more than one, parameters and
@@ -23,6 +25,8 @@ class Runner(Protocol):
       timeout: seconds that a step of a host simulator may take; None without host simulators.
     """
 
+    num_envs: int
+    rollout_length: int
     steps_per_update: int
     population: int
     population_values: Mapping[str, tuple[float, ...]]

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 DEFAULTS = ("gin/runners.gin", "gin/agents/ppo.gin", "gin/environments/catch.gin")
 SMALL = (
-    "TOTAL_STEPS = 128",
+    "TOTAL_STEPS = 2048",
     "NUM_ENVS = 8",
     "ROLLOUT_LENGTH = 4",
     "Experiment.evaluation_episodes = 4",

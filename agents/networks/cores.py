@@ -65,7 +65,13 @@ class _Units(nn.Module):
 
 
 class _Gated(_Units):
-    """Options of cores with gates."""
+    """Options of cores with gates.
+
+    Initial biases are those of Tallec and Ollivier, "Can recurrent neural networks warp time?",
+    2018, https://arxiv.org/abs/1804.11188: `log U(1, chrono_steps - 1)`, one draw for each unit.
+    The sign of a block of `H` biases is 1 if its gate keeps the state, -1 if it admits the input,
+    and 0 if its biases are 0.
+    """
 
     chrono_steps: int | None = None
 
@@ -74,16 +80,15 @@ class _Gated(_Units):
             errors.require_count(self, "chrono_steps", least=3)
         super().__post_init__()
 
+    def _inputs(self, features: jax.Array, *signs: int) -> jax.Array:
+        """Returns the products with the inputs, `[..., F]`, a block of `[..., H]` for each sign."""
+        size, dtype, bias = len(signs) * self.size, features.dtype, nn.initializers.zeros
+        if not getattr(self, "layer_norm", False):  # which would scale them
+            bias = self._gate_bias(*signs)
+        return nn.Dense(size, name="input", dtype=dtype, bias_init=bias)(features)
+
     def _gate_bias(self, *signs: int) -> nn.initializers.Initializer:
-        """Returns an initializer of biases, `sign * log U(1, chrono_steps - 1)`, or of zeros.
-
-        Tallec and Ollivier, "Can recurrent neural networks warp time?", 2018,
-        https://arxiv.org/abs/1804.11188. The gates of a unit share a draw.
-
-        Args:
-          *signs: for each block of `H` biases, 1 if its gate keeps the state, -1 if it admits the
-            input, and 0 if its bias is 0.
-        """
+        """Returns the initializer of the blocks; zeros without `chrono_steps`."""
         if self.chrono_steps is None:
             return nn.initializers.zeros
 
@@ -99,17 +104,16 @@ class _Recurrent(_Gated):
 
     layer_norm: bool = False
 
-    def _norm(
-        self, name: str, size: int, bias_init: nn.initializers.Initializer = nn.initializers.zeros
-    ) -> Callable[[jax.Array], jax.Array]:
-        """Returns layer normalisation of `[..., size]`, or the identity without `layer_norm`.
+    def _norm(self, name: str, *signs: int) -> Callable[[jax.Array], jax.Array]:
+        """Returns layer normalisation of blocks `[..., H]`, or the identity without `layer_norm`.
 
         The parameters are created here, outside of the scan that applies them.
         """
         if not self.layer_norm:
             return lambda x: x
-        scale = self.param(f"{name}_scale", nn.initializers.ones, (size,))
-        bias = self.param(f"{name}_bias", bias_init, (size,))
+        size = (len(signs) * self.size,)
+        scale = self.param(f"{name}_scale", nn.initializers.ones, size)
+        bias = self.param(f"{name}_bias", self._gate_bias(*signs), size)
         return lambda x: jax.nn.standardize(x.astype(jnp.float32), epsilon=1e-6) * scale + bias
 
 
@@ -135,16 +139,13 @@ class LSTM(_Recurrent):
     @nn.compact
     def __call__(self, state, features, first):
         dtype = features.dtype
-        gate_bias = self._gate_bias(-1, 1, 0, 0)  # of i, f, g, o
         forget_bias = 1.0 if self.chrono_steps is None else 0.0
-        bias = nn.initializers.zeros if self.layer_norm else gate_bias
-        layer = nn.Dense(4 * self.size, name="input", dtype=dtype, bias_init=bias)
-        inputs = layer(features)  # [T, B, 4H]
+        inputs = self._inputs(features, -1, 1, 0, 0)  # [T, B, 4H]
         kernel = self.param("recurrent", _orthogonal_blocks(4), (self.size, 4 * self.size))
         kernel = kernel.astype(dtype)
-        inputs = self._norm("input_norm", 4 * self.size, gate_bias)(inputs)
-        norm_gates = self._norm("recurrent_norm", 4 * self.size)
-        norm_cell = self._norm("cell_norm", self.size)
+        inputs = self._norm("input_norm", -1, 1, 0, 0)(inputs)
+        norm_gates = self._norm("recurrent_norm", 0, 0, 0, 0)
+        norm_cell = self._norm("cell_norm", 0)
 
         def step(state, x):
             inputs, first = x
@@ -176,18 +177,15 @@ class GRU(_Recurrent):
     @nn.compact
     def __call__(self, state, features, first):
         dtype = features.dtype
-        bias = nn.initializers.zeros if self.layer_norm else self._gate_bias(0, 1, 0)  # of r, z, n
-        layer = nn.Dense(3 * self.size, name="input", dtype=dtype, bias_init=bias)
-        inputs = layer(features)  # [T, B, 3H]
+        inputs = self._inputs(features, 0, 1, 0)  # [T, B, 3H]
         kernel = self.param("recurrent", _orthogonal_blocks(3), (self.size, 3 * self.size))
         kernel = kernel.astype(dtype)
         bias = self.param("candidate_bias", nn.initializers.zeros, (self.size,))
         split = 2 * self.size  # the gates stand before the candidate
-        norm_inputs = self._norm("input_gates_norm", split, self._gate_bias(0, 1))
-        input_gates = norm_inputs(inputs[..., :split])
-        input_n = self._norm("input_candidate_norm", self.size)(inputs[..., split:])
-        norm_gates = self._norm("recurrent_gates_norm", split)
-        norm_candidate = self._norm("recurrent_candidate_norm", self.size)
+        input_gates = self._norm("input_gates_norm", 0, 1)(inputs[..., :split])
+        input_n = self._norm("input_candidate_norm", 0)(inputs[..., split:])
+        norm_gates = self._norm("recurrent_gates_norm", 0, 0)
+        norm_candidate = self._norm("recurrent_candidate_norm", 0)
 
         def step(state, x):
             input_gates, input_n, first = x
@@ -243,9 +241,8 @@ class MinGRU(_Gated):
 
     @nn.compact
     def __call__(self, state, features, first):
-        bias = self._gate_bias(-1, 0)
-        layer = nn.Dense(2 * self.size, name="input", dtype=features.dtype, bias_init=bias)
-        gate, candidate = jnp.split(layer(features).astype(jnp.float32), 2, axis=-1)
+        inputs = self._inputs(features, -1, 0)
+        gate, candidate = jnp.split(inputs.astype(jnp.float32), 2, axis=-1)
         gate = jax.nn.sigmoid(gate)
         hidden = _linear_scan(state, 1.0 - gate, gate * candidate, first)
         return hidden, hidden[-1]

@@ -21,7 +21,7 @@ import numpy as np
 from dm_env import specs
 
 from podracers import agent as agent_lib
-from podracers import anakin, environment, errors, parallel, types, video
+from podracers import anakin, environment, errors, parallel, precision, types, video
 from podracers.training import manifest
 
 _NUM_STREAMS = 8
@@ -87,6 +87,7 @@ def environment_faults(
 
 def static_faults(candidate: Any) -> list[str]:
     """Returns the faults of an environment's members and spec, on the host or not; runs nothing."""
+    precision.require_32_bits()
     if dataclasses.is_dataclass(candidate):
         errors.require_types(candidate)
     is_host = environment.is_host(candidate)

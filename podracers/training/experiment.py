@@ -132,6 +132,7 @@ class Experiment:
                 bound = f"at least {least}" if value < least else f"at most {most}"
                 raise errors.UserError(f"Experiment.{field.name}: expected {bound}, got {value}")
         _ = self.precision  # refuses unknown names
+        precision.require_32_bits()
         if self.checkpoint_directory is not None:
             storage.check("Experiment.checkpoint_directory", self.checkpoint_directory)
 
@@ -251,16 +252,20 @@ def check(
       tracker: the experiment's tracker, whose package must be installed.
 
     Raises:
-      errors.UserError: the parts do not fit the devices or one another, or the environment breaks
-        its contract. Exceptions of a part's own code are passed on unchanged.
+      errors.UserError: the parts do not fit the devices or one another, the run is too short to
+        learn, or the environment breaks its contract. Exceptions of a part's own code are passed on
+        unchanged.
     """
     if tracker is not None:
         weights_and_biases.require()
     environment = parts.environment
     if not environment_lib.is_host(environment):
         check_lib.refuse(environment, check_lib.trace_faults(environment))
-    parts.runner.describe()  # checks the devices and their memory
-    parts.runner.trace(seed)
+    runner = parts.runner
+    if hasattr(parts.agent, "check_run"):
+        parts.agent.check_run(runner.num_envs, runner.rollout_length, parts.num_updates)
+    runner.describe()  # checks the devices and their memory
+    runner.trace(seed)
 
 
 def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any) -> Any:

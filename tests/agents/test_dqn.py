@@ -155,7 +155,7 @@ def test_noise_is_of_each_sequence_and_of_each_parameters(monkeypatch):
 @pytest.mark.parametrize(("evaluation", "count"), [(False, 3), (True, 1)])
 def test_noise_explores_in_training_alone(evaluation, count):
     agent = _agent(noisy=True, epsilon=0.0, epsilon_steps=1)
-    learner = jax.jit(agent.init_learner)(jax.random.key(0))._replace(agent_steps=jnp.int32(10))
+    learner = jax.jit(agent.init_learner)(jax.random.key(0))._replace(agent_steps=jnp.float32(10))
     same = jax.tree.map(lambda x: jnp.repeat(x[0, :1], BATCH, 0), _sample().rollout.timestep)
     same.observation["action_mask"] = jnp.ones((BATCH, 3), bool)
     key = jax.random.split(jax.random.key(1), BATCH)
@@ -235,6 +235,24 @@ def test_nothing_is_learnt_before_the_minimum_of_replay(counting_loss):
     np.testing.assert_array_equal(metrics["replay/size"], [20, 40, 60, 80])
     assert learner.params["w"][1] == 0.0
     np.testing.assert_array_equal(metrics["reward"], [np.nan, np.nan, -2.0, -2.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "updates"),
+    [
+        ({"replay_ratio": 0.1}, 2),
+        ({"replay_ratio": 0.13, "min_replay": 41}, 4),  # 0.65 of a step an update: not in the third
+        ({"replay_ratio": 1.0, "min_replay": 40}, 2),
+        ({"replay_ratio": 1.0, "n_step": 16}, 4),
+    ],
+)
+def test_the_first_update_with_a_gradient_step_is_known_before(counting_loss, options, updates):
+    steps = _run(updates, **options)[1]["replay/gradient_steps"]
+    assert not np.any(steps[:-1]) and steps[-1]
+    agent = dqn.DQN(streams.RandomEpisodes().spec, **{"batch_size": 4, "min_replay": 1} | options)
+    agent.check_run(NUM_ENVS, LENGTH, updates)
+    with pytest.raises(errors.UserError, match=f"at least {20 * updates}"):
+        agent.check_run(NUM_ENVS, LENGTH, updates - 1)
 
 
 def test_targets_are_copied_periodically_or_follow_slowly(counting_loss):

@@ -238,11 +238,13 @@ def test_the_option_and_the_default_of_the_previous_action_and_reward(network, o
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_learning_rate_and_epsilon_fall_with_agent_steps(name):
     given = _given(name, "frames" if name == "pqn" else "lstm")
-    field, size = ("agent_steps", LENGTH * BATCH) if name == "pqn" else ("update", 1)
     for updates, portion in {0: 1.0, 1: 0.9, 5: 0.5, 10: 0.0, 15: 0.0}.items():
-        learner = given.learner._replace(**{field: np.int32(updates * size)})
+        learner, steps = given.learner._replace(update=np.int32(updates)), LENGTH * BATCH
+        if name == "pqn":
+            learner = learner._replace(agent_steps=np.float32(updates * steps))
         after, means = _update(given._replace(learner=learner))
-        assert getattr(after, field) == (updates + 1) * size
+        assert after.update == updates + 1
+        assert getattr(after, "agent_steps", (updates + 1) * steps) == (updates + 1) * steps
         np.testing.assert_allclose(means["learning_rate"], 0.02 * portion, rtol=1e-5, atol=1e-8)
         if portion == 0.0:
             streams.assert_same(after.params, learner.params)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from agents import minibatches, optimization
+from agents import minibatches, optimization, preprocessing
 from podracers import errors, parallel, types
 from tests import streams
 from tests.agents import experience
@@ -157,3 +157,40 @@ def test_numbers_change_linearly_to_a_final_value_and_stay_there(final, at_30):
     assert value(0) == 1.0
     np.testing.assert_allclose(value(30), at_30, rtol=1e-6)
     assert value(100) == value(2**30) == (1.0 if final is None else final)
+
+
+def test_schedules_and_target_parameters_go_on_after_counters_reach_their_limits():
+    optimizer = optimization.Optimizer(optax.scale_by_adam(), 1.0, anneal_steps=6e11)
+    rollout = types.Rollout(experience.random_episodes(0, (101, 2)), (), (), ())
+    create = optimization.ReplayLearner.create
+    learner = create(optimizer.init({"x": jnp.zeros(())}), {"x": jnp.zeros(())}, ())
+
+    def run(learner):
+        learner = learner.observe(rollout, preprocessing.Preprocess())
+        rate = optimizer.learning_rate_at(learner.agent_steps)
+
+        def step(learner, _):
+            params = {"x": learner.target["x"] + 1.0}
+            return learner.step(learner.train_state, params, period=3), learner.gradient_steps
+
+        learner, _ = jax.lax.scan(step, learner, None, length=9)
+        return rate, learner.target["x"]
+
+    run = jax.jit(experience.on_devices(run, 1, (P(),)))
+    rate, target = run(learner)
+    np.testing.assert_allclose((rate, target), (1.0, 3.0), rtol=1e-6)
+    end = jnp.int32(errors.INT32_MAX)
+    rate, target = run(learner._replace(update=end - 1, gradient_steps=end - 4))
+    np.testing.assert_allclose(rate, 1.0 - 200 * 2.0**31 / 6e11, rtol=1e-5)
+    assert 2.0 <= target <= 4.0
+
+
+@pytest.mark.parametrize("transformation", [optax.scale_by_adam(), optax.scale_by_radam()])
+def test_optimizers_go_on_after_their_counts_stop(transformation):
+    state = transformation.init(PARAMS)
+    for _ in range(4):
+        state = state._replace(count=jnp.maximum(state.count, errors.INT32_MAX - 2))
+        updates, state = transformation.update({"x": jnp.array([2.0, -1.0])}, state)
+        moments = state.mu["x"] / jnp.sqrt(state.nu["x"])
+        np.testing.assert_allclose(updates["x"], moments, rtol=1e-2)
+    assert state.count == errors.INT32_MAX

@@ -108,6 +108,7 @@ _IMPOSSIBLE = [
         ("MuZero", {"network": _MODEL}, "recurrent"),
         ("LPG", {"updates": 0}, r"LPG\.updates"),
         ("LPG", {"agent_learning_rates": ()}, r"LPG\.agent_learning_rates"),
+        ("LPG", {"agent_learning_rates": (0.0,)}, r"LPG\.agent_learning_rates: .* above 0"),
         ("LPG", {"chunk_length": 5}, r"bind Lifetimes\.period"),
         ("LPG", {"spec": _SPEC}, "got Catch"),
         ("LRU", {"max_radius": 1.0}, "max_radius < 1 and max_phase > 0, got"),
@@ -137,6 +138,11 @@ def test_an_impossible_option_is_named_with_a_way_out(name, options, message):
     with pytest.raises(errors.UserError, match=message) as caught:
         _MAKE[name](**given | options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("agent", [x for x in _AGENTS if hasattr(x, "target_period")])
+def test_target_parameters_are_older_by_default(agent):
+    assert agent.target_period > 1 or agent.target_rate < 1.0
 
 
 def _broken_network(spec, head):

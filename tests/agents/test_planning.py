@@ -245,7 +245,7 @@ def test_the_temperature_falls_with_agent_steps():
     agent = _muzero(temperature=1.0, final_temperature=0.5, temperature_steps=100)
     learner = jax.eval_shape(agent.init_learner, jax.random.key(0))
     for steps, expected in ((0, 1.0), (50, 0.75), (1000, 0.5)):
-        params = agent.actor_params(learner._replace(agent_steps=jnp.int32(steps)))
+        params = agent.actor_params(learner._replace(agent_steps=jnp.float32(steps)))
         np.testing.assert_allclose(params.temperature, expected)
 
 

@@ -63,31 +63,67 @@ def test_statistics_agree_with_numpy(num_devices):
     jax.tree.map(np.testing.assert_array_equal, empty, preprocessing.init(SPEC))
 
 
+@pytest.mark.parametrize(("batch", "count"), [(1, 2**24), (1000, 2.0**40)])
+def test_statistics_follow_the_observations_however_many_were_counted(batch, count):
+    """Observations of variance 1 are followed by some of variance 4 and mean 3, in 2**17 batches.
+
+    By then the earlier ones weigh exp(-1): float32 adds no small number to a large one.
+    """
+    merges = 2**17
+    observation = jnp.array([1.0, 5.0])  # in turn
+
+    def run(statistics):
+        def body(index, statistics):
+            row = observation[(index + jnp.arange(batch)) % 2]
+            return preprocessing.update(statistics, row[None], jnp.ones((1, batch)))
+
+        return jax.lax.fori_loop(0, merges, body, statistics)
+
+    before = preprocessing.Statistics(*(jnp.float32(x) for x in (count, 0.0, count)))
+    after = jax.jit(experience.on_devices(run, 1, (P(),)))(before)
+    old = np.exp(-1.0)
+    np.testing.assert_allclose(after.mean, 3.0 * (1.0 - old), rtol=0.02)
+    variance = old * 1.0 + (1.0 - old) * 4.0 + old * (1.0 - old) * 9.0
+    np.testing.assert_allclose(after.squares / after.count, variance, rtol=0.02)
+
+
 def test_empty_statistics_only_clip():
     statistics = preprocessing.init(specs.Array((2,), np.float32))
     normalized = preprocessing.normalize(statistics, jnp.array([3.0, -20.0]))
     np.testing.assert_allclose(normalized, [3.0, -10.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("return_discount", [None, 0.9])
-def test_a_rollout_is_learnt_with_earlier_statistics_and_the_first_with_its_own(return_discount):
-    preprocess = preprocessing.Preprocess(True, return_discount=return_discount)
+@pytest.mark.parametrize("normalize_observations", [False, True])
+@pytest.mark.parametrize("return_discount", [None, 0.0])
+def test_a_rollout_is_learnt_with_earlier_statistics_and_the_first_with_its_own(
+    normalize_observations, return_discount
+):
+    preprocess = preprocessing.Preprocess(normalize_observations, return_discount=return_discount)
     rng = np.random.default_rng(0)
     observation = rng.normal(5.0, 3.0, size=(2, 6, 8)).astype(np.float32)  # [U, T + 1, B]
+    reward = rng.normal(5.0, 100.0, size=(2, 6, 8)).astype(np.float32)
 
-    def run(observation):
-        def body(statistics, observation):
-            ones = jnp.ones_like(observation)
-            timestep = types.TimeStep(observation, ones, ones, ones.astype(jnp.int8))
-            learnt = preprocess.apply_to_rollout(statistics, timestep).observation
-            return preprocess.update_statistics(statistics, timestep), learnt
+    def run(*rollouts):
+        def body(carry, rollout):
+            ones = jnp.ones_like(rollout[0])
+            timestep = types.TimeStep(*rollout, ones, ones.astype(jnp.int8))
+            learnt = preprocess.apply_to_rollout(carry[0], timestep)
+            statistics = preprocess.update_statistics(carry[0], timestep)
+            carry = preprocess.update_returns(statistics, carry[1], timestep)
+            return carry, (learnt.observation, learnt.reward)
 
-        return jax.lax.scan(body, preprocess.init(specs.Array((), np.float32)), observation)[1]
+        running = () if return_discount is None else jnp.zeros(rollouts[0].shape[2:])
+        carry = preprocess.init(specs.Array((), np.float32)), running
+        return jax.lax.scan(body, carry, rollouts)[1]
 
-    learnt = jax.jit(experience.on_devices(run, 4, (SPLIT,), SPLIT))(observation)
+    learnt = jax.jit(experience.on_devices(run, 4, (SPLIT, SPLIT), SPLIT))(observation, reward)
     counted = observation[0, :-1]
-    expected = (observation - counted.mean()) / counted.std()
-    np.testing.assert_allclose(learnt, expected, rtol=1e-4, atol=1e-4)
+    if normalize_observations:
+        observation = (observation - counted.mean()) / counted.std()
+    if return_discount is not None:
+        reward = reward / reward[0, 1:].std()
+    for actual, expected in zip(learnt, (observation, reward), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("num_devices", [1, 4])

@@ -286,9 +286,27 @@ def test_new_sequences_get_the_highest_priority_so_far():
         np.testing.assert_allclose(after, [*values, 1, highest, highest, 0, 0, 0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["short", "states_priorities"])
+def test_a_ring_draws_the_same_after_two_billion_steps(name):
+    case = CASES[name]._replace(num_devices=1)
+    init, step = _compiled(case)
+    early = init(_rollout(case, 0))
+    for number in range(2 * case.rollouts):
+        early, _ = step(early, _rollout(case, number), jax.random.key(number))
+    rounds = (errors.INT32_MAX - np.asarray(early.head)) // case.capacity
+    late = jax.tree.map(jnp.copy, early)._replace(head=early.head + rounds * case.capacity)
+    for number in range(2 * case.rollouts, 4 * case.rollouts):
+        key = jax.random.key(number)
+        early, expected = step(early, _rollout(case, number), key)
+        late, actual = step(late, _rollout(case, number), key)
+        streams.assert_same(actual, expected)
+        assert actual.ready and actual.size == case.capacity - 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"capacity": 2**30}, r"Replay.capacity: expected .* \(up to 1073741823\)"),
         ({"capacity": 31}, "replay_capacity = 31 .* needs at least 32"),
         ({"capacity": 4000, "batch_size": 6}, "over 4 learner devices: use 4 or 8"),
         ({"capacity": 40, "min_size": 40}, "min_replay = 40: expected at most"),

@@ -69,6 +69,15 @@ def test_a_report_merges_means_and_names_the_first_bad_update():
     np.testing.assert_array_equal(report.first_fault, metrics.NEVER)
 
 
+def test_the_mean_of_many_updates_is_exact_to_one_percent():
+    """Its total and its count are float32, beyond 2**24 at the end."""
+    update = types.Mean(jnp.float32(0.3 * 1001.0), jnp.float32(1001.0))
+    merged = jax.jit(
+        lambda: jax.lax.fori_loop(0, 2**17, lambda _, mean: mean.merge(update), update)
+    )
+    np.testing.assert_allclose(merged().result(), 0.3, rtol=0.01)
+
+
 def test_the_report_of_all_devices_has_sums_and_the_earliest_bad_update():
     mesh = parallel.make_mesh(jax.devices()[:4])
 

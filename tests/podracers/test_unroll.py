@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracers import unroll
+from podracers import errors, unroll
 from tests import streams
 
 NUM_STREAMS = 4
@@ -85,6 +85,17 @@ def test_rollouts_equal_a_slow_loop():
     # The actor state is that before the first action.
     np.testing.assert_array_equal(first.actor_state, 0)
     streams.assert_same(second.actor_state, middle.actor_state)
+
+
+def test_a_stream_begins_other_episodes_after_two_billion():
+    state, _ = ENVIRONMENT.init(jax.random.split(jax.random.key(0), NUM_STREAMS))
+    starts = []
+    for episode in (-1, errors.INT32_MAX - 1, errors.INT32_MAX, -errors.INT32_MAX):
+        ended = state._replace(episode=jnp.full_like(state.episode, episode), last=~state.last)
+        _, timestep = ENVIRONMENT.step(ended, jnp.zeros(NUM_STREAMS, jnp.int32))
+        assert np.all(timestep.first())
+        starts.append(np.asarray(timestep.observation).tobytes())
+    assert len(set(starts)) == 4
 
 
 def test_steps_per_pass_reaches_the_loop():

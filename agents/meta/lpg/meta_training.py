@@ -117,6 +117,8 @@ class LPG:
             numbers = getattr(self, name)
             is_valid = isinstance(numbers, tuple) and len(numbers) > 0 and min(numbers) >= 0
             options.expect(self, name, is_valid, "a tuple of non-negative numbers")
+        can_learn = any(self.agent_learning_rates)
+        options.expect(self, "agent_learning_rates", can_learn, "a learning rate above 0 in it")
         observation = self.spec.observation
         if not isinstance(observation, dict) or tasks.TASK not in observation:
             raise errors.UserError(

@@ -77,7 +77,9 @@ class RuleAgent:
     def __post_init__(self):
         options.check(self)
         options.require_discrete(self)
-        _ = self._costs, self._network  # errors of the rule's file and of the network
+        can_learn = any(self._costs.values())
+        options.expect(self, "costs", can_learn, "a weight other than 0 in it")
+        _ = self._network  # errors of the network
 
     @functools.cached_property
     def _loaded(self) -> tuple[interface.Rule, types.PyTree | None]:
@@ -122,9 +124,8 @@ class RuleAgent:
         clipped = optax.chain(adam.transformation, optax.clip(self.max_update))
         return dataclasses.replace(adam, transformation=clipped)
 
-    def _replay(self, rollout: types.Rollout) -> replay.Replay:
+    def _replay(self, length: int) -> replay.Replay:
         """Returns the replay of sequences as long as a rollout."""
-        length = rollout.action.shape[0]
         return replay.Replay(
             capacity=self.replay_capacity,
             sequence_length=length,
@@ -133,6 +134,12 @@ class RuleAgent:
             replay_ratio=self.replay_ratio,
             learnt_states=length,
         )
+
+    def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
+        """Raises a `UserError` if a run is too short to learn from replay."""
+        if self.replay_ratio is not None:
+            buffer = self._replay(rollout_length)
+            buffer.check_run(self, num_envs, rollout_length, num_updates)
 
     def init_learner(self, key: jax.Array) -> Learner:
         """Returns initial parameters of the agent, and the rule at the start of a lifetime."""
@@ -151,7 +158,8 @@ class RuleAgent:
 
     def init_memory(self, rollout: types.Rollout) -> Any:
         """Returns an empty replay of this device's streams; `()` without replay."""
-        return () if self.replay_ratio is None else self._replay(rollout).init(rollout)
+        length = rollout.action.shape[0]
+        return () if self.replay_ratio is None else self._replay(length).init(rollout)
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
         """Returns the initial core of the network for `B` streams."""
@@ -178,7 +186,7 @@ class RuleAgent:
         if self.replay_ratio is None:
             learner, metrics = self._learn(learner, rollout)
         else:
-            buffer = self._replay(rollout)
+            buffer = self._replay(rollout.action.shape[0])
             memory = buffer.add(memory, rollout)
             num_steps = buffer.num_gradient_steps(memory, rollout, learner.update)
 

@@ -128,6 +128,24 @@ MISTAKES = {
     "TOTAL_STEPS = 1e30": ("Experiment.total_steps", "updates"),
     "Experiment.profile_update = 1_000_000": ("Experiment.profile_update", "less than"),
     "TOTAL_STEPS = 1e999": ("Experiment.total_steps", "inf"),
+    # Runs in which no gradient step would change the parameters.
+    "Experiment.agent = @DQN\nDQN.min_replay = 2561": ("total_steps", "at least 2,624", "DQN.min_"),
+    "Experiment.agent = @SAC\nSAC.replay_ratio = 0.01\nSAC.batch_size = 64": (
+        "Experiment.total_steps: expected at least 6,400",
+        "SAC.replay_ratio = 0.01",
+    ),
+    "Experiment.agent = @MuZero\nMuZero.unroll_steps = 400\nMuZero.min_replay = 1": (
+        "Experiment.total_steps: expected at least 3,264",
+        "sequences of 406",
+    ),
+    "Experiment.agent = @R2D2\nR2D2.anneal_steps = 1024": (
+        "R2D2.anneal_steps: expected at least 1,025, got 1,024",
+        "R2D2.min_replay = 1000",
+    ),
+    "NUM_ENVS = 1\nROLLOUT_LENGTH = 1\nPPO.num_minibatches = 1\nAnakin.num_devices = 1": (
+        "PPO.normalize_advantages",
+        "one transition",
+    ),
 }
 
 

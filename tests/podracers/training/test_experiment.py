@@ -10,7 +10,7 @@ import pytest
 from agents import networks, ppo
 from environments import catch, envpool
 from podracers import anakin, errors, sebulba
-from podracers.training import config, experiment, weights_and_biases
+from podracers.training import check, config, experiment, weights_and_biases
 from tests import contract, processes
 
 
@@ -50,6 +50,19 @@ def test_builds_the_parts(tiny):
 def test_refuses_values(tiny, field, value, message):
     with pytest.raises(errors.UserError, match=f"Experiment.{field}: .*{message}"):
         dataclasses.replace(tiny, **{field: value})
+
+
+def test_numbers_of_64_bits_are_refused(tiny):
+    jax.config.update("jax_enable_x64", True)
+    try:
+        for make in (
+            lambda: dataclasses.replace(tiny, seed=1),
+            lambda: check.environment_faults(catch.Catch()),
+        ):
+            with pytest.raises(errors.UserError, match="JAX_ENABLE_X64: expected false"):
+                make()
+    finally:
+        jax.config.update("jax_enable_x64", False)
 
 
 class OnHost(envpool.EnvPool):

@@ -74,6 +74,8 @@ def test_costs_weigh_the_parts_of_the_loss():
     np.testing.assert_allclose(values["loss/total"], expected, rtol=1e-5)
     with pytest.raises(errors.UserError, match="no part 'predictions'; did you mean 'prediction'"):
         _agent(candidate.spec, costs={"predictions": 1.0})
+    with pytest.raises(errors.UserError, match=r"RuleAgent\.costs: expected a weight other than 0"):
+        _agent(candidate.spec, costs={"prediction": 0.0, "policy": 0.0})
 
 
 @pytest.mark.parametrize(
