@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import errno
 import io
 import os
 import pathlib
@@ -19,7 +20,7 @@ from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
 from podracers.training import config
 
-_STREAM_OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
+_STREAM_OPTIONS = ("encoding", "line_buffering", "write_through")
 
 
 class Parser(argparse.ArgumentParser):
@@ -164,7 +165,7 @@ def ending(error: BaseException) -> Ending:
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output or standard error, which discards text once the reader of its pipe has ended.
+    """Standard output or standard error, which discards text once its pipe or terminal has closed.
 
     Ctrl-C in `train.py 2>&1 | tee log` also ends `tee`, and the run has yet to save.
     """
@@ -182,7 +183,9 @@ class _Output(io.TextIOWrapper):
     def _discarding(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # of a pipe, of a terminal
+                raise
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
@@ -191,15 +194,19 @@ class _Output(io.TextIOWrapper):
 def run(main: Callable[[], int | None]) -> None:
     """Runs a script's `main`, and exits with its result or with the code of `ending`.
 
-    A pipe whose reader has ended does not end the script.
+    A pipe whose reader has ended does not end the script, nor does a closed standard stream.
     Modules in the working directory can be imported, after those of the same name elsewhere.
     """
     # An editable installation finds the packages of this project after all of `sys.path`.
     sys.path += [str(pathlib.Path(__file__).parents[1]), ""]
-    for name in ("stdout", "stderr"):
-        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if (stream := getattr(sys, name)) is None:  # closed: the next file would take its number
+            null = os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
+            os.set_inheritable(null.fileno(), True)
+            setattr(sys, name, null)
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
             options = {key: getattr(stream, key) for key in _STREAM_OPTIONS}
-            setattr(sys, name, _Output(stream.buffer, **options))
+            setattr(sys, name, _Output(stream.buffer, errors="backslashreplace", **options))
     code, end = 0, None
     try:
         code = main() or 0

@@ -30,6 +30,7 @@ import numpy as np
 
 from environments.gymnasium import sync_vector
 from podracers import errors
+from podracers.supervision import watchdog
 
 _CLOSING = 2.0  # seconds for workers to close their environments
 # Workers share the cores, so libraries must not start a thread per core in each worker.
@@ -171,7 +172,7 @@ class AsyncVector:
 
 def work(descriptor: int, parent: int) -> None:
     """Answers requests until the parent closes the pipe or ends: the main function of a worker."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in watchdog.STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
     vector = answer = None

@@ -19,6 +19,7 @@ import numpy as np
 
 from podracers import environment, errors, evaluation, metrics, parallel, population, types
 from podracers.hosts import peers, processes
+from podracers.supervision import watchdog
 from podracers.training import checkpoint, config, loggers, run_directory, storage
 from podracers.training import experiment as experiment_lib
 
@@ -26,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Records SIGTERM and SIGINT (Ctrl-C) instead of ending the process; a context manager.
+    """Records `watchdog.STOP_SIGNALS` instead of ending the process; a context manager.
 
     True once a signal has arrived. A second Ctrl-C raises `KeyboardInterrupt`. Outside the main
     thread, where Python allows no signal handlers, it is never true.
@@ -41,8 +42,11 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._handle)
+            for number in watchdog.STOP_SIGNALS:
+                # `nohup` ignores SIGHUP; a program around this one may handle the others.
+                is_default = signal.getsignal(number) is signal.SIG_DFL
+                if is_default or number in (signal.SIGTERM, signal.SIGINT):
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_) -> None:

@@ -1,6 +1,7 @@
 """Exit codes and reports of scripts, and the check for an accelerator."""
 
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +79,30 @@ def test_the_hint_of_a_resumed_run_knows_its_own_configuration(tmp_path):
     parser.add_argument("--run_dir")
     with pytest.raises(errors.UserError, match=r"'PPO\.clip_epsilon = 0\.1'"):
         parser.parse_args(["--run_dir", str(tmp_path), "--clip_epsilon", "0.1"])
+
+
+def test_a_standard_stream_that_is_closed_is_no_file_of_the_script(tmp_path):
+    program = """
+import os, subprocess, sys
+from podracers import command_line
+
+def main():
+    with open("file", "w") as file:
+        print("to nobody", sys.stdin.read())
+        print("to nobody", file=sys.stderr, flush=True)
+        child = subprocess.run(["sh", "-c", "echo to nobody; echo to nobody >&2; cat"])
+        print(child.returncode, file=file)
+
+command_line.run(main)
+"""
+    for redirections in ("< /dev/null", "< /dev/null >&-", "<&- 2>&-", "<&- >&- 2>&-"):
+        shell = ("sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, program)
+        started = processes.spawn(shell, cwd=tmp_path, environment={"PYTHONPATH": processes.ROOT})
+        ended = processes.finish(started)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("nobody") == 2 * (" >&-" not in redirections)
+        assert ended.stderr.count("nobody") == 2 * ("2>&-" not in redirections)
+        assert (tmp_path / "file").read_text() == "0\n"
 
 
 def test_memory_that_a_device_lacks_gets_one_line():

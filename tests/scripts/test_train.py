@@ -4,16 +4,30 @@ import json
 import os
 import pathlib
 import re
+import select
 import shutil
 import signal
+import sys
 
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
+from podracers.supervision import watchdog
 from podracers.training import loggers
 from tests import processes
 
 _HERE = "podracers.training.train"  # in this process, for the fixture `run`
+
+# The first process of a session that opens a terminal, as a shell in a window; it becomes a script.
+_IN_TERMINAL = """
+import os, sys
+
+terminal = os.open(sys.argv[1], os.O_RDWR)
+os.write(1, b".")
+for descriptor in range(3):
+    os.dup2(terminal, descriptor)
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +88,7 @@ def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
         lambda: processes.num_lines(path) >= 10 and _steps(path) >= 512,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in watchdog.STOP_SIGNALS:
         lines = processes.num_lines(path) + 4  # it is cut back to the checkpoint before it grows
         process = processes.start("train", "--run_dir", path, "--resume")
         stopped = processes.interrupt(
@@ -205,6 +219,27 @@ def test_a_pipe_whose_reader_has_ended_ends_no_run(tmp_path, config, runner, num
         )
         assert ended.returncode == 0
         assert any((tmp_path / "run" / "checkpoints").glob("[1-9]*"))
+
+
+@pytest.mark.parametrize("runner", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
+def test_a_terminal_that_closes_ends_a_run_in_order(tmp_path, config, runner):
+    """Its output has no reader any more, and fails."""
+    words = ("--gin_file", config, "--runner", runner, "--run_dir", tmp_path / "run")
+    words += ("--gin_bindings", "TOTAL_STEPS = 10_000_000", "--gin_bindings", "SEED = 4")
+    master, slave = os.openpty()
+    process = processes.spawn(
+        [sys.executable, "-c", _IN_TERMINAL, os.ttyname(slave), "scripts/train.py", *words],
+        start_new_session=True,
+    )
+    assert process.stdout.read(1) == "."  # the terminal is open
+    os.close(slave)
+    while process.poll() is None and processes.num_lines(tmp_path / "run") < 3:
+        if select.select([master], [], [], 0.02)[0]:
+            os.read(master, 2**16)
+    os.close(master)
+    assert processes.finish(process).returncode == 0
+    step, _ = processes.final_state(tmp_path / "run")
+    assert step == processes.log(tmp_path / "run")[-1]["step"]
 
 
 @pytest.mark.slow

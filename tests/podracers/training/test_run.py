@@ -21,6 +21,7 @@ from tensorboard.util import tensor_util
 
 from environments import catch
 from podracers import errors, evaluation, types
+from podracers.supervision import watchdog
 from podracers.training import checkpoint, config, experiment, run, run_directory, train, trained
 from tests import documented, processes
 
@@ -415,9 +416,9 @@ def test_options_that_python_replaced_leave_no_configuration(settings, tmp_path)
         run.train(dataclasses.replace(settings, **kept), tmp_path / "other")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", watchdog.STOP_SIGNALS)
 def test_a_signal_asks_to_stop_and_a_second_ctrl_c_interrupts(number, capsys):
-    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    before = list(map(signal.getsignal, watchdog.STOP_SIGNALS))
     with run.StopRequest() as stop:
         assert not stop
         os.kill(os.getpid(), number)
@@ -425,7 +426,19 @@ def test_a_signal_asks_to_stop_and_a_second_ctrl_c_interrupts(number, capsys):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert number.name in capsys.readouterr().err
-    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+    assert list(map(signal.getsignal, watchdog.STOP_SIGNALS)) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "handler"),
+    [(signal.SIGHUP, signal.SIG_IGN), (signal.SIGUSR1, lambda *_: None)],  # of `nohup`; of a user
+)
+def test_a_signal_that_is_ignored_or_handled_does_not_stop(number, handler):
+    before = signal.signal(number, handler)
+    with run.StopRequest() as stop:
+        os.kill(os.getpid(), number)
+    assert not stop
+    assert signal.signal(number, before) is handler
 
 
 def test_a_thread_can_train_without_signal_handlers():
