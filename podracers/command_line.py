@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+import rich.console
 
 from podracers import errors
 from podracers.hosts import peers, processes
@@ -132,6 +133,14 @@ def require_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> None:
             "JAX for it (make install; in a notebook, pip install 'jax[cuda13]' or 'jax[tpu]'), "
             "or set JAX_PLATFORMS=cpu"
         )
+
+
+def console() -> rich.console.Console:
+    """Returns a console for data: it parses no markup, and breaks lines only on a terminal."""
+    made = rich.console.Console(markup=False, emoji=False, highlight=False)
+    if not made.is_terminal:
+        made.width = errors.INT32_MAX
+    return made
 
 
 class Ending(NamedTuple):

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import rich.box
-import rich.console
 import rich.table
 from results import aggregates, curves, markdown, plotting, training_process
 
@@ -52,7 +51,7 @@ def main() -> int:
     found = write(runners, given, output / "comparison.json")
     page = plotting.page([panel(runners)], _METRIC, plotting.COLUMNS)
     plotting.save(page, output / "comparison.png")
-    rich.console.Console(highlight=False).print(table(found))
+    command_line.console().print(table(found))
     print(f"{output / 'comparison.png'}\n{output / 'comparison.json'}")
     return 0
 

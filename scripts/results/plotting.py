@@ -148,7 +148,9 @@ def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x
     move = {"y": _LEGEND_DISTANCE, "units": "points"}
     below = matplotlib.transforms.offset_copy(axis.transAxes, axis.figure, **move)
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below}
-    axis.legend(fontsize=8, frameon=False, borderaxespad=0.0, **place)
+    legend = axis.legend(fontsize=8, frameon=False, borderaxespad=0.0, **place)
+    for text in (axis.title, *legend.get_texts()):
+        text.set_parse_math(False)  # a `$` in a name is no formula
 
 
 def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rich.console
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
@@ -157,12 +156,19 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     assert (results["episodes"], results["greedy_episodes"]) == (16, 16)
     assert summary["environment_steps"] == 2 * 640
     assert (summary["compute_dtype"], summary["matmul_precision"]) == ("float32", "default")
-    train._print_summary(summary, directory, rich.console.Console())
+    train._print_summary(summary, directory)
     row = rf"seed 4, learning_rate = 0\.01 +│ {members[1]['return']:.2f} "
     assert re.search(row, capsys.readouterr().out)
     policy = trained.load(directory.path)  # is evaluated by member
     judged = policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes
     assert judged.mean_return().tolist() == list(results["return_by_seed"].values())
+
+
+def test_paths_in_the_results_are_neither_markup_nor_broken(population, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    path = f"runs/lr[a=1]/x[/b]:smile:/{'y' * 90} z"
+    train._print_summary(population[1], run_directory.RunDirectory(path))
+    assert f"│ {path} │\n" in capsys.readouterr().out
 
 
 def test_the_operative_configuration_gives_the_same_experiment(population):
