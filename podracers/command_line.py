@@ -96,11 +96,15 @@ def use_compilation_cache() -> None:
     """Caches compiled programs on disk, so that a second start compiles nothing.
 
     JAX's environment variables win: `JAX_COMPILATION_CACHE_DIR` names another folder, and
-    `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache.
+    `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache. An unknown user without HOME has none.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = None if base.startswith("~") else os.path.join(base, "podracers", "jax")
+    if not (folder or jax.config.jax_compilation_cache_dir):
+        line = "no home directory: set JAX_COMPILATION_CACHE_DIR to keep compiled programs"
+        print(line, file=sys.stderr)
     settings = {
-        "jax_compilation_cache_dir": str(pathlib.Path(base) / "podracers" / "jax"),
+        "jax_compilation_cache_dir": folder,
         # The many small programs take longer to compile than the large one.
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,

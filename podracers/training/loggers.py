@@ -154,6 +154,7 @@ class TensorBoardLogger:
         # Runs of one trial would share a row. The dashboard cuts the end of a long name.
         folder = self._directory.resolve()
         trial = f"{folder.name} in {folder.parent.as_posix()}"
+        trial = trial.encode(errors="surrogateescape").decode(errors="replace")  # any file name
         self._add(event_pb2.Event(summary=hparams_summary.hparams_pb(dict(values), trial_id=trial)))
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
             begun_file = directory.config
             if not processes.is_lead():
                 begun_file = pathlib.Path(folder) / "config.gin"
-                begun_file.write_text(begun)
+                begun_file.write_text(begun, "utf-8")
             files = [str(begun_file), *files]
         settings = experiment.load(files, arguments.gin_bindings)
     text = config.text()

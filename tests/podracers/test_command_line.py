@@ -1,5 +1,6 @@
 """Exit codes and reports of scripts, and the check for an accelerator."""
 
+import os
 import re
 import sys
 
@@ -103,6 +104,33 @@ command_line.run(main)
         assert ended.stdout.count("nobody") == 2 * (" >&-" not in redirections)
         assert ended.stderr.count("nobody") == 2 * ("2>&-" not in redirections)
         assert (tmp_path / "file").read_text() == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({}, None),
+        ({"XDG_CACHE_HOME": "/a"}, "/a/podracers/jax"),
+        ({"HOME": "/b"}, "/b/.cache/podracers/jax"),
+        ({"JAX_COMPILATION_CACHE_DIR": "/c"}, "/c"),
+    ],
+)
+def test_a_user_without_a_home_has_a_cache_where_a_variable_names_it(variables, folder):
+    program = """
+import os
+import jax
+from podracers import command_line
+
+os.getuid = lambda: 54321  # a user of a container, without an entry in /etc/passwd
+command_line.use_compilation_cache()
+print(jax.config.jax_compilation_cache_dir)
+"""
+    unset = {"HOME", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"}
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    environment = {**kept, "PYTHONPATH": str(processes.ROOT), **variables}
+    ended = processes.finish(processes.spawn([sys.executable, "-c", program], env=environment))
+    assert (ended.returncode, ended.stdout) == (0, f"{folder}\n"), ended.stderr
+    assert ended.stderr.count("\n") == (folder is None)
 
 
 def test_memory_that_a_device_lacks_gets_one_line():

@@ -243,6 +243,40 @@ def test_a_terminal_that_closes_ends_a_run_in_order(tmp_path, config, runner):
 
 
 @pytest.mark.slow
+def test_files_and_names_do_not_depend_on_the_locale(tmp_path):
+    (tmp_path / "kitchen.py").write_text(
+        """
+import dataclasses
+from environments import catch
+
+@dataclasses.dataclass(frozen=True)
+class Kitchen(catch.Catch):
+    label: str = "Küche ±"
+""",
+        "utf-8",
+    )
+    (tmp_path / "kü.gin").write_text(
+        processes.CONFIG.replace("from agents", "import kitchen  # Küche\nfrom agents")
+        + "experiment.Experiment.environment = @kitchen.Kitchen\n"
+        + "kitchen.Kitchen.label = 'Geschäft'\n",
+        "utf-8",
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": f"{processes.ROOT}:{tmp_path}"}
+    steps = ("--gin_bindings", "TOTAL_STEPS = 512", "--gin_bindings", "TOTAL_STEPS = 576")
+    for script, *words in (
+        ("train", "--gin_file", "kü.gin", "--run_dir", "run", *steps[:2]),
+        ("train", "--resume", "--run_dir", "run", *steps[2:]),
+        ("evaluate", "--run_dir", "run"),
+        ("plot", "--run_dir", "run", "--out", "ü.png"),
+    ):
+        ended = processes.run(script, *words, environment=ascii_only, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("Error") == 0
+    assert "Geschäft" in (tmp_path / "run" / "config.gin").read_text("utf-8")
+    assert (tmp_path / "ü.png").exists()
+
+
+@pytest.mark.slow
 def test_checkpoints_elsewhere_outlive_the_run_directory(tmp_path, run):
     """A launcher goes on from them with a new directory; another run is refused there."""
     config, run_dir, kept = processes.config_file(tmp_path), tmp_path / "run", tmp_path / "kept"

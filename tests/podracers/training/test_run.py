@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import gc
 import math
 import os
 import re
@@ -14,6 +15,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
@@ -475,3 +477,25 @@ def test_times_add_up_over_starts_without_the_first_dispatch_of_each(monkeypatch
     second.add_dispatch(3.0, 64)
     assert second.rate == (64 + 128 + 64) / (2.0 + 1.0 + 3.0)
     assert (second.first_dispatch, second.elapsed) == (40.0, 38.0 + 5.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["anakin", "sebulba"])
+def test_200_evaluations_and_checkpoints_keep_no_memory(runner, tmp_path, monkeypatch):
+    """48 objects a checkpoint stayed once, of the library that writes arrays."""
+    extra = f"TOTAL_STEPS = {220 * 64}\nexperiment.Experiment.evaluation_period = 1"
+    files = [str(processes.config_file(tmp_path, extra)), f"gin/runners/{runner}.gin"]
+    run_period, measured = run.Run._run_period, {}
+
+    def run_and_measure(trainer):
+        run_period(trainer)
+        if trainer._update in (20, 220):
+            trainer._checkpointer.wait()
+            gc.collect()
+            measured[trainer._update] = len(gc.get_objects()), psutil.Process().memory_info().rss
+
+    monkeypatch.setattr(run.Run, "_run_period", run_and_measure)
+    run.train(experiment.load(files, []), tmp_path / "run")
+    (objects, memory), (last_objects, last_memory) = measured[20], measured[220]
+    assert last_objects - objects < 1_000
+    assert last_memory - memory < 100e6  # bytes: free memory of the allocator counts
