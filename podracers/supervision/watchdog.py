@@ -172,7 +172,8 @@ def main(process: int) -> None:
             if silent > limit:
                 print(
                     f"failed: for {silent:.0f} s no thread of Python has run: a call into native "
-                    "code hangs, and holds the interpreter's lock",
+                    "code hangs, and holds the interpreter's lock (limit: Sebulba.timeout, or "
+                    f"{_EXIT_LIMIT:g} s at the end)",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -142,7 +142,12 @@ AT_UPDATE_7 = "Faulty.step = 61"
         ),
         (
             "hang",
-            ("self.over.wait()", "'environment step'", "in strike: WorkerError: actor 0 hangs"),
+            (
+                "self.over.wait()",
+                "'environment step'",
+                "in strike: WorkerError: actor 0 hangs",
+                "Sebulba.timeout",
+            ),
         ),
     ],
 )

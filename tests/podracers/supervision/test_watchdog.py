@@ -75,6 +75,7 @@ def test_a_call_that_holds_the_lock_too_long_ends_the_process_with_its_stacks(en
     assert ended[name].returncode == 3
     cause, *stacks = ended[name].stderr.splitlines()
     assert cause.startswith("failed: for ") and "no thread of Python has run" in cause
+    assert "Sebulba.timeout" in cause
     assert any("most recent call first" in line for line in stacks)
     assert any("in hang" in line for line in stacks) == ("hang" in name)
 
