@@ -10,11 +10,10 @@ import pathlib
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-import rich.console
 
 from podracers import errors
 from podracers.hosts import peers, processes
@@ -139,12 +138,10 @@ def require_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> None:
         )
 
 
-def console() -> rich.console.Console:
-    """Returns a console for data: it parses no markup, and breaks lines only on a terminal."""
-    made = rich.console.Console(markup=False, emoji=False, highlight=False)
-    if not made.is_terminal:
-        made.width = errors.INT32_MAX
-    return made
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Returns lines with aligned columns, for the terminal."""
+    *widths, _ = (max(map(len, column)) for column in zip(*rows))
+    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows)
 
 
 class Ending(NamedTuple):
@@ -177,31 +174,21 @@ def ending(error: BaseException) -> Ending:
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 
-class _Output(io.TextIOWrapper):
-    """Standard output or standard error, which discards text once its pipe or terminal has closed.
+class _Output(io.FileIO):
+    """Standard output or standard error, which discards bytes once its pipe or terminal has closed.
 
     Ctrl-C in `train.py 2>&1 | tee log` also ends `tee`, and the run has yet to save.
     """
 
-    def write(self, text: str) -> int:
-        with self._discarding():
-            super().write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._discarding():
-            super().flush()
-
-    @contextlib.contextmanager
-    def _discarding(self) -> Iterator[None]:
+    def write(self, data: bytes) -> int | None:
         try:
-            yield
+            return super().write(data)
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):  # of a pipe, of a terminal
                 raise
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
-            os.close(null)
+            with open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), self.fileno())
+            return len(data)
 
 
 def run(main: Callable[[], int | None]) -> None:
@@ -219,7 +206,9 @@ def run(main: Callable[[], int | None]) -> None:
             setattr(sys, name, null)
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):
             options = {key: getattr(stream, key) for key in _STREAM_OPTIONS}
-            setattr(sys, name, _Output(stream.buffer, errors="backslashreplace", **options))
+            file = _Output(stream.fileno(), mode, closefd=False)
+            file = file if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(file)
+            setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", **options))
     code, end = 0, None
     try:
         code = main() or 0

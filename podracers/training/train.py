@@ -10,8 +10,6 @@ import functools
 import pathlib
 import tempfile
 
-import rich.table
-
 from podracers import command_line, errors
 from podracers.hosts import processes
 from podracers.training import config, experiment, run, run_directory, storage
@@ -173,7 +171,4 @@ def _print_summary(summary: dict, directory: run_directory.RunDirectory) -> None
         rows["speed"] = f"{rate:,.0f} agent steps/s, without compilation"
     rows["wall time"] = f"{summary['wall_time_s']:.0f} s"
     rows |= {"device": summary["device"], "files": str(directory.path)}
-    table = rich.table.Table(show_header=False, title="Results", title_justify="left")
-    for row in rows.items():
-        table.add_row(*row)
-    command_line.console().print(table)
+    print("Results", command_line.table([*rows.items()]), sep="\n")

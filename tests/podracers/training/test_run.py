@@ -159,7 +159,7 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
     assert summary["environment_steps"] == 2 * 640
     assert (summary["compute_dtype"], summary["matmul_precision"]) == ("float32", "default")
     train._print_summary(summary, directory)
-    row = rf"seed 4, learning_rate = 0\.01 +│ {members[1]['return']:.2f} "
+    row = rf"\n  seed 4, learning_rate = 0\.01 +{members[1]['return']:.2f}\n"
     assert re.search(row, capsys.readouterr().out)
     policy = trained.load(directory.path)  # is evaluated by member
     judged = policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes
@@ -170,7 +170,7 @@ def test_paths_in_the_results_are_neither_markup_nor_broken(population, capsys, 
     monkeypatch.setenv("COLUMNS", "40")
     path = f"runs/lr[a=1]/x[/b]:smile:/{'y' * 90} z"
     train._print_summary(population[1], run_directory.RunDirectory(path))
-    assert f"│ {path} │\n" in capsys.readouterr().out
+    assert re.search(rf"\nfiles +{re.escape(path)}\n", capsys.readouterr().out)
 
 
 def test_the_operative_configuration_gives_the_same_experiment(population):
