@@ -20,8 +20,6 @@ from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
 from podracers.training import config
 
-_STREAM_OPTIONS = ("encoding", "line_buffering", "write_through")
-
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises `errors.UserError` and prints the description unchanged."""
@@ -205,10 +203,10 @@ def run(main: Callable[[], int | None]) -> None:
             os.set_inheritable(null.fileno(), True)
             setattr(sys, name, null)
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):
-            options = {key: getattr(stream, key) for key in _STREAM_OPTIONS}
             file = _Output(stream.fileno(), mode, closefd=False)
-            file = file if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(file)
-            setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", **options))
+            file = file if stream.write_through else io.BufferedWriter(file)
+            options = (stream.encoding, "backslashreplace", None, stream.line_buffering)
+            setattr(sys, name, io.TextIOWrapper(file, *options, stream.write_through))
     code, end = 0, None
     try:
         code = main() or 0

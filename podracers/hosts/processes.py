@@ -77,12 +77,6 @@ class Group:
                 f"{self.num_processes - 1}, for --num_processes is {self.num_processes}"
             )
 
-    @property
-    def host_and_port(self) -> tuple[str, int]:
-        """The address of process 0."""
-        host, _, port = self.coordinator.rpartition(":")
-        return host, int(port)
-
 
 def is_cluster() -> bool:
     """Returns whether Slurm or a TPU pod has started several processes, of which this is one."""
@@ -139,10 +133,8 @@ def initialize(group: Group, timeout: float) -> None:
         )
     # It would replace the handler of SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
-    local_device_ids = None
-    if group.coordinator:
-        bind, _ = group.host_and_port
-    else:
+    local_device_ids, is_named = None, group.coordinator is not None
+    if not is_named:
         if missing := [name for name in _SLURM if not os.environ.get(name)]:
             os.environ.pop(missing[0], None)  # JAX cannot read an empty one
         *found, local_device_ids = clusters.ClusterEnv.auto_detect_unset_distributed_params(
@@ -160,10 +152,10 @@ def initialize(group: Group, timeout: float) -> None:
                 "process, unset --distributed, SLURM_STEP_NUM_TASKS and TPU_WORKER_HOSTNAMES"
             )
         group = Group(*found)
-        bind = _own_address(group.host_and_port[0])
-    host, port = group.host_and_port
+    host, _, port = group.coordinator.rpartition(":")
+    bind = host if is_named else _own_address(host)
     # First, because JAX waits for missing processes and then ends this process by itself.
-    port = peers.connect(group.process_id, group.num_processes, host, port, bind, timeout)
+    port = peers.connect(group.process_id, group.num_processes, host, int(port), bind, timeout)
     # gRPC would call process 0 through a proxy, which does not reach it.
     proxies = {name: os.environ.pop(name) for name in [*os.environ] if "proxy" in name.lower()}
     try:
