@@ -98,8 +98,7 @@ def use_compilation_cache() -> None:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = None if base.startswith("~") else os.path.join(base, "podracers", "jax")
     if not (folder or jax.config.jax_compilation_cache_dir):
-        line = "no home directory: set JAX_COMPILATION_CACHE_DIR to keep compiled programs"
-        print(line, file=sys.stderr)
+        print("no home: set JAX_COMPILATION_CACHE_DIR to keep compiled programs", file=sys.stderr)
     settings = {
         "jax_compilation_cache_dir": folder,
         # The many small programs take longer to compile than the large one.
