@@ -12,7 +12,6 @@ import sys
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
-from podracers.supervision import watchdog
 from podracers.training import loggers
 from tests import processes
 
@@ -88,7 +87,7 @@ def test_a_run_that_is_killed_stopped_and_resumed_equals_an_uninterrupted_one(
         lambda: processes.num_lines(path) >= 10 and _steps(path) >= 512,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    for number in watchdog.STOP_SIGNALS:
+    for number in (signal.SIGTERM, signal.SIGINT):
         lines = processes.num_lines(path) + 4  # it is cut back to the checkpoint before it grows
         process = processes.start("train", "--run_dir", path, "--resume")
         stopped = processes.interrupt(
@@ -219,6 +218,31 @@ def test_a_pipe_whose_reader_has_ended_ends_no_run(tmp_path, config, runner, num
         )
         assert ended.returncode == 0
         assert any((tmp_path / "run" / "checkpoints").glob("[1-9]*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "launcher"),
+    [("SIGHUP", ()), ("SIGUSR1", ()), ("SIGUSR2", ()), ("SIGTERM", ("nohup",))],
+)
+def test_a_signal_saves_and_ends(tmp_path, config, name, launcher):
+    words = ("--gin_file", config, "--gin_bindings", "TOTAL_STEPS = 10_000_000")
+    command = (*launcher, sys.executable, processes.ROOT / "scripts" / "train.py", *words)
+    run_dir = tmp_path / "run"
+    process = processes.spawn([*command, "--run_dir", run_dir])
+    if launcher:
+        processes.wait_for(lambda: processes.num_lines(run_dir))
+        process.send_signal(signal.SIGHUP)  # which `nohup` ignores
+        lines = processes.num_lines(run_dir) + 20
+    else:
+        lines = 1
+    ended = processes.interrupt(
+        process, getattr(signal, name), lambda: processes.num_lines(run_dir) >= lines
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert re.findall(r"(SIG\w+): saving", ended.stderr) == [name]
+    assert processes.final_state(run_dir)[0] == processes.log(run_dir)[-1]["step"]
+    assert not (run_dir / "summary.json").exists()
 
 
 @pytest.mark.parametrize("runner", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
