@@ -3,13 +3,14 @@
 import argparse
 import contextlib
 import difflib
+import errno
 import io
 import os
 import pathlib
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -18,8 +19,6 @@ from podracers import errors
 from podracers.hosts import peers, processes
 from podracers.supervision import pipeline, watchdog
 from podracers.training import config
-
-_STREAM_OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,11 +92,14 @@ def use_compilation_cache() -> None:
     """Caches compiled programs on disk, so that a second start compiles nothing.
 
     JAX's environment variables win: `JAX_COMPILATION_CACHE_DIR` names another folder, and
-    `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache.
+    `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache. An unknown user without HOME has none.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = None if base.startswith("~") else os.path.join(base, "podracers", "jax")
+    if not (folder or jax.config.jax_compilation_cache_dir):
+        print("no home: set JAX_COMPILATION_CACHE_DIR to keep compiled programs", file=sys.stderr)
     settings = {
-        "jax_compilation_cache_dir": str(pathlib.Path(base) / "podracers" / "jax"),
+        "jax_compilation_cache_dir": folder,
         # The many small programs take longer to compile than the large one.
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -132,6 +134,12 @@ def require_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> None:
         )
 
 
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Returns lines with aligned columns, for the terminal."""
+    *widths, _ = (max(map(len, column)) for column in zip(*rows))
+    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows)
+
+
 class Ending(NamedTuple):
     """Exit of a script that raised an exception."""
 
@@ -161,43 +169,41 @@ def ending(error: BaseException) -> Ending:
     return Ending(code, cause, f"{''.join(traceback.format_exception(error))}\n{cause}")
 
 
-class _Output(io.TextIOWrapper):
-    """Standard output or standard error, which discards text once the reader of its pipe has ended.
+class _Output(io.FileIO):
+    """Standard output or standard error, which discards bytes once its pipe or terminal has closed.
 
     Ctrl-C in `train.py 2>&1 | tee log` also ends `tee`, and the run has yet to save.
     """
 
-    def write(self, text: str) -> int:
-        with self._discarding():
-            super().write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._discarding():
-            super().flush()
-
-    @contextlib.contextmanager
-    def _discarding(self) -> Iterator[None]:
+    def write(self, data: bytes) -> int | None:
         try:
-            yield
-        except BrokenPipeError:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
-            os.close(null)
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # of a pipe, of a terminal
+                raise
+            with open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), self.fileno())
+            return len(data)
 
 
 def run(main: Callable[[], int | None]) -> None:
     """Runs a script's `main`, and exits with its result or with the code of `ending`.
 
-    A pipe whose reader has ended does not end the script.
+    A pipe whose reader has ended does not end the script, nor does a closed standard stream.
     Modules in the working directory can be imported, after those of the same name elsewhere.
     """
     # An editable installation finds the packages of this project after all of `sys.path`.
     sys.path += [str(pathlib.Path(__file__).parents[1]), ""]
-    for name in ("stdout", "stderr"):
-        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
-            options = {key: getattr(stream, key) for key in _STREAM_OPTIONS}
-            setattr(sys, name, _Output(stream.buffer, **options))
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if (stream := getattr(sys, name)) is None:  # closed: the next file would take its number
+            null = os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
+            os.set_inheritable(null.fileno(), True)
+            setattr(sys, name, null)
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            file = _Output(stream.fileno(), mode, closefd=False)
+            file = file if stream.write_through else io.BufferedWriter(file)
+            options = (stream.encoding, "backslashreplace", None, stream.line_buffering)
+            setattr(sys, name, io.TextIOWrapper(file, *options, stream.write_through))
     code, end = 0, None
     try:
         code = main() or 0

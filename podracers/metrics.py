@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracers import parallel, types
+from podracers import environment, parallel, types
 
 NEVER = 2**31 - 1  # instead of an update index: the metric was always finite
+OBSERVATION = "an observation is NaN or infinite"  # a fault only where it reaches a metric
+FAULTS = (*types.RULES, OBSERVATION)
 
 
 class Report(NamedTuple):
@@ -21,7 +23,7 @@ class Report(NamedTuple):
 
     means: dict[str, types.Mean]
     first_nonfinite: dict[str, jax.Array]  # int32: the first update whose metric was not finite
-    # int32 [R]: the first update whose rollout broke each of `types.RULES`; None if not checked.
+    # int32 [R]: the first update whose rollout had each of `FAULTS`; None if not checked.
     first_fault: jax.Array | None = None
 
 
@@ -47,7 +49,12 @@ def of_update(means: dict[str, types.Mean], timestep: types.TimeStep, update: ja
     # The first row is the last one of the previous rollout, or the first reset.
     begins = timestep.first()[:1] | (update == 0)
     fresh = jnp.concatenate([begins, timestep.last()[:-1]])
-    faults = types.broken_rules(timestep, fresh).values()
+    faults = list(types.broken_rules(timestep, fresh).values())
+    observation = timestep.observation
+    if isinstance(observation, dict):  # states of environments may have infinite numbers
+        observation = {k: part for k, part in observation.items() if k != environment.STATE}
+    parts = [x for x in jax.tree.leaves(observation) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    faults += [jnp.array([jnp.any(~jnp.isfinite(part)) for part in parts])]
     return Report(
         means,
         {name: first(~jnp.isfinite(mean.total)) for name, mean in means.items()},

@@ -25,9 +25,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import rich.box
-import rich.console
-import rich.table
 from results import aggregates, curves, markdown, plotting, training_process
 
 from podracers import command_line, errors
@@ -52,7 +49,7 @@ def main() -> int:
     found = write(runners, given, output / "comparison.json")
     page = plotting.page([panel(runners)], _METRIC, plotting.COLUMNS)
     plotting.save(page, output / "comparison.png")
-    rich.console.Console(highlight=False).print(table(found))
+    print(table(found))
     print(f"{output / 'comparison.png'}\n{output / 'comparison.json'}")
     return 0
 
@@ -114,15 +111,14 @@ def numbers(summaries: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     return made
 
 
-def table(found: Mapping[str, dict[str, float | None]]) -> rich.table.Table:
-    """Returns the numbers of each runner, for the terminal."""
-    names = list(next(iter(found.values())))
-    headings = (name.replace("_", "\n") for name in ("runner", *names))
-    made = rich.table.Table(*headings, box=rich.box.SIMPLE_HEAD)
-    for label, row in found.items():
-        cells = ["-" if value is None else f"{value:,.2f}" for value in row.values()]
-        made.add_row(label, *(cell.removesuffix(".00") for cell in cells))
-    return made
+def table(found: Mapping[str, dict[str, float | None]]) -> str:
+    """Returns a column of numbers for each runner, for the terminal."""
+    rows = [("runner", *found)]
+    for name in next(iter(found.values())):
+        values = [row[name] for row in found.values()]
+        cells = ("-" if x is None else f"{x:,.2f}".removesuffix(".00") for x in values)
+        rows.append((name.replace("_", " "), *cells))
+    return command_line.table(rows)
 
 
 def panel(runners: Runners) -> plotting.Panel:

@@ -39,7 +39,7 @@ quote() {
 # task that is killed saves nothing. Without --batch, scancel spares the shell that runs this.
 end_tasks() {
   signals=$((signals + 1))
-  echo "SIGTERM: the tasks save a checkpoint"
+  echo "a signal: the tasks save a checkpoint"
   scancel --signal=TERM "$SLURM_JOB_ID" || true
 }
 
@@ -100,7 +100,7 @@ main() {
   [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
   echo "start ${SLURM_RESTART_COUNT:-0} on ${SLURM_JOB_NODELIST:-$(hostname)}: logs in runs/slurm"
   signals=0
-  trap end_tasks TERM
+  trap end_tasks TERM USR1 USR2
   "${command[@]}" &
   local step=$! code heard
   while true; do
@@ -109,7 +109,8 @@ main() {
     # A signal ends the wait, not what is waited for.
     ((signals > heard)) || break
   done
-  if ((signals > 0 && code == 0)) && [[ ! -e $run_dir/summary.json ]] && is_running; then
+  # Also after a signal that reached the tasks alone (--signal=USR1@120).
+  if ((code == 0)) && [[ ! -e $run_dir/summary.json ]] && is_running; then
     echo "back to the queue, to continue"
     scontrol requeue "$SLURM_JOB_ID"
   fi

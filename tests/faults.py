@@ -21,7 +21,7 @@ MAKE, RESET, RECV, CLOSE = "make", "reset", "recv", "close"  # values of `Faulty
 # Values of `Faulty.what`. SEIZE hangs, and lets no other thread run Python; the name of a signal
 # sends it once, and then is SLOW.
 RAISE, HANG, SEIZE, SLOW, NAN = "raise", "hang", "seize", "slow", "nan"
-SIGNALS = ("SIGINT", "SIGTERM")
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 factories: weakref.WeakSet["Faulty"] = weakref.WeakSet()  # all of this process
 

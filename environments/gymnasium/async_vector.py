@@ -30,6 +30,7 @@ import numpy as np
 
 from environments.gymnasium import sync_vector
 from podracers import errors
+from podracers.supervision import watchdog
 
 # Seconds for workers to close their environments: a machine may be busy, and `supervision.pipeline`
 # waits less for a thread that hangs.
@@ -187,7 +188,7 @@ class AsyncVector:
 
 def work(descriptor: int, parent: int) -> None:
     """Answers requests until the parent closes the pipe or ends: the main function of a worker."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in watchdog.STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
     vector = answer = None

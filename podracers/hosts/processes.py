@@ -36,6 +36,8 @@ _STATE = jax_distributed.global_state
 _MESSAGE_TIMEOUT = 24 * 3600.0  # seconds for a message; the loss of its process is detected sooner
 _MESSAGE_TIMEOUT_MS = int(_MESSAGE_TIMEOUT * 1000)
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
+# Variables of Slurm that JAX reads.
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 
 _messages = itertools.count()  # the same number stands for the same message in every process
 
@@ -75,24 +77,19 @@ class Group:
                 f"{self.num_processes - 1}, for --num_processes is {self.num_processes}"
             )
 
-    @property
-    def host_and_port(self) -> tuple[str, int]:
-        """The address of process 0."""
-        host, _, port = self.coordinator.rpartition(":")
-        return host, int(port)
-
 
 def is_cluster() -> bool:
     """Returns whether Slurm or a TPU pod has started several processes, of which this is one."""
-    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    if os.environ.get("SLURM_STEP_NUM_TASKS", "") not in ("", "0", "1"):
         return True
     hosts = os.environ.get("TPU_WORKER_HOSTNAMES")
     if hosts is None and (
         pathlib.Path("/dev/accel0").exists() or pathlib.Path("/dev/vfio/0").exists()
     ):
         request = urllib.request.Request(_METADATA, headers={"Metadata-Flavor": "Google"})
+        no_proxy = urllib.request.ProxyHandler({})  # none reaches the metadata server
         try:
-            with urllib.request.urlopen(request, timeout=2) as answer:
+            with urllib.request.build_opener(no_proxy).open(request, timeout=2) as answer:
                 hosts = answer.read().decode()
         except (OSError, http.client.HTTPException):
             return False  # not a Cloud TPU VM
@@ -136,12 +133,12 @@ def initialize(group: Group, timeout: float) -> None:
         )
     # It would replace the handler of SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
-    local_device_ids = None
-    if group.coordinator:
-        bind, _ = group.host_and_port
-    else:
+    local_device_ids, is_named = None, group.coordinator is not None
+    if not is_named:
+        if missing := [name for name in _SLURM if not os.environ.get(name)]:
+            os.environ.pop(missing[0], None)  # JAX cannot read an empty one
         *found, local_device_ids = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-            os.environ.get("JAX_COORDINATOR_ADDRESS"),
+            os.environ.get("JAX_COORDINATOR_ADDRESS") or None,
             None,
             None,
             slurm_devices(os.environ),
@@ -150,14 +147,17 @@ def initialize(group: Group, timeout: float) -> None:
         )
         if None in found:
             raise errors.UserError(
-                "--distributed: neither Slurm nor a TPU pod defines the processes: name "
-                "them with --coordinator HOST:PORT --num_processes N --process_id I"
+                f"neither Slurm ({missing[0]} is not set) nor a TPU pod defines the processes: "
+                "name them with --coordinator HOST:PORT --num_processes N --process_id I; for one "
+                "process, unset --distributed, SLURM_STEP_NUM_TASKS and TPU_WORKER_HOSTNAMES"
             )
         group = Group(*found)
-        bind = _own_address(group.host_and_port[0])
-    host, port = group.host_and_port
+    host, _, port = group.coordinator.rpartition(":")
+    bind = host if is_named else _own_address(host)
     # First, because JAX waits for missing processes and then ends this process by itself.
-    port = peers.connect(group.process_id, group.num_processes, host, port, bind, timeout)
+    port = peers.connect(group.process_id, group.num_processes, host, int(port), bind, timeout)
+    # gRPC would call process 0 through a proxy, which does not reach it.
+    proxies = {name: os.environ.pop(name) for name in [*os.environ] if "proxy" in name.lower()}
     try:
         jax.distributed.initialize(
             f"{host}:{port}",
@@ -174,6 +174,8 @@ def initialize(group: Group, timeout: float) -> None:
     except RuntimeError as error:
         line = errors.first_line(error)
         raise errors.RunFailure(f"the processes did not come together: {line}") from error
+    finally:
+        os.environ |= proxies
     # JAX has registered its own shutdown before, which therefore runs later.
     atexit.register(peers.leave)
 

@@ -281,7 +281,7 @@ class Sebulba:
             supervisor=supervisor,
             versions=pipeline.Versions(supervisor, self.lag + 1),
             queues=[pipeline.Queue(supervisor, max(self.lag, 1)) for _ in self.placement.actors],
-            timers=timing.Timers(),
+            timers=timing.Timers(num_devices=jax.local_device_count()),
             update=int(state.update),
         )
         self._sessions.append(session)

@@ -76,6 +76,7 @@ class Timers:
     actors: list[pipeline.Timer] = dataclasses.field(default_factory=list)
     paces: list[Pace] = dataclasses.field(default_factory=list)  # of the actors' simulators
     lags: list[int] = dataclasses.field(default_factory=list)  # updates; since the last `take`
+    num_devices: int = 1  # of this process
 
     def take(self) -> metrics.Diagnostics:
         """Returns shares, rates and lags since the last call."""
@@ -96,7 +97,7 @@ class Timers:
             values[f"lag/{lag}"] = count / len(lags)
         if lags:
             values["lag/mean"] = sum(lags) / len(lags)
-        return metrics.Diagnostics(values, verdict(learner, actors, share))
+        return metrics.Diagnostics(values, verdict(learner, actors, share, self.num_devices))
 
 
 def _shares(timers: list[pipeline.Timer], names: tuple[str, ...]) -> dict[str, float]:
@@ -109,25 +110,29 @@ def _shares(timers: list[pipeline.Timer], names: tuple[str, ...]) -> dict[str, f
     return {name: float(seconds / whole) for name, seconds in totals.items()}
 
 
-def verdict(learner: dict[str, float], actors: dict[str, float], pace: float = math.nan) -> str:
+def verdict(
+    learner: dict[str, float], actors: dict[str, float], pace: float, num_devices: int
+) -> str:
     """Returns one line on what limits the speed, and what would help.
 
     Args:
       learner: shares of the learner's time.
       actors: shares of the actors' time.
-      pace: the rate of the simulators as a share of the possible one.
+      pace: the rate of the simulators as a share of the possible one; NaN if unknown.
+      num_devices: number of devices that actors and learners can share.
     """
+    devices = "more {} devices" if num_devices > 1 else "a faster device"
     waiting = learner[FOR_ROLLOUTS]
     idle = actors[FOR_PARAMETERS] + actors[FOR_SPACE] - learner[ELSEWHERE]
     shares = f"actors wait {idle:.0%} of their time, the learner {waiting:.0%}"
     if idle > IDLE_THRESHOLD and waiting > IDLE_THRESHOLD:
         return f"acting and learning take turns: {shares}; a larger Sebulba.lag would help"
     if idle > IDLE_THRESHOLD:
-        return f"learning limits: {shares}; more learner devices would help"
+        return f"learning limits: {shares}; {devices.format('learner')} would help"
     of_possible = "" if math.isnan(pace) else f"{pace:.0%} of the rate they could step at, "
     share, limit, advice = max(
         (actors["environment"], f"environments limit: {of_possible}", "more host cores"),
-        (actors[INFERENCE] + actors[TRANSFER], "inference limits: ", "more actor devices"),
+        (actors[INFERENCE] + actors[TRANSFER], "inference limits: ", devices.format("actor")),
         (actors["host"] + actors[SENDING], "Python limits: ", "larger batches"),
     )
     return (

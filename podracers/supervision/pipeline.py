@@ -222,7 +222,7 @@ class Supervisor:
                     frame = frame.f_back
                 raise WorkerError(
                     f"{worker.name} hangs: {seconds:.0f} s of '{activity or 'host work'}', and the "
-                    f"limit is {self.timeout:g} s"
+                    f"limit is {self.timeout:g} s (Sebulba.timeout)"
                 ).with_traceback(stack)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 In such a process no other thread runs and no signal is handled. EnvPool's constructor is such a
 call, and any step of a simulator may be. Hence a second process, the watchdog, reads a line from
 this one each second. After the limit without a line it makes this process print the stacks of its
-threads and exit with code 1, or kills it. Time in which this process is suspended does not count.
+threads and exit with code 3, or kills it. Time in which this process is suspended does not count.
 
 However this process ends, the watchdog removes its scratch directories and the processes that were
 started in them.
@@ -34,6 +34,10 @@ _DUMP_TIMEOUT = 5.0  # seconds for a process to print its stacks
 _CLOSE_TIMEOUT = 1.0  # seconds for simulators to end after the process that started them
 _KILL_TIMEOUT = 5.0  # seconds for a process to end after it was killed
 _STDERR = 2  # the file descriptor: `sys.stderr` may be something else in a notebook
+
+# Signals that end a run in order; its child processes ignore them. Slurm sends SIGUSR1 or SIGUSR2
+# before a time limit, and the system SIGHUP when a terminal closes.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _lock = threading.Lock()  # of the following
 _processes: list[subprocess.Popen] = []  # the watchdog; empty until it is needed
@@ -130,13 +134,12 @@ def _start() -> None:
             process_group=0,  # Ctrl-C in a terminal does not reach it
         )
     )
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else (nohup) `main` kills
-        # A handler that runs without Python: it prints all stacks, then calls `_exit` with the
-        # number of the signal, which is 1, the exit code of a failure.
-        libc = ctypes.CDLL(None)
-        libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
-        libc.signal(signal.SIGHUP, ctypes.cast(libc._exit, ctypes.c_void_p))
-        faulthandler.register(signal.SIGHUP, file=_STDERR, all_threads=True, chain=True)
+    # A handler that runs without Python: it prints all stacks, then calls `_exit` with the number
+    # of the signal, 3.
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
+    libc.signal(signal.SIGQUIT, ctypes.cast(libc._exit, ctypes.c_void_p))
+    faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True, chain=True)
     threading.Thread(target=_send_lines, name="watchdog", daemon=True).start()
 
 
@@ -149,7 +152,7 @@ def _send_lines() -> None:
 
 def main(process: int) -> None:
     """Watches a process, whose lines arrive at standard input: the program of the watchdog."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     limit, directories, orphans, silent = math.inf, [], [], 0.0
     with contextlib.suppress(psutil.NoSuchProcess):  # it ends at any moment
@@ -169,13 +172,14 @@ def main(process: int) -> None:
             if silent > limit:
                 print(
                     f"failed: for {silent:.0f} s no thread of Python has run: a call into native "
-                    "code hangs, and holds the interpreter's lock",
+                    "code hangs, and holds the interpreter's lock (limit: Sebulba.timeout, or "
+                    f"{_EXIT_LIMIT:g} s at the end)",
                     file=sys.stderr,
                     flush=True,
                 )
                 hung = psutil.Process(process)
                 orphans = [each for each in hung.children() if each.pid != os.getpid()]
-                hung.send_signal(signal.SIGHUP)
+                hung.send_signal(signal.SIGQUIT)
                 with contextlib.suppress(psutil.TimeoutExpired):
                     hung.wait(_DUMP_TIMEOUT)
                 _kill([hung])

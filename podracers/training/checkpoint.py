@@ -27,6 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 
 from podracers import agent as agent_lib
 from podracers import errors, types
@@ -412,3 +413,5 @@ def _silence_orbax() -> None:
             hook(unraisable)
 
     sys.unraisablehook = report
+    # Each save reads these counters several times, and each call leaks them (tensorstore 0.1.86).
+    tensorstore.experimental_collect_matching_metrics = lambda *_, **__: []

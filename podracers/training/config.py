@@ -424,7 +424,7 @@ def _parts() -> dict[str, list[str]]:
     found, within_packages = {}, set()
     for path in sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
         package = ".".join(path.relative_to(ROOT).parent.parts)
-        body = ast.parse(path.read_text()).body
+        body = ast.parse(path.read_bytes()).body
         if path.stem != "__init__":
             parts = (node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef))
             names = [part.name for part in parts if not part.name.startswith("_")]

@@ -154,6 +154,7 @@ class TensorBoardLogger:
         # Runs of one trial would share a row. The dashboard cuts the end of a long name.
         folder = self._directory.resolve()
         trial = f"{folder.name} in {folder.parent.as_posix()}"
+        trial = trial.encode(errors="surrogateescape").decode(errors="replace")  # any file name
         self._add(event_pb2.Event(summary=hparams_summary.hparams_pb(dict(values), trial_id=trial)))
 
     def close(self) -> None:
@@ -181,6 +182,7 @@ class TerminalLogger:
     def __init__(self, total_steps: int, file: TextIO | None = None):
         self._values: dict[str, float] = {}
         self._printed = time.monotonic()  # time of the latest line, in seconds
+        self._is_printed = True  # the newest values are on the screen
         self._display = rich.progress.Progress(
             rich.progress.TaskProgressColumn(),
             rich.progress.TimeRemainingColumn(),
@@ -206,6 +208,7 @@ class TerminalLogger:
         self._display.update(
             task.id, completed=int(step), description="  ".join(shown), refresh=self._is_live
         )
+        self._is_printed = self._is_live
         if not self._is_live and time.monotonic() - self._printed >= _LINE_PERIOD:
             self._print()
 
@@ -213,11 +216,11 @@ class TerminalLogger:
         """Leaves the latest values on the screen."""
         if self._is_live:
             self._display.stop()  # a second call has no effect
-        elif self._values:
+        elif not self._is_printed:
             self._print()
 
     def _print(self) -> None:
-        self._printed = time.monotonic()
+        self._printed, self._is_printed = time.monotonic(), True
         (task,) = self._display.tasks
         left = rich.progress.TimeRemainingColumn().render(task).plain
         line = f"{task.percentage:3.0f}%  {left} left  {task.completed:,} steps  {task.description}"

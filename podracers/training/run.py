@@ -17,8 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracers import environment, errors, evaluation, metrics, parallel, population, types
+from podracers import environment, errors, evaluation, metrics, parallel, population
 from podracers.hosts import peers, processes
+from podracers.supervision import watchdog
 from podracers.training import checkpoint, config, loggers, run_directory, storage
 from podracers.training import experiment as experiment_lib
 
@@ -26,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Records SIGTERM and SIGINT (Ctrl-C) instead of ending the process; a context manager.
+    """Records `watchdog.STOP_SIGNALS` instead of ending the process; a context manager.
 
     True once a signal has arrived. A second Ctrl-C raises `KeyboardInterrupt`. Outside the main
     thread, where Python allows no signal handlers, it is never true.
@@ -41,8 +42,11 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._handle)
+            for number in watchdog.STOP_SIGNALS:
+                # `nohup` ignores SIGHUP; a program around this one may handle the others.
+                is_default = signal.getsignal(number) is signal.SIG_DFL
+                if is_default or number in (signal.SIGTERM, signal.SIGINT):
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_) -> None:
@@ -164,6 +168,7 @@ class Run:
         self._update = 0
         self._resume = resume
         self._is_configuration_kept = False
+        self._first_fault = metrics.NEVER  # as in `metrics.Report`; replay keeps observations
         self._latest_verdict = self._printed_verdict = ""  # of the runner: its kind
         with contextlib.ExitStack() as exits:  # the process may live on, as that of a notebook
             processes.on_lead(directory.lock.acquire)
@@ -357,7 +362,11 @@ class Run:
         """
         first = dict(report.first_nonfinite)
         if report.first_fault is not None:  # first, because a fault is the cause of bad metrics
-            first = dict(zip(types.RULES, np.moveaxis(report.first_fault, -1, 0))) | first
+            self._first_fault = np.minimum(report.first_fault, self._first_fault)
+            faults = dict(zip(metrics.FAULTS, np.moveaxis(self._first_fault, -1, 0)))
+            if all(np.all(update == metrics.NEVER) for update in first.values()):
+                del faults[metrics.OBSERVATION]
+            first = faults | first
         name = min(first, key=lambda name: np.min(first[name]))
         update = int(np.min(first[name]))
         if update == metrics.NEVER:
@@ -373,7 +382,7 @@ class Run:
             f"at update {update} ({update * self._runner.steps_per_update:,} steps); "
             f"newest checkpoint: {newest}"
         )
-        if name not in types.RULES:
+        if name not in metrics.FAULTS:
             raise errors.RunFailure(f"the metric '{name}'{member} became NaN or infinite {where}")
         candidate = self._parts.environment
         hint = "" if environment.is_host(candidate) else "; `podracers-check` lists all faults"

@@ -144,7 +144,7 @@ class RunDirectory:
     def read_config(self) -> str:
         """Returns `config.gin`; raises `errors.UserError` if it cannot be read or is not text."""
         try:
-            return self.config.read_text()
+            return self.config.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise errors.UserError(f"cannot read '{self.config}': {error}") from error
 
@@ -235,9 +235,9 @@ def _other_code() -> dict[str, dict[str, str | None]]:
 
 def _git(root: pathlib.Path, *arguments: str) -> str | None:
     """Returns the output of git in a checkout; None if it fails."""
-    command = ["git", "-C", str(root), *arguments]
+    command = ["git", "-C", root, *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return done.stdout.decode(errors="replace").strip()

@@ -107,7 +107,7 @@ def write(file: pathlib.Path | Path, text: str) -> None:
     """Writes a file whole or not at all; raises `errors.RunFailure` if it cannot."""
     with failures(f"write '{file}'"):
         partial = file.with_name(f".{file.name}.partial")
-        partial.write_text(text)
+        partial.write_bytes(text.encode())
         partial.replace(file)
 
 
@@ -159,7 +159,7 @@ def require_shared(
     own, fault = directory / f"{name}-{processes.index()}", None
     try:
         make(directory)
-        own.write_text("")
+        own.write_bytes(b"")
     except Exception as error:  # clients of buckets raise almost anything
         fault = f"cannot be written: {manifest.reason(error)} (process {processes.index()})"
     faults = processes.all_gather(fault)

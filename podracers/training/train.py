@@ -6,11 +6,9 @@ run continues from its newest undamaged checkpoint, with the configuration that 
 
 import argparse
 import datetime
+import functools
 import pathlib
 import tempfile
-
-import rich.console
-import rich.table
 
 from podracers import command_line, errors
 from podracers.hosts import processes
@@ -57,14 +55,13 @@ def main() -> int:
 def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     directory = run_directory.RunDirectory(arguments.run_dir) if arguments.run_dir else None
     resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
-    console = rich.console.Console(highlight=False)
     files = command_line.gin_files(arguments)
     with tempfile.TemporaryDirectory() as folder:
         if begun is not None:  # other processes may not see the run directory of process 0
             begun_file = directory.config
             if not processes.is_lead():
                 begun_file = pathlib.Path(folder) / "config.gin"
-                begun_file.write_text(begun)
+                begun_file.write_text(begun, "utf-8")
             files = [str(begun_file), *files]
         settings = experiment.load(files, arguments.gin_bindings)
     text = config.text()
@@ -94,16 +91,15 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     if is_new:
         processes.on_lead(directory.create)
         processes.on_lead(lambda: storage.write(directory.config, text))
-    trainer = run.Run(
-        settings, parts, directory, stop=stop, resume=resume, print_line=console.print
-    )
+    print_line = functools.partial(print, flush=True)
+    trainer = run.Run(settings, parts, directory, stop=stop, resume=resume, print_line=print_line)
     if changes:  # the checkpoint fits them
         processes.on_lead(lambda: directory.replace_config(text, trainer.steps))
         if processes.is_lead():
             print(*changes, sep="\n")
     summary = trainer.train()
     if summary:
-        _print_summary(summary, directory, console)
+        _print_summary(summary, directory)
     return 0
 
 
@@ -152,9 +148,7 @@ def _changes(begun: str, text: str) -> list[str]:
     return changes
 
 
-def _print_summary(
-    summary: dict, directory: run_directory.RunDirectory, console: rich.console.Console
-) -> None:
+def _print_summary(summary: dict, directory: run_directory.RunDirectory) -> None:
     """Prints the results, those of each member of a population, and the run directory."""
     results = summary["evaluation"]
     seeds = results.get("return_by_seed", {})
@@ -177,7 +171,4 @@ def _print_summary(
         rows["speed"] = f"{rate:,.0f} agent steps/s, without compilation"
     rows["wall time"] = f"{summary['wall_time_s']:.0f} s"
     rows |= {"device": summary["device"], "files": str(directory.path)}
-    table = rich.table.Table(show_header=False, title="Results", title_justify="left")
-    for row in rows.items():
-        table.add_row(*row)
-    console.print(table)
+    print("Results", command_line.table([*rows.items()]), sep="\n")

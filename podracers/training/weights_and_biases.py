@@ -62,7 +62,7 @@ class WeightsAndBiases:
         options = dataclasses.asdict(self)
         options["name"] = self.name or os.environ.get("WANDB_NAME") or directory.path.resolve().name
         if resume and id_file.is_file():
-            options["id"] = id_file.read_text().strip()
+            options["id"] = id_file.read_text("utf-8").strip()
         try:
             run = wandb.init(
                 **options,

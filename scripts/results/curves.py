@@ -94,7 +94,7 @@ def read(path: str) -> list[Run]:
     for role in _ROLES:
         if role not in given:
             raise errors.UserError(f"'{directory.config}' has no {role}")
-    values = (config.read(used.read_text(), str(used)) if used.is_file() else {}) | given
+    values = (config.read(used.read_text("utf-8"), str(used)) if used.is_file() else {}) | given
     agent, runner = str(values["Experiment.agent"]), str(values["Experiment.runner"])
     options = values.get(f"{runner}.population_values") or {}
     first, runs = values.get("Experiment.seed", 0), []

@@ -34,7 +34,7 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
 def read(path: pathlib.Path) -> str:
     """Returns the text of a file; raises errors.UserError if it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text("utf-8")
     except OSError as error:
         raise errors.UserError(f"cannot read '{path}': {error.strerror}") from error
 
@@ -51,6 +51,6 @@ def read_json(path: pathlib.Path, make: Callable[[Any], Any]) -> Any:
 def write(path: pathlib.Path, text: str) -> None:
     """Writes a file; raises errors.UserError if that is impossible."""
     try:
-        path.write_text(text)
+        path.write_text(text, "utf-8")
     except OSError as error:
         raise errors.UserError(f"cannot write '{path}': {error.strerror}") from error

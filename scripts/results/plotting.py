@@ -132,7 +132,7 @@ def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x
             axis.plot([], [], label=f"{text}, outside of the panel", **style)
         else:
             axis.axhline(value, label=text, **style)
-    axis.set_title(panel.title, fontsize=10)
+    axis.set_title(panel.title, fontsize=10, parse_math=False)
     axis.set_xlabel(x)
     ends = [line.get_xdata()[-1] for line in axis.lines[: len(panel.curves)]]
     if max(ends) > _LOG_AXIS * min(ends):
@@ -148,7 +148,8 @@ def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x
     move = {"y": _LEGEND_DISTANCE, "units": "points"}
     below = matplotlib.transforms.offset_copy(axis.transAxes, axis.figure, **move)
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below}
-    axis.legend(fontsize=8, frameon=False, borderaxespad=0.0, **place)
+    for text in axis.legend(fontsize=8, frameon=False, borderaxespad=0.0, **place).get_texts():
+        text.set_parse_math(False)  # a `$` in a name is no formula
 
 
 def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:

@@ -66,16 +66,14 @@ def processor() -> str:
 
 def listing(rows: Sequence[results.Row]) -> str:
     """Returns a line for each row; minutes are of all its seeds, one after the other."""
-    width = max((len(row.short) for row in rows), default=0)
-    lines = [f"{'experiment':<{width}}  runner   minutes  seeds        return"]
+    lines = [("experiment", "runner", "minutes", "seeds", "return", "task")]
     for row in rows:
         known = [run.wall_time_s / 60 for run in row.runs if run.wall_time_s is not None]
         minutes = f"{statistics.fmean(known) * len(row.runs):.1f}" if known else "unknown"
         mean = results.number(row.sample.mean) if row.runs else "not measured"
-        name = f"{row.short:<{width}}  {row.runner.lower():<7}"
         task = f"{row.agent}, {row.environment}"
-        lines.append(f"{name}  {minutes:>7}  {len(row.runs):>5}  {mean:>12}  {task}")
-    return "\n".join(lines)
+        lines.append((row.short, row.runner.lower(), minutes, str(len(row.runs)), mean, task))
+    return command_line.table(lines)
 
 
 def summary(runs: Sequence[results.Run]) -> str:

@@ -1,6 +1,8 @@
 """Exit codes and reports of scripts, and the check for an accelerator."""
 
+import os
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +80,57 @@ def test_the_hint_of_a_resumed_run_knows_its_own_configuration(tmp_path):
     parser.add_argument("--run_dir")
     with pytest.raises(errors.UserError, match=r"'PPO\.clip_epsilon = 0\.1'"):
         parser.parse_args(["--run_dir", str(tmp_path), "--clip_epsilon", "0.1"])
+
+
+def test_a_standard_stream_that_is_closed_is_no_file_of_the_script(tmp_path):
+    program = """
+import os, subprocess, sys
+from podracers import command_line
+
+def main():
+    with open("file", "w") as file:
+        print("to nobody", sys.stdin.read())
+        print("to nobody", file=sys.stderr, flush=True)
+        child = subprocess.run(["sh", "-c", "echo to nobody; echo to nobody >&2; cat"])
+        print(child.returncode, file=file)
+
+command_line.run(main)
+"""
+    for redirections in ("< /dev/null", "< /dev/null >&-", "<&- 2>&-", "<&- >&- 2>&-"):
+        shell = ("sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, program)
+        started = processes.spawn(shell, cwd=tmp_path, environment={"PYTHONPATH": processes.ROOT})
+        ended = processes.finish(started)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("nobody") == 2 * (" >&-" not in redirections)
+        assert ended.stderr.count("nobody") == 2 * ("2>&-" not in redirections)
+        assert (tmp_path / "file").read_text() == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({}, None),
+        ({"XDG_CACHE_HOME": "/a"}, "/a/podracers/jax"),
+        ({"HOME": "/b"}, "/b/.cache/podracers/jax"),
+        ({"JAX_COMPILATION_CACHE_DIR": "/c"}, "/c"),
+    ],
+)
+def test_a_user_without_a_home_has_a_cache_where_a_variable_names_it(variables, folder):
+    program = """
+import os
+import jax
+from podracers import command_line
+
+os.getuid = lambda: 54321  # a user of a container, without an entry in /etc/passwd
+command_line.use_compilation_cache()
+print(jax.config.jax_compilation_cache_dir)
+"""
+    unset = {"HOME", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"}
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    environment = {**kept, "PYTHONPATH": str(processes.ROOT), **variables}
+    ended = processes.finish(processes.spawn([sys.executable, "-c", program], env=environment))
+    assert (ended.returncode, ended.stdout) == (0, f"{folder}\n"), ended.stderr
+    assert ended.stderr.count("\n") == (folder is None)
 
 
 def test_memory_that_a_device_lacks_gets_one_line():

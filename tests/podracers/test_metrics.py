@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracers import metrics, parallel, types
+from podracers import environment, metrics, parallel, types
 
 P = jax.sharding.PartitionSpec
 
@@ -45,6 +45,17 @@ def test_a_report_names_the_rule_that_a_rollout_breaks(rule):
         assert dict(zip(types.RULES, first)) == dict.fromkeys(types.RULES, metrics.NEVER) | {
             rule: 1
         }
+
+
+def test_a_report_names_an_observation_that_is_not_finite():
+    """States of environments may have infinite numbers, and integers are finite."""
+    bad, integers = jnp.full((3, 1, 2), jnp.inf), jnp.ones((3, 1), jnp.uint8)
+    observations = [integers, {"x": integers, environment.STATE: bad}, {"x": integers, "y": bad}]
+    for observation in observations:
+        rollout = _rollout()._replace(observation=observation)
+        first = metrics.of_update({}, rollout, jnp.int32(1)).first_fault
+        faults = dict(zip(metrics.FAULTS, first, strict=True))
+        assert (faults[metrics.OBSERVATION] == 1) == (observation is observations[-1])
 
 
 def test_the_first_time_step_of_a_run_comes_from_a_reset():

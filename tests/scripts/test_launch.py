@@ -103,7 +103,8 @@ def stop(*_):
     sys.exit(0)
 
 
-signal.signal(signal.SIGTERM, stop)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, stop)
 (run_dir / "platforms").write_text(os.environ.get("JAX_PLATFORMS", ""))
 with open(run_dir / "starts", "a") as starts:
     starts.write(json.dumps(sys.argv[1:]) + "\\n")
@@ -383,26 +384,37 @@ def test_a_stopped_vm_is_not_deleted(cloud):
 
 
 @pytest.mark.parametrize(
-    ("state", "words", "run_dir", "requeued"),
+    ("state", "words", "run_dir", "name", "requeued"),
     [
-        ("RUNNING", ("--gin_file", "a"), "runs/slurm-77", True),
-        ("COMPLETING", ("--gin_file", "a"), "runs/slurm-77", False),
-        ("RUNNING", ("--run_dir", "runs/a b", "ends"), "runs/a b", False),  # with its last update
+        ("RUNNING", ("--gin_file", "a"), "runs/slurm-77", "SIGTERM", True),
+        ("RUNNING", ("--gin_file", "a"), "runs/slurm-77", "SIGUSR2", True),
+        ("RUNNING", ("--gin_file", "a"), "runs/slurm-77", "tasks", True),
+        ("COMPLETING", ("--gin_file", "a"), "runs/slurm-77", "SIGTERM", False),
+        # It ends with its last update.
+        ("RUNNING", ("--run_dir", "runs/a b", "ends"), "runs/a b", "SIGTERM", False),
     ],
 )
-def test_sigterm_reaches_the_tasks_and_the_job_is_requeued(cloud, state, words, run_dir, requeued):
+def test_a_signal_reaches_the_tasks_and_the_job_is_requeued(
+    cloud, state, words, run_dir, name, requeued
+):
+    """Slurm sends it to the shell of the job (--signal=B:TERM@120) or to the tasks."""
     folder, environment = cloud
     job = _start("bash", SLURM, *words, env={**environment, "FAKE_STATE": state})
     run_dir = folder / "repository" / run_dir
     try:
         _wait_for_starts(run_dir, 2)
-        job.send_signal(signal.SIGTERM)  # to the shell of the job alone, as --signal=B:TERM does
+        if name == "tasks":
+            for task in map(int, (folder / "tasks").read_text().split()):
+                os.kill(task, signal.SIGUSR1)
+        else:
+            job.send_signal(getattr(signal, name))
         _, output = job.communicate(timeout=processes.PATIENCE)
     finally:
         job.kill()
     assert job.returncode == 0, output
     assert (run_dir / "checkpoint").read_text() == "saved"
-    assert (folder / "scancel.words").read_text() == "--signal=TERM 77\n"
+    if name != "tasks":
+        assert (folder / "scancel.words").read_text() == "--signal=TERM 77\n"
     requests = folder / "scontrol.words"
     assert (requests.read_text() if requests.exists() else "") == "requeue 77\n" * requeued
 

@@ -181,7 +181,8 @@ def test_a_comparison_has_a_curve_for_each_runner(make, tools):
 @pytest.mark.parametrize("count", [1, 4, 14])
 def test_legends_are_below_the_labels_of_axes(curves, count):
     page, seeds = curves.plotting, [np.array([[0.0, 0.0, 1.0], [90.0, 1.0, 2.0]])]
-    one = page.Panel("Snake", {str(count - 1): seeds}, {"random": 1.5, "highest": 500.0})
+    levels = {"random": 1.5, "highest $\\frac$": 500.0}  # no formula
+    one = page.Panel("Snake", {str(count - 1): seeds}, levels)
     several = page.Panel("Catch", {str(number): seeds for number in range(count)}, {})
     figure = page.page([several, one], "episode/return", page.COLUMNS)
     figure.canvas.draw()
@@ -192,7 +193,7 @@ def test_legends_are_below_the_labels_of_axes(curves, count):
     first, *_, axis, _ = figure.axes
     assert len(first.get_legend().get_texts()) == count
     texts = [text.get_text().replace("\u00a0", " ") for text in axis.get_legend().get_texts()]
-    assert texts[1:] == ["random: 1.50", "highest: 500.0, outside of the panel"]
+    assert texts[1:] == ["random: 1.50", "highest $\\frac$: 500.0, outside of the panel"]
     assert texts[0] == f"{count - 1} (1 seed)"
     assert axis.get_ylim()[1] < 3.0
     assert first.get_lines()[count - 1].get_color() == axis.get_lines()[0].get_color()

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import select
 import shutil
 import signal
 import sys
@@ -17,6 +18,17 @@ from podracers.training import loggers, trained
 from tests import processes
 
 _HERE = "podracers.training.train"  # in this process, for the fixture `run`
+
+# The first process of a session that opens a terminal, as a shell in a window; it becomes a script.
+_IN_TERMINAL = """
+import os, sys
+
+terminal = os.open(sys.argv[1], os.O_RDWR)
+os.write(1, b".")
+for descriptor in range(3):
+    os.dup2(terminal, descriptor)
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +266,86 @@ def test_a_pipe_whose_reader_has_ended_ends_no_run(tmp_path, config, runner, num
         )
         assert ended.returncode == 0
         assert any((tmp_path / "run" / "checkpoints").glob("[1-9]*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "launcher"),
+    [("SIGHUP", ()), ("SIGUSR1", ()), ("SIGUSR2", ()), ("SIGTERM", ("nohup",))],
+)
+def test_a_signal_saves_and_ends(tmp_path, config, name, launcher):
+    words = ("--gin_file", config, "--gin_bindings", "TOTAL_STEPS = 10_000_000")
+    command = (*launcher, sys.executable, processes.ROOT / "scripts" / "train.py", *words)
+    run_dir = tmp_path / "run"
+    process = processes.spawn([*command, "--run_dir", run_dir])
+    if launcher:
+        processes.wait_for(lambda: processes.num_lines(run_dir))
+        process.send_signal(signal.SIGHUP)  # which `nohup` ignores
+        lines = processes.num_lines(run_dir) + 20
+    else:
+        lines = 1
+    ended = processes.interrupt(
+        process, getattr(signal, name), lambda: processes.num_lines(run_dir) >= lines
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert re.findall(r"(SIG\w+): saving", ended.stderr) == [name]
+    assert processes.final_state(run_dir)[0] == processes.log(run_dir)[-1]["step"]
+    assert not (run_dir / "summary.json").exists()
+
+
+@pytest.mark.parametrize("runner", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
+def test_a_terminal_that_closes_ends_a_run_in_order(tmp_path, config, runner):
+    """Its output has no reader any more, and fails."""
+    words = ("--gin_file", config, "--runner", runner, "--run_dir", tmp_path / "run")
+    words += ("--gin_bindings", "TOTAL_STEPS = 10_000_000", "--gin_bindings", "SEED = 4")
+    master, slave = os.openpty()
+    process = processes.spawn(
+        [sys.executable, "-c", _IN_TERMINAL, os.ttyname(slave), "scripts/train.py", *words],
+        start_new_session=True,
+    )
+    assert process.stdout.read(1) == "."  # the terminal is open
+    os.close(slave)
+    while process.poll() is None and processes.num_lines(tmp_path / "run") < 3:
+        if select.select([master], [], [], 0.02)[0]:
+            os.read(master, 2**16)
+    os.close(master)
+    assert processes.finish(process).returncode == 0
+    step, _ = processes.final_state(tmp_path / "run")
+    assert step == processes.log(tmp_path / "run")[-1]["step"]
+
+
+@pytest.mark.slow
+def test_files_and_names_do_not_depend_on_the_locale(tmp_path):
+    (tmp_path / "kitchen.py").write_text(
+        """
+import dataclasses
+from environments import catch
+
+@dataclasses.dataclass(frozen=True)
+class Kitchen(catch.Catch):
+    label: str = "Küche ±"
+""",
+        "utf-8",
+    )
+    (tmp_path / "kü.gin").write_text(
+        processes.CONFIG.replace("from agents", "import kitchen  # Küche\nfrom agents")
+        + "experiment.Experiment.environment = @kitchen.Kitchen\n"
+        + "kitchen.Kitchen.label = 'Geschäft'\n",
+        "utf-8",
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": f"{processes.ROOT}:{tmp_path}"}
+    steps = ("--gin_bindings", "TOTAL_STEPS = 512", "--gin_bindings", "TOTAL_STEPS = 576")
+    for script, *words in (
+        ("train", "--gin_file", "kü.gin", "--run_dir", "run", *steps[:2]),
+        ("train", "--resume", "--run_dir", "run", *steps[2:]),
+        ("evaluate", "--run_dir", "run"),
+        ("plot", "--run_dir", "run", "--out", "ü.png"),
+    ):
+        ended = processes.run(script, *words, environment=ascii_only, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("Error") == 0
+    assert "Geschäft" in (tmp_path / "run" / "config.gin").read_text("utf-8")
+    assert (tmp_path / "ü.png").exists()
 
 
 @pytest.mark.slow

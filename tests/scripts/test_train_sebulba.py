@@ -141,7 +141,12 @@ AT_UPDATE_7 = "Faulty.step = 61"
         ),
         (
             "hang",
-            ("self.over.wait()", "'environment step'", "in strike: WorkerError: actor 0 hangs"),
+            (
+                "self.over.wait()",
+                "'environment step'",
+                "in strike: WorkerError: actor 0 hangs",
+                "Sebulba.timeout",
+            ),
         ),
     ],
 )
@@ -168,7 +173,7 @@ def test_native_code_that_holds_pythons_lock_is_ended(config, tmp_path):
         )
         started.append(_start(config, tmp_path / f"{where}-{who}", *fault))
     for ended in map(_finish, started):
-        assert ended.returncode == 1, ended.stderr
+        assert ended.returncode == 3, ended.stderr
         assert "failed: for " in ended.stderr and "no thread of Python has run" in ended.stderr
         assert "in strike" in ended.stderr  # where it hangs
         assert "Traceback" not in ended.stderr
@@ -212,8 +217,11 @@ def test_a_failure_while_a_run_ends_hides_no_first_cause(config, tmp_path, caplo
     ("name", "where", "step", "who"),
     [
         ("SIGTERM", "recv", 61, "actor"),
+        ("SIGUSR1", "recv", 61, "actor"),
         ("SIGINT", "make", 0, "actor"),
+        ("SIGHUP", "make", 0, "actor"),
         ("SIGTERM", "recv", 5, "evaluation"),
+        ("SIGUSR2", "recv", 5, "evaluation"),
     ],
 )
 def test_a_signal_ends_a_run_in_order(train, name, where, step, who):

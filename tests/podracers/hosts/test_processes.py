@@ -1,7 +1,10 @@
 """Tests of processes with JAX that start, agree and end together."""
 
+import http.server
 import socket
+import threading
 
+import jax
 import pytest
 
 from podracers import errors
@@ -116,6 +119,20 @@ assert distributed.all_gather(process) == [0, 1]
         assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_a_proxy_does_not_stand_between_processes():
+    results = _run(
+        """
+proxy = {name: "http://127.0.0.1:9" for name in ("http_proxy", "HTTPS_PROXY", "grpc_proxy")}
+os.environ |= proxy
+begin()
+assert distributed.all_gather(process) == [0, 1]
+assert proxy.items() <= os.environ.items()
+"""
+    )
+    for result in results:
+        assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_process_that_is_lost_ends_those_that_wait_for_it_in_a_program(lost):
     results = _run(
@@ -197,6 +214,7 @@ def test_invalid_timeouts_are_user_errors(timeout):
     [
         ({}, False),
         ({"SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_STEP_NUM_TASKS": ""}, False),
         ({"SLURM_STEP_NUM_TASKS": "2"}, True),
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
         ({"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"}, True),
@@ -208,6 +226,42 @@ def test_a_cluster_is_detected_by_its_environment(monkeypatch, variables, expect
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert processes.is_cluster() == expected
+
+
+def test_a_tpu_pod_is_detected_without_a_proxy(monkeypatch):
+    class Metadata(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"10.0.0.1,10.0.0.2")
+
+        def log_message(self, *_):
+            pass
+
+    for name in ("SLURM_STEP_NUM_TASKS", "TPU_WORKER_HOSTNAMES", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with http.server.HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        monkeypatch.setattr(processes, "_METADATA", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(processes.pathlib.Path, "exists", lambda path: True)
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert processes.is_cluster()
+
+
+@pytest.mark.parametrize("change", [{}, {"SLURM_PROCID": ""}, {"SLURM_NTASKS": None}])
+def test_variables_of_slurm_in_part_are_a_user_error(monkeypatch, change):
+    """Such as in a container that gets some of them."""
+    job = dict.fromkeys(processes._SLURM, "1") | {"SLURM_STEP_NUM_TASKS": "2", **change}
+    for name, value in (job if change else dict.fromkeys(processes._SLURM)).items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert processes.is_cluster() == bool(change)
+    preemption = jax.config.jax_enable_preemption_service
+    (name,) = change or ("SLURM_JOB_ID",)
+    with pytest.raises(errors.UserError, match=rf"{name} is not set.*name them with --coordinator"):
+        processes.initialize(processes.Group(), 30.0)
+    jax.config.update("jax_enable_preemption_service", preemption)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,9 @@ def test_a_worker_that_hangs_is_detected_within_the_limit_with_its_stack(over, a
         over.set()
     too_late.cancel()
     last = command_line.ending(raised.value).report.splitlines()[-1]
-    assert last.endswith(f"of '{activity or 'host work'}', and the limit is 0.2 s")
+    assert last.endswith(
+        f"of '{activity or 'host work'}', and the limit is 0.2 s (Sebulba.timeout)"
+    )
     place = f"{pipeline.__file__}:" if activity == "deadlock" else f"{__file__}:"
     assert last.startswith(place)
     expected = "get(9, exact=True)" if activity == "deadlock" else "over.wait(processes.PATIENCE)"

@@ -120,7 +120,7 @@ def test_a_file_gets_a_line_each_ten_seconds_with_the_last_values_that_are_not_n
         logger.write(step, VALUES if step == 20 else {"loss/total": math.nan})
     logger.close()
     lines = file.getvalue().splitlines()
-    assert [line[:4] for line in lines] == [" 20%", " 40%", " 60%", " 80%", "100%", "100%"]
+    assert [line[:4] for line in lines] == [" 20%", " 40%", " 60%", " 80%", "100%"]
     assert lines[-1] == f"100%  0:00:00 left  1,000 steps  {SHOWN}"
 
 
