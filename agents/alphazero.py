@@ -43,7 +43,7 @@ class _Node(NamedTuple):
     logits: jax.Array  # [A] of the network
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class AlphaZero(planning.Options):
     """AlphaZero with gradient steps after each rollout as `replay.Replay` counts them.
 

@@ -25,7 +25,7 @@ from agents.networks import heads, layers
 from podracers import types
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class DQN(replay.Options):
     """Deep Q-network with gradient steps after each rollout as `replay.Replay` counts them.
 

@@ -27,7 +27,7 @@ from podracers import errors, types
 _OPTIMIZERS = ("adam", "rmsprop")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class IMPALA(policy.ActorCritic):
     """Importance-weighted actor-learner with V-trace targets.
 

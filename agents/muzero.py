@@ -30,7 +30,7 @@ from agents.networks import muzero as muzero_networks
 from podracers import errors, types
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class MuZero(planning.Options):
     """MuZero with gradient steps after each rollout as `replay.Replay` counts them.
 

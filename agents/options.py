@@ -112,6 +112,7 @@ class Learning:
     """
 
     spec: environment.EnvironmentSpec
+    _: dataclasses.KW_ONLY
     gamma: float = fraction(0.99)
     learning_rate: float = positive(1e-3, most=1e3)
     anneal_steps: float | None = positive(None)

@@ -27,7 +27,7 @@ from agents import categorical, optimization, options, preprocessing, replay, re
 from podracers import types
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Options(replay.Options):
     """Options of agents with tree search; `replay.Options` describes others.
 

@@ -54,7 +54,7 @@ class Batch(NamedTuple):
     weight: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ActorCritic(options.Learning):
     """Options and acting of agents with a policy and a value; a subclass has `_optimizer`.
 

@@ -19,7 +19,7 @@ from agents.networks import encoders
 from podracers import parallel, types
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PPO(policy.ActorCritic):
     """Proximal policy optimisation with generalised advantages.
 

@@ -46,7 +46,7 @@ class _Batch(NamedTuple):
     weight: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PQN(options.Learning):
     """Parallelised Q-network.
 

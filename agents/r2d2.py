@@ -53,7 +53,7 @@ class Extras(NamedTuple):
     taken: jax.Array  # [T, B] of the chosen action, rescaled
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class R2D2(replay.Options):
     """Recurrent replay DQN with gradient steps after each rollout as `replay.Replay` counts them.
 

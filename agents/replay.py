@@ -447,7 +447,7 @@ class Replay:
         return memory._replace(priorities=sum_tree.write(memory.priorities, shard, index, value))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Options(options.Learning):
     """Options of agents that learn from replay by Adam; a subclass has `_replay`, a `Replay`.
 

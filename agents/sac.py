@@ -44,7 +44,7 @@ class _PolicyInput(NamedTuple):
     key: jax.Array  # [N] typed keys of the policy's sample
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class SAC(replay.Options):
     """Soft actor-critic with gradient steps after each rollout as `replay.Replay` counts them.
 

@@ -32,7 +32,7 @@ class Params(NamedTuple):
     log_multipliers: jax.Array  # [K]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class VMPO(policy.ActorCritic):
     """V-MPO with lambda-returns.
 

@@ -20,7 +20,7 @@ BURN_IN, LENGTH, NUM = 4, 16, 6
 ENVIRONMENT = streams.RandomEpisodes(masked=True)
 AGENT = r2d2.R2D2(
     ENVIRONMENT.spec,
-    functools.partial(
+    network=functools.partial(
         networks.q_network,
         encoder=encoders.MLP((8,)),
         core=cores.LSTM(8),
