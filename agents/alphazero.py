@@ -44,11 +44,11 @@ class _Node(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class AlphaZero(planning.Options):
+class AlphaZero(planning.SearchAgent):
     """AlphaZero with gradient steps after each rollout as `replay.Replay` counts them.
 
     A sequence of replay is `n + 1` transitions long, and one state of it is learnt from: the first.
-    `planning.Options` describes the options that are not listed here.
+    `planning.SearchAgent` describes the options that are not listed here.
 
     Attributes:
       spec: environment specification, of a `wrappers.Searchable`.
@@ -57,6 +57,7 @@ class AlphaZero(planning.Options):
     """
 
     network: Callable[..., networks.Network] = muzero_networks.policy_value
+    target_period, target_rate = 1, 1.0  # no parameters have a target
 
     def __post_init__(self):
         if self.spec.model is None:
@@ -78,10 +79,6 @@ class AlphaZero(planning.Options):
         train_state = self._optimizer.init(params)
         normalizer = self._preprocess.init(environment.without_state(self.spec.observation))
         return optimization.ReplayLearner.create(train_state, (), normalizer)
-
-    def init_memory(self, rollout):
-        """Returns an empty replay; only acting needs the states, which are not stored."""
-        return self._replay.init(_without_states(rollout))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns `()`."""
@@ -131,36 +128,21 @@ class AlphaZero(planning.Options):
 
         return step
 
-    def update(self, state, rollout, key):
-        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
-        learner, memory = state
-        rollout = _without_states(rollout)
-        memory = self._replay.add(memory, rollout)
-        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
-        learner = learner.observe(rollout, self._preprocess)
-        memory = self._replay.prioritize_new(
-            memory, rollout, functools.partial(self._initial_priorities, learner.normalizer)
-        )
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+    def _item(self, rollout):
+        """Returns a rollout without the states of the environment, which only acting needs."""
+        observation = environment.without_state(rollout.timestep.observation)
+        timestep = rollout.timestep._replace(observation=observation)
+        return rollout._replace(timestep=timestep, actor_state=())
 
-        def step(learner, memory, step_key):
-            sample = self._replay.sample(memory, step_key)
-            sample = sample.preprocessed(self._preprocess, learner.normalizer)
-            train_state, output = self._optimizer.gradient_step(
-                self._loss, learner.train_state, sample, learning_rate
-            )
-            memory = self._replay.update_priorities(memory, sample.item, output.priority)
-            return learner.step(train_state, ()), memory, output.metrics
-
-        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
-        return types.AgentState(learner, memory), metrics
+    def _with_target(self, params):
+        return ()
 
     def _initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
         """Returns the priorities `[K, B]` of new sequences, from the values of the searches."""
         timestep = self._preprocess.apply(normalizer, recent.timestep)
         return planning.initial_priorities(self, timestep, recent.extras, begin=0)
 
-    def _loss(self, params, sample):
+    def _loss(self, params, sample, target):
         """Returns the loss of the first state of each sequence."""
         timestep = jax.tree.map(lambda x: x[:-1], sample.rollout.timestep)
         targets = planning.targets(timestep, sample.rollout.extras, self.gamma, 0, self.n_steps)
@@ -174,10 +156,3 @@ class AlphaZero(planning.Options):
             self._support,
             self.value_cost,
         )
-
-
-def _without_states(rollout: types.Rollout) -> types.Rollout:
-    """Returns a rollout without the states of the environment and of the network."""
-    observation = environment.without_state(rollout.timestep.observation)
-    timestep = rollout.timestep._replace(observation=observation)
-    return rollout._replace(timestep=timestep, actor_state=())

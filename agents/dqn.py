@@ -20,16 +20,16 @@ import jax.numpy as jnp
 import optax
 import rlax
 
-from agents import exploration, networks, optimization, options, preprocessing, replay
+from agents import exploration, networks, optimization, options, replay
 from agents.networks import heads, layers
 from podracers import types
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class DQN(replay.Options):
+class DQN(replay.ReplayAgent):
     """Deep Q-network with gradient steps after each rollout as `replay.Replay` counts them.
 
-    `replay.Options` describes the options that are not listed here.
+    `replay.ReplayAgent` describes the options that are not listed here.
 
     Attributes:
       network: `network(spec, num_actions)` returns a network with output `[..., A]`.
@@ -71,9 +71,6 @@ class DQN(replay.Options):
             outputs["noisy"] = True
         return options.make(self, "network", self.spec, self.spec.action.num_values, **outputs)
 
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-    _optimizer = functools.cached_property(optimization.adam_of)
-
     @functools.cached_property
     def _replay(self) -> replay.Replay:
         return replay.Replay.of(self, self._network.memory_length + self.n_step)
@@ -82,9 +79,6 @@ class DQN(replay.Options):
         params = self._network.init(key, networks.zero_timestep(self.spec))
         normalizer = self._preprocess.init(self.spec.observation)
         return optimization.ReplayLearner.create(self._optimizer.init(params), params, normalizer)
-
-    def init_memory(self, rollout):
-        return self._replay.init(rollout._replace(extras=(), actor_state=()))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
@@ -110,31 +104,12 @@ class DQN(replay.Options):
         best = exploration.best_q_value(q_values, timestep.observation)
         return action, actor_state, exploration.Extras(best)
 
-    def update(self, state, rollout, key):
-        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
-        learner, memory = state
-        memory = self._replay.add(memory, rollout._replace(extras=(), actor_state=()))
-        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
-        learner = learner.observe(rollout, self._preprocess)
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+    def _draw(self, learner, memory, key):
         exponent = optimization.annealed(
             self.importance_exponent, 1.0, self.importance_steps, learner.agent_steps
         )
-
-        def step(learner, memory, step_key):
-            sample = self._replay.sample(memory, step_key, exponent)
-            sample = sample.preprocessed(self._preprocess, learner.normalizer)
-            loss = functools.partial(self._loss, target=learner.target)
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, sample, learning_rate
-            )
-            memory = self._replay.update_priorities(memory, sample.item, output.priority)
-            params = train_state.params
-            learner = learner.step(train_state, params, self.target_period, self.target_rate)
-            return learner, memory, output.metrics
-
-        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
-        return types.AgentState(learner, memory), metrics
+        sample = self._replay.sample(memory, key, exponent)
+        return sample.preprocessed(self._preprocess, learner.normalizer)
 
     def _mean(self, output):
         """Returns the values `[..., A]` of a network's output."""

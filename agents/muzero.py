@@ -31,12 +31,12 @@ from podracers import errors, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class MuZero(planning.Options):
+class MuZero(planning.SearchAgent):
     """MuZero with gradient steps after each rollout as `replay.Replay` counts them.
 
     A sequence of replay is `K + n + 1` transitions long, and one state of it is learnt from: the
     first, which the model is unrolled from. So `replay_ratio` is the paper's samples per state
-    (appendix H). `planning.Options` describes the options that are not listed here.
+    (appendix H). `planning.SearchAgent` describes the options that are not listed here.
 
     Attributes:
       network: `network(spec, num_actions, num_atoms)` returns a `muzero_networks.Model`.
@@ -82,11 +82,8 @@ class MuZero(planning.Options):
         params = self._network.init(key)
         train_state = self._optimizer.init(params)
         normalizer = self._preprocess.init(self.spec.observation)
-        target = self._target_params(params)
+        target = self._with_target(params)
         return optimization.ReplayLearner.create(train_state, target, normalizer)
-
-    def init_memory(self, rollout):
-        return self._replay.init(rollout._replace(actor_state=()))
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
@@ -129,36 +126,16 @@ class MuZero(planning.Options):
 
         return imagine
 
-    def update(self, state, rollout, key):
-        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
-        learner, memory = state
-        memory = self._replay.add(memory, rollout._replace(actor_state=()))
-        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
-        learner = learner.observe(rollout, self._preprocess)
-        memory = self._replay.prioritize_new(
-            memory, rollout, functools.partial(self._initial_priorities, learner.normalizer)
-        )
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+    def _item(self, rollout):
+        return rollout._replace(actor_state=())
 
-        def step(learner, memory, step_key):
-            if self.reanalyze:
-                step_key, due_key = jax.random.split(step_key)
-            sample = self._replay.sample(memory, step_key)
-            sample = sample.preprocessed(self._preprocess, learner.normalizer)
-            if self.reanalyze:
-                is_due = jax.random.bernoulli(due_key, self.reanalyze)
-                sample = self._reanalyzed(learner.params, sample, is_due)
-            loss = functools.partial(self._loss, target=learner.target)
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, sample, learning_rate
-            )
-            memory = self._replay.update_priorities(memory, sample.item, output.priority)
-            params = self._target_params(train_state.params)
-            learner = learner.step(train_state, params, self.target_period, self.target_rate)
-            return learner, memory, output.metrics
-
-        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
-        return types.AgentState(learner, memory), metrics
+    def _draw(self, learner, memory, key):
+        if not self.reanalyze:
+            return super()._draw(learner, memory, key)
+        key, due_key = jax.random.split(key)
+        sample = super()._draw(learner, memory, key)
+        is_due = jax.random.bernoulli(due_key, self.reanalyze)
+        return self._reanalyzed(learner.params, sample, is_due)
 
     def _reanalyzed(self, params, sample: replay.Sample, is_due: jax.Array) -> replay.Sample:
         """Returns the sample of preprocessed time steps, with new searches where `is_due`.
@@ -189,7 +166,7 @@ class MuZero(planning.Options):
         extras = jax.lax.cond(is_due, search, lambda: sample.rollout.extras)
         return sample._replace(rollout=sample.rollout._replace(extras=extras))
 
-    def _target_params(self, params):
+    def _with_target(self, params):
         """Returns the part of the parameters that has target parameters."""
         return params if self.fresh_values else ()
 

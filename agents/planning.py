@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import categorical, optimization, options, preprocessing, replay, returns, tree_search
+from agents import categorical, optimization, options, replay, returns, tree_search
 from podracers import types
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Options(replay.Options):
-    """Options of agents with tree search; `replay.Options` describes others.
+class SearchAgent(replay.ReplayAgent):
+    """Options of agents with tree search; `replay.ReplayAgent` describes others.
 
     Attributes:
       search: `search()` returns a `tree_search.Search`.
@@ -71,9 +71,6 @@ class Options(replay.Options):
     @functools.cached_property
     def _search(self) -> tree_search.Search:
         return options.make(self, "search")
-
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-    _optimizer = functools.cached_property(optimization.adam_of)
 
 
 class ActorParams(NamedTuple):

@@ -28,7 +28,6 @@ from agents import (
     optimization,
     options,
     policy,
-    preprocessing,
     replay,
     returns,
 )
@@ -54,10 +53,10 @@ class Extras(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class R2D2(replay.Options):
+class R2D2(replay.ReplayAgent):
     """Recurrent replay DQN with gradient steps after each rollout as `replay.Replay` counts them.
 
-    `replay.Options` describes the options that are not listed here.
+    `replay.ReplayAgent` describes the options that are not listed here.
 
     Attributes:
       network: `network(spec, num_actions)` returns a recurrent network with output `[..., A]`.
@@ -105,9 +104,6 @@ class R2D2(replay.Options):
         """The environment's spec, with the network's observations."""
         return inputs.extended_spec(self.spec)
 
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-    _optimizer = functools.cached_property(optimization.adam_of)
-
     @functools.cached_property
     def _replay(self) -> replay.Replay:
         learnt_states = self.sequence_length - self.burn_in
@@ -126,7 +122,7 @@ class R2D2(replay.Options):
                 f"{steps} steps and a burn-in of {self.burn_in}, so that every step is learnt "
                 f"from; got {self.sequence_length}"
             )
-        return self._replay.init(_replay_item(rollout))
+        return super().init_memory(rollout)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores, previous actions and epsilons of `B` streams."""
@@ -155,31 +151,9 @@ class R2D2(replay.Options):
         extras = Extras(value, layers.take(q_values, action))
         return action, actor_state._replace(core=core, action=action), extras
 
-    def update(self, state, rollout, key):
-        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
-        learner, memory = state
-        memory = self._replay.add(memory, _replay_item(rollout))
-        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
-        learner = learner.observe(rollout, self._preprocess)
-        memory = self._replay.prioritize_new(
-            memory, rollout, functools.partial(self._initial_priority, learner.normalizer)
-        )
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
-
-        def step(learner, memory, step_key):
-            sample = self._replay.sample(memory, step_key)
-            sample = sample.preprocessed(self._preprocess, learner.normalizer)
-            loss = functools.partial(self._loss, target=learner.target)
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, sample, learning_rate
-            )
-            memory = self._replay.update_priorities(memory, sample.item, output.priority)
-            params = train_state.params
-            learner = learner.step(train_state, params, self.target_period, self.target_rate)
-            return learner, memory, output.metrics
-
-        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
-        return types.AgentState(learner, memory), metrics
+    def _item(self, rollout):
+        """Returns a rollout without the epsilon of its streams, which replay does not store."""
+        return rollout._replace(actor_state=rollout.actor_state._replace(epsilon=()))
 
     def _loss(self, params, sample, target):
         """Returns the loss of the rescaled values `[U, N]` of the chosen actions."""
@@ -211,7 +185,7 @@ class R2D2(replay.Options):
             returns.n_step(timestep, values, self.gamma, self.n_step)
         )
 
-    def _initial_priority(self, normalizer, recent: types.Rollout) -> jax.Array:
+    def _initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
         """Returns the priorities `[1, B]` of sequences `[L, B]`, from the values of acting.
 
         The last step has no target yet: acting has not computed the value after it.
@@ -227,8 +201,3 @@ class R2D2(replay.Options):
         size = jnp.abs(error) * weight
         mean = jnp.sum(size, axis=0) / jnp.maximum(jnp.sum(weight, axis=0), 1.0)
         return self.priority_mix * jnp.max(size, axis=0) + (1.0 - self.priority_mix) * mean
-
-
-def _replay_item(rollout: types.Rollout) -> types.Rollout:
-    """Returns a rollout without the epsilon of its streams, which replay does not store."""
-    return rollout._replace(actor_state=rollout.actor_state._replace(epsilon=()))

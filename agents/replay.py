@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import options, preprocessing, ring_buffer, sum_tree
+from agents import optimization, options, preprocessing, ring_buffer, sum_tree
 from podracers import errors, parallel, types
 
 _SHARDS = 8
@@ -102,7 +102,7 @@ class Replay:
     learnt_states: int = 1
 
     @classmethod
-    def of(cls, agent: "Options", sequence_length: int, learnt_states: int = 1) -> "Replay":
+    def of(cls, agent: "ReplayAgent", sequence_length: int, learnt_states: int = 1) -> "Replay":
         """Returns the replay that an agent's options ask for."""
         return cls(
             capacity=agent.replay_capacity,
@@ -448,8 +448,11 @@ class Replay:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Options(options.Learning):
-    """Options of agents that learn from replay by Adam; a subclass has `_replay`, a `Replay`.
+class ReplayAgent(options.Learning):
+    """Options and update of agents that learn from replay by Adam.
+
+    A subclass has `_replay`, a `Replay`, and `_loss(params, sample, target)`, whose output has the
+    priorities; it may replace the other private methods.
 
     Attributes:
       adam_epsilon: see `agents.options`.
@@ -472,6 +475,53 @@ class Options(options.Learning):
     def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
         """Raises a `UserError` if a run is too short to learn from replay; see `agent.Agent`."""
         self._replay.check_run(self, num_envs, rollout_length, num_updates)
+
+    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+    _optimizer = functools.cached_property(optimization.adam_of)
+    _initial_priorities = None  # a method, if new sequences have other priorities than the highest
+
+    def init_memory(self, rollout: types.Rollout) -> Memory:
+        """Returns an empty replay of this device's streams."""
+        return self._replay.init(self._item(rollout))
+
+    def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
+        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
+        learner, memory = state
+        item = self._item(rollout)
+        memory = self._replay.add(memory, item)
+        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
+        learner = learner.observe(item, self._preprocess)
+        if self._initial_priorities is not None:
+            priorities = functools.partial(self._initial_priorities, learner.normalizer)
+            memory = self._replay.prioritize_new(memory, item, priorities)
+        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
+
+        def step(learner, memory, step_key):
+            sample = self._draw(learner, memory, step_key)
+            loss = functools.partial(self._loss, target=learner.target)
+            train_state, output = self._optimizer.gradient_step(
+                loss, learner.train_state, sample, learning_rate
+            )
+            memory = self._replay.update_priorities(memory, sample.item, output.priority)
+            params = self._with_target(train_state.params)
+            learner = learner.step(train_state, params, self.target_period, self.target_rate)
+            return learner, memory, output.metrics
+
+        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
+        return types.AgentState(learner, memory), metrics
+
+    def _item(self, rollout: types.Rollout) -> types.Rollout:
+        """Returns the part of a rollout that replay stores."""
+        return rollout._replace(extras=(), actor_state=())
+
+    def _draw(self, learner: optimization.ReplayLearner, memory: Memory, key: jax.Array) -> Sample:
+        """Returns a batch to learn from."""
+        sample = self._replay.sample(memory, key)
+        return sample.preprocessed(self._preprocess, learner.normalizer)
+
+    def _with_target(self, params: types.PyTree) -> types.PyTree:
+        """Returns the part of the parameters that has target parameters."""
+        return params
 
 
 def _steps(rollout: types.Rollout) -> int:

@@ -45,10 +45,10 @@ class _PolicyInput(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class SAC(replay.Options):
+class SAC(replay.ReplayAgent):
     """Soft actor-critic with gradient steps after each rollout as `replay.Replay` counts them.
 
-    `replay.Options` describes the options that are not listed here. Target parameters are those
+    `replay.ReplayAgent` describes the options that are not listed here. Target parameters are those
     of the critics.
 
     Attributes:
@@ -108,8 +108,6 @@ class SAC(replay.Options):
             return self._kind.default_target_entropy
         return self.target_entropy
 
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
         decayed = sac_networks.Params(policy=True, critic=True, log_temperature=False)
@@ -137,9 +135,6 @@ class SAC(replay.Options):
         normalizer = self._preprocess.init(self.spec.observation)
         return optimization.ReplayLearner.create(train_state, params.critic, normalizer)
 
-    def init_memory(self, rollout):
-        return self._replay.init(rollout._replace(extras=(), actor_state=()))
-
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the latest frames of `B` streams, if the network stacks frames."""
         return self._network.initial_core(env_id.shape[0])
@@ -164,28 +159,8 @@ class SAC(replay.Options):
             action = jnp.where(params.is_random, random, action)
         return action, actor_state, ()
 
-    def update(self, state, rollout, key):
-        """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
-        learner, memory = state
-        memory = self._replay.add(memory, rollout._replace(extras=(), actor_state=()))
-        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
-        learner = learner.observe(rollout, self._preprocess)
-        learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
-
-        def step(learner, memory, step_key):
-            sample = self._replay.sample(memory, step_key)
-            sample = sample.preprocessed(self._preprocess, learner.normalizer)
-            loss = functools.partial(self._loss, target=learner.target)
-            train_state, output = self._optimizer.gradient_step(
-                loss, learner.train_state, sample, learning_rate
-            )
-            memory = self._replay.update_priorities(memory, sample.item, output.priority)
-            critic = train_state.params.critic
-            learner = learner.step(train_state, critic, self.target_period, self.target_rate)
-            return learner, memory, output.metrics
-
-        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
-        return types.AgentState(learner, memory), metrics
+    def _with_target(self, params):
+        return params.critic
 
     def _loss(self, params, sample, target):
         """Returns the losses of the critics, the policy and alpha, of `[1, N]` transitions."""
