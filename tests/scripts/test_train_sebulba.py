@@ -144,8 +144,8 @@ AT_UPDATE_7 = "Faulty.step = 61"
             (
                 "self.over.wait()",
                 "'environment step'",
+                "(Sebulba.timeout)",
                 "in strike: WorkerError: actor 0 hangs",
-                "Sebulba.timeout",
             ),
         ),
     ],

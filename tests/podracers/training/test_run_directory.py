@@ -47,7 +47,7 @@ def test_writes_whole_files_or_none(tmp_path, monkeypatch):
     def fail(self, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pathlib.Path, "write_text", fail)
+    monkeypatch.setattr(pathlib.Path, "write_bytes", fail)
     with pytest.raises(errors.RunFailure, match=r"config\.gin.*No space left"):
         storage.write(directory.config, "SEED = 1\n")
     assert directory.config.read_text() == "SEED = 0\n"
