@@ -190,8 +190,8 @@ def test_fresh_values_are_those_of_the_target_network(made):
         np.testing.assert_allclose(actual[name].total, mean.total, rtol=1e-4, err_msg=name)
     stale = loss(params, sample, ()).priority
     assert np.max(np.abs(stale - loss(params, known, ()).priority)) > 0.1
-    assert agent._target_params(params) == ()
-    assert fresh._target_params(params) is params
+    assert agent._with_target(params) == ()
+    assert fresh._with_target(params) is params
 
 
 def test_searches_are_repeated_with_the_latest_parameters(made):

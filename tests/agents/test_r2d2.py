@@ -74,7 +74,7 @@ def _slow_errors(rollout, taken, bootstrap, until=LENGTH):
 @pytest.fixture(scope="module", name="loss")
 def _loss():
     def loss(params, target, rollout, weight):
-        rollout = r2d2._replay_item(rollout)
+        rollout = AGENT._item(rollout)
         rollout = rollout._replace(timestep=AGENT._preprocess.apply((), rollout.timestep))
         learnt = AGENT._loss(params, replay.Sample(rollout, None, weight, None), target)
         return learnt.metrics["loss/total"].result(), learnt
@@ -117,7 +117,7 @@ def test_initial_priorities_equal_slow_ones(given):
         rollout.extras.value, categorical.signed_parabolic(best)[:-1], rtol=1e-4, atol=1e-4
     )
     _, priority = _slow_errors(rollout, taken, best, until=LENGTH - 1)
-    np.testing.assert_allclose(AGENT._initial_priority((), rollout), priority[None], rtol=1e-4)
+    np.testing.assert_allclose(AGENT._initial_priorities((), rollout), priority[None], rtol=1e-4)
     # Actions are legal, and most of them are the best ones.
     assert _chosen(rollout.timestep.observation["action_mask"][:-1], rollout.action).all()
     is_greedy = np.argmax(_legal(online, rollout)[:-1], axis=-1) == rollout.action
