@@ -83,7 +83,9 @@ def test_provenance_has_the_commits_of_the_users_own_code(own):
     (own / "docs" / "results.json").write_text("[1]")  # recorded results are no change
     found = run_directory.provenance()
     assert found["other_commits"] == {"my_agent": head}
-    assert found["other_modules"] == {
+    # Earlier tests may have imported others.
+    modules = {k: x for k, x in found["other_modules"].items() if own.parent.as_posix() in k}
+    assert modules == {
         str(file): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in (own / "my_agent.py", own.parent / "my_script.py")
     }
