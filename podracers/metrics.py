@@ -50,10 +50,9 @@ def of_update(means: dict[str, types.Mean], timestep: types.TimeStep, update: ja
     begins = timestep.first()[:1] | (update == 0)
     fresh = jnp.concatenate([begins, timestep.last()[:-1]])
     faults = list(types.broken_rules(timestep, fresh).values())
-    observation = timestep.observation
-    if isinstance(observation, dict):  # states of environments may have infinite numbers
-        observation = {k: part for k, part in observation.items() if k != environment.STATE}
-    parts = [x for x in jax.tree.leaves(observation) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    # Without states of environments, which may have infinite numbers.
+    parts = jax.tree.leaves(environment.without_state(timestep.observation))
+    parts = [part for part in parts if jnp.issubdtype(part.dtype, jnp.inexact)]
     faults += [jnp.array([jnp.any(~jnp.isfinite(part)) for part in parts])]
     return Report(
         means,

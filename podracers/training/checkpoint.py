@@ -203,7 +203,7 @@ class Checkpointer:
 
     def _remove_old(self) -> None:
         with contextlib.suppress(Exception):  # the next save tries again
-            best = self._best_first()[: self._keep_best]
+            best = [*self._scores()][: self._keep_best]
             for step in {*self._listed()[: -self._keep_latest]}.difference(best):
                 (self._directory / str(step)).rmtree(missing_ok=True)
 
@@ -212,7 +212,7 @@ class Checkpointer:
             return storage.steps(self._directory)
 
     def _scores(self) -> dict[int, float]:
-        """Returns the scores of the checkpoints that have one, by step."""
+        """Returns the scores by step, the best first; of equal ones the newest comes first."""
         scores = {}
         for step in self._listed():
             for name in (_METADATA, _SCORE):
@@ -220,11 +220,7 @@ class Checkpointer:
                     score = manifest.load(self._directory / str(step) / name).get("score")
                     if isinstance(score, float):
                         scores[step] = score
-        return scores
-
-    def _best_first(self) -> list[int]:
-        """Returns the steps that have a score; of equal ones the newest comes first."""
-        return sorted((scores := self._scores()), key=lambda s: (scores[s], s), reverse=True)
+        return dict(sorted(scores.items(), key=lambda item: item[::-1], reverse=True))
 
     def _is_saving(self) -> bool:
         """Returns whether a save is not committed yet; other threads call it, too."""
@@ -237,36 +233,48 @@ class Checkpointer:
 
     def best_step(self) -> int | None:
         """Returns the step with the highest score, or None where nothing was scored."""
-        return next(iter(self._best_first()), None)
+        return next(iter(self._scores()), None)
 
-    def restore(self, template: types.PyTree) -> tuple[int, types.PyTree, dict[str, Any]] | None:
+    def restore(
+        self, template: types.PyTree | None, item: str = "state", best: bool = False
+    ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
         """Restores the newest checkpoint that is not damaged, and renames damaged ones.
 
         Args:
-          template: the structure of the state: arrays, or `jax.ShapeDtypeStruct` with shardings.
-            Its own replay is returned where the checkpoint has none.
+          template: the structure of the item: arrays, or `jax.ShapeDtypeStruct` with shardings.
+            Its own replay is returned where the checkpoint has none. None for nested dicts of NumPy
+            arrays.
+          item: `"state"`, or `"params"` for the acting parameters alone.
+          best: take the highest score instead of the newest; the newest if there is no score.
 
         Returns:
-          `(step, state, metadata)`, or None if there is no checkpoint. The shardings of the state
-          are those of the template, whatever devices it was saved from.
+          `(step, item, metadata)`, or None if there is no checkpoint. The shardings of the item are
+          those of the template, whatever devices it was saved from.
 
         Raises:
           errors.UserError: the checkpoint belongs to another agent, network or environment, or has
             no replay.
           errors.RunFailure: every checkpoint is damaged.
         """
-        return self._restore("state", template)
-
-    def restore_params(
-        self, template: types.PyTree | None = None, best: bool = False
-    ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
-        """Restores the acting parameters alone; see `restore`.
-
-        Args:
-          template: the structure of the parameters; None for nested dicts of NumPy arrays.
-          best: take the highest score instead of the newest; the newest if there is no score.
-        """
-        return self._restore("params", template, best)
+        self.wait()
+        ranked = processes.on_lead(lambda: [*self._scores()]) if best else []
+        damaged: dict[int, str] = {}
+        for step in dict.fromkeys([*ranked, *processes.on_lead(self._listed)[::-1]]):
+            try:
+                tree, metadata = self._restore_item(item, template, step)
+            except manifest.DamagedError as error:
+                damaged[step] = str(error)
+                continue
+            for other, fault in damaged.items():
+                _LOGGER.warning("checkpoint %d is damaged (%s); using %d", other, fault, step)
+            if item == "state" and not self._read_only:
+                processes.on_lead(lambda: self._set_aside(damaged))
+                self._newest = step
+            return step, tree, metadata
+        if damaged:
+            listed = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
+            raise errors.RunFailure(f"every checkpoint in {self._directory} is damaged ({listed})")
+        return None
 
     def close(self) -> None:
         """Waits for the last save, and stops the background threads.
@@ -285,30 +293,6 @@ class Checkpointer:
                 self._descriptor = None
             if self._log in _LOGS:
                 _LOGS.remove(self._log)
-
-    def _restore(
-        self, item: str, template: types.PyTree | None, best: bool = False
-    ) -> tuple[int, types.PyTree, dict[str, Any]] | None:
-        """Restores `item` of the newest or the best step that is not damaged."""
-        self.wait()
-        ranked = processes.on_lead(self._best_first) if best else []
-        damaged: dict[int, str] = {}
-        for step in dict.fromkeys([*ranked, *processes.on_lead(self._listed)[::-1]]):
-            try:
-                tree, metadata = self._restore_item(item, template, step)
-            except manifest.DamagedError as error:
-                damaged[step] = str(error)
-                continue
-            for other, fault in damaged.items():
-                _LOGGER.warning("checkpoint %d is damaged (%s); using %d", other, fault, step)
-            if item == "state" and not self._read_only:
-                processes.on_lead(lambda: self._set_aside(damaged))
-                self._newest = step
-            return step, tree, metadata
-        if damaged:
-            listed = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
-            raise errors.RunFailure(f"every checkpoint in {self._directory} is damaged ({listed})")
-        return None
 
     def _restore_item(
         self, item: str, template: types.PyTree | None, step: int

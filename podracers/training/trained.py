@@ -69,7 +69,7 @@ def params(
     if not isinstance(directory, run_directory.RunDirectory):
         directory = _open(directory)
     checkpointer = checkpoint.Checkpointer(directory.checkpoints, read_only=True)
-    restored = checkpointer.restore_params(parts and _template(parts), best)
+    restored = checkpointer.restore(parts and _template(parts), "params", best)
     if restored is None:
         raise errors.UserError(f"the run in '{directory.path}' has no checkpoint yet")
     return restored[:2]

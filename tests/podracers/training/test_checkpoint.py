@@ -95,17 +95,17 @@ def test_keeps_the_newest_and_the_best(tmp_path):
     assert _saved_steps(tmp_path) == ["2", "6", "7"]
     reader = checkpoint.Checkpointer(tmp_path, read_only=True)
     assert (reader.latest_step(), reader.best_step()) == (7, 2)
-    assert reader.restore_params(template, best=True)[0] == 2
-    assert reader.restore_params(template)[0] == 7
+    assert reader.restore(template, "params", best=True)[0] == 2
+    assert reader.restore(template, "params")[0] == 7
     shutil.rmtree(tmp_path / "2" / "params")
-    assert reader.restore_params(template, best=True)[0] == 6
+    assert reader.restore(template, "params", best=True)[0] == 6
 
 
 def test_a_later_evaluation_scores_a_checkpoint_that_is_there(tmp_path):
     checkpointer = checkpoint.Checkpointer(tmp_path)
     assert checkpointer.latest_step() is None
     assert checkpointer.restore(_make_state()) is None
-    assert checkpointer.restore_params({}, best=True) is None
+    assert checkpointer.restore({}, "params", best=True) is None
     _save(checkpointer, 1, 2.0)
     _save(checkpointer, 2, None)
     assert checkpointer.latest_step() == 2
@@ -211,7 +211,7 @@ def test_damage_to_any_file_is_noticed(saved, copied, damage):
             continue
         damage(copied / name)
         step, tree, metadata = reader.restore(template)
-        params_step, params, _ = reader.restore_params(template["params"])
+        params_step, params, _ = reader.restore(template["params"], "params")
         steps = {"state": step, "params": params_step}
         assert metadata == _metadata(step)
         _assert_equal(params, _make_state(value=float(params_step))["params"])
@@ -473,7 +473,7 @@ def test_a_copy_under_the_name_of_another_step_is_damaged(copied, caplog):
     shutil.copytree(copied / "20", copied / "40")
     reader = checkpoint.Checkpointer(copied, read_only=True)
     assert reader.restore(_make_state())[0] == 30
-    assert reader.restore_params(_make_state()["params"])[0] == 30
+    assert reader.restore(_make_state()["params"], "params")[0] == 30
     assert "it was saved as checkpoint 20" in caplog.text
 
 
