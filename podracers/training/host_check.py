@@ -94,13 +94,11 @@ def equal_actions(
 
 def num_different(recordings: list[Recording]) -> int:
     """Returns the number of different streams in all recordings together."""
-    streams = set()
-    for recording in recordings:
-        leaves = jax.tree.leaves(recording.timestep)
-        streams |= {
-            b"".join(leaf[:, row].tobytes() for leaf in leaves)
-            for row in range(recording.action.shape[1])
-        }
+    streams = {
+        b"".join(leaf[:, row].tobytes() for leaf in jax.tree.leaves(recording.timestep))
+        for recording in recordings
+        for row in range(recording.action.shape[1])
+    }
     return len(streams)
 
 
@@ -127,14 +125,7 @@ def record(
     num_steps: int,
     shared: bool = False,
 ) -> Recording:
-    """Returns `num_steps` of random legal actions.
-
-    Args:
-      host: environments that were not reset yet.
-      spec: the specification of its factory.
-      num_steps: `T`.
-      shared: draw with the same keys for all rows.
-    """
+    """Returns `T` steps of random legal actions from the first reset; all rows may share keys."""
     draw = jax.jit(jax.vmap(functools.partial(check.random_action, spec.action)))
     keys = jax.random.split(jax.random.key(0), (num_steps, host.num_envs))
     keys = keys[:, [0] * host.num_envs] if shared else keys
@@ -201,11 +192,11 @@ def _require_picture(factory: environment.HostEnvironmentFactory, timestep: type
         return
     try:
         if filmed is factory:
-            row = jax.tree.map(lambda leaf: leaf[-1, 0], timestep)
-            video.picture(factory, factory.render(row))
+            image = factory.render(jax.tree.map(lambda leaf: leaf[-1, 0], timestep))
         else:
             with made(filmed, np.arange(1, dtype=np.int32)) as host:
                 host.reset()
-                video.picture(filmed, host.render()[0])
+                image = host.render()[0]
+        video.picture(filmed, image)
     except errors.UserError as error:
         raise _BrokenError(str(error)) from error
