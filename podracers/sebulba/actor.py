@@ -113,38 +113,23 @@ class _Batch:
 class Actor:
     """An actor; `run` is the body of its thread.
 
-    Attributes:
-      programs: the jitted functions of its device.
-      length: `T`.
-      make: function that makes the environments of given indices.
-      num_batches: number of batches of `H` that its streams are split into: while one is stepped,
-        the device acts for another.
-      starting: activity of the environments up to the end of the first rollout,
-        `pipeline.COMPILING` or `pipeline.STARTING`.
-      env_id: `[B]` int32, global.
-      device: the device that acts.
-      learners: the learner devices that get its rollouts.
-      key: the run's key.
-      first: the update of its first rollout.
-      lag: most updates that a rollout's parameters may be behind; 0 and 1 are exact.
-      versions: parameters as the learner publishes them, `{device: params}`.
-      queue: the queue for its `Shards`.
-      pace: the rate of its simulators.
+    Its streams are split into batches: while one is stepped, the device acts for another. Up to the
+    end of the first rollout, the activity of the environments is `starting`.
     """
 
-    programs: DevicePrograms
-    length: int
-    make: Callable[[np.ndarray], environment_lib.HostEnvironment]
+    programs: DevicePrograms  # jitted functions of `device`
+    length: int  # `T`
+    make: Callable[[np.ndarray], environment_lib.HostEnvironment]  # called with indices [H]
     num_batches: int
-    starting: str
-    env_id: np.ndarray
-    device: jax.Device
-    learners: tuple[jax.Device, ...]
-    key: jax.Array
-    first: int
-    lag: int
-    versions: pipeline.Versions
-    queue: pipeline.Queue
+    starting: str  # `pipeline.COMPILING` or `pipeline.STARTING`
+    env_id: np.ndarray  # [B] int32, global
+    device: jax.Device  # the one that acts
+    learners: tuple[jax.Device, ...]  # those that get its rollouts
+    key: jax.Array  # that of the run
+    first: int  # the update of its first rollout
+    lag: int  # most updates that a rollout's parameters may be behind; 0 and 1 are exact
+    versions: pipeline.Versions  # parameters as the learner publishes them, `{device: params}`
+    queue: pipeline.Queue  # receives its `Shards`
     pace: timing.Pace
 
     def run(self, worker: pipeline.Worker) -> None:
@@ -227,20 +212,12 @@ def split(rollout: types.Rollout, count: int) -> tuple[types.Rollout, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActorPrograms:
-    """The programs of actor devices.
-
-    Attributes:
-      agent: the agent that acts.
-      spec: the environment's specification.
-      length: `T`.
-      num_envs: number of streams of all actors, which share them equally.
-      precision: the precision that the agent computes with.
-    """
+    """The programs of actor devices."""
 
     agent: agent_lib.Agent
     spec: environment_lib.EnvironmentSpec
-    length: int
-    num_envs: int
+    length: int  # `T`
+    num_envs: int  # streams of all actors, which share them equally
     precision: precision_lib.Precision
 
     def template(self, params: types.PyTree, rows: int) -> types.Rollout:
@@ -269,16 +246,9 @@ class ActorPrograms:
     def trace(
         self, device: jax.Device, params: types.PyTree, rows: int, num_batches: int
     ) -> DevicePrograms:
-        """Traces the programs of an actor as its thread calls them, and runs nothing.
+        """Returns a `jax.stages.Traced` of each program, as an actor's thread calls it.
 
-        Args:
-          device: the device that acts.
-          params: shapes of the acting parameters.
-          rows: streams of the actor.
-          num_batches: batches that its streams are split into.
-
-        Returns:
-          A `jax.stages.Traced` in place of each program.
+        The actor has `rows` streams in `num_batches`, and acts with parameters of these shapes.
         """
         env_id = jax.ShapeDtypeStruct((rows,), np.int32)
         key = jax.eval_shape(lambda: jax.random.key(0))

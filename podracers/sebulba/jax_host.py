@@ -21,12 +21,9 @@ class JaxHostEnvironment:
     """A factory of host environments (`environment.HostEnvironmentFactory`).
 
     The streams are those of Anakin: equal keys and equal actions give equal time steps.
-
-    Attributes:
-      environment: a one-stream JAX environment.
     """
 
-    environment: environment_lib.Environment
+    environment: environment_lib.Environment  # in JAX, one stream
 
     @property
     def spec(self) -> environment_lib.EnvironmentSpec:
@@ -52,13 +49,7 @@ class JaxHostEnvironment:
 
 
 class JaxHostBatch:
-    """`B` streams; a step runs asynchronously.
-
-    Args:
-      factory: the factory of this batch.
-      key: one typed key, equal for all streams.
-      env_id: `[B]` int32.
-    """
+    """`B` streams of a factory; a step runs asynchronously."""
 
     def __init__(self, factory: JaxHostEnvironment, key: jax.Array, env_id: np.ndarray):
         self._factory = factory

@@ -35,14 +35,9 @@ _STATE_LAYOUT = SebulbaState(_SPEC(), _ROWS, _ROWS, _SPEC(), _SPEC())
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Learner:
-    """Jitted functions over all learner devices; only one thread calls them.
+    """Jitted functions over all learner devices; only one thread calls them."""
 
-    Attributes:
-      programs: the programs of the actors, with the agent and the shapes of rollouts.
-      placement: the devices that learn, and which actors feed them.
-    """
-
-    programs: actor.ActorPrograms
+    programs: actor.ActorPrograms  # with the agent and the shapes of rollouts
     placement: placement_lib.Placement
 
     @functools.cached_property

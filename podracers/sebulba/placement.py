@@ -21,17 +21,11 @@ class Placement:
     Streams are divided in order: actor `a` has the rows from `a * B / A` on, learner device `l`
     those from `l * B / L` on. Either every actor feeds `L / A` learner devices with a slice each,
     or every learner device joins the rollouts of `A / L` actors.
-
-    Attributes:
-      actors: the device of each actor thread; one device may serve several.
-      learners: the devices that learn.
-      mesh: the learner devices of all processes, one process after the other; each has the same
-        placement.
     """
 
-    actors: tuple[jax.Device, ...]
+    actors: tuple[jax.Device, ...]  # one for each actor thread; one device may serve several
     learners: tuple[jax.Device, ...]
-    mesh: tuple[jax.Device, ...]
+    mesh: tuple[jax.Device, ...]  # learners of all processes in turn, which are placed alike
 
     @property
     def learners_per_actor(self) -> int:

@@ -26,23 +26,14 @@ from podracers.supervision import pipeline
 
 @dataclasses.dataclass
 class _Session:
-    """Running actors.
+    """Running actors."""
 
-    Attributes:
-      supervisor: supervises the actors' threads.
-      versions: the parameters published to the actors, `{device: params}`.
-      queues: one for the rollouts of each actor.
-      timers: those of the actors and the learner.
-      update: number of updates that the latest state has taken.
-      state: the latest state; None during an update.
-    """
-
-    supervisor: pipeline.Supervisor
-    versions: pipeline.Versions
-    queues: list[pipeline.Queue]
+    supervisor: pipeline.Supervisor  # supervises the actors' threads
+    versions: pipeline.Versions  # published parameters, `{device: params}`
+    queues: list[pipeline.Queue]  # one for the rollouts of each actor
     timers: timing.Timers
-    update: int
-    state: learner_lib.SebulbaState | None = None
+    update: int  # number of updates that the latest state has taken
+    state: learner_lib.SebulbaState | None = None  # the latest; None during an update
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

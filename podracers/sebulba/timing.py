@@ -44,13 +44,7 @@ class Pace:
         self._timed_seconds = 0.0
 
     def add(self, steps: int, seconds: float, waited: float) -> None:
-        """Adds a step.
-
-        Args:
-          steps: number of environments.
-          seconds: from sending the actions to receiving the results.
-          waited: seconds of these in which the host waited for the results.
-        """
+        """Adds a step of `steps` environments, in whose `seconds` the host `waited` for the end."""
         with self._lock:
             self._steps += steps
             if waited > KNOWN_LATENCY_FRACTION * seconds:
@@ -115,11 +109,8 @@ def verdict(
 ) -> str:
     """Returns one line on what limits the speed, and what would help.
 
-    Args:
-      learner: shares of the learner's time.
-      actors: shares of the actors' time.
-      pace: the rate of the simulators as a share of the possible one; NaN if unknown.
-      num_devices: number of devices that actors and learners can share.
+    `learner` and `actors` are shares of time. `pace` is the rate of the simulators as a share of
+    the possible one; NaN if unknown. Actors and learners can share `num_devices`.
     """
     devices = "more {} devices" if num_devices > 1 else "a faster device"
     waiting = learner[FOR_ROLLOUTS]
