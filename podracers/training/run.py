@@ -259,7 +259,7 @@ class Run:
             if self._update:  # before the first update there is no progress to save
                 self._save(None)
                 self._checkpointer.wait()
-                self._require_directory()
+                self._directory.lock.require_there()
         self._print_line(f"stopped at {self.steps:,} steps: continue with --resume")
         return None
 
@@ -292,7 +292,7 @@ class Run:
         """Runs the updates of one log period, then logs, evaluates and saves as they are due."""
         experiment, first_step = self._experiment, self.steps
         report = self._take_updates()
-        self._require_directory()
+        self._directory.lock.require_there()
         if processes.is_lead():
             self._write_configuration(first_step)
         self._check(report)
@@ -425,7 +425,7 @@ class Run:
             raise errors.RunFailure(f"{name}: after update {update}, {fault}")
 
     def _save(self, score: float | None) -> None:
-        self._require_directory()
+        self._directory.lock.require_there()
         self._require_equal_replicas(self._update)
         metadata = {
             "update": self._update,
@@ -435,10 +435,6 @@ class Run:
         }
         params = self._runner.actor_params(self._state)
         self._checkpointer.save(self.steps, self._state, params, metadata, score)
-
-    def _require_directory(self) -> None:
-        if processes.is_lead():
-            self._directory.lock.require_there()
 
     def _write_configuration(self, first_step: int) -> None:
         """Writes the operative configuration, unless an earlier start has written the same one.
@@ -472,7 +468,7 @@ class Run:
             return None
         self._save(score)
         self._checkpointer.wait()
-        self._require_directory()
+        self._directory.lock.require_there()
         if results is None:
             return {}
         numbers, returns = {}, {}
