@@ -126,10 +126,9 @@ class Worker(threading.Thread):
             self._work(self)
         except Cancelled:
             pass
-        except Exception as error:
-            self._supervisor.fail(self.name, error)
-        except BaseException as error:  # SystemExit: the consumer must not raise it
-            error = RuntimeError(repr(error)).with_traceback(error.__traceback__)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # SystemExit: the consumer must not raise it
+                error = RuntimeError(repr(error)).with_traceback(error.__traceback__)
             self._supervisor.fail(self.name, error)
 
     def doing(self, activity: str) -> contextlib.AbstractContextManager[None]:
