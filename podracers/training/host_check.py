@@ -71,7 +71,7 @@ def environment_faults(
                 with made(again or candidate, env_id[rows]) as host:
                     act = functools.partial(lambda actions, t, _: actions[t], expected.action)
                     repeated = _run(host, candidate.spec, num_steps, act)
-                if not _equal(repeated, expected):
+                if _bits(repeated) != _bits(expected):
                     raise _BrokenError(check.seed_fault(before, cause))
     except _BrokenError as error:
         return list(error.args)
@@ -95,7 +95,7 @@ def equal_actions(
 def num_different(recordings: list[Recording]) -> int:
     """Returns the number of different streams in all recordings together."""
     streams = {
-        b"".join(leaf[:, row].tobytes() for leaf in jax.tree.leaves(recording.timestep))
+        _bits(jax.tree.map(lambda leaf, row=row: leaf[:, row], recording.timestep))
         for recording in recordings
         for row in range(recording.action.shape[1])
     }
@@ -160,15 +160,14 @@ def _run(
             raise _BrokenError(f"{name} returned {', '.join(others)}, expected NumPy arrays")
         timesteps.append(timestep)
         copies.append(jax.tree.map(np.copy, timestep))
-    if not all(map(_equal, timesteps, copies)):
+    if _bits(timesteps) != _bits(copies):
         raise _BrokenError("an array changed after it was returned: each call returns new ones")
     return Recording(jax.tree.map(lambda *leaves: np.stack(leaves), *copies), np.stack(actions))
 
 
-def _equal(one: types.PyTree, other: types.PyTree) -> bool:
-    """Returns whether two trees of arrays of the same shapes are equal bit for bit."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other))
-    return all(a.tobytes() == b.tobytes() for a, b in pairs)
+def _bits(tree: types.PyTree) -> bytes:
+    """Returns the bits of all arrays of a tree."""
+    return b"".join(leaf.tobytes() for leaf in jax.tree.leaves(tree))
 
 
 def _require_rules(spec: environment.EnvironmentSpec, timestep: types.TimeStep) -> None:
