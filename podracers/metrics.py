@@ -23,8 +23,7 @@ class Report(NamedTuple):
 
     means: dict[str, types.Mean]
     first_nonfinite: dict[str, jax.Array]  # int32: the first update whose metric was not finite
-    # int32 [R]: the first update whose rollout had each of `FAULTS`; None if not checked.
-    first_fault: jax.Array | None = None
+    first_fault: jax.Array  # int32 [R]: the first update whose rollout had each of `FAULTS`
 
 
 class Diagnostics(NamedTuple):

@@ -67,18 +67,12 @@ class Clock:
     """Times of a run over all its starts; checkpoints store the fields.
 
     The first dispatch after a start compiles, so neither its time nor its steps count in a rate.
-
-    Attributes:
-      wall: seconds of earlier starts.
-      training: seconds of dispatches, without the first one of each start.
-      steps: agent steps in `training`.
-      first_dispatch: seconds of the first dispatches of all starts, compilation included.
     """
 
-    wall: float = 0.0
-    training: float = 0.0
-    steps: int = 0
-    first_dispatch: float = 0.0
+    wall: float = 0.0  # seconds of earlier starts
+    training: float = 0.0  # seconds of dispatches, without the first one of each start
+    steps: int = 0  # agent steps in `training`
+    first_dispatch: float = 0.0  # seconds of the first dispatches of all starts; they compile
 
     def __post_init__(self):
         self._start = time.perf_counter() - self.wall
@@ -360,13 +354,12 @@ class Run:
           errors.UserError: the environment breaks its contract.
           errors.RunFailure: a metric is not finite.
         """
-        first = dict(report.first_nonfinite)
-        if report.first_fault is not None:  # first, because a fault is the cause of bad metrics
-            self._first_fault = np.minimum(report.first_fault, self._first_fault)
-            faults = dict(zip(metrics.FAULTS, np.moveaxis(self._first_fault, -1, 0)))
-            if all(np.all(update == metrics.NEVER) for update in first.values()):
-                del faults[metrics.OBSERVATION]
-            first = faults | first
+        self._first_fault = np.minimum(report.first_fault, self._first_fault)
+        # Faults come first, because a fault is the cause of bad metrics.
+        first = dict(zip(metrics.FAULTS, np.moveaxis(self._first_fault, -1, 0)))
+        if all(np.all(update == metrics.NEVER) for update in report.first_nonfinite.values()):
+            del first[metrics.OBSERVATION]
+        first |= report.first_nonfinite
         name = min(first, key=lambda name: np.min(first[name]))
         update = int(np.min(first[name]))
         if update == metrics.NEVER:
