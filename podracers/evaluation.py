@@ -81,28 +81,17 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Plays `E` episodes, in a JAX environment all at once, on the host a batch at a time.
 
-    All programs run on the first device that holds the parameters.
-
-    Attributes:
-      agent: the agent that acts.
-      environment: a one-stream JAX environment, without auto-reset, or a factory of host
-        environments.
-      num_episodes: `E`; None for 512 in a JAX environment, or 64 on the host.
-      population: `P`; with more than one, parameters have a leading axis. 1 on the host.
-      population_values: by option of the agent, one number for each member (see
-        `podracers.population`).
-      max_steps: agent steps after which an episode is cut; None for the environment's own limit.
-      timeout: seconds that a step of a simulator may take; None without simulators.
-      precision: precision of the agent's computations.
+    All programs run on the first device that holds the parameters. A population plays in JAX only,
+    and its parameters have a leading axis `[P]`.
     """
 
     agent: agent_lib.Agent
     environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
-    num_episodes: int | None = None
-    population: int = 1
+    num_episodes: int | None = None  # `E`; None for 512 in a JAX environment, or 64 on the host
+    population: int = 1  # `P`
     population_values: population_lib.Values = dataclasses.field(default_factory=dict)
-    max_steps: int | None = None
-    timeout: float | None = 60.0
+    max_steps: int | None = None  # agent steps until an episode is cut; None for its own limit
+    timeout: float | None = 60.0  # seconds that a simulator's step may take; None without one
     precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
@@ -363,10 +352,8 @@ class UniformPolicy:
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples a legal action for each stream."""
-        action = jax.vmap(
-            lambda observation, key: check.random_action(self.spec.action, observation, key)
-        )(timestep.observation, key)
-        return action, (), ()
+        draw = jax.vmap(functools.partial(check.random_action, self.spec.action))
+        return draw(timestep.observation, key), (), ()
 
 
 def _first_row(tree: types.PyTree) -> types.PyTree:

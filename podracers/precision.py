@@ -46,11 +46,8 @@ class Precision:
     compute_dtype: str = _COMPUTE_DTYPES[0]
 
     def __post_init__(self):
-        for name, value, known in (
-            ("matmul_precision", self.matmul, _MATMULS),
-            ("compute_dtype", self.compute_dtype, _COMPUTE_DTYPES),
-        ):
-            errors.require_known(f"Experiment.{name}: got", value, known)
+        errors.require_known("Experiment.matmul_precision: got", self.matmul, _MATMULS)
+        errors.require_known("Experiment.compute_dtype: got", self.compute_dtype, _COMPUTE_DTYPES)
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:

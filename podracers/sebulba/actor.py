@@ -78,19 +78,14 @@ class Arrival(NamedTuple):
 class DevicePrograms(NamedTuple):
     """The jitted functions of one device; calls transfer their NumPy arguments to it.
 
-    Attributes:
-      init_actor: `(env_id [B]) -> actor_state`.
-      begin: `(params, key, update, env_id [B], actor_state) -> Carry`, with empty buffers.
-      act: `(params, carry, arrival [H]) -> (carry, action [H])`; donates `carry`. Batches are
-        called in order, at each time.
-      finish: `(carry, arrival [H]) -> carry`: writes the time step that bootstraps, for each batch
-        in order; donates `carry`.
+    Batches call `act` in order, at each time, and then `finish`, which writes the time step that
+    bootstraps. Both donate `carry`.
     """
 
-    init_actor: Callable[..., Any]
-    begin: Callable[..., Carry]
-    act: Callable[..., tuple[Carry, types.PyTree]]
-    finish: Callable[..., Carry]
+    init_actor: Callable[..., Any]  # (env_id [B]) -> actor_state
+    begin: Callable[..., Carry]  # (params, key, update, env_id [B], actor_state) -> empty carry
+    act: Callable[..., tuple[Carry, types.PyTree]]  # (params, carry, arrival [H]) -> carry, [H]
+    finish: Callable[..., Carry]  # (carry, arrival [H]) -> carry
 
 
 class Shards(NamedTuple):
