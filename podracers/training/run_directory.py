@@ -87,23 +87,15 @@ class Lock:
 
 
 class RunDirectory:
-    """The files of a run.
-
-    Args:
-      path: the folder.
-
-    Attributes:
-      checkpoints: the folder of the checkpoints, unless the experiment names another one.
-      lock: keeps other runs out of the folder, once it is acquired.
-    """
+    """The files of a run, in the folder `path`."""
 
     def __init__(self, path: str | pathlib.Path):
         self.path = pathlib.Path(path)
-        self.lock = Lock(self.path)
+        self.lock = Lock(self.path)  # keeps other runs out, once it is acquired
         self.config = self.path / "config.gin"
         self.operative_config = self.path / "operative_config.gin"
         self.metrics = self.path / "metrics.jsonl"
-        self.checkpoints: storage.Path = self.path / "checkpoints"
+        self.checkpoints: storage.Path = self.path / "checkpoints"  # unless an experiment names another
         self.summary = self.path / "summary.json"
         self.orbax_log = self.path / "orbax.log"
 
