@@ -170,8 +170,6 @@ class Checkpointer:
         Raises:
           errors.RunFailure: it could not be written, or the directory is not the same any more.
         """
-        if self._read_only:
-            return
         if self._saving is not None:  # else orbax raises an earlier failure again
             with self._save_failures():
                 self._writer.wait_until_finished()

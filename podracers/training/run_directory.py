@@ -95,7 +95,7 @@ class RunDirectory:
         self.config = self.path / "config.gin"
         self.operative_config = self.path / "operative_config.gin"
         self.metrics = self.path / "metrics.jsonl"
-        self.checkpoints: storage.Path = self.path / "checkpoints"  # unless an experiment names another
+        self.checkpoints: storage.Path = self.path / "checkpoints"  # experiments may name others
         self.summary = self.path / "summary.json"
         self.orbax_log = self.path / "orbax.log"
 
