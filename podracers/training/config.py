@@ -190,7 +190,8 @@ def refuse_supplied() -> None:
         calls = [
             parameters
             for (called_in, called), parameters in gin.config._OPERATIVE_CONFIG.items()
-            if selector in _lineage(called) and _is_within(called_in, scope)
+            # Bindings of a scope have an effect in the scopes within it.
+            if selector in _lineage(called) and f"{called_in}/".startswith(f"{scope}/".lstrip("/"))
         ]
         for name in values if calls else ():
             if not any(name in parameters for parameters in calls):
@@ -398,11 +399,6 @@ def _used(
 
     follow(list(bound[root].values()), ())
     return used, [key for key, _ in references]
-
-
-def _is_within(scope: str, outer: str) -> bool:
-    """Returns whether bindings of the scope `outer` have an effect in a scope."""
-    return f"{scope}/".startswith(f"{outer}/".lstrip("/"))
 
 
 def _short(selector: str) -> str:
