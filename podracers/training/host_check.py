@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from podracers import environment, errors, types, video
-from podracers.training import check, manifest
+from podracers.training import check
 
 NUM_STREAMS = 4
 _FIRST_STREAM = 5  # streams of a thread need not begin at 0
@@ -148,23 +148,15 @@ def _run(
     act: Callable[[int, types.TimeStep], np.ndarray],
 ) -> Recording:
     """Plays actions `act(t, timestep)`; raises `_BrokenError` for what is no time step."""
-    expected = manifest.structure(
-        jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((host.num_envs, *leaf.shape), leaf.dtype),
-            types.restart(spec.zero_observation()),
-        )
-    )
+    expected = spec.timesteps(host.num_envs)
     timesteps, actions, copies = [], [], []
     for time in range(num_steps + 1):
         if time:
             actions.append(act(time - 1, timesteps[-1]))
             host.send(actions[-1].copy())
         timestep, name = (host.recv(), "recv") if time else (host.reset(), "reset")
-        if not isinstance(timestep, types.TimeStep):
-            kind = type(timestep).__name__
-            raise _BrokenError(f"{name} returned {kind}, expected types.TimeStep")
-        if faults := manifest.differences(manifest.structure(timestep), expected):
-            raise _BrokenError(*(f"{name}: {fault}" for fault in faults))
+        if faults := check.structure_faults(name, timestep, expected):
+            raise _BrokenError(*faults)
         if others := {type(leaf).__name__ for leaf in jax.tree.leaves(timestep)} - {"ndarray"}:
             raise _BrokenError(f"{name} returned {', '.join(others)}, expected NumPy arrays")
         timesteps.append(timestep)
