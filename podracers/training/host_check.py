@@ -6,7 +6,6 @@ Axis legend: `T` time, `B` streams.
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from podracers.training import check
 NUM_STREAMS = 4
 _FIRST_STREAM = 5  # streams of a thread need not begin at 0
 _NUM_THREADS = 2
-_LOGGER = logging.getLogger(__name__)
 
 
 class Recording(NamedTuple):
@@ -60,8 +58,14 @@ def environment_faults(
             with made(candidate, env_id) as host:
                 recording = record(host, candidate.spec, num_steps)
             _require_rules(candidate.spec, recording.timestep)
-        with stage("a picture"):
-            _require_picture(candidate, recording.timestep)
+        try:
+            filmed = video.drawable(candidate)
+        except errors.UserError as error:
+            with stage(f"no picture: {error}"):
+                pass
+        else:
+            with stage("a picture"):
+                _require_picture(candidate, filmed, recording.timestep)
         with stage("one seed twice, together and with other neighbours"):
             for rows, cause in (
                 (slice(0, NUM_STREAMS), "it draws from a generator without a seed"),
@@ -184,13 +188,8 @@ def _require_rules(spec: environment.EnvironmentSpec, timestep: types.TimeStep) 
         raise _BrokenError(*faults)
 
 
-def _require_picture(factory: environment.HostEnvironmentFactory, timestep: types.TimeStep) -> None:
-    """Raises the fault of a picture; logs the reason if nothing can be drawn."""
-    try:
-        filmed = video.drawable(factory)
-    except errors.UserError as error:
-        _LOGGER.warning("%s", error)
-        return
+def _require_picture(factory: Any, filmed: Any, timestep: types.TimeStep) -> None:
+    """Raises the fault of a picture by a factory, or by the simulators of its form that films."""
     try:
         if filmed is factory:
             row = jax.tree.map(lambda leaf: leaf[-1, 0], timestep)
