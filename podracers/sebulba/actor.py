@@ -54,13 +54,6 @@ class Arrival(NamedTuple):
     observation: types.PyTree  # [H, ...]
     scalars: np.ndarray  # float32 `[3, H]`: reward, discount and step type, in one transfer
 
-    @classmethod
-    def of(cls, timestep: types.TimeStep) -> "Arrival":
-        """Packs a host time step `[H, ...]`, in a new array because the device may alias it."""
-        scalars = np.empty((3, timestep.step_type.shape[0]), np.float32)
-        scalars[0], scalars[1], scalars[2] = timestep[1:]
-        return cls(timestep.observation, scalars)
-
     def unpack(self) -> types.TimeStep:
         """Returns the time step, on the device."""
         reward, discount, step_type = self.scalars
@@ -215,7 +208,8 @@ class Actor:
 
     def _arrival(self, method: str, timestep: types.TimeStep) -> Arrival:
         check.refuse(self.factory, check.structure_faults(method, timestep, self._expected))
-        return Arrival.of(timestep)
+        # A new array, because the device may alias it.
+        return Arrival(timestep.observation, np.array(timestep[1:], np.float32))
 
 
 @functools.partial(jax.jit, static_argnums=1)

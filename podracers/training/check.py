@@ -234,13 +234,11 @@ def structure_faults(method: str, timestep: Any, expected: types.TimeStep) -> li
     Without a fault it takes a microsecond, for each step of a run.
     """
     if not isinstance(timestep, types.TimeStep):
-        kind = type(timestep).__name__
-        return [f"{method} returned {kind}, expected types.TimeStep"]
+        return [f"{method} returned {type(timestep).__name__}, expected types.TimeStep"]
     trees = (timestep, expected)
     if len(set(map(_signature, trees))) == 1:
         return []
-    differences = manifest.differences(*map(manifest.structure, trees))
-    return [f"{method}: {difference}" for difference in differences]
+    return [f"{method}: {each}" for each in manifest.differences(*map(manifest.structure, trees))]
 
 
 def _signature(tree: types.PyTree) -> Any:
