@@ -192,7 +192,7 @@ def _values(spec):
         (
             {"environment": Shapeless},
             errors.UserError,
-            r"^environment tests\..*Shapeless: .*reward",
+            r"^environment Catch \(tests\..*Shapeless\): .*reward",
         ),
         ({"agent": _values}, errors.UserError, "network: expected an ActorCriticOutput"),
         ({"environment": Broken}, AttributeError, "velocity"),  # with its traceback
