@@ -275,7 +275,7 @@ def test_a_value_that_is_not_finite_names_member_and_update(settings, tmp_path, 
         evaluation_period=0,
         checkpoint_period=1,
     )
-    message = rf"Poisoned: {message}.* of seed 3 \(gamma = 0\.5\).* at update 1 \(64 steps\)"
+    message = rf"Poisoned\): {message}.* of seed 3 \(gamma = 0\.5\).* at update 1 \(64 steps\)"
     with pytest.raises(errors.UserError, match=rf"{message}; .*: step 64$"):
         _run(poisoned, directory)
     assert processes.num_lines(directory.path) == 1
