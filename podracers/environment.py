@@ -52,6 +52,14 @@ class EnvironmentSpec:
         """Returns zeros (NumPy) of the shapes and dtypes of one observation."""
         return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), self.observation)
 
+    def timesteps(self, *batch: int) -> types.TimeStep:
+        """Returns the shapes and dtypes of time steps `[*batch, ...]` (`jax.ShapeDtypeStruct`)."""
+        scalar, step_type = specs.Array((), np.float32), specs.Array((), np.int8)
+        return jax.tree.map(
+            lambda spec: jax.ShapeDtypeStruct((*batch, *spec.shape), spec.dtype),
+            types.TimeStep(self.observation, scalar, scalar, step_type),
+        )
+
 
 class MultiDiscreteArray(specs.BoundedArray):
     """Integers `(D,)` from 0 that stand for kinds; a single one is a `specs.DiscreteArray`."""

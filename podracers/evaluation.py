@@ -276,6 +276,8 @@ class Evaluator:
         try:
             with worker.doing(pipeline.STARTING):
                 timestep = host.reset()
+            expected = self.environment.spec.timesteps(len(env_id))
+            check.refuse(self.environment, check.structure_faults("reset", timestep, expected))
             yield host, timestep
             for time in range(self.limit):
                 with worker.doing("inference" if time else pipeline.COMPILING):

@@ -277,7 +277,7 @@ class ActorCriticModule(nn.Module):
         layer = layers.Dense(size, scale=0.01, num_cells=self.num_cells, name="policy")
         policy = layer(features[0])
         if self.head.num_free:
-            free = self.param("free", nn.initializers.zeros, (self.head.num_free,))
+            free = self.param("free_outputs", nn.initializers.zeros, (self.head.num_free,))
             free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
             policy = jnp.concatenate([policy, free], axis=-1)
         value = layers.Dense(1, scale=1.0, name="value")(features[-1])[..., 0]

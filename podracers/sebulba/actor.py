@@ -21,10 +21,11 @@ import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import environment as environment_lib
-from podracers import errors, keys, types
+from podracers import keys, types
 from podracers import precision as precision_lib
 from podracers.sebulba import timing
 from podracers.supervision import pipeline
+from podracers.training import check
 
 
 def map_streams(function: Callable[..., Any], *rollouts: types.Rollout) -> types.Rollout:
@@ -52,22 +53,6 @@ class Arrival(NamedTuple):
 
     observation: types.PyTree  # [H, ...]
     scalars: np.ndarray  # float32 `[3, H]`: reward, discount and step type, in one transfer
-
-    @classmethod
-    def of(cls, timestep: types.TimeStep) -> "Arrival":
-        """Packs a host time step `[H, ...]`, in a new array because the device may alias it.
-
-        Raises:
-          errors.UserError: it is no time step.
-        """
-        if not isinstance(timestep, types.TimeStep):
-            raise errors.UserError(
-                f"the host environment returned a {type(timestep).__name__}, expected a "
-                "podracers.types.TimeStep"
-            )
-        scalars = np.empty((3, timestep.step_type.shape[0]), np.float32)
-        scalars[0], scalars[1], scalars[2] = timestep[1:]
-        return cls(timestep.observation, scalars)
 
     def unpack(self) -> types.TimeStep:
         """Returns the time step, on the device."""
@@ -126,6 +111,7 @@ class Actor:
     versions: pipeline.Versions  # parameters as the learner publishes them, `{device: params}`
     queue: pipeline.Queue  # receives its `Shards`
     pace: timing.Pace
+    factory: environment_lib.HostEnvironmentFactory  # of the environments that `make` makes
 
     def run(self, worker: pipeline.Worker) -> None:
         """Makes the environments, collects rollouts until cancelled, closes the environments."""
@@ -137,7 +123,7 @@ class Actor:
                     host = self.make(part)
                     closing.callback(pipeline.close_environments, host)
                 with worker.doing(self.starting):
-                    arrival = Arrival.of(host.reset())
+                    arrival = self._arrival("reset", host.reset())
                 batches.append(_Batch(host, jax.device_put(arrival, self.device)))
             self._run(worker, batches)
 
@@ -193,8 +179,17 @@ class Actor:
             began = time.perf_counter()
             timestep = batch.host.recv()
             arrived = time.perf_counter()
-        batch.arrival = Arrival.of(timestep)
+        batch.arrival = self._arrival("recv", timestep)
         self.pace.add(batch.host.num_envs, arrived - batch.sent, arrived - began)
+
+    @functools.cached_property
+    def _expected(self) -> types.TimeStep:
+        return self.factory.spec.timesteps(self.env_id.size // self.num_batches)
+
+    def _arrival(self, method: str, timestep: types.TimeStep) -> Arrival:
+        check.refuse(self.factory, check.structure_faults(method, timestep, self._expected))
+        # A new array, because the device may alias it.
+        return Arrival(timestep.observation, np.array(timestep[1:], np.float32))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -280,10 +275,7 @@ class ActorPrograms:
 
     def _arrival(self, rows: int) -> Arrival:
         """Returns the shapes of an arrival of `rows` streams."""
-        observation = jax.tree.map(
-            lambda spec: jax.ShapeDtypeStruct((rows, *spec.shape), spec.dtype),
-            self.spec.observation,
-        )
+        observation = self.spec.timesteps(rows).observation
         return Arrival(observation, jax.ShapeDtypeStruct((3, rows), np.float32))
 
     def _init_actor(self, env_id):

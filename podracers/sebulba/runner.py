@@ -306,4 +306,5 @@ class Sebulba:
             versions=session.versions,
             queue=session.queues[index],
             pace=timing.Pace(self.num_batches),
+            factory=self._factory,
         )

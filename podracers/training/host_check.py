@@ -6,7 +6,6 @@ Axis legend: `T` time, `B` streams.
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,12 +13,11 @@ import jax
 import numpy as np
 
 from podracers import environment, errors, types, video
-from podracers.training import check, manifest
+from podracers.training import check
 
 NUM_STREAMS = 4
 _FIRST_STREAM = 5  # streams of a thread need not begin at 0
 _NUM_THREADS = 2
-_LOGGER = logging.getLogger(__name__)
 
 
 class Recording(NamedTuple):
@@ -60,8 +58,14 @@ def environment_faults(
             with made(candidate, env_id) as host:
                 recording = record(host, candidate.spec, num_steps)
             _require_rules(candidate.spec, recording.timestep)
-        with stage("a picture"):
-            _require_picture(candidate, recording.timestep)
+        try:
+            filmed = video.drawable(candidate)
+        except errors.UserError as error:
+            with stage(f"no picture: {error}"):
+                pass
+        else:
+            with stage("a picture"):
+                _require_picture(candidate, filmed, recording.timestep)
         with stage("one seed twice, together and with other neighbours"):
             for rows, cause in (
                 (slice(0, NUM_STREAMS), "it draws from a generator without a seed"),
@@ -139,23 +143,15 @@ def _run(
     act: Callable[[int, types.TimeStep], np.ndarray],
 ) -> Recording:
     """Plays actions `act(t, timestep)`; raises `_BrokenError` for what is no time step."""
-    expected = manifest.structure(
-        jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((host.num_envs, *leaf.shape), leaf.dtype),
-            types.restart(spec.zero_observation()),
-        )
-    )
+    expected = spec.timesteps(host.num_envs)
     timesteps, actions, copies = [], [], []
     for time in range(num_steps + 1):
         if time:
             actions.append(act(time - 1, timesteps[-1]))
             host.send(actions[-1].copy())
         timestep, name = (host.recv(), "recv") if time else (host.reset(), "reset")
-        if not isinstance(timestep, types.TimeStep):
-            kind = type(timestep).__name__
-            raise _BrokenError(f"{name} returned {kind}, expected types.TimeStep")
-        if faults := manifest.differences(manifest.structure(timestep), expected):
-            raise _BrokenError(*(f"{name}: {fault}" for fault in faults))
+        if faults := check.structure_faults(name, timestep, expected):
+            raise _BrokenError(*faults)
         if others := {type(leaf).__name__ for leaf in jax.tree.leaves(timestep)} - {"ndarray"}:
             raise _BrokenError(f"{name} returned {', '.join(others)}, expected NumPy arrays")
         timesteps.append(timestep)
@@ -182,13 +178,8 @@ def _require_rules(spec: environment.EnvironmentSpec, timestep: types.TimeStep) 
         raise _BrokenError(*faults)
 
 
-def _require_picture(factory: environment.HostEnvironmentFactory, timestep: types.TimeStep) -> None:
-    """Raises the fault of a picture; logs the reason if nothing can be drawn."""
-    try:
-        filmed = video.drawable(factory)
-    except errors.UserError as error:
-        _LOGGER.warning("%s", error)
-        return
+def _require_picture(factory: Any, filmed: Any, timestep: types.TimeStep) -> None:
+    """Raises the fault of a picture by a factory, or by the simulators of its form that films."""
     try:
         if filmed is factory:
             image = factory.render(jax.tree.map(lambda leaf: leaf[-1, 0], timestep))

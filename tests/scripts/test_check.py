@@ -96,6 +96,9 @@ GOOD = {
         "  observation['action_mask']: bool[3], mask of legal actions",
         "  observation['pair']['1']: int32[2], from 0 to 9, not the same for each component, "
         "one-hot",
+        "  observation['place']: float32[2]",
+        "  observation['room']: int32[], 7 values, one-hot",
+        "no picture: Own/Walk-v0 has no render mode 'rgb_array', which a video needs ... T s",
         "one seed twice, together and with other neighbours ... T s",
         "different streams: 8 of 8; 188 episodes ended, 95 truncated",
     ],

@@ -1,13 +1,14 @@
 """Tests of failures under Sebulba: the run ends in time, with the first cause and no threads."""
 
+import re
 import time
 import traceback
 
+import jax
 import numpy as np
 import pytest
 
-from podracers import errors, parallel, sebulba
-from podracers.sebulba import actor
+from podracers import environment, errors, parallel, sebulba
 from podracers.supervision import pipeline
 from tests import contract, faults, streams
 
@@ -103,10 +104,35 @@ def test_a_learner_that_fails_ends_the_actors(made, monkeypatch, caplog, error):
     assert caplog.text.count("closing an environment failed") == 1
 
 
-@pytest.mark.parametrize("returned", [None, (0.0, 0.0, False, False, {})])
-def test_a_host_environment_that_returns_no_time_step_is_one_line(returned):
-    with pytest.raises(errors.UserError, match="expected a podracers"):
-        actor.Arrival.of(returned)
+def _reward(change):
+    return lambda timestep: timestep._replace(reward=change(timestep.reward))
+
+
+@pytest.mark.parametrize("where", [faults.RESET, faults.RECV])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (tuple, "tuple, expected types.TimeStep"),
+        (
+            lambda timestep: timestep._replace(observation=[1]),
+            "leaf 'observation/features': .*, got none",
+        ),
+        (
+            lambda timestep: jax.tree.map(lambda x: x[:-1], timestep),
+            r"leaf 'discount': expected float32\[2\], got float32\[1\]",
+        ),
+        (_reward(lambda reward: reward[:, None]), r"leaf 'reward': .*, got float32\[2, 1\]"),
+        (_reward(np.float64), r"leaf 'reward': .*, got float64\[2\]"),
+        (_reward(lambda reward: None), "leaf 'reward': .*, got none"),
+    ],
+)
+def test_a_time_step_unlike_the_spec_is_one_line(made, monkeypatch, where, change, message):
+    runner, factory = made
+    returned = getattr(faults.FaultyBatch, where)
+    monkeypatch.setattr(faults.FaultyBatch, where, lambda self: change(returned(self)))
+    error = _fail(runner, runner.init(0), errors.UserError)
+    path = environment.name_of(factory)
+    assert re.fullmatch(rf"environment {re.escape(path)}: {where}.* {message}.*", str(error))
 
 
 def test_a_nan_is_reported_with_its_update(made):

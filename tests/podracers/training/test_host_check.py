@@ -138,8 +138,8 @@ FAULTS = {
     ),
     "observation is NaN or infinite": _spoilt(observation=lambda t: t.observation * np.inf),
     "observation leaves the bounds of its spec": _spoilt(observation=lambda t: t.observation + 1),
-    "Drawn): render: expected uint8[height, width, 3], got uint8[4, 4]": Drawn(),
-    "Factory): render: expected uint8[height, width, 3], got float64[4, 4]": Filmed(),
+    "render: expected uint8[height, width, 3], got uint8[4, 4]": Drawn(),
+    "render: expected uint8[height, width, 3], got float64[4, 4]": Filmed(),
     "it draws from NumPy's global generator, not from": _noise(lambda _: np.random.random()),
     "one seed gives different episodes: it draws from NumPy's global generator": Factory(
         lambda _, t: t._replace(observation=t.observation * np.float32(np.random.random())), Seeded
