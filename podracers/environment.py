@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import errors, types
+from podracers import errors, trees, types
 
 ACTION_MASK = "action_mask"
 STATE = "environment_state"
@@ -248,3 +248,28 @@ def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:
     base = int(jax.random.bits(key, dtype=np.uint32))
     # The golden ratio's odd multiple of 2**31 (Knuth, vol. 3, 6.4): odd numbers have an inverse.
     return (base + np.asarray(env_id, np.int64) * 1_327_217_885) % 2**31
+
+
+def refuse(candidate: Any, faults: list[str]) -> None:
+    """Raises `errors.UserError`, in one line, if an environment has faults."""
+    if faults:
+        path = name_of(candidate)
+        raise errors.UserError(f"environment {path}: {'; '.join(faults)}")
+
+
+def structure_faults(method: str, timestep: Any, expected: types.TimeStep) -> list[str]:
+    """Returns the leaves in which host time steps are not those of `EnvironmentSpec.timesteps`.
+
+    A run compares every step, so the common case is cheap.
+    """
+    if not isinstance(timestep, types.TimeStep):
+        return [f"{method} returned {type(timestep).__name__}, expected types.TimeStep"]
+    if _signature(timestep) == _signature(expected):
+        return []
+    differences = trees.differences(trees.structure(timestep), trees.structure(expected))
+    return [f"{method}: {difference}" for difference in differences]
+
+
+def _signature(tree: types.PyTree) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, *((np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)

@@ -277,7 +277,8 @@ class Evaluator:
             with worker.doing(pipeline.STARTING):
                 timestep = host.reset()
             expected = self.environment.spec.timesteps(len(env_id))
-            check.refuse(self.environment, check.structure_faults("reset", timestep, expected))
+            faults = environment_lib.structure_faults("reset", timestep, expected)
+            environment_lib.refuse(self.environment, faults)
             yield host, timestep
             for time in range(self.limit):
                 with worker.doing("inference" if time else pipeline.COMPILING):

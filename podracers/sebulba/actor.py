@@ -25,7 +25,6 @@ from podracers import keys, types
 from podracers import precision as precision_lib
 from podracers.sebulba import timing
 from podracers.supervision import pipeline
-from podracers.training import check
 
 
 def map_streams(function: Callable[..., Any], *rollouts: types.Rollout) -> types.Rollout:
@@ -187,7 +186,8 @@ class Actor:
         return self.factory.spec.timesteps(self.env_id.size // self.num_batches)
 
     def _arrival(self, method: str, timestep: types.TimeStep) -> Arrival:
-        check.refuse(self.factory, check.structure_faults(method, timestep, self._expected))
+        faults = environment_lib.structure_faults(method, timestep, self._expected)
+        environment_lib.refuse(self.factory, faults)
         # A new array, because the device may alias it.
         return Arrival(timestep.observation, np.array(timestep[1:], np.float32))
 

@@ -21,8 +21,7 @@ import numpy as np
 from dm_env import specs
 
 from podracers import agent as agent_lib
-from podracers import anakin, environment, errors, parallel, precision, types, video
-from podracers.training import manifest
+from podracers import anakin, environment, errors, parallel, precision, trees, types, video
 
 _NUM_STREAMS = 8
 _MAX_UPDATES = 100
@@ -43,7 +42,7 @@ def check_environment(candidate: Any, num_steps: int = 1000, seed: int = 0) -> N
     again = None
     if isinstance(candidate, type):
         candidate, again = candidate(), candidate()
-    refuse(candidate, environment_faults(candidate, num_steps, seed, again))
+    environment.refuse(candidate, environment_faults(candidate, num_steps, seed, again))
 
 
 def environment_faults(
@@ -117,13 +116,6 @@ def seed_fault(
     used = [name for name, state in generators().items() if state != before[name]]
     cause = f"it draws from {' and '.join(used)}, not from its seed or key" if used else otherwise
     return f"one seed gives different episodes: {cause}"
-
-
-def refuse(candidate: Any, faults: list[str]) -> None:
-    """Raises `errors.UserError`, in one line, if an environment has faults."""
-    if faults:
-        path = environment.name_of(candidate)
-        raise errors.UserError(f"environment {path}: {'; '.join(faults)}")
 
 
 def random_action(action: specs.Array, observation: types.PyTree, key: jax.Array) -> jax.Array:
@@ -224,26 +216,8 @@ def _trace_faults(candidate: environment.Environment) -> list[str]:
             ("step", step[1], timestep),
             ("the state of step differs from that of reset", step[0], reset[0]),
         )
-        for each in manifest.differences(*map(manifest.structure, (found, expected)))
+        for each in trees.differences(*map(trees.structure, (found, expected)))
     ]
-
-
-def structure_faults(method: str, timestep: Any, expected: types.TimeStep) -> list[str]:
-    """Returns the leaves in which host time steps are not those of `EnvironmentSpec.timesteps`.
-
-    Without a fault it takes a microsecond, for each step of a run.
-    """
-    if not isinstance(timestep, types.TimeStep):
-        return [f"{method} returned {type(timestep).__name__}, expected types.TimeStep"]
-    trees = (timestep, expected)
-    if len(set(map(_signature, trees))) == 1:
-        return []
-    return [f"{method}: {each}" for each in manifest.differences(*map(manifest.structure, trees))]
-
-
-def _signature(tree: types.PyTree) -> Any:
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, *((np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
 
 
 def _program_faults(*instances: environment.Environment) -> list[str]:
@@ -402,7 +376,7 @@ def check_agent(
       errors.UserError: one line with the fault, also of the environment; or there is only one
         device.
     """
-    refuse(task, environment_faults(task, num_steps=0, stage=stage))
+    environment.refuse(task, environment_faults(task, num_steps=0, stage=stage))
     agent = candidate(spec=task.spec) if isinstance(candidate, type) else candidate
     name = f"agent {errors.path_of(agent)}"
     if missing := missing_members(agent, agent_lib.Agent):

@@ -30,7 +30,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from podracers import agent as agent_lib
-from podracers import errors, types
+from podracers import errors, trees, types
 from podracers.hosts import peers, processes
 from podracers.training import manifest, storage
 
@@ -150,8 +150,8 @@ class Checkpointer:
             "user": dict(metadata),
             "step": step,
             "score": score,
-            "state": manifest.structure(state),
-            "params": manifest.structure(params),
+            "state": trees.structure(state),
+            "params": trees.structure(params),
         }
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
@@ -310,8 +310,7 @@ class Checkpointer:
 
         def is_bare() -> bool:
             faults, bare_faults = (
-                manifest.differences(record[item], manifest.structure(tree))
-                for tree in (template, bare)
+                trees.differences(record[item], trees.structure(tree)) for tree in (template, bare)
             )
             if faults and bare_faults:
                 raise errors.UserError(f"checkpoint {folder} does not fit this run: {faults[0]}")

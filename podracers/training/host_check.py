@@ -150,7 +150,7 @@ def _run(
             actions.append(act(time - 1, timesteps[-1]))
             host.send(actions[-1].copy())
         timestep, name = (host.recv(), "recv") if time else (host.reset(), "reset")
-        if faults := check.structure_faults(name, timestep, expected):
+        if faults := environment.structure_faults(name, timestep, expected):
             raise _BrokenError(*faults)
         if others := {type(leaf).__name__ for leaf in jax.tree.leaves(timestep)} - {"ndarray"}:
             raise _BrokenError(f"{name} returned {', '.join(others)}, expected NumPy arrays")

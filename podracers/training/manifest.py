@@ -1,4 +1,4 @@
-"""Integrity of checkpoints: checksums of files, and shapes of arrays.
+"""Integrity of checkpoints: checksums of files.
 
 Array files have no checksums of their own, so a flipped bit in one would be restored silently. A
 manifest with the size and the CRC-32 of every file is written into a checkpoint before its commit.
@@ -14,11 +14,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-import numpy as np
 from etils import epath
 
-from podracers import errors, types
+from podracers import errors
 
 MANIFEST = "manifest.json"
 _CHUNK = 1 << 20  # bytes read at a time
@@ -139,30 +137,3 @@ def _checksum(path: epath.Path) -> list[int]:
             size += len(chunk)
             crc = zlib.crc32(chunk, crc)
     return [size, crc]
-
-
-def structure(tree: types.PyTree) -> list[list[Any]]:
-    """Returns `[path, shape, dtype]` of every leaf, as JSON can hold it."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return [
-        [
-            jax.tree_util.keystr(path, simple=True, separator="/"),
-            list(np.shape(leaf)),
-            str(leaf.dtype) if hasattr(leaf, "dtype") else type(leaf).__name__,
-        ]
-        for path, leaf in leaves
-    ]
-
-
-def differences(found: list[list[Any]], expected: list[list[Any]]) -> list[str]:
-    """Returns a phrase on each leaf in which two structures differ."""
-    found_leaves, expected_leaves = (
-        {path: f"{dtype}{shape}" for path, shape, dtype in structure}
-        for structure in (found, expected)
-    )
-    return [
-        f"leaf '{path}': expected {expected_leaves.get(path, 'none')}, "
-        f"got {found_leaves.get(path, 'none')}"
-        for path in {**expected_leaves, **found_leaves}
-        if found_leaves.get(path) != expected_leaves.get(path)
-    ]

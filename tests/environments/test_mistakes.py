@@ -13,7 +13,7 @@ from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import brax, catch, envpool, gymnasium, gymnax, jumanji, probes, wrappers
 from environments.meta import delayed_chains, lifetimes, tabular_grids
-from podracers import errors
+from podracers import environment, errors
 from podracers.training import check
 
 OWN = "tests.environments.own_games:Own/"
@@ -170,7 +170,7 @@ def test_a_mistake_is_one_line(make, arguments, words, monkeypatch):
 )
 def test_broken_contracts_name_the_id(candidate, name):
     with pytest.raises(errors.UserError, match=f"^environment {name}: a fault$"):
-        check.refuse(candidate, ["a fault"])
+        environment.refuse(candidate, ["a fault"])
 
 
 def test_an_environment_that_cannot_be_closed_is_one_line():

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from podracers.training import manifest, trained
+from podracers import trees
+from podracers.training import trained
 from tests import processes
 
 TRAIN, EVALUATE = "podracers.training.train", "podracers.training.evaluate"
@@ -86,7 +87,7 @@ def test_a_run_is_read_without_its_code_and_other_code_is_named_before(
         file.write("import a_strangers_lab\ninclude 'a_strangers.gin'\n")
     step, params = trained.params(path, best=True)
     assert step == trusted.step
-    assert manifest.structure(params) == sorted(manifest.structure(trusted.params))
+    assert trees.structure(params) == sorted(trees.structure(trusted.params))
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(params))
     jax.tree.map(np.testing.assert_array_equal, params["params"], trusted.params.params)
     assert caplog.text == ""
