@@ -160,7 +160,7 @@ class Experiment:
             environment = _make("environment", self.environment, environment_lib.Environment)
             with config.user_errors("Experiment.environment"):
                 spec = environment.spec
-            check_lib.refuse(environment, check_lib.spec_faults(environment))
+            environment_lib.refuse(environment, check_lib.spec_faults(environment))
             agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
             arguments = {"agent": agent, "environment": environment}
             if self.precision != precision.DEFAULT:  # other runners need not know the argument
@@ -260,7 +260,7 @@ def check(
         weights_and_biases.require()
     environment = parts.environment
     if not environment_lib.is_host(environment):
-        check_lib.refuse(environment, check_lib.trace_faults(environment))
+        environment_lib.refuse(environment, check_lib.trace_faults(environment))
     runner = parts.runner
     if hasattr(parts.agent, "check_run"):
         parts.agent.check_run(runner.num_envs, runner.rollout_length, parts.num_updates)
