@@ -22,7 +22,7 @@ from podracers import environment, parallel, types
 
 _EPSILON = 1e-8  # added to the variance
 _CLIP = 10.0  # largest absolute value of normalised observations and rewards
-_MAX_BATCHES = 2**17  # whose observations count; float32 adds no small number to a large one
+_MAX_BATCHES = 2**17  # batches that count; float32 adds no small number to a large one
 _IMAGE_RANK = 3
 
 

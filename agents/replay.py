@@ -225,7 +225,7 @@ class Replay:
 
     def updates_to_learn(self, num_envs: int, rollout_length: int) -> int:
         """Returns the number of updates up to the first with a gradient step."""
-        steps = max(self.sequence_length, -(-self.min_size // num_envs))  # of each stream
+        steps = max(self.sequence_length, -(-self.min_size // num_envs))  # agent steps of a stream
         filled = -(-steps // rollout_length)
         each = self._steps_per_update(num_envs * rollout_length)
         # `floor(each * n)` gradient steps would follow `n` updates, without a wait.

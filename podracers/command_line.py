@@ -179,7 +179,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):  # of a pipe, of a terminal
+            if error.errno not in (errno.EPIPE, errno.EIO):  # a pipe, a terminal
                 raise
             with open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self.fileno())

@@ -83,7 +83,7 @@ class _Gated(_Units):
     def _inputs(self, features: jax.Array, *signs: int) -> jax.Array:
         """Returns the products with the inputs, `[..., F]`, a block of `[..., H]` for each sign."""
         size, dtype, bias = len(signs) * self.size, features.dtype, nn.initializers.zeros
-        if not getattr(self, "layer_norm", False):  # which would scale them
+        if not getattr(self, "layer_norm", False):  # layer normalisation would scale them
             bias = self._gate_bias(*signs)
         return nn.Dense(size, name="input", dtype=dtype, bias_init=bias)(features)
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from agents.networks import layers
 from podracers import environment, errors, types
 
-_MAX_CHANNELS = 16  # in images of fewer pixels a side that have twice as many channels
+_MAX_CHANNELS = 16  # a smaller side with more channels is no side of an image
 _ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # of `jax.nn`
 
 

@@ -107,7 +107,7 @@ def read(space: Any, values: Sequence[Any], name: str, top: bool = True) -> Any:
         return batch
     elif dtype.kind == "f":
         try:
-            with np.errstate(over="raise"):  # which would be undetectable later
+            with np.errstate(over="raise"):  # an infinite number would be undetectable later
                 return batch.astype(dtype)
         except FloatingPointError:
             wrong = np.isfinite(batch) & (np.abs(batch) > np.finfo(dtype).max)

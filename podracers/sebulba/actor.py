@@ -104,13 +104,13 @@ class Actor:
     env_id: np.ndarray  # [B] int32, global
     device: jax.Device  # the one that acts
     learners: tuple[jax.Device, ...]  # those that get its rollouts
-    key: jax.Array  # that of the run
+    key: jax.Array  # the run's key
     first: int  # the update of its first rollout
     lag: int  # most updates that a rollout's parameters may be behind; 0 and 1 are exact
     versions: pipeline.Versions  # parameters as the learner publishes them, `{device: params}`
     queue: pipeline.Queue  # receives its `Shards`
     pace: timing.Pace
-    factory: environment_lib.HostEnvironmentFactory  # of the environments that `make` makes
+    factory: environment_lib.HostEnvironmentFactory  # it makes the environments
 
     def run(self, worker: pipeline.Worker) -> None:
         """Makes the environments, collects rollouts until cancelled, closes the environments."""

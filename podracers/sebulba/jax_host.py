@@ -23,7 +23,7 @@ class JaxHostEnvironment:
     The streams are those of Anakin: equal keys and equal actions give equal time steps.
     """
 
-    environment: environment_lib.Environment  # in JAX, one stream
+    environment: environment_lib.Environment  # one stream, written in JAX
 
     @property
     def spec(self) -> environment_lib.EnvironmentSpec:

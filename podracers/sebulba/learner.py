@@ -37,7 +37,7 @@ _STATE_LAYOUT = SebulbaState(_SPEC(), _ROWS, _ROWS, _SPEC(), _SPEC())
 class Learner:
     """Jitted functions over all learner devices; only one thread calls them."""
 
-    programs: actor.ActorPrograms  # with the agent and the shapes of rollouts
+    programs: actor.ActorPrograms  # they hold the agent and the shapes of rollouts
     placement: placement_lib.Placement
 
     @functools.cached_property

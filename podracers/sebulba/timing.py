@@ -70,7 +70,7 @@ class Timers:
     actors: list[pipeline.Timer] = dataclasses.field(default_factory=list)
     paces: list[Pace] = dataclasses.field(default_factory=list)  # of the actors' simulators
     lags: list[int] = dataclasses.field(default_factory=list)  # updates; since the last `take`
-    num_devices: int = 1  # of this process
+    num_devices: int = 1  # devices of this process
 
     def take(self) -> metrics.Diagnostics:
         """Returns shares, rates and lags since the last call."""

@@ -36,7 +36,7 @@ SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout and where the project
 FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
 PACKAGES = ("agents", "environments", "podracers")
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
-_LOCK = threading.RLock()  # of gin's state, which all threads share
+_LOCK = threading.RLock()  # guards gin's state, which all threads share
 _PATIENCE = 10.0  # seconds in which another thread loads an experiment
 
 Key = tuple[str, str]  # gin's: scope and selector
@@ -63,7 +63,7 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
     """
     _install(State(_Config(), {}, set()))
     gin.clear_config()
-    gin.enter_interactive_mode()  # which accepts another class of the same name
+    gin.enter_interactive_mode()  # it accepts another class of the same name
     layers: list[Bindings] = []
     given: Bindings = {}
     for path in gin_files:

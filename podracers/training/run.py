@@ -162,7 +162,7 @@ class Run:
         self._update = 0
         self._resume = resume
         self._is_configuration_kept = False
-        self._first_fault = metrics.NEVER  # as in `metrics.Report`; replay keeps observations
+        self._first_fault = metrics.NEVER  # see `metrics.Report`; replay keeps observations
         self._latest_verdict = self._printed_verdict = ""  # of the runner: its kind
         with contextlib.ExitStack() as exits:  # the process may live on, as that of a notebook
             processes.on_lead(directory.lock.acquire)
