@@ -42,10 +42,8 @@ def by_option(agent: agent_lib.Agent, population: int, given: Any) -> Values:
     if given and population == 1:
         raise errors.UserError(f"{_NAME}: expected Anakin.population to be more than 1, got 1")
     agent_name = type(agent).__name__
-    prefixes = {
-        "",
-        *(base.__name__ for base in type(agent).__mro__),
-    }  # a base class stands for it, as in gin
+    # The name of a base class stands for it, as in gin.
+    prefixes = {"", *(base.__name__ for base in type(agent).__mro__)}
     floats = {each.name for each in dataclasses.fields(agent) if "float" in str(each.type)}
     values: dict[str, tuple[float, ...]] = {}
     for name, items in given.items():

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from agents.networks import layers
 from podracers import environment, errors, types
 
-_MAX_CHANNELS = 16  # a smaller side with more channels is no side of an image
+_MAX_CHANNELS = 16  # a side this short holds the channels, if the other axes are twice as long
 _ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # of `jax.nn`
 
 
