@@ -472,13 +472,13 @@ class ReplayAgent(options.Learning):
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
 
-    def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
-        """Raises a `UserError` if a run is too short to learn from replay; see `agent.Agent`."""
-        self._replay.check_run(self, num_envs, rollout_length, num_updates)
-
     _preprocess = functools.cached_property(preprocessing.Preprocess.of)
     _optimizer = functools.cached_property(optimization.adam_of)
     _initial_priorities = None  # a method, if new sequences have other priorities than the highest
+
+    def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
+        """Raises a `UserError` if a run is too short to learn from replay; see `agent.Agent`."""
+        self._replay.check_run(self, num_envs, rollout_length, num_updates)
 
     def init_memory(self, rollout: types.Rollout) -> Memory:
         """Returns an empty replay of this device's streams."""

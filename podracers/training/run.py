@@ -377,10 +377,10 @@ class Run:
         )
         if name not in metrics.FAULTS:
             raise errors.RunFailure(f"the metric '{name}'{member} became NaN or infinite {where}")
-        candidate = self._parts.environment
-        hint = "" if environment.is_host(candidate) else "; `podracers-check` lists all faults"
-        path = environment.name_of(candidate)
-        raise errors.UserError(f"environment {path}: {name}{member}{hint}; found {where}")
+        path = environment.name_of(self._parts.environment)
+        raise errors.UserError(
+            f"environment {path}: {name}{member}; `podracers-check` lists all faults; found {where}"
+        )
 
     def _evaluate(
         self, final: bool = False
