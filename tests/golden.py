@@ -16,8 +16,8 @@ _FILE = pathlib.Path(__file__).parent / "golden.json"
 def check(name: str, tree: Any) -> None:
     """Asserts that the arrays of a pytree equal those recorded under `name`.
 
-    They are compared as a multiset, so that they may be renamed. Bits depend on the processor and
-    on XLA; elsewhere norms are compared. `GOLDEN=record` records the arrays.
+    They are compared as a multiset, so that they may be renamed. Bits depend on the processor, on
+    OpenBLAS's kernels and on XLA; elsewhere norms are compared. `GOLDEN=record` records the arrays.
     """
     arrays = [np.asarray(x) for x in jax.tree.leaves(tree)]
     digests = sorted(hashlib.sha256(x.tobytes()).hexdigest() for x in arrays)
@@ -25,6 +25,7 @@ def check(name: str, tree: Any) -> None:
         "digest": hashlib.sha256("".join(digests).encode()).hexdigest(),
         "norm": float(np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in arrays))),
         "machine": f"{_processor()}, jaxlib {jax.lib.__version__}",
+        "openblas": os.environ.get("OPENBLAS_CORETYPE"),
     }
     golden = json.loads(_FILE.read_text())
     if os.environ.get("GOLDEN") == "record":
@@ -32,7 +33,7 @@ def check(name: str, tree: Any) -> None:
         return
     expected = golden[name]
     np.testing.assert_allclose(actual["norm"], expected["norm"], rtol=1e-3)
-    if actual["machine"] == expected["machine"]:
+    if all(actual[key] == expected.get(key, actual[key]) for key in ("machine", "openblas")):
         assert actual["digest"] == expected["digest"]
 
 

@@ -54,8 +54,8 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
       root: the class whose parameters choose the parts of the experiment.
 
     Returns:
-      The names of bindings that were dropped, but for options of another runner, because files bind
-      those of both.
+      The names of bindings that were dropped, but for options of runners, because files bind those
+      of both, and for macros of options that runners have or that `gin_bindings` bind anew.
 
     Raises:
       errors.UserError: a missing or malformed file, an unknown name, an unused binding, a macro
@@ -327,14 +327,22 @@ def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> li
             for name, value in values.items():
                 every.setdefault(key, {}).setdefault(name, []).append(value)
     known, _ = _used(root, every, is_final=False)
+
+    def is_runner(key: Key) -> bool:
+        return not key[0] and hasattr(gin.config._REGISTRY[key[1]].wrapped, "steps_per_update")
+
+    # Options of runners, and macros of these and of options that the command line binds anew.
+    unnamed = {key for key in every if is_runner(key)}
+    values = [every[key] for key in unnamed]
+    values += [every.get(key, {}).get(name) for key in given for name in given[key]]
+    keys = (reference.config_key for reference in gin.config.iterate_references(values))
+    unnamed |= {key for key in keys if key[1] == _MACRO}
     dropped = []
     for key in sorted(bound):
         scope, selector = key
         unused = [name for name in bound[key] if name not in used.get(key, ())]
         part = _scoped(scope, selector)
-        wrapped = gin.config._REGISTRY[selector].wrapped
-        is_runner = not scope and hasattr(wrapped, "steps_per_update")
-        refused = given.get(key, {}) if key in known or is_runner else unused
+        refused = given.get(key, {}) if key in known or is_runner(key) else unused
         if refused := [name for name in refused if name in unused]:
             parts = {s for _, s in references if s not in (_MACRO, _CONSTANT)}
             if selector == _MACRO:
@@ -346,7 +354,7 @@ def _drop_replaced(root: Key, layers: Sequence[Bindings], given: Bindings) -> li
                 f"nothing uses '{part}.{refused[-1]}': this experiment has no {part}; it has "
                 + ", ".join(sorted(map(_short, parts)))
             )
-        if not is_runner:
+        if key not in unnamed:
             dropped += [scope if selector == _MACRO else f"{part}.{name}" for name in unused]
         for name in unused:
             del bound[key][name]

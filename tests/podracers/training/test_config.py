@@ -260,9 +260,9 @@ from agents.networks import encoders
 from environments import catch
 from podracers import anakin
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agent(ppo.PPO):
+class Variant(ppo.PPO):
     cost: float = 0.0
-class Later(Agent): pass
+class Later(Variant): pass
 class Encoder(encoders.MLP): pass
 class Game(catch.Catch): pass
 class Narrow(catch.Catch):
@@ -298,12 +298,17 @@ def variants(write, tiny, tmp_path, monkeypatch):
     ("content", "values", "unused"),
     [
         (
-            "Experiment.agent = @variants.Agent\nPPO.gamma = 0.9\nvariants.Agent.cost = 0.5",
-            {"Agent.gamma": 0.9, "Agent.cost": 0.5, "Agent.epochs": 1, "Agent.clip_epsilon": 0.2},
+            "Experiment.agent = @variants.Variant\nPPO.gamma = 0.9\nvariants.Variant.cost = 0.5",
+            {
+                "Variant.gamma": 0.9,
+                "Variant.cost": 0.5,
+                "Variant.epochs": 1,
+                "Variant.clip_epsilon": 0.2,
+            },
             "",
         ),
         (LATER, {"Later.gamma": 0.9, "Later.epochs": 1}, ""),
-        (f"{LATER}\nvariants.Agent.gamma = 0.8", {"Later.gamma": 0.8}, "PPO.gamma"),
+        (f"{LATER}\nvariants.Variant.gamma = 0.8", {"Later.gamma": 0.8}, "PPO.gamma"),
         (f"variants.Later.gamma = 0.8\n{LATER}", {"Later.gamma": 0.8}, "PPO.gamma"),
         (f"{GAME}\nCatch.rows = 4\nCatch.rows = 5", {"Game.rows": 5, "Game.columns": 5}, ""),
         (
@@ -356,10 +361,10 @@ def test_bindings_of_a_class_hold_for_its_subclasses(
 
 def test_bindings_of_a_base_class_on_the_command_line_are_used(variants):
     file = variants(f"{LATER}\nvariants.Later.epochs = 2")
-    for option in ("PPO.gamma", "Agent.gamma", "variants.Later.gamma"):
+    for option in ("PPO.gamma", "variants.Variant.gamma", "variants.Later.gamma"):
         assert experiment.load([file], [f"{option} = 0.5"]).build().agent.gamma == 0.5
-    for option in ("PPO.epochs = 3", "Agent.epochs = 3"):
-        assert f"'{option.partition(' ')[0]}'" in _message([file], [option])
+    for option in ("ppo.PPO.epochs", "variants.Variant.epochs"):
+        assert f"'{option.partition('.')[2]}'" in _message([file], [f"{option} = 3"])
     assert "'PPO.spec'" in _message([file], ["PPO.spec = 3"])
 
 
