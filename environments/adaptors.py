@@ -178,8 +178,11 @@ def channels_last(tree: types.PyTree) -> types.PyTree:
     """Returns a batch, whose leaves are NumPy arrays `[B, ...]`, as `channels_last_spec`."""
 
     def moved(leaf: np.ndarray) -> np.ndarray:
-        is_first = _is_channels_first(leaf.shape[1:], leaf.dtype)
-        return np.ascontiguousarray(np.moveaxis(leaf, 1, -1)) if is_first else leaf
+        if not _is_channels_first(leaf.shape[1:], leaf.dtype):
+            return leaf
+        if leaf.shape[1] == 1:  # both layouts are the same bytes
+            return leaf.reshape(*leaf.shape[:1], *leaf.shape[2:], 1)
+        return np.ascontiguousarray(np.moveaxis(leaf, 1, -1))
 
     return jax.tree.map(moved, tree)
 
