@@ -4,7 +4,7 @@ Axis legend: `T` time, `B` the streams of one shard (of one device, or of one ac
 """
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 
@@ -21,6 +21,8 @@ class Agent(Protocol):
     An agent may have a method `check_run(num_envs, rollout_length, num_updates)`, which raises an
     `errors.UserError` if its parameters would be the same after a run of this size as before.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def init_learner(self, key: jax.Array) -> Any:
         """Returns the state that learner devices share: parameters, optimizer state, counters."""

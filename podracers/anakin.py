@@ -9,7 +9,7 @@ Axis legend: `P` population (absent where it is 1), `B` streams, `D` devices.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -172,7 +172,7 @@ class Anakin:
     @property
     def _layout(self) -> AnakinState:
         """Shardings of the state, as a tree prefix."""
-        spec = jax.sharding.PartitionSpec
+        spec: Callable[..., types.PyTree] = jax.sharding.PartitionSpec
         rows = spec(parallel.AXIS) if self.population == 1 else spec(None, parallel.AXIS)
         return AnakinState(learner=spec(), memory=rows, streams=rows, key=spec(), update=spec())
 
@@ -194,7 +194,7 @@ class Anakin:
     def _init_shard(self, seed: jax.Array) -> AnakinState:
         """Initialises this device's part of the state."""
 
-        def member(key: jax.Array, values: dict[str, jax.Array]):
+        def member(key: jax.Array, values: Mapping[str, jax.typing.ArrayLike]):
             agent = population_lib.with_options(self.agent, values)
             learner = agent.init_learner(keys.learner(key))
             local = self.num_envs // parallel.axis_size()

@@ -15,12 +15,13 @@ The action specification (`dm_env.specs`) determines the kind of policy:
 """
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
+from typing_extensions import TypeIs
 
 from podracers import errors, trees, types
 
@@ -36,7 +37,7 @@ class EnvironmentSpec:
     Attributes:
       name: the environment's name in logs and error messages.
       observation: a pytree whose leaves are `dm_env.specs.Array`.
-      action: a `dm_env.specs` array; see the docstring of this module.
+      action: see the docstring of this module.
       max_episode_steps: the time limit in agent steps, or None.
       model: the environment that steps from the states in observations; None if observations
         contain no state.
@@ -44,9 +45,14 @@ class EnvironmentSpec:
 
     name: str
     observation: types.PyTree
-    action: specs.Array
+    action: specs.BoundedArray
     max_episode_steps: int | None = None
     model: "EnvironmentModel | None" = None
+
+    @property
+    def num_actions(self) -> int:
+        """Number of values of a discrete action, or of the largest part of a multi-discrete one."""
+        return int(np.max(self.action.maximum)) + 1
 
     def zero_observation(self) -> types.PyTree:
         """Returns zeros (NumPy) of the shapes and dtypes of one observation."""
@@ -54,7 +60,8 @@ class EnvironmentSpec:
 
     def timesteps(self, *batch: int) -> types.TimeStep:
         """Returns the shapes and dtypes of time steps `[*batch, ...]` (`jax.ShapeDtypeStruct`)."""
-        scalar, step_type = specs.Array((), np.float32), specs.Array((), np.int8)
+        scalar: types.PyTree = specs.Array((), np.float32)
+        step_type: types.PyTree = specs.Array((), np.int8)
         return jax.tree.map(
             lambda spec: jax.ShapeDtypeStruct((*batch, *spec.shape), spec.dtype),
             types.TimeStep(self.observation, scalar, scalar, step_type),
@@ -176,7 +183,7 @@ class HostEnvironment(Protocol):
     def num_envs(self) -> int:
         """The batch size `B`."""
 
-    def reset(self) -> types.TimeStep:
+    def reset(self) -> types.TimeStep[np.ndarray]:
         """Starts an episode of every environment; called once, first."""
 
     def send(self, action: np.ndarray) -> None:
@@ -186,7 +193,7 @@ class HostEnvironment(Protocol):
           action: `[B, ...]`; ignored where the latest time step was LAST: the episode restarts.
         """
 
-    def recv(self) -> types.TimeStep:
+    def recv(self) -> types.TimeStep[np.ndarray]:
         """Waits for the step that `send` started, and returns its time steps."""
 
     def close(self) -> None:
@@ -221,7 +228,10 @@ class HostEnvironmentFactory(Protocol):
         """
 
 
-def is_host(environment: Any) -> bool:
+AnyEnvironment: TypeAlias = Environment | HostEnvironmentFactory
+
+
+def is_host(environment: object) -> TypeIs[HostEnvironmentFactory]:
     """Returns whether this is a factory of host environments, not a JAX environment."""
     return hasattr(environment, "make")
 

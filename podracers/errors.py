@@ -11,8 +11,10 @@ import sysconfig
 import traceback
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from typing_extensions import TypeIs
 
 INT32_MAX = 2**31 - 1  # the largest number that shapes, indices and counters on a device can hold
 # Types of literals, and of classes and functions that are not called.
@@ -135,7 +137,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return fits or not (is_class and is_checked)
 
 
-def is_function(value: Any) -> bool:
+def is_function(value: object) -> TypeIs[Callable[..., Any]]:
     """Returns whether a value is a class or a function, and no instance, such as a Flax module."""
     return callable(value) and (hasattr(value, "__name__") or isinstance(value, functools.partial))
 

@@ -10,8 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,8 +86,8 @@ class Evaluator:
     """
 
     agent: agent_lib.Agent
-    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
-    num_episodes: int | None = None  # `E`; None for 512 in a JAX environment, or 64 on the host
+    environment: environment_lib.AnyEnvironment
+    num_episodes: int | None = None  # None for 512 in a JAX environment, or 64 on the host
     population: int = 1  # `P`
     population_values: population_lib.Values = dataclasses.field(default_factory=dict)
     max_steps: int | None = None  # agent steps until an episode is cut; None for its own limit
@@ -95,10 +95,15 @@ class Evaluator:
     precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
-        if self.num_episodes is None:
-            default = _NUM_HOST_EPISODES if self._is_host else _NUM_EPISODES
-            object.__setattr__(self, "num_episodes", default)
-        errors.require_count(self, "num_episodes")
+        if self.num_episodes is not None:
+            errors.require_count(self, "num_episodes")
+
+    @property
+    def count(self) -> int:
+        """Number of episodes, `E`."""
+        if self.num_episodes is not None:
+            return self.num_episodes
+        return _NUM_HOST_EPISODES if environment_lib.is_host(self.environment) else _NUM_EPISODES
 
     @property
     def limit(self) -> int:
@@ -126,12 +131,12 @@ class Evaluator:
           pipeline.WorkerError: a simulator hangs.
         """
         index, count = share
-        first, end = (self.num_episodes * each // count for each in (index, index + 1))
+        first, end = (self.count * each // count for each in (index, index + 1))
         env_id = np.arange(first, end, dtype=np.int32)
         if not env_id.size:
             none = np.zeros((self.population, 0) if self.population > 1 else (0,), np.float32)
             return Episodes(none, none.astype(np.int32), none.astype(np.bool_))
-        if not self._is_host:
+        if not environment_lib.is_host(self.environment):
             return jax.device_get(self._run(_on_one_device(params), key, env_id))
         # Batches of one size, so that acting compiles once; surplus episodes are dropped.
         size = -(-env_id.size // -(-env_id.size // MAX_BATCH))
@@ -170,30 +175,26 @@ class Evaluator:
             alone = dataclasses.replace(self, agent=agent, population=1, population_values={})
             return alone.film(jax.tree.map(lambda x: x[0], params), key)
         environment = video.drawable(self.environment)
-        if self._is_host:
+        if environment_lib.is_host(environment):
             play = functools.partial(self._film_on_host, environment, params, key)
             return pipeline.call("recording", play, self.timeout)
         params = _on_one_device(params)
         reset_keys, act_keys, actor_state = self._jitted_begin(key, np.zeros(1, np.int32))
         state, timestep = jax.jit(jax.vmap(environment.reset))(reset_keys)
         step = jax.jit(jax.vmap(environment.step))
-        frames = [video.picture(environment, environment.render(_first_row(state)))]
+        frames = [video.draw(environment, _first_row(state))]
         for time in range(self.limit):
             action, actor_state = self._jitted_act(params, actor_state, timestep, act_keys, time)
             state, timestep = step(state, action)
-            frames.append(video.picture(environment, environment.render(_first_row(state))))
+            frames.append(video.draw(environment, _first_row(state)))
             if timestep.last()[0]:
                 break
         return frames
 
-    @property
-    def _is_host(self) -> bool:
-        return environment_lib.is_host(self.environment)
-
     def _begin(self, key: jax.Array, env_id: jax.Array):
         """Returns the keys of reset and of acting `[B]`, and the actor state of some episodes."""
         reset_keys, act_keys = jax.vmap(episode_keys, (None, 0))(key, env_id)
-        return reset_keys, act_keys, self.agent.init_actor(env_id, self.num_episodes, True)
+        return reset_keys, act_keys, self.agent.init_actor(env_id, self.count, True)
 
     def _act(self, params, actor_state, timestep, act_keys, time):
         """Returns the actions `[B]` of one step, and the actor state after it."""
@@ -224,10 +225,12 @@ class Evaluator:
         return jax.jit(run)
 
     def _run_member(self, params: types.PyTree, key: jax.Array, env_id: jax.Array) -> Episodes:
-        shape = env_id.shape
+        shape, environment = env_id.shape, self.environment
+        assert not environment_lib.is_host(environment)
         reset_keys, act_keys, actor_state = self._begin(key, env_id)
-        state, timestep = jax.vmap(self.environment.reset)(reset_keys)
-        episodes = Episodes(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool))
+        state, timestep = jax.vmap(environment.reset)(reset_keys)
+        zeros: types.PyTree = jnp.zeros(shape)
+        episodes = Episodes(zeros, zeros.astype(jnp.int32), zeros.astype(jnp.bool_))
 
         def unfinished(carry) -> jax.Array:
             time, *_, episodes = carry
@@ -236,7 +239,7 @@ class Evaluator:
         def step(carry):
             time, state, timestep, actor_state, episodes = carry
             action, actor_state = self._act(params, actor_state, timestep, act_keys, time)
-            state, timestep = jax.vmap(self.environment.step)(state, action)
+            state, timestep = jax.vmap(environment.step)(state, action)
             running = ~episodes.finished
             episodes = Episodes(
                 episodes.returns + jnp.where(running, timestep.reward, 0.0),
@@ -253,21 +256,23 @@ class Evaluator:
         evaluator = dataclasses.replace(self, environment=environment)
         with contextlib.closing(evaluator._steps(params, key, env_id, worker)) as steps:
             for host, timestep in steps:
-                is_drawn = hasattr(environment, "render")
-                image = environment.render(_first_row(timestep)) if is_drawn else host.render()[0]
-                frames.append(video.picture(environment, image))
+                if hasattr(environment, "render"):
+                    frames.append(video.draw(environment, _first_row(timestep)))
+                else:
+                    frames.append(video.picture(environment, host.render()[0]))
                 if timestep.last()[0]:
                     break
         return frames
 
     def _steps(
         self, params: types.PyTree, key: jax.Array, env_id: np.ndarray, worker: pipeline.Worker
-    ) -> Iterator[tuple[environment_lib.HostEnvironment, types.TimeStep]]:
-        """Yields the environments of some episodes, with each time step `[B, ...]` up to the limit.
+    ) -> Generator[tuple[Any, types.TimeStep[np.ndarray]]]:
+        """Yields a `HostEnvironment` of some episodes, with each time step `[B, ...]` to the limit.
 
         The caller must close the generator, which closes the environments. `env_id` `[B]` has the
         indices of the episodes, and `worker` is the thread that steps them.
         """
+        assert environment_lib.is_host(self.environment)
         params = _on_one_device(params)
         with worker.doing(pipeline.COMPILING):
             _, act_keys, actor_state = self._jitted_begin(key, env_id)

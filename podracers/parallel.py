@@ -202,8 +202,9 @@ def unequal_replicas(tree: types.PyTree) -> str | None:
     """
     replicated = collections.defaultdict(list)  # paths and leaves by mesh
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
-        is_own = getattr(mesh, "axis_names", None) == (AXIS,) and mesh.size > 1
+        sharding = getattr(leaf, "sharding", None)
+        mesh = sharding.mesh if isinstance(sharding, jax.sharding.NamedSharding) else None
+        is_own = mesh is not None and mesh.axis_names == (AXIS,) and mesh.size > 1
         if is_own and leaf.is_fully_replicated:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             replicated[mesh].append((name, leaf))
@@ -281,6 +282,8 @@ def memory_usage(
     if devices[0].platform == "cpu":
         return lines
     analysis = trace().lower().compile().memory_analysis()  # the run reuses the program
+    if analysis is None:  # this backend has none
+        return lines
     results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     total = analysis.argument_size_in_bytes + results + analysis.temp_size_in_bytes
     return [*lines, line("an update", total)]

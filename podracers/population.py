@@ -16,7 +16,7 @@ import numpy as np
 from podracers import agent as agent_lib
 from podracers import errors
 
-Values = Mapping[str, tuple[float, ...]]  # by option, `P` each
+Values = Mapping[str, Sequence[float]]  # by option, `P` each
 _NAME = "Anakin.population_values"
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -103,4 +103,4 @@ def _of_member(values: Values, index: int) -> dict[str, float]:
 
 def _is_number(value: Any) -> bool:
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_real and abs(value) <= _FLOAT32_MAX
+    return is_real and abs(float(value)) <= _FLOAT32_MAX

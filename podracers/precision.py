@@ -23,7 +23,7 @@ def compute_dtype() -> jnp.dtype:
 
 def require_32_bits() -> None:
     """Raises a `UserError` where JAX's default numbers have 64 bits."""
-    if jax.config.jax_enable_x64:
+    if jax.config.values["jax_enable_x64"]:
         raise errors.UserError(
             "JAX_ENABLE_X64: expected false, got true; parameters, counters and the observations "
             "of environments have 32 bits"
@@ -63,8 +63,8 @@ class Precision:
 
     def describe(self) -> dict[str, str]:
         """Returns both names, for the summary of a run."""
-        matmul = self.matmul or jax.config.jax_default_matmul_precision or "default"
-        return {"matmul_precision": matmul, "compute_dtype": self.compute_dtype}
+        default = jax.config.values["jax_default_matmul_precision"] or "default"
+        return {"matmul_precision": self.matmul or default, "compute_dtype": self.compute_dtype}
 
 
 DEFAULT = Precision()

@@ -1,6 +1,6 @@
 """The Runner protocol: acting, stepping environments and updating, independent of the algorithm."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -29,7 +29,7 @@ class Runner(Protocol):
     rollout_length: int
     steps_per_update: int
     population: int
-    population_values: Mapping[str, tuple[float, ...]]
+    population_values: Mapping[str, Sequence[float]]
     updates_per_dispatch: int | None
     timeout: float | None
 

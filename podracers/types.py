@@ -10,14 +10,18 @@ Axis legend: `T` time, `B` streams (one environment each, for the whole run).
 - S5  One rollout is acted by one version of the parameters.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from typing_extensions import TypeVar
 
 from podracers import errors
 
 PyTree = Any
+# Arrays of a device; host environments have `TimeStep[np.ndarray]`.
+_Array = TypeVar("_Array", jax.Array, np.ndarray, default=jax.Array)
 
 # Step types are plain Python ints: nothing at import time may touch a device.
 FIRST = 0
@@ -35,27 +39,27 @@ RULES = (
 )
 
 
-class TimeStep(NamedTuple):
+class TimeStep(NamedTuple, Generic[_Array]):
     """One time step of an environment; leaves are `[...]`, `[B, ...]` or `[T, B, ...]`."""
 
     observation: PyTree
-    reward: jax.Array  # float32, received on arrival, never clipped; 0 at FIRST
-    discount: jax.Array  # float32, 0 iff the episode terminated here
-    step_type: jax.Array  # int8, FIRST | MID | LAST
+    reward: _Array  # float32, received on arrival, never clipped; 0 at FIRST
+    discount: _Array  # float32, 0 iff the episode terminated here
+    step_type: _Array  # int8, FIRST | MID | LAST
 
-    def first(self) -> jax.Array:
+    def first(self) -> _Array:
         """Returns a bool array: an episode begins here."""
         return self.step_type == FIRST
 
-    def last(self) -> jax.Array:
+    def last(self) -> _Array:
         """Returns a bool array: an episode ends here, terminated or truncated."""
         return self.step_type == LAST
 
-    def terminated(self) -> jax.Array:
+    def terminated(self) -> _Array:
         """Returns a bool array: the episode ended here by the rules of the environment."""
         return self.last() & (self.discount == 0.0)
 
-    def truncated(self) -> jax.Array:
+    def truncated(self) -> _Array:
         """Returns a bool array: the episode was cut here, by a time limit for example."""
         return self.last() & (self.discount != 0.0)
 

@@ -56,7 +56,8 @@ class BatchedEnvironment:
             fresh = self._reset(state.key, episode)
             inner, timestep = select(state.last, fresh, (inner, timestep))
         else:
-            inner, timestep = self._reset_in_chunks(state, episode, (inner, timestep))
+            chunk = min(self.reset_batch, episode.shape[0])  # K
+            inner, timestep = self._reset_in_chunks(state, episode, (inner, timestep), chunk)
         return BatchState(inner, state.key, episode, timestep.last()), timestep
 
     def _reset(self, key: jax.Array, episode: jax.Array) -> tuple[Any, types.TimeStep]:
@@ -64,10 +65,8 @@ class BatchedEnvironment:
             return jax.vmap(self.environment.reset)(jax.vmap(jax.random.fold_in)(key, episode))
 
     def _reset_in_chunks(
-        self, state: BatchState, episode: jax.Array, stepped: types.PyTree
+        self, state: BatchState, episode: jax.Array, stepped: types.PyTree, chunk: int
     ) -> tuple[Any, types.TimeStep]:
-        chunk = min(self.reset_batch, episode.shape[0])  # K
-
         def body(carry):
             waiting, current = carry
             rank = jnp.cumsum(waiting.astype(jnp.int32)) - 1  # [B] index among those that wait

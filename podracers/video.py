@@ -13,8 +13,8 @@ from podracers import errors
 
 
 def drawable(
-    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory,
-) -> environment_lib.Environment | environment_lib.HostEnvironmentFactory:
+    environment: environment_lib.AnyEnvironment,
+) -> environment_lib.AnyEnvironment:
     """Returns the environment if it has `render`, else its form whose simulators draw.
 
     A JAX environment draws one picture, so that a fault is found before episodes are played.
@@ -25,12 +25,17 @@ def drawable(
     if hasattr(environment, "render"):
         if not environment_lib.is_host(environment):
             state, _ = jax.jit(environment.reset)(jax.random.key(0))
-            picture(environment, environment.render(jax.device_get(state)))
+            draw(environment, jax.device_get(state))
         return environment
     if not hasattr(environment, "filmed"):
         path = environment_lib.name_of(environment)
         raise errors.UserError(f"{path} has no `render`: no video of it")
     return environment.filmed()
+
+
+def draw(environment: Any, state: Any) -> np.ndarray:
+    """Returns the picture that the method `render` of an environment draws; see `picture`."""
+    return picture(environment, environment.render(state))
 
 
 def picture(environment: Any, image: Any) -> np.ndarray:

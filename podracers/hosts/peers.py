@@ -80,7 +80,8 @@ class _Peers:
     def gather(self) -> None:
         """Waits, in process 0, until all have connected."""
         with self._changed:
-            if self._changed.wait_for(lambda: self._listener is None, self._timeout):
+            self._changed.wait_for(lambda: self._listener is None, self._timeout)
+            if self._listener is None:
                 return
             missing = sorted({*range(1, self._count)} - {*self._connections})
             host, port = self._listener.getsockname()[:2]
@@ -93,7 +94,8 @@ class _Peers:
         """Waits, elsewhere, until all have connected; returns the port of JAX's coordinator."""
         timeout = self._timeout + _LINGER_TIME  # process 0 may report which process is missing
         with self._changed:
-            if self._changed.wait_for(lambda: self._jax_port, timeout):
+            self._changed.wait_for(lambda: self._jax_port is not None, timeout)
+            if self._jax_port is not None:
                 return self._jax_port
         raise errors.RunFailure(f"within {timeout:g} s process 0 did not begin")
 
@@ -107,12 +109,12 @@ class _Peers:
             known = {c: peer for peer, c in self._connections.items() if not c.closed}
             new = [*self._unidentified, *([self._listener] if self._listener else [])]
             for ready in multiprocessing.connection.wait([*known, *new], _HEARTBEAT_PERIOD / 4):
-                if ready is self._listener:
+                if isinstance(ready, socket.socket):
                     with contextlib.suppress(OSError):  # it has closed again
-                        self._unidentified.append(_connection(self._listener.accept()[0]))
-                elif ready in known:
+                        self._unidentified.append(_connection(ready.accept()[0]))
+                elif isinstance(ready, _Connection) and ready in known:
                     self._read(known[ready], ready)
-                else:
+                elif isinstance(ready, _Connection):
                     self._admit(ready)
             if self._listener and len(self._connections) == self._count - 1:
                 for each in (self._listener, *self._unidentified):

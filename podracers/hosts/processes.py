@@ -57,13 +57,12 @@ class Group:
     process_id: int | None = None
 
     def __post_init__(self):
-        given = dataclasses.astuple(self)
-        if None in given and any(value is not None for value in given):
-            raise errors.UserError(
-                "several processes started by hand need all of --coordinator HOST:PORT, "
-                "--num_processes and --process_id"
-            )
-        if self.coordinator is None:
+        if self.coordinator is None or self.num_processes is None or self.process_id is None:
+            if any(value is not None for value in dataclasses.astuple(self)):
+                raise errors.UserError(
+                    "several processes started by hand need all of --coordinator HOST:PORT, "
+                    "--num_processes and --process_id"
+                )
             return
         match = re.fullmatch(r"(?a)([\w-]{1,63}\.)*[\w-]{1,63}:(\d{1,5})", self.coordinator)
         if not match or not 0 < int(match[2]) < 2**16:
@@ -133,11 +132,13 @@ def initialize(group: Group, timeout: float) -> None:
         )
     # It would replace the handler of SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
-    local_device_ids, is_named = None, group.coordinator is not None
-    if not is_named:
+    address, number, process = group.coordinator, group.num_processes, group.process_id
+    local_device_ids, is_named = None, address is not None
+    if address is None or number is None or process is None:
         if missing := [name for name in _SLURM if not os.environ.get(name)]:
             os.environ.pop(missing[0], None)  # JAX cannot read an empty one
-        *found, local_device_ids = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+        address, number, process, local_device_ids = detect(
             os.environ.get("JAX_COORDINATOR_ADDRESS") or None,
             None,
             None,
@@ -145,24 +146,24 @@ def initialize(group: Group, timeout: float) -> None:
             None,
             int(timeout) + 1,
         )
-        if None in found:
+        if address is None or number is None or process is None:
             raise errors.UserError(
                 f"neither Slurm ({missing[0]} is not set) nor a TPU pod defines the processes: "
                 "name them with --coordinator HOST:PORT --num_processes N --process_id I; for one "
                 "process, unset --distributed, SLURM_STEP_NUM_TASKS and TPU_WORKER_HOSTNAMES"
             )
-        group = Group(*found)
-    host, _, port = group.coordinator.rpartition(":")
+        Group(address, number, process)  # refuses other values
+    host, _, port = address.rpartition(":")
     bind = host if is_named else _own_address(host)
     # First, because JAX waits for missing processes and then ends this process by itself.
-    port = peers.connect(group.process_id, group.num_processes, host, int(port), bind, timeout)
+    port = peers.connect(process, number, host, int(port), bind, timeout)
     # gRPC would call process 0 through a proxy, which does not reach it.
     proxies = {name: os.environ.pop(name) for name in [*os.environ] if "proxy" in name.lower()}
     try:
         jax.distributed.initialize(
             f"{host}:{port}",
-            group.num_processes,
-            group.process_id,
+            number,
+            process,
             local_device_ids=local_device_ids,
             cluster_detection_method="deactivate",
             # `peers` detects a lost process sooner.
@@ -236,7 +237,8 @@ def on_lead(function: Callable[[], Any]) -> Any:
     """
     if not is_several():
         return function()
-    key, client = f"podracers/message/{next(_messages)}", _STATE.client
+    key = f"podracers/message/{next(_messages)}"
+    client: Any = _STATE.client  # several processes have one
     peers.advance()
     if not is_lead():
         message = json.loads(client.blocking_key_value_get(key, _MESSAGE_TIMEOUT_MS))
@@ -265,16 +267,16 @@ def all_gather(value: Any) -> list[Any]:
     return on_lead(lambda: [json.loads(part) for part in parts])
 
 
-def gather(mine: bytes) -> list[bytes] | None:
-    """Returns the bytes of all processes, by number, in process 0; elsewhere None."""
+def gather(mine: bytes) -> list[bytes]:
+    """Returns the bytes of all processes, by number, in process 0; elsewhere none."""
     if not is_several():
         return [mine]
     key = f"podracers/gathered/{next(_messages)}"
     peers.advance()
-    client = _STATE.client
+    client: Any = _STATE.client
     if not is_lead():
         client.key_value_set_bytes(f"{key}/{index()}", mine)
-        return None
+        return []
     others = [f"{key}/{other}" for other in range(1, count())]
     read = [client.blocking_key_value_get_bytes(each, _MESSAGE_TIMEOUT_MS) for each in others]
     client.key_value_delete(key)  # and all keys below it

@@ -29,11 +29,11 @@ from podracers.supervision import pipeline
 
 def map_streams(function: Callable[..., Any], *rollouts: types.Rollout) -> types.Rollout:
     """Maps `function(axis, *arrays)` over the leaves of rollouts; `axis` is that of streams."""
-    stream_axis = types.Rollout(timestep=1, action=1, extras=1, actor_state=0)
+    stream_axes = (1, 1, 1, 0)  # in the order of the fields
     return types.Rollout(
         *(
             jax.tree.map(functools.partial(function, axis), *parts)
-            for axis, *parts in zip(stream_axis, *rollouts)
+            for axis, *parts in zip(stream_axes, *rollouts, strict=True)
         )
     )
 
@@ -51,7 +51,7 @@ class Arrival(NamedTuple):
     """A time step on its way to the device, where each array is a transfer of its own."""
 
     observation: types.PyTree  # [H, ...]
-    scalars: np.ndarray  # float32 `[3, H]`: reward, discount and step type, in one transfer
+    scalars: jax.Array | np.ndarray  # float32 `[3, H]`: reward, discount, step type; one transfer
 
     def unpack(self) -> types.TimeStep:
         """Returns the time step, on the device."""
@@ -66,10 +66,10 @@ class DevicePrograms(NamedTuple):
     bootstraps. Both donate `carry`.
     """
 
-    init_actor: Callable[..., Any]  # (env_id [B]) -> actor_state
-    begin: Callable[..., Carry]  # (params, key, update, env_id [B], actor_state) -> empty carry
-    act: Callable[..., tuple[Carry, types.PyTree]]  # (params, carry, arrival [H]) -> carry, [H]
-    finish: Callable[..., Carry]  # (carry, arrival [H]) -> carry
+    init_actor: jax.stages.Wrapped  # (env_id [B]) -> actor_state
+    begin: jax.stages.Wrapped  # (params, key, update, env_id [B], actor_state) -> empty carry
+    act: jax.stages.Wrapped  # (params, carry, arrival [H]) -> (carry, action [H])
+    finish: jax.stages.Wrapped  # (carry, arrival [H]) -> carry
 
 
 class Shards(NamedTuple):
@@ -185,7 +185,7 @@ class Actor:
     def _expected(self) -> types.TimeStep:
         return self.factory.spec.timesteps(self.env_id.size // self.num_batches)
 
-    def _arrival(self, method: str, timestep: types.TimeStep) -> Arrival:
+    def _arrival(self, method: str, timestep: types.TimeStep[np.ndarray]) -> Arrival:
         faults = environment_lib.structure_faults(method, timestep, self._expected)
         environment_lib.refuse(self.factory, faults)
         # A new array, because the device may alias it.
@@ -235,8 +235,8 @@ class ActorPrograms:
 
     def trace(
         self, device: jax.Device, params: types.PyTree, rows: int, num_batches: int
-    ) -> DevicePrograms:
-        """Returns a `jax.stages.Traced` of each program, as an actor's thread calls it.
+    ) -> dict[str, jax.stages.Traced]:
+        """Traces each program as an actor's thread calls it; returns them by name.
 
         The actor has `rows` streams in `num_batches`, and acts with parameters of these shapes.
         """
@@ -246,9 +246,13 @@ class ActorPrograms:
         begin = (params, key, np.int32(0), env_id, actor_state)
         carry = jax.eval_shape(self._begin, *begin)
         arrival = self._arrival(rows // num_batches)
-        arguments = DevicePrograms((env_id,), begin, (params, carry, arrival), (carry, arrival))
-        programs = zip(self.on(device), arguments)
-        return DevicePrograms(*(program.trace(*each) for program, each in programs))
+        programs = self.on(device)
+        return {
+            "init_actor": programs.init_actor.trace(env_id),
+            "begin": programs.begin.trace(*begin),
+            "act": programs.act.trace(params, carry, arrival),
+            "finish": programs.finish.trace(carry, arrival),
+        }
 
     def on(self, device: jax.Device) -> DevicePrograms:
         """Returns the programs of a device."""
@@ -276,7 +280,8 @@ class ActorPrograms:
     def _arrival(self, rows: int) -> Arrival:
         """Returns the shapes of an arrival of `rows` streams."""
         observation = self.spec.timesteps(rows).observation
-        return Arrival(observation, jax.ShapeDtypeStruct((3, rows), np.float32))
+        scalars: types.PyTree = jax.ShapeDtypeStruct((3, rows), np.float32)
+        return Arrival(observation, scalars)
 
     def _init_actor(self, env_id):
         return self.agent.init_actor(env_id, self.num_envs)

@@ -66,7 +66,7 @@ class JaxHostBatch:
         """The batch size `B`."""
         return self._env_id.shape[0]
 
-    def reset(self) -> types.TimeStep:
+    def reset(self) -> types.TimeStep[np.ndarray]:
         """Starts every stream."""
         self._state, timestep = self._factory._init(self._key, self._env_id)
         return jax.tree.map(np.asarray, timestep)
@@ -76,7 +76,7 @@ class JaxHostBatch:
         # The call transfers the action; `device_put` would cost more than the step.
         self._state, self._timestep = self._factory._step(self._state, action)
 
-    def recv(self) -> types.TimeStep:
+    def recv(self) -> types.TimeStep[np.ndarray]:
         """Waits for the step."""
         return jax.tree.map(np.asarray, self._timestep)
 

@@ -5,7 +5,7 @@ Axis legend: `T` time, `B` streams, `D` learner devices.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from podracers import keys, metrics, parallel, types
 from podracers.sebulba import actor
 from podracers.sebulba import placement as placement_lib
 
-_SPEC = jax.sharding.PartitionSpec
+_SPEC: Callable[..., types.PyTree] = jax.sharding.PartitionSpec
 _ROWS, _COLUMNS = _SPEC(parallel.AXIS), _SPEC(None, parallel.AXIS)
 _ROLLOUT_LAYOUT = types.Rollout(_COLUMNS, _COLUMNS, _COLUMNS, _ROWS)
 

@@ -84,13 +84,14 @@ def plan(
     if learners is not None and len(set(learners)) < len(learners):
         raise errors.UserError(f"Sebulba.learner_devices = {tuple(learners)} names a device twice")
 
-    if actors is None and learners is None:
-        actors, learners = _choose(count, num_envs, rows_per_actor)
+    if learners is None:
+        if actors is None:
+            actors, learners = _choose(count, num_envs, rows_per_actor)
+        else:
+            learners = [index for index in range(count) if index not in set(actors)] or range(count)
     elif actors is None:
         others = [index for index in range(count) if index not in set(learners)]
         actors = others[: max(len(learners) // _LEARNERS_PER_ACTOR, 1)] or learners[:1]
-    elif learners is None:
-        learners = [index for index in range(count) if index not in set(actors)] or range(count)
 
     num_actors, num_learners = len(actors), len(learners)
     if num_actors % num_learners and num_learners % num_actors:

@@ -12,6 +12,7 @@ import functools
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from podracers import agent as agent_lib
@@ -65,7 +66,7 @@ class Sebulba:
     updates_per_dispatch: ClassVar[int] = 1  # the host dispatches each update
 
     agent: agent_lib.Agent
-    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
+    environment: environment_lib.AnyEnvironment
     num_envs: int
     rollout_length: int
     actor_devices: tuple[int, ...] | None = None
@@ -142,8 +143,8 @@ class Sebulba:
         """Traces one update as a run does; the run reuses the trace."""
         return self._learner.trace(jax.eval_shape(lambda: self.init(seed)))
 
-    def trace_acting(self, seed: int) -> actor.DevicePrograms:
-        """Traces the programs of an actor's device, each a `jax.stages.Traced`; nothing runs."""
+    def trace_acting(self, seed: int) -> dict[str, jax.stages.Traced]:
+        """Traces the programs of an actor's device, by name; nothing runs."""
         state = jax.eval_shape(lambda: self.init(seed))
         params = jax.eval_shape(self.agent.actor_params, state.learner)
         device = self.placement.actors[0]
@@ -168,12 +169,13 @@ class Sebulba:
         try:
             if not self._sessions or self._sessions[0].state is not state:
                 self._start(state)
-            session, report = self._sessions[0], None
+            session = self._sessions[0]
             session.state = None
             session.timers.learner.switch("")
-            for _ in range(num_updates):
+            state, report = self._update(session, state)
+            for _ in range(num_updates - 1):
                 state, part = self._update(session, state)
-                report = part if report is None else metrics.merge(report, part)
+                report = metrics.merge(report, part)
         except BaseException:
             self.close()
             raise
@@ -265,8 +267,8 @@ class Sebulba:
         """Starts actors that collect for this state."""
         self.close()
         # A copy on the host, because the key in the state is donated with it.
-        key = state.key.addressable_data(0)
-        key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
+        data = np.asarray(jax.random.key_data(state.key.addressable_data(0)))
+        key = jax.random.wrap_key_data(jnp.asarray(data))
         supervisor = pipeline.Supervisor(self.timeout)
         session = _Session(
             supervisor=supervisor,

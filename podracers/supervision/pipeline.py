@@ -12,6 +12,7 @@ actors, one thread each). Three rules keep a run from hanging:
 
 import contextlib
 import logging
+import math
 import sys
 import threading
 import time
@@ -144,8 +145,8 @@ class Supervisor:
       timeout: seconds that one activity of a worker may last while the consumer waits.
     """
 
-    def __init__(self, timeout: float):
-        self.timeout = timeout
+    def __init__(self, timeout: float | None):
+        self.timeout = math.inf if timeout is None else timeout
         self._changed = threading.Condition()
         self._failure: Exception | None = None
         self._closing = False
@@ -215,7 +216,7 @@ class Supervisor:
             seconds = time.monotonic() - max(since, began)
             if seconds > self.timeout and activity != COMPILING:
                 # The worker's stack as traceback: its innermost line is the place of the failure.
-                stack, frame = None, sys._current_frames().get(worker.ident)
+                stack, frame = None, sys._current_frames().get(worker.ident or 0)
                 while frame is not None:
                     stack = types.TracebackType(stack, frame, frame.f_lasti, frame.f_lineno)
                     frame = frame.f_back
@@ -240,7 +241,7 @@ class Supervisor:
 def call(
     name: str,
     function: Callable[[Worker], Any],
-    timeout: float,
+    timeout: float | None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Any:
     """Returns `function(worker)`, which runs in a supervised thread while this one waits.
@@ -248,7 +249,7 @@ def call(
     Args:
       name: the thread's name.
       function: called in the thread.
-      timeout: that of `Supervisor`, in seconds.
+      timeout: that of `Supervisor`, in seconds; None for no limit.
       stop: function that returns true once the result is not needed any more.
 
     Raises:
@@ -260,7 +261,7 @@ def call(
     results = Queue(supervisor, 1)
     supervisor.start(name, lambda worker: results.put(function(worker)))
     try:
-        with supervisor.wait_until(lambda: results.items or stop()):
+        with supervisor.wait_until(lambda: bool(results.items) or stop()):
             if not results.items:
                 raise Cancelled
             return results.items[0]

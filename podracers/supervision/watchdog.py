@@ -116,8 +116,10 @@ def _send() -> None:
     if not _processes:
         _start()
     line = json.dumps([min(_limits.values(), default=math.inf), [*_directories]])
+    pipe = _processes[0].stdin
+    assert pipe is not None  # `subprocess.PIPE`
     with contextlib.suppress(OSError):  # it was killed
-        os.write(_processes[0].stdin.fileno(), f"{line}\n".encode())
+        os.write(pipe.fileno(), f"{line}\n".encode())
 
 
 def _start() -> None:

@@ -179,7 +179,7 @@ class Experiment:
             greedy = agent_lib.greedy(agent)
             greedy_evaluator = None
             if greedy is not None and self.greedy_evaluation_episodes != 0:
-                count = self.greedy_evaluation_episodes or evaluator.num_episodes
+                count = self.greedy_evaluation_episodes or evaluator.count
                 greedy_evaluator = dataclasses.replace(evaluator, agent=greedy, num_episodes=count)
             num_updates = -(-self.total_steps // runner.steps_per_update)
             if num_updates > errors.INT32_MAX:

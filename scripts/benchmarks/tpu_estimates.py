@@ -281,7 +281,7 @@ def _compile_all(of: runner.Runner, seed: int) -> dict[str, _Program]:
     replay = getattr(of.agent, "_replay", None)
     steps = float(replay.mean_gradient_steps(of.steps_per_update)) if replay else 1.0
     if isinstance(of, sebulba.Sebulba):
-        traced = {"learn": of.trace(seed), **of.trace_acting(seed)._asdict()}
+        traced = {"learn": of.trace(seed), **of.trace_acting(seed)}
         del traced["init_actor"]  # once in a run
     else:
         traced = {"update": of.trace(seed)}

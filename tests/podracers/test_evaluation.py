@@ -286,8 +286,8 @@ def test_the_uniform_policy_plays_legal_actions_on_the_host():
 
 def test_defaults_and_limits_follow_the_kind_of_environment():
     agent = Alternating()
-    assert evaluation.Evaluator(agent, catch.Catch()).num_episodes == 512
-    assert evaluation.Evaluator(agent, FACTORY).num_episodes == 64
+    assert evaluation.Evaluator(agent, catch.Catch()).count == 512
+    assert evaluation.Evaluator(agent, FACTORY).count == 64
     assert evaluation.Evaluator(agent, FACTORY).limit == 40
     assert evaluation.Evaluator(agent, FACTORY, max_steps=9).limit == 9
     endless = gymnasium.Gymnasium("Blackjack-v1")

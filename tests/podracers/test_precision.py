@@ -69,7 +69,7 @@ def test_runners_and_evaluations_trace_the_agent_with_their_precision():
     for program in (
         anakin.Anakin(agent, environment, 8, 4, **options).trace(0),
         subject.trace(0),
-        subject.trace_acting(0).act,
+        subject.trace_acting(0)["act"],
         evaluator._run.trace(params, key, np.arange(2, dtype=np.int32)),
     ):
         assert ("bfloat16", "bfloat16") in _dtypes(program.jaxpr.jaxpr, "dot_general")

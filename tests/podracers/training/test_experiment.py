@@ -136,9 +136,9 @@ def test_two_runners_and_floats_from_python(tiny):
 )
 def test_greedy_episodes_are_as_many_as_the_others_unless_told(tiny, options, sampled, greedy):
     parts = dataclasses.replace(tiny, **options).build()
-    assert parts.evaluator.num_episodes == sampled
+    assert parts.evaluator.count == sampled
     found = parts.greedy_evaluator
-    assert (found and found.num_episodes) == greedy
+    assert (found and found.count) == greedy
     if found:
         assert (parts.evaluator.agent, found.environment) == (parts.agent, parts.environment)
         assert (parts.agent.greedy_evaluation, found.agent.greedy_evaluation) == (False, True)
