@@ -41,7 +41,7 @@ class ActionCodec:
       joint: number of values of each part, if one flat integer encodes all parts; else empty.
     """
 
-    spec: specs.Array
+    spec: specs.BoundedArray
     shape: tuple[int, ...]
     dtype: np.dtype
     minimum: np.ndarray

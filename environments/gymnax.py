@@ -118,7 +118,7 @@ def _make(name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     return inner, params
 
 
-def _action_spec(space: Any) -> specs.Array:
+def _action_spec(space: Any) -> specs.BoundedArray:
     """Converts a gymnax action space."""
     if hasattr(space, "n"):
         return specs.DiscreteArray(int(space.n), name="action")

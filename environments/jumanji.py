@@ -139,8 +139,8 @@ class Jumanji:
             mask = _children(inner.observation_spec).get(environment.ACTION_MASK)
             mask_shape = None if mask is None else tuple(mask.shape)
             spec = inner.action_spec
-            bounds = (np.asarray(bound) for bound in (spec.minimum, spec.maximum))
-            return adaptors.action_codec(self.name, spec.shape, spec.dtype, *bounds, mask_shape)
+            low, high = np.asarray(spec.minimum), np.asarray(spec.maximum)
+            return adaptors.action_codec(self.name, spec.shape, spec.dtype, low, high, mask_shape)
 
     def _observe(self, observation: Any) -> types.PyTree:
         observation = _to_dict(observation)

@@ -26,6 +26,7 @@ class State(NamedTuple):
     time: jax.Array  # int32, steps since the reset
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Probe:
     """Episodes of `length` steps with one of a few cues, drawn uniformly at the reset.
 
@@ -33,11 +34,11 @@ class Probe:
     explores earns a little less than `value`.
     """
 
-    length: ClassVar[int] = 1  # steps of an episode; a field of probes in which it is an option
+    length: int = dataclasses.field(default=1, init=False)  # steps of an episode; an option of some
     num_cues: ClassVar[int] = 1
     min_length: ClassVar[int] = 1
     truncates: ClassVar[bool] = False  # whether episodes end by truncation
-    action: ClassVar[specs.Array] = specs.DiscreteArray(2)
+    action: ClassVar[specs.BoundedArray] = specs.DiscreteArray(2)
 
     def __post_init__(self):
         errors.require_count(self, "length", least=self.min_length)

@@ -29,21 +29,23 @@ class Wrapper:
     """
 
     environment: environment.Environment | Callable[[], environment.Environment]
+    inner: environment.Environment = dataclasses.field(init=False, repr=False)  # the instance
 
     def __post_init__(self):
         errors.require_types(self)
-        inner = self.environment
+        inner: Any = self.environment
         # A class also has the methods of the protocol, so `isinstance` alone is not enough.
         is_made = isinstance(inner, environment.Environment) and not isinstance(inner, type)
         if not is_made and not environment.is_host(inner):
             inner = inner()
-            object.__setattr__(self, "environment", inner)
+        for name in ("environment", "inner"):
+            object.__setattr__(self, name, inner)
         if environment.is_host(inner):
             raise errors.UserError(
                 f"{type(self).__name__}.environment: expected a JAX environment, got a host "
                 f"environment: {errors.path_of(inner)}"
             )
-        if self.environment.spec.model is not None:
+        if self.inner.spec.model is not None:
             raise errors.UserError(
                 f"{type(self).__name__}.environment: expected an environment without Searchable, "
                 "which must be the outermost wrapper"
@@ -51,14 +53,14 @@ class Wrapper:
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        return self.environment.spec
+        return self.inner.spec
 
     def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        state, timestep = self.environment.reset(key)
+        state, timestep = self.inner.reset(key)
         return state, self._convert(state, timestep)
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        state, timestep = self.environment.step(state, action)
+        state, timestep = self.inner.step(state, action)
         return state, self._convert(state, timestep)
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
@@ -69,7 +71,8 @@ class Wrapper:
     @property
     def render(self) -> Callable[[Any], np.ndarray]:
         """Draws a state; the attribute is absent if the inner environment has none."""
-        draw = self.environment.render
+        inner: Any = self.inner
+        draw = inner.render
         return lambda state: draw(self._inner(state))
 
     def _inner(self, state: Any) -> Any:
@@ -103,20 +106,20 @@ class TimeLimit(Wrapper):
     @property
     def spec(self) -> environment.EnvironmentSpec:
         """The inner spec with the lower of both limits."""
-        spec = self.environment.spec
+        spec = self.inner.spec
         inner = spec.max_episode_steps
         limit = self.max_episode_steps if inner is None else min(self.max_episode_steps, inner)
         return dataclasses.replace(spec, max_episode_steps=limit)
 
     def reset(self, key: jax.Array) -> tuple[TimeLimitState, types.TimeStep]:
-        inner, timestep = self.environment.reset(key)
+        inner, timestep = self.inner.reset(key)
         return TimeLimitState(inner, jnp.zeros((), jnp.int32)), timestep
 
     def step(
         self, state: TimeLimitState, action: jax.Array
     ) -> tuple[TimeLimitState, types.TimeStep]:
         """Advances one step, and ends the episode at the limit."""
-        inner, timestep = self.environment.step(state.inner, action)
+        inner, timestep = self.inner.step(state.inner, action)
         time = state.time + 1
         last = timestep.last() | (time >= self.max_episode_steps)
         step_type = jnp.where(last, types.LAST, timestep.step_type).astype(jnp.int8)
@@ -151,7 +154,7 @@ class StickyActions(Wrapper):
 
     def __post_init__(self):
         super().__post_init__()
-        spec = self.environment.spec
+        spec = self.inner.spec
         if not 0.0 <= self.repeat_probability < 1.0:
             raise errors.UserError(
                 "StickyActions.repeat_probability: expected a number of at least 0 and below 1, "
@@ -164,7 +167,7 @@ class StickyActions(Wrapper):
 
     def reset(self, key: jax.Array) -> tuple[StickyActionsState, types.TimeStep]:
         reset_key, key = jax.random.split(key)
-        inner, timestep = self.environment.reset(reset_key)
+        inner, timestep = self.inner.reset(reset_key)
         spec = self.spec.action
         action = jnp.clip(jnp.zeros(spec.shape, spec.dtype), spec.minimum, spec.maximum)
         return StickyActionsState(inner, action, key), timestep
@@ -176,7 +179,7 @@ class StickyActions(Wrapper):
         key, repeat_key = jax.random.split(state.key)
         repeated = jax.random.bernoulli(repeat_key, self.repeat_probability)
         action = jnp.where(repeated, state.action, action).astype(state.action.dtype)
-        inner, timestep = self.environment.step(state.inner, action)
+        inner, timestep = self.inner.step(state.inner, action)
         return StickyActionsState(inner, action, key), timestep
 
     def _inner(self, state: StickyActionsState) -> Any:
@@ -196,7 +199,7 @@ class SelectObservation(Wrapper):
 
     def __post_init__(self):
         super().__post_init__()
-        known = self.environment.spec.observation
+        known = self.inner.spec.observation
         if not isinstance(known, dict) or not self.keys or set(self.keys) - set(known):
             parts = ", ".join(known) if isinstance(known, dict) else "no parts: it is one array"
             raise errors.UserError(
@@ -207,7 +210,7 @@ class SelectObservation(Wrapper):
     @property
     def spec(self) -> environment.EnvironmentSpec:
         """The inner spec with fewer parts."""
-        spec = self.environment.spec
+        spec = self.inner.spec
         return dataclasses.replace(spec, observation=self._select(spec.observation))
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
@@ -228,7 +231,7 @@ class FlattenAction(Wrapper):
 
     def __post_init__(self):
         super().__post_init__()
-        spec = self.environment.spec
+        spec = self.inner.spec
         if spec.action.dtype.kind != "i" or not spec.action.shape:
             raise errors.UserError(f"{spec.name}: expected a multi-discrete action: {spec.action}")
         errors.require_int32(math.prod(self._sizes), f"{spec.name}: number of joint actions")
@@ -236,7 +239,7 @@ class FlattenAction(Wrapper):
     @property
     def spec(self) -> environment.EnvironmentSpec:
         """The inner spec with a discrete action."""
-        spec, count = self.environment.spec, math.prod(self._sizes)
+        spec, count = self.inner.spec, math.prod(self._sizes)
         observation = spec.observation
         if isinstance(observation, dict) and environment.ACTION_MASK in observation:
             mask = specs.Array((count,), np.bool_)
@@ -245,12 +248,12 @@ class FlattenAction(Wrapper):
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
         parts = jnp.stack(jnp.unravel_index(jnp.asarray(action, jnp.int32), self._sizes))
-        return super().step(state, parts.astype(self.environment.spec.action.dtype))
+        return super().step(state, parts.astype(self.inner.spec.action.dtype))
 
     @property
     def _sizes(self) -> tuple[int, ...]:
         """The number of values of each part."""
-        action = self.environment.spec.action
+        action = self.inner.spec.action
         return tuple((np.broadcast_to(action.maximum, action.shape) + 1).tolist())
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
@@ -279,7 +282,7 @@ class Searchable(Wrapper):
     @property
     def spec(self) -> environment.EnvironmentSpec:
         """The inner spec, with the state in the observation and this environment as `model`."""
-        spec = self.environment.spec
+        spec = self.inner.spec
         packed = jax.eval_shape(self._pack, self._template)
         state = jax.tree.map(lambda leaf: specs.Array(leaf.shape, leaf.dtype), packed)
         return dataclasses.replace(
@@ -290,7 +293,7 @@ class Searchable(Wrapper):
         self, state: types.PyTree, action: jax.Array
     ) -> tuple[types.TimeStep, types.PyTree]:
         """Returns the time step and the packed state after an action; see `EnvironmentModel`."""
-        inner, timestep = self.environment.step(self._unpack(state), action)
+        inner, timestep = self.inner.step(self._unpack(state), action)
         observation = environment.without_state(_with_state(timestep.observation, ()))
         return timestep._replace(observation=observation), self._pack(inner)
 
@@ -302,7 +305,7 @@ class Searchable(Wrapper):
         """The shapes and dtypes of the state."""
 
         def reset() -> Any:
-            return jax.tree.map(jnp.asarray, self.environment.reset(jax.random.key(0))[0])
+            return jax.tree.map(jnp.asarray, self.inner.reset(jax.random.key(0))[0])
 
         return jax.eval_shape(reset)
 

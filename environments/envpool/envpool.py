@@ -153,13 +153,13 @@ class EnvPoolEnvironment:
         self._rows = np.arange(self.num_envs, dtype=np.int32)
         self._last = np.zeros(self.num_envs, bool)  # where the latest time step was LAST
         self._cut = np.zeros(self.num_envs, bool)  # of these, where the adaptor ended the episode
-        self._action = None  # actions of the current step, in EnvPool's format
+        self._action = np.empty(0)  # actions of the current step, in EnvPool's format
         parts = [leaf.key for leaf in jax.tree.leaves(self._observation)]
         keys = (*_STEP, *self._task.family.evidence, *parts)
         index = {name: i for i, name in enumerate(pool._state_keys)}
         self._index = {key: index[key] for key in keys if key in index}
 
-    def reset(self) -> types.TimeStep:
+    def reset(self) -> types.TimeStep[np.ndarray]:
         self._pool.async_reset()
         self._last[:] = True
         self._cut[:] = False
@@ -176,7 +176,7 @@ class EnvPoolEnvironment:
         else:
             self._pool.send(self._action)
 
-    def recv(self) -> types.TimeStep:
+    def recv(self) -> types.TimeStep[np.ndarray]:
         state = self._receive()
         if self._cut.any() and not self._cut.all():
             self._pool._reset(self._rows[self._cut])
@@ -212,7 +212,7 @@ class EnvPoolEnvironment:
         arrays = self._pool._recv()
         return {key: arrays[i] for key, i in self._index.items()}
 
-    def _time_step(self, state: dict[str, np.ndarray]) -> types.TimeStep:
+    def _time_step(self, state: dict[str, np.ndarray]) -> types.TimeStep[np.ndarray]:
         first = self._last
         terminated = self._task.terminated(state) & ~first
         last = self._ended(state) & ~first

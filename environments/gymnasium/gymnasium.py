@@ -162,17 +162,18 @@ class _HostEnvironment:
         self._vector = vector
         self.num_envs = num_envs
 
-    def reset(self) -> types.TimeStep:
+    def reset(self) -> types.TimeStep[np.ndarray]:
         return adaptors.channels_last(types.TimeStep(*self._vector.reset()))
 
     def send(self, action: np.ndarray) -> None:
         self._vector.send(np.asarray(action))
 
-    def recv(self) -> types.TimeStep:
+    def recv(self) -> types.TimeStep[np.ndarray]:
         return adaptors.channels_last(types.TimeStep(*self._vector.recv()))
 
     def render(self) -> list[np.ndarray]:
         """Returns a picture of each environment of a `filmed` factory."""
+        assert isinstance(self._vector, sync_vector.SyncVector)  # `filmed` chooses it
         return self._vector.render()
 
     def close(self) -> None:
@@ -202,7 +203,8 @@ def _wrapper(name: str) -> Callable[[Any], Any]:
             raise ValueError("not a wrapper")
         return wrapper
     except (ValueError, ImportError, AttributeError) as error:
-        near = errors.nearest(error.name, dir(error.obj)) if hasattr(error, "obj") else ""
+        is_attribute = isinstance(error, AttributeError)
+        near = errors.nearest(error.name or "", dir(error.obj)) if is_attribute else ""
         raise errors.UserError(
             f"Gymnasium.wrappers: expected 'module:Wrapper', got '{name}' ({error}){near}"
         ) from error

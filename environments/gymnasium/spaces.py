@@ -64,7 +64,7 @@ def observation_spec(space: Any, name: str, path: str = "") -> Any:
     )
 
 
-def read(space: Any, values: Sequence[Any], name: str, top: bool = True) -> Any:
+def read(space: Any, values: Sequence[Any] | np.ndarray, name: str, top: bool = True) -> Any:
     """Returns a batch of observations as `observation_spec` describes, `[B, ...]`.
 
     Args:
@@ -90,7 +90,8 @@ def read(space: Any, values: Sequence[Any], name: str, top: bool = True) -> Any:
         if top and isinstance(parts.get(ACTION_MASK), np.ndarray):
             parts[ACTION_MASK] = parts[ACTION_MASK].astype(np.bool_)
         return parts
-    dtype = np.dtype(np.bool_) if isinstance(space, spaces.MultiBinary) else _narrow(space.dtype)
+    is_binary = isinstance(space, spaces.MultiBinary)
+    dtype = _narrow(np.bool_ if is_binary else space.dtype)
     try:
         batch = np.array(values)
     except ValueError:  # shapes differ between environments
@@ -110,7 +111,7 @@ def read(space: Any, values: Sequence[Any], name: str, top: bool = True) -> Any:
             with np.errstate(over="raise"):  # an infinite number would be undetectable later
                 return batch.astype(dtype)
         except FloatingPointError:
-            wrong = np.isfinite(batch) & (np.abs(batch) > np.finfo(dtype).max)
+            narrow, wrong = batch, np.isfinite(batch) & (np.abs(batch) > np.finfo(dtype).max)
     else:
         narrow = batch.astype(dtype)
         wrong = narrow != batch
@@ -119,7 +120,7 @@ def read(space: Any, values: Sequence[Any], name: str, top: bool = True) -> Any:
     return narrow
 
 
-def _unlike(expected: str, values: Sequence[Any], name: str) -> errors.UserError:
+def _unlike(expected: str, values: Sequence[Any] | np.ndarray, name: str) -> errors.UserError:
     """Returns the error for values of which some are not as expected."""
 
     def describe(value: Any) -> str:
@@ -149,7 +150,9 @@ def action_spec(space: Any, name: str) -> specs.BoundedArray:
         if isinstance(space, spaces.Discrete):
             return specs.DiscreteArray(int(space.n), np.int32, name="action")
         return specs.BoundedArray(num_values.shape, np.int32, 0, num_values - 1, name="action")
-    if not parts or not all(isinstance(x, spaces.Box) and x.dtype.kind == "f" for x in parts):
+    if not parts or not all(
+        isinstance(x, spaces.Box) and np.dtype(x.dtype).kind == "f" for x in parts
+    ):
         kinds = {f"{errors.path_of(part)} ({getattr(part, 'dtype', None)})" for part in parts}
         raise errors.UserError(
             f"{name}: expected an action of Discrete, MultiDiscrete and MultiBinary spaces, or of "

@@ -23,6 +23,7 @@ _OUTPUTS = {
 }
 _FIRST, _MID, _LAST = (np.int8(each) for each in dm_env.StepType)
 _NUMBER = gymnasium.spaces.Box(-np.inf, np.inf, ())  # a reward
+# pyrefly: ignore[bad-argument-type]  # Gymnasium annotates numbers, and accepts bool
 _FLAG = gymnasium.spaces.Box(0, 1, (), np.bool_)
 
 
@@ -79,7 +80,7 @@ class SyncVector:
         self._spaces = (observation, _NUMBER, _FLAG, _FLAG)
         self._batch_space = utils.batch_space(self._action_space, len(seeds))
         self._ended = np.ones(len(seeds), np.bool_)
-        self._action = None
+        self._action = np.empty(0)
 
     def reset(self) -> VectorStep:
         """Starts the first episode of each.

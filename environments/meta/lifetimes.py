@@ -39,32 +39,33 @@ class FixedTask:
     """
 
     tasks: tasks.TaskFamily | Callable[[], tasks.TaskFamily]
+    family: tasks.TaskFamily = dataclasses.field(init=False, repr=False)
     seed: int = 0
 
     def __post_init__(self):
-        object.__setattr__(self, "tasks", _family(self.tasks))
+        object.__setattr__(self, "family", _family(self.tasks))
         errors.require_count(self, "seed", least=0)
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
-        return self.tasks.spec
+        return self.family.spec
 
     @functools.cached_property
     def params(self) -> Any:
         """The parameters of the task, in NumPy."""
         with jax.ensure_compile_time_eval():
-            return jax.device_get(jax.jit(self.tasks.sample)(jax.random.key(self.seed)))
+            return jax.device_get(jax.jit(self.family.sample)(jax.random.key(self.seed)))
 
     @property
     def optimal_return(self) -> float:
         """The highest expected undiscounted return of an episode."""
-        return self.tasks.optimal_return(self.params)
+        return self.family.optimal_return(self.params)
 
     def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        return self.tasks.reset(jax.tree.map(jnp.asarray, self.params), key)
+        return self.family.reset(jax.tree.map(jnp.asarray, self.params), key)
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        return self.tasks.step(jax.tree.map(jnp.asarray, self.params), state, action)
+        return self.family.step(jax.tree.map(jnp.asarray, self.params), state, action)
 
 
 class MixtureState(NamedTuple):
@@ -86,17 +87,18 @@ class Mixture:
     """
 
     families: tuple[tasks.TaskFamily | Callable[[], tasks.TaskFamily], ...]
+    made: tuple[tasks.TaskFamily, ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
-        object.__setattr__(self, "families", tuple(map(_family, self.families)))
+        object.__setattr__(self, "made", tuple(map(_family, self.families)))
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of the largest family."""
-        parts = [family.spec for family in self.families]
+        parts = [family.spec for family in self.made]
         rows = [part.observation[tasks.ROWS] for part in parts]
         num_rows, num_states = max(r.shape[0] for r in rows), max(int(r.maximum) for r in rows)
-        num_actions = max(part.action.num_values for part in parts)
+        num_actions = max(part.num_actions for part in parts)
         return environment.EnvironmentSpec(
             name="Mixture",
             observation={
@@ -104,31 +106,31 @@ class Mixture:
                 environment.ACTION_MASK: specs.Array((num_actions,), np.bool_),
             },
             action=specs.DiscreteArray(num_actions),
-            max_episode_steps=max(part.max_episode_steps for part in parts),
+            max_episode_steps=max(part.max_episode_steps or 0 for part in parts),
         )
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        return tuple(name for family in self.families for name in family.task_names)
+        return tuple(name for family in self.made for name in family.task_names)
 
     def sample(self, key: jax.Array) -> MixtureState:
         """Samples a family, in proportion to its number of kinds of tasks, and a task."""
-        family_key, *keys = jax.random.split(key, 1 + len(self.families))
-        counts = np.array([len(family.task_names) for family in self.families])
+        family_key, *keys = jax.random.split(key, 1 + len(self.made))
+        counts = np.array([len(family.task_names) for family in self.made])
         task = jax.random.randint(family_key, (), 0, counts.sum())
         family = jnp.sum(task >= jnp.asarray(np.cumsum(counts))).astype(jnp.int32)
-        return MixtureState(family, tuple(f.sample(k) for f, k in zip(self.families, keys)))
+        return MixtureState(family, tuple(f.sample(k) for f, k in zip(self.made, keys)))
 
     def task(self, params: MixtureState) -> jax.Array:
         numbers, offset = [], 0
-        for family, part in zip(self.families, params.parts):
+        for family, part in zip(self.made, params.parts):
             numbers.append(family.task(part) + offset)
             offset += len(family.task_names)
         return jnp.stack(numbers).astype(jnp.int32)[params.family]
 
     def reset(self, params: MixtureState, key: jax.Array) -> tuple[MixtureState, types.TimeStep]:
         """Starts an episode of every family; returns the one in use."""
-        results = [f.reset(part, key) for f, part in zip(self.families, params.parts)]
+        results = [f.reset(part, key) for f, part in zip(self.made, params.parts)]
         return self._join(params, results)
 
     def step(
@@ -136,14 +138,14 @@ class Mixture:
     ) -> tuple[MixtureState, types.TimeStep]:
         """Steps every family; returns the one in use."""
         results = []
-        for family, part, inner in zip(self.families, params.parts, state.parts):
-            legal = jnp.minimum(action, family.spec.action.num_values - 1)
+        for family, part, inner in zip(self.made, params.parts, state.parts):
+            legal = jnp.minimum(action, family.spec.num_actions - 1)
             results.append(family.step(part, inner, legal))
         return self._join(params, results)
 
     def optimal_return(self, params: MixtureState) -> float:
         family = int(params.family)
-        return self.families[family].optimal_return(params.parts[family])
+        return self.made[family].optimal_return(params.parts[family])
 
     def _join(self, params: MixtureState, results: list) -> tuple[MixtureState, types.TimeStep]:
         spec = self.spec.observation
@@ -164,7 +166,7 @@ class Mixture:
             return timestep._replace(observation=observation)
 
         states, timesteps = zip(*results)
-        timesteps = [padded(family, part) for family, part in zip(self.families, timesteps)]
+        timesteps = [padded(family, part) for family, part in zip(self.made, timesteps)]
         inner_timestep = jax.tree.map(lambda *parts: jnp.stack(parts)[params.family], *timesteps)
         return MixtureState(params.family, tuple(states)), inner_timestep
 
@@ -202,13 +204,14 @@ class Lifetimes:
     """
 
     tasks: tasks.TaskFamily | Callable[[], tasks.TaskFamily]
+    family: tasks.TaskFamily = dataclasses.field(init=False, repr=False)
     num_envs: int = 64
     period: int = 120
     min_periods: int = 1
     max_periods: int = 400
 
     def __post_init__(self):
-        object.__setattr__(self, "tasks", _family(self.tasks))
+        object.__setattr__(self, "family", _family(self.tasks))
         errors.require_count(self, "num_envs", "period", "min_periods")
         errors.require_count(self, "max_periods", least=self.min_periods)
         if self.period * self.min_periods < 2:
@@ -217,9 +220,9 @@ class Lifetimes:
     @property
     def spec(self) -> environment.EnvironmentSpec:
         """The shapes of a lifetime."""
-        inner, count = self.tasks.spec, self.num_envs
+        inner, count = self.family.spec, self.num_envs
         rows = inner.observation[tasks.ROWS]
-        num_actions = inner.action.num_values
+        num_actions = inner.num_actions
         return environment.EnvironmentSpec(
             name=f"Lifetimes of {inner.name}",
             observation={
@@ -227,7 +230,7 @@ class Lifetimes:
                 tasks.REWARD: specs.Array((count,), np.float32),
                 tasks.DISCOUNT: specs.BoundedArray((count,), np.float32, 0.0, 1.0),
                 tasks.STEP_TYPE: specs.BoundedArray((count,), np.int8, types.FIRST, types.LAST),
-                tasks.TASK: specs.BoundedArray((), np.int32, 0, len(self.tasks.task_names) - 1),
+                tasks.TASK: specs.BoundedArray((), np.int32, 0, len(self.family.task_names) - 1),
                 environment.ACTION_MASK: specs.Array((count, num_actions), np.bool_),
             },
             action=specs.BoundedArray((count,), np.int32, 0, num_actions - 1),
@@ -237,7 +240,7 @@ class Lifetimes:
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
         """Samples a task and a length, and starts an episode of each environment."""
         task_key, length_key, key = jax.random.split(key, 3)
-        params = self.tasks.sample(task_key)
+        params = self.family.sample(task_key)
         periods = jax.random.randint(length_key, (), self.min_periods, self.max_periods + 1)
         time = jnp.zeros((), jnp.int32)
         inner, inner_timestep = self._begin(params, key, time)
@@ -247,7 +250,7 @@ class Lifetimes:
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         """Steps each environment; those whose episode had ended begin another one."""
         time = state.time + 1
-        stepped = jax.vmap(self.tasks.step, (None, 0, 0))(state.params, state.environment, action)
+        stepped = jax.vmap(self.family.step, (None, 0, 0))(state.params, state.environment, action)
         fresh = self._begin(state.params, state.key, time)
         inner, inner_timestep = unroll.select(state.last, fresh, stepped)
         state = state._replace(environment=inner, last=inner_timestep.last(), time=time)
@@ -261,12 +264,12 @@ class Lifetimes:
     def _begin(self, params: Any, key: jax.Array, time: jax.Array) -> tuple[Any, types.TimeStep]:
         """Starts an episode of each environment, `[E, ...]`."""
         keys = jax.random.split(jax.random.fold_in(key, time), self.num_envs)
-        return jax.vmap(self.tasks.reset, (None, 0))(params, keys)
+        return jax.vmap(self.family.reset, (None, 0))(params, keys)
 
     def _observe(self, params: Any, inner_timestep: types.TimeStep) -> dict[str, jax.Array]:
         return inner_timestep.observation | {
             tasks.REWARD: inner_timestep.reward,
             tasks.DISCOUNT: inner_timestep.discount,
             tasks.STEP_TYPE: inner_timestep.step_type,
-            tasks.TASK: self.tasks.task(params),
+            tasks.TASK: self.family.task(params),
         }

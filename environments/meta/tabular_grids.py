@@ -236,17 +236,17 @@ class TabularGrids:
 
     def optimal_return(self, params: Params) -> float:
         """Returns the exact highest expected return of an episode, from a random start."""
-        params = jax.tree.map(np.asarray, params)
-        exists = params.object_cell < params.neighbours.shape[0]
-        num_cells = int(params.num_cells)
+        host = jax.tree.map(np.asarray, params)
+        exists = host.object_cell < host.neighbours.shape[0]
+        num_cells = int(host.num_cells)
         values = grid_optimum.finite_horizon_values(
-            params.neighbours[:num_cells],
-            params.object_cell[exists],
-            np.stack([params.reward, params.termination, params.respawn], axis=1)[exists],
-            collects_on_arrival=int(params.num_actions) == len(MOVES),
-            num_steps=int(params.max_steps),
+            host.neighbours[:num_cells],
+            host.object_cell[exists],
+            np.stack([host.reward, host.termination, host.respawn], axis=1)[exists],
+            collects_on_arrival=int(host.num_actions) == len(MOVES),
+            num_steps=int(host.max_steps),
         )
-        return float(np.mean(values[params.start[: int(params.num_starts)], -1]))
+        return float(np.mean(values[host.start[: int(host.num_starts)], -1]))
 
     @functools.cached_property
     def _tables(self) -> dict[str, np.ndarray]:

@@ -113,7 +113,7 @@ def load(run_dirs: Sequence[str]) -> tuple[meta_training.LPG, list[Rule]]:
         agents.append(agent)
         if agent.rule != agents[0].rule:
             raise errors.UserError(f"'{path}': expected {agents[0].rule}, got {agent.rule}")
-        arms = dict(zip(policy.parts.environment.tasks.task_names, policy.params.arm_logits))
+        arms = dict(zip(policy.parts.environment.family.task_names, policy.params.arm_logits))
         rules.append(Rule(f"{path} at step {policy.step:,}", policy.params.rule, arms))
     return agents[0], rules
 
@@ -168,7 +168,7 @@ class _Trial:
     """Lifetimes of agents in the tasks of one experiment; optima are computed once."""
 
     def __init__(self, lifetimes: Any, key: jax.Array, count: int):
-        self.names = lifetimes.tasks.task_names
+        self.names = lifetimes.family.task_names
         self._lifetimes, self._key, self._count = lifetimes, key, count
         self._optima = {}  # [L], by repetition
 
@@ -177,7 +177,7 @@ class _Trial:
         key = jax.random.fold_in(self._key, repetition)
         lives = lifetime_evaluation.live(agent, self._lifetimes, params, key, self._count)
         if repetition not in self._optima:
-            self._optima[repetition] = lives.optimum(self._lifetimes.tasks)
+            self._optima[repetition] = lives.optimum(self._lifetimes.family)
         for number, name in enumerate(self.names):
             if number not in lives.task:
                 raise errors.UserError(f"--lifetimes: none of {self._count} was in task '{name}'")

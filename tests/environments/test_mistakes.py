@@ -173,6 +173,13 @@ def test_broken_contracts_name_the_id(candidate, name):
         environment.refuse(candidate, ["a fault"])
 
 
+def test_a_module_of_a_wrapper_that_fails_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "outdated_wrapper.py").write_text("raise AttributeError('an old name')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(errors.UserError, match="got 'outdated_wrapper:Wrap' .an old name"):
+        _ = gymnasium.Gymnasium("CartPole-v1", {}, "sync", ("outdated_wrapper:Wrap",)).spec
+
+
 def test_an_environment_that_cannot_be_closed_is_one_line():
     message = "^Own/Wrong-v0: closing stream 0: ArithmeticError: not today$"
     with pytest.raises(errors.RunFailure, match=message):

@@ -65,7 +65,7 @@ def test_a_mixture_shows_one_of_its_families_and_pads_its_rows(variants):
     for seed in range(12):
         key = jax.random.key(seed)
         params = sample(key)
-        family, part = (x[int(params.family)] for x in (mixture.families, params.parts))
+        family, part = (x[int(params.family)] for x in (mixture.made, params.parts))
         name = mixture.task_names[int(mixture.task(params))]
         assert name == family.task_names[int(family.task(part))]
         state, timestep = reset(params, key)
