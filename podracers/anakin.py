@@ -10,7 +10,7 @@ Axis legend: `P` population (absent where it is 1), `B` streams, `D` devices.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,8 +52,8 @@ class Anakin:
       precision: the precision that the agent computes with.
     """
 
-    updates_per_dispatch: ClassVar[None] = None  # any number
-    timeout: ClassVar[None] = None  # there is no simulator on the host
+    updates_per_dispatch = None  # any number
+    timeout = None  # there is no simulator on the host
 
     agent: agent_lib.Agent
     environment: environment_lib.Environment

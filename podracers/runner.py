@@ -1,7 +1,8 @@
 """The Runner protocol: acting, stepping environments and updating, independent of the algorithm."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 
@@ -10,28 +11,40 @@ from podracers import metrics, types
 
 @runtime_checkable
 class Runner(Protocol):
-    """Frozen dataclass of static configuration, built with `agent=` and `environment=`.
+    """Frozen dataclass of static configuration, built with `agent=` and `environment=`."""
 
-    Attributes:
-      num_envs: streams over all devices, of one member of the population.
-      rollout_length: agent steps of each stream between updates.
-      steps_per_update: agent steps of one update, over all streams, all devices and one member of
-        the population.
-      population: number of independent seeds trained at once. With more than one, parameters and
-        metrics carry a leading axis `[P]`.
-      population_values: by option of the agent, one number for each member; empty if members
-        differ only in their seeds (see `podracers.population`).
-      updates_per_dispatch: largest number of updates of a `step`; None if one dispatch takes any.
-      timeout: seconds that a step of a host simulator may take; None without host simulators.
-    """
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
-    num_envs: int
-    rollout_length: int
-    steps_per_update: int
-    population: int
-    population_values: Mapping[str, Sequence[float]]
-    updates_per_dispatch: int | None
-    timeout: float | None
+    @property
+    def num_envs(self) -> int:
+        """Streams over all devices, of one member of the population."""
+
+    @property
+    def rollout_length(self) -> int:
+        """Agent steps of each stream between updates."""
+
+    @property
+    def steps_per_update(self) -> int:
+        """Agent steps of one update, over all streams, all devices and one member."""
+
+    @property
+    def population(self) -> int:
+        """Number of independent seeds trained at once.
+
+        With more than one, parameters and metrics carry a leading axis `[P]`.
+        """
+
+    @property
+    def population_values(self) -> Mapping[str, Sequence[float]]:
+        """Numbers for each member, by option of the agent; see `podracers.population`."""
+
+    @property
+    def updates_per_dispatch(self) -> int | None:
+        """Largest number of updates of a `step`; None if one dispatch takes any."""
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that a step of a host simulator may take; None without host simulators."""
 
     def trace(self, seed: int) -> jax.stages.Traced:
         """Returns the traced program of one update, without running it."""

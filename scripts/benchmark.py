@@ -33,7 +33,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
     kind, _, part = name.partition("_")
     own = o.repeats, o.gin_bindings
     benchmarks = {
-        "costs": lambda: tpu_estimates.benchmark_costs(o.devices, *o.price, o.libtpu),
+        "costs": lambda: tpu_estimates.benchmark_costs(o.devices, o.price[0], o.price[1], o.libtpu),
         "cores": lambda: tpu_estimates.benchmark_cores(o.repeats, o.libtpu),
         "lpg": lambda: agent_speed.benchmark_lpg(*own),
         "catch": lambda: ppo_speed.benchmark_batches(name, o.repeats, ppo_speed.BATCHES),
@@ -44,7 +44,7 @@ def _measure(name: str, o: argparse.Namespace) -> records.Result:
         **{agent: lambda: agent_speed.benchmark_agent(name, *own) for agent in GROUPS["replay"]},
         **{task: lambda: ppo_speed.benchmark_ppo(name, o.repeats) for task in _BESIDE_PPO},
     }
-    return benchmarks.get(name, benchmarks.get(kind))()
+    return benchmarks[name if name in benchmarks else kind]()
 
 
 def _price(text: str) -> tuple[float, str]:

@@ -103,7 +103,7 @@ def numbers(summaries: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     found = [each["evaluation"] for each in summaries]
     returns = [x for e in found for x in e.get("return_by_seed", {"": e["return"]}).values()]
     sample = aggregates.Sample.of(returns)
-    made = {"final_return": sample.mean, "seeds": sample.runs}
+    made: dict[str, float | None] = {"final_return": sample.mean, "seeds": sample.runs}
     made["standard_error"] = sample.standard_error if sample.runs > 1 else None
     for name in ("random_policy_return", "steps_per_second", "wall_time_s", "first_dispatch_s"):
         known = [each[name] for each in summaries if each[name] is not None]

@@ -38,7 +38,9 @@ from podracers.training import experiment
 def main() -> int:
     """Parses the command line, searches, and writes the file."""
     options = _parse()
-    runner = experiment.load(options.gin_file, options.gin_bindings).runner
+    runner = experiment.load(options.gin_file, options.gin_bindings).runner_class()
+    assert isinstance(runner, type)
+    assert dataclasses.is_dataclass(runner)
     fields = [field.name for field in dataclasses.fields(runner)]
     choices = candidates.parse(options.parameters or [], fields, runner.__name__)
     exists = options.out.exists()

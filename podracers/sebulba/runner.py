@@ -9,7 +9,6 @@ Axis legend: `T` time, `B` streams, `A` actors, `D` learner devices.
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -61,9 +60,8 @@ class Sebulba:
       precision: the precision that the agent computes with.
     """
 
-    population: ClassVar[int] = 1
-    population_values: ClassVar[dict[str, tuple[float, ...]]] = {}
-    updates_per_dispatch: ClassVar[int] = 1  # the host dispatches each update
+    population = 1
+    updates_per_dispatch = 1  # the host dispatches each update
 
     agent: agent_lib.Agent
     environment: environment_lib.AnyEnvironment
@@ -85,6 +83,11 @@ class Sebulba:
                 errors.require_count(self, name)
         if not self.timeout > 0:
             raise errors.UserError(f"Sebulba.timeout: expected seconds, got {self.timeout!r}")
+
+    @property
+    def population_values(self) -> dict[str, tuple[float, ...]]:
+        """Returns none: there is one member."""
+        return {}
 
     @property
     def steps_per_update(self) -> int:

@@ -2,44 +2,48 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from benchmarks import measure, records
 
-from podracers import parallel
+from agents.meta.lpg import meta_training
+from environments.meta import lifetimes as lifetimes_lib
+from podracers import anakin, parallel
 
 AGENTS = ("dqn", "r2d2", "sac", "muzero")  # that learn from replay
 # Lifetimes and devices of meta-training for two cores and their memory.
 _LPG_BINDINGS = ("NUM_ENVS = 8", "Anakin.num_devices = 1")
 
 
-def benchmark_agent(agent: str, repeats: int, bindings: Sequence[str] = ()) -> records.Result:
+def benchmark_agent(algorithm: str, repeats: int, bindings: Sequence[str] = ()) -> records.Result:
     """Measures the small experiment of one agent under both runners.
 
     Args:
-      agent: one of `AGENTS`.
+      algorithm: one of `AGENTS`.
       repeats: number of turns of each runner.
       bindings: over those of the experiment.
     """
-    name = measure.EXPERIMENTS[agent]
-    runners = {
-        runner: measure.build(measure.files(name, runner), bindings).runner
-        for runner in measure.RUNNERS
+    name = measure.EXPERIMENTS[algorithm]
+    parts = {
+        runner: measure.build(measure.files(name, runner), bindings) for runner in measure.RUNNERS
     }
     steppers = {
-        key: measure.Stepper(runner, lead_in=measure.LEAD_IN) for key, runner in runners.items()
+        key: measure.Stepper(each.runner, lead_in=measure.LEAD_IN) for key, each in parts.items()
     }
     rates = measure.take_turns(steppers, repeats)
-    runners["Sebulba"].close()
-    runner, state = runners["Anakin"], steppers["Anakin"].state
+    parts["Sebulba"].runner.close()
+    runner, state = parts["Anakin"].runner, steppers["Anakin"].state
+    assert isinstance(runner, anakin.Anakin)
+    agent: Any = runner.agent  # one with replay
     steps = runner.steps_per_update
-    gradients = float(runner.agent._replay.mean_gradient_steps(steps))
+    gradients = float(agent._replay.mean_gradient_steps(steps))
     rows = []
     for key, own in rates.items():
         case, per_second = {"experiment": name, "runner": key}, np.array(own) * gradients / steps
         rows.append(measure.speed(own, **case))
         rows.append(records.row("gradient steps", "gradient steps/s", per_second, **case))
-    compiled = runner.trace(0).lower().compile().memory_analysis()
+    compiled = measure.memory(runner.trace(0).lower().compile())
     memory = {  # bytes on each device
         "replay": parallel.num_bytes(state.memory) // runner.mesh.devices.size,
         "arguments": compiled.argument_size_in_bytes,
@@ -53,7 +57,7 @@ def benchmark_agent(agent: str, repeats: int, bindings: Sequence[str] = ()) -> r
         "compiled update on each device.",
         tuple(rows),
         (
-            f"gin/experiments/{name}.gin: a replay ratio of {runner.agent.replay_ratio:g}, or "
+            f"gin/experiments/{name}.gin: a replay ratio of {agent.replay_ratio:g}, or "
             f"{gradients:g} gradient steps in each update of {steps} agent steps.",
         ),
         group="replay",
@@ -70,7 +74,10 @@ def benchmark_lpg(repeats: int, bindings: Sequence[str] = ()) -> records.Result:
       bindings: over gin/experiments/lpg.gin and those of the benchmark.
     """
     runner = measure.build(["gin/experiments/lpg.gin"], [*_LPG_BINDINGS, *bindings]).runner
+    assert isinstance(runner, anakin.Anakin)
     agent, lifetimes = runner.agent, runner.environment
+    assert isinstance(agent, meta_training.LPG)
+    assert isinstance(lifetimes, lifetimes_lib.Lifetimes)
     runners = {
         name: dataclasses.replace(runner, agent=dataclasses.replace(agent, recompute=recompute))
         for name, recompute in {"Anakin": False, "Anakin, recomputing": True}.items()
@@ -81,7 +88,7 @@ def benchmark_lpg(repeats: int, bindings: Sequence[str] = ()) -> records.Result:
     for name, each in runners.items():
         rate = [lifetimes.num_envs * value for value in rates[name]]
         rows.append(records.row("speed", "environment steps/s", rate, program=name))
-        found = each.trace(0).lower().compile().memory_analysis()
+        found = measure.memory(each.trace(0).lower().compile())
         size = found.argument_size_in_bytes + found.temp_size_in_bytes
         rows.append(records.row("memory of the compiled update", "bytes", size, program=name))
     size = f"{runner.num_envs} lifetimes x {lifetimes.num_envs} environments"

@@ -63,12 +63,13 @@ class Contender:
         try:
             self._here.send(name)
             while not self._here.poll(_POLL_PERIOD if watch else None):
-                watch()
+                if watch:
+                    watch()
             answer = self._here.recv()
         except (EOFError, OSError) as error:
             self._process.join(1.0)
-            code = self._process.exitcode
-            cause = f"was killed by {signal.Signals(-code).name}" if (code or 0) < 0 else "died"
+            code = self._process.exitcode or 0
+            cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else "died"
             raise errors.RunFailure(f"the process {cause}") from error
         if isinstance(answer, errors.UserError | errors.RunFailure):
             raise answer
@@ -87,7 +88,7 @@ class Contender:
 
     def kill(self) -> None:
         """Ends the process and the processes that it started."""
-        if self._process.is_alive():
+        if self._process.pid is not None and self._process.is_alive():
             with contextlib.suppress(ProcessLookupError):  # it leads no session yet
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
@@ -131,5 +132,7 @@ def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], argu
 
 def _end_with_parent() -> None:
     """Ends this process and its children after the parent was killed."""
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os.killpg(0, signal.SIGKILL)

@@ -49,11 +49,11 @@ def merge(
     record: records.Record | None, part: records.Record, file: pathlib.Path
 ) -> records.Record:
     """Returns the record with one more piece; raises errors.UserError for another machine."""
-    known = record.results if record else {}
-    for name in _SAME if record else ():
-        if record.provenance[name] != part.provenance[name]:
+    known = record or part
+    for name in _SAME:
+        if known.provenance[name] != part.provenance[name]:
             raise errors.UserError(f"{file}: another {name} was measured; name another --json")
-    results = {**known, **part.results}
+    results = {**known.results, **part.results}
     order = [f"device_{piece}" for piece in PIECES]
     results = {name: results[name] for name in order if name in results}
     return records.Record(f"scripts/accelerator.py --json {file}", results, part.provenance)
@@ -86,9 +86,9 @@ def _parity() -> records.Result:
     )
 
 
-def _after(runner: str, bindings: Sequence[str] = ()) -> list[types.PyTree]:
+def _after(name: str, bindings: Sequence[str] = ()) -> list[types.PyTree]:
     """Returns the acting parameters after each number of `_UPDATES`, on the host."""
-    runner = measure.build(measure.files("catch_ppo", runner), bindings).runner
+    runner = measure.build(measure.files("catch_ppo", name), bindings).runner
     state, taken, found = runner.init(0), 0, []
     for updates in _UPDATES:
         state, _ = runner.step(state, updates - taken)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ def files(name: str, runner: str) -> list[str]:
     return [f"gin/experiments/{name}.gin", *RUNNERS[runner]]
 
 
-def take_turns(turns: dict[str, Turn], repeats: int) -> dict[str, list[float]]:
+def take_turns(turns: Mapping[str, Turn], repeats: int) -> dict[str, list[float]]:
     """Measures each in turn, `repeats` times; the first round warms up and is discarded."""
     rounds = [{name: turn() for name, turn in turns.items()} for _ in range(repeats + 1)]
     return {name: [each[name] for each in rounds[1:]] for name in turns}
@@ -49,10 +49,10 @@ class Stepper:
     """
 
     def __init__(self, runner: Any, updates: int | None = None, lead_in: int = 0):
-        self._runner, self._updates, self._lead_in = runner, updates, lead_in
+        self._runner, self._updates, self._lead_in = runner, updates or 1, lead_in
         start = time.perf_counter()
         self.state = runner.init(0)
-        self._step(updates or 1)
+        self._step(self._updates)
         self.first_dispatch = time.perf_counter() - start  # seconds, compilation included
         if updates is None:
             self._step(1)
@@ -88,6 +88,11 @@ def _is_learning(report: Any) -> bool:
 def build(gin_files: Sequence[str], bindings: Sequence[str] = ()) -> experiment.Parts:
     """Returns the parts of an experiment."""
     return experiment.load(gin_files, bindings).build()
+
+
+def memory(compiled: jax.stages.Compiled) -> Any:
+    """Returns the compiler's analysis of memory, which all backends that are measured have."""
+    return compiled.memory_analysis()
 
 
 def speed(rates: Sequence[float], **case: str | int) -> records.Row:

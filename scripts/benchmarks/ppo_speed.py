@@ -9,7 +9,7 @@ from benchmarks import measure, records, single_file_ppo
 from agents import networks, ppo
 from agents.networks import encoders
 from environments import cartpole, catch, gymnax
-from podracers import anakin
+from podracers import anakin, runner
 
 _ENVIRONMENTS = {
     "cartpole": cartpole.CartPole,
@@ -64,7 +64,7 @@ def _default_ppo(environment, num_envs: int) -> anakin.Anakin:
     return anakin.Anakin(ppo.PPO(environment.spec), environment, num_envs, rollout_length=128)
 
 
-def _runner(name: str, num_envs: int) -> anakin.Anakin:
+def _runner(name: str, num_envs: int) -> runner.Runner:
     if name == "breakout":
         return _default_ppo(_ENVIRONMENTS[name](), num_envs)
     if name == "catch":

@@ -34,7 +34,7 @@ class Row:
     @property
     def spread(self) -> str:
         """Median, with the range of repeated measurements."""
-        if self.min is None:
+        if self.min is None or self.max is None:
             return short(self.median)
         return f"{short(self.median)} ({short(self.min)} to {short(self.max)})"
 

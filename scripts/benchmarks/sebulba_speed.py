@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from benchmarks import contender, measure, records, single_file_sebulba
 
-from agents import networks
-from podracers import errors, types
+from agents import impala, networks
+from environments import envpool
+from podracers import errors, sebulba, types
 from podracers.training import experiment
 
 
@@ -67,6 +68,8 @@ class _RawPools:
     def __init__(self, setting: Setting):
         parts = setting.build()
         runner, self._steps = parts.runner, setting.env_steps
+        assert isinstance(runner, sebulba.Sebulba)
+        assert isinstance(parts.environment, envpool.EnvPool)
         batches = len(runner.placement.actors) * runner.num_batches
         rows = np.split(np.arange(runner.num_envs, dtype=np.int32), batches)
         threads = runner._threads_per_batch
@@ -107,6 +110,8 @@ def _baseline(setting: Setting) -> measure.Stepper:
     """Measures the published design in one file, with the work of the setting."""
     parts = setting.build()
     runner, task = parts.runner, parts.environment
+    assert isinstance(parts.agent, impala.IMPALA)
+    assert isinstance(task, envpool.EnvPool)
     if parts.agent.num_minibatches != 1:
         raise errors.UserError("the baseline needs num_minibatches = 1")
     settings = single_file_sebulba.Settings(runner.num_envs, runner.rollout_length)
@@ -161,6 +166,7 @@ def benchmark_environments(
     setting = Setting(30, 600, bindings)
     runner = setting.build().runner
     with contextlib.ExitStack() as stack:
+        turns: dict[str, Any]
         if one_process:
             turns = {name: make(setting) for name, make in makers.items()}
             stack.enter_context(contextlib.closing(turns["small network"]))

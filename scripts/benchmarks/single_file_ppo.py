@@ -6,6 +6,7 @@ such files usually are: Flax layers, one scan inside another, every lane reset a
 device. It is no part of the library; nothing imports it but `scripts/benchmark.py`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -76,6 +77,7 @@ class SingleFilePPO:
     def __init__(self, environment):
         self._environment = environment
         self._network = _ActorCritic(int(environment.spec.action.num_values))
+        self._apply: Callable[..., Any] = self._network.apply
         self._optimizer = optax.chain(
             optax.clip_by_global_norm(self.settings.max_grad_norm),
             optax.adam(self.settings.learning_rate, eps=1e-5),
@@ -107,7 +109,7 @@ class SingleFilePPO:
 
     def _act(self, state: State, _):
         key, action_key, reset_key = jax.random.split(state.key, 3)
-        logits, value = self._network.apply(state.params, state.observation)
+        logits, value = self._apply(state.params, state.observation)
         action = jax.random.categorical(action_key, logits)
         log_prob = self._log_prob(logits, action)
         stepped = jax.vmap(self._environment.step)(state.environment, action)
@@ -144,7 +146,7 @@ class SingleFilePPO:
     def _loss(self, params, minibatch):
         s = self.settings
         transition, advantage, target = minibatch
-        logits, value = self._network.apply(params, transition.observation)
+        logits, value = self._apply(params, transition.observation)
         log_probs = jax.nn.log_softmax(logits)
         ratio = jnp.exp(self._log_prob(logits, transition.action) - transition.log_prob)
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -157,7 +159,7 @@ class SingleFilePPO:
     def _update(self, state: State):
         s = self.settings
         state, batch = jax.lax.scan(self._act, state, None, length=s.rollout_length)
-        _, last_value = self._network.apply(state.params, state.observation)
+        _, last_value = self._apply(state.params, state.observation)
         advantage = self._advantages(batch, last_value)
         data = (batch, advantage, advantage + batch.value)
         data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)

@@ -13,6 +13,7 @@ Axis legend: `T` time, `B` streams.
 import contextlib
 import queue
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import envpool
@@ -92,6 +93,7 @@ class SingleFileSebulba:
         )
         spec = envpool.make_spec(task_id, **options)
         self._network = _ActorCritic(int(spec.gymnasium_action_space.n))
+        self._apply: Callable[..., Any] = self._network.apply
         self._frames = spec.gymnasium_observation_space.shape
         self._optimizer = optax.chain(
             optax.clip_by_global_norm(0.0625), optax.rmsprop(6e-4, decay=0.99, eps=1.6e-5)
@@ -99,7 +101,8 @@ class SingleFileSebulba:
         self._update = jax.jit(self._learn)
         self._act = jax.jit(self._acts)
         self._stack = jax.jit(lambda rollout: _Rollout(*map(jnp.stack, rollout)))
-        self._rollouts, self._params = queue.Queue(1), queue.Queue(1)
+        self._rollouts: queue.Queue[Any] = queue.Queue(1)
+        self._params: queue.Queue[Any] = queue.Queue(1)
         self._ended = threading.Event()
 
     @property
@@ -145,7 +148,7 @@ class SingleFileSebulba:
 
     def _collect(self, envs, key) -> None:
         observation, _ = envs.reset()
-        update = 0
+        update, params = 0, None
         while not self._ended.is_set():
             update += 1
             # The second rollout does not wait: from then on the actor is one update ahead.
@@ -153,7 +156,7 @@ class SingleFileSebulba:
                 params = self._params.get(timeout=_WAIT)
             if self._ended.is_set():
                 return
-            steps = _Rollout(*([] for _ in _Rollout._fields))
+            steps: list[list[Any]] = [[] for _ in _Rollout._fields]
             for _ in range(self.settings.rollout_length):
                 on_device, action, logits, value, key = self._act(params, observation, key)
                 observation, reward, terminated, truncated, info = envs.step(np.asarray(action))
@@ -163,12 +166,12 @@ class SingleFileSebulba:
                     values.append(array)
                 if self._ended.is_set():
                     return
-            steps.observation.append(observation)
+            steps[0].append(observation)
             self._rollouts.put(self._stack(steps), timeout=_WAIT)
 
     def _acts(self, params, observation, key):
         key, act_key = jax.random.split(key)
-        logits, value = self._network.apply(params, observation)
+        logits, value = self._apply(params, observation)
         return observation, jax.random.categorical(act_key, logits), logits, value, key
 
     def _learn(self, state: State, rollout: _Rollout):
@@ -179,7 +182,7 @@ class SingleFileSebulba:
     def _loss(self, params, rollout: _Rollout):
         s = self.settings
         frames = rollout.observation.reshape(-1, *self._frames)
-        logits, values = self._network.apply(params, frames)
+        logits, values = self._apply(params, frames)
         shape = rollout.observation.shape[:2]
         logits, values = logits.reshape(*shape, -1)[:-1], values.reshape(shape)
         log_prob = _log_prob(logits, rollout.action)

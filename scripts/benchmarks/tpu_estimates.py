@@ -98,8 +98,9 @@ def benchmark_agent(
         cases = []
         if agent in measure.EXPERIMENTS:
             anakin = tuple(measure.files(measure.EXPERIMENTS[agent], "Anakin"))
-            cases += [("Anakin", anakin, False)]
-        cases += [("Anakin", anakin, True)] if agent in _LARGE_BATCH else []
+            cases.append(("Anakin", anakin, False))
+            if agent in _LARGE_BATCH:
+                cases.append(("Anakin", anakin, True))
         cases += [("Sebulba", EXPERIMENTS[agent], False)] if EXPERIMENTS[agent] else []
         for kind, files, large in cases:  # whether the preset for large batches is added
             presets = (preset, _LARGE_BATCH[agent].format(count)) if large else (preset,)
@@ -109,10 +110,10 @@ def benchmark_agent(
             name = f"{agent}, {kind}" + (", large batch" if large else "")
             name += f", {count} chips" if count > 1 else ""
             notes.append(f"{name}: {', '.join([*named, *needed])}")
-            of = made.build().runner
+            parts = made.build()
             with parallel.compiling_for(devices):
-                programs = _compile_all(of, made.seed)
-                rows += _rows(name, of, programs)
+                programs = _compile_all(parts, made.seed)
+                rows += _rows(name, parts.runner, programs)
             for program, each in programs.items():
                 remarks = [f"does not compile: {each.failure}"] if each.failure else []
                 for cycles, operation in each.loops:
@@ -150,7 +151,7 @@ def benchmark_costs(
     """
     version, rows, notes = _find_compiler(folder), [], []
     steps = f"TOTAL_STEPS = {_PUBLISHED_STEPS}"
-    cases = {
+    cases: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         f"{agent} on Atari": (files, (*_BINDINGS.get(agent, ()), steps))
         for agent, files in EXPERIMENTS.items()
         if files
@@ -200,16 +201,17 @@ def _speed_and_time(
     _find_compiler(folder)
     preset, devices = _hardware(count)
     made = experiment.load([*files, f"gin/hardware/{preset}.gin"], bindings)
-    of = made.build().runner
+    parts = made.build()
+    of = parts.runner
     if isinstance(of, sebulba.Sebulba) and not bindings:
         return None
     with parallel.compiling_for(devices):
-        programs = _compile_all(of, made.seed)
+        programs = _compile_all(parts, made.seed)
         cycles = _update_cycles(of, programs)
     if failed := [each.failure for each in programs.values() if each.failure]:
         raise errors.UserError(f"does not compile: {failed[0]}")
     speed = of.steps_per_update * _CLOCK / cycles
-    return speed, made.total_steps / speed
+    return speed, int(made.total_steps) / speed
 
 
 def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records.Result:
@@ -230,7 +232,7 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
             bindings = [f"actor_critic.core = @cores.{core}()", f"cores.{core}.size = 64"]
             bindings.append(f"ROLLOUT_LENGTH = {length}")
             of, estimated = (
-                measure.build(["gin/experiments/memory_ppo.gin"], bindings).runner for _ in range(2)
+                measure.build(["gin/experiments/memory_ppo.gin"], bindings) for _ in range(2)
             )
             with parallel.compiling_for(devices):
                 update = _compile_all(estimated, 0)["update"]
@@ -241,7 +243,7 @@ def benchmark_cores(repeats: int, folder: pathlib.Path | None = None) -> records
                 records.row("learning of an update, v5e", "cycles", update.learning, **case)
             )
             rows.append(records.row("an update, v5e", "cycles", update.cycles, **case))
-            turns[core] = measure.Stepper(of, updates=max(1, 160 // length))
+            turns[core] = measure.Stepper(of.runner, updates=max(1, 160 // length))
         for core, rates in measure.take_turns(turns, repeats).items():
             rows.append(measure.speed(rates, core=core, steps=length))
     return records.Result(
@@ -266,7 +268,9 @@ def _find_compiler(folder: pathlib.Path | None) -> str:
     folder = folder or pathlib.Path(sysconfig.get_path("purelib"))
     library = folder / "libtpu" / "libtpu.so"
     if not library.is_file():
-        required = next(name for name in importlib.metadata.requires("jax") if "libtpu" in name)
+        required = next(
+            name for name in importlib.metadata.requires("jax") or () if "libtpu" in name
+        )
         install = f"pip install --no-deps --target DIR '{required.split(';')[0]}'"
         raise NoCompilerError(f"no TPU compiler in {folder}: {install}, then --libtpu DIR")
     os.environ |= {"TPU_LIBRARY_PATH": str(library)} | _ALONE  # JAX's variable
@@ -276,9 +280,9 @@ def _find_compiler(folder: pathlib.Path | None) -> str:
     return next((each.version for each in found), "of an unknown version")
 
 
-def _compile_all(of: runner.Runner, seed: int) -> dict[str, _Program]:
+def _compile_all(parts: experiment.Parts, seed: int) -> dict[str, _Program]:
     """Returns `update` of Anakin; `learn`, `begin`, `act` and `finish` of Sebulba."""
-    replay = getattr(of.agent, "_replay", None)
+    of, replay = parts.runner, getattr(parts.agent, "_replay", None)
     steps = float(replay.mean_gradient_steps(of.steps_per_update)) if replay else 1.0
     if isinstance(of, sebulba.Sebulba):
         traced = {"learn": of.trace(seed), **of.trace_acting(seed)}
@@ -334,8 +338,8 @@ def _compile(traced: jax.stages.Traced, gradient_steps: float) -> _Program:
         pattern = r"temporaries \(\S+\) exceeds available HBM \(\S+\)|Used \S+ of \S+ \w+"
         found = re.search(pattern, str(error))
         return _Program(failure=found[0] if found else errors.first_line(error))
-    memory = compiled.memory_analysis()
-    found = costs.Costs(compiled.as_text(), gradient_steps)
+    memory = measure.memory(compiled)
+    found = costs.Costs(compiled.as_text() or "", gradient_steps)
     return _Program(
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,

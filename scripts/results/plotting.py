@@ -134,7 +134,7 @@ def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x
             axis.axhline(value, label=text, **style)
     axis.set_title(panel.title, fontsize=10, parse_math=False)
     axis.set_xlabel(x)
-    ends = [line.get_xdata()[-1] for line in axis.lines[: len(panel.curves)]]
+    ends = [np.asarray(line.get_xdata())[-1] for line in axis.lines[: len(panel.curves)]]
     if max(ends) > _LOG_AXIS * min(ends):
         axis.set_xscale("log")
     else:
@@ -145,9 +145,13 @@ def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     # A distance in points: labels of axes do not grow with the panel.
-    move = {"y": _LEGEND_DISTANCE, "units": "points"}
-    below = matplotlib.transforms.offset_copy(axis.transAxes, axis.figure, **move)
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below}
+    figure, move = axis.figure.figure, {"y": _LEGEND_DISTANCE}
+    below = matplotlib.transforms.offset_copy(axis.transAxes, figure, units="points", **move)
+    place: dict[str, Any] = {
+        "loc": "upper center",
+        "bbox_to_anchor": (0.5, 0.0),
+        "bbox_transform": below,
+    }
     for text in axis.legend(fontsize=8, frameon=False, borderaxespad=0.0, **place).get_texts():
         text.set_parse_math(False)  # a `$` in a name is no formula
 

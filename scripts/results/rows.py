@@ -160,7 +160,7 @@ def _row(entry: Mapping[str, Any]) -> Row:
     runs = [
         each | {"curve": tuple(map(tuple, each.get("curve", ())))} for each in entry.get("runs", ())
     ]
-    made = {
+    made: dict[str, Any] = {
         "gin_bindings": tuple(entry.get("gin_bindings", ())),
         "published": tuple(Published(**each) for each in entry.get("published", ())),
         "runs": tuple(Run(**each) for each in runs),

@@ -17,6 +17,7 @@ from results import aggregates, markdown
 
 from agents.meta import lifetime_evaluation
 from agents.meta.lpg import meta_training, tabular_a2c
+from environments.meta import lifetimes as lifetimes_lib
 from podracers import errors, evaluation, types
 from podracers.training import trained
 
@@ -43,7 +44,7 @@ class Evaluation(NamedTuple):
     command: str  # arguments of the script
     rules: list[str]  # sources of the rules
     lifetimes: int  # of each rule and each experiment, in all kinds of tasks
-    steps: int  # of each environment in a lifetime
+    steps: int | None  # of each environment in a lifetime
     tasks: list[Task]
 
 
@@ -107,13 +108,14 @@ def load(run_dirs: Sequence[str]) -> tuple[meta_training.LPG, list[Rule]]:
     agents, rules = [], []
     for path in run_dirs:
         policy = trained.load(path)
-        agent = policy.parts.agent
+        agent, environment = policy.parts.agent, policy.parts.environment
         if not isinstance(agent, meta_training.LPG):
             raise errors.UserError(f"'{path}': expected the agent LPG, got {type(agent).__name__}")
         agents.append(agent)
+        assert isinstance(environment, lifetimes_lib.Lifetimes)
         if agent.rule != agents[0].rule:
             raise errors.UserError(f"'{path}': expected {agents[0].rule}, got {agent.rule}")
-        arms = dict(zip(policy.parts.environment.family.task_names, policy.params.arm_logits))
+        arms = dict(zip(environment.family.task_names, policy.params.arm_logits))
         rules.append(Rule(f"{path} at step {policy.step:,}", policy.params.rule, arms))
     return agents[0], rules
 
@@ -158,7 +160,7 @@ def evaluate(
             file,
             name,
             {who: [curves[task].tolist() for curves in each] for who, each in shares.items()},
-            tuple(map(float, a2c.arms[best[task]])),
+            (float(a2c.arms[best[task]][0]), float(a2c.arms[best[task]][1])),
         )
         for task, name in enumerate(trial.names)
     ]

@@ -122,7 +122,7 @@ def plan(
     words = tuple(word for flag, values in options.items() for x in values for word in (flag, x))
     digest = settings_digest(config.text())
     directory = run_directory.RunDirectory(folder / f"{label}-{digest}" / f"seed-{seed}")
-    return Run(label, seed, words, directory, settings.total_steps, digest)
+    return Run(label, seed, words, directory, int(settings.total_steps), digest)
 
 
 def train_all(runs: Sequence[Run], record: Callable[[Run], None] | None = None) -> bool | None:

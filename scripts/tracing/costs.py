@@ -14,9 +14,12 @@ import functools
 import re
 from typing import NamedTuple
 
+from podracers import errors
+
 _PARTS = ("environment", "act", "learn")  # scopes that the runners open
 _GRADIENT = "learn/gradient"
 _OTHER = "other"  # instructions outside all scopes
+_ENTRY = re.compile(r"^ENTRY %?([\w.\-]+)", re.MULTILINE)
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .*?\s([a-z][a-z0-9\-]*)\(([^)]*)")
 _OP_NAME = re.compile(r'metadata=\{[^}]*op_name="([^"]*)"')
@@ -74,7 +77,7 @@ class Costs:
         self._part = functools.cache(self._part_of)
         self._count = functools.cache(self._cycles_of)
         self.loops: list[Loop] = []
-        self.parts = self._count(re.search(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)[1])
+        self.parts = self._count(_groups(_ENTRY, text)[0])
         self.cycles = sum(self.parts.values())
 
     def _parse(self, text: str) -> None:
@@ -98,7 +101,7 @@ class Costs:
                 for called in made.called:
                     self._callers[called].append(name)
                 if opcode == "while":
-                    self._loops |= dict.fromkeys(_LOOP.search(line).groups(), made)
+                    self._loops |= dict.fromkeys(_groups(_LOOP, line), made)
 
     def _cycles_of(self, computation: str) -> dict[str, float]:
         """Returns the cycles of a computation by part; of branches, those of the costliest."""
@@ -120,7 +123,7 @@ class Costs:
     def _passes(self, name: str) -> float:
         """Returns the passes of a loop; adds one with an unknown number to `loops`."""
         found = self._instructions[name]
-        condition, body = _LOOP.search(found.text).groups()
+        condition, body = _groups(_LOOP, found.text)
         compare = self._instructions[self._computations[condition][-1]]
         if compare.opcode == "compare" and "direction=LT" in compare.text:
             counter, limit = compare.operands
@@ -144,8 +147,8 @@ class Costs:
         if found.opcode != "get-tuple-element" or not (loop := self._loop_of(found)):
             return None
         # The body must return the element unchanged.
-        body = _LOOP.search(loop.text)[2]
-        index = int(_INDEX.search(found.text)[1])
+        body = _groups(_LOOP, loop.text)[1]
+        index = int(_groups(_INDEX, found.text)[0])
         returned = self._instructions[self._computations[body][-1]].operands[index]
         while self._instructions[returned].opcode in _ALIASES:
             returned = self._instructions[returned].operands[0]
@@ -160,7 +163,7 @@ class Costs:
         state = self._instructions[loop.operands[0]] if loop else None
         if not state or state.opcode != "tuple":
             return None
-        return self._constant(state.operands[int(_INDEX.search(element.text)[1])])
+        return self._constant(state.operands[int(_groups(_INDEX, element.text)[0])])
 
     def _loop_of(self, element: _Instruction) -> _Instruction | None:
         """Returns the loop whose state contains an element."""
@@ -194,3 +197,11 @@ def _scope(op_name: str) -> str:
     names = [match[1] for match in matches if match]
     part = next((name for name in names if name in _PARTS), "")
     return _GRADIENT if part == "learn" and "gradient" in names else part
+
+
+def _groups(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
+    """Returns the groups of a pattern that the compiler's text must have."""
+    match = pattern.search(text)
+    if match is None:
+        raise errors.RunFailure(f"no '{pattern.pattern}' in the compiler's text")
+    return match.groups()

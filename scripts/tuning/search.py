@@ -64,9 +64,9 @@ class Search:
                 ways = [[value] for value in given] if given else ways
                 gained |= any(self._follow([now | {name: x} for x in way]) for way in ways)
         if self.best and not self.measured[0][1].problem:
-            pair = self.start, self.measured[self.best][0]
+            fastest = self.measured[self.best][0]
             for _ in range(_ROUNDS):
-                self.rounds.append(tuple(self.measure(settings).rate for settings in pair))
+                self.rounds.append((self.measure(self.start).rate, self.measure(fastest).rate))
 
     def _follow(self, way: list[candidates.Settings]) -> bool:
         """Measures settings while they gain; returns whether any did."""
@@ -94,7 +94,11 @@ class Search:
         """
         won = len(self.rounds) == _ROUNDS and all(best > start for start, best in self.rounds)
         unmeasured = bool(self.measured[0][1].problem)
-        return self.measured[self.best][0] if self.interrupted or unmeasured or won else self.start
+        return (
+            self.measured[self.best or 0][0]
+            if self.interrupted or unmeasured or won
+            else self.start
+        )
 
     def verdict(self) -> list[str]:
         """Returns lines on the result and its reliability."""
@@ -142,9 +146,9 @@ def run(
         return outcome
 
     first = measure({})
-    facts = first.facts
-    if facts is None:
+    if first.facts is None:
         raise (errors.UserError if first.refused else errors.RunFailure)(first.problem)
+    facts: trial.Facts = first.facts
     found = Search(measure, budget, [(facts.settings, first)])
     if found.needed() > budget:
         raise errors.UserError(f"--minutes: expected at least {found.needed() / 60:.1f}")

@@ -176,7 +176,7 @@ def test_broken_contracts_name_the_id(candidate, name):
 def test_a_module_of_a_wrapper_that_fails_is_one_line(monkeypatch, tmp_path):
     (tmp_path / "outdated_wrapper.py").write_text("raise AttributeError('an old name')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(errors.UserError, match="got 'outdated_wrapper:Wrap' .an old name"):
+    with pytest.raises(errors.UserError, match=r"got 'outdated_wrapper:Wrap' .an old name"):
         _ = gymnasium.Gymnasium("CartPole-v1", {}, "sync", ("outdated_wrapper:Wrap",)).spec
 
 
