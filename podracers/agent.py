@@ -12,30 +12,10 @@ from podracers import types
 
 
 @runtime_checkable
-class Agent(Protocol):
-    """Frozen dataclass of static configuration, built from an `EnvironmentSpec` (`spec=`).
-
-    An agent with a stochastic policy may have a field `greedy_evaluation: bool`: whether `act`
-    takes the most probable action in evaluation. If it is false, evaluations measure both.
-
-    An agent may have a method `check_run(num_envs, rollout_length, num_updates)`, which raises an
-    `errors.UserError` if its parameters would be the same after a run of this size as before.
-    """
+class Policy(Protocol):
+    """Frozen dataclass with the methods of an agent that act."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-    def init_learner(self, key: jax.Array) -> Any:
-        """Returns the state that learner devices share: parameters, optimizer state, counters."""
-
-    def init_memory(self, rollout: types.Rollout) -> Any:
-        """Returns the memory of one learner device; `()` for an agent without memory.
-
-        Runners concatenate the devices' memories along the first axis of every leaf. If that axis
-        is the streams, a run can be resumed with another number of devices.
-
-        Args:
-          rollout: a template of one shard's rollout; only its shapes and dtypes are used.
-        """
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
         """Returns the actor state of `B` streams: recurrent core, exploration, previous action.
@@ -45,9 +25,6 @@ class Agent(Protocol):
           num_envs: number of streams in all.
           evaluation: whether the streams are for evaluation.
         """
-
-    def actor_params(self, learner: Any) -> types.PyTree:
-        """Returns the part of the learner that `act` needs and that is sent to actors."""
 
     def act(
         self,
@@ -70,6 +47,34 @@ class Agent(Protocol):
         Returns:
           `(action, actor_state, extras)`, each `[B, ...]`.
         """
+
+
+@runtime_checkable
+class Agent(Policy, Protocol):
+    """Frozen dataclass of static configuration, built from an `EnvironmentSpec` (`spec=`).
+
+    An agent with a stochastic policy may have a field `greedy_evaluation: bool`: whether `act`
+    takes the most probable action in evaluation. If it is false, evaluations measure both.
+
+    An agent may have a method `check_run(num_envs, rollout_length, num_updates)`, which raises an
+    `errors.UserError` if its parameters would be the same after a run of this size as before.
+    """
+
+    def init_learner(self, key: jax.Array) -> Any:
+        """Returns the state that learner devices share: parameters, optimizer state, counters."""
+
+    def init_memory(self, rollout: types.Rollout) -> Any:
+        """Returns the memory of one learner device; `()` for an agent without memory.
+
+        Runners concatenate the devices' memories along the first axis of every leaf. If that axis
+        is the streams, a run can be resumed with another number of devices.
+
+        Args:
+          rollout: a template of one shard's rollout; only its shapes and dtypes are used.
+        """
+
+    def actor_params(self, learner: Any) -> types.PyTree:
+        """Returns the part of the learner that `act` needs and that is sent to actors."""
 
     def update(
         self, state: types.AgentState, rollout: types.Rollout, key: jax.Array

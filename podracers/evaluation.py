@@ -24,7 +24,6 @@ from podracers import population as population_lib
 from podracers import precision as precision_lib
 from podracers.hosts import processes
 from podracers.supervision import pipeline
-from podracers.training import check
 
 DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
 MAX_BATCH = 64  # simulators that are alive at the same time
@@ -85,7 +84,7 @@ class Evaluator:
     and its parameters have a leading axis `[P]`.
     """
 
-    agent: agent_lib.Agent
+    agent: agent_lib.Policy
     environment: environment_lib.AnyEnvironment
     num_episodes: int | None = None  # None for 512 in a JAX environment, or 64 on the host
     population: int = 1  # `P`
@@ -350,7 +349,7 @@ def _on_one_device(params: types.PyTree) -> types.PyTree:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UniformPolicy:
-    """Uniform policy over legal actions; it has only the acting methods of an agent."""
+    """Uniform policy over legal actions."""
 
     spec: environment_lib.EnvironmentSpec
 
@@ -360,7 +359,7 @@ class UniformPolicy:
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples a legal action for each stream."""
-        draw = jax.vmap(functools.partial(check.random_action, self.spec.action))
+        draw = jax.vmap(functools.partial(environment_lib.random_action, self.spec.action))
         return draw(timestep.observation, key), (), ()
 
 

@@ -9,13 +9,14 @@ Axis legend: `P` members.
 import dataclasses
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from podracers import agent as agent_lib
 from podracers import errors
 
+Policy = TypeVar("Policy", bound=agent_lib.Policy)
 Values = Mapping[str, Sequence[float]]  # by option, `P` each
 _NAME = "Anakin.population_values"
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -65,12 +66,12 @@ def by_option(agent: agent_lib.Agent, population: int, given: Any) -> Values:
     return values
 
 
-def member(agent: agent_lib.Agent, values: Values, index: int) -> agent_lib.Agent:
+def member(agent: Policy, values: Values, index: int) -> Policy:
     """Returns the agent of one member, as it would be alone."""
     return with_options(agent, _of_member(values, index))
 
 
-def with_options(agent: agent_lib.Agent, options: Mapping[str, Any]) -> agent_lib.Agent:
+def with_options(agent: Policy, options: Mapping[str, Any]) -> Policy:
     """Returns the agent with other values of some options; agents do not check traced values."""
     return dataclasses.replace(agent, **options) if options else agent
 

@@ -35,6 +35,12 @@ SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout and where the project
 # Folders that are searched for gin files, in this order.
 FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
 PACKAGES = ("agents", "environments", "podracers")
+# Modules that configurations of earlier versions import, and their places today.
+_MOVED = {
+    "from podracers.training import weights_and_biases": (
+        "from podracers.training import loggers as weights_and_biases"
+    )
+}
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
 _LOCK = threading.RLock()  # guards gin's state, which all threads share
 _PATIENCE = 10.0  # seconds in which another thread loads an experiment
@@ -254,7 +260,10 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
         if any(os.path.samefile(path, other) for other in open_files):
             circle = " -> ".join([*open_files, path])
             raise errors.UserError(f"files include one another in a circle: {circle}")
-        stream = io.StringIO(pathlib.Path(path).read_text(encoding="utf-8-sig"))
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
+        for earlier, now in _MOVED.items():
+            text = text.replace(earlier, now)
+        stream = io.StringIO(text)
         stream.name = path
         open_files.append(path)
         layers.append(snapshot().bindings)
@@ -264,7 +273,8 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
 
     # Lists that gin keeps for the whole process.
     gin.config._LOCATION_PREFIXES[:] = [""]
-    gin.config._FILE_READERS[:] = [(read, find)]
+    readers: list[Any] = gin.config._FILE_READERS
+    readers[:] = [(read, find)]
     path = find(path)
     try:
         gin.parse_config_file(path)
@@ -436,7 +446,7 @@ def _parts() -> dict[str, list[str]]:
         elif exports := [
             node
             for node in body
-            if isinstance(node, ast.ImportFrom) and node.module.startswith(f"{package}.")
+            if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith(f"{package}.")
         ]:
             found[package] = [alias.name for node in exports for alias in node.names]
             within_packages |= {node.module for node in exports}
@@ -445,9 +455,11 @@ def _parts() -> dict[str, list[str]]:
 
 def _parameters(selector: str) -> list[str]:
     """Returns the names of the public parameters of a part (none of some built-in ones)."""
-    part = gin.config._REGISTRY.get_match(selector).wrapped
+    known: Any = gin.config._REGISTRY.get_match(selector)
     try:
-        return [name for name in inspect.signature(part).parameters if not name.startswith("_")]
+        return [
+            name for name in inspect.signature(known.wrapped).parameters if not name.startswith("_")
+        ]
     except ValueError:
         return []
 
@@ -512,11 +524,11 @@ class _Values(config_parser.ParserDelegate):
     def __init__(self):
         self.names: list[str] = []
 
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> _Reference:
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
         self.names.append(scoped_configurable_name.rpartition("/")[2])
         return _Reference(_short(scoped_configurable_name) + "()" * evaluate)
 
-    def macro(self, macro_name: str) -> _Macro:
+    def macro(self, macro_name: str) -> Any:
         return _Macro(macro_name)
 
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from benchmarks import measure, records
 
 from agents.meta.lpg import meta_training
 from environments.meta import lifetimes as lifetimes_lib
 from podracers import anakin, parallel
+from podracers.scripts.benchmarks import measure, records
 
 AGENTS = ("dqn", "r2d2", "sac", "muzero")  # that learn from replay
 # Lifetimes and devices of meta-training for two cores and their memory.

@@ -13,11 +13,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from benchmarks import contender, measure, records, single_file_sebulba
 
 from agents import impala, networks
 from environments import envpool
 from podracers import errors, sebulba, types
+from podracers.scripts.benchmarks import contender, measure, records, single_file_sebulba
 from podracers.training import experiment
 
 

@@ -7,13 +7,13 @@ import errno
 import io
 import os
 import pathlib
-import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+from typing_extensions import Buffer
 
 from podracers import errors
 from podracers.hosts import peers, processes
@@ -25,8 +25,10 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises `errors.UserError` and prints the description unchanged."""
 
     def __init__(self, **options: Any):
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**options)
 
+    # pyrefly: ignore[bad-override]  # overloads: a class of the caller's own for the namespace
     def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
         """Returns the options; the error of an unknown one names the binding nearest to it."""
         arguments, unknown = self.parse_known_args(args, namespace)
@@ -96,7 +98,7 @@ def use_compilation_cache() -> None:
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = None if base.startswith("~") else os.path.join(base, "podracers", "jax")
-    if not (folder or jax.config.jax_compilation_cache_dir):
+    if not (folder or jax.config.values["jax_compilation_cache_dir"]):
         print("no home: set JAX_COMPILATION_CACHE_DIR to keep compiled programs", file=sys.stderr)
     settings = {
         "jax_compilation_cache_dir": folder,
@@ -120,7 +122,7 @@ def require_accelerator(devices: pathlib.Path = pathlib.Path("/dev")) -> None:
     Raises:
       errors.UserError: JAX cannot start, or does not find the accelerator.
     """
-    platforms = jax.config.jax_platforms
+    platforms = jax.config.values["jax_platforms"]
     try:
         platform = jax.default_backend()
     except RuntimeError as error:
@@ -175,7 +177,7 @@ class _Output(io.FileIO):
     Ctrl-C in `train.py 2>&1 | tee log` also ends `tee`, and the run has yet to save.
     """
 
-    def write(self, data: bytes) -> int | None:
+    def write(self, data: Buffer, /) -> int | None:
         try:
             return super().write(data)
         except OSError as error:
@@ -183,7 +185,7 @@ class _Output(io.FileIO):
                 raise
             with open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self.fileno())
-            return len(data)
+            return memoryview(data).nbytes
 
 
 def run(main: Callable[[], int | None]) -> None:
@@ -193,7 +195,7 @@ def run(main: Callable[[], int | None]) -> None:
     Modules in the working directory can be imported, after those of the same name elsewhere.
     """
     # An editable installation finds the packages of this project after all of `sys.path`.
-    sys.path += [str(pathlib.Path(__file__).parents[1]), ""]
+    sys.path += [str(pathlib.Path(__file__).parents[2]), ""]
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if (stream := getattr(sys, name)) is None:  # closed: the next file would take its number
             null = os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
@@ -233,11 +235,3 @@ def run(main: Callable[[], int | None]) -> None:
     if not several:  # other processes may take longer
         watchdog.expect_end()
     sys.exit(code)
-
-
-def run_script() -> None:
-    """Command `podracers-NAME`: runs the script `NAME` of `scripts`, which is installed as data."""
-    name = pathlib.Path(sys.argv[0]).name.removeprefix("podracers-")
-    folder = pathlib.Path(__file__).parent / "scripts"
-    sys.path.insert(0, str(folder))  # its modules
-    runpy.run_module(name, run_name="__main__")  # which leaves the name in `sys.argv`

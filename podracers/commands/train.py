@@ -10,9 +10,11 @@ import functools
 import pathlib
 import tempfile
 
-from podracers import command_line, errors
+from podracers import errors
+from podracers.checkpoints import storage
+from podracers.commands import command_line
 from podracers.hosts import processes
-from podracers.training import config, experiment, run, run_directory, storage
+from podracers.training import config, experiment, run, run_directory
 
 _SHARE = (
     ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
@@ -57,7 +59,9 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
     files = command_line.gin_files(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        if begun is not None:  # other processes may not see the run directory of process 0
+        if (
+            directory is not None and begun is not None
+        ):  # other processes may not see the run directory of process 0
             begun_file = directory.config
             if not processes.is_lead():
                 begun_file = pathlib.Path(folder) / "config.gin"
@@ -111,7 +115,7 @@ def _begun(
         for option in ("resume", "resume_if_begun"):
             if getattr(arguments, option):
                 raise errors.UserError(f"--{option} needs --run_dir: which run to continue")
-    if arguments.resume or (arguments.resume_if_begun and directory.config.is_file()):
+    elif arguments.resume or (arguments.resume_if_begun and directory.config.is_file()):
         directory.require()
         directory.lock.acquire()
         directory.require_gin()
@@ -172,3 +176,6 @@ def _print_summary(summary: dict, directory: run_directory.RunDirectory) -> None
     rows["wall time"] = f"{summary['wall_time_s']:.0f} s"
     rows |= {"device": summary["device"], "files": str(directory.path)}
     print("Results", command_line.table([*rows.items()]), sep="\n")
+
+
+command = functools.partial(command_line.run, main)
