@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agents import options
-from agents.networks import encoders
+from agents.networks import encoders, heads
 from podracers import types
 
 
@@ -35,30 +35,12 @@ def legal_q_values(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
       q_values: `[..., A]`.
       observation: `[..., *]`; its action mask, if it has one, marks the legal actions.
     """
-    return _legal(q_values, encoders.action_mask(observation))
+    return heads.legal_values(q_values, encoders.action_mask(observation))
 
 
 def best_q_value(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
     """Returns the largest of `legal_q_values`, `[...]`."""
     return jnp.max(legal_q_values(q_values, observation), axis=-1)
-
-
-def legal_argmax(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Returns the best legal action, int32 `[...]`; the lowest one among equals.
-
-    Args:
-      q_values: `[..., A]`.
-      mask: bool `[..., A]`, or None where every action is legal.
-    """
-    return jnp.argmax(_legal(q_values, mask), axis=-1).astype(jnp.int32)
-
-
-def _legal(q_values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    if mask is None:
-        return q_values
-    # Some environments allow no action in a final state: then all count as legal.
-    mask = mask | ~jnp.any(mask, axis=-1, keepdims=True)
-    return jnp.where(mask, q_values, -1e9)
 
 
 def epsilon_greedy(
@@ -84,7 +66,8 @@ def epsilon_greedy(
     uniform, noise = jax.vmap(draw)(key)
     mask = encoders.action_mask(observation)
     # Each legal action has the largest noise with equal probability.
-    return jnp.where(uniform < epsilon, legal_argmax(noise, mask), legal_argmax(q_values, mask))
+    random, best = (heads.legal_argmax(values, mask) for values in (noise, q_values))
+    return jnp.where(uniform < epsilon, random, best)
 
 
 def ladder(env_id: jax.Array, num_envs: int, base: float = 0.4, exponent: float = 7.0) -> jax.Array:

@@ -14,10 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agents import networks
+from agents import layouts, networks
 from podracers import errors, parallel, types
-
-_MAX_SELECTED = 8  # items of a group, up to which a TPU reads all of them for each
 
 
 def _ranks(uniform: jax.Array) -> jax.Array:
@@ -47,19 +45,12 @@ def _grouped(x: jax.Array, size: int, axis: int) -> jax.Array:
 
 def _take(tree: types.PyTree, permutation: jax.Array) -> types.PyTree:
     """Permutes the items `[M, ...]` of each group."""
-    size = permutation.shape[0]
-    if size == 1:  # nothing to permute: a gather would copy every observation
+    if len(permutation) == 1:  # nothing to permute: a gather would copy every observation
         return tree
 
     def take(items: jax.Array) -> jax.Array:
         index = permutation.reshape(permutation.shape + (1,) * (items.ndim - permutation.ndim))
-        if parallel.platform() != "tpu" or size > _MAX_SELECTED:
-            return jnp.take_along_axis(items, index, axis=0)
-        # A TPU keeps rows in the lanes, and a gather would turn all images around, and back.
-        taken = items[:1]
-        for k in range(1, size):
-            taken = jnp.where(index == k, items[k], taken)
-        return taken
+        return layouts.permute(items, index)
 
     return jax.tree.map(take, tree)
 

@@ -14,7 +14,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from podracers import errors, parallel, types
+from agents import layouts
+from podracers import errors, types
 
 _LANES = 128  # numbers that a TPU keeps side by side; XLA pads the last axis to whole lanes
 _PADDING_FRACTION = 8  # an element gets a row of its own if padding is at most 1/8 of it
@@ -78,18 +79,8 @@ class Rows:
         """Returns elements `[*slot.shape, *shape]`; `stream` and `slot` have one shape."""
         if self._is_padded:
             elements = self.data[stream, slot][..., : self.size]
-        elif parallel.platform() == "tpu":
-            # A TPU would read slices that begin within lanes in a sequential loop.
-            number = slot[..., None] * self.size + jnp.arange(self.size)
-            elements = self.data.at[stream[..., None], number].get(mode="promise_in_bounds")
         else:
-            place = jnp.stack([stream, slot * self.size], axis=-1)
-            dimensions = jax.lax.GatherDimensionNumbers(
-                offset_dims=(slot.ndim,), collapsed_slice_dims=(0,), start_index_map=(0, 1)
-            )
-            elements = jax.lax.gather(
-                self.data, place, dimensions, (1, self.size), mode="promise_in_bounds"
-            )
+            elements = layouts.slices(self.data, stream, slot * self.size, self.size)
         return elements.reshape(*slot.shape, *self.shape)
 
 

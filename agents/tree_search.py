@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from agents import options
-from podracers import errors, parallel, types
+from agents import layouts, options
+from podracers import errors, types
 
 # `model(action [], embedding) -> (mctx.RecurrentFnOutput, embedding)`, of one node, no batch axis.
 Model = Callable[[jax.Array, types.PyTree], tuple[mctx.RecurrentFnOutput, types.PyTree]]
@@ -95,14 +95,8 @@ class Search:
         legal = legal | ~jnp.any(legal, axis=-1, keepdims=True)
 
         def one(root, legal, key):
-            def recurrent_fn(params, key, action, embedding):
-                return jax.vmap(model)(action, embedding)
-
-            loop = {"recurrent_fn": recurrent_fn}
-            if parallel.platform() == "tpu":
-                nodes = _Nodes(model, root.embedding, self.num_simulations)
-                loop = {"recurrent_fn": nodes.expand, "loop_fn": nodes.loop}
-                root = root.replace(embedding=jnp.int32(0))  # its index
+            embedding, loop = layouts.tree_loop(model, root.embedding, self.num_simulations)
+            root = root.replace(embedding=embedding)
             row = jax.tree.map(lambda x: x[None], (root, 1.0 - legal))
             plan = self._policy(loop, *row, temperature, key)
             return jax.tree.map(lambda x: x[0], plan)
@@ -169,54 +163,6 @@ class Search:
         low = jnp.minimum(root, jnp.min(jnp.where(visited, values, jnp.inf)))
         high = jnp.maximum(root, jnp.max(jnp.where(visited, values, -jnp.inf)))
         return low, jnp.maximum(high - low, self.min_value_range)
-
-
-class _Nodes:
-    """The embeddings of one stream's nodes; mctx's tree holds only their indices.
-
-    mctx writes a new embedding by a scatter, for which a TPU copies the embeddings of all nodes.
-    Here every simulation writes at its own index, the same for all streams, which is done in place.
-    """
-
-    def __init__(self, model: Model, embedding: types.PyTree, num_simulations: int):
-        def with_room(x: jax.Array) -> jax.Array:
-            return jnp.concatenate([x[None], jnp.zeros((num_simulations, *x.shape), x.dtype)])
-
-        self._model = model
-        # In the loop, both hold tracers of the current simulation.
-        self._embeddings = jax.tree.map(with_room, embedding)  # [N + 1, ...]
-        self._index = jnp.int32(0)
-
-    def expand(self, params, key, action, index):
-        """The `recurrent_fn` of mctx for a batch of one; embeddings are indices."""
-        del params, key
-        embedding = jax.tree.map(lambda xs: _pick(xs, index[0]), self._embeddings)
-        output, embedding = self._model(action[0], embedding)
-        self._embeddings = jax.tree.map(
-            lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, self._index, 0),
-            self._embeddings,
-            embedding,
-        )
-        return jax.tree.map(lambda x: x[None], (output, self._index))
-
-    def loop(self, lower, upper, body, state):
-        """The `loop_fn` of mctx, a simulation a pass; it also carries the embeddings."""
-
-        def simulate(index, carry):
-            state, self._embeddings = carry
-            self._index = index + 1  # after the root
-            return body(index, state), self._embeddings
-
-        return jax.lax.fori_loop(lower, upper, simulate, (state, self._embeddings))[0]
-
-
-def _pick(rows: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns one of `rows`, by a sum over all of them.
-
-    For a gather with an index per stream, a TPU would change the layout of all rows.
-    """
-    chosen = (jnp.arange(len(rows)) == index).reshape(-1, *(1,) * (rows.ndim - 1))
-    return jnp.sum(jnp.where(chosen, rows, jnp.zeros_like(rows)), axis=0).astype(rows.dtype)
 
 
 def _root_value(found: mctx.PolicyOutput) -> jax.Array:

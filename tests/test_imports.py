@@ -9,19 +9,32 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# Modules and subpackages of `podracers`; each imports only those of earlier rows, and its own.
-LAYERS = (
-    ("errors", "keys"),
-    ("precision", "types"),
-    ("agent", "parallel", "trees"),
-    ("environment", "population"),
-    ("metrics", "supervision", "tasks", "video"),
-    ("contract", "hosts", "runner", "unroll"),
-    ("anakin", "checkpoints", "evaluation", "host_contract", "sebulba"),
-    ("agent_contract", "training"),
-    ("commands",),
-    ("scripts",),
-)
+# Modules and subpackages of a package; each imports only those of earlier rows, and its own.
+LAYERS = {
+    "podracers": (
+        ("errors", "keys"),
+        ("precision", "types"),
+        ("agent", "parallel", "trees"),
+        ("environment", "population"),
+        ("metrics", "supervision", "tasks", "video"),
+        ("contract", "hosts", "runner", "unroll"),
+        ("anakin", "checkpoints", "evaluation", "host_contract", "sebulba"),
+        ("agent_contract", "training"),
+        ("commands",),
+        ("scripts",),
+    ),
+    "agents": (
+        ("cpu_kernels",),
+        ("layouts",),
+        ("networks",),
+        ("categorical", "inputs", "options", "preprocessing", "returns", "ring_buffer", "sum_tree"),
+        ("exploration", "minibatches", "optimization", "tree_search"),
+        ("policy", "replay"),
+        ("planning",),
+        ("alphazero", "dqn", "impala", "muzero", "ppo", "pqn", "r2d2", "sac", "vmpo"),
+        ("meta",),
+    ),
+}
 
 _IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -72,20 +85,28 @@ def test_packages_import_no_upper_layer(package, others):
                 assert not f"{name}.".startswith(others), f"{path} imports {name}"
 
 
-def test_layers_have_every_module():
-    names = {path.stem for path in (ROOT / "podracers").iterdir()} - {"__init__", "__pycache__"}
-    assert sorted(sum(LAYERS, ())) == sorted(names - {"gin"})
+@pytest.mark.parametrize("package", LAYERS)
+def test_layers_have_every_module(package):
+    names = {path.stem for path in (ROOT / package).iterdir()} - {"__init__", "__pycache__"}
+    assert sorted(sum(LAYERS[package], ())) == sorted(names - {"gin"})
 
 
-@pytest.mark.parametrize("number", range(len(LAYERS)))
-def test_modules_import_no_upper_layer(number):
-    lower = {name for layer in LAYERS[:number] for name in layer}
-    for name in LAYERS[number]:
-        place = ROOT / "podracers" / name
+@pytest.mark.parametrize(
+    ("package", "number"), [(x, number) for x in LAYERS for number in range(len(LAYERS[x]))]
+)
+def test_modules_import_no_upper_layer(package, number):
+    lower = {name for layer in LAYERS[package][:number] for name in layer}
+    for name in LAYERS[package][number]:
+        place = ROOT / package / name
         files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
         for path in files:
-            own = {x.split(".")[1] for x in _imports(path) if x.startswith("podracers.")}
+            own = {x.split(".")[1] for x in _imports(path) if x.startswith(f"{package}.")}
             assert own <= lower | {name}, f"{path} imports {own - lower - {name}}"
+
+
+def test_one_module_of_agents_asks_for_the_platform():
+    asking = [x.stem for x in (ROOT / "agents").rglob("*.py") if "platform()" in x.read_text()]
+    assert asking == ["layouts"]
 
 
 def test_gin_configurations_do_not_shadow_gin_config():

@@ -1,21 +1,24 @@
-"""Programs and tables of docs/extending.md and docs/coming_from.md, and the README's .gin file.
+"""Programs and tables of docs/extending.md, networks.md, coming_from.md, and the README's gin file.
 
 Axis legend: `T` time, `B` streams.
 """
 
+import functools
 import importlib
 import re
 
+import flax.linen as nn
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dm_env import specs
 
-from agents import ppo
+from agents import networks, ppo
 from agents.networks import cores
 from podracers import contract as contract_lib
-from podracers import metrics, types, unroll
+from podracers import environment, metrics, types, unroll
 from podracers.training import experiment
 from tests import contract, documented
 
@@ -154,3 +157,64 @@ def test_the_runner_of_a_purejaxrl_file():
         program = program.replace(old, new)
     exec(program, values)
     assert values["report"].means["episode/return"].total.shape == (2,)
+
+
+def test_the_encoder_of_the_page_reads_cells_and_their_places():
+    encoder = importlib.import_module("board_transformer").BoardTransformer(8, 1, 2)
+    board = jax.random.normal(jax.random.key(0), (2, 3, 4, 5))
+    params = jax.jit(encoder.init)(jax.random.key(1), board)
+    encode = jax.jit(encoder.apply)
+    features = encode(params, {"board": board, "speed": jnp.ones((2, 1))})
+    assert features.shape == (2, 8 + 1) and np.all(features[:, 8:] == 1.0)
+    turned, features = encode(params, board[:, ::-1]), features[:, :8]
+    assert not np.allclose(turned, features, atol=1e-3)
+    params["params"]["places"] *= 0.0
+    np.testing.assert_allclose(*(encode(params, x) for x in (board, board[:, ::-1])), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_encoder_of_the_page_learns_by_one_binding():
+    small = ["NUM_ENVS = 16", "ROLLOUT_LENGTH = 8", "Anakin.num_devices = 1"]
+    runner = experiment.load(["snake_transformer.gin"], small).build().runner
+
+    def encoder(state):
+        return jax.device_get(runner.actor_params(state).params["torsos_0"]["encoder"])
+
+    state = runner.init(0)
+    before = encoder(state)
+    assert before["places"].shape == (12 * 12, 32)
+    after = encoder(runner.step(state, 3)[0])
+    assert all(jax.tree.leaves(jax.tree.map(lambda x: np.isfinite(x).all(), after)))
+    assert all(jax.tree.leaves(jax.tree.map(lambda x, y: np.any(x != y), before, after)))
+
+
+def test_the_table_of_the_leaves_that_an_encoder_reads():
+    page = (documented.DOCS / "networks.md").read_text()
+    spec = environment.EnvironmentSpec(
+        "test",
+        {
+            "speed": specs.Array((2,), np.float32),
+            "board": specs.Array((6, 5), np.uint8),
+            "kind": specs.DiscreteArray(3),
+            "action_mask": specs.Array((4,), bool),
+        },
+        specs.DiscreteArray(4),
+    )
+    leaves = {}
+
+    class Encoder(nn.Module):
+        def __call__(self, observation):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(observation):
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                shape = ", ".join(["N", *map(str, leaf.shape[1:])])
+                leaves[name] = (f"[{shape}]", str(leaf.dtype))
+            return jnp.zeros((jax.tree.leaves(observation)[0].shape[0], 1))
+
+    network = functools.partial(
+        networks.actor_critic, encoder=Encoder(), core=cores.LSTM(2), frame_stack=2
+    )
+    agent = ppo.PPO(spec, network=network)
+    jax.eval_shape(agent.init_learner, jax.random.key(0))
+    rows = re.findall(r"^\| `([\w.]+)` \| `(.*?)` \| (\w+) \|", page, re.M)
+    assert {name: tuple(rest) for name, *rest in rows} == leaves
+    assert [name for name, *_ in rows] == list(leaves)

@@ -16,6 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from agents import layouts
 from agents.networks import layers
 from podracers import environment, errors, types
 
@@ -39,7 +40,7 @@ def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array 
     """Returns the image and the vector of an observation.
 
     The image is the only leaf of rank three, or else the only one of rank two (`[H, W]`, without
-    channels). Its bytes are not converted, packed ones (`layers.pack`) neither. Other dtypes, and
+    channels). Its bytes are not converted, packed ones (`layouts.pack`) neither. Other dtypes, and
     all those of the vector, pass `layers.as_floats`; bytes in the vector are divided by 255.
 
     Args:
@@ -57,8 +58,7 @@ def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array 
             break
     if image is not None:
         image = image if image.ndim == 4 else image[..., None]
-        is_bytes = image.dtype == jnp.uint8 or layers.is_packed(image)
-        image = image if is_bytes else layers.as_floats(image)
+        image = image if layouts.is_bytes(image) else layers.as_floats(image)
     return image, _flatten(leaves)
 
 
@@ -89,19 +89,18 @@ def image_or_error(observation: types.PyTree, encoder: str):
             f"{encoder} needs exactly one image, of shape [height, width, channels] or "
             f"[height, width], in the observation; its shapes are {shapes}; use MLP for vectors"
         )
-    sides, channels = image.shape[1:3], image.shape[3]
-    unlike = min(sides) <= _MAX_CHANNELS and min(max(sides), channels) >= 2 * _MAX_CHANNELS
-    if unlike and not layers.is_packed(image):
+    *sides, channels = shape = layouts.image_shape(image)
+    if min(sides) <= _MAX_CHANNELS and min(max(sides), channels) >= 2 * _MAX_CHANNELS:
         raise errors.UserError(
             f"{encoder}: channels seem to be axis {sides.index(min(sides))} of the image "
-            f"{[*image.shape[1:]]}, expected [height, width, channels]; transpose it in a wrapper"
+            f"{[*shape]}, expected [height, width, channels]; transpose it in a wrapper"
         )
     return image, vector
 
 
 def _features(trunk: nn.Module, image: jax.Array, recompute: bool = False) -> jax.Array:
-    """Returns the trunk's outputs, flattened to `[N, F]`; see `layers.on_images`."""
-    return layers.on_images(trunk, image, recompute).reshape(image.shape[0], -1)
+    """Returns the trunk's outputs, flattened to `[N, F]`; see `layouts.on_images`."""
+    return layouts.on_images(trunk, image, recompute).reshape(image.shape[0], -1)
 
 
 def _join(features: jax.Array, vector: jax.Array | None) -> jax.Array:
@@ -176,7 +175,7 @@ class _Convolutions(nn.Module):
     def __call__(self, images):
         for channels, kernel, stride in self.sizes:
             images = layers.Conv(channels, kernel, stride, self.padding)(images)
-            images = layers.activate(images, layers.relu, self.layer_norm)
+            images = layers.activate(images, layouts.relu, self.layer_norm)
         return images
 
 
@@ -184,7 +183,7 @@ def _residual_block(images: jax.Array, channels: int, layer_norm: bool) -> jax.A
     """Returns images plus two convolutions of them; call it in a compact method."""
     block = images
     for _ in range(2):
-        block = layers.Conv(channels)(layers.activate(block, layers.relu, layer_norm))
+        block = layers.Conv(channels)(layers.activate(block, layouts.relu, layer_norm))
     return images + block
 
 
@@ -200,11 +199,11 @@ class _ResidualSections(nn.Module):
             images = layers.Conv(channels, pool=True)(images)
             for _ in range(2):
                 images = _residual_block(images, channels, self.layer_norm)
-        return layers.activate(images, layers.relu, self.layer_norm)
+        return layers.activate(images, layouts.relu, self.layer_norm)
 
 
 class ResidualTrunk(nn.Module):
-    """Convolutions and residual blocks, from images to images; for `layers.on_images`.
+    """Convolutions and residual blocks, from images to images; for `layouts.on_images`.
 
     Blocks normalise and rectify before each of their two convolutions (He et al., "Identity
     Mappings in Deep Residual Networks", 2016, https://arxiv.org/abs/1603.05027); the output is
@@ -224,7 +223,7 @@ class ResidualTrunk(nn.Module):
     def __call__(self, images):
         for index, stride in enumerate(self.strides):
             if index:
-                images = layers.activate(images, layers.relu, layer_norm=True)
+                images = layers.activate(images, layouts.relu, layer_norm=True)
             images = layers.Conv(self.channels, stride=stride)(images)
         for _ in range(self.num_blocks):
             images = _residual_block(images, self.channels, layer_norm=True)
@@ -415,7 +414,7 @@ class ValuePropagation(nn.Module):
                 f"{self.place}"
             )
         trunk = _Convolutions(((self.channels, 3, 1),), "SAME", layer_norm=False)
-        cells = layers.Dense(2 * self.num_maps)(layers.on_images(trunk, image))
+        cells = layers.Dense(2 * self.num_maps)(layouts.on_images(trunk, image))
         reward, spread = jnp.split(jnp.moveaxis(cells, 0, 2), 2, axis=-1)  # [H, W, N, M]
         reward = jax.nn.sigmoid(reward)
         spread = jax.nn.sigmoid(spread + 2.0)  # at first 0.9: gradients of distant cells
@@ -484,7 +483,7 @@ class NatureCNN(nn.Module):
 
     hidden: int = 512
     layer_norm: bool = False
-    packs_frames = True  # see `layers.pack`
+    packs_frames = True  # see `layouts.pack`
 
     @nn.compact
     def __call__(self, observation):

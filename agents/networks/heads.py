@@ -35,6 +35,24 @@ _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 _QUADRATURE_NODES = 32
 
 
+def legal_values(values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Returns values `[..., A]` with -1e9 in place of those of illegal actions.
+
+    Args:
+      values: `[..., A]`.
+      mask: bool `[..., A]`, or None where every action is legal; all are where it allows none, as
+        in final states of some environments.
+    """
+    if mask is None:
+        return values
+    return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), values, _ILLEGAL)
+
+
+def legal_argmax(values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Returns the action with the largest of `legal_values`, int32 `[...]`; the first of equals."""
+    return jnp.argmax(legal_values(values, mask), axis=-1).astype(jnp.int32)
+
+
 @runtime_checkable
 class ActionHead(Protocol):
     """A distribution over actions, given the flat output `[..., num_outputs]` of a network."""

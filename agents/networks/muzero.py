@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from agents import layouts
 from agents.networks import cores, encoders, layers
 from agents.networks import network as networks
 from podracers import environment, errors
@@ -103,7 +104,7 @@ class Dynamics(nn.Module):
             planes = taken.reshape(-1, 1, 1, self.num_actions)
             planes = jnp.broadcast_to(planes, (*images.shape[:3], self.num_actions))
             trunk = encoders.ResidualTrunk(self.image_shape[-1], self.num_blocks)
-            change = layers.on_images(trunk, jnp.concatenate([images, planes], axis=-1))
+            change = layouts.on_images(trunk, jnp.concatenate([images, planes], axis=-1))
             change = change.reshape(latent.shape).astype(jnp.float32)
             hidden = _Hidden(self.hidden_sizes)(jax.nn.relu(change))
         reward = layers.Dense(self.num_atoms, scale=0.01, name="reward")(hidden)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from agents import layouts
 from agents.networks import cores, encoders, heads, layers
 from podracers import environment, errors, parallel, types
 
@@ -81,8 +82,8 @@ class Composed:
       frame_stack: number of frames in the encoders' inputs; 1 for no stack.
       encoder: module that reads the observations. Categorical parts (`environment.num_values`) are
         one-hot codes for it, unless its `reads_integers` is true.
-      packs_frames: whether a TPU packs frames of bytes before it stacks them (`layers.pack`), for
-        encoders that read them.
+      packs_frames: whether frames pass `layouts.pack` before they are stacked, for encoders that
+        read packed ones.
     """
 
     spec: environment.EnvironmentSpec
@@ -190,15 +191,7 @@ class Composed:
         return jax.tree_util.tree_map_with_path(coded, spec, observation)
 
     def _packed(self, observation: types.PyTree) -> types.PyTree:
-        """Packs the frames `[..., H, W, C]` of bytes for a TPU; two leading axes."""
-
-        def packed(leaf: jax.Array) -> jax.Array:
-            whole = leaf.ndim == 5 and not any(size % 4 for size in leaf.shape[2:4])
-            return layers.pack(leaf) if whole and leaf.dtype == jnp.uint8 else leaf
-
-        if not self.packs_frames or parallel.platform() != "tpu":
-            return observation
-        return jax.tree.map(packed, observation)
+        return jax.tree.map(layouts.pack, observation) if self.packs_frames else observation
 
 
 class Torso(nn.Module):

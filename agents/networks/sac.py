@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 from dm_env import specs
 
-from agents import exploration
 from agents.networks import cores, encoders, heads, layers
 from agents.networks import network as networks
 from podracers import environment, errors, types
@@ -106,7 +105,7 @@ class Discrete(heads.Categorical):
 
     def random(self, mask, key):
         noise = jax.vmap(lambda k: jax.random.uniform(k, (self.num_values,)))(key)
-        return exploration.legal_argmax(noise, mask)
+        return heads.legal_argmax(noise, mask)
 
     def to_critics(self, action):
         """Returns None: critics return the values of all actions."""

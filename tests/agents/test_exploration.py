@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agents import exploration
+from agents.networks import heads
 
 MASK = jnp.array([[True, False, True, True]])
 VALUES = jnp.array([[1.0, 9.0, 3.0, -2.0]])
@@ -44,4 +45,4 @@ def test_where_nothing_is_legal_everything_counts():
     nothing = jnp.zeros((1, 4), bool)
     legal = exploration.legal_q_values(VALUES, {"action_mask": nothing})
     np.testing.assert_array_equal(legal, VALUES)
-    assert exploration.legal_argmax(VALUES, nothing) == 1
+    assert heads.legal_argmax(VALUES, nothing) == 1

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agents import layouts
 from agents.networks import layers
 from podracers import errors, parallel
 from tests import streams
@@ -23,21 +24,22 @@ from tests.agents import experience
         (6, 3, "SAME", False),
     ],
 )
-def test_both_forms_of_a_convolution_agree(monkeypatch, kernel, stride, padding, in_trunk):
+def test_both_forms_of_a_convolution_agree(kernel, stride, padding, in_trunk):
     images = jax.random.normal(jax.random.key(0), (2, 13, 11, 3))
     layer = layers.Conv(5, kernel, stride, padding)
 
-    def results(for_cpu, in_trunk):
-        monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
+    def results(in_trunk):
         params = jax.jit(layer.init)(jax.random.key(1), images)
 
         def apply(params, images):
             bound = layer.bind(params)
-            return layers.on_images(bound, images) if in_trunk else bound(images)
+            return layouts.on_images(bound, images) if in_trunk else bound(images)
 
         return params, experience.value_and_gradient(apply, params, images)
 
-    streams.assert_close(results(True, in_trunk), results(False, False), atol=1e-4)
+    found = results(in_trunk)
+    with parallel.compiling_for("gpu"):
+        streams.assert_close(found, results(False), atol=1e-4)
 
 
 def test_cells_share_the_weights_of_a_linear_layer():
@@ -63,9 +65,8 @@ def test_cells_must_divide_features_and_outputs(features, inputs):
         layer.init(jax.random.key(0), jnp.zeros((1, inputs)))
 
 
-@pytest.mark.parametrize("for_cpu", [False, True])
-def test_a_bias_after_pooling_is_the_bias_before_it(monkeypatch, for_cpu):
-    monkeypatch.setattr(layers, "use_cpu_kernels", lambda: for_cpu)
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_bias_after_pooling_is_the_bias_before_it(platform):
     images = jax.random.normal(jax.random.key(0), (2, 7, 8, 3))
     params = jax.jit(layers.Conv(5).init)(jax.random.key(1), images)
     params["params"]["bias"] += jnp.arange(5.0)
@@ -74,10 +75,11 @@ def test_a_bias_after_pooling_is_the_bias_before_it(monkeypatch, for_cpu):
         output, pull_back = jax.vjp(apply, params, images)
         return output, pull_back(jnp.cos(output))
 
-    found = value_and_gradient(layers.Conv(5, pool=True).apply)
-    expected = value_and_gradient(
-        lambda *x: nn.max_pool(layers.Conv(5).apply(*x), (3, 3), (2, 2), "SAME")
-    )
+    with parallel.compiling_for(platform):
+        found = value_and_gradient(layers.Conv(5, pool=True).apply)
+        expected = value_and_gradient(
+            lambda *x: nn.max_pool(layers.Conv(5).apply(*x), (3, 3), (2, 2), "SAME")
+        )
     np.testing.assert_array_equal(found[0], expected[0])
     streams.assert_close(found, expected, atol=1e-5)
 
@@ -89,13 +91,15 @@ def test_a_convolution_of_packed_frames_is_that_of_their_bytes(kernel):
     params = layer.init(jax.random.key(1), images)
 
     def results(images):
-        apply = lambda params: layers.on_images(layer.bind(params), images)  # noqa: E731
+        apply = lambda params: layouts.on_images(layer.bind(params), images)  # noqa: E731
         return experience.value_and_gradient(apply, params)
 
     expected = results(images)
     with parallel.compiling_for("tpu"):
-        found = results(layers.pack(images))
-        shapes = jax.eval_shape(layer.init, jax.random.key(1), layers.pack(images))
+        packed = layouts.pack(images[None])[0]
+        assert packed.dtype == jnp.uint32
+        found = results(packed)
+        shapes = jax.eval_shape(layer.init, jax.random.key(1), packed)
     streams.assert_close(found, expected, atol=1e-4)
     assert shapes == jax.eval_shape(lambda: params)
 
@@ -103,12 +107,12 @@ def test_a_convolution_of_packed_frames_is_that_of_their_bytes(kernel):
 def test_a_rectifier_on_a_tpu_has_the_same_derivative():
     values = jnp.array([-1.0, -0.0, 0.0, 1e-30, 2.0, 1.0 + 1e-7])
 
-    expected = experience.value_and_gradient(layers.relu, values)
+    expected = experience.value_and_gradient(layouts.relu, values)
     with parallel.compiling_for("tpu"):
-        found = experience.value_and_gradient(layers.relu, values)
-        program = jax.make_jaxpr(layers.relu)(values)
+        found = experience.value_and_gradient(layouts.relu, values)
+        program = jax.make_jaxpr(layouts.relu)(values)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert str(program) != str(jax.make_jaxpr(layers.relu)(values))  # another form
+    assert str(program) != str(jax.make_jaxpr(layouts.relu)(values))  # another form
 
 
 def test_an_export_for_a_tpu_has_the_form_for_accelerators():

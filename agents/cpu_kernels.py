@@ -1,6 +1,6 @@
 """Convolutions and pooling in the form that a CPU runs fastest: channels first, images last.
 
-Only `layers` uses these functions; parameters and results are those of the usual forms.
+Only `layouts` uses these functions; parameters and results are those of the usual forms.
 
 XLA's convolution is 15 to 25 times slower on CPU inside a scan or a while loop, where acting and
 learning happen. Here images are `[C, H, W, N]`, and a convolution is one matrix product between two
