@@ -98,15 +98,17 @@ class AlphaZero(planning.SearchAgent):
         node = _Node(state, timestep.last(), root.value, root.prior_logits)
         mask = encoders.action_mask(timestep.observation)
         temperature = 0.0 if evaluation else params.temperature
-        root = root.replace(embedding=node)
+        root = dataclasses.replace(root, embedding=node)
         plan = self._search.run(self._model(params), root, mask, temperature, key)
         return plan.action, actor_state, planning.Extras(plan.policy, plan.value)
 
     def _model(self, params):
         """Returns the environment as a model, for the search."""
+        model = self.spec.model
+        assert model is not None
 
         def step(action, node: _Node):
-            timestep, state = self.spec.model.step_from(node.state, action)
+            timestep, state = model.step_from(node.state, action)
             row = jax.tree.map(lambda x: x[None], timestep)
             row = self._preprocess.apply(params.normalizer, row)
             prediction, _ = self._network.step(params.params, (), row)

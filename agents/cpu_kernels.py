@@ -55,6 +55,7 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, pads: Pads) -> j
     products = _weights(kernel, fold) @ _flat(bands)
     products = products.reshape(side, -1, *bands.shape[1:])  # [K, O, H', W, N]
     columns = range(0, products.shape[3] - side + 1, stride)
+    # pyrefly: ignore[bad-return]  # a kernel has a column at least
     return sum(products[k, :, :, k : k + columns[-1] + 1 : stride] for k in range(side))
 
 

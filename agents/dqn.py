@@ -69,11 +69,16 @@ class DQN(replay.ReplayAgent):
             outputs["num_atoms"] = self.distribution.num_atoms
         if self.noisy:
             outputs["noisy"] = True
-        return options.make(self, "network", self.spec, self.spec.action.num_values, **outputs)
+        return options.make(self, "network", self.spec, self.spec.num_actions, **outputs)
+
+    @property
+    def _num_earlier(self) -> int:
+        """Earlier time steps that an output depends on; recurrent networks are refused."""
+        return self._network.memory_length or 0
 
     @functools.cached_property
     def _replay(self) -> replay.Replay:
-        return replay.Replay.of(self, self._network.memory_length + self.n_step)
+        return replay.Replay.of(self, self._num_earlier + self.n_step)
 
     def init_learner(self, key):
         params = self._network.init(key, networks.zero_timestep(self.spec))
@@ -118,7 +123,7 @@ class DQN(replay.ReplayAgent):
     def _loss(self, params, sample, target):
         """Returns the losses `[N]`, with targets of up to `n_step` rewards of one episode."""
         timestep, action, _, _ = sample.rollout
-        tm1 = self._network.memory_length  # earlier time steps fill the stack of frames
+        tm1 = self._num_earlier  # earlier time steps fill the stack of frames
         weight = (~timestep.last()[tm1]).astype(jnp.float32)  # [N] 0 where the action was ignored
         a_tm1 = action[tm1]
 

@@ -19,7 +19,7 @@ class ActorParams(NamedTuple):
 
     params: types.PyTree
     normalizer: Any  # statistics of the observations; () where they are not normalised
-    epsilon: jax.Array  # float32, probability of a random action
+    epsilon: jax.typing.ArrayLike  # float32, probability of a random action
 
 
 class Extras(NamedTuple):
@@ -44,7 +44,7 @@ def best_q_value(q_values: jax.Array, observation: types.PyTree) -> jax.Array:
 
 
 def epsilon_greedy(
-    q_values: jax.Array, observation: types.PyTree, epsilon: jax.Array, key: jax.Array
+    q_values: jax.Array, observation: types.PyTree, epsilon: jax.typing.ArrayLike, key: jax.Array
 ) -> jax.Array:
     """Returns the best legal action, or with probability `epsilon` any legal one, int32 `[B]`.
 

@@ -28,7 +28,7 @@ class ActorState(NamedTuple):
     action: Any  # [B, ...] the previous action; () if the network does not see it
 
 
-def zero_action(action_spec: specs.Array, batch_size: int) -> jax.Array:
+def zero_action(action_spec: specs.BoundedArray, batch_size: int) -> jax.Array:
     """Returns zeros `[B, ...]` in the shape and dtype of an agent's actions."""
     dtype = jnp.float32 if np.issubdtype(action_spec.dtype, np.floating) else jnp.int32
     return jnp.zeros((batch_size, *action_spec.shape), dtype)
@@ -44,7 +44,7 @@ def extended_spec(spec: environment.EnvironmentSpec) -> environment.EnvironmentS
 
 
 def extended(
-    timestep: types.TimeStep, action: jax.Array, action_spec: specs.Array
+    timestep: types.TimeStep, action: jax.Array, action_spec: specs.BoundedArray
 ) -> types.TimeStep:
     """Returns time steps with the previous action and reward in their observations.
 
@@ -59,7 +59,7 @@ def extended(
     return timestep._replace(observation=_beside(timestep.observation, action, reward))
 
 
-def extended_rollout(rollout: types.Rollout, action_spec: specs.Array) -> types.TimeStep:
+def extended_rollout(rollout: types.Rollout, action_spec: specs.BoundedArray) -> types.TimeStep:
     """Returns the `extended` time steps `[T + 1, B]` of a rollout.
 
     The rollout's `actor_state` holds the action before its first time step.
@@ -68,10 +68,12 @@ def extended_rollout(rollout: types.Rollout, action_spec: specs.Array) -> types.
     return extended(rollout.timestep, action, action_spec)
 
 
-def _features(action: jax.Array, action_spec: specs.Array) -> jax.Array:
+def _features(action: jax.Array, action_spec: specs.BoundedArray) -> jax.Array:
     """Returns an action as features `[..., F]`: one-hot parts, or components in `[-1, 1]`."""
     if np.issubdtype(action_spec.dtype, np.floating):
-        return heads.from_spec(action_spec).to_units(action)
+        head = heads.from_spec(action_spec)
+        assert isinstance(head, heads.Gaussian)
+        return head.to_units(action)
     sizes = np.broadcast_to(action_spec.maximum, action_spec.shape).reshape(-1) + 1  # [D]
     return layers.one_hot(action if action_spec.shape else action[..., None], sizes)
 

@@ -113,7 +113,8 @@ def annealed(
     """
     if final is None or anneal_steps is None:
         return jnp.float32(initial)
-    schedule = optax.linear_schedule(initial, final, float(anneal_steps))
+    # pyrefly: ignore[bad-argument-type]  # optax annotates an int, and divides by any number
+    schedule: Callable[..., Any] = optax.linear_schedule(initial, final, float(anneal_steps))
     return schedule(agent_steps.astype(jnp.float32))
 
 
@@ -195,6 +196,6 @@ class ReplayLearner(NamedTuple):
           rate: step size of such an update; 1 copies.
         """
         gradient_steps = self.gradient_steps + 1
-        rate = jnp.where(gradient_steps % period == 0, rate, 0.0)
-        target = optax.incremental_update(params, self.target, rate)
+        step_size = jnp.where(gradient_steps % period == 0, rate, 0.0)
+        target = optax.incremental_update(params, self.target, step_size)
         return self._replace(train_state=train_state, target=target, gradient_steps=gradient_steps)

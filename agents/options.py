@@ -24,7 +24,6 @@ Some agents have one of these options, with this meaning:
 
 import dataclasses
 import functools
-import numbers
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +74,8 @@ def _number_field(default: Any, holds: Callable[[Any], bool], expected: str) -> 
         value = getattr(agent, name)
         if value is not None and not isinstance(value, jax.core.Tracer):
             # Compared, not `isfinite`: an int may be larger than every float.
-            is_finite = isinstance(value, numbers.Real) and abs(value) <= FLOAT32_MAX
+            is_real = isinstance(value, int | float | np.floating | np.integer)
+            is_finite = is_real and bool(abs(value) <= FLOAT32_MAX)
             expect(agent, name, is_finite and holds(value), expected)
 
     return dataclasses.field(default=default, metadata={_CHECK: require})

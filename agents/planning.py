@@ -60,9 +60,7 @@ class SearchAgent(replay.ReplayAgent):
 
     @functools.cached_property
     def _network(self) -> Any:
-        return options.make(
-            self, "network", self.spec, self.spec.action.num_values, self.support_atoms
-        )
+        return options.make(self, "network", self.spec, self.spec.num_actions, self.support_atoms)
 
     @functools.cached_property
     def _support(self) -> categorical.Support:

@@ -84,7 +84,11 @@ class ActorCritic(options.Learning):
         network = functools.partial(options.make, self, "network")
         return Policy(self.spec, network, self.head, self.previous_action_and_reward)
 
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+    _preprocess = functools.cached_property(preprocessing.of)
+
+    @property
+    def _optimizer(self) -> optimization.Optimizer:
+        raise NotImplementedError
 
     def init_learner(self, key: jax.Array) -> Any:
         train_state = self._optimizer.init(self._policy.init(key))

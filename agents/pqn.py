@@ -78,7 +78,7 @@ class PQN(options.Learning):
 
     @functools.cached_property
     def _network(self) -> networks.Network:
-        return options.make(self, "network", self._network_spec, self.spec.action.num_values)
+        return options.make(self, "network", self._network_spec, self.spec.num_actions)
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:
@@ -87,9 +87,9 @@ class PQN(options.Learning):
 
     @functools.cached_property
     def _is_recurrent(self) -> bool:
-        return options.make(self, "network", self.spec, self.spec.action.num_values).is_recurrent
+        return options.make(self, "network", self.spec, self.spec.num_actions).is_recurrent
 
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+    _preprocess = functools.cached_property(preprocessing.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:

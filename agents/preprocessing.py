@@ -41,16 +41,6 @@ class Preprocess:
     reward_clip: float | None = None
     return_discount: float | None = None
 
-    @classmethod
-    def of(cls, agent: Any) -> "Preprocess":
-        """Returns the preprocessing that an agent's options of the same names ask for.
-
-        Only agents that call `update_returns` have the option `normalize_rewards`.
-        """
-        return_discount = agent.gamma if getattr(agent, "normalize_rewards", False) else None
-        options = agent.normalize_observations, agent.reward_scale, agent.reward_clip
-        return cls(*options, return_discount)
-
     def init(self, observation_spec: types.PyTree) -> Any:
         """Returns empty statistics for a pytree of `dm_env.specs`; `()` without normalisation."""
         observation = init(observation_spec) if self.normalize_observations else ()
@@ -144,6 +134,16 @@ class Preprocess:
         weights = 1.0 - first[1:].astype(jnp.float32)
         added = update(statistics.returns, returns, weights)
         return statistics._replace(returns=added), running
+
+
+def of(agent: Any) -> Preprocess:
+    """Returns the preprocessing that an agent's options of the same names ask for.
+
+    Only agents that call `update_returns` have the option `normalize_rewards`.
+    """
+    return_discount = agent.gamma if getattr(agent, "normalize_rewards", False) else None
+    options = agent.normalize_observations, agent.reward_scale, agent.reward_clip
+    return Preprocess(*options, return_discount)
 
 
 class Statistics(NamedTuple):

@@ -97,7 +97,7 @@ class R2D2(replay.ReplayAgent):
 
     @functools.cached_property
     def _network(self) -> networks.Network:
-        return options.make(self, "network", self._network_spec, self.spec.action.num_values)
+        return options.make(self, "network", self._network_spec, self.spec.num_actions)
 
     @functools.cached_property
     def _network_spec(self) -> environment.EnvironmentSpec:

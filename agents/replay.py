@@ -38,7 +38,7 @@ _scope = functools.partial(jax.named_call, name="replay")  # the name in profile
 class Memory(NamedTuple):
     """The replay of one device."""
 
-    ring: types.Rollout  # of `ring_buffer.Rows` `[B, C, ...]`; actor states are [B, C / T, ...]
+    ring: ring_buffer.Ring  # `[B, C, ...]`; actor states are [B, C / T, ...]
     head: jax.Array  # [B] int32, all equal: number of the newest time step; see `Replay.add`
     priorities: Any  # a `SumTree` with a row for each shard; () where draws are uniform
     highest: jax.Array  # [B] float32, all equal: the highest priority so far
@@ -340,7 +340,11 @@ class Replay:
 
     @_scope
     def update_priorities(
-        self, memory: Memory, item: Item, priority: jax.Array, exists: jax.Array | bool = True
+        self,
+        memory: Memory,
+        item: Item,
+        priority: jax.Array | None,
+        exists: jax.Array | bool = True,
     ) -> Memory:
         """Gives sequences new priorities; does nothing where draws are uniform.
 
@@ -349,11 +353,12 @@ class Replay:
           item: items, such as those of a `Sample`.
           priority: float32 of the same shape, usually absolute TD errors; negative for sequences
             without anything to learn, which are not drawn again: their importance weights would be
-            the largest, and scale down all others.
+            the largest, and scale down all others. None where draws are uniform.
           exists: bool that broadcasts to it; false for items that must never be drawn.
         """
         if not self.priority_exponent:
             return memory
+        assert priority is not None
         # Above zero, so that it can be drawn again; finite, so that others can be drawn.
         value = jnp.clip(priority, 1e-6, 1e6) ** self.priority_exponent
         value = jnp.where(exists & (priority >= 0.0), value, 0.0)
@@ -365,7 +370,7 @@ class Replay:
         self,
         memory: Memory,
         rollout: types.Rollout,
-        priority_fn: Callable[[types.Rollout], jax.Array],
+        priority_fn: Callable[[types.Rollout], jax.Array | None],
     ) -> Memory:
         """Gives the sequences that a rollout completed their initial priorities.
 
@@ -374,7 +379,8 @@ class Replay:
           rollout: `[T, B, ...]`, the latest one.
           priority_fn: returns priorities `[K, B]`, given stored transitions `[L + K - 1, B, ...]`:
             sequence `k` is the `L` transitions from `k` on. `K` is `T`, or 1 where sequences begin
-            where rollouts do. Steps from before the start of the run have no meaning.
+            where rollouts do. Steps from before the start of the run have no meaning. None leaves
+            the highest priority so far.
         """
         if not self.priority_exponent:
             return memory
@@ -383,8 +389,11 @@ class Replay:
         first = jnp.broadcast_to(starts[0], stream.shape)
         length = self.sequence_length + starts.shape[0] - 1
         recent = ring_buffer.cut(memory.ring, first, stream, length)
+        priority = priority_fn(recent)
+        if priority is None:
+            return memory
         item, exists = self._items(memory, starts), starts[:, None] >= 0
-        return self.update_priorities(memory, item, priority_fn(recent), exists)
+        return self.update_priorities(memory, item, priority, exists)
 
     def _deal(self, streams: int) -> tuple[int, int]:
         """Returns the number of shards of this device, and of streams in each."""
@@ -437,9 +446,9 @@ class Replay:
           probability: `[N]`, relative to a uniform draw of the stream.
           exponent: exponent of the weights; None for the option.
         """
-        exponent = self.importance_exponent if exponent is None else exponent
+        power = self.importance_exponent if exponent is None else exponent
         count = self._starts(memory)[1].astype(jnp.float32)
-        weight = (count * probability) ** -exponent
+        weight = (count * probability) ** -power
         return weight / jax.lax.pmax(jnp.max(weight), parallel.AXIS)
 
     def _set(self, memory: Memory, item: Item, value: jax.Array) -> Memory:
@@ -472,9 +481,28 @@ class ReplayAgent(options.Learning):
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
 
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
-    _optimizer = functools.cached_property(optimization.adam_of)
-    _initial_priorities = None  # a method, if new sequences have other priorities than the highest
+    _preprocess = functools.cached_property(preprocessing.of)
+
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        return optimization.adam_of(self)
+
+    @property
+    def _replay(self) -> Replay:
+        raise NotImplementedError
+
+    def _loss(self, params: types.PyTree, sample: Sample, target: Any) -> optimization.LossOutput:
+        raise NotImplementedError
+
+    @property
+    def target_period(self) -> int:
+        """Gradient steps between updates of the target parameters."""
+        raise NotImplementedError
+
+    @property
+    def target_rate(self) -> float:
+        """Step size of an update of the target parameters."""
+        raise NotImplementedError
 
     def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
         """Raises a `UserError` if a run is too short to learn from replay; see `agent.Agent`."""
@@ -491,9 +519,8 @@ class ReplayAgent(options.Learning):
         memory = self._replay.add(memory, item)
         num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
         learner = learner.observe(item, self._preprocess)
-        if self._initial_priorities is not None:
-            priorities = functools.partial(self._initial_priorities, learner.normalizer)
-            memory = self._replay.prioritize_new(memory, item, priorities)
+        priorities = functools.partial(self._initial_priorities, learner.normalizer)
+        memory = self._replay.prioritize_new(memory, item, priorities)
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
 
         def step(learner, memory, step_key):
@@ -513,6 +540,10 @@ class ReplayAgent(options.Learning):
     def _item(self, rollout: types.Rollout) -> types.Rollout:
         """Returns the part of a rollout that replay stores."""
         return rollout._replace(extras=(), actor_state=())
+
+    def _initial_priorities(self, normalizer: Any, recent: types.Rollout) -> jax.Array | None:
+        """Returns the priorities of new sequences, see `Replay.prioritize_new`."""
+        return None
 
     def _draw(self, learner: optimization.ReplayLearner, memory: Memory, key: jax.Array) -> Sample:
         """Returns a batch to learn from."""

@@ -84,7 +84,10 @@ class Rows:
         return elements.reshape(*slot.shape, *self.shape)
 
 
-def zeros(rollout: types.Rollout, chunks: int) -> types.Rollout:
+Ring = types.PyTree  # a `types.Rollout` whose leaves are `Rows`
+
+
+def zeros(rollout: types.Rollout, chunks: int) -> Ring:
     """Returns an empty ring.
 
     Args:
@@ -104,23 +107,23 @@ def zeros(rollout: types.Rollout, chunks: int) -> types.Rollout:
     return ring._replace(actor_state=jax.tree.map(states, rollout.actor_state))
 
 
-def num_streams(ring: types.Rollout) -> int:
+def num_streams(ring: Ring) -> int:
     """Returns `B`."""
     return ring.timestep.reward.data.shape[0]
 
 
-def capacity(ring: types.Rollout) -> int:
+def capacity(ring: Ring) -> int:
     """Returns `C`."""
     return ring.timestep.reward.capacity
 
 
-def period(ring: types.Rollout) -> int:
+def period(ring: Ring) -> int:
     """Returns the steps between starts of sequences: `T` with stored actor states, else 1."""
     states = map_rows(lambda rows: rows.capacity, ring.actor_state)
     return capacity(ring) // max(jax.tree.leaves(states), default=capacity(ring))
 
 
-def write(ring: types.Rollout, rollout: types.Rollout, slot: jax.Array) -> types.Rollout:
+def write(ring: Ring, rollout: types.Rollout, slot: jax.Array) -> Ring:
     """Returns the ring with a rollout `[T, B, ...]` from slot `slot` on, which `T` divides."""
     length = rollout.timestep.reward.shape[0] - 1
     final = (slot + length) % capacity(ring)  # of the last time step, slot 0 after a full round
@@ -140,7 +143,7 @@ def write(ring: types.Rollout, rollout: types.Rollout, slot: jax.Array) -> types
     )
 
 
-def end_episodes(ring: types.Rollout, slot: jax.Array, ended: jax.Array) -> types.Rollout:
+def end_episodes(ring: Ring, slot: jax.Array, ended: jax.Array) -> Ring:
     """Marks slot `slot` of streams `ended` `[B]` as the last time step of an episode.
 
     Its discount is kept, so the episode counts as truncated unless it terminated there.
@@ -152,7 +155,7 @@ def end_episodes(ring: types.Rollout, slot: jax.Array, ended: jax.Array) -> type
     return ring._replace(timestep=ring.timestep._replace(step_type=marked))
 
 
-def cut(ring: types.Rollout, start: jax.Array, stream: jax.Array, length: int) -> types.Rollout:
+def cut(ring: Ring, start: jax.Array, stream: jax.Array, length: int) -> types.Rollout:
     """Returns sequences `[L, N, ...]` of streams `[N]` from slots `[N]` on."""
     start = start % capacity(ring)
     slot = (start + jnp.arange(length + 1)[:, None]) % capacity(ring)  # [L + 1, N]

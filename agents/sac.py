@@ -110,19 +110,24 @@ class SAC(replay.ReplayAgent):
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        decayed = sac_networks.Params(policy=True, critic=True, log_temperature=False)
-        optimizer = optimization.adam_of(self, decayed)
+        of_parts = sac_networks.Params._make  # policy, critic, temperature
+        optimizer = optimization.adam_of(self, decayed=of_parts((True, True, False)))
         if self.policy_period == 1:
             return optimizer
         every, period = optimizer.transformation, self.policy_period
-        masked = optax.conditionally_mask(every, lambda step: step % period == 0)
+
+        def is_due(step: Any, **_: Any) -> Any:
+            return step % period == 0
+
+        masked = optax.conditionally_mask(every, is_due)
 
         def update(*arguments, **extra):  # optax's count would stop at the largest int32
-            updates, state = masked.update(*arguments, **extra)
+            updates, after = masked.update(*arguments, **extra)
+            state: Any = after
             return updates, state._replace(step=state.step % period)
 
-        parts = {"every": every, "period": masked._replace(update=update)}
-        labels = sac_networks.Params(policy="period", critic="every", log_temperature="period")
+        parts: dict[Any, Any] = {"every": every, "period": masked._replace(update=update)}
+        labels = of_parts(("period", "every", "period"))
         return dataclasses.replace(optimizer, transformation=optax.partition(parts, labels))
 
     @functools.cached_property
@@ -153,7 +158,9 @@ class SAC(replay.ReplayAgent):
         observation, actor_state = self._network.observe(actor_state, timestep)
         features = self._network.encode(params.encoder, observation)
         outputs = self._network.outputs(params.policy, features)
-        action = self._kind.act(outputs, mask, key, mode=evaluation and self.greedy_evaluation)
+        action = self._kind.act(
+            outputs, mask, key, mode=bool(evaluation and self.greedy_evaluation)
+        )
         if self.random_steps and not evaluation:
             random = self._kind.random(mask, key)
             action = jnp.where(params.is_random, random, action)

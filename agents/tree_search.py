@@ -10,7 +10,7 @@ Axis legend: `B` streams, `A` actions, `N` simulations.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,15 +97,15 @@ class Search:
         def one(root, legal, key):
             embedding, loop = layouts.tree_loop(model, root.embedding, self.num_simulations)
             root = root.replace(embedding=embedding)
-            row = jax.tree.map(lambda x: x[None], (root, 1.0 - legal))
-            plan = self._policy(loop, *row, temperature, key)
+            root, invalid = jax.tree.map(lambda x: x[None], (root, 1.0 - legal))
+            plan = self._policy(loop, root, invalid, temperature, key)
             return jax.tree.map(lambda x: x[0], plan)
 
         return jax.vmap(one)(root, legal, key)
 
     def _policy(self, loop, root, invalid, temperature, key) -> Plan:
         """Searches for the one stream of a key."""
-        shared = {
+        shared: dict[str, Any] = {
             "params": (),
             "rng_key": key,
             "root": root,

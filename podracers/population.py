@@ -7,7 +7,6 @@ Axis legend: `P` members.
 """
 
 import dataclasses
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -103,5 +102,5 @@ def _of_member(values: Values, index: int) -> dict[str, float]:
 
 
 def _is_number(value: Any) -> bool:
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_real and abs(float(value)) <= _FLOAT32_MAX
+    is_real = isinstance(value, int | float | np.floating | np.integer)
+    return is_real and not isinstance(value, bool) and bool(abs(value) <= _FLOAT32_MAX)

@@ -146,7 +146,9 @@ class Mean(NamedTuple):
     count: jax.Array  # float32
 
     @classmethod
-    def of(cls, values: jax.Array, weights: jax.Array | None = None) -> "Mean":
+    def of(
+        cls, values: jax.typing.ArrayLike, weights: jax.typing.ArrayLike | None = None
+    ) -> "Mean":
         """Returns the weighted mean of `values` (any shape), unreduced over devices."""
         values = jnp.asarray(values, jnp.float32)
         if weights is None:

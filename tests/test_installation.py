@@ -23,7 +23,7 @@ SMALL = (
     *("Experiment.evaluation_episodes = 4", "Experiment.evaluation_max_steps = 10"),
 )
 # Names to import, where they differ from those of the packages.
-MODULES = {"gin-config": "gin", "orbax-checkpoint": "orbax", "pillow": "PIL", "dm-env": "dm_env"}
+MODULES = {"gin-config": "gin", "orbax-checkpoint": "orbax", "pillow": "PIL"}
 
 
 def test_library_code_imports_every_package_that_it_requires():
@@ -34,7 +34,8 @@ def test_library_code_imports_every_package_that_it_requires():
     source = "\n".join(path.read_text() for path in paths)
     imported = set(re.findall(r"^\s*(?:import|from) (\w+)", source, re.MULTILINE))
     assert len(required) > 10
-    assert {name for name in required if MODULES.get(name, name) not in imported} == set()
+    modules = {name: MODULES.get(name, name.replace("-", "_")) for name in required}
+    assert {name for name, module in modules.items() if module not in imported} == set()
 
 
 def test_the_citation_and_the_pages_repeat_the_projects_metadata():

@@ -371,7 +371,7 @@ def _split_places(observation: types.PyTree) -> tuple[list, types.PyTree]:
     return places, others
 
 
-def _paint(row: jax.Array, col: jax.Array, size: tuple[int, int]) -> jax.Array:
+def _paint(row: jax.Array, col: jax.Array, size: tuple[int, ...]) -> jax.Array:
     """Returns planes `[N, H, W, K]` for `K` places, `[N, ...]`, each 1 in its place and else 0."""
     row, col = (x.reshape(len(x), 1, 1, -1).astype(jnp.int32) for x in (row, col))
     rows, cols = (jnp.arange(length) for length in size)

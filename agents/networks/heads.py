@@ -57,8 +57,13 @@ def legal_argmax(values: jax.Array, mask: jax.Array | None) -> jax.Array:
 class ActionHead(Protocol):
     """A distribution over actions, given the flat output `[..., num_outputs]` of a network."""
 
-    num_outputs: int  # size of the flat output
-    num_free: int  # number of last outputs that are free parameters, without an observation
+    @property
+    def num_outputs(self) -> int:
+        """Size of the flat output."""
+
+    @property
+    def num_free(self) -> int:
+        """Number of last outputs that are free parameters, without an observation."""
 
     def sample(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array) -> jax.Array:
         """Samples `raw`; `outputs` `[B, num_outputs]`, `key` `[B]` typed keys."""
@@ -142,6 +147,7 @@ class MultiDiscrete(Categorical):
       num_values: number of values of each of the `D` parts; `A` is the largest.
     """
 
+    # pyrefly: ignore[bad-override]  # one number a part; what both share does not read it
     num_values: tuple[int, ...]
 
     @property
@@ -201,7 +207,8 @@ class Gaussian:
     def _unit(self) -> tuple[np.ndarray, np.ndarray]:
         """The middles and half widths of the intervals, float32 `[D]`."""
         low, high = np.array(self.minimum), np.array(self.maximum)
-        return np.float32(0.5 * low + 0.5 * high), np.float32(0.5 * high - 0.5 * low)
+        middle, half = 0.5 * low + 0.5 * high, 0.5 * high - 0.5 * low
+        return middle.astype(np.float32), half.astype(np.float32)
 
     def to_units(self, action: jax.Array) -> jax.Array:
         """Returns actions `[..., *shape]` of the environment in units of the bounds, `[..., D]`."""
@@ -346,7 +353,7 @@ _CONTINUOUS = {"gaussian": Gaussian, "tanh_gaussian": TanhGaussian}
 
 
 def from_spec(
-    action_spec: specs.Array,
+    action_spec: specs.BoundedArray,
     kind: str | None = None,
     state_dependent_std: bool = False,
 ) -> ActionHead:
@@ -363,7 +370,7 @@ def from_spec(
     """
     if fault := environment.action_fault(action_spec):
         raise errors.UserError(f"the action {fault}")
-    fitting = ("categorical",) if not action_spec.shape else ("multi_discrete",)
+    fitting = ("multi_discrete",) if action_spec.shape else ("categorical",)
     if np.issubdtype(action_spec.dtype, np.floating):
         fitting = tuple(_CONTINUOUS)
     kind = kind or fitting[0]
@@ -372,7 +379,7 @@ def from_spec(
             f"no action head '{kind}' for {action_spec!r}{errors.nearest(kind, fitting)}"
         )
     if kind == "categorical":
-        return Categorical(int(action_spec.num_values))
+        return Categorical(int(action_spec.maximum) + 1)
     minimum = np.broadcast_to(action_spec.minimum, action_spec.shape).reshape(-1)
     maximum = np.broadcast_to(action_spec.maximum, action_spec.shape).reshape(-1)
     if kind == "multi_discrete":

@@ -186,11 +186,11 @@ class Model(NamedTuple):
 
     def predict(self, params, latent: jax.Array) -> Prediction:
         """Returns the `Prediction` `[...]` of latents `[..., F]`."""
-        return self.predictor.apply({"params": params["predictor"]}, latent)
+        return layers.apply(self.predictor, params["predictor"], latent)
 
     def imagine(self, params, latent: jax.Array, action: jax.Array):
         """Returns the latents after actions `[...]` and the logits `[..., Z]` of the rewards."""
-        return self.dynamics.apply({"params": params["dynamics"]}, latent, action)
+        return layers.apply(self.dynamics, params["dynamics"], latent, action)
 
     def inconsistency(self, params, imagined: jax.Array, observed: jax.Array) -> jax.Array:
         """Returns the negative cosine similarity `[...]` of projections, in [-1, 1].
@@ -200,7 +200,8 @@ class Model(NamedTuple):
           imagined: latents `[..., F]` of the dynamics, of which projections are predicted.
           observed: latents `[..., F]` of the same steps' observations; no gradient passes.
         """
-        project = functools.partial(self.projector.apply, {"params": params["projector"]})
+        assert self.projector is not None
+        project = functools.partial(layers.apply, self.projector, params["projector"])
         _, predicted = project(imagined)
         projection, _ = project(observed)
         return -optax.losses.cosine_similarity(
@@ -238,7 +239,7 @@ def model(
     sizes = num_actions, num_atoms, tuple(hidden_sizes)
     module = Representation(torso, latent_size)
     representation = networks.Composed(spec, module, frame_stack, torso.encoder)
-    projector = projection_size and Projector(projection_size)
+    projector = Projector(projection_size) if projection_size else None
     return Model(representation, Dynamics(*sizes), Predictor(*sizes), projector)
 
 
@@ -279,7 +280,7 @@ def image_model(
         networks.Composed(spec, Representation(torso, latent_size=None), frame_stack),
         Dynamics(*sizes, (height, width, channels), num_blocks),
         Predictor(*sizes),
-        projection_size and Projector(projection_size),
+        Projector(projection_size) if projection_size else None,
     )
 
 

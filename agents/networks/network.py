@@ -138,8 +138,8 @@ class Composed:
         """
         observation, states, frames = self._inputs(core, timestep)
         noise = () if key is None else (key,)
-        output, states = self.module.apply(
-            {"params": params}, states, self._coded(observation), timestep.first(), *noise
+        output, states = layers.apply(
+            self.module, params, states, self._coded(observation), timestep.first(), *noise
         )
         return output, (Core(frames, states) if core != () else ())
 
@@ -367,7 +367,7 @@ def unroll_in_parts(
     each = -(-length // parts)
     index = np.arange(-(-length // each) * each).reshape(-1, each)
 
-    def part(core: Any, index: jax.Array) -> tuple[Any, jax.Array]:
+    def part(core: Any, index: jax.typing.ArrayLike) -> tuple[Any, jax.Array]:
         output, core = network.unroll(params, core, jax.tree.map(lambda x: x[index], timestep))
         return core, read(output)
 

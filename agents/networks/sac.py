@@ -140,9 +140,9 @@ def head_from_spec(spec: environment.EnvironmentSpec) -> SACHead:
       UserError: they are neither continuous nor one discrete action.
     """
     if isinstance(spec.action, specs.DiscreteArray):
-        return Discrete(int(spec.action.num_values))
+        return Discrete(spec.num_actions)
     head = heads.from_spec(spec.action)
-    if isinstance(head, heads.MultiDiscrete):
+    if not isinstance(head, heads.Gaussian):
         raise errors.UserError(
             f"SAC needs continuous actions or one discrete action, and those of {spec.name} are "
             f"{spec.action!r}: use PPO or IMPALA"
@@ -281,17 +281,17 @@ class SACNetwork:
 
     def encode(self, critic: types.PyTree, observation: types.PyTree) -> types.PyTree:
         """Returns features `[N, ...]`."""
-        return self.critic.apply({"params": critic}, observation, method="encode")
+        return layers.apply(self.critic, critic, observation, method="encode")
 
     def outputs(self, policy: types.PyTree, features: types.PyTree) -> jax.Array:
         """Returns the policy's outputs `[N, num_outputs]`."""
-        return self.policy.apply({"params": policy}, features)
+        return layers.apply(self.policy, policy, features)
 
     def values(
         self, critic: types.PyTree, features: types.PyTree, action: jax.Array | None
     ) -> jax.Array:
         """Returns `[C, N, num_values]`."""
-        return self.critic.apply({"params": critic}, features, action)
+        return layers.apply(self.critic, critic, features, action)
 
 
 def sac_network(

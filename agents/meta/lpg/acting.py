@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from agents.meta.lpg import tabular
 from podracers import environment, tasks, types, unroll
@@ -38,12 +37,12 @@ def init(spec: environment.EnvironmentSpec, agent: Any, chunk_length: int, count
       chunk_length: `T`.
       count: `B`.
     """
-    observation = spec.zero_observation()
-    timestep = types.TimeStep(observation, np.float32(0), np.float32(0), np.int8(0))
-    chunk = tabular.Chunk(timestep, np.zeros(observation[tasks.REWARD].shape, np.int32))
+    timestep = spec.timesteps()
+    action: types.PyTree = timestep.observation[tasks.REWARD].update(dtype=jnp.int32)
+    chunk = tabular.Chunk(timestep, action)
 
     def zeros(tree: Any, *leading: int) -> Any:
-        return jax.tree.map(lambda x: jnp.zeros((*leading, *np.shape(x)), x.dtype), tree)
+        return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape), x.dtype), tree)
 
     number = jnp.zeros((count,), jnp.int32)
     return Lifetime(zeros(agent, count), zeros(chunk, count, chunk_length), number, number)

@@ -124,7 +124,7 @@ class LPG:
             raise errors.UserError(
                 f"LPG: expected environments.meta.lifetimes.Lifetimes, got {self.spec.name}"
             )
-        longest = self.spec.max_episode_steps + 1
+        longest = (self.spec.max_episode_steps or 0) + 1
         if longest % self.rollout_length:
             raise errors.UserError(
                 f"lifetimes of {longest} steps are not a multiple of a rollout of "
@@ -239,7 +239,7 @@ class LPG:
     def _values(self, critic: jax.Array, timestep: types.TimeStep) -> tuple[jax.Array, jax.Array]:
         """Returns the values of one lifetime after all chunks, and advantages `[K + 1, T, E]`."""
         settings = self.gamma, self.gae_lambda, self.critic_step_size
-        return jax.lax.scan(lambda *x: tabular.learn_values(*x, *settings), critic, timestep)
+        return jax.lax.scan(lambda c, x: tabular.learn_values(c, x, *settings), critic, timestep)
 
     def _loss(self, rule_params: types.PyTree, batch: _Batch) -> optimization.LossOutput:
         """Returns the meta-loss, a mean over lifetimes."""
@@ -301,7 +301,7 @@ class LPG:
         """Returns metrics of lifetimes, with episode returns of each task in their second half."""
         timestep = rollout.timestep
         age = jnp.where(timestep.first()[0], 0, rollout.actor_state.time)
-        is_second_half = age >= self.spec.max_episode_steps // 2
+        is_second_half = age >= (self.spec.max_episode_steps or 0) // 2
         task = timestep.observation[tasks.TASK][0]
         arrival = jax.tree.map(lambda x: x[:, :, 1:], chunk.timestep)
         total_return = jnp.sum(arrival.reward, axis=(1, 2, 3))  # [B]

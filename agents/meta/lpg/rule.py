@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from agents import options
 from agents.meta.rules import interface
-from agents.networks import cores
+from agents.networks import cores, layers
 from podracers import types
 
 
@@ -128,7 +128,7 @@ class Rule:
         chex.assert_rank([window.reward, window.prediction], [2, 3])
         chex.assert_equal_shape(window[:4])
         chex.assert_equal_shape_prefix(window, 2)
-        return _Network(self).apply({"params": params}, window)
+        return layers.apply(_Network(self), params, window)
 
     @property
     def costs(self) -> dict[str, float]:
@@ -157,8 +157,9 @@ class Rule:
         """Returns the parts of the loss, `[T, N]` each; see `losses` of this module."""
         del timestep
         names = (interface.POLICY, "prediction")
-        log_probs = (jax.nn.log_softmax(outputs[name][:-1]) for name in names)
-        return dict(zip(("policy", "prediction"), losses(*log_probs, action, targets)))
+        log_policy, log_prediction = (jax.nn.log_softmax(outputs[name][:-1]) for name in names)
+        terms = losses(log_policy, log_prediction, action, targets)
+        return dict(zip(("policy", "prediction"), terms))
 
 
 def losses(

@@ -21,10 +21,11 @@ def save(path: str | pathlib.Path, rule: rule_lib.Rule, params: types.PyTree) ->
     Raises:
       errors.UserError: the file cannot be written.
     """
-    arrays = jax.tree.map(np.asarray, traverse_util.flatten_dict(params, sep="/"))
+    entries = jax.tree.map(np.asarray, traverse_util.flatten_dict(params, sep="/"))
+    entries[_OPTIONS] = json.dumps(dataclasses.asdict(rule))
     try:
         with open(path, "wb") as file:
-            np.savez(file, **arrays, **{_OPTIONS: json.dumps(dataclasses.asdict(rule))})
+            np.savez(file, **entries)
     except OSError as error:
         raise errors.UserError(f"'{path}' cannot be written: {error.strerror}") from error
 
@@ -40,8 +41,9 @@ def load(path: str | pathlib.Path | None = None) -> tuple[rule_lib.Rule, types.P
 
     def parse(arrays: interface.Arrays) -> tuple[rule_lib.Rule, dict[str, tuple[int, ...]]]:
         rule = rule_lib.Rule(**json.loads(str(arrays.pop(_OPTIONS))))
-        params = traverse_util.flatten_dict(jax.eval_shape(rule.init, jax.random.key(0)), sep="/")
-        return rule, {name: x.shape for name, x in params.items()}
+        params = jax.eval_shape(rule.init, jax.random.key(0))
+        shapes = jax.tree.map(lambda x: x.shape, traverse_util.flatten_dict(params, sep="/"))
+        return rule, shapes
 
     rule, params = interface.read_file(path, parse)
     return rule, traverse_util.unflatten_dict(params, sep="/")

@@ -95,7 +95,7 @@ class RuleAgent:
 
     @functools.cached_property
     def _head(self) -> heads.Categorical:
-        return heads.Categorical(int(self.spec.action.num_values))
+        return heads.Categorical(self.spec.num_actions)
 
     @functools.cached_property
     def _network(self) -> networks.Network:
@@ -114,7 +114,7 @@ class RuleAgent:
                 )
         return network
 
-    _preprocess = functools.cached_property(preprocessing.Preprocess.of)
+    _preprocess = functools.cached_property(preprocessing.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
@@ -124,21 +124,21 @@ class RuleAgent:
         clipped = optax.chain(adam.transformation, optax.clip(self.max_update))
         return dataclasses.replace(adam, transformation=clipped)
 
-    def _replay(self, length: int) -> replay.Replay:
+    def _replay(self, length: int, ratio: float) -> replay.Replay:
         """Returns the replay of sequences as long as a rollout."""
         return replay.Replay(
             capacity=self.replay_capacity,
             sequence_length=length,
             batch_size=self.batch_size,
             min_size=self.min_replay,
-            replay_ratio=self.replay_ratio,
+            replay_ratio=ratio,
             learnt_states=length,
         )
 
     def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
         """Raises a `UserError` if a run is too short to learn from replay."""
         if self.replay_ratio is not None:
-            buffer = self._replay(rollout_length)
+            buffer = self._replay(rollout_length, self.replay_ratio)
             buffer.check_run(self, num_envs, rollout_length, num_updates)
 
     def init_learner(self, key: jax.Array) -> Learner:
@@ -158,8 +158,9 @@ class RuleAgent:
 
     def init_memory(self, rollout: types.Rollout) -> Any:
         """Returns an empty replay of this device's streams; `()` without replay."""
-        length = rollout.action.shape[0]
-        return () if self.replay_ratio is None else self._replay(length).init(rollout)
+        if self.replay_ratio is None:
+            return ()
+        return self._replay(rollout.action.shape[0], self.replay_ratio).init(rollout)
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
         """Returns the initial core of the network for `B` streams."""
@@ -186,7 +187,7 @@ class RuleAgent:
         if self.replay_ratio is None:
             learner, metrics = self._learn(learner, rollout)
         else:
-            buffer = self._replay(rollout.action.shape[0])
+            buffer = self._replay(rollout.action.shape[0], self.replay_ratio)
             memory = buffer.add(memory, rollout)
             num_steps = buffer.num_gradient_steps(memory, rollout, learner.update)
 

@@ -77,7 +77,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
         "mlp_2/~/linear_0": (27 + 1 + 1, 16),
         "lstm/linear": (16 + LIFETIME_HIDDEN, 4 * LIFETIME_HIDDEN),
     }
-    result = {}
+    result: dict[str, tuple[int, ...]] = {}
     for prefix, layers in ((_NET, net), (_LIFETIME_NET, lifetime)):
         for name, shape in layers.items():
             result[f"{prefix}/{name}/w"] = shape

@@ -10,7 +10,7 @@ Axis legend: `T` transitions, `B` streams of one device, `A` actions.
 
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -103,11 +103,12 @@ class Rule(Protocol):
 Loader = Callable[[str | None], tuple[Rule, types.PyTree | None]]
 
 Arrays = dict[str, np.ndarray]
+_Rule = TypeVar("_Rule", bound=Rule)
 
 
 def read_file(
-    path: str | pathlib.Path, parse: Callable[[Arrays], tuple[Rule, Mapping[str, tuple[int, ...]]]]
-) -> tuple[Rule, Arrays]:
+    path: str | pathlib.Path, parse: Callable[[Arrays], tuple[_Rule, Mapping[str, tuple[int, ...]]]]
+) -> tuple[_Rule, Arrays]:
     """Reads a rule and its parameters, float32, from an `.npz` file.
 
     Args:
@@ -132,7 +133,7 @@ def read_file(
         found, shape = params.get(name), shapes.get(name)
         expected = "nothing" if shape is None else f"float32 {shape}"
         actual = "nothing" if found is None else f"{found.dtype} {found.shape}"
-        if actual != expected:
+        if found is None or actual != expected:
             raise errors.UserError(
                 f"'{path}' holds another rule: expected '{name}' {expected}, got {actual}"
             )

@@ -82,7 +82,7 @@ def rule_network(
     """
     errors.require_types(rule_network, locals())
     torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
-    num_actions = int(spec.action.num_values)
+    num_actions = spec.num_actions
     module = _Module(
         outputs, num_actions, torso, linear_size, model_size, tuple(model_hidden_sizes)
     )
