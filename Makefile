@@ -42,7 +42,7 @@ IN_PARALLEL := -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-slow test-all test-learning check lint format benchmark \
+.PHONY: help install train test test-slow test-all test-learning check lint types format benchmark \
   accelerator lock clean
 
 # Measured on two cores of an AMD EPYC; tests compare the README with this.
@@ -57,12 +57,12 @@ help:
 	@echo "make install"
 	@echo "make train          PPO on Snake with Anakin: $(TRAIN_TIME)"
 	@echo "make train EXPERIMENT=NAME RUNNER=sebulba  another of gin/experiments, another runner"
-	@echo "make check          format, lint, imports, gin files, pages: $(CHECK_TIME)"
+	@echo "make check          format, lint, types, imports, gin files, pages: $(CHECK_TIME)"
 	@echo "make test           the test suite: $(TEST_TIME)"
 	@echo "make test-all       with the slow tests, which make test-slow runs alone"
 	@echo "make test-learning  agents until they have learnt"
 	@echo "make accelerator    measure this machine's device, in ten minutes: runs/accelerator.md"
-	@echo "make lint | format | benchmark | lock | clean"
+	@echo "make lint | types | format | benchmark | lock | clean"
 	@echo "Times are of two cores."
 
 install: $(STAMP)
@@ -110,13 +110,16 @@ test-all:
 test-learning: install
 	$(PYTEST) -o faulthandler_timeout=0 -m learning
 
-check: lint
+check: lint types
 	$(PYTEST) -q --durations=3 tests/test_imports.py tests/test_docs.py \
 	  tests/test_gin_files.py::test_experiments_can_be_built
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/pyrefly check
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -53,6 +53,10 @@ def test_all_tests_are_the_fast_and_the_slow_ones():
     assert marked == ["not slow and not learning", "slow and not learning"]
 
 
+def test_check_runs_the_type_checker():
+    assert ".venv/bin/pyrefly check" in _make("-n", "STAMP=setup.cfg", "check")
+
+
 def test_unknown_extras_are_refused():
     """Pip only warns, and JAX would find only the CPU."""
     assert "got 'cuda'" in _make("--dry-run", "EXTRAS=cuda", "install", code=2)

@@ -224,9 +224,9 @@ def share() -> tuple[int, int]:
 def any_process(flag: bool) -> bool:
     """Returns whether the flag is set in any process; all of them call it at the same moment."""
     if not is_several():
-        return bool(flag)
+        return flag
     peers.advance()
-    return bool(np.any(multihost_utils.process_allgather(np.array(bool(flag)))))
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
 
 def on_lead(function: Callable[[], Any]) -> Any:

@@ -94,7 +94,7 @@ class JsonlLogger(Logger):
         # JSON has neither NaN nor infinities.
         finite = {name: float(x) if math.isfinite(x) else None for name, x in values.items()}
         with storage.failures(f"write {self._path}"):
-            self._file.write(json.dumps({"step": int(step), **finite}) + "\n")
+            self._file.write(json.dumps({"step": step, **finite}) + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class TensorBoardLogger(Logger):
             self._add(event_pb2.Event(file_version="brain.Event:2"))
             if resume_step is not None:
                 session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-                self._add(event_pb2.Event(step=int(resume_step) + 1, session_log=session))
+                self._add(event_pb2.Event(step=resume_step + 1, session_log=session))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds a point to each curve, and flushes them."""
@@ -155,7 +155,7 @@ class TensorBoardLogger(Logger):
             for name, value in values.items()
             if not math.isnan(value)
         ]
-        self._add(event_pb2.Event(step=int(step), summary=summary_pb2.Summary(value=scalars)))
+        self._add(event_pb2.Event(step=step, summary=summary_pb2.Summary(value=scalars)))
 
     def write_configuration(
         self, step: int, texts: Mapping[str, str], values: Mapping[str, bool | float | str]
@@ -165,7 +165,7 @@ class TensorBoardLogger(Logger):
             return
         for name, text in texts.items():
             code = "".join(f"    {line}\n" for line in text.splitlines())  # in Markdown
-            self._add(event_pb2.Event(step=int(step), summary=text_summary.text_pb(name, code)))
+            self._add(event_pb2.Event(step=step, summary=text_summary.text_pb(name, code)))
         # Runs of one trial would share a row. The dashboard cuts the end of a long name.
         folder = self._directory.resolve()
         trial = f"{folder.name} in {folder.parent.as_posix()}"
@@ -210,7 +210,7 @@ class TerminalLogger(Logger):
             speed_estimate_period=3600.0,  # longer than a log period; it excludes compilation
             expand=True,
         )
-        self._display.add_task("compiling", total=max(int(total_steps), 1))
+        self._display.add_task("compiling", total=max(total_steps, 1))
         self._is_live = self._display.console.is_interactive
         if self._is_live:
             self._display.start()
@@ -221,7 +221,7 @@ class TerminalLogger(Logger):
         shown = [text.format(self._values[n]) for n, text in _SHOWN.items() if n in self._values]
         (task,) = self._display.tasks
         self._display.update(
-            task.id, completed=int(step), description="  ".join(shown), refresh=self._is_live
+            task.id, completed=step, description="  ".join(shown), refresh=self._is_live
         )
         self._is_printed = self._is_live
         if not self._is_live and time.monotonic() - self._printed >= _LINE_PERIOD:
@@ -323,7 +323,7 @@ class WandbLogger(Logger):
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds a point to each curve; NaN values are left out."""
         present = {name: float(value) for name, value in values.items() if not math.isnan(value)}
-        self._try(lambda run: run.log(present, step=int(step), commit=True))
+        self._try(lambda run: run.log(present, step=step, commit=True))
 
     def write_configuration(
         self, step: int, texts: Mapping[str, str], values: Mapping[str, bool | float | str]

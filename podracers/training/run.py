@@ -472,7 +472,7 @@ class Run:
                 f"{prefix}return": float(np.mean(episodes.returns)),
                 f"{prefix}standard_error": episodes.standard_error(),
                 f"{prefix}length": float(np.mean(episodes.lengths)),
-                f"{prefix}episodes": int(episodes.returns.size),
+                f"{prefix}episodes": episodes.returns.size,
                 f"{prefix}unfinished": int(np.sum(~episodes.finished)),
             }
             if self._seeds:
