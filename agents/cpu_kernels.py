@@ -72,8 +72,12 @@ def _backward(stride, pads, residuals, gradient):
     weights, to_kernel = jax.vjp(lambda x: _weights(x, fold), kernel)
     # The derivative of the sum over columns: each product gets the gradient where it took part.
     after = bands.shape[2] - (gradient.shape[2] - 1) * stride - 1
-    spread = jnp.concatenate([_pad_columns(gradient, k, after - k, stride) for k in range(side)])
-    spread = _flat(spread)  # [K * O, H' * W * N]
+    zero, none = jnp.zeros((), gradient.dtype), (0, 0, 0)
+    spread = [
+        jax.lax.pad(gradient, zero, (none, none, (k, after - k, stride - 1), none))
+        for k in range(side)
+    ]
+    spread = _flat(jnp.concatenate(spread))  # [K * O, H' * W * N]
     of_weights = spread @ _flat(bands).T
     of_bands = (jax.lax.optimization_barrier(weights.T) @ spread).reshape(bands.shape)
     of_bands = jax.lax.optimization_barrier(of_bands)
@@ -89,13 +93,6 @@ def _flat(images: jax.Array) -> jax.Array:
     Without the barrier XLA would mix the movements before a product with the product's own.
     """
     return jax.lax.optimization_barrier(images).reshape(images.shape[0], -1)
-
-
-def _pad_columns(images: jax.Array, before: int, after: int, stride: int) -> jax.Array:
-    none = (0, 0, 0)
-    return jax.lax.pad(
-        images, jnp.zeros((), images.dtype), (none, none, (before, after, stride - 1), none)
-    )
 
 
 def _folded(side: int, stride: int) -> tuple[int, int, int]:

@@ -32,8 +32,12 @@ _MAX_SELECTED = 8  # items of a group, up to which a TPU reads all of them for e
 _channels_first = contextvars.ContextVar("channels_first", default=False)
 
 
+def _on_cpu() -> bool:
+    return _channels_first.get() or parallel.platform() == "cpu"
+
+
 def _on_tpu() -> bool:
-    return parallel.platform() == "tpu"
+    return not _channels_first.get() and parallel.platform() == "tpu"
 
 
 def relu(values: jax.Array) -> jax.Array:
@@ -71,7 +75,7 @@ def pack(frames: jax.Array) -> jax.Array:
     quarter of the memory, and are stacked and selected in a quarter of the cycles.
 
     Args:
-      frames: `[T, B, H, W, C]`; leaves of other shapes and dtypes are returned as they are.
+      frames: bytes with two leading axes, `[..., H, W, C]`; any other leaf is returned as it is.
     """
     is_bytes = frames.dtype == jnp.uint8 and frames.ndim == 5
     if not _on_tpu() or not is_bytes or any(size % 4 for size in frames.shape[2:4]):
@@ -93,13 +97,12 @@ def is_bytes(images: jax.Array) -> bool:
 
 def image_shape(images: jax.Array) -> tuple[int, int, int]:
     """Returns height, width and channels of images, which may be packed or inside of a trunk."""
-    if _channels_first.get():
-        channels, height, width, _ = images.shape
-    else:
-        _, height, width, channels = images.shape
-    return (
-        (4 * height, 4 * width, channels // 4) if _is_packed(images) else (height, width, channels)
-    )
+    channels, height, width = images.shape[:3]
+    if not _channels_first.get():
+        height, width, channels = images.shape[1:]
+    if _is_packed(images):
+        return 4 * height, 4 * width, channels // 4
+    return height, width, channels
 
 
 def feature_axis() -> int:
@@ -108,27 +111,13 @@ def feature_axis() -> int:
 
 
 def convolve(
-    images: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array,
-    stride: int = 1,
-    padding: str = "SAME",
-    pool: bool = False,
+    images: jax.Array, kernel: jax.Array, bias: jax.Array, stride: int, padding: str, pool: bool
 ) -> jax.Array:
-    """Returns the convolution plus bias, `[N, H', W', O]`, in the dtype of the kernel.
-
-    Args:
-      images: `[N, H, W, C]`; floats, or bytes as 255ths; of `pack` for a stride of 4, unpadded.
-      kernel: `[K, K, C, O]`.
-      bias: `[O]`.
-      stride: in both directions.
-      padding: "SAME" or "VALID".
-      pool: whether a maximum over windows of 3 x 3, two apart, comes before the bias.
-    """
+    """Returns the outputs of a `layers.Conv`, in the dtype of its kernel `[K, K, C, O]`."""
     strides = (stride, stride)
-    if parallel.platform() == "cpu":
+    if _on_cpu():
 
-        def on_cpu(images: jax.Array) -> jax.Array:
+        def channels_first(images: jax.Array) -> jax.Array:
             if images.dtype != jnp.uint8:
                 images = images.astype(kernel.dtype)
             pads = jax.lax.padtype_to_pads(images.shape[1:3], kernel.shape[:2], strides, padding)
@@ -136,7 +125,9 @@ def convolve(
             output = cpu_kernels.max_pool(output) if pool else output
             return output + bias[:, None, None, None]
 
-        return on_cpu(images) if _channels_first.get() else _swap(on_cpu(_swap(images)))
+        if _channels_first.get():
+            return channels_first(images)
+        return _swap(channels_first(_swap(images)))
     if _is_packed(images):
         return _convolve_packed(images, kernel) + bias
     if images.dtype == jnp.uint8:
@@ -190,7 +181,7 @@ def on_images(trunk: nn.Module, images: jax.Array, recompute: bool = False) -> j
     Returns:
       `[N, H', W', O]`.
     """
-    if parallel.platform() != "cpu":
+    if not _on_cpu():
         return trunk(images)
     fitting = _PIXELS // (images.shape[1] * images.shape[2])
     limit = max(_MIN_IMAGES, min(_MAX_IMAGES, fitting))
@@ -222,32 +213,33 @@ def _swap(images: jax.Array) -> jax.Array:
     return jnp.transpose(images, (3, 1, 2, 0))
 
 
-def permute(items: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns the items `[M, ...]` of each group in the order of `index`, `[M, ...]` of its rank.
+def permute(tree: types.PyTree, permutation: jax.Array) -> types.PyTree:
+    """Returns the tree with the items `[M, ...]` of each group in another order.
 
     Args:
-      items: `[M, ...]`.
-      index: int32, with axes of 1 or of the items' sizes after the first.
+      tree: leaves `[M, ...]`.
+      permutation: int32 `[M, ...]`, whose further axes are those of the leaves, or 1.
     """
-    size = len(items)
-    if not _on_tpu() or size > _MAX_SELECTED:
-        return jnp.take_along_axis(items, index, axis=0)
-    # A TPU keeps rows in the lanes, and a gather would turn all images around, and back.
-    taken = items[:1]
-    for k in range(1, size):
-        taken = jnp.where(index == k, items[k], taken)
-    return taken
+    size = len(permutation)
+    if size == 1:  # nothing to permute: a gather would copy every observation
+        return tree
+    selects = _on_tpu() and size <= _MAX_SELECTED
+
+    def permuted(items: jax.Array) -> jax.Array:
+        index = permutation.reshape(permutation.shape + (1,) * (items.ndim - permutation.ndim))
+        if not selects:
+            return jnp.take_along_axis(items, index, axis=0)
+        # A TPU keeps rows in the lanes, and a gather would turn all images around, and back.
+        taken = items[:1]
+        for k in range(1, size):
+            taken = jnp.where(index == k, items[k], taken)
+        return taken
+
+    return jax.tree.map(permuted, tree)
 
 
 def slices(rows: jax.Array, row: jax.Array, begin: jax.Array, size: int) -> jax.Array:
-    """Returns `rows[row, begin : begin + size]`, `[..., size]`, which must be within bounds.
-
-    Args:
-      rows: `[N, F]`.
-      row: int32 `[...]`.
-      begin: int32 `[...]`.
-      size: numbers of a slice.
-    """
+    """Returns `rows[row, begin : begin + size]`, `[..., size]`; `rows` is `[N, F]`."""
     if _on_tpu():  # it would read slices that begin within lanes in a sequential loop
         number = begin[..., None] + jnp.arange(size)
         return rows.at[row[..., None], number].get(mode="promise_in_bounds")
@@ -261,16 +253,12 @@ def slices(rows: jax.Array, row: jax.Array, begin: jax.Array, size: int) -> jax.
 def tree_loop(
     model: Callable[[jax.Array, Any], tuple[Any, Any]], embedding: Any, num_simulations: int
 ) -> tuple[Any, dict[str, Callable[..., Any]]]:
-    """Returns the root's embedding for a search of one stream, and how mctx expands nodes.
+    """Returns the root's embedding in the tree of one stream, and arguments of mctx's search.
 
     Args:
       model: `model(action, embedding) -> (output, embedding)`, of one node.
       embedding: the root's.
       num_simulations: nodes that the search adds.
-
-    Returns:
-      An embedding, and mctx's arguments `recurrent_fn`, for a batch of one, and `loop_fn`, where it
-      is not mctx's default.
     """
     if _on_tpu():
         nodes = _Nodes(model, embedding, num_simulations)

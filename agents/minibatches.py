@@ -43,18 +43,6 @@ def _grouped(x: jax.Array, size: int, axis: int) -> jax.Array:
     return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
 
 
-def _take(tree: types.PyTree, permutation: jax.Array) -> types.PyTree:
-    """Permutes the items `[M, ...]` of each group."""
-    if len(permutation) == 1:  # nothing to permute: a gather would copy every observation
-        return tree
-
-    def take(items: jax.Array) -> jax.Array:
-        index = permutation.reshape(permutation.shape + (1,) * (items.ndim - permutation.ndim))
-        return layouts.permute(items, index)
-
-    return jax.tree.map(take, tree)
-
-
 def _require_divisor(num_minibatches: int, size: int, of: str) -> None:
     """Raises a `UserError` with the valid numbers nearest to `num_minibatches`."""
     if size % num_minibatches:
@@ -87,7 +75,7 @@ def over_streams(
     permutation = _permutations(key, batch // num_minibatches, (num_minibatches,)).T  # [M, B / M]
     tree = jax.tree.map(lambda x: _grouped(x, num_minibatches, 1), tree)
     rows = jax.tree.map(lambda x: _grouped(x, num_minibatches, 0), rows)
-    return _take(tree, permutation[:, None]), _take(rows, permutation)
+    return layouts.permute(tree, permutation[:, None]), layouts.permute(rows, permutation)
 
 
 def dealer(
@@ -121,6 +109,6 @@ def dealer(
 
     def deal(key: jax.Array) -> tuple[Any, types.PyTree]:
         permutation = _permutations(key, streams, shape).transpose(2, 1, 0)  # [M, T / M, B]
-        return _take(groups, reshaped(permutation)), core
+        return layouts.permute(groups, reshaped(permutation)), core
 
     return deal

@@ -210,7 +210,8 @@ class Conv(nn.Module):
         shape = (self.kernel, self.kernel, channels, self.features)
         kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        kernel, bias = (weights.astype(precision.compute_dtype()) for weights in (kernel, bias))
+        dtype = precision.compute_dtype()
+        kernel, bias = kernel.astype(dtype), bias.astype(dtype)
         return layouts.convolve(images, kernel, bias, self.stride, self.padding, self.pool)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from agents import minibatches, optimization, preprocessing
+from agents import layouts, minibatches, optimization, preprocessing
 from podracers import errors, parallel, types
 from tests import streams
 from tests.agents import experience
@@ -70,9 +70,9 @@ def test_a_tpu_selects_the_items_that_others_gather():
         "reward": rng.normal(size=(NUM, 4, BATCH)),
         "flag": rng.random((NUM, 4, BATCH)) < 0.5,
     }
-    expected = jax.jit(lambda: minibatches._take(tree, permutation))()
+    expected = jax.jit(lambda: layouts.permute(tree, permutation))()
     with parallel.compiling_for("tpu"):
-        found = jax.jit(lambda: minibatches._take(tree, permutation))
+        found = jax.jit(lambda: layouts.permute(tree, permutation))
         assert "gather" not in str(jax.make_jaxpr(found)())
         streams.assert_same(found(), expected)
 
