@@ -33,7 +33,7 @@ def benchmark_agent(agent: str, repeats: int, bindings: Sequence[str] = ()) -> r
     runners["Sebulba"].close()
     runner, state = runners["Anakin"], steppers["Anakin"].state
     steps = runner.steps_per_update
-    gradients = float(runner.agent._replay.mean_gradient_steps(steps))
+    gradients = float(runner.agent.buffer.mean_gradient_steps(steps))
     rows = []
     for key, own in rates.items():
         case, per_second = {"experiment": name, "runner": key}, np.array(own) * gradients / steps
