@@ -66,18 +66,18 @@ class AlphaZero(planning.SearchAgent):
                 f"show its state: wrap a JAX environment in wrappers.Searchable, else use MuZero"
             )
         super().__post_init__()
-        options.require_feedforward(self, self._network)
-        if self._network.memory_length:
+        options.require_feedforward(self, self.net)
+        if self.net.memory_length:
             raise errors.UserError("AlphaZero has no stacks of frames: expected frame_stack = 1")
 
     @functools.cached_property
-    def _replay(self) -> replay.Replay:
+    def buffer(self) -> replay.Replay:
         return replay.Replay.of(self, self.n_steps + 1)
 
     def init_learner(self, key):
-        params = self._network.init(key, networks.zero_timestep(self.spec))
+        params = self.net.init(key, networks.zero_timestep(self.spec))
         train_state = self._optimizer.init(params)
-        normalizer = self._preprocess.init(environment.without_state(self.spec.observation))
+        normalizer = self.preprocess.init(environment.without_state(self.spec.observation))
         return optimization.ReplayLearner.create(train_state, (), normalizer)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
@@ -91,8 +91,8 @@ class AlphaZero(planning.SearchAgent):
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Searches for each stream; in evaluation without any noise."""
         observation = environment.without_state(timestep.observation)
-        seen = self._preprocess.apply(params.normalizer, timestep._replace(observation=observation))
-        prediction, actor_state = self._network.step(params.params, actor_state, seen)
+        seen = self.preprocess.apply(params.normalizer, timestep._replace(observation=observation))
+        prediction, actor_state = self.net.step(params.params, actor_state, seen)
         root = planning.root(prediction, (), self._support)
         state = timestep.observation[environment.STATE]
         node = _Node(state, timestep.last(), root.value, root.prior_logits)
@@ -110,8 +110,8 @@ class AlphaZero(planning.SearchAgent):
         def step(action, node: _Node):
             timestep, state = model.step_from(node.state, action)
             row = jax.tree.map(lambda x: x[None], timestep)
-            row = self._preprocess.apply(params.normalizer, row)
-            prediction, _ = self._network.step(params.params, (), row)
+            row = self.preprocess.apply(params.normalizer, row)
+            prediction, _ = self.net.step(params.params, (), row)
             reward, prediction = jax.tree.map(lambda x: x[0], (row.reward, prediction))
             logits = prediction.policy
             mask = encoders.action_mask(timestep.observation)
@@ -130,26 +130,30 @@ class AlphaZero(planning.SearchAgent):
 
         return step
 
-    def _item(self, rollout):
+    def stored(self, rollout):
         """Returns a rollout without the states of the environment, which only acting needs."""
         observation = environment.without_state(rollout.timestep.observation)
         timestep = rollout.timestep._replace(observation=observation)
         return rollout._replace(timestep=timestep, actor_state=())
 
-    def _with_target(self, params):
+    def target_params(self, params):
         return ()
 
-    def _initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
+    def initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
         """Returns the priorities `[K, B]` of new sequences, from the values of the searches."""
-        timestep = self._preprocess.apply(normalizer, recent.timestep)
+        timestep = self.preprocess.apply(normalizer, recent.timestep)
         return planning.initial_priorities(self, timestep, recent.extras, begin=0)
 
-    def _loss(self, params, sample, target):
+    def targets(self, timestep, extras):
+        """Returns the `planning.Targets` of the first state; see `planning.targets`."""
+        return planning.targets(timestep, extras, self.gamma, 0, self.n_steps)
+
+    def loss(self, params, sample, context):
         """Returns the loss of the first state of each sequence."""
         timestep = jax.tree.map(lambda x: x[:-1], sample.rollout.timestep)
-        targets = planning.targets(timestep, sample.rollout.extras, self.gamma, 0, self.n_steps)
+        targets = self.targets(timestep, sample.rollout.extras)
         first = jax.tree.map(lambda x: x[:1], timestep)
-        prediction, _ = self._network.unroll(params, (), first)
+        prediction, _ = self.net.unroll(params, (), first)
         no_reward = prediction.value[:0]
         return planning.loss(
             planning.Unrolled(prediction.policy, prediction.value, no_reward),

@@ -58,12 +58,12 @@ class DQN(replay.ReplayAgent):
     target_rate: float = options.fraction(1.0)
 
     def __post_init__(self):
-        options.check(self)
+        super().__post_init__()
         options.require_discrete(self)
-        options.require_feedforward(self, self._network)
+        options.require_feedforward(self, self.net)
 
     @functools.cached_property
-    def _network(self) -> networks.Network:
+    def net(self) -> networks.Network:
         outputs = {}
         if self.distribution is not None:
             outputs["num_atoms"] = self.distribution.num_atoms
@@ -74,20 +74,20 @@ class DQN(replay.ReplayAgent):
     @property
     def _num_earlier(self) -> int:
         """Earlier time steps that an output depends on; recurrent networks are refused."""
-        return self._network.memory_length or 0
+        return self.net.memory_length or 0
 
     @functools.cached_property
-    def _replay(self) -> replay.Replay:
+    def buffer(self) -> replay.Replay:
         return replay.Replay.of(self, self._num_earlier + self.n_step)
 
     def init_learner(self, key):
-        params = self._network.init(key, networks.zero_timestep(self.spec))
-        normalizer = self._preprocess.init(self.spec.observation)
+        params = self.net.init(key, networks.zero_timestep(self.spec))
+        normalizer = self.preprocess.init(self.spec.observation)
         return optimization.ReplayLearner.create(self._optimizer.init(params), params, normalizer)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
-        return self._network.initial_core(env_id.shape[0])
+        return self.net.initial_core(env_id.shape[0])
 
     def actor_params(self, learner):
         """Returns the parameters, the statistics of the observations, and epsilon."""
@@ -98,48 +98,60 @@ class DQN(replay.ReplayAgent):
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best legal action, or with probability epsilon a random one."""
-        timestep = self._preprocess.apply(params.normalizer, timestep)
+        timestep = self.preprocess.apply(params.normalizer, timestep)
         noise = ()
         if self.noisy and not evaluation:
             key, *noise = jax.vmap(jax.random.split, out_axes=1)(key)
-        output, actor_state = self._network.step(params.params, actor_state, timestep, *noise)
+        output, actor_state = self.net.step(params.params, actor_state, timestep, *noise)
         q_values = self._mean(output)
         epsilon = self.evaluation_epsilon if evaluation else params.epsilon
         action = exploration.epsilon_greedy(q_values, timestep.observation, epsilon, key)
         best = exploration.best_q_value(q_values, timestep.observation)
         return action, actor_state, exploration.Extras(best)
 
-    def _draw(self, learner, memory, key):
+    def sample(self, learner, memory, key):
         exponent = optimization.annealed(
             self.importance_exponent, 1.0, self.importance_steps, learner.agent_steps
         )
-        sample = self._replay.sample(memory, key, exponent)
-        return sample.preprocessed(self._preprocess, learner.normalizer)
+        sample = self.buffer.sample(memory, key, exponent)
+        return sample.preprocessed(self.preprocess, learner.normalizer)
 
     def _mean(self, output):
         """Returns the values `[..., A]` of a network's output."""
         return output if self.distribution is None else self.distribution.mean(output)
 
-    def _loss(self, params, sample, target):
-        """Returns the losses `[N]`, with targets of up to `n_step` rewards of one episode."""
-        timestep, action, _, _ = sample.rollout
-        tm1 = self._num_earlier  # earlier time steps fill the stack of frames
-        weight = (~timestep.last()[tm1]).astype(jnp.float32)  # [N] 0 where the action was ignored
-        a_tm1 = action[tm1]
+    def targets(self, timestep):
+        """Returns the parts `[N]` of targets of up to `n_step` rewards of one episode.
 
+        Args:
+          timestep: `[T + 1, N]`, with rewards to learn from.
+
+        Returns:
+          `(r_t, discount_t, t)`: the target is `r_t` plus `discount_t` times the value of the time
+          step with the index `t`.
+        """
+        tm1 = self._num_earlier
+        r_t = jnp.zeros_like(timestep.reward[0])
+        discount_t, t = jnp.ones_like(r_t), jnp.full(r_t.shape, tm1 + self.n_step)
         # Backwards from the last step; the return starts afresh at each end of an episode.
-        r_t, discount_t = jnp.zeros_like(weight), jnp.ones_like(weight)
-        t = jnp.full(weight.shape, tm1 + self.n_step)
         for time in reversed(range(tm1 + 1, tm1 + self.n_step + 1)):
             last, discount = timestep.last()[time], self.gamma * timestep.discount[time]
             r_t = timestep.reward[time] + discount * jnp.where(last, 0.0, r_t)
             discount_t = discount * jnp.where(last, 1.0, discount_t)
             t = jnp.where(last, time, t)
+        return r_t, discount_t, t
 
+    def loss(self, params, sample, context):
+        """Returns the losses of the values of the chosen actions."""
+        timestep, action, _, _ = sample.rollout
+        tm1 = self._num_earlier  # earlier time steps fill the stack of frames
+        weight = (~timestep.last()[tm1]).astype(jnp.float32)  # [N] 0 where the action was ignored
+        a_tm1 = action[tm1]
+        r_t, discount_t, t = self.targets(timestep)
         online_key, target_key = jax.vmap(jax.random.split, out_axes=1)(sample.key)
         time = jnp.stack([jnp.full_like(t, tm1), t])
         output_tm1, output_t = self._outputs(params, timestep, time, online_key)
-        _, target_output_t = self._outputs(target, timestep, time, target_key)
+        _, target_output_t = self._outputs(context.target, timestep, time, target_key)
         q_tm1, q_t = self._mean(output_tm1), self._mean(output_t)  # [N, A]
         target_q_t = self._mean(target_output_t)
         observation_t = jax.tree.map(lambda x: x[t, jnp.arange(t.size)], timestep.observation)
@@ -173,8 +185,8 @@ class DQN(replay.ReplayAgent):
         """
         time, shape = time.ravel(), time.shape
         stream = jnp.tile(jnp.arange(shape[1]), shape[0])
-        core, timestep = self._network.prepare(self._network.initial_core(shape[1]), timestep)
+        core, timestep = self.net.prepare(self.net.initial_core(shape[1]), timestep)
         timestep = jax.tree.map(lambda x: x[time, stream], timestep)
         noise = (jnp.tile(key, shape[0]),) if self.noisy else ()
-        output, _ = self._network.step(params, core, timestep, *noise)
+        output, _ = self.net.step(params, core, timestep, *noise)
         return output.reshape(*shape, *output.shape[1:])

@@ -13,6 +13,7 @@ Axis legend: `T` time, `B` streams of one device, `M` minibatches.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ class IMPALA(policy.ActorCritic):
     Attributes:
       num_minibatches: gradient steps of each rollout, on a part of the streams each; every step
         computes its targets with the newest parameters.
-      optimizer: name of the optimizer, "rmsprop" or "adam".
+      optimizer: name of the optimizer, "rmsprop" or "adam"; or see `options.Optimized`.
       optimizer_epsilon: epsilon of the optimizer.
       rmsprop_decay: decay of the running mean of squared gradients.
       rmsprop_epsilon_in_sqrt: whether the epsilon is added to the mean of squares, as in
@@ -49,7 +50,8 @@ class IMPALA(policy.ActorCritic):
     learning_rate: float = 6e-4
     max_grad_norm: float | None = 0.5
     entropy_cost: float = options.number(0.01)
-    optimizer: str = "rmsprop"
+    # pyrefly: ignore[bad-override]  # or the name of one of its own
+    optimizer: str | Callable[..., optax.GradientTransformation] = "rmsprop"
     optimizer_epsilon: float = options.positive(1e-5, most=1e3)
     rmsprop_decay: float = options.fraction(0.99)
     rmsprop_epsilon_in_sqrt: bool = False
@@ -58,33 +60,32 @@ class IMPALA(policy.ActorCritic):
     clip_pg_rho: float = options.positive(1.0)
 
     def __post_init__(self):
-        errors.require_known("IMPALA.optimizer: got", self.optimizer, _OPTIMIZERS)
+        if not callable(self.optimizer):
+            errors.require_known("IMPALA.optimizer: got", self.optimizer, _OPTIMIZERS)
         super().__post_init__()
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
         if self.optimizer == "adam":
-            transformation = optax.scale_by_adam(eps=self.optimizer_epsilon)
+            own = optax.scale_by_adam(eps=self.optimizer_epsilon)
         else:
-            transformation = optax.scale_by_rms(
+            own = optax.scale_by_rms(
                 decay=self.rmsprop_decay,
                 eps=self.optimizer_epsilon,
                 eps_in_sqrt=self.rmsprop_epsilon_in_sqrt,
             )
-        return optimization.Optimizer(
-            transformation, self.learning_rate, self.anneal_steps, self.max_grad_norm
-        )
+        return optimization.Optimizer.of(self, own)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `num_minibatches` gradient steps, on whole streams each."""
         learner = state.learner
-        timestep = self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
-        timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
-        agent_steps = optimization.agent_steps(learner.update, rollout)
-        learning_rate = self._optimizer.learning_rate_at(agent_steps)
+        timestep = self._learning_inputs(learner.normalizer, rollout)
+        context = optimization.Context(optimization.agent_steps(learner.update, rollout))
+        learning_rate = self._optimizer.learning_rate_at(context.agent_steps)
+        loss = functools.partial(self.loss, context=context)
 
         def minibatch_step(train_state, minibatch):
-            return self._optimizer.gradient_step(self._loss, train_state, minibatch, learning_rate)
+            return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
 
         train_state, output = jax.lax.scan(
             minibatch_step,
@@ -94,33 +95,43 @@ class IMPALA(policy.ActorCritic):
             ),
         )
         metrics = jax.tree.map(jnp.sum, output.metrics)
-        normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
         learner = policy.Learner(train_state, normalizer, learner.update + 1)
         return types.AgentState(learner, state.memory), metrics
 
-    def _loss(
-        self, params: types.PyTree, minibatch: tuple[tuple[types.TimeStep, policy.Extras], Any]
+    def targets(
+        self, timestep: types.TimeStep, values: jax.Array, log_ratio: jax.Array
+    ) -> returns.Targets:
+        """Returns the targets and advantages `[T, B]` of V-trace.
+
+        Args:
+          timestep: `[T + 1, B]`, with rewards to learn from.
+          values: `[T + 1, B]` of the same time steps; no gradient passes through it.
+          log_ratio: `[T, B]`, `log pi(a|s) - log mu(a|s)` of the learning and the acting policy.
+        """
+        clip = self.clip_rho, self.clip_pg_rho
+        return returns.vtrace(timestep, values, log_ratio, self.gamma, self.vtrace_lambda, *clip)
+
+    def loss(
+        self,
+        params: types.PyTree,
+        minibatch: tuple[tuple[types.TimeStep, policy.Extras], Any],
+        context: optimization.Context,
     ) -> optimization.LossOutput:
         """Returns the loss of time steps `[T + 1, B]` and extras `[T, B]`, from cores `[B]` on."""
         (timestep, extras), core = minibatch
-        output, _ = self._policy.network.unroll(params, core, timestep)  # [T + 1, B]
+        output, _ = self.net.unroll(params, core, timestep)  # [T + 1, B]
         outputs, mask = jax.tree.map(
             lambda x: x[:-1], (output.policy, encoders.action_mask(timestep.observation))
         )
-        head = self._policy.head
+        head = self.action_head
         log_prob = head.log_prob(outputs, mask, extras.raw)
         log_ratio = log_prob - extras.log_prob
-        vtrace = returns.vtrace(
-            timestep,
-            *jax.lax.stop_gradient((output.value, log_ratio)),
-            self.gamma,
-            self.vtrace_lambda,
-            self.clip_rho,
-            self.clip_pg_rho,
-        )
+        constants = jax.lax.stop_gradient((output.value, log_ratio))
+        target, advantage = self.targets(timestep, *constants)
         values = output.value[:-1]
-        policy_loss = -log_prob * vtrace.advantage
-        value_loss = rlax.l2_loss(values, vtrace.target)
+        policy_loss = -log_prob * advantage
+        value_loss = rlax.l2_loss(values, target)
         entropy = head.entropy(outputs, mask)
         total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=returns.weights(timestep))
@@ -134,6 +145,6 @@ class IMPALA(policy.ActorCritic):
                 # Not the clipped fraction: on-policy, rounding would decide it.
                 "policy/rho": mean(jnp.minimum(jnp.exp(log_ratio), self.clip_rho)),
                 "value/mean": mean(values),
-                "value/target": mean(vtrace.target),
+                "value/target": mean(target),
             }
         )

@@ -10,6 +10,8 @@ Axis legend: `T` time, `B` streams, `D` parts of a multi-discrete action, `F` fe
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from agents import networks
 from agents.networks import encoders, heads, layers
 from podracers import environment, types
 
@@ -59,15 +62,6 @@ def extended(
     return timestep._replace(observation=_beside(timestep.observation, action, reward))
 
 
-def extended_rollout(rollout: types.Rollout, action_spec: specs.BoundedArray) -> types.TimeStep:
-    """Returns the `extended` time steps `[T + 1, B]` of a rollout.
-
-    The rollout's `actor_state` holds the action before its first time step.
-    """
-    action = jnp.concatenate([rollout.actor_state.action[None], rollout.action])
-    return extended(rollout.timestep, action, action_spec)
-
-
 def _features(action: jax.Array, action_spec: specs.BoundedArray) -> jax.Array:
     """Returns an action as features `[..., F]`: one-hot parts, or components in `[-1, 1]`."""
     if np.issubdtype(action_spec.dtype, np.floating):
@@ -87,3 +81,62 @@ def _beside(observation: types.PyTree, action: Any, reward: Any) -> dict[str, An
         "previous_reward": reward,
     }
     return inputs if mask is None else {**inputs, environment.ACTION_MASK: mask}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Inputs:
+    """A network, and its inputs from time steps after preprocessing.
+
+    Attributes:
+      spec: specification of the environment.
+      make_network: returns the network for observations of a specification.
+      previous_action_and_reward: whether it gets both; None if only a recurrent network does.
+    """
+
+    spec: environment.EnvironmentSpec
+    make_network: Callable[[environment.EnvironmentSpec], networks.Network]
+    previous_action_and_reward: bool | None = None
+
+    @functools.cached_property
+    def network(self) -> networks.Network:
+        """The network."""
+        return self.make_network(self._network_spec)
+
+    @functools.cached_property
+    def _network_spec(self) -> environment.EnvironmentSpec:
+        return extended_spec(self.spec) if self._is_extended else self.spec
+
+    @functools.cached_property
+    def _is_extended(self) -> bool:
+        if self.previous_action_and_reward is None:
+            return self.make_network(self.spec).is_recurrent
+        return self.previous_action_and_reward
+
+    def init(self, key: jax.Array) -> types.PyTree:
+        """Returns fresh parameters of the network."""
+        return self.network.init(key, networks.zero_timestep(self._network_spec))
+
+    def initial_state(self, batch_size: int) -> ActorState:
+        """Returns the actor state of `B` streams before their first time step."""
+        core = self.network.initial_core(batch_size)
+        return self.next_state(core, zero_action(self.spec.action, batch_size))
+
+    def next_state(self, core: Any, action: jax.Array) -> ActorState:
+        """Returns the actor state of `B` streams after an action `[B, ...]`."""
+        return ActorState(core, action if self._is_extended else ())
+
+    def of_step(self, actor_state: Any, timestep: types.TimeStep) -> types.TimeStep:
+        """Returns time steps `[B]` with the network's inputs in acting."""
+        if not self._is_extended:
+            return timestep
+        return extended(timestep, actor_state.action, self.spec.action)
+
+    def of_rollout(self, rollout: types.Rollout) -> types.TimeStep:
+        """Returns the time steps `[T + 1, B]` of a rollout with the network's inputs in acting.
+
+        The rollout's `actor_state` holds the action before its first time step.
+        """
+        if not self._is_extended:
+            return rollout.timestep
+        action = jnp.concatenate([rollout.actor_state.action[None], rollout.action])
+        return extended(rollout.timestep, action, self.spec.action)

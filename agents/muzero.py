@@ -64,30 +64,34 @@ class MuZero(planning.SearchAgent):
 
     def __post_init__(self):
         super().__post_init__()
-        options.require_feedforward(self, self._network.representation)
-        if self.consistency_cost and self._network.projector is None:
+        options.require_feedforward(self, self.net.representation)
+        if self.consistency_cost and self.net.projector is None:
             raise errors.UserError(
                 "MuZero.consistency_cost: expected 0, or a network with projection_size"
             )
 
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        return optimization.adam_of(self, self.weight_decay)
+
     @property
     def _burn_in(self) -> int:
-        return self._network.representation.memory_length
+        return self.net.representation.memory_length
 
     @functools.cached_property
-    def _replay(self) -> replay.Replay:
+    def buffer(self) -> replay.Replay:
         return replay.Replay.of(self, self._burn_in + self.unroll_steps + self.n_steps + 1)
 
     def init_learner(self, key):
-        params = self._network.init(key)
+        params = self.net.init(key)
         train_state = self._optimizer.init(params)
-        normalizer = self._preprocess.init(self.spec.observation)
-        target = self._with_target(params)
+        normalizer = self.preprocess.init(self.spec.observation)
+        target = self.target_params(params)
         return optimization.ReplayLearner.create(train_state, target, normalizer)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""
-        return self._network.representation.initial_core(env_id.shape[0])
+        return self.net.representation.initial_core(env_id.shape[0])
 
     def actor_params(self, learner):
         """Returns the parameters, the statistics of the observations, and the temperature."""
@@ -96,8 +100,8 @@ class MuZero(planning.SearchAgent):
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Searches for each stream; in evaluation without any noise."""
         mask = encoders.action_mask(timestep.observation)
-        timestep = self._preprocess.apply(params.normalizer, timestep)
-        latent, actor_state = self._network.representation.step(
+        timestep = self.preprocess.apply(params.normalizer, timestep)
+        latent, actor_state = self.net.representation.step(
             params.params["representation"], actor_state, timestep
         )
         temperature = 0.0 if evaluation else params.temperature
@@ -106,7 +110,7 @@ class MuZero(planning.SearchAgent):
 
     def _plan(self, params, latent, mask, temperature, key):
         """Returns the `planning.Extras` and actions of searches from latents `[B, F]`."""
-        root = planning.root(self._network.predict(params, latent), latent, self._support)
+        root = planning.root(self.net.predict(params, latent), latent, self._support)
         plan = self._search.run(self._model(params), root, mask, temperature, key)
         return planning.Extras(plan.policy, plan.value), plan.action
 
@@ -114,8 +118,8 @@ class MuZero(planning.SearchAgent):
         """Returns the learnt model, for the search."""
 
         def imagine(action, latent):
-            latent, reward = self._network.imagine(params, latent, action)
-            prediction = self._network.predict(params, latent)
+            latent, reward = self.net.imagine(params, latent, action)
+            prediction = self.net.predict(params, latent)
             output = mctx.RecurrentFnOutput(
                 reward=self._support.decode(reward),
                 discount=jnp.full(action.shape, self.gamma),
@@ -126,14 +130,14 @@ class MuZero(planning.SearchAgent):
 
         return imagine
 
-    def _item(self, rollout):
+    def stored(self, rollout):
         return rollout._replace(actor_state=())
 
-    def _draw(self, learner, memory, key):
+    def sample(self, learner, memory, key):
         if not self.reanalyze:
-            return super()._draw(learner, memory, key)
+            return super().sample(learner, memory, key)
         key, due_key = jax.random.split(key)
-        sample = super()._draw(learner, memory, key)
+        sample = super().sample(learner, memory, key)
         is_due = jax.random.bernoulli(due_key, self.reanalyze)
         return self._reanalyzed(learner.params, sample, is_due)
 
@@ -166,30 +170,35 @@ class MuZero(planning.SearchAgent):
         extras = jax.lax.cond(is_due, search, lambda: sample.rollout.extras)
         return sample._replace(rollout=sample.rollout._replace(extras=extras))
 
-    def _with_target(self, params):
+    def target_params(self, params):
         """Returns the part of the parameters that has target parameters."""
         return params if self.fresh_values else ()
 
-    def _initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
+    def initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
         """Returns the priorities `[K, B]` of new sequences, from the values of the searches."""
-        timestep = self._preprocess.apply(normalizer, recent.timestep)
+        timestep = self.preprocess.apply(normalizer, recent.timestep)
         return planning.initial_priorities(self, timestep, recent.extras, self._burn_in)
 
-    def _loss(self, params, sample, target):
+    def targets(self, timestep, extras):
+        """Returns the `planning.Targets` of `K` unrolled steps; see `planning.targets`."""
+        return planning.targets(timestep, extras, self.gamma, self.unroll_steps, self.n_steps)
+
+    def loss(self, params, sample, context):
         """Returns the loss of `K` unrolled steps from the first state after the burn-in."""
         rollout = sample.rollout
         timestep = jax.tree.map(lambda x: x[self._burn_in : -1], rollout.timestep)
         extras = jax.tree.map(lambda x: x[self._burn_in :], rollout.extras)
         if self.fresh_values:
-            latents = self._latents(target, jax.tree.map(lambda x: x[:-1], rollout.timestep))
-            logits = self._network.predict(target, latents).value
+            latents = self._latents(
+                context.target, jax.tree.map(lambda x: x[:-1], rollout.timestep)
+            )
+            logits = self.net.predict(context.target, latents).value
             # Without the barrier the TPU compiler (libtpu 0.0.42) crashes on the fusion of both.
             value = self._support.decode(jax.lax.optimization_barrier(logits))
             extras = extras._replace(value=value)
-        targets = planning.targets(timestep, extras, self.gamma, self.unroll_steps, self.n_steps)
         return planning.loss(
             self._unrolled(params, rollout),
-            jax.lax.stop_gradient(targets),
+            jax.lax.stop_gradient(self.targets(timestep, extras)),
             sample.weight,
             self._support,
             self.value_cost,
@@ -197,7 +206,7 @@ class MuZero(planning.SearchAgent):
 
     def _latents(self, params, timestep):
         """Returns the latents `[L, N, F]` of time steps after the burn-in."""
-        representation = self._network.representation
+        representation = self.net.representation
         core = representation.initial_core(timestep.reward.shape[1])
         return networks.unroll_after(
             representation, params["representation"], core, timestep, self._burn_in
@@ -211,14 +220,14 @@ class MuZero(planning.SearchAgent):
         first, *observed = self._latents(params, seen)
 
         def imagine(latent, action):
-            latent, reward = self._network.imagine(params, latent, action)
+            latent, reward = self.net.imagine(params, latent, action)
             return optax.scale_gradient(latent, 0.5), (latent, reward)
 
         action = rollout.action[begin : begin + self.unroll_steps]
         _, (later, reward) = jax.lax.scan(imagine, first, action)
-        prediction = self._network.predict(params, jnp.concatenate([first[None], later]))
+        prediction = self.net.predict(params, jnp.concatenate([first[None], later]))
         consistency = None
         if self.consistency_cost:
-            inconsistency = self._network.inconsistency(params, later, jnp.stack(observed))
+            inconsistency = self.net.inconsistency(params, later, jnp.stack(observed))
             consistency = self.consistency_cost * inconsistency
         return planning.Unrolled(prediction.policy, prediction.value, reward, consistency)

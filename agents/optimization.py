@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import preprocessing
+from agents import options, preprocessing
 from podracers import parallel, types
 
 
@@ -24,11 +24,18 @@ class TrainState(NamedTuple):
     optimizer_state: optax.OptState
 
 
-class LossOutput(NamedTuple):
-    """The result of a loss function.
+class Context(NamedTuple):
+    """The constants of an update that a loss may depend on, beside its minibatch."""
 
-    Each metric is a mean over this device's part of the minibatch, and "loss/total" among them is
-    the mean to minimise.
+    agent_steps: jax.Array  # float32, over all streams, for schedules
+    target: types.PyTree = ()  # target parameters; () where an agent has none
+
+
+class LossOutput(NamedTuple):
+    """The result of an agent's `loss`.
+
+    Each metric is a mean over this device's part of the minibatch. "loss/total" among them is the
+    mean to minimise; all of them are logged.
     """
 
     metrics: dict[str, types.Mean]
@@ -42,13 +49,21 @@ class Optimizer:
     Attributes:
       transformation: optax transformation without a learning rate, such as `optax.scale_by_adam()`.
       learning_rate: initial learning rate.
-      anneal_steps: see `agents.options`, as `max_grad_norm`.
+      anneal_steps: see `options.Optimized`, as `max_grad_norm`.
     """
 
     transformation: optax.GradientTransformation
     learning_rate: float
     anneal_steps: float | None = None
     max_grad_norm: float | None = None
+
+    @classmethod
+    def of(cls, agent: options.Optimized, own: optax.GradientTransformation) -> "Optimizer":
+        """Returns the optimizer that an agent's options ask for; `own` is that of the algorithm."""
+        if callable(agent.optimizer):
+            # Optimizers of optax descend; `gradient_step` subtracts.
+            own = optax.chain(options.make(agent, "optimizer", 1.0), optax.scale(-1.0))
+        return cls(own, agent.learning_rate, agent.anneal_steps, agent.max_grad_norm)
 
     @functools.cached_property
     def chain(self) -> optax.GradientTransformation:
@@ -118,21 +133,19 @@ def annealed(
     return schedule(agent_steps.astype(jnp.float32))
 
 
-def adam_of(agent: Any, decayed: Any = True) -> Optimizer:
+def adam_of(agent: options.Adam, weight_decay: float = 0.0, decayed: Any = True) -> Optimizer:
     """Returns Adam (Kingma and Ba, 2014, https://arxiv.org/abs/1412.6980) with an agent's options.
 
     Args:
-      agent: has some of the options that `agents.options` describes.
-      decayed: a tree of bools, or a prefix of one: the parameters with `weight_decay` (Loshchilov
-        and Hutter, "Decoupled Weight Decay Regularization", 2017, https://arxiv.org/abs/1711.05101).
+      agent: its options.
+      weight_decay: decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay
+        Regularization", 2017, https://arxiv.org/abs/1711.05101).
+      decayed: a tree of bools, or a prefix of one: the parameters that decay.
     """
-    transformation = optax.scale_by_adam(eps=agent.adam_epsilon)
-    weight_decay = getattr(agent, "weight_decay", 0.0)
+    adam = optax.scale_by_adam(eps=agent.adam_epsilon)
     if weight_decay:
-        decay = optax.add_decayed_weights(weight_decay, decayed)
-        transformation = optax.chain(transformation, decay)
-    anneal_steps = getattr(agent, "anneal_steps", None)
-    return Optimizer(transformation, agent.learning_rate, anneal_steps, agent.max_grad_norm)
+        adam = optax.chain(adam, optax.add_decayed_weights(weight_decay, decayed))
+    return Optimizer.of(agent, adam)
 
 
 def agent_steps(update: jax.Array, rollout: types.Rollout) -> jax.Array:
@@ -157,6 +170,11 @@ class ReplayLearner(NamedTuple):
     def params(self) -> types.PyTree:
         """The online parameters."""
         return self.train_state.params
+
+    @property
+    def context(self) -> Context:
+        """The constants of a gradient step."""
+        return Context(self.agent_steps, self.target)
 
     @classmethod
     def create(

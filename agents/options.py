@@ -9,7 +9,6 @@ An agent that inherits the option and states another default keeps the bound. `c
 
 Some agents have one of these options, with this meaning:
 
-    adam_epsilon: Adam epsilon, outside of the root.
     weight_decay: decoupled weight decay, as a portion of the parameters that each step subtracts,
       times the learning rate.
     entropy_cost: weight of the entropy bonus.
@@ -30,6 +29,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from dm_env import specs
 
 from podracers import environment, errors
@@ -94,32 +94,68 @@ def check(agent: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Learning:
+class Optimized:
     """Options of agents that take gradient steps on a loss.
 
     Attributes:
       spec: environment specification.
-      gamma: discount.
-      learning_rate: learning rate of the optimizer, Adam unless the agent names another one.
+      optimizer: replaces the agent's optimizer (Adam unless the agent names another one) and its
+        options: a function such as `optax.contrib.muon`, called with a learning rate of 1, which
+        returns an optax transformation. None for the agent's own.
+      learning_rate: factor of the optimizer's steps.
       anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
         None for a constant one.
-      max_grad_norm: norm to which the gradient of the global batch is scaled down; None for no
-        clipping.
+      max_grad_norm: norm to which the gradient of the global batch is scaled down, before the
+        optimizer; None for no clipping.
+    """
+
+    spec: environment.EnvironmentSpec
+    _: dataclasses.KW_ONLY
+    optimizer: Callable[..., optax.GradientTransformation] | None = None
+    learning_rate: float = positive(1e-3, most=1e3)
+    anneal_steps: float | None = positive(None)
+    max_grad_norm: float | None = positive(None)
+
+    def __post_init__(self):
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Adam(Optimized):
+    """Option of agents whose own optimizer is Adam.
+
+    Attributes:
+      adam_epsilon: Adam epsilon, outside of the root.
+    """
+
+    adam_epsilon: float = positive(1e-8, most=1e3)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Preprocessed(Optimized):
+    """Options of agents that scale the observations and rewards that they learn from.
+
+    Attributes:
       normalize_observations: whether observations are scaled to mean 0 and variance 1 by running
         statistics, and clipped at 10.
       reward_scale: factor of the rewards that are learnt from, and that recurrent networks see.
       reward_clip: largest absolute value of scaled rewards; None for no bound.
     """
 
-    spec: environment.EnvironmentSpec
-    _: dataclasses.KW_ONLY
-    gamma: float = fraction(0.99)
-    learning_rate: float = positive(1e-3, most=1e3)
-    anneal_steps: float | None = positive(None)
-    max_grad_norm: float | None = positive(None)
     normalize_observations: bool = False
     reward_scale: float = nonzero(1.0)
     reward_clip: float | None = positive(None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Learning(Preprocessed):
+    """Options of agents that learn from discounted returns.
+
+    Attributes:
+      gamma: discount.
+    """
+
+    gamma: float = fraction(0.99)
 
 
 def expect(agent: Any, name: str, holds: bool, expected: str) -> None:
@@ -137,7 +173,8 @@ def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
 
     Args:
       agent: a dataclass.
-      name: option of the agent, annotated as `Callable[..., Kind]`, such as `network`.
+      name: option of the agent, annotated as `Callable[..., Kind]` or a union with it, such as
+        `network`.
       *arguments: arguments of the call.
       **outputs: further arguments, by name.
 
@@ -154,7 +191,9 @@ def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
         if frame and frame.filename != __file__:  # else the call itself does not fit
             option += f" (at {frame.filename}:{frame.lineno} in {frame.name})"
         raise errors.UserError(f"{option}: {errors.first_line(error)}") from error
-    kind = typing.get_args(typing.get_type_hints(type(agent))[name])[-1]
+    hint = typing.get_type_hints(type(agent))[name]
+    makers = (hint, *typing.get_args(hint))  # itself, or one of a union
+    kind = next(typing.get_args(x)[-1] for x in makers if typing.get_origin(x) is Callable)
     if not isinstance(part, kind):
         raise errors.UserError(f"{option}: expected a {kind.__name__}, got {errors.path_of(part)}")
     return part

@@ -54,12 +54,12 @@ class SearchAgent(replay.ReplayAgent):
     temperature_steps: float | None = options.positive(None)
 
     def __post_init__(self):
-        options.check(self)
+        super().__post_init__()
         options.require_discrete(self)
         _ = self._search, self._support  # built now, while gin's bindings are those of the run
 
     @functools.cached_property
-    def _network(self) -> Any:
+    def net(self) -> Any:
         return options.make(self, "network", self.spec, self.spec.num_actions, self.support_atoms)
 
     @functools.cached_property
@@ -164,7 +164,7 @@ def initial_priorities(
       extras: `[L + K - 1, B]`.
       begin: first time step of a sequence that is learnt from.
     """
-    count = timestep.reward.shape[0] - agent._replay.sequence_length  # K, new sequences
+    count = timestep.reward.shape[0] - agent.buffer.sequence_length  # K, new sequences
     timestep = jax.tree.map(lambda x: x[:-1], timestep)
     value = extras.value
     target = returns.n_step(timestep, value, agent.gamma, agent.n_steps)

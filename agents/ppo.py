@@ -20,7 +20,7 @@ from podracers import parallel, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PPO(policy.ActorCritic):
+class PPO(policy.ActorCritic, options.Adam):
     """Proximal policy optimisation with generalised advantages.
 
     `policy.ActorCritic` describes the options that are not listed here.
@@ -44,7 +44,7 @@ class PPO(policy.ActorCritic):
     entropy_cost: float = options.number(0.01)
     entropy_cost_final: float | None = options.non_negative(None)
     normalize_rewards: bool = False
-    adam_epsilon: float = options.positive(1e-5, most=1e3)
+    adam_epsilon: float = 1e-5
     gae_lambda: float = options.fraction(0.95)
     epochs: int = options.count(4, most=10_000)
     clip_epsilon: float = options.positive(0.2)
@@ -68,17 +68,14 @@ class PPO(policy.ActorCritic):
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
-        learner, network = state.learner, self._policy.network
-        # The statistics of acting, so the first ratios are 1 with a lag of 0, and close to 1 with
-        # more lag once many observations are counted; but not in the first rollout.
-        timestep = self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
-        timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
-        core, timestep = network.prepare(rollout.actor_state.core, timestep)
-        batch, metrics = self._targets(learner.params, core, timestep, rollout.extras)
-        agent_steps = optimization.agent_steps(learner.update, rollout)
-        learning_rate = self._optimizer.learning_rate_at(agent_steps)
-        loss = functools.partial(self._loss, agent_steps=agent_steps)
-        deal = minibatches.dealer(network, batch, core, self.num_minibatches)
+        learner = state.learner
+        timestep = self._learning_inputs(learner.normalizer, rollout)
+        core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
+        batch, metrics = self._batch(learner.params, core, timestep, rollout.extras)
+        context = optimization.Context(optimization.agent_steps(learner.update, rollout))
+        learning_rate = self._optimizer.learning_rate_at(context.agent_steps)
+        loss = functools.partial(self.loss, context=context)
+        deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
 
         def minibatch_step(train_state, minibatch):
             return self._optimizer.gradient_step(loss, train_state, minibatch, learning_rate)
@@ -89,25 +86,33 @@ class PPO(policy.ActorCritic):
         epoch_keys = jax.random.split(key, self.epochs)
         train_state, output = jax.lax.scan(epoch, learner.train_state, epoch_keys)
         metrics = jax.tree.map(jnp.sum, metrics | output.metrics)
-        normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
-        normalizer, memory = self._preprocess.update_returns(
+        normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        normalizer, memory = self.preprocess.update_returns(
             normalizer, state.memory, rollout.timestep
         )
         learner = policy.Learner(train_state, normalizer, learner.update + 1)
         return types.AgentState(learner, memory), metrics
 
-    def _targets(
+    def targets(self, timestep: types.TimeStep, values: jax.Array) -> returns.Targets:
+        """Returns the targets and advantages `[T, B]`, before advantages are normalised.
+
+        Args:
+          timestep: `[T + 1, B]`, with rewards to learn from.
+          values: `[T + 1, B]` of the same time steps.
+        """
+        advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
+        return returns.Targets(advantage + values[:-1], advantage)
+
+    def _batch(
         self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras
     ) -> tuple[policy.Batch, dict[str, types.Mean]]:
         """Returns the rollout with advantages and value targets, and metrics of them."""
-        network = self._policy.network
-        if network.is_recurrent:
-            values = networks.unroll_in_parts(network, params, core, timestep, lambda x: x.value)
+        if self.net.is_recurrent:
+            values = networks.unroll_in_parts(self.net, params, core, timestep, lambda x: x.value)
         else:  # acting computed all values but the last
-            last, _ = network.step(params, core, jax.tree.map(lambda x: x[-1], timestep))
+            last, _ = self.net.step(params, core, jax.tree.map(lambda x: x[-1], timestep))
             values = jnp.concatenate([extras.value, last.value[None]])
-        advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
-        target = advantage + values[:-1]
+        target, advantage = self.targets(timestep, values)
         weight = returns.weights(timestep)
         metrics = {
             "value/mean": types.Mean.of(values[:-1], weight),
@@ -121,20 +126,23 @@ class PPO(policy.ActorCritic):
         current = jax.tree.map(lambda x: x[:-1], timestep)
         return policy.Batch(current, extras, advantage, target, weight), metrics
 
-    def _loss(
-        self, params: types.PyTree, minibatch: tuple[policy.Batch, Any], agent_steps: jax.Array
+    def loss(
+        self,
+        params: types.PyTree,
+        minibatch: tuple[policy.Batch, Any],
+        context: optimization.Context,
     ) -> optimization.LossOutput:
         """Returns the loss of a minibatch, which comes with the cores `[B, ...]` before it."""
         batch, core = minibatch
         clip_epsilon = optimization.annealed(
-            self.clip_epsilon, self.clip_epsilon_final, self.anneal_steps, agent_steps
+            self.clip_epsilon, self.clip_epsilon_final, self.anneal_steps, context.agent_steps
         )
         entropy_cost = optimization.annealed(
-            self.entropy_cost, self.entropy_cost_final, self.anneal_steps, agent_steps
+            self.entropy_cost, self.entropy_cost_final, self.anneal_steps, context.agent_steps
         )
-        head = self._policy.head
+        head = self.action_head
         mask = encoders.action_mask(batch.timestep.observation)
-        output, _ = self._policy.network.unroll(params, core, batch.timestep)
+        output, _ = self.net.unroll(params, core, batch.timestep)
         log_prob = head.log_prob(output.policy, mask, batch.extras.raw)
         log_ratio = log_prob - batch.extras.log_prob
         entropy = head.entropy(output.policy, mask)

@@ -30,7 +30,7 @@ from agents import (
     returns,
 )
 from agents.networks import encoders, layers
-from podracers import environment, types
+from podracers import types
 
 _NORMALIZED = functools.partial(
     networks.q_network, encoder=encoders.MLP((128, 128), "relu", layer_norm=True)
@@ -47,7 +47,7 @@ class _Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PQN(options.Learning):
+class PQN(options.Learning, options.Adam):
     """Parallelised Q-network.
 
     `options.Learning` describes the options that are not listed here. The optimizer is rectified
@@ -68,39 +68,34 @@ class PQN(options.Learning):
     epsilon_steps: int = options.count(10_000)
     evaluation_epsilon: float = options.fraction(0.0)
     learning_rate: float = 5e-4
-    adam_epsilon: float = options.positive(1e-8, most=1e3)
     max_grad_norm: float | None = 10.0
 
     def __post_init__(self):
-        options.check(self)
+        super().__post_init__()
         options.require_discrete(self)
-        _ = self._network  # built now, while gin's bindings are those of the configuration
+        _ = self.net  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
-    def _network(self) -> networks.Network:
-        return options.make(self, "network", self._network_spec, self.spec.num_actions)
+    def _inputs(self) -> inputs.Inputs:
+        """The network with its inputs."""
+        make = functools.partial(options.make, self, "network")
+        return inputs.Inputs(self.spec, lambda spec: make(spec, self.spec.num_actions))
 
-    @functools.cached_property
-    def _network_spec(self) -> environment.EnvironmentSpec:
-        """The environment's spec, with the network's observations."""
-        return inputs.extended_spec(self.spec) if self._is_recurrent else self.spec
+    @property
+    def net(self) -> networks.Network:
+        """The network that the option `network` makes; its outputs are `[..., A]`."""
+        return self._inputs.network
 
-    @functools.cached_property
-    def _is_recurrent(self) -> bool:
-        return options.make(self, "network", self.spec, self.spec.num_actions).is_recurrent
-
-    _preprocess = functools.cached_property(preprocessing.of)
+    preprocess = functools.cached_property(preprocessing.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
-        radam = optax.scale_by_radam(eps=self.adam_epsilon)
-        schedule = self.learning_rate, self.anneal_steps
-        return optimization.Optimizer(radam, *schedule, self.max_grad_norm)
+        return optimization.Optimizer.of(self, optax.scale_by_radam(eps=self.adam_epsilon))
 
     def init_learner(self, key):
-        params = self._network.init(key, networks.zero_timestep(self._network_spec))
-        normalizer = self._preprocess.init(self.spec.observation)
-        return optimization.ReplayLearner.create(self._optimizer.init(params), (), normalizer)
+        train_state = self._optimizer.init(self._inputs.init(key))
+        normalizer = self.preprocess.init(self.spec.observation)
+        return optimization.ReplayLearner.create(train_state, (), normalizer)
 
     def init_memory(self, rollout):
         """Returns `()`: rollouts are not stored."""
@@ -108,9 +103,7 @@ class PQN(options.Learning):
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams, with the previous action for recurrent networks."""
-        count = env_id.shape[0]
-        action = inputs.zero_action(self.spec.action, count) if self._is_recurrent else ()
-        return inputs.ActorState(self._network.initial_core(count), action)
+        return self._inputs.initial_state(env_id.shape[0])
 
     def actor_params(self, learner):
         """Returns the parameters, the statistics of the observations, and epsilon."""
@@ -121,34 +114,31 @@ class PQN(options.Learning):
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best legal action, or with probability epsilon a random one."""
-        timestep = self._preprocess.apply(params.normalizer, timestep)
-        if self._is_recurrent:
-            timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
-        q_values, core = self._network.step(params.params, actor_state.core, timestep)
+        timestep = self.preprocess.apply(params.normalizer, timestep)
+        timestep = self._inputs.of_step(actor_state, timestep)
+        q_values, core = self.net.step(params.params, actor_state.core, timestep)
         epsilon = self.evaluation_epsilon if evaluation else params.epsilon
         action = exploration.epsilon_greedy(q_values, timestep.observation, epsilon, key)
-        actor_state = inputs.ActorState(core, action if self._is_recurrent else ())
         best = exploration.best_q_value(q_values, timestep.observation)
-        return action, actor_state, exploration.Extras(best)
+        return action, self._inputs.next_state(core, action), exploration.Extras(best)
 
     def update(self, state, rollout, key):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
         learner = state.learner
-        timestep = self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
-        if self._is_recurrent:
-            seen = rollout._replace(timestep=timestep)
-            timestep = inputs.extended_rollout(seen, self.spec.action)
-        core, timestep = self._network.prepare(rollout.actor_state.core, timestep)
+        timestep = self.preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
+        timestep = self._inputs.of_rollout(rollout._replace(timestep=timestep))
+        core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
         values = self._values(learner.params, core, timestep, rollout.extras)
-        target = returns.lambda_returns(timestep, values, self.gamma, self.q_lambda)
+        target = self.targets(timestep, values)
         current = jax.tree.map(lambda x: x[:-1], timestep)
         batch = _Batch(current, rollout.action, target, returns.weights(timestep))
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
-        deal = minibatches.dealer(self._network, batch, core, self.num_minibatches)
+        loss = functools.partial(self.loss, context=learner.context)
+        deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
 
         def minibatch_step(learner, minibatch):
             train_state, output = self._optimizer.gradient_step(
-                self._loss, learner.train_state, minibatch, learning_rate
+                loss, learner.train_state, minibatch, learning_rate
             )
             return learner.step(train_state, ()), output.metrics
 
@@ -157,23 +147,32 @@ class PQN(options.Learning):
 
         learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
-        return types.AgentState(learner.observe(rollout, self._preprocess), ()), metrics
+        return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
     def _values(self, params, core, timestep, extras):
         """Returns the values `[T + 1, B]` of the best legal actions, once for each rollout."""
-        if self._is_recurrent:
-            q_values = networks.unroll_in_parts(self._network, params, core, timestep, lambda x: x)
+        if self.net.is_recurrent:
+            q_values = networks.unroll_in_parts(self.net, params, core, timestep, lambda x: x)
             return exploration.best_q_value(q_values, timestep.observation)
         # Acting computed all values but the last.
         timestep = jax.tree.map(lambda x: x[-1], timestep)
-        last, _ = self._network.step(params, core, timestep)
+        last, _ = self.net.step(params, core, timestep)
         last = exploration.best_q_value(last, timestep.observation)
         return jnp.concatenate([extras.value, last[None]])
 
-    def _loss(self, params, minibatch):
+    def targets(self, timestep: types.TimeStep, values: jax.Array) -> jax.Array:
+        """Returns the targets `[T, B]` of the values of the chosen actions.
+
+        Args:
+          timestep: `[T + 1, B]`, with rewards to learn from.
+          values: `[T + 1, B]` of the best legal actions there.
+        """
+        return returns.lambda_returns(timestep, values, self.gamma, self.q_lambda)
+
+    def loss(self, params, minibatch, context):
         """Returns the squared error of the values of the chosen actions."""
         batch, core = minibatch
-        q_values, _ = self._network.unroll(params, core, batch.timestep)
+        q_values, _ = self.net.unroll(params, core, batch.timestep)
         taken = layers.take(q_values, batch.action)
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         return optimization.LossOutput(

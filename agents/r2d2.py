@@ -32,7 +32,7 @@ from agents import (
     returns,
 )
 from agents.networks import cores, layers
-from podracers import environment, errors, types
+from podracers import errors, types
 
 _RECURRENT = functools.partial(networks.q_network, core=cores.LSTM(), dueling=True)
 
@@ -83,9 +83,9 @@ class R2D2(replay.ReplayAgent):
     target_rate: float = options.fraction(1.0)
 
     def __post_init__(self):
-        options.check(self)
+        super().__post_init__()
         options.require_discrete(self)
-        if self._network.memory_length is not None:
+        if self.net.memory_length is not None:
             raise errors.UserError(
                 "R2D2 learns recurrent networks, and this one has no core: set "
                 "q_network.core = @cores.LSTM(), or use DQN"
@@ -96,22 +96,25 @@ class R2D2(replay.ReplayAgent):
         options.expect(self, "burn_in", 0 <= self.burn_in <= largest, expected)
 
     @functools.cached_property
-    def _network(self) -> networks.Network:
-        return options.make(self, "network", self._network_spec, self.spec.num_actions)
+    def _inputs(self) -> inputs.Inputs:
+        """The network with its inputs."""
+        make = functools.partial(options.make, self, "network")
+        num_actions = self.spec.num_actions
+        return inputs.Inputs(self.spec, lambda spec: make(spec, num_actions), True)
+
+    @property
+    def net(self) -> networks.Network:
+        """The network that the option `network` makes."""
+        return self._inputs.network
 
     @functools.cached_property
-    def _network_spec(self) -> environment.EnvironmentSpec:
-        """The environment's spec, with the network's observations."""
-        return inputs.extended_spec(self.spec)
-
-    @functools.cached_property
-    def _replay(self) -> replay.Replay:
+    def buffer(self) -> replay.Replay:
         learnt_states = self.sequence_length - self.burn_in
         return replay.Replay.of(self, self.sequence_length, learnt_states)
 
     def init_learner(self, key):
-        params = self._network.init(key, networks.zero_timestep(self._network_spec))
-        normalizer = self._preprocess.init(self.spec.observation)
+        params = self._inputs.init(key)
+        normalizer = self.preprocess.init(self.spec.observation)
         return optimization.ReplayLearner.create(self._optimizer.init(params), params, normalizer)
 
     def init_memory(self, rollout):
@@ -132,7 +135,7 @@ class R2D2(replay.ReplayAgent):
             ladder = exploration.ladder
             epsilon = ladder(env_id, num_envs, self.epsilon_base, self.epsilon_exponent)
         action = inputs.zero_action(self.spec.action, count)
-        return ActorState(self._network.initial_core(count), action, epsilon)
+        return ActorState(self.net.initial_core(count), action, epsilon)
 
     def actor_params(self, learner):
         """Returns the parameters, and the statistics of the observations."""
@@ -140,9 +143,9 @@ class R2D2(replay.ReplayAgent):
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Takes the best legal action, or with probability epsilon a random one."""
-        timestep = self._preprocess.apply(params.normalizer, timestep)
-        timestep = inputs.extended(timestep, actor_state.action, self.spec.action)
-        q_values, core = self._network.step(params.params, actor_state.core, timestep)
+        timestep = self.preprocess.apply(params.normalizer, timestep)
+        timestep = self._inputs.of_step(actor_state, timestep)
+        q_values, core = self.net.step(params.params, actor_state.core, timestep)
         action = exploration.epsilon_greedy(
             q_values, timestep.observation, actor_state.epsilon, key
         )
@@ -151,19 +154,19 @@ class R2D2(replay.ReplayAgent):
         extras = Extras(value, layers.take(q_values, action))
         return action, actor_state._replace(core=core, action=action), extras
 
-    def _item(self, rollout):
+    def stored(self, rollout):
         """Returns a rollout without the epsilon of its streams, which replay does not store."""
         return rollout._replace(actor_state=rollout.actor_state._replace(epsilon=()))
 
-    def _loss(self, params, sample, target):
+    def loss(self, params, sample, context):
         """Returns the loss of the rescaled values `[U, N]` of the chosen actions."""
-        q_values, q_target = self._values(params, sample), self._values(target, sample)
+        q_values, q_target = self._values(params, sample), self._values(context.target, sample)
         timestep, action = jax.tree.map(
             lambda x: x[self.burn_in :], (sample.rollout.timestep, sample.rollout.action)
         )
         best = jnp.argmax(exploration.legal_q_values(q_values, timestep.observation), axis=-1)
         values = categorical.signed_parabolic(layers.take(q_target, best))
-        td_target = jax.lax.stop_gradient(self._td_target(timestep, values))
+        td_target = jax.lax.stop_gradient(self.targets(timestep, values))
         taken = layers.take(q_values[:-1], action)
         weight = returns.weights(timestep)
         metrics = {
@@ -175,25 +178,30 @@ class R2D2(replay.ReplayAgent):
 
     def _values(self, params: types.PyTree, sample: replay.Sample) -> jax.Array:
         """Returns rescaled values `[U + 1, N, A]`."""
-        timestep = inputs.extended_rollout(sample.rollout, self.spec.action)
+        timestep = self._inputs.of_rollout(sample.rollout)
         core = sample.rollout.actor_state.core
-        return networks.unroll_after(self._network, params, core, timestep, self.burn_in)
+        return networks.unroll_after(self.net, params, core, timestep, self.burn_in)
 
-    def _td_target(self, timestep: types.TimeStep, values: jax.Array) -> jax.Array:
-        """Returns rescaled n-step returns `[T, B]` from values `[T + 1, B]`, as returns."""
+    def targets(self, timestep: types.TimeStep, values: jax.Array) -> jax.Array:
+        """Returns the targets `[U, N]` of the chosen actions, rescaled n-step returns.
+
+        Args:
+          timestep: `[U + 1, N]`, with rewards to learn from.
+          values: `[U + 1, N]` of the best actions there, as returns.
+        """
         return categorical.signed_hyperbolic(
             returns.n_step(timestep, values, self.gamma, self.n_step)
         )
 
-    def _initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
+    def initial_priorities(self, normalizer, recent: types.Rollout) -> jax.Array:
         """Returns the priorities `[1, B]` of sequences `[L, B]`, from the values of acting.
 
         The last step has no target yet: acting has not computed the value after it.
         """
-        timestep = self._preprocess.apply(normalizer, recent.timestep)
+        timestep = self.preprocess.apply(normalizer, recent.timestep)
         timestep = jax.tree.map(lambda x: x[self.burn_in : -1], timestep)
         value, taken = jax.tree.map(lambda x: x[self.burn_in :], recent.extras)
-        error = self._td_target(timestep, value) - taken[:-1]
+        error = self.targets(timestep, value) - taken[:-1]
         return self._priority(error, returns.weights(timestep))[None]
 
     def _priority(self, error: jax.Array, weight: jax.Array) -> jax.Array:

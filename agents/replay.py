@@ -232,7 +232,9 @@ class Replay:
         due = math.ceil((math.floor(each * (filled - 1)) + 1) / each)
         return max(filled, due)
 
-    def check_run(self, agent: Any, num_envs: int, rollout_length: int, num_updates: int) -> None:
+    def check_run(
+        self, agent: options.Optimized, num_envs: int, rollout_length: int, num_updates: int
+    ) -> None:
         """Raises a `UserError` if a run has no gradient step with a learning rate above 0.
 
         Args:
@@ -243,9 +245,11 @@ class Replay:
         """
         name, collected = type(agent).__name__, num_envs * rollout_length
         begin = collected * self.updates_to_learn(num_envs, rollout_length)
-        limits = {"Experiment.total_steps": (num_updates * collected, begin)}
-        if (anneal_steps := getattr(agent, "anneal_steps", None)) is not None:
-            limits[f"{name}.anneal_steps"] = (anneal_steps, begin + 1)
+        limits: dict[str, tuple[float, int]] = {
+            "Experiment.total_steps": (num_updates * collected, begin)
+        }
+        if agent.anneal_steps is not None:
+            limits[f"{name}.anneal_steps"] = (agent.anneal_steps, begin + 1)
         for option, (value, least) in limits.items():
             if value < least:
                 raise errors.UserError(
@@ -457,14 +461,14 @@ class Replay:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ReplayAgent(options.Learning):
+class ReplayAgent(options.Learning, options.Adam):
     """Options and update of agents that learn from replay by Adam.
 
-    A subclass has `_replay`, a `Replay`, and `_loss(params, sample, target)`, whose output has the
-    priorities; it may replace the other private methods.
+    A subclass has `net`, its network; `buffer`, a `Replay`; and `loss(params, sample, context)`,
+    whose output has the priorities. It may replace the methods `sample`, `stored`, `target_params`
+    and `initial_priorities`.
 
     Attributes:
-      adam_epsilon: see `agents.options`.
       batch_size: sequences of each gradient step, over all devices.
       replay_capacity: transitions over all streams of all devices.
       min_replay: transitions over all streams before the first gradient step.
@@ -473,7 +477,6 @@ class ReplayAgent(options.Learning):
       importance_exponent: exponent of the importance weights, in `[0, 1]`.
     """
 
-    adam_epsilon: float = options.positive(1e-8, most=1e3)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(100_000)
     min_replay: int = options.count(1_000)
@@ -481,17 +484,15 @@ class ReplayAgent(options.Learning):
     priority_exponent: float = options.fraction(0.0)
     importance_exponent: float = options.fraction(0.0)
 
-    _preprocess = functools.cached_property(preprocessing.of)
+    preprocess = functools.cached_property(preprocessing.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
         return optimization.adam_of(self)
 
     @property
-    def _replay(self) -> Replay:
-        raise NotImplementedError
-
-    def _loss(self, params: types.PyTree, sample: Sample, target: Any) -> optimization.LossOutput:
+    def buffer(self) -> Replay:
+        """The replay."""
         raise NotImplementedError
 
     @property
@@ -504,53 +505,57 @@ class ReplayAgent(options.Learning):
         """Step size of an update of the target parameters."""
         raise NotImplementedError
 
+    def loss(self, params: types.PyTree, sample: Sample, context: Any) -> optimization.LossOutput:
+        """Returns the loss of a sample, and the priorities of its sequences."""
+        raise NotImplementedError
+
     def check_run(self, num_envs: int, rollout_length: int, num_updates: int) -> None:
         """Raises a `UserError` if a run is too short to learn from replay; see `agent.Agent`."""
-        self._replay.check_run(self, num_envs, rollout_length, num_updates)
+        self.buffer.check_run(self, num_envs, rollout_length, num_updates)
 
     def init_memory(self, rollout: types.Rollout) -> Memory:
         """Returns an empty replay of this device's streams."""
-        return self._replay.init(self._item(rollout))
+        return self.buffer.init(self.stored(rollout))
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Stores one rollout, and takes the gradient steps that the replay ratio allows."""
         learner, memory = state
-        item = self._item(rollout)
-        memory = self._replay.add(memory, item)
-        num_steps = self._replay.num_gradient_steps(memory, rollout, learner.update)
-        learner = learner.observe(item, self._preprocess)
-        priorities = functools.partial(self._initial_priorities, learner.normalizer)
-        memory = self._replay.prioritize_new(memory, item, priorities)
+        item = self.stored(rollout)
+        memory = self.buffer.add(memory, item)
+        num_steps = self.buffer.num_gradient_steps(memory, rollout, learner.update)
+        learner = learner.observe(item, self.preprocess)
+        priorities = functools.partial(self.initial_priorities, learner.normalizer)
+        memory = self.buffer.prioritize_new(memory, item, priorities)
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
 
         def step(learner, memory, step_key):
-            sample = self._draw(learner, memory, step_key)
-            loss = functools.partial(self._loss, target=learner.target)
+            sample = self.sample(learner, memory, step_key)
+            loss = functools.partial(self.loss, context=learner.context)
             train_state, output = self._optimizer.gradient_step(
                 loss, learner.train_state, sample, learning_rate
             )
-            memory = self._replay.update_priorities(memory, sample.item, output.priority)
-            params = self._with_target(train_state.params)
+            memory = self.buffer.update_priorities(memory, sample.item, output.priority)
+            params = self.target_params(train_state.params)
             learner = learner.step(train_state, params, self.target_period, self.target_rate)
             return learner, memory, output.metrics
 
-        learner, memory, metrics = self._replay.repeat(step, num_steps, learner, memory, key)
+        learner, memory, metrics = self.buffer.repeat(step, num_steps, learner, memory, key)
         return types.AgentState(learner, memory), metrics
 
-    def _item(self, rollout: types.Rollout) -> types.Rollout:
+    def stored(self, rollout: types.Rollout) -> types.Rollout:
         """Returns the part of a rollout that replay stores."""
         return rollout._replace(extras=(), actor_state=())
 
-    def _initial_priorities(self, normalizer: Any, recent: types.Rollout) -> jax.Array | None:
+    def initial_priorities(self, normalizer: Any, recent: types.Rollout) -> jax.Array | None:
         """Returns the priorities of new sequences, see `Replay.prioritize_new`."""
         return None
 
-    def _draw(self, learner: optimization.ReplayLearner, memory: Memory, key: jax.Array) -> Sample:
-        """Returns a batch to learn from."""
-        sample = self._replay.sample(memory, key)
-        return sample.preprocessed(self._preprocess, learner.normalizer)
+    def sample(self, learner: optimization.ReplayLearner, memory: Memory, key: jax.Array) -> Sample:
+        """Returns a batch to learn from, with preprocessed time steps."""
+        sample = self.buffer.sample(memory, key)
+        return sample.preprocessed(self.preprocess, learner.normalizer)
 
-    def _with_target(self, params: types.PyTree) -> types.PyTree:
+    def target_params(self, params: types.PyTree) -> types.PyTree:
         """Returns the part of the parameters that has target parameters."""
         return params
 

@@ -114,11 +114,11 @@ def n_step(
     return recursion(timestep.reward[1:], discount_t, values[1:], n, trace_t)
 
 
-class VTrace(NamedTuple):
-    """The targets and advantages of V-trace, `[T, B]` each."""
+class Targets(NamedTuple):
+    """The targets of an actor-critic, `[T, B]` each."""
 
     target: jax.Array  # of the values
-    advantage: jax.Array  # of the policy gradient, importance weights included
+    advantage: jax.Array  # of the policy gradient, with V-trace's importance weights
 
 
 def vtrace(
@@ -129,7 +129,7 @@ def vtrace(
     lambda_: jax.Array | float = 1.0,
     clip_rho: float = 1.0,
     clip_pg_rho: float = 1.0,
-) -> VTrace:
+) -> Targets:
     """Returns V-trace's targets and advantages.
 
     Espeholt et al., "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner
@@ -165,7 +165,7 @@ def vtrace(
     target_t = jnp.concatenate([target[1:], v_t[-1:]])
     target_t = jnp.where(timestep.last()[1:], v_t, target_t)
     advantage = jnp.minimum(ratio, clip_pg_rho) * (r_t + discount_t * target_t - v_tm1)
-    return VTrace(target, advantage)
+    return Targets(target, advantage)
 
 
 def _check_shapes(timestep: types.TimeStep, values: jax.Array) -> None:

@@ -82,36 +82,37 @@ class SAC(replay.ReplayAgent):
     target_rate: float = options.fraction(0.005)
 
     def __post_init__(self):
-        options.check(self)
+        super().__post_init__()
         if self.greedy_evaluation is None:
-            object.__setattr__(self, "greedy_evaluation", self._kind.default_greedy_evaluation)
-        largest = self._kind.most_target_entropy
+            default = self.action_head.default_greedy_evaluation
+            object.__setattr__(self, "greedy_evaluation", default)
+        largest = self.action_head.most_target_entropy
         expected = f"less than {largest:.3g}, the uniform policy's"
         options.expect(self, "target_entropy", self._target_entropy < largest, expected)
         leaves = jax.tree.leaves(encoders.without_mask(self.spec.observation))
         has_image = any(len(leaf.shape) == 3 for leaf in leaves)  # [H, W, C]
         expected = "0, because there is no image to shift"
         options.expect(self, "random_shift", has_image or not self.random_shift, expected)
-        _ = self._network  # built now, while gin's bindings are those of the configuration
+        _ = self.net  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
-    def _kind(self) -> sac_networks.SACHead:
+    def action_head(self) -> sac_networks.SACHead:
         return sac_networks.head_from_spec(self.spec)
 
     @functools.cached_property
-    def _network(self) -> sac_networks.SACNetwork:
-        return options.make(self, "network", self.spec, self._kind)
+    def net(self) -> sac_networks.SACNetwork:
+        return options.make(self, "network", self.spec, self.action_head)
 
     @property
     def _target_entropy(self) -> float:
         if self.target_entropy is None:
-            return self._kind.default_target_entropy
+            return self.action_head.default_target_entropy
         return self.target_entropy
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
         of_parts = sac_networks.Params._make  # policy, critic, temperature
-        optimizer = optimization.adam_of(self, decayed=of_parts((True, True, False)))
+        optimizer = optimization.adam_of(self, self.weight_decay, of_parts((True, True, False)))
         if self.policy_period == 1:
             return optimizer
         every, period = optimizer.transformation, self.policy_period
@@ -131,61 +132,61 @@ class SAC(replay.ReplayAgent):
         return dataclasses.replace(optimizer, transformation=optax.partition(parts, labels))
 
     @functools.cached_property
-    def _replay(self) -> replay.Replay:
-        return replay.Replay.of(self, self._network.memory_length + 1)
+    def buffer(self) -> replay.Replay:
+        return replay.Replay.of(self, self.net.memory_length + 1)
 
     def init_learner(self, key):
-        params = self._network.init(key, math.log(self.initial_temperature))
+        params = self.net.init(key, math.log(self.initial_temperature))
         train_state = self._optimizer.init(params)
-        normalizer = self._preprocess.init(self.spec.observation)
+        normalizer = self.preprocess.init(self.spec.observation)
         return optimization.ReplayLearner.create(train_state, params.critic, normalizer)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the latest frames of `B` streams, if the network stacks frames."""
-        return self._network.initial_core(env_id.shape[0])
+        return self.net.initial_core(env_id.shape[0])
 
     def actor_params(self, learner):
         """Returns the policy, its encoder, the statistics, and whether actions are random."""
         params = learner.params
-        encoder = self._network.encoder_params(params.critic)
+        encoder = self.net.encoder_params(params.critic)
         is_random = learner.agent_steps < self.random_steps
         return ActorParams(params.policy, encoder, learner.normalizer, is_random)
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action, or takes the mode (see `greedy_evaluation`)."""
         mask = encoders.action_mask(timestep.observation)
-        timestep = self._preprocess.apply(params.normalizer, timestep)
-        observation, actor_state = self._network.observe(actor_state, timestep)
-        features = self._network.encode(params.encoder, observation)
-        outputs = self._network.outputs(params.policy, features)
-        action = self._kind.act(
-            outputs, mask, key, mode=bool(evaluation and self.greedy_evaluation)
-        )
+        timestep = self.preprocess.apply(params.normalizer, timestep)
+        observation, actor_state = self.net.observe(actor_state, timestep)
+        features = self.net.encode(params.encoder, observation)
+        outputs = self.net.outputs(params.policy, features)
+        greedy = bool(evaluation and self.greedy_evaluation)
+        action = self.action_head.act(outputs, mask, key, mode=greedy)
         if self.random_steps and not evaluation:
-            random = self._kind.random(mask, key)
+            random = self.action_head.random(mask, key)
             action = jnp.where(params.is_random, random, action)
         return action, actor_state, ()
 
-    def _with_target(self, params):
+    def target_params(self, params):
         return params.critic
 
-    def _loss(self, params, sample, target):
+    def loss(self, params, sample, context):
         """Returns the losses of the critics, the policy and alpha, of `[1, N]` transitions."""
-        burn_in = self._network.memory_length
+        burn_in = self.net.memory_length
         timestep, action = jax.tree.map(
             lambda x: x[burn_in:], (sample.rollout.timestep, sample.rollout.action)
         )
         input_tm1, input_t = self._policy_inputs(timestep, sample)
         frozen = jax.lax.stop_gradient(params)
         alpha = jnp.exp(frozen.log_temperature)
-        td_target = self._td_target(frozen, target, timestep, input_t)
-        features = self._network.encode(params.critic, input_tm1.observation)
-        seen = self._kind.to_critics(action[0])
-        taken = self._kind.taken(self._network.values(params.critic, features, seen), action[0])
+        soft_value = self._soft_value(frozen, context.target, input_t)
+        td_target = self.targets(timestep, soft_value)
+        features = self.net.encode(params.critic, input_tm1.observation)
+        seen = self.action_head.to_critics(action[0])
+        taken = self.action_head.taken(self.net.values(params.critic, features, seen), action[0])
         expected = self._expect(
             params.policy, frozen.critic, *jax.lax.stop_gradient((features, features)), input_tm1
         )
-        target_entropy = self._kind.target_entropy(self._target_entropy, input_tm1.mask)
+        target_entropy = self.action_head.target_entropy(self._target_entropy, input_tm1.mask)
         entropy_error = jax.lax.stop_gradient(expected.entropy - target_entropy)
         critic_loss = 0.5 * jnp.sum(jnp.square(taken - td_target), axis=0)
         policy_loss = -expected.value - alpha * expected.entropy
@@ -206,7 +207,7 @@ class SAC(replay.ReplayAgent):
 
     def _policy_inputs(self, timestep, sample) -> tuple[_PolicyInput, _PolicyInput]:
         """Returns both time steps of the transitions, with their stacks of frames."""
-        observation = self._network.observe_after(sample.rollout.timestep)
+        observation = self.net.observe_after(sample.rollout.timestep)
         mask = encoders.action_mask(timestep.observation)
         keys = jax.vmap(jax.random.split, out_axes=1)(sample.key)  # [2, N]
         if self.random_shift:
@@ -216,21 +217,29 @@ class SAC(replay.ReplayAgent):
         both = _PolicyInput(observation, mask, keys)
         return jax.tree.map(lambda x: x[0], both), jax.tree.map(lambda x: x[1], both)
 
-    def _td_target(self, params, target, timestep, input_t: _PolicyInput) -> jax.Array:
+    def targets(self, timestep, soft_value):
         """Returns the targets `[N]` of the values of the chosen actions.
+
+        Args:
+          timestep: `[2, N]`, with rewards to learn from.
+          soft_value: `[N]` of the second time step: the expected value with the policy's entropy.
+        """
+        return timestep.reward[1] + self.gamma * timestep.discount[1] * soft_value
+
+    def _soft_value(self, params, target, input_t: _PolicyInput) -> jax.Array:
+        """Returns the soft values `[N]` of the target critics, without gradients.
 
         `params` must be constants, because no gradient is stopped here.
         """
-        features = self._network.encode(params.critic, input_t.observation)
-        target_features = self._network.encode(target, input_t.observation)
+        features = self.net.encode(params.critic, input_t.observation)
+        target_features = self.net.encode(target, input_t.observation)
         expected = self._expect(params.policy, target, features, target_features, input_t)
-        soft_value = expected.value + jnp.exp(params.log_temperature) * expected.entropy
-        return timestep.reward[1] + self.gamma * timestep.discount[1] * soft_value
+        return expected.value + jnp.exp(params.log_temperature) * expected.entropy
 
     def _expect(
         self, policy, critic, features, critic_features, policy_input: _PolicyInput
     ) -> sac_networks.Expectation:
         """Returns the policy's expected value and entropy; each part has its own features."""
-        outputs = self._network.outputs(policy, features)
-        critics = functools.partial(self._network.values, critic, critic_features)
-        return self._kind.expect(outputs, policy_input.mask, policy_input.key, critics)
+        outputs = self.net.outputs(policy, features)
+        critics = functools.partial(self.net.values, critic, critic_features)
+        return self.action_head.expect(outputs, policy_input.mask, policy_input.key, critics)

@@ -33,7 +33,7 @@ class Params(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class VMPO(policy.ActorCritic):
+class VMPO(policy.ActorCritic, options.Adam):
     """V-MPO with lambda-returns.
 
     `policy.ActorCritic` describes the options that are not listed here.
@@ -54,7 +54,6 @@ class VMPO(policy.ActorCritic):
     """
 
     learning_rate: float = 1e-4
-    adam_epsilon: float = options.positive(1e-8, most=1e3)
     gae_lambda: float = options.fraction(1.0)
     epochs: int = options.count(1, most=10_000)
     target_period: int = options.count(10)
@@ -68,18 +67,18 @@ class VMPO(policy.ActorCritic):
     @property
     def _bounds(self) -> dict[str, float]:
         """The bound of each divergence of the action head, by the ending of its metrics."""
-        if isinstance(self._policy.head, heads.Gaussian):
+        if isinstance(self.action_head, heads.Gaussian):
             return {"_mean": self.epsilon_mean, "_std": self.epsilon_std}
         return {"": self.epsilon_kl}
 
     _optimizer = functools.cached_property(optimization.adam_of)
 
     def init_learner(self, key: jax.Array) -> optimization.ReplayLearner:
-        network = self._policy.init(key)
+        network = self._inputs.init(key)
         multipliers = jnp.full((len(self._bounds),), self.initial_multiplier, jnp.float32)
         log_temperature = jnp.log(jnp.float32(self.initial_temperature))
         params = Params(network, log_temperature, jnp.log(multipliers))
-        normalizer = self._preprocess.init(self.spec.observation)
+        normalizer = self.preprocess.init(self.spec.observation)
         train_state = self._optimizer.init(params)
         return optimization.ReplayLearner.create(train_state, network, normalizer)
 
@@ -89,22 +88,21 @@ class VMPO(policy.ActorCritic):
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes `epochs * num_minibatches` gradient steps on one rollout."""
-        learner, network = state.learner, self._policy.network
-        timestep = self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
-        timestep = self._policy.network_inputs(rollout._replace(timestep=timestep))
-        core, timestep = network.prepare(rollout.actor_state.core, timestep)
+        learner = state.learner
+        timestep = self._learning_inputs(learner.normalizer, rollout)
+        core, timestep = self.net.prepare(rollout.actor_state.core, timestep)
         # The values of acting are those of the target network.
         values = networks.unroll_in_parts(
-            network, learner.params.network, core, timestep, lambda output: output.value
+            self.net, learner.params.network, core, timestep, lambda output: output.value
         )
-        advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
+        target, advantage = self.targets(timestep, values)
         current, weight = jax.tree.map(lambda x: x[:-1], timestep), returns.weights(timestep)
-        batch = policy.Batch(current, rollout.extras, advantage, advantage + values[:-1], weight)
+        batch = policy.Batch(current, rollout.extras, advantage, target, weight)
         learning_rate = self._optimizer.learning_rate_at(learner.agent_steps)
-        deal = minibatches.dealer(network, batch, core, self.num_minibatches)
+        deal = minibatches.dealer(self.net, batch, core, self.num_minibatches)
 
         def minibatch_step(learner, minibatch):
-            loss = functools.partial(self._loss, target=learner.target)
+            loss = functools.partial(self.loss, context=learner.context)
             train_state, output = self._optimizer.gradient_step(
                 loss, learner.train_state, minibatch, learning_rate
             )
@@ -116,17 +114,27 @@ class VMPO(policy.ActorCritic):
 
         learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
-        return types.AgentState(learner.observe(rollout, self._preprocess), ()), metrics
+        return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
 
-    def _loss(
-        self, params: Params, minibatch: tuple[policy.Batch, Any], target: types.PyTree
+    def targets(self, timestep: types.TimeStep, values: jax.Array) -> returns.Targets:
+        """Returns the targets and advantages `[T, B]`.
+
+        Args:
+          timestep: `[T + 1, B]`, with rewards to learn from.
+          values: `[T + 1, B]` of the same time steps.
+        """
+        advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
+        return returns.Targets(advantage + values[:-1], advantage)
+
+    def loss(
+        self, params: Params, minibatch: tuple[policy.Batch, Any], context: optimization.Context
     ) -> optimization.LossOutput:
         """Returns the loss of a minibatch, which comes with the cores `[B, ...]` before it."""
         batch, core = minibatch
-        head, network = self._policy.head, self._policy.network
+        head = self.action_head
         mask = encoders.action_mask(batch.timestep.observation)
-        output, _ = network.unroll(params.network, core, batch.timestep)
-        target_output, _ = network.unroll(target, core, batch.timestep)
+        output, _ = self.net.unroll(params.network, core, batch.timestep)
+        target_output, _ = self.net.unroll(context.target, core, batch.timestep)
         temperature = jnp.exp(params.log_temperature) + _LOWEST_TEMPERATURE
         psi, log_mean = best_half(batch.advantage, batch.weight, temperature)
         policy_loss = -psi * head.log_prob(output.policy, mask, batch.extras.raw)

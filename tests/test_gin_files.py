@@ -224,7 +224,7 @@ def test_a_large_batch_of_replay_learns_each_state_as_often(name):
     file, preset = f"gin/experiments/{name}.gin", "gin/hardware/large_batch_dqn.gin"
     plain, large = (experiment.load(files, []).build() for files in ([file], [file, preset]))
     states = [
-        parts.agent._replay.mean_gradient_steps(1) * parts.agent.batch_size
+        parts.agent.buffer.mean_gradient_steps(1) * parts.agent.batch_size
         for parts in (plain, large)
     ]
     assert states[0] == states[1]
@@ -260,7 +260,7 @@ GRADIENT_STEPS = {
 
 @pytest.mark.parametrize("path", GRADIENT_STEPS, ids=lambda path: pathlib.Path(path).stem)
 def test_gradient_steps_follow_agent_steps(path):
-    assert _at_full_size(path).agent._replay.mean_gradient_steps(1) == GRADIENT_STEPS[path]
+    assert _at_full_size(path).agent.buffer.mean_gradient_steps(1) == GRADIENT_STEPS[path]
 
 
 def test_means_of_impala_on_atari_have_the_scale_of_published_sums():

@@ -1,4 +1,4 @@
-"""Programs and tables of docs/extending.md, networks.md, coming_from.md, and the README's gin file.
+"""Programs and tables of extending.md, varying_agents.md, networks.md, coming_from.md and README.
 
 Axis legend: `T` time, `B` streams.
 """
@@ -52,10 +52,42 @@ def test_files_name_another_runner_or_network():
     assert parts.agent.init_actor(jnp.arange(B), B) and parts.environment.length == 10
 
 
+MUON = "PPO.optimizer = @optax.contrib.muon"
+N_STEP = "Experiment.agent = @my_ppo.PPONStep"
+
+
+@pytest.mark.parametrize(
+    ("files", "bindings"),
+    [
+        (["my_ppo.gin"], [MUON]),
+        (["my_ppo.gin", "gin/runners.gin"], [N_STEP, "RUNNER = @sebulba.Sebulba"]),
+    ],
+)
+def test_variants_of_an_agent_take_updates(files, bindings):
+    bindings = [*bindings, "NUM_ENVS = 8", "ROLLOUT_LENGTH = 8", "PPO.num_minibatches = 2"]
+    settings = experiment.load(files, bindings)
+    runner = settings.build().runner
+    state = runner.init(0)
+    state, report = runner.step(state, 2)
+    runner.close()
+    means = metrics.summarize(jax.device_get(report.means), [])
+    assert np.isfinite(means["loss/total"])
+    assert ("policy/clip_fraction" in means) == (N_STEP in bindings)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("files", ["corridor_ppo.gin", "a2c_catch.gin"])
-def test_experiments_learn_their_task(files):
-    settings = experiment.load([files], ["Anakin.num_devices = 1"])
+@pytest.mark.parametrize(
+    ("file", "bindings"),
+    [
+        ("corridor_ppo.gin", []),
+        ("a2c_catch.gin", []),
+        ("my_ppo.gin", []),
+        ("my_ppo.gin", [N_STEP]),
+        ("catch_ppo.gin", [MUON, "PPO.learning_rate = 0.01"]),
+    ],
+)
+def test_experiments_learn_their_task(file, bindings):
+    settings = experiment.load([file], ["Anakin.num_devices = 1", *bindings])
     parts = settings.build()
     state = parts.runner.init(settings.seed)
     updates = settings.total_steps // parts.runner.steps_per_update // 2

@@ -29,7 +29,7 @@ def agents(spec: environment.EnvironmentSpec) -> list[agent.Agent]:
     return [
         *(alphazero.AlphaZero(spec), dqn.DQN(spec), impala.IMPALA(spec), muzero.MuZero(spec)),
         *(pqn.PQN(spec), ppo.PPO(spec), r2d2.R2D2(spec), sac.SAC(spec), vmpo.VMPO(spec)),
-        *(meta_training.LPG(spec), rule_agent.RuleAgent(spec, disco.load)),
+        *(meta_training.LPG(spec), rule_agent.RuleAgent(spec, load=disco.load)),
     ]
 
 

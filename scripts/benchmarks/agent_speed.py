@@ -37,7 +37,7 @@ def benchmark_agent(algorithm: str, repeats: int, bindings: Sequence[str] = ()) 
     assert isinstance(runner, anakin.Anakin)
     agent: Any = runner.agent  # one with replay
     steps = runner.steps_per_update
-    gradients = float(agent._replay.mean_gradient_steps(steps))
+    gradients = float(agent.buffer.mean_gradient_steps(steps))
     rows = []
     for key, own in rates.items():
         case, per_second = {"experiment": name, "runner": key}, np.array(own) * gradients / steps

@@ -96,7 +96,7 @@ def acted(agent: Any, environment: Any, length: int, batch: int) -> Experience:
 
         middle, first = act(learner, start)
         # Acting normalises by statistics of earlier data.
-        statistics = agent._preprocess.update_statistics(learner.normalizer, first.timestep)
+        statistics = agent.preprocess.update_statistics(learner.normalizer, first.timestep)
         learner = learner._replace(normalizer=statistics)
         return learner, act(learner, middle)[1]
 

@@ -62,10 +62,10 @@ def _softmax(logits):
 def _slow_losses(agent, params, target, sample):
     """Returns the losses `[N]` and the mean targets `[N]`; both without meaning after LAST."""
     timestep, action = jax.device_get((sample.rollout.timestep, sample.rollout.action))
-    core = agent._network.initial_core(BATCH)
+    core = agent.net.initial_core(BATCH)
 
     def unroll(params):  # [T + 1, N, ...], of every time step
-        output = agent._network.unroll(params, core, sample.rollout.timestep)[0]
+        output = agent.net.unroll(params, core, sample.rollout.timestep)[0]
         output = np.asarray(output, np.float64)
         return output, output if agent.distribution is None else _softmax(output) @ ATOMS
 
@@ -102,8 +102,9 @@ def test_the_loss_equals_a_slow_one(distribution, double):
     losses, targets = _slow_losses(agent, params, target, sample)
     kept = np.asarray(sample.rollout.timestep.step_type[FRAMES - 1] != types.LAST)
     assert 5 < np.sum(~kept) < 30
-    output = jax.jit(agent._loss)(params, sample, target)
-    total = jax.grad(lambda p: agent._loss(p, sample, target).metrics["loss/total"].total)
+    context = optimization.Context(0.0, target)
+    output = jax.jit(agent.loss)(params, sample, context)
+    total = jax.grad(lambda p: agent.loss(p, sample, context).metrics["loss/total"].total)
     assert "scatter" not in str(jax.make_jaxpr(total)(params))  # a TPU's is a loop over numbers
     loss = np.sum((sample.weight * losses)[kept]) / kept.sum()
     np.testing.assert_allclose(output.metrics["loss/total"].result(), loss, rtol=1e-4)
@@ -129,7 +130,7 @@ def test_learnt_distributions_are_drawn_again():
     action = jnp.zeros_like(sample.rollout.action)
     sample = sample._replace(rollout=types.Rollout(timestep, action, (), ()))
     params = _params(agent, 1)
-    priority = jax.jit(agent._loss)(params, sample, params).priority
+    priority = jax.jit(agent.loss)(params, sample, optimization.Context(0.0, params)).priority
     assert 0.0 <= jnp.min(priority) <= jnp.max(priority) < 1e-6
 
 
@@ -148,7 +149,8 @@ def test_noise_is_of_each_sequence_and_of_each_parameters(monkeypatch):
         return evaluate(self, params, timestep, time, key)
 
     monkeypatch.setattr(dqn.DQN, "_outputs", recorded)
-    online, target = jax.jit(lambda: (agent._loss(params, sample, params), keys))()[1]
+    context = optimization.Context(0.0, params)
+    online, target = jax.jit(lambda: (agent.loss(params, sample, context), keys))()[1]
     assert np.all(np.any(online != target, axis=-1))
 
 
@@ -175,14 +177,14 @@ def counting_loss(monkeypatch):
         params = {"w": jnp.zeros(())}
         return optimization.ReplayLearner.create(self._optimizer.init(params), params, ())
 
-    def loss(self, params, sample, target):
+    def loss(self, params, sample, context):
         reward = sample.rollout.timestep.reward[1:]
         loss = jnp.broadcast_to(-params["w"], reward.shape)
         metrics = {"loss/total": types.Mean.of(loss), "reward": types.Mean.of(reward)}
         return optimization.LossOutput(metrics, jnp.ones(sample.weight.shape))
 
     monkeypatch.setattr(dqn.DQN, "init_learner", init_learner)
-    monkeypatch.setattr(dqn.DQN, "_loss", loss)
+    monkeypatch.setattr(dqn.DQN, "loss", loss)
 
 
 def _run(updates, reward=0.0, **options):

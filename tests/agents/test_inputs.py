@@ -33,7 +33,7 @@ def test_the_previous_action_and_reward_are_zero_at_the_start_of_an_episode(acti
     reward = jnp.array([[7.0], [2.0], [3.0]])  # the reward at FIRST is ignored
     timestep = types.TimeStep(jnp.ones((3, 1, 3)), reward, jnp.ones((3, 1)), step_type)
     rollout = types.Rollout(timestep, action[1:], (), inputs.ActorState((), action[0]))
-    seen = inputs.extended_rollout(rollout, spec.action)
+    seen = inputs.Inputs(spec, None, True).of_rollout(rollout)
     assert seen.reward is reward
     expected = np.array([[0], [1], [1]]) * features
     np.testing.assert_array_equal(seen.observation["previous_action"][:, 0], expected)

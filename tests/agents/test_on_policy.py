@@ -172,7 +172,7 @@ def test_an_update_equals_a_slow_one(name, network, num_devices):
     timestep = given.rollout.timestep._replace(observation=observation)
     given = given._replace(rollout=given.rollout._replace(timestep=timestep))
     agent, learner, rollout = given
-    network = agent._network if name == "pqn" else agent._policy.network
+    network = agent.net
     outputs = functools.partial(experience.outputs, network, rollout=rollout)
     reward = np.clip(0.5 * rollout.timestep.reward, -1.0, 1.0)
     timestep, kept = rollout.timestep._replace(reward=reward), ~rollout.timestep.last()[:-1]

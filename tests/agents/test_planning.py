@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import alphazero, muzero, planning, replay, returns, tree_search
+from agents import alphazero, muzero, optimization, planning, replay, returns, tree_search
 from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from environments import catch, wrappers
@@ -105,7 +105,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
         network = functools.partial(agent.network, projection_size=8)
         agent = dataclasses.replace(agent, network=network, consistency_cost=consistency)
         params = jax.jit(agent.init_learner)(jax.random.key(0)).params
-    rollout, model, support = sample.rollout, agent._network, agent._support
+    rollout, model, support = sample.rollout, agent.net, agent._support
     timestep = jax.tree.map(lambda x: x[:-1], rollout.timestep)
     goal = planning.targets(timestep, rollout.extras, agent.gamma, K, N_STEPS)
     first = jax.tree.map(lambda x: x[0], timestep)
@@ -141,7 +141,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(made, consistency):
         return jnp.mean((sample.weight * total)[kept])
 
     def loss(params):
-        learnt = agent._loss(params, sample, ())
+        learnt = agent.loss(params, sample, optimization.Context(0.0))
         return learnt.metrics["loss/total"].result(), learnt.priority
 
     (actual, priority), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -162,7 +162,7 @@ def test_initial_priorities_are_those_of_the_states_after_the_burn_in(made):
         ),
     )
     error = jnp.where(timestep.last()[:-2], -1.0, jnp.abs(value - target))
-    count = len(timestep.reward) - agent._replay.sequence_length
+    count = len(timestep.reward) - agent.buffer.sequence_length
     assert count == 1
     for begin in (0, 2):
         found = planning.initial_priorities(agent, timestep, extras, begin)
@@ -174,7 +174,7 @@ def test_fresh_values_are_those_of_the_target_network(made):
     fresh = _muzero(value_cost=0.5, fresh_values=True)
     target = jax.jit(agent.init_learner)(jax.random.key(1)).params
     # The target network's value of every time step, one at a time.
-    model = agent._network
+    model = agent.net
 
     def value(timestep):
         latent, _ = model.representation.step(target["representation"], (), timestep)
@@ -183,15 +183,16 @@ def test_fresh_values_are_those_of_the_target_network(made):
     seen = jax.tree.map(lambda x: x[:-1], sample.rollout.timestep)
     extras = sample.rollout.extras._replace(value=jax.lax.map(value, seen))
     known = sample._replace(rollout=sample.rollout._replace(extras=extras))
-    loss = jax.jit(agent._loss)
-    expected = loss(params, known, ()).metrics
-    actual = jax.jit(fresh._loss)(params, sample, target).metrics
+    loss = jax.jit(agent.loss)
+    nothing = optimization.Context(0.0)
+    expected = loss(params, known, nothing).metrics
+    actual = jax.jit(fresh.loss)(params, sample, optimization.Context(0.0, target)).metrics
     for name, mean in expected.items():
         np.testing.assert_allclose(actual[name].total, mean.total, rtol=1e-4, err_msg=name)
-    stale = loss(params, sample, ()).priority
-    assert np.max(np.abs(stale - loss(params, known, ()).priority)) > 0.1
-    assert agent._with_target(params) == ()
-    assert fresh._with_target(params) is params
+    stale = loss(params, sample, nothing).priority
+    assert np.max(np.abs(stale - loss(params, known, nothing).priority)) > 0.1
+    assert agent.target_params(params) == ()
+    assert fresh.target_params(params) is params
 
 
 def test_searches_are_repeated_with_the_latest_parameters(made):

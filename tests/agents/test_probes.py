@@ -195,8 +195,8 @@ def _values(agent, params, learnt, observation):
     if not isinstance(agent, sac.SAC):
         return extras.value
     # SAC acts without its critics.
-    values = agent._network.values(learnt.critic, observation, agent._kind.to_critics(action))
-    return jnp.min(agent._kind.taken(values, action), axis=0)
+    values = agent.net.values(learnt.critic, observation, agent.action_head.to_critics(action))
+    return jnp.min(agent.action_head.taken(values, action), axis=0)
 
 
 @pytest.mark.parametrize(

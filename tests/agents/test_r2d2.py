@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import categorical, networks, r2d2, replay, returns
+from agents import categorical, networks, optimization, r2d2, replay, returns
 from agents.networks import cores, encoders
 from podracers import errors
 from tests import streams
@@ -48,7 +48,7 @@ def _given():
 
 def _slow_values(params, rollout):
     """Returns `[T + 1, B, A]`; rewards are not clipped."""
-    return np.asarray(experience.outputs(AGENT._network, params, rollout, clip=np.inf))
+    return np.asarray(experience.outputs(AGENT.net, params, rollout, clip=np.inf))
 
 
 def _legal(q_values, rollout):
@@ -74,9 +74,10 @@ def _slow_errors(rollout, taken, bootstrap, until=LENGTH):
 @pytest.fixture(scope="module", name="loss")
 def _loss():
     def loss(params, target, rollout, weight):
-        rollout = AGENT._item(rollout)
-        rollout = rollout._replace(timestep=AGENT._preprocess.apply((), rollout.timestep))
-        learnt = AGENT._loss(params, replay.Sample(rollout, None, weight, None), target)
+        context = optimization.Context(0.0, target)
+        rollout = AGENT.stored(rollout)
+        rollout = rollout._replace(timestep=AGENT.preprocess.apply((), rollout.timestep))
+        learnt = AGENT.loss(params, replay.Sample(rollout, None, weight, None), context)
         return learnt.metrics["loss/total"].result(), learnt
 
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True, allow_int=True))
@@ -117,7 +118,7 @@ def test_initial_priorities_equal_slow_ones(given):
         rollout.extras.value, categorical.signed_parabolic(best)[:-1], rtol=1e-4, atol=1e-4
     )
     _, priority = _slow_errors(rollout, taken, best, until=LENGTH - 1)
-    np.testing.assert_allclose(AGENT._initial_priorities((), rollout), priority[None], rtol=1e-4)
+    np.testing.assert_allclose(AGENT.initial_priorities((), rollout), priority[None], rtol=1e-4)
     # Actions are legal, and most of them are the best ones.
     assert _chosen(rollout.timestep.observation["action_mask"][:-1], rollout.action).all()
     is_greedy = np.argmax(_legal(online, rollout)[:-1], axis=-1) == rollout.action

@@ -13,7 +13,7 @@ import optax
 import pytest
 from dm_env import specs
 
-from agents import replay, sac
+from agents import optimization, replay, sac
 from agents.networks import encoders
 from agents.networks import sac as sac_networks
 from podracers import agent as agent_lib
@@ -55,7 +55,7 @@ def _case(actions: str) -> _Case:
     params = params._replace(log_temperature=jnp.log(TEMPERATURE))
     target = experience.moved(params.critic, 0.7, seed=4)
     rng = np.random.default_rng(2)
-    length = agent._network.memory_length + 2
+    length = agent.net.memory_length + 2
     observation = rng.normal(size=(length, BATCH, 3)).astype(np.float32)
     if is_discrete:
         action = rng.integers(0, 3, (length - 1, BATCH)).astype(np.int32)
@@ -145,7 +145,7 @@ def test_losses_and_gradients_equal_slow_ones(actions):
     assert 1 < np.sum(~kept) < BATCH / 2
 
     def loss(params):
-        learnt = agent._loss(params, sample, target)
+        learnt = agent.loss(params, sample, optimization.Context(0.0, target))
         return learnt.metrics["loss/total"].result(), learnt
 
     def slow_loss(params):

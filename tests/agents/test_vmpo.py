@@ -67,8 +67,8 @@ def _given(name):
 
 def _inputs(agent, learner, rollout):
     """Returns the time steps `[T + 1, B]` that the network learns from."""
-    timestep = agent._preprocess.apply(learner.normalizer, rollout.timestep)
-    return agent._policy.network_inputs(rollout._replace(timestep=timestep))
+    timestep = agent.preprocess.apply(learner.normalizer, rollout.timestep)
+    return agent._inputs.of_rollout(rollout._replace(timestep=timestep))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def _inputs(agent, learner, rollout):
 )
 def test_the_loss_equals_a_slow_one(name, bounds):
     agent, learner, rollout = _given(name)
-    head, core = agent._policy.head, rollout.actor_state.core
+    head, core = agent.action_head, rollout.actor_state.core
     rng = np.random.default_rng(0)
     advantage, target = rng.normal(size=(2, LENGTH, BATCH)).astype(np.float32)
     timestep = jax.tree.map(lambda x: x[:-1], _inputs(agent, learner, rollout))
@@ -86,7 +86,7 @@ def test_the_loss_equals_a_slow_one(name, bounds):
     batch = policy.Batch(timestep, rollout.extras, advantage, target, 1.0 * kept)
 
     def loss(params):
-        metrics = agent._loss(params, (batch, core), learner.target).metrics
+        metrics = agent.loss(params, (batch, core), learner.context).metrics
         return metrics["loss/total"].result(), metrics
 
     run = experience.on_devices(jax.grad(loss, has_aux=True), 1, (experience.REPLICATED,))
@@ -99,7 +99,7 @@ def test_the_loss_equals_a_slow_one(name, bounds):
 
     def parts(network):
         """Returns the losses of the policy and the value, and the divergences."""
-        unroll = agent._policy.network.unroll
+        unroll = agent.net.unroll
         output, old = (unroll(p, core, timestep)[0] for p in (network, learner.target))
         log_prob = head.log_prob(output.policy, mask, rollout.extras.raw)
         kl = jnp.stack(head.kl(old.policy, output.policy, mask))
@@ -144,7 +144,7 @@ def test_the_policy_that_acts_is_replaced_after_three_gradient_steps(name):
     assert after.agent_steps == learner.agent_steps + 3 * LENGTH * BATCH
 
     timestep = _inputs(agent, learner, rollout)
-    unroll = jax.jit(agent._policy.network.unroll)
+    unroll = jax.jit(agent.net.unroll)
     values = unroll(learner.params.network, rollout.actor_state.core, timestep)[0].value
     expected = returns.gae(timestep, values, 0.99, 1.0) + values[:-1]
     expected = np.mean(expected, where=~timestep.last()[:-1])

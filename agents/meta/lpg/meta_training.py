@@ -20,6 +20,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from agents import optimization, options, returns
 from agents.meta.lpg import acting, tabular
@@ -148,7 +149,10 @@ class LPG:
         sizes = self.hidden_size, self.prediction_size
         return rule_lib.Rule(*sizes, gamma=self.gamma, sees_predictions=self.sees_predictions)
 
-    _optimizer = functools.cached_property(optimization.adam_of)
+    @functools.cached_property
+    def _optimizer(self) -> optimization.Optimizer:
+        adam = optax.scale_by_adam(eps=self.adam_epsilon)
+        return optimization.Optimizer(adam, self.learning_rate, max_grad_norm=self.max_grad_norm)
 
     def init_learner(self, key: jax.Array) -> Learner:
         """Returns an initial rule, and a bandit without trials."""

@@ -18,7 +18,7 @@ from agents import networks, optimization, options, policy, preprocessing, repla
 from agents.meta.rules import interface
 from agents.meta.rules.network import rule_network
 from agents.networks import encoders, heads
-from podracers import environment, errors, types
+from podracers import errors, types
 
 
 class Extras(NamedTuple):
@@ -37,15 +37,14 @@ class Learner(NamedTuple):
     update: jax.Array  # int32, rollouts so far
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RuleAgent:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class RuleAgent(options.Preprocessed, options.Adam):
     """An agent trained by a rule, on each rollout once or on sequences from replay.
 
     The input of the rule is a rollout, or a replayed sequence of the same length, which should be
     close to the length in its meta-training. `agents.options` describes options not listed here.
 
     Attributes:
-      spec: specification of the environment.
       load: returns a rule and its parameters, such as `rule_file.load` or `disco.load`.
       rule: argument of `load`, a path; None for a random rule, as a baseline.
       network: `network(spec, outputs=)` returns a network with `interface.Outputs`.
@@ -56,30 +55,25 @@ class RuleAgent:
         each rollout.
     """
 
-    spec: environment.EnvironmentSpec
     load: interface.Loader
     rule: str | None = None
     network: Callable[..., networks.Network] = rule_network
     costs: dict[str, float] | None = None
-    learning_rate: float = options.positive(5e-4, most=1e3)
-    adam_epsilon: float = options.positive(1e-8, most=1e3)
-    max_grad_norm: float | None = options.positive(0.5)
+    learning_rate: float = 5e-4
+    max_grad_norm: float | None = 0.5
     max_update: float | None = options.positive(None)
     replay_ratio: float | None = options.positive(None, most=1e6)
     batch_size: int = options.count(64)
     replay_capacity: int = options.count(30_000)
     min_replay: int = options.count(2_000)
-    normalize_observations: bool = False
-    reward_scale: float = options.nonzero(1.0)
-    reward_clip: float | None = options.positive(None)
     greedy_evaluation: bool = False
 
     def __post_init__(self):
-        options.check(self)
+        super().__post_init__()
         options.require_discrete(self)
         can_learn = any(self._costs.values())
         options.expect(self, "costs", can_learn, "a weight other than 0 in it")
-        _ = self._network  # errors of the network
+        _ = self.net  # errors of the network
 
     @functools.cached_property
     def _loaded(self) -> tuple[interface.Rule, types.PyTree | None]:
@@ -94,19 +88,19 @@ class RuleAgent:
         return default | (self.costs or {})
 
     @functools.cached_property
-    def _head(self) -> heads.Categorical:
+    def action_head(self) -> heads.Categorical:
         return heads.Categorical(self.spec.num_actions)
 
     @functools.cached_property
-    def _network(self) -> networks.Network:
+    def net(self) -> networks.Network:
         """The network, which has the outputs that the rule requires."""
-        required = self._loaded[0].output_spec(self._head.num_values)
+        required = self._loaded[0].output_spec(self.action_head.num_values)
         network = options.make(self, "network", self.spec, outputs=required)
         timestep = networks.zero_timestep(self.spec)
         params = jax.eval_shape(network.init, jax.random.key(0), timestep)
         outputs, _ = jax.eval_shape(network.step, params, network.initial_core(1), timestep)
         actual = jax.tree.map(lambda x: x.shape[1:], outputs)
-        for name, shape in required.shapes(self._head.num_values).items():
+        for name, shape in required.shapes(self.action_head.num_values).items():
             if not isinstance(outputs, Mapping) or actual.get(name) != shape:
                 raise errors.UserError(
                     f"the rule needs a network with an output '{name}' of shape {shape}, such as "
@@ -114,7 +108,7 @@ class RuleAgent:
                 )
         return network
 
-    _preprocess = functools.cached_property(preprocessing.of)
+    preprocess = functools.cached_property(preprocessing.of)
 
     @functools.cached_property
     def _optimizer(self) -> optimization.Optimizer:
@@ -144,13 +138,13 @@ class RuleAgent:
     def init_learner(self, key: jax.Array) -> Learner:
         """Returns initial parameters of the agent, and the rule at the start of a lifetime."""
         agent_key, rule_key = jax.random.split(key)
-        params = self._network.init(agent_key, networks.zero_timestep(self.spec))
+        params = self.net.init(agent_key, networks.zero_timestep(self.spec))
         rule, rule_params = self._loaded
         if rule_params is None:
             rule_params = rule.init(rule_key)
         return Learner(
             train_state=self._optimizer.init(params),
-            normalizer=self._preprocess.init(self.spec.observation),
+            normalizer=self.preprocess.init(self.spec.observation),
             rule=jax.tree.map(jnp.asarray, rule_params),
             rule_state=rule.init_state(params),
             update=jnp.zeros((), jnp.int32),
@@ -164,7 +158,7 @@ class RuleAgent:
 
     def init_actor(self, env_id: jax.Array, num_envs: int, evaluation: bool = False) -> Any:
         """Returns the initial core of the network for `B` streams."""
-        return self._network.initial_core(env_id.shape[0])
+        return self.net.initial_core(env_id.shape[0])
 
     def actor_params(self, learner: Learner) -> policy.ActorParams:
         """Returns the parameters and the statistics of the observations."""
@@ -172,40 +166,44 @@ class RuleAgent:
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples an action for each stream, or takes the most probable (`greedy_evaluation`)."""
-        timestep = self._preprocess.apply(params.normalizer, timestep)
-        outputs, core = self._network.step(params.params, actor_state, timestep)
+        timestep = self.preprocess.apply(params.normalizer, timestep)
+        outputs, core = self.net.step(params.params, actor_state, timestep)
         logits = _legal(outputs, timestep)[interface.POLICY]
         if evaluation and self.greedy_evaluation:
-            action = self._head.mode(logits, None)
+            action = self.action_head.mode(logits, None)
         else:
-            action = self._head.sample(logits, None, key)
+            action = self.action_head.sample(logits, None, key)
         return action, core, Extras(logits)
 
     def update(self, state: types.AgentState, rollout: types.Rollout, key: jax.Array):
         """Takes one gradient step on a rollout, or the steps on replay that its ratio allows."""
         learner, memory = state
+        agent_steps = optimization.agent_steps(learner.update, rollout)
+        learn = functools.partial(
+            self._learn, learning_rate=self._optimizer.learning_rate_at(agent_steps)
+        )
         if self.replay_ratio is None:
-            learner, metrics = self._learn(learner, rollout)
+            learner, metrics = learn(learner, rollout)
         else:
             buffer = self._replay(rollout.action.shape[0], self.replay_ratio)
             memory = buffer.add(memory, rollout)
             num_steps = buffer.num_gradient_steps(memory, rollout, learner.update)
 
             def step(learner: Learner, memory: replay.Memory, step_key: jax.Array):
-                learner, metrics = self._learn(learner, buffer.sample(memory, step_key).rollout)
+                learner, metrics = learn(learner, buffer.sample(memory, step_key).rollout)
                 return learner, memory, metrics
 
             learner, memory, metrics = buffer.repeat(step, num_steps, learner, memory, key)
-        normalizer = self._preprocess.update_statistics(learner.normalizer, rollout.timestep)
+        normalizer = self.preprocess.update_statistics(learner.normalizer, rollout.timestep)
         learner = learner._replace(normalizer=normalizer, update=learner.update + 1)
         return types.AgentState(learner, memory), metrics
 
     def _learn(
-        self, learner: Learner, rollout: types.Rollout
+        self, learner: Learner, rollout: types.Rollout, learning_rate: jax.Array
     ) -> tuple[Learner, dict[str, types.Mean]]:
         """Takes one gradient step."""
         rollout = rollout._replace(
-            timestep=self._preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
+            timestep=self.preprocess.apply_to_rollout(learner.normalizer, rollout.timestep)
         )
         params = learner.train_state.params
         unroll = functools.partial(self._unroll, rollout=rollout)
@@ -216,13 +214,13 @@ class RuleAgent:
             learner.rule, learner.rule_state, experience, params, unroll
         )
         train_state, output = self._optimizer.gradient_step(
-            self._loss, learner.train_state, (rollout, targets), jnp.float32(self.learning_rate)
+            self._loss, learner.train_state, (rollout, targets), learning_rate
         )
         return learner._replace(train_state=train_state, rule_state=rule_state), output.metrics
 
     def _unroll(self, params: types.PyTree, rollout: types.Rollout) -> interface.Outputs:
         """Returns the outputs of parameters `[T + 1, B, ...]`."""
-        outputs, _ = self._network.unroll(params, rollout.actor_state, rollout.timestep)
+        outputs, _ = self.net.unroll(params, rollout.actor_state, rollout.timestep)
         return _legal(outputs, rollout.timestep)
 
     def _loss(self, params: types.PyTree, batch: Any) -> optimization.LossOutput:
@@ -231,7 +229,7 @@ class RuleAgent:
         losses = self._loaded[0].losses(targets, outputs, rollout.action, rollout.timestep)
         total = sum(self._costs[name] * loss for name, loss in losses.items())
         mean = functools.partial(types.Mean.of, weights=returns.weights(rollout.timestep))
-        entropy = self._head.entropy(outputs[interface.POLICY][:-1], None)
+        entropy = self.action_head.entropy(outputs[interface.POLICY][:-1], None)
         metrics = {f"loss/{name}": mean(loss) for name, loss in losses.items()}
         return optimization.LossOutput(
             {"loss/total": mean(total), **metrics, "policy/entropy": mean(entropy)}

@@ -22,7 +22,7 @@ from agents import ppo
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MyAgent(ppo.PPO):
-    def _loss(self, params, minibatch, agent_steps):
+    def loss(self, params, minibatch, context):
         return jnp.zeros(5) + jnp.zeros(3)  # the mistake
 """
 SHAPES = "TypeError: add got incompatible shapes for broadcasting: (5,), (3,)."
@@ -33,7 +33,7 @@ experiment.Experiment.agent = @my_agent.MyAgent
 
 
 _LINE = next(n for n, line in enumerate(MY_AGENT.splitlines(), 1) if "the mistake" in line)
-_LAST = rf".*my_agent\.py:{_LINE} in _loss: {re.escape(SHAPES)}"
+_LAST = rf".*my_agent\.py:{_LINE} in loss: {re.escape(SHAPES)}"
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_illegal_actions_are_not_taken_and_losses_stay_small(rule):
         params = agent.actor_params(learner)
         start = unroll.init(agent, batched, env_id, 8, jax.random.key(1))
         _, rollout = unroll.unroll(agent, batched, params, start, jax.random.key(2), 6)
-        return rollout, agent._learn(learner, rollout)[1]
+        return rollout, agent._learn(learner, rollout, agent.learning_rate)[1]
 
     rollout, metrics = jax.device_get(jax.jit(experience.on_devices(run))())
     mask = np.asarray(rollout.timestep.observation["action_mask"][:-1])
@@ -118,7 +118,8 @@ def test_the_first_rollout_is_learnt_with_its_own_statistics():
         def params_after(scale):
             observation = jax.tree.map(lambda x: x * scale, rollout.timestep.observation)
             timestep = rollout.timestep._replace(observation=observation)
-            return agent._learn(learner, rollout._replace(timestep=timestep))[0].train_state.params
+            scaled = rollout._replace(timestep=timestep)
+            return agent._learn(learner, scaled, agent.learning_rate)[0].train_state.params
 
         return params_after(1.0), params_after(2.0)
 
