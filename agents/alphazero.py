@@ -57,7 +57,6 @@ class AlphaZero(planning.SearchAgent):
     """
 
     network: Callable[..., networks.Network] = muzero_networks.policy_value
-    target_period, target_rate = 1, 1.0  # no parameters have a target
 
     def __post_init__(self):
         if self.spec.model is None:

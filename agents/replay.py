@@ -497,13 +497,13 @@ class ReplayAgent(options.Learning, options.Adam):
 
     @property
     def target_period(self) -> int:
-        """Gradient steps between updates of the target parameters."""
-        raise NotImplementedError
+        """Gradient steps between updates of target parameters; an option of agents with them."""
+        return 1
 
     @property
     def target_rate(self) -> float:
-        """Step size of an update of the target parameters."""
-        raise NotImplementedError
+        """Step size of such an update, likewise."""
+        return 1.0
 
     def loss(self, params: types.PyTree, sample: Sample, context: Any) -> optimization.LossOutput:
         """Returns the loss of a sample, and the priorities of its sequences."""

@@ -11,7 +11,6 @@ import jax
 from podracers import types
 
 
-@runtime_checkable
 class Policy(Protocol):
     """Frozen dataclass with the methods of an agent that act."""
 

@@ -29,10 +29,7 @@ class Runner(Protocol):
 
     @property
     def population(self) -> int:
-        """Number of independent seeds trained at once.
-
-        With more than one, parameters and metrics carry a leading axis `[P]`.
-        """
+        """Number of seeds trained at once; of several, arrays have a leading axis `[P]`."""
 
     @property
     def population_values(self) -> Mapping[str, Sequence[float]]:

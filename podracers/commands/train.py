@@ -59,9 +59,8 @@ def _train(arguments: argparse.Namespace, stop: run.StopRequest) -> int:
     resume, begun = processes.on_lead(lambda: _begun(arguments, directory))
     files = command_line.gin_files(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        if (
-            directory is not None and begun is not None
-        ):  # other processes may not see the run directory of process 0
+        # Other processes may not see the run directory of process 0.
+        if directory is not None and begun is not None:
             begun_file = directory.config
             if not processes.is_lead():
                 begun_file = pathlib.Path(folder) / "config.gin"

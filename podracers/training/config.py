@@ -458,9 +458,8 @@ def _parameters(selector: str) -> list[str]:
     """Returns the names of the public parameters of a part (none of some built-in ones)."""
     known: Any = gin.config._REGISTRY.get_match(selector)
     try:
-        return [
-            name for name in inspect.signature(known.wrapped).parameters if not name.startswith("_")
-        ]
+        names = inspect.signature(known.wrapped).parameters
+        return [name for name in names if not name.startswith("_")]
     except ValueError:
         return []
 

@@ -14,8 +14,6 @@ import functools
 import re
 from typing import NamedTuple
 
-from podracers import errors
-
 _PARTS = ("environment", "act", "learn")  # scopes that the runners open
 _GRADIENT = "learn/gradient"
 _OTHER = "other"  # instructions outside all scopes
@@ -77,7 +75,7 @@ class Costs:
         self._part = functools.cache(self._part_of)
         self._count = functools.cache(self._cycles_of)
         self.loops: list[Loop] = []
-        self.parts = self._count(_groups(_ENTRY, text)[0])
+        self.parts = self._count(_ENTRY.findall(text)[0])
         self.cycles = sum(self.parts.values())
 
     def _parse(self, text: str) -> None:
@@ -101,7 +99,7 @@ class Costs:
                 for called in made.called:
                     self._callers[called].append(name)
                 if opcode == "while":
-                    self._loops |= dict.fromkeys(_groups(_LOOP, line), made)
+                    self._loops |= dict.fromkeys(_LOOP.findall(line)[0], made)
 
     def _cycles_of(self, computation: str) -> dict[str, float]:
         """Returns the cycles of a computation by part; of branches, those of the costliest."""
@@ -123,7 +121,7 @@ class Costs:
     def _passes(self, name: str) -> float:
         """Returns the passes of a loop; adds one with an unknown number to `loops`."""
         found = self._instructions[name]
-        condition, body = _groups(_LOOP, found.text)
+        condition, body = _LOOP.findall(found.text)[0]
         compare = self._instructions[self._computations[condition][-1]]
         if compare.opcode == "compare" and "direction=LT" in compare.text:
             counter, limit = compare.operands
@@ -147,8 +145,8 @@ class Costs:
         if found.opcode != "get-tuple-element" or not (loop := self._loop_of(found)):
             return None
         # The body must return the element unchanged.
-        body = _groups(_LOOP, loop.text)[1]
-        index = int(_groups(_INDEX, found.text)[0])
+        body = _LOOP.findall(loop.text)[0][1]
+        index = int(_INDEX.findall(found.text)[0])
         returned = self._instructions[self._computations[body][-1]].operands[index]
         while self._instructions[returned].opcode in _ALIASES:
             returned = self._instructions[returned].operands[0]
@@ -163,7 +161,7 @@ class Costs:
         state = self._instructions[loop.operands[0]] if loop else None
         if not state or state.opcode != "tuple":
             return None
-        return self._constant(state.operands[int(_groups(_INDEX, element.text)[0])])
+        return self._constant(state.operands[int(_INDEX.findall(element.text)[0])])
 
     def _loop_of(self, element: _Instruction) -> _Instruction | None:
         """Returns the loop whose state contains an element."""
@@ -197,11 +195,3 @@ def _scope(op_name: str) -> str:
     names = [match[1] for match in matches if match]
     part = next((name for name in names if name in _PARTS), "")
     return _GRADIENT if part == "learn" and "gradient" in names else part
-
-
-def _groups(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
-    """Returns the groups of a pattern that the compiler's text must have."""
-    match = pattern.search(text)
-    if match is None:
-        raise errors.RunFailure(f"no '{pattern.pattern}' in the compiler's text")
-    return match.groups()

@@ -237,6 +237,10 @@ def test_a_call_returns_the_result_or_raises_and_one_that_hangs_or_is_stopped_is
     assert pipeline.abandoned() == ["other", "worker"]
 
 
+def test_a_call_may_have_no_time_limit():
+    assert pipeline.call("call", lambda worker: worker.name, None) == "call"
+
+
 def test_the_activities_of_a_thread_add_up_to_its_time(monkeypatch):
     now = 0.0
     monkeypatch.setattr(pipeline.time, "monotonic", lambda: now)
