@@ -36,7 +36,7 @@ RunnerClass = Callable[..., runner_lib.Runner]
 class Parts(NamedTuple):
     """The parts of an experiment, built."""
 
-    environment: environment_lib.Environment | environment_lib.HostEnvironmentFactory
+    environment: environment_lib.AnyEnvironment
     agent: agent_lib.Agent
     runner: runner_lib.Runner
     evaluator: evaluation.Evaluator
@@ -96,7 +96,7 @@ class Experiment:
     """
 
     agent: Callable[..., agent_lib.Agent]
-    environment: Callable[[], environment_lib.Environment | environment_lib.HostEnvironmentFactory]
+    environment: Callable[[], environment_lib.AnyEnvironment]
     runner: RunnerClass | tuple[RunnerClass, RunnerClass]
     seed: int
     total_steps: numbers.Integral  # of any size; `1e9` becomes an int
