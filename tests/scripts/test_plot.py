@@ -180,7 +180,8 @@ def test_a_comparison_has_a_curve_for_each_runner(make, tools):
 
 @pytest.mark.parametrize("count", [1, 4, 14])
 def test_legends_are_below_the_labels_of_axes(curves, count):
-    page, seeds = curves.plotting, [np.array([[0.0, 0.0, 1.0], [90.0, 1.0, 2.0]])]
+    page, last = curves.plotting, (1.0, 1.5, 2.0)
+    seeds = [np.array([[0.0, 0.0, 1.0], [90.0, 1.0, x]]) for x in last]
     levels = {"random": 1.5, "highest $\\frac$": 500.0}  # no formula
     one = page.Panel("Snake", {str(count - 1): seeds}, levels)
     several = page.Panel("Catch", {str(number): seeds for number in range(count)}, {})
@@ -193,9 +194,13 @@ def test_legends_are_below_the_labels_of_axes(curves, count):
     first, *_, axis, _ = figure.axes
     assert len(first.get_legend().get_texts()) == count
     texts = [text.get_text().replace("\u00a0", " ") for text in axis.get_legend().get_texts()]
-    assert texts[1:] == ["random: 1.50", "highest $\\frac$: 500.0, outside of the panel"]
-    assert texts[0] == f"{count - 1} (1 seed)"
-    assert axis.get_ylim()[1] < 3.0
+    assert texts[1:] == ["random: 1.50", "highest $\\frac$: 500.0 (outside)"]
+    assert texts[0] == f"{count - 1} (3 seeds)"
+    # The interval, which ends at 2.74, neither widens the axis nor leaves it.
+    assert 2.0 < axis.get_ylim()[1] < 2.1
+    areas, bars = len(first.collections), first.get_lines()[count:]
+    assert (areas, len(bars)) == ((0, count) if count > 4 else (count, 0))
+    assert {max(bar.get_ydata()) for bar in bars} <= {first.get_ylim()[1]}
     assert first.get_lines()[count - 1].get_color() == axis.get_lines()[0].get_color()
     page.plt.close(figure)
 
