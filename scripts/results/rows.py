@@ -21,7 +21,6 @@ from podracers.checkpoints import storage
 from podracers.scripts.results import aggregates, markdown
 
 PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.json"
-AGENTS = ("PPO", "IMPALA", "VMPO", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")  # in tables
 _SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
 _LAST_EVALUATIONS = 3  # of a run, whose mean is its return in tables
 _LAST_UPDATE = 0.05  # relative: a run ends with a whole update

@@ -1,14 +1,12 @@
-"""Tables of docs/results.json: the overview, and the page docs/generated/results.md."""
+"""Tables of docs/results.json: those of README.md and of docs/generated/results.md."""
 
 import collections
-import re
 from collections.abc import Mapping, Sequence
 
 from podracers.scripts.results import aggregates, markdown
 from podracers.scripts.results import rows as results
 
 Rows = Mapping[str, results.Row]
-_RUNNERS = ("Anakin", "Sebulba")
 # Scores of a random policy and of a human tester with up to 30 no-ops at the start, of the games in
 # docs/results.json: Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement
 # Learning", https://arxiv.org/abs/1511.06581, table 2. Names are EnvPool's, without the version.
@@ -50,9 +48,8 @@ def page(rows: Rows, pictures: Mapping[str, str]) -> str:
         "three seeds on they have Student's 95% interval, as an area, or at the last point in a "
         "panel with more than four; it ends at the panel's edge. A panel over several tasks has "
         "interquartile means of scaled returns, with 95% stratified bootstraps.\n",
-        overview(rows),
     ]
-    rows, suites = _with_runs(rows), collections.defaultdict(list)
+    rows, suites = {k: row for k, row in rows.items() if row.runs}, collections.defaultdict(list)
     for row in rows.values():
         suites[row.suite or "other"].append(row)
     for name, chosen in suites.items():
@@ -61,40 +58,6 @@ def page(rows: Rows, pictures: Mapping[str, str]) -> str:
             parts.append(f"![Learning curves of {name}]({pictures[name]})\n")
     parts += ["## Atari\n", _atari(rows), "## Provenance\n", _provenance(rows)]
     return "\n".join(part for part in parts if part)
-
-
-def overview(rows: Rows) -> str:
-    """Returns environments down and agents across: the mean return, and the agent steps behind it.
-
-    Suites of equal agent steps (`minatar_1m`) have their own lines. Of several variants of an agent
-    a line has the one without a name, or else the best one.
-    """
-    cells: dict[str, dict[tuple[str, str], results.Row]] = collections.defaultdict(dict)
-    for row in _with_runs(rows).values():
-        agent, _, variant = row.agent.partition(",")
-        equal = re.search(r"_(\d+[km])$", row.suite or "")
-        steps = f", {equal[1].replace('m', 'M')} steps" if equal else ""
-        own, key = cells[row.environment + steps], (row.runner, agent)
-        other = own.get(key)
-        better = other and "," in other.agent and row.sample.mean > other.sample.mean
-        if not (other and variant) or better:
-            own[key] = row
-    used = {agent for own in cells.values() for _, agent in own}
-    agents, lines = [agent for agent in results.AGENTS if agent in used], []
-    for environment, own in cells.items():
-        for runner in _RUNNERS:
-            found = {agent: row for (its, agent), row in own.items() if its == runner}
-            if found:
-                one, line = next(iter(found.values())), []
-                for agent in agents:
-                    row = found.get(agent)
-                    line.append(
-                        f"{results.number(row.sample.mean)} ({_details(row)})" if row else ""
-                    )
-                ends = [results.number(one.random_policy), _highest(one)]
-                lines.append([environment, runner, *line, *ends])
-    headings = ["environment", "runner", *agents, "random policy", "highest"]
-    return markdown.table(headings, lines)
 
 
 def headlines(rows: Rows) -> str:
@@ -111,10 +74,6 @@ def headlines(rows: Rows) -> str:
     return markdown.table(headings, lines)
 
 
-def _with_runs(rows: Rows) -> Rows:
-    return {name: row for name, row in rows.items() if row.runs}
-
-
 def _highest(row: results.Row) -> str:
     return "" if row.highest is None else f"{row.highest:g}"
 
@@ -122,12 +81,6 @@ def _highest(row: results.Row) -> str:
 def _steps(row: results.Row) -> str:
     steps = row.runs[-1].agent_steps
     return f"{steps / 1e6:.3g}M" if steps >= 1e6 else f"{steps / 1e3:.3g}k"
-
-
-def _details(row: results.Row) -> str:
-    """Returns the agent steps, and the variant of the agent."""
-    variant = row.agent.partition(", ")[2]
-    return _steps(row) + (f", {variant}" if variant and "steps" not in variant else "")
 
 
 def _named(row: results.Row) -> list[str]:

@@ -79,18 +79,6 @@ def test_rows_are_read_and_written(modules, tmp_path):
     assert modules.rows.find(rows, suite="s") == [a]
 
 
-def test_suites_of_equal_steps_have_their_own_lines(modules, tmp_path):
-    options = {"environment": "E"}
-    entries = [
-        _entry("a", [9.0], **options),
-        _entry("b", [2.0], suite="minatar_1m", agent="PPO, 1M steps", **options),
-        _entry("c", [1.0], suite="minatar_200k", agent="DQN, 200k steps", **options),
-    ]
-    lines = modules.tables.overview(_read(modules, tmp_path, *entries)[0]).splitlines()[2:]
-    found = [[cell.strip() for cell in line.split("|")[1:5:2]] for line in lines]
-    assert found == [["E", "9.00 (5M)"], ["E, 1M steps", "2.00 (5M)"], ["E, 200k steps", ""]]
-
-
 def test_a_new_run_replaces_runs_of_other_settings(modules, tmp_path):
     rows, _ = _read(modules, tmp_path, _entry("a", [1.0, 3.0]))
     row = rows["a-anakin"]
