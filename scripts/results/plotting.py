@@ -245,7 +245,7 @@ def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path, **metadata:
       errors.UserError: the folder or the format does not exist.
     """
     try:
-        figure.savefig(path, dpi=_DPI, metadata=metadata)
+        figure.savefig(path, dpi=_DPI, metadata=metadata or None)
     except (OSError, ValueError) as error:
         raise errors.UserError(f"cannot write '{path}': {error}") from error
     finally:

@@ -218,7 +218,7 @@ def test_a_curve_shorter_than_a_tenth_makes_the_axis_logarithmic(curves, end, sc
 def test_a_folder_stands_for_the_runs_in_it(make, call, tmp_path, capsys):
     *_, path = map(make, ([CATCH], [CATCH, SEBULBA], [CARTPOLE]))
     empty = make(["gin/experiments/snake_ppo.gin"], "Anakin.population = 2", steps=())
-    out, log = tmp_path / "x.png", tmp_path / "catch.log"
+    out, log = tmp_path / "x.jpg", tmp_path / "catch.log"
     log.touch()
     call("plot", "--run_dir", tmp_path, log, "--run_dir", path, "--out", out)
     assert capsys.readouterr().out.splitlines() == [
