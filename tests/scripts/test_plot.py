@@ -153,6 +153,8 @@ def test_a_wheel_has_no_recorded_results(curves, monkeypatch, tmp_path):
 def test_levels_are_a_random_policy_and_published_or_highest_returns(make, curves):
     def levels(*paths, metric="episode/return"):
         (panel,) = curves.panels([x for path in paths for x in curves.read(path)], metric)
+        scaled = len(panel.curves) if panel.levels else 0
+        assert [*panel.scales.values()] == [tuple(panel.levels.values())] * scaled
         return panel.levels
 
     catch = make([CATCH], used="catch.Catch.rows = 10\n")  # a default
