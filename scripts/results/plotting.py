@@ -40,7 +40,7 @@ _SHARES = np.linspace(0, 100, 51)  # percent of agent steps, in aggregates over 
 _MIN_SEEDS = 3  # for an interval; that of two spans 9 standard deviations to either side
 _DIGEST = "rows"  # field of a PNG file
 _LEGEND_DISTANCE = -36.0  # points, below the axis
-_LEGEND_WIDTH = 30  # characters of a column
+_WIDTHS = {2: 30, 1: 62}  # characters of a column, by the number of columns of a legend
 _TITLE_WIDTH = 52  # characters
 _CROWDED = 4  # more intervals are unreadable as areas
 _LINES = ("-", "--", "-.")
@@ -77,6 +77,26 @@ class _Drawing(NamedTuple):
     levels: dict[str, float]
     x: str  # names of the axes
     y: str
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of the legend: long labels need the whole width."""
+        return 2 if max(map(len, self.legend(_WIDTHS[1]))) <= _WIDTHS[2] else 1
+
+    def legend(self, width: int) -> list[str]:
+        """Returns labels of curves with numbers of seeds, in lines of `width` characters."""
+        texts = []
+        for label, band in self.bands.items():
+            unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
+            count = f"({band.seeds}\u00a0seed{'s' * (band.seeds > 1)})"
+            texts.append(textwrap.fill(f"{unbroken} {count}", width))
+        return texts
+
+    @property
+    def height(self) -> float:
+        """Inches, with the legend."""
+        text = "\n".join(self.legend(_WIDTHS[self.columns]))
+        return 3.0 + 0.17 * (text.count("\n") + 1 + len(self.levels)) / self.columns
 
 
 def curves(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int | None, np.ndarray]:
@@ -166,15 +186,15 @@ def page(
     drawings = []
     for panel, x in itertools.product(panels, columns):
         bands = {label: band(own, COLUMNS.index(x)) for label, own in panel.curves.items()}
+        bands = dict(sorted(bands.items(), key=lambda item: -item[1].mean[-1]))
         drawings.append(_Drawing(panel.title, bands, panel.levels, x, metric.replace("/", " ")))
     drawings += overall(panels)
-    labels = dict.fromkeys(label for drawing in drawings for label in drawing.bands)
+    labels = dict.fromkeys(label for panel in panels for label in panel.curves)
     styles = dict(zip(labels, itertools.cycle(itertools.product(_LINES, _COLORS))))
     width = min(2, len(drawings))
-    entries = [len(drawing.bands) + len(drawing.levels) for drawing in drawings]
-    entries = [max(entries[n : n + width]) for n in range(0, len(entries), width)]  # by row
-    size = (_WIDTH / 2 * width, sum(3.0 + 0.1 * count for count in entries))  # inches
-    shape = (len(entries), width)
+    heights = [drawing.height for drawing in drawings]
+    heights = [max(heights[n : n + width]) for n in range(0, len(heights), width)]  # by row
+    shape, size = (len(heights), width), (_WIDTH / 2 * width, sum(heights))
     figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
     for axis in axes.flat[len(drawings) :]:
         axis.remove()
@@ -184,12 +204,9 @@ def page(
 
 
 def _draw(axis: matplotlib.axes.Axes, drawing: _Drawing, styles: Mapping[str, Any]) -> None:
-    bands = sorted(drawing.bands.items(), key=lambda item: -item[1].mean[-1])
-    for label, drawn in bands:
+    bands, texts = drawing.bands.items(), drawing.legend(_WIDTHS[drawing.columns])
+    for (label, drawn), text in zip(bands, texts):
         line, color = styles[label]
-        unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
-        count = f"({drawn.seeds}\u00a0seed{'s' * (drawn.seeds > 1)})"
-        text = textwrap.fill(f"{unbroken} {count}", _LEGEND_WIDTH)
         axis.plot(drawn.x, drawn.mean, line, color=color, label=text, linewidth=1.6)
         axis.update_datalim([(drawn.x[-1], value) for value in drawn.extent])
     low, high = axis.dataLim.intervaly
@@ -228,7 +245,7 @@ def _draw(axis: matplotlib.axes.Axes, drawing: _Drawing, styles: Mapping[str, An
     move = {"y": _LEGEND_DISTANCE, "units": "points"}
     below = matplotlib.transforms.offset_copy(axis.transAxes, axis.figure, **move)
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below}
-    place |= {"ncols": 2, "columnspacing": 0.8, "handlelength": 1.6}
+    place |= {"ncols": drawing.columns, "columnspacing": 0.8, "handlelength": 1.6}
     for text in axis.legend(fontsize=7.2, frameon=False, borderaxespad=0.0, **place).get_texts():
         text.set_parse_math(False)  # a `$` in a name is no formula
 

@@ -145,9 +145,16 @@ def test_population_values_are_configurations(make, curves):
     assert _drawn(curves, *paths) == {"Catch": dict(zip(labels, (2, 3)))}
 
 
-def test_a_wheel_has_no_recorded_results(curves, monkeypatch, tmp_path):
-    monkeypatch.setattr(curves.results, "PATH", tmp_path / "results.json")
+def test_recorded_results_are_read_without_warnings_and_a_wheel_has_none(
+    curves, monkeypatch, tmp_path, caplog
+):
+    rows, path = curves.results.read(), tmp_path / "results.json"
+    monkeypatch.setattr(curves.results, "PATH", path)
     assert curves._recorded.__wrapped__() == []
+    name = "snake_ppo-cnn-anakin"  # its bindings replace an encoder with options
+    curves.results.write({name: rows[name]}, path)
+    ((row, _),) = curves._recorded.__wrapped__()
+    assert (row.name, caplog.records) == (name, [])
 
 
 def test_levels_are_a_random_policy_and_published_or_highest_returns(make, curves):
@@ -182,10 +189,10 @@ def test_a_comparison_has_a_curve_for_each_runner(make, tools):
 
 @pytest.mark.parametrize("count", [1, 4, 14])
 def test_legends_are_below_the_labels_of_axes(curves, count):
-    page, last = curves.plotting, (1.0, 1.5, 2.0)
+    page, last, long = curves.plotting, (1.0, 1.5, 2.0), ", ".join(["an_option = 12345"] * 4)
     seeds = [np.array([[0.0, 0.0, 1.0], [90.0, 1.0, x]]) for x in last]
     levels = {"random": 1.5, "highest $\\frac$": 500.0}  # no formula
-    one = page.Panel("Snake", {str(count - 1): seeds}, levels)
+    one = page.Panel("Snake", {str(count - 1): seeds, long: seeds}, levels)
     several = page.Panel("Catch", {str(number): seeds for number in range(count)}, {})
     figure = page.page([several, one], "episode/return", page.COLUMNS)
     figure.canvas.draw()
@@ -196,8 +203,9 @@ def test_legends_are_below_the_labels_of_axes(curves, count):
     first, *_, axis, _ = figure.axes
     assert len(first.get_legend().get_texts()) == count
     texts = [text.get_text().replace("\u00a0", " ") for text in axis.get_legend().get_texts()]
-    assert texts[1:] == ["random: 1.50", "highest $\\frac$: 500.0 (outside)"]
+    assert texts[2:] == ["random: 1.50", "highest $\\frac$: 500.0 (outside)"]
     assert texts[0] == f"{count - 1} (3 seeds)"
+    assert texts[1].replace("\n", " ") == f"{long} (3 seeds)"
     # The interval, which ends at 2.74, neither widens the axis nor leaves it.
     assert 2.0 < axis.get_ylim()[1] < 2.1
     areas, bars = len(first.collections), first.get_lines()[count:]
