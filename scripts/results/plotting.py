@@ -81,21 +81,21 @@ class _Drawing(NamedTuple):
     @property
     def columns(self) -> int:
         """Number of columns of the legend: long labels need the whole width."""
-        return 2 if max(map(len, self.legend(_WIDTHS[1]))) <= _WIDTHS[2] else 1
+        return 2 if max(map(len, self.legend(1))) <= _WIDTHS[2] else 1
 
-    def legend(self, width: int) -> list[str]:
-        """Returns labels of curves with numbers of seeds, in lines of `width` characters."""
+    def legend(self, columns: int) -> list[str]:
+        """Returns labels of curves with numbers of seeds, broken for a number of columns."""
         texts = []
         for label, band in self.bands.items():
             unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
             count = f"({band.seeds}\u00a0seed{'s' * (band.seeds > 1)})"
-            texts.append(textwrap.fill(f"{unbroken} {count}", width))
+            texts.append(textwrap.fill(f"{unbroken} {count}", _WIDTHS[columns]))
         return texts
 
     @property
     def height(self) -> float:
         """Inches, with the legend."""
-        text = "\n".join(self.legend(_WIDTHS[self.columns]))
+        text = "\n".join(self.legend(self.columns))
         return 3.0 + 0.17 * (text.count("\n") + 1 + len(self.levels)) / self.columns
 
 
@@ -126,11 +126,11 @@ def band(curves: Sequence[np.ndarray], x: int = 0) -> Band:
       curves: of each seed, `[K, 3]`; `K` may differ, and is not 0.
       x: column of the horizontal axis: 0 for agent steps, 1 for seconds.
     """
-    start, end = max(each[0, 0] for each in curves), min(each[-1, 0] for each in curves)
-    steps = np.unique(np.concatenate([each[:, 0] for each in curves]))
+    start, end = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
+    steps = np.concatenate([curve[:, 0] for curve in curves])
     steps = np.unique(np.clip(steps, start, max(start, end)))
-    values = np.stack([np.interp(steps, each[:, 0], each[:, 2]) for each in curves])  # [S, K]
-    places = np.mean([np.interp(steps, each[:, 0], each[:, x]) for each in curves], axis=0)
+    values = np.stack([np.interp(steps, curve[:, 0], curve[:, 2]) for curve in curves])  # [S, K]
+    places = np.mean([np.interp(steps, curve[:, 0], curve[:, x]) for curve in curves], axis=0)
     mean = values.mean(0)
     width = aggregates.half_width(values) if len(curves) >= _MIN_SEEDS else 0.0
     extent = (values.min(), values.max())
@@ -146,6 +146,8 @@ def overall(panels: Sequence[Panel]) -> list[_Drawing]:
     tasks = collections.defaultdict(dict)  # by label, then by title
     for panel in panels:
         for label, (zero, one) in panel.scales.items():
+            if one <= zero:
+                continue
             scores = [
                 np.interp(_SHARES, 100 * steps / steps[-1], returns, left=np.nan)
                 for steps, _, returns in (x.T for x in panel.curves[label])
@@ -162,7 +164,7 @@ def overall(panels: Sequence[Panel]) -> list[_Drawing]:
     for label in labels:
         scores = [tasks[label][title] for title in titles]
         known = ~np.isnan(np.concatenate(scores)).any(0)
-        scores = [each[:, known] for each in scores]
+        scores = [task[:, known] for task in scores]
         mean, bounds = aggregates.bootstrap(scores, aggregates.interquartile_mean)
         seeds = min(map(len, scores))
         extent = (mean.min(), mean.max())
@@ -204,7 +206,7 @@ def page(
 
 
 def _draw(axis: matplotlib.axes.Axes, drawing: _Drawing, styles: Mapping[str, Any]) -> None:
-    bands, texts = drawing.bands.items(), drawing.legend(_WIDTHS[drawing.columns])
+    bands, texts = drawing.bands.items(), drawing.legend(drawing.columns)
     for (label, drawn), text in zip(bands, texts):
         line, color = styles[label]
         axis.plot(drawn.x, drawn.mean, line, color=color, label=text, linewidth=1.6)

@@ -147,8 +147,9 @@ def test_a_drawing_over_tasks_has_interquartile_means_of_scaled_returns(modules)
     # has its lower score twice in every fourth case.
     for values, expected in ((band.low, 0.4), (band.mean, 0.5), (band.high, 0.55)):
         np.testing.assert_allclose(values, expected)
-    unscaled = [panel._replace(scales={"a": (0.0, 1.0)}) for panel in panels]
-    assert modules.plotting.overall(unscaled) == []  # one curve
+    scales = {"a": (0.0, 1.0), "b": (1.0, 1.0)}  # that of the second is empty
+    alone = [panel._replace(scales=scales) for panel in panels]
+    assert modules.plotting.overall(alone) == []
 
 
 def test_members_of_a_population_are_seeds(modules):
