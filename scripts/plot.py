@@ -1,11 +1,13 @@
 """Plots learning curves: python scripts/plot.py --run_dir DIR [DIR ...] --out FILE.png.
 
-Runs that differ only in the seed become one curve: the mean over seeds, with the range shaded. A
-run of a population is several seeds, with a curve for each combination of its `population_values`.
-Runs are distinguished by their config.gin, not by the names of their folders. Each environment has
-a panel; the legend has agent, runner and the parameters that differ. Of several runs with one
-configuration and one seed, the newest is drawn. A DIR may also be a folder of runs. Runs without
-the metric are left out.
+Runs that differ only in the seed become one curve: the mean over seeds, from three seeds on with
+Student's 95% interval (shaded; of more than four curves, bars at the last point). A run of a
+population is several seeds, with a curve for each combination of its `population_values`. Runs are
+distinguished by their config.gin, not by the names of their folders. Each environment has a panel;
+the legend has agent, runner and the parameters that differ. Where two curves share three tasks of
+docs/results.json, another panel has interquartile means over these tasks, with 95% stratified
+bootstraps. Of several runs with one configuration and one seed, the newest is drawn. A DIR may also
+be a folder of runs. Runs without the metric are left out.
 """
 
 import functools

@@ -7,12 +7,14 @@ returns with old ones. Exit code 1: they differ (Welch's test of equal means has
 neither varies and they are unequal). There is no verdict if agent steps, settings or the kind of
 evaluation differ.
 
-With --record, the new runs replace the old ones, and the exit code is 0; then run
-`python scripts/report.py`. After Ctrl-C, the same --out continues.
+With --record, the new runs replace the old ones, and the exit code is 0. After Ctrl-C, the same
+--out continues.
 
 --suite trains the missing seeds of all rows of a suite (of EXPERIMENT or --runner
 only, if given), and records each run when it ends. Exit code 1: a run failed, or another process
 trains it.
+
+Pages and pictures of recorded results are made again, as by `python scripts/report.py`.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import pathlib
 
 from podracers import errors
 from podracers.commands import command_line
+from podracers.scripts import report
 from podracers.scripts.results import reproduction, training_process
 from podracers.scripts.results import rows as results
 
@@ -47,10 +50,10 @@ def main() -> int:
             results.update(run.label, lambda row: row.with_run(new), options.results)
 
         done = training_process.train_all(missing, record)
+        _update_pages(options.results)
         if done is None:
             print("stopped: the same command continues")
             return 0
-        print("recorded; next: python scripts/report.py")
         return 0 if done else errors.RunFailure.exit_code
     if options.experiment is None:
         raise errors.UserError("expected an experiment; --list prints them")
@@ -76,8 +79,13 @@ def _reproduce(row: results.Row, options: argparse.Namespace) -> int:
         return errors.RunFailure.exit_code if differs else 0
     made = {"runs": new, "note": ""}  # the remark was about the old runs
     results.update(row.name, lambda old: dataclasses.replace(old, **made), options.results)
-    print("recorded; next: python scripts/report.py")
+    _update_pages(options.results)
     return 0
+
+
+def _update_pages(path: pathlib.Path) -> None:
+    for page in report.update() if path == results.PATH else ():
+        print(page)
 
 
 def _parse() -> argparse.Namespace:

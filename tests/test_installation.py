@@ -98,5 +98,11 @@ def test_an_installed_wheel_trains_and_evaluates(tmp_path, source):
     assert summary["other_modules"] == {}
     printed = run(target / "bin/podracers-evaluate", "--run_dir", "run", environment=installed)
     assert f"return {summary['evaluation']['return']:.2f}" in printed
-    run(target / "bin/podracers-compare", "--help", environment=installed)
-    run(target / "bin/podracers-check", "environments.catch.Catch", environment=installed)
+    for name, *words in (
+        ("compare", "--help"),
+        ("benchmark", "--help"),
+        ("check", "environments.catch.Catch"),
+        ("plot", "--run_dir", "run", "--metric", "loss/total", "--out", "run.png"),
+    ):
+        run(target / f"bin/podracers-{name}", *words, environment=installed)
+    assert (elsewhere / "run.png").exists()

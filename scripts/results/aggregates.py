@@ -10,16 +10,17 @@ authors' package rliable 1.2.0 does not import with current releases of its depe
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
+MIN_TASKS = 3  # of a mean over tasks
 _LEVEL = 0.95
 _RESAMPLES = 10_000
 _TRIMMED = 0.25  # share of the scores at either end
 
-Interval = tuple[float, float] | None  # None if a task has one run
+Interval = tuple[Any, Any] | None  # None if a task has one run
 
 
 def interquartile_mean(*tasks: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -28,29 +29,29 @@ def interquartile_mean(*tasks: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def bootstrap(
-    tasks: Sequence[Sequence[float]], statistic: Callable[..., np.ndarray]
-) -> tuple[float, Interval]:
+    tasks: Sequence[Sequence[Any]], statistic: Callable[..., np.ndarray]
+) -> tuple[Any, Interval]:
     """Returns a statistic over tasks and runs, with its stratified bootstrap interval.
 
     Args:
-      tasks: scores of each task, `[R]` each; `R` may differ.
-      statistic: takes the scores of each task, `[..., R]`, and `axis`.
+      tasks: scores of each task, `[R]` each, or `[R, K]` for `K` statistics; `R` may differ.
+      statistic: takes the scores of each task, and `axis`.
     """
     arrays = [np.asarray(scores, float) for scores in tasks]
-    value = float(statistic(*arrays, axis=-1))
-    if any(array.size == 1 for array in arrays):
+    value = statistic(*arrays, axis=0)
+    if any(len(array) == 1 for array in arrays):
         return value, None
-    low, high = stats.bootstrap(
+    interval = stats.bootstrap(
         arrays,
         statistic,
         n_resamples=_RESAMPLES,
         vectorized=True,
-        axis=-1,
+        axis=0,
         confidence_level=_LEVEL,
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return value, (float(low), float(high))
+    return value, (interval.low, interval.high)
 
 
 class Sample(NamedTuple):
@@ -71,8 +72,18 @@ class Sample(NamedTuple):
         """Returns Student's 95% interval of the mean."""
         if self.runs < 2:
             return None
-        width = float(stats.t.ppf((1 + _LEVEL) / 2, self.runs - 1)) * self.standard_error
+        width = _students_t(self.runs) * self.standard_error
         return self.mean - width, self.mean + width
+
+
+def half_width(scores: np.ndarray) -> np.ndarray:
+    """Returns half of Student's 95% interval of means over runs, `[K]`, of scores `[R, K]`."""
+    runs = len(scores)
+    return _students_t(runs) * scores.std(0, ddof=1) / math.sqrt(runs)
+
+
+def _students_t(runs: int) -> float:
+    return float(stats.t.ppf((1 + _LEVEL) / 2, runs - 1))
 
 
 def p_of_equal_means(one: Sequence[float], other: Sequence[float]) -> float | None:

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import logging
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -135,24 +136,26 @@ def panels(runs: Iterable[Run], metric: str) -> list[plotting.Panel]:
         raise errors.UserError(f"no run has logged '{metric}'")
     drawn = []
     for environment, own in by_environment.items():
-        curves = {}
+        curves, scales, rows = {}, {}, _rows(own)
+        known = levels(own) if metric.endswith("return") else {}
         for difference, group in _configurations(own):
             newest = sorted(group, key=lambda run: run.directory.config.stat().st_mtime_ns)
             seeds = {run.seed: points[run] for run in newest}
             agent, _, runner = (group[0].values[role] for role in _ROLES)
             rest = [f"{k} = {x}" for k, x in difference.items() if k not in ("agent", "runner")]
-            curves[", ".join([agent, runner, *rest])] = list(seeds.values())
-        known = levels(own) if metric.endswith("return") else {}
-        drawn.append(plotting.Panel(environment, curves, known))
+            label = ", ".join([agent, runner, *rest])
+            curves[label] = list(seeds.values())
+            if "random policy" in known and (one := results.reference(agent, rows)) is not None:
+                scales[label] = known["random policy"], one
+        drawn.append(plotting.Panel(environment, curves, known, scales))
     return drawn
 
 
 def levels(runs: Iterable[Run]) -> dict[str, float]:
     """Returns the returns that runs of one task are compared with, by label (`rows.levels`)."""
-    tasks, agents = {run.task for run in runs}, {run.values[_ROLES[0]] for run in runs}
-    if len(tasks) > 1:
+    rows, agents = _rows(runs), {run.values[_ROLES[0]] for run in runs}
+    if len({run.task for run in runs}) > 1:
         return {}
-    rows = [row for row, task in _recorded() if task in tasks]
     found = results.levels([row for row in rows if row.agent.partition(",")[0] in agents] or rows)
     directories = (run.directory for run in runs if run.directory.summary.is_file())
     random = [each.read_summary().get("random_policy_return") for each in directories]
@@ -160,16 +163,26 @@ def levels(runs: Iterable[Run]) -> dict[str, float]:
     return found | ({"random policy": float(np.mean(own))} if own else {})
 
 
+def _rows(runs: Iterable[Run]) -> list[results.Row]:
+    """Returns the recorded rows of the tasks of runs."""
+    tasks = {run.task for run in runs}
+    return [row for row, task in _recorded() if task in tasks]
+
+
 @functools.cache
 def _recorded() -> list[tuple[results.Row, frozenset[tuple[str, str]]]]:
     """Returns the rows of docs/results.json that have runs, with their tasks."""
-    found = []
-    rows = results.read().values() if results.PATH.is_file() else ()  # a wheel has no results
+    found, logger = [], logging.getLogger(experiment.__name__)
+    rows = (
+        results.read(results.PATH).values() if results.PATH.is_file() else ()
+    )  # a wheel has no results
+    logger.disabled = True  # variants replace parts of their files, which is no news here
     for row in (row for row in rows if row.runs):
         files = [row.gin_file, command_line.runner_file(row.runner.lower())]
         with contextlib.suppress(errors.UserError):  # a package of the environment is missing
             experiment.load(files, row.gin_bindings)
             found.append((row, _task(config.read(config.text(), row.name))))
+    logger.disabled = False
     return found
 
 

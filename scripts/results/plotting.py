@@ -1,13 +1,16 @@
-"""Curves from run directories, averages over seeds, and pictures of suites.
+"""Curves of runs, their means over seeds with confidence intervals, and pictures of suites.
 
 `S` seeds (runs, or members of a population), `K` points of a curve.
 """
 
 import collections
+import hashlib
 import itertools
+import json
 import math
 import pathlib
 import textwrap
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +23,10 @@ import matplotlib.pyplot as plt
 import matplotlib.ticker
 import matplotlib.transforms
 import numpy as np
+import PIL.Image
 
 from podracers import errors
+from podracers.scripts.results import aggregates
 from podracers.scripts.results import rows as results
 
 COLUMNS = ("agent steps", "seconds, with compilation")  # horizontal axes; columns of a curve
@@ -29,9 +34,15 @@ _COLORS = (
     *("#3478c8", "#ee7a30", "#2f9e6e", "#a05cc0", "#c0455a", "#8a6d3b"),
     *("#2bb3c0", "#e377c2", "#9aa624", "#1f2f5f", "#f0b429", "#6b3fa0"),
 )
-_GRID = 256  # points of a common grid
+_WIDTH = 8.3  # inches: 830 pixels of a page, with half as many pixels again
+_DPI = 150
+_SHARES = np.linspace(0, 100, 51)  # percent of agent steps, in aggregates over tasks
+_MIN_SEEDS = 3  # for an interval; that of two spans 9 standard deviations to either side
+_DIGEST = "rows"  # field of a PNG file
 _LEGEND_DISTANCE = -36.0  # points, below the axis
-_LEGEND_WIDTH = 52  # characters
+_WIDTHS = {2: 30, 1: 62}  # characters of a column, by the number of columns of a legend
+_TITLE_WIDTH = 52  # characters
+_CROWDED = 4  # more intervals are unreadable as areas
 _LINES = ("-", "--", "-.")
 _LOG_AXIS = 10  # times the shortest curve: a linear axis would hide it
 _LEVELS = ("--", ":", "-.", (0, (8, 4)), (0, (1, 4)))
@@ -43,15 +54,49 @@ class Panel(NamedTuple):
     title: str
     curves: dict[str, list[np.ndarray]]  # by label: the curve of each seed, `[K, 3]`
     levels: dict[str, float]  # returns to compare with, by label
+    # By label, if known: the returns of which the scores are 0 and 1.
+    scales: Mapping[str, tuple[float, float]] = types.MappingProxyType({})
 
 
 class Band(NamedTuple):
-    """Several seeds as one curve."""
+    """Several seeds as one curve, with a 95% confidence interval."""
 
     x: np.ndarray  # [K]
     mean: np.ndarray  # [K]
     low: np.ndarray  # [K]
     high: np.ndarray  # [K]
+    seeds: int
+    extent: tuple[float, float]  # the lowest and the highest value of a seed
+
+
+class _Drawing(NamedTuple):
+    """What one pair of axes shows."""
+
+    title: str
+    bands: dict[str, Band]  # by label
+    levels: dict[str, float]
+    x: str  # names of the axes
+    y: str
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of the legend: long labels need the whole width."""
+        return 2 if max(map(len, self.legend(1))) <= _WIDTHS[2] else 1
+
+    def legend(self, columns: int) -> list[str]:
+        """Returns labels of curves with numbers of seeds, broken for a number of columns."""
+        texts = []
+        for label, band in self.bands.items():
+            unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
+            count = f"({band.seeds}\u00a0seed{'s' * (band.seeds > 1)})"
+            texts.append(textwrap.fill(f"{unbroken} {count}", _WIDTHS[columns]))
+        return texts
+
+    @property
+    def height(self) -> float:
+        """Inches, with the legend."""
+        text = "\n".join(self.legend(self.columns))
+        return 3.0 + 0.17 * (text.count("\n") + 1 + len(self.levels)) / self.columns
 
 
 def curves(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int | None, np.ndarray]:
@@ -70,27 +115,68 @@ def curves(rows: Iterable[Mapping[str, Any]], metric: str) -> dict[int | None, n
 
 
 def band(curves: Sequence[np.ndarray], x: int = 0) -> Band:
-    """Returns the mean over seeds and their range, linearly interpolated at equal agent steps.
+    """Returns the mean over seeds at equal agent steps, and Student's 95% interval of the mean.
 
-    The grid covers the steps that all seeds have. By seconds, each step is at its mean time: at
-    equal times, seeds that compiled for longer would be averaged with others that had learnt for
-    longer.
+    Points are all steps of the seeds in the range that all of them have; between its own steps a
+    seed is interpolated. By seconds, each step is at its mean time: at equal times, seeds that
+    compiled for longer would be averaged with others that had learnt for longer. Fewer than three
+    seeds have no interval.
 
     Args:
       curves: of each seed, `[K, 3]`; `K` may differ, and is not 0.
       x: column of the horizontal axis: 0 for agent steps, 1 for seconds.
     """
-    start, end = max(each[0, 0] for each in curves), min(each[-1, 0] for each in curves)
-    grid = np.linspace(start, max(start, end), _GRID)
-    values = np.stack([np.interp(grid, each[:, 0], each[:, 2]) for each in curves])  # [S, K]
-    places = np.mean([np.interp(grid, each[:, 0], each[:, x]) for each in curves], axis=0)
-    return Band(places, values.mean(0), values.min(0), values.max(0))
+    start, end = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
+    steps = np.concatenate([curve[:, 0] for curve in curves])
+    steps = np.unique(np.clip(steps, start, max(start, end)))
+    values = np.stack([np.interp(steps, curve[:, 0], curve[:, 2]) for curve in curves])  # [S, K]
+    places = np.mean([np.interp(steps, curve[:, 0], curve[:, x]) for curve in curves], axis=0)
+    mean = values.mean(0)
+    width = aggregates.half_width(values) if len(curves) >= _MIN_SEEDS else 0.0
+    extent = (values.min(), values.max())
+    return Band(places, mean, mean - width, mean + width, len(curves), extent)
+
+
+def overall(panels: Sequence[Panel]) -> list[_Drawing]:
+    """Returns interquartile means over tasks of several curves, with stratified bootstraps.
+
+    The tasks are those that most curves share; without two curves that share three tasks there is
+    no drawing. Scores are at equal shares of the agent steps.
+    """
+    tasks = collections.defaultdict(dict)  # by label, then by title
+    for panel in panels:
+        for label, (zero, one) in panel.scales.items():
+            if one <= zero:
+                continue
+            scores = [
+                np.interp(_SHARES, 100 * steps / steps[-1], returns, left=np.nan)
+                for steps, _, returns in (x.T for x in panel.curves[label])
+            ]
+            tasks[label][panel.title] = (np.stack(scores) - zero) / (one - zero)  # [S, K]
+    groups = [
+        (titles, [label for label, own in tasks.items() if own.keys() >= titles])
+        for titles in (own.keys() for own in tasks.values() if len(own) >= aggregates.MIN_TASKS)
+    ]
+    titles, labels = max(groups, key=lambda group: math.prod(map(len, group)), default=((), ()))
+    if len(labels) < 2:
+        return []
+    bands = {}
+    for label in labels:
+        scores = [tasks[label][title] for title in titles]
+        known = ~np.isnan(np.concatenate(scores)).any(0)
+        scores = [task[:, known] for task in scores]
+        mean, bounds = aggregates.bootstrap(scores, aggregates.interquartile_mean)
+        seeds = min(map(len, scores))
+        extent = (mean.min(), mean.max())
+        bands[label] = Band(_SHARES[known], mean, *(bounds or (mean, mean)), seeds, extent)
+    title = f"interquartile mean over {', '.join(titles)}"
+    return [_Drawing(title, bands, {}, "agent steps (%)", "scaled return")]
 
 
 def page(
     panels: Sequence[Panel], metric: str, columns: Sequence[str] = COLUMNS[:1]
 ) -> matplotlib.figure.Figure:
-    """Draws each panel: the mean of each curve over its seeds, their range, and the levels.
+    """Draws each panel: the mean of each curve over its seeds, its interval, and the levels.
 
     A label has the same colour in all panels.
 
@@ -99,42 +185,55 @@ def page(
       metric: name of the vertical axis.
       columns: horizontal axes of each panel, of `COLUMNS`.
     """
+    drawings = []
+    for panel, x in itertools.product(panels, columns):
+        bands = {label: band(own, COLUMNS.index(x)) for label, own in panel.curves.items()}
+        bands = dict(sorted(bands.items(), key=lambda item: -item[1].mean[-1]))
+        drawings.append(_Drawing(panel.title, bands, panel.levels, x, metric.replace("/", " ")))
+    drawings += overall(panels)
     labels = dict.fromkeys(label for panel in panels for label in panel.curves)
     styles = dict(zip(labels, itertools.cycle(itertools.product(_LINES, _COLORS))))
-    drawn = list(itertools.product(panels, columns))
-    width = min(3, math.ceil(math.sqrt(len(drawn))))
-    rows = math.ceil(len(drawn) / width)
-    entries = max(len(panel.curves) + len(panel.levels) for panel in panels)
-    size = (4.6 * width, (2.9 + 0.18 * entries) * rows)  # inches
-    figure, axes = plt.subplots(rows, width, figsize=size, squeeze=False, layout="constrained")
-    for axis in axes.flat[len(drawn) :]:
+    width = min(2, len(drawings))
+    heights = [drawing.height for drawing in drawings]
+    heights = [max(heights[n : n + width]) for n in range(0, len(heights), width)]  # by row
+    shape, size = (len(heights), width), (_WIDTH / 2 * width, sum(heights))
+    figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(drawings) :]:
         axis.remove()
-    for axis, (panel, x) in zip(axes.flat, drawn):
-        _draw(axis, panel, styles, x)
-        axis.set_ylabel(metric.replace("/", " "))
+    for axis, drawing in zip(axes.flat, drawings):
+        _draw(axis, drawing, styles)
     return figure
 
 
-def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x: str) -> None:
-    for label, seeds in panel.curves.items():
-        drawn, (line, color) = band(seeds, COLUMNS.index(x)), styles[label]
-        unbroken = ", ".join(part.replace(" ", "\u00a0") for part in label.split(", "))
-        count = f"({len(seeds)}\u00a0seed{'s' * (len(seeds) > 1)})"
-        text = textwrap.fill(f"{unbroken} {count}", _LEGEND_WIDTH)
-        axis.plot(drawn.x, drawn.mean, line, color=color, label=text, linewidth=1.8)
-        axis.fill_between(drawn.x, drawn.low, drawn.high, color=color, alpha=0.2, linewidth=0)
+def _draw(axis: matplotlib.axes.Axes, drawing: _Drawing, styles: Mapping[str, Any]) -> None:
+    bands, texts = drawing.bands.items(), drawing.legend(drawing.columns)
+    for (label, drawn), text in zip(bands, texts):
+        line, color = styles[label]
+        axis.plot(drawn.x, drawn.mean, line, color=color, label=text, linewidth=1.6)
+        axis.update_datalim([(drawn.x[-1], value) for value in drawn.extent])
     low, high = axis.dataLim.intervaly
     margin = max(high - low, abs(high), abs(low)) / 2
-    for (label, value), line in zip(panel.levels.items(), itertools.cycle(_LEVELS)):
+    for (label, value), line in zip(drawing.levels.items(), itertools.cycle(_LEVELS)):
         style = {"color": "#8a8f98", "linestyle": line, "linewidth": 1.2}
         text = f"{label}: {results.number(value)}"
         if max(low - value, value - high) > margin:  # it would flatten the curves
-            axis.plot([], [], label=f"{text}, outside of the panel", **style)
+            axis.plot([], [], label=f"{text} (outside)", **style)
         else:
             axis.axhline(value, label=text, **style)
-    axis.set_title(panel.title, fontsize=10, parse_math=False)
-    axis.set_xlabel(x)
-    ends = [np.asarray(line.get_xdata())[-1] for line in axis.lines[: len(panel.curves)]]
+    axis.set_ylim(axis.get_ylim())  # wide intervals are cut, for they would flatten the curves
+    crowded = sum(np.any(drawn.high > drawn.low) for _, drawn in bands) > _CROWDED
+    for number, (label, drawn) in enumerate(bands):
+        style = {"color": styles[label][1]}
+        if crowded:
+            ends = np.clip((drawn.low[-1], drawn.high[-1]), *axis.get_ylim())
+            place = {"transform": axis.get_yaxis_transform(), "clip_on": False}
+            axis.plot([1.02 + 0.018 * number] * 2, ends, linewidth=2.5, **style, **place)
+        else:
+            axis.fill_between(drawn.x, drawn.low, drawn.high, alpha=0.15, linewidth=0, **style)
+    axis.set_title(textwrap.fill(drawing.title, _TITLE_WIDTH), fontsize=9, parse_math=False)
+    axis.set_xlabel(drawing.x)
+    axis.set_ylabel(drawing.y)
+    ends = [drawn.x[-1] for _, drawn in bands]
     if max(ends) > _LOG_AXIS * min(ends):
         axis.set_xscale("log")
     else:
@@ -145,52 +244,66 @@ def _draw(axis: matplotlib.axes.Axes, panel: Panel, styles: Mapping[str, Any], x
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     # A distance in points: labels of axes do not grow with the panel.
-    figure, move = axis.figure.figure, {"y": _LEGEND_DISTANCE}
-    below = matplotlib.transforms.offset_copy(axis.transAxes, figure, units="points", **move)
-    place: dict[str, Any] = {
-        "loc": "upper center",
-        "bbox_to_anchor": (0.5, 0.0),
-        "bbox_transform": below,
-    }
-    for text in axis.legend(fontsize=8, frameon=False, borderaxespad=0.0, **place).get_texts():
+    move = {"y": _LEGEND_DISTANCE, "units": "points"}
+    below = matplotlib.transforms.offset_copy(axis.transAxes, axis.figure, **move)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below}
+    place |= {"ncols": drawing.columns, "columnspacing": 0.8, "handlelength": 1.6}
+    for text in axis.legend(fontsize=7.2, frameon=False, borderaxespad=0.0, **place).get_texts():
         text.set_parse_math(False)  # a `$` in a name is no formula
 
 
-def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path) -> None:
+def save(figure: matplotlib.figure.Figure, path: str | pathlib.Path, **metadata: str) -> None:
     """Writes a picture and closes the figure.
+
+    Args:
+      figure: see `page`.
+      path: its ending is the format.
+      **metadata: fields of a PNG file.
 
     Raises:
       errors.UserError: the folder or the format does not exist.
     """
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=_DPI, metadata=metadata or None)
     except (OSError, ValueError) as error:
         raise errors.UserError(f"cannot write '{path}': {error}") from error
     finally:
         plt.close(figure)
 
 
-def suite(rows: Sequence[results.Row]) -> list[Panel]:
-    """Returns a panel for each task of which at least two rows have curves.
+def is_current(path: pathlib.Path, panels: Sequence[Panel]) -> bool:
+    """Returns whether `draw` made this file, from these panels."""
+    try:
+        with PIL.Image.open(path) as picture:
+            return picture.info.get(_DIGEST) == _digest(panels)
+    except OSError:
+        return False
 
-    Implementations of one environment share a panel.
-    """
+
+def draw(path: pathlib.Path, panels: Sequence[Panel]) -> None:
+    """Writes the picture of recorded results, with a digest of what it shows."""
+    save(page(panels, "evaluation/return"), path, **{_DIGEST: _digest(panels)})
+
+
+def _digest(panels: Sequence[Panel]) -> str:
+    text = json.dumps(panels, default=np.ndarray.tolist)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def suite(rows: Iterable[results.Row]) -> list[Panel]:
+    """Returns a panel for each task with curves; implementations of one environment share it."""
     tasks = collections.defaultdict(list)
     for row in rows:
         if any(run.curve for run in row.runs):
             tasks[row.drawn_with or row.environment].append(row)
     panels = []
     for task, chosen in tasks.items():
-        curves = {}
-        for row in chosen if len(chosen) > 1 else ():
+        curves, scales, levels = {}, {}, results.levels(chosen)
+        for row in chosen:
             label = f"{row.agent}, {row.runner}" + f", {row.environment}" * bool(row.drawn_with)
             curves[label] = [np.array(run.curve, float) for run in row.runs if run.curve]
-        if curves:
-            panels.append(Panel(task, curves, results.levels(chosen)))
+            reference = results.reference(row.agent, chosen)
+            if reference is not None:
+                scales[label] = (levels["random policy"], reference)
+        panels.append(Panel(task, curves, levels, scales))
     return panels
-
-
-def columns(rows: Sequence[results.Row]) -> Sequence[str]:
-    """Returns the horizontal axes of a suite: seconds if all curves are of one kind of hardware."""
-    hardware = {run.hardware for row in rows for run in row.runs if run.curve}
-    return COLUMNS if len(hardware) == 1 else COLUMNS[:1]

@@ -21,7 +21,6 @@ from podracers.checkpoints import storage
 from podracers.scripts.results import aggregates, markdown
 
 PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.json"
-AGENTS = ("PPO", "IMPALA", "VMPO", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")  # in tables
 _SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
 _LAST_EVALUATIONS = 3  # of a run, whose mean is its return in tables
 _LAST_UPDATE = 0.05  # relative: a run ends with a whole update
@@ -195,6 +194,21 @@ def levels(rows: Sequence[Row]) -> dict[str, float]:
         return random | {"published": next(iter(published))}
     found = {f"published, {' and '.join(agents)}": value for value, agents in published.items()}
     return random | (found or highest)
+
+
+def reference(agent: str, rows: Sequence[Row]) -> float | None:
+    """Returns the return of a task that is 1 in aggregates over tasks; None if there is none.
+
+    It is the first published one: of the agent, or else of another one; or the highest possible.
+
+    Args:
+      agent: `Row.agent`.
+      rows: of the task.
+    """
+    own = [row for row in rows if row.agent == agent]
+    published = [row.published[0].value for row in (*own, *rows) if row.published]
+    highest = [row.highest for row in rows if row.highest is not None]
+    return next(iter(published + highest), None)
 
 
 def find(

@@ -101,8 +101,19 @@ def _multi_discrete(mask):
     )
 
 
-def _other_x(x):
-    return lambda t: {**t.observation, "x": x}
+def _with_x(x):
+    return _spoil("step", observation=lambda t: {**t.observation, "x": x})
+
+
+def _acting(low, high, shape=(2,), dtype=np.float32):
+    return _with(action=specs.BoundedArray(shape, dtype, low, high))
+
+
+def _stepping(result):
+    return _with(step=lambda self, state, action: result(state))
+
+
+_PLAIN = jnp.zeros((4,))
 
 
 FAULTS = {
@@ -111,44 +122,34 @@ FAULTS = {
     "spec.observation has dtype float64": _with(observed=specs.Array((4,), np.float64)),
     "spec.action is a Array, supported are": _with(action=specs.Array((), np.int32)),
     "spec.action has dtype int64": _with(action=specs.DiscreteArray(3, np.int64)),
-    "spec.action has bounds from -1 to inf in component [0]: expected finite ones": _with(
-        action=specs.BoundedArray((2,), np.float32, -1.0, np.inf)
+    "has bounds from -1 to inf in component [0]: expected finite ones": _acting(-1.0, np.inf),
+    "from -3e+38 to 3e+38 in component [1]: their difference exceeds the range of float32": (
+        _acting([-1.0, -3e38], [1.0, 3e38])
     ),
-    "from -3e+38 to 3e+38 in component [1]: their difference exceeds the range of float32": _with(
-        action=specs.BoundedArray((2,), np.float32, [-1.0, -3e38], [1.0, 3e38])
+    "from 0.5 to 0.5 in component [0, 2]: leave it out": (
+        _acting([[0.0, 0.0, 0.5]], [[1.0, 1.0, 0.5]], (1, 3))
     ),
-    "from 0.5 to 0.5 in component [0, 2]: leave it out": _with(
-        action=specs.BoundedArray((1, 3), np.float32, [[0.0, 0.0, 0.5]], [[1.0, 1.0, 0.5]])
-    ),
-    "spec.action has shape (2, 2)": _with(action=specs.BoundedArray((2, 2), np.int32, 0, 3)),
-    "spec.action has minimum 1": _with(action=specs.BoundedArray((2,), np.int32, 1, 3)),
+    "spec.action has shape (2, 2)": _acting(0, 3, (2, 2), np.int32),
+    "spec.action has minimum 1": _acting(1, 3, dtype=np.int32),
     "spec.observation['action_mask'] must be bool[4]": _with(action=specs.DiscreteArray(4)),
-    "but the action is continuous": _with(action=specs.BoundedArray((2,), np.float32, -1.0, 1.0)),
+    "but the action is continuous": _acting(-1.0, 1.0),
     "reset returned TimeStep, expected (state, TimeStep)": _with(
         reset=lambda self, key: types.restart(jnp.zeros((4,)))
     ),
-    "step returned (State, ShapeDtypeStruct), expected (state, TimeStep)": _with(
-        step=lambda self, state, action: (state, jnp.zeros((4,)))
+    "step returned (State, ShapeDtypeStruct), expected (state, TimeStep)": _stepping(
+        lambda state: (state, _PLAIN)
     ),
-    "step returned NoneType, expected (state, TimeStep)": _with(
-        step=lambda self, state, action: None
+    "step returned NoneType, expected (state, TimeStep)": _stepping(lambda state: None),
+    "dict), as Gymnasium's step does, expected": _stepping(
+        lambda _: (_PLAIN, 1.0, False, False, {})
     ),
-    "dict), as Gymnasium's step does, expected (state, TimeStep)": _with(
-        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, False, False, {})
-    ),
-    "dict), as Gym's step does, expected (state, TimeStep)": _with(
-        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, False, {})
-    ),
-    "step returned (ShapeDtypeStruct, ShapeDtypeStruct, dict), expected": _with(
-        step=lambda self, state, action: (jnp.zeros((4,)), 1.0, {})
-    ),
+    "dict), as Gym's step does, expected (state": _stepping(lambda _: (_PLAIN, 1.0, False, {})),
+    "(ShapeDtypeStruct, ShapeDtypeStruct, dict), expected": _stepping(lambda _: (_PLAIN, 1.0, {})),
     "the environment has no step": python_types.SimpleNamespace(spec=None, reset=None),
     "render: expected uint8[height, width, 3], got float32[4, 4]": _with(
         render=lambda self, state: jnp.zeros((4, 4))
     ),
-    "step: leaf 'observation/x': expected float32[4], got float32[5]": _spoil(
-        "step", observation=_other_x(jnp.zeros((5,)))
-    ),
+    "step: leaf 'observation/x': expected float32[4], got float32[5]": _with_x(jnp.zeros((5,))),
     "step: leaf 'observation/action_mask': expected bool[3], got none": _spoil(
         "step", observation=lambda t: {"x": t.observation["x"]}
     ),
@@ -170,12 +171,8 @@ FAULTS = {
         "step", discount=lambda t: t.discount * 0.99
     ),
     "reward is NaN, infinite or missing": _spoil("step", reward=lambda t: t.reward * jnp.nan),
-    "observation['x'] is NaN or infinite": _spoil(
-        "step", observation=_other_x(jnp.full((4,), jnp.nan))
-    ),
-    "observation['x'] leaves the bounds of its spec": _spoil(
-        "step", observation=_other_x(jnp.full((4,), 2.0))
-    ),
+    "observation['x'] is NaN or infinite": _with_x(_PLAIN + jnp.nan),
+    "observation['x'] leaves the bounds of its spec": _with_x(_PLAIN + 2.0),
     "one seed gives different episodes: it draws from NumPy's global generator": _drawing(
         lambda: jnp.asarray(np.random.random(4), jnp.float32)
     ),

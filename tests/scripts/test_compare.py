@@ -114,13 +114,42 @@ def test_a_band_is_a_mean_over_all_seeds_at_equal_steps(modules):
         np.array([[5.0, 101.0, 1.0], [15.0, 102.0, 3.0]]),
     ]
     drawn = modules.plotting.band(curves)
-    assert (drawn.x[0], drawn.x[-1]) == (5.0, 15.0)
-    np.testing.assert_allclose(drawn.high, drawn.x)
-    np.testing.assert_allclose(drawn.low, 1.0 + (drawn.x - 5.0) / 5.0)
-    np.testing.assert_allclose(drawn.mean, (drawn.low + drawn.high) / 2)
+    np.testing.assert_array_equal(drawn.x, [5.0, 10.0, 15.0])
+    np.testing.assert_allclose(drawn.mean, [3.0, 6.0, 9.0])
+    assert (drawn.seeds, drawn.extent) == (2, (1.0, 15.0))
+    np.testing.assert_array_equal(drawn.high, drawn.low)  # no interval
     by_time = modules.plotting.band(curves, 1)
     assert (by_time.x[0], by_time.x[-1]) == (51.25, 52.25)
     np.testing.assert_array_equal(by_time.mean, drawn.mean)
+    drawn = modules.plotting.band([*curves, np.array([[5.0, 1.0, 3.0], [15.0, 2.0, 3.0]])])
+    # 4.302653 is the 97.5th percentile of Student's t with two degrees of freedom.
+    width = 4.302653 * np.std([[5, 1, 3], [10, 2, 3], [15, 3, 3]], axis=1, ddof=1) / 3**0.5
+    np.testing.assert_allclose(drawn.high - drawn.mean, width, rtol=1e-6)
+    np.testing.assert_allclose(drawn.mean - drawn.low, width, rtol=1e-6)
+
+
+def test_a_drawing_over_tasks_has_interquartile_means_of_scaled_returns(modules):
+    def seeds(length, *returns):
+        return [np.array([[length / 2, 0.0, x], [length, 1.0, x]]) for x in returns]
+
+    def panel(title, length, *returns, **others):
+        curves = {"a": seeds(length, *returns), "b": seeds(length, *returns[::-1]), **others}
+        return modules.plotting.Panel(title, curves, {}, dict.fromkeys(curves, (100.0, 200.0)))
+
+    panels = [panel("x", 10.0, 120.0, 140.0), panel("y", 20.0, 140.0, 120.0)]
+    assert modules.plotting.overall(panels) == []  # two tasks
+    panels.append(panel("z", 900.0, 200.0, 200.0, c=seeds(900.0, 1.0)))
+    (drawing,) = modules.plotting.overall(panels)
+    assert (drawing.title, [*drawing.bands]) == ("interquartile mean over x, y, z", ["a", "b"])
+    band = drawing.bands["a"]
+    assert (band.x[0], band.x[-1], band.seeds) == (50.0, 100.0, 2)  # percent
+    # Of six scores in order, the lowest and the highest are left out; a resample of either task
+    # has its lower score twice in every fourth case.
+    for values, expected in ((band.low, 0.4), (band.mean, 0.5), (band.high, 0.55)):
+        np.testing.assert_allclose(values, expected)
+    scales = {"a": (0.0, 1.0), "b": (1.0, 1.0)}  # that of the second is empty
+    alone = [panel._replace(scales=scales) for panel in panels]
+    assert modules.plotting.overall(alone) == []
 
 
 def test_members_of_a_population_are_seeds(modules):

@@ -145,14 +145,23 @@ def test_population_values_are_configurations(make, curves):
     assert _drawn(curves, *paths) == {"Catch": dict(zip(labels, (2, 3)))}
 
 
-def test_a_wheel_has_no_recorded_results(curves, monkeypatch, tmp_path):
-    monkeypatch.setattr(curves.results, "PATH", tmp_path / "results.json")
+def test_recorded_results_are_read_without_warnings_and_a_wheel_has_none(
+    curves, monkeypatch, tmp_path, caplog
+):
+    rows, path = curves.results.read(), tmp_path / "results.json"
+    monkeypatch.setattr(curves.results, "PATH", path)
     assert curves._recorded.__wrapped__() == []
+    name = "snake_ppo-cnn-anakin"  # its bindings replace an encoder with options
+    curves.results.write({name: rows[name]}, path)
+    ((row, _),) = curves._recorded.__wrapped__()
+    assert (row.name, caplog.records) == (name, [])
 
 
 def test_levels_are_a_random_policy_and_published_or_highest_returns(make, curves):
     def levels(*paths, metric="episode/return"):
         (panel,) = curves.panels([x for path in paths for x in curves.read(path)], metric)
+        scaled = len(panel.curves) if panel.levels else 0
+        assert [*panel.scales.values()] == [tuple(panel.levels.values())] * scaled
         return panel.levels
 
     catch = make([CATCH], used="catch.Catch.rows = 10\n")  # a default
@@ -180,9 +189,10 @@ def test_a_comparison_has_a_curve_for_each_runner(make, tools):
 
 @pytest.mark.parametrize("count", [1, 4, 14])
 def test_legends_are_below_the_labels_of_axes(curves, count):
-    page, seeds = curves.plotting, [np.array([[0.0, 0.0, 1.0], [90.0, 1.0, 2.0]])]
+    page, last, long = curves.plotting, (1.0, 1.5, 2.0), ", ".join(["an_option = 12345"] * 4)
+    seeds = [np.array([[0.0, 0.0, 1.0], [90.0, 1.0, x]]) for x in last]
     levels = {"random": 1.5, "highest $\\frac$": 500.0}  # no formula
-    one = page.Panel("Snake", {str(count - 1): seeds}, levels)
+    one = page.Panel("Snake", {str(count - 1): seeds, long: seeds}, levels)
     several = page.Panel("Catch", {str(number): seeds for number in range(count)}, {})
     figure = page.page([several, one], "episode/return", page.COLUMNS)
     figure.canvas.draw()
@@ -193,9 +203,14 @@ def test_legends_are_below_the_labels_of_axes(curves, count):
     first, *_, axis, _ = figure.axes
     assert len(first.get_legend().get_texts()) == count
     texts = [text.get_text().replace("\u00a0", " ") for text in axis.get_legend().get_texts()]
-    assert texts[1:] == ["random: 1.50", "highest $\\frac$: 500.0, outside of the panel"]
-    assert texts[0] == f"{count - 1} (1 seed)"
-    assert axis.get_ylim()[1] < 3.0
+    assert texts[2:] == ["random: 1.50", "highest $\\frac$: 500.0 (outside)"]
+    assert texts[0] == f"{count - 1} (3 seeds)"
+    assert texts[1].replace("\n", " ") == f"{long} (3 seeds)"
+    # The interval, which ends at 2.74, neither widens the axis nor leaves it.
+    assert 2.0 < axis.get_ylim()[1] < 2.1
+    areas, bars = len(first.collections), first.get_lines()[count:]
+    assert (areas, len(bars)) == ((0, count) if count > 4 else (count, 0))
+    assert {max(bar.get_ydata()) for bar in bars} <= {first.get_ylim()[1]}
     assert first.get_lines()[count - 1].get_color() == axis.get_lines()[0].get_color()
     page.plt.close(figure)
 
@@ -213,7 +228,7 @@ def test_a_curve_shorter_than_a_tenth_makes_the_axis_logarithmic(curves, end, sc
 def test_a_folder_stands_for_the_runs_in_it(make, call, tmp_path, capsys):
     *_, path = map(make, ([CATCH], [CATCH, SEBULBA], [CARTPOLE]))
     empty = make(["gin/experiments/snake_ppo.gin"], "Anakin.population = 2", steps=())
-    out, log = tmp_path / "x.png", tmp_path / "catch.log"
+    out, log = tmp_path / "x.jpg", tmp_path / "catch.log"
     log.touch()
     call("plot", "--run_dir", tmp_path, log, "--run_dir", path, "--out", out)
     assert capsys.readouterr().out.splitlines() == [

@@ -79,18 +79,6 @@ def test_rows_are_read_and_written(modules, tmp_path):
     assert modules.rows.find(rows, suite="s") == [a]
 
 
-def test_suites_of_equal_steps_have_their_own_lines(modules, tmp_path):
-    options = {"environment": "E"}
-    entries = [
-        _entry("a", [9.0], **options),
-        _entry("b", [2.0], suite="minatar_1m", agent="PPO, 1M steps", **options),
-        _entry("c", [1.0], suite="minatar_200k", agent="DQN, 200k steps", **options),
-    ]
-    lines = modules.tables.overview(_read(modules, tmp_path, *entries)[0]).splitlines()[2:]
-    found = [[cell.strip() for cell in line.split("|")[1:5:2]] for line in lines]
-    assert found == [["E", "9.00 (5M)"], ["E, 1M steps", "2.00 (5M)"], ["E, 200k steps", ""]]
-
-
 def test_a_new_run_replaces_runs_of_other_settings(modules, tmp_path):
     rows, _ = _read(modules, tmp_path, _entry("a", [1.0, 3.0]))
     row = rows["a-anakin"]
@@ -144,23 +132,36 @@ def test_every_published_row_describes_a_run(modules):
     assert len({row.command(0) for row in rows.values()}) == len(rows)
 
 
-def test_pages_are_up_to_date_and_generated(tmp_path, call):
+def test_pages_and_pictures_are_up_to_date_and_generated(tmp_path, call, capsys):
     assert call("report", "--check") == 0, "run: python scripts/report.py"
     shutil.copytree(processes.ROOT / "docs", tmp_path / "docs")
-    readme, picture = tmp_path / "README.md", tmp_path / "docs/generated/results/suite_mujoco.png"
+    generated, readme = tmp_path / "docs/generated", tmp_path / "README.md"
     text = (processes.ROOT / "README.md").read_text()
     old = re.sub("(?<=begin: readme -->\n).*?(?=<!-- end: readme)", "old\n", text, flags=re.S)
     readme.write_text(old)
-    picture.unlink()
+    ledger, other = tmp_path / "docs/results.json", generated / "results/suite_football.png"
+    rows = json.loads(ledger.read_text())
+    (run,) = next(row for row in rows if row["experiment"] == "mujoco_sac")["runs"]
+    run["curve"][0][2] += 1.0
+    ledger.write_text(json.dumps(rows))
+    other.unlink()
+    pictures = [
+        generated / "results/suite_mujoco.png",
+        other,
+        tmp_path / "docs/learning_curves.png",
+    ]
+    capsys.readouterr()
     assert call("report", "--root", tmp_path, "--check") == 1
+    expected = [f"{path}: out of date" for path in (readme, *pictures)]
+    assert capsys.readouterr().out.splitlines() == expected
     assert readme.read_text() == old != text
-    assert call("report", "--root", tmp_path) == 0
+    assert call("report", "--root", tmp_path) == call("report", "--root", tmp_path, "--check") == 0
     assert readme.read_text() == text
-    linked = re.findall(r"\(results/(.*)\)", (picture.parents[1] / "results.md").read_text())
-    assert {path.name for path in picture.parent.glob("suite_*")} == set(linked)
+    linked = re.findall(r"\(results/(.*)\)", (generated / "results.md").read_text())
+    assert {path.name for path in other.parent.glob("suite_*")} == set(linked)
 
 
-def test_a_suite_has_panels_of_tasks_with_several_curves(modules, tmp_path):
+def test_a_suite_has_panels_of_tasks_with_curves(modules, tmp_path):
     published = [{"value": 3, "source": "a", "steps": "b"}]
     entries = [
         _entry("a", [1.0, 3.0], environment="x", published=published),
@@ -170,22 +171,20 @@ def test_a_suite_has_panels_of_tasks_with_several_curves(modules, tmp_path):
     ]
     for entry in entries[:3]:
         entry["runs"][0]["curve"] = [[100, 1.5, 0.0], [200, 2.5, 1.0]]
-    entries[3]["runs"][0]["hardware"] = "a machine without curves"
     rows, _ = _read(modules, tmp_path, *entries)
-    columns, axes = modules.plotting.columns, modules.plotting.COLUMNS
-    assert columns([*rows.values()]) == axes
-    (run,) = rows["b-anakin"].runs
-    other = dataclasses.replace(rows["b-anakin"], runs=(dataclasses.replace(run, hardware="b"),))
-    assert columns([rows["a-anakin"], other]) == axes[:1]
-    (panel,) = modules.plotting.suite([*rows.values()])
+    panel, alone = modules.plotting.suite(rows.values())
     found = {label: len(seeds) for label, seeds in panel.curves.items()}
     assert (panel.title, found) == ("x", {"PPO, Anakin": 1, "DQN, long, Anakin, b": 1})
     assert panel.levels == {"random policy": -1.0, "published": 3}
+    assert (alone.title, [*alone.curves]) == ("y", ["PPO, Anakin"])
     rows["b-anakin"] = dataclasses.replace(
         rows["b-anakin"], published=(dataclasses.replace(*rows["b-anakin"].published, value=4),)
     )
     levels = modules.rows.levels([rows["a-anakin"], rows["b-anakin"]])
     assert levels == {"random policy": -1.0, "published, PPO": 3, "published, DQN": 4}
+    (panel, _) = modules.plotting.suite(rows.values())
+    assert panel.scales == {"PPO, Anakin": (-1.0, 3), "DQN, long, Anakin, b": (-1.0, 4)}
+    assert modules.rows.reference("SAC", [*rows.values()]) == 3  # the first one of the task
     assert modules.rows.levels([rows["d-anakin"]]) == {"random policy": -1.0, "highest possible": 3}
 
 

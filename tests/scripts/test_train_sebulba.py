@@ -217,11 +217,8 @@ def test_a_failure_while_a_run_ends_hides_no_first_cause(config, tmp_path, caplo
 @pytest.mark.parametrize(
     ("name", "where", "step", "who"),
     [
-        ("SIGTERM", "recv", 61, "actor"),
         ("SIGUSR1", "recv", 61, "actor"),
-        ("SIGINT", "make", 0, "actor"),
         ("SIGHUP", "make", 0, "actor"),
-        ("SIGTERM", "recv", 5, "evaluation"),
         ("SIGUSR2", "recv", 5, "evaluation"),
     ],
 )
