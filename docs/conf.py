@@ -115,7 +115,8 @@ def _translate(app, what, name, documented, options, lines):
         source = inspect.getsource(pkgutil.resolve_name(owner))
         text = re.search(rf"^ +{field}: [^#\n]*(?:# *(.*))?$", source, re.M)[1] or ""
     text = re.sub(r"(?<![`:])`([^`]+)`(?!`)", r"``\1``", text)
-    lines[:] = re.sub(r"^( *)(\S.*[^:]):\n\n(?=\1 +\S)", r"\1\2::\n\n", text, flags=re.M).split("\n")
+    text = re.sub(r"^( *)(\S.*[^:]):\n\n(?=\1 +\S)", r"\1\2::\n\n", text, flags=re.M)
+    lines[:] = text.split("\n")
 
 
 def _resolve_short_name(app, env, node, contnode):
