@@ -171,6 +171,7 @@ def using(state: State) -> Iterator[None]:
             _install(earlier)
 
 
+configurable = gin.get_configurable  # a class as gin calls it: with the bindings in effect
 text = gin.config_str  # the configuration as a .gin file that `parse` accepts
 operative_text = gin.operative_config_str  # every parameter that was used, defaults included
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-import gin
 from podracers import agent as agent_lib
 from podracers import contract, errors, evaluation, precision, types
 from podracers import environment as environment_lib
@@ -223,7 +222,7 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
     def read(bindings: Sequence[str]) -> tuple[Experiment, list[str]]:
         dropped = config.parse(gin_files, bindings, Experiment)
         with config.user_errors("Experiment"):
-            made = gin.get_configurable(Experiment)()
+            made = config.configurable(Experiment)()
         object.__setattr__(made, "_is_loaded", True)
         return made, dropped
 
