@@ -12,12 +12,18 @@ import pkgutil
 import re
 import shutil
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+DOCS = pathlib.Path(__file__).resolve().parent
+ROOT = DOCS.parent
 _SETUP = configparser.ConfigParser()
 _SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 REPOSITORY = _SETUP["metadata"]["url"]
 # Sphinx reads files of its own folder only.
-shutil.copytree(ROOT / "notebooks", ROOT / "docs" / "notebooks", dirs_exist_ok=True)
+shutil.rmtree(DOCS / "notebooks", ignore_errors=True)
+shutil.copytree(ROOT / "notebooks", DOCS / "notebooks")
+# The pages of modules that have been moved or removed.
+for page in DOCS.glob("api/*.rst"):
+    if f"   {page.stem}\n" not in (DOCS / "api.rst").read_text():
+        page.unlink()
 
 project = "Podracers"
 author = "The Podracers contributors"
@@ -44,6 +50,7 @@ autodoc_default_options = {"members": True, "member-order": "bysource", "show-in
 autodoc_inherit_docstrings = False
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 80
+toc_object_entries_show_parents = "hide"
 napoleon_use_ivar = True
 strip_signature_backslash = True  # an underscore at the end of an argument's name is shown
 
@@ -51,11 +58,8 @@ html_theme = "sphinx_book_theme"
 html_title = project
 html_theme_options = {
     "repository_url": REPOSITORY,
-    "repository_branch": "main",
-    "path_to_docs": "docs",
     "use_repository_button": True,
     "use_issues_button": True,
-    "use_edit_page_button": True,
     "show_toc_level": 2,
     "navbar_persistent": [],  # the sidebar has a search already
 }
@@ -95,12 +99,12 @@ def _address(path: pathlib.Path) -> str:
 
 
 def _read_page(app, docname, source):
-    folder = ROOT if docname.startswith("notebooks/") else ROOT / "docs"
+    folder = ROOT if docname.startswith("notebooks/") else DOCS
     source[0] = _site_links((folder / docname).parent, source[0])
 
 
 def _read_included(app, relative_path, parent_docname, content):
-    content[0] = _site_links((ROOT / "docs" / relative_path).resolve().parent, content[0])
+    content[0] = _site_links((DOCS / relative_path).resolve().parent, content[0])
 
 
 def _translate(app, what, name, documented, options, lines):
@@ -114,9 +118,18 @@ def _translate(app, what, name, documented, options, lines):
         owner, _, field = name.rpartition(".")
         source = inspect.getsource(pkgutil.resolve_name(owner))
         text = re.search(rf"^ +{field}: [^#\n]*(?:# *(.*))?$", source, re.M)[1] or ""
+        text = re.sub(r"^\[.*?\]", r"`\g<0>`", text)  # the shape
     text = re.sub(r"(?<![`:])`([^`]+)`(?!`)", r"``\1``", text)
     text = re.sub(r"^( *)(\S.*[^:]):\n\n(?=\1 +\S)", r"\1\2::\n\n", text, flags=re.M)
     lines[:] = text.split("\n")
+
+
+def _name_defaults(app, what, name, documented, options, signature, return_annotation):
+    """Writes functions and factories that are defaults as code."""
+    if not signature:
+        return None
+    signature = re.sub(r"<function (?:\S+\.)?(\w+)(?: at 0x\w+)?>", r"\1", signature)
+    return signature.replace("<factory>", "..."), return_annotation
 
 
 def _resolve_short_name(app, env, node, contnode):
@@ -133,4 +146,5 @@ def setup(app):
     app.connect("source-read", _read_page)
     app.connect("include-read", _read_included)
     app.connect("autodoc-process-docstring", _translate, priority=400)
+    app.connect("autodoc-process-signature", _name_defaults)
     app.connect("missing-reference", _resolve_short_name)
