@@ -93,7 +93,7 @@ def _address(path: pathlib.Path) -> str:
         return "/index.md"
     if path.suffix == ".ipynb":
         return f"/{path}"
-    if path.parts[0] == "docs" and path.suffix in {".md", ".png", ".svg", ".gif"}:
+    if path.parts[0] == "docs" and path.suffix in {".md", ".png", ".jpg", ".svg", ".gif"}:
         return f"/{path.relative_to('docs')}"
     return f"{REPOSITORY}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}"
 

@@ -104,9 +104,15 @@ def test_a_wheel_in_an_empty_environment_trains_and_evaluates(tmp_path, source):
     assert summary["versions"]["podracers"] == "7.6.5"
     printed = run(programs / "podracers-evaluate", "--run_dir", "run")
     assert f"return {summary['evaluation']['return']:.2f}" in printed
-    run(programs / "podracers-compare", "--help")
-    run(programs / "podracers-check", "environments.catch.Catch")
+    for name, *words in (
+        ("compare", "--help"),
+        ("benchmark", "--help"),
+        ("check", "environments.catch.Catch"),
+        ("plot", "--run_dir", "run", "--metric", "loss/total", "--out", "run.png"),
+    ):
+        run(programs / f"podracers-{name}", *words)
+    assert (elsewhere / "run.png").exists()
     run(*install, "--no-build-isolation", "--force-reinstall", f"git+file://{source}")
-    commit = "from podracers.training import run_directory as x; print(x.provenance()['commit'])"
+    commit = "from podracers.training import summary as x; print(x.provenance()['commit'])"
     commit = run(programs / "python", "-c", commit)
     assert commit == run("git", "-C", source, "rev-parse", "HEAD")
