@@ -20,7 +20,7 @@ EXTRAS := $(shell \
   elif ls /dev/accel[0-9]* >/dev/null 2>&1 || { ls /dev/vfio/[0-9]* >/dev/null 2>&1 \
     && grep -qx 0x1ae0 /sys/bus/pci/devices/*/vendor 2>/dev/null; }; then echo tpu; fi)
 endif
-KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax notebooks test
+KNOWN_EXTRAS := cuda12 cuda13 tpu gcs wandb gymnax brax notebooks docs test
 COMMA := ,
 # pip only warns, and JAX would find only the CPU.
 ifneq ($(filter-out $(KNOWN_EXTRAS),$(subst $(COMMA), ,$(EXTRAS))),)
@@ -31,7 +31,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed$(addprefix -,$(EXTRAS))
 SOURCES := podracers agents environments scripts tests
-LOCKED_EXTRAS := test notebooks gymnax brax
+LOCKED_EXTRAS := test docs notebooks gymnax brax
 
 EXPERIMENT ?= snake_ppo
 # Without RUNNER the environment chooses the runner; without RUN_DIR the script names the directory.
@@ -39,11 +39,12 @@ RUNNER ?=
 RUN_DIR ?=
 PYTEST := $(BIN)/python -m pytest
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
+SPHINX := $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-slow test-all test-learning check lint types format benchmark \
-  accelerator lock clean
+.PHONY: help install train test test-slow test-all test-learning check lint types format \
+  benchmark accelerator docs linkcheck dist lock clean
 
 # Measured on two cores of an AMD EPYC; tests compare the README with this.
 TRAIN_TIME := about 4 minutes, installing included
@@ -62,7 +63,8 @@ help:
 	@echo "make test-all       with the slow tests, which make test-slow runs alone"
 	@echo "make test-learning  agents until they have learnt"
 	@echo "make accelerator    measure this machine's device, in ten minutes: runs/accelerator.md"
-	@echo "make lint | types | format | benchmark | lock | clean"
+	@echo "make docs           the site: .cache/docs/html/index.html"
+	@echo "make lint | types | format | benchmark | linkcheck | dist | lock | clean"
 	@echo "Times are of two cores."
 
 install: $(STAMP)
@@ -131,6 +133,23 @@ benchmark: install
 accelerator: install
 	$(BIN)/python scripts/accelerator.py
 
+# The site: .cache/docs/html/index.html. A warning is an error, such as a link that leads nowhere.
+docs: install
+	$(SPHINX) -b html docs .cache/docs/html
+	@echo "$(CURDIR)/.cache/docs/html/index.html"
+
+# Links to other sites, which may fail for reasons of their own.
+linkcheck: install
+	$(SPHINX) -b linkcheck docs .cache/docs/linkcheck
+
+# The files of a release, made with tools of their own.
+dist:
+	$(PYTHON) -m venv .cache/dist
+	.cache/dist/bin/python -m pip install --quiet build twine
+	rm -rf dist
+	.cache/dist/bin/python -m build
+	.cache/dist/bin/twine check --strict dist/*
+
 # Needs uv (https://docs.astral.sh/uv). One file serves every Python that the project supports.
 lock:
 	@echo "# The exact set that \`make install\` installs, for Python 3.11, 3.12 and 3.13; made by \`make lock\`." \
@@ -140,5 +159,5 @@ lock:
 
 # Keeps runs, which are results, and .venv, which takes minutes to create.
 clean:
-	rm -rf .cache .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf .cache .pytest_cache .ruff_cache build dist docs/api docs/notebooks *.egg-info
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,8 @@
 """AlphaZero: tree search with the environment itself as the model.
 
 Silver et al., "A general reinforcement learning algorithm that masters chess, shogi, and Go through
-self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player.
+self-play", 2018, https://doi.org/10.1126/science.aar6404, for one player. `agents.planning` has the
+formula of the loss.
 
 The search needs the environment's state: `wrappers.Searchable` adds it to the observation, under a
 key that networks do not see, and the environment to the specification. Only JAX environments can be

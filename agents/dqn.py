@@ -7,6 +7,12 @@ rest of Hessel et al., "Rainbow: Combining Improvements in Deep Reinforcement Le
 https://arxiv.org/abs/1710.02298: n-step returns, prioritised replay, distributions of returns and
 noisy networks; dueling is an option of the network.
 
+The loss of a transition, with the importance weight `w` of its draw, the parameters `θ` and those
+of the target, `θ'`; `n` is smaller where the episode ends earlier, and `d_n` is 0 if it terminated:
+
+    G = r_1 + γ r_2 + ... + γ^{n-1} r_n + γ^n d_n q(s_n, argmax_a q(s_n, a; θ); θ')
+    w huber(G - q(s_0, a_0; θ))
+
 Axis legend: `T` time, `B` streams, `N` drawn sequences, `A` actions. `_tm1` is the state that is
 learnt from, `_t` the one that its target bootstraps from, up to `n_step` steps later.
 """

@@ -4,6 +4,10 @@ Espeholt et al., "IMPALA: Scalable Distributed Deep-RL with Importance Weighted 
 Architectures", 2018, https://arxiv.org/abs/1802.01561. Any action head, any network with or without
 memory; V-trace unrolls it over all `T + 1` time steps, from the core that acting began with.
 
+The loss of a step, with the advantage `A` and the target `G` of `returns.vtrace`, both constants:
+
+    -A log π(a|s) + value_cost (v(s) - G)² / 2 - entropy_cost H(π(·|s))
+
 Losses are means over the global batch; the paper sums them over N transitions. Divide published
 values of `max_grad_norm` and `optimizer_epsilon` by N (by N squared with the epsilon inside the
 root); the steps of the optimizer are then the same.

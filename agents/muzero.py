@@ -4,6 +4,7 @@ Schrittwieser et al., "Mastering Atari, Go, chess and shogi by planning with a l
 https://arxiv.org/abs/1911.08265. Its search is either that of the paper or, by default, that of
 Gumbel MuZero, which needs few simulations; see `agents.tree_search`. Acting stores the results of
 its searches; `reanalyze` repeats the searches of replayed sequences (appendix H of the paper).
+`agents.planning` has the formula of the loss.
 
 Axis legend: `T` time, `L` transitions of a sequence, `K` unrolled steps, `B` streams, `N` drawn
 sequences, `A` actions, `Z` atoms.

@@ -10,6 +10,13 @@ the end of an episode:
 A sequence that begins at LAST has weight 0, because the action there was ignored and the final
 observation may look like one that has a value.
 
+The loss of a sequence, with the importance weight `w` of its draw, and at step `k` of the unrolled
+model the search policy `π_k`, n-step return `G_k` (`returns.n_step`) and reward `r_k`, which the
+predictions `p_k`, `v_k` and `u_k` approach in cross-entropy `CE` (the root has no reward, and
+AlphaZero the root alone):
+
+    w Σ_k c_k (CE(π_k, p_k) + value_cost CE(G_k, v_k) + CE(r_k, u_k)),  c_0 = 1, c_k = 1 / K
+
 Axis legend: `T` time, `L` transitions of a sequence, `K` unrolled steps, `B` streams, `N` drawn
 sequences, `A` actions, `Z` atoms.
 """

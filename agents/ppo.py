@@ -3,6 +3,12 @@
 Schulman et al., "Proximal Policy Optimization Algorithms", 2017, https://arxiv.org/abs/1707.06347,
 with generalised advantage estimation. Any action head, any network with or without memory.
 
+The loss of a step, with the ratio `ρ = π(a|s) / μ(a|s)` of the learning and the acting policy, the
+normalised advantage `A`, and the target `G`, the raw advantage plus the value before the update:
+
+    -min(ρ A, clip(ρ, 1 - clip_epsilon, 1 + clip_epsilon) A)
+      + value_cost (v(s) - G)² / 2 - entropy_cost H(π(·|s))
+
 Axis legend: `T` time, `B` streams of one device, `M` minibatches.
 """
 

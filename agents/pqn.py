@@ -6,6 +6,11 @@ normalisation replace replay and target parameters, so the network should have `
 encoders and cores, as the default network does. A recurrent network gets the previous action and
 reward, and learns from whole streams.
 
+The loss of a step, with the lambda-return `G` (`returns.lambda_returns`) of the values
+`v(s) = max_a q(s, a)`:
+
+    (q(s, a) - G)² / 2
+
 Axis legend: `T` time, `B` streams of one device, `M` minibatches, `A` actions.
 """
 

@@ -3,9 +3,15 @@
 Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019,
 https://openreview.net/forum?id=r1lyTjAqYX.
 
-A network gets the previous action and reward beside the observation. Its values are those of
-rescaled returns, `h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x`. Sequences begin where rollouts do,
-with the core of acting there; the first `burn_in` steps only update that old core.
+A network gets the previous action and reward beside the observation. Sequences begin where rollouts
+do, with the core of acting there; the first `burn_in` steps only update that old core.
+
+The loss of a step, with the importance weight `w` of its sequence, and the n-step return `G`
+(`returns.n_step`) of the values `v(s)` under the parameters `θ` and those of the target, `θ'`:
+
+    h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x
+    v(s) = h⁻¹(q(s, argmax_a q(s, a; θ); θ'))
+    w (h(G) - q(s, a; θ))² / 2
 
 Axis legend: `T` time, `B` streams, `L` transitions of a sequence, `U` of them after the burn-in,
 `N` sequences, `A` actions.

@@ -13,7 +13,9 @@ trace parameter for each transition. Results for transitions out of LAST have no
 unreduced: the caller weights them and takes one mean over the global batch.
 
 Axis legend: `T` transitions, `B` streams, `...` any axes, the same for every argument. `_tm1` is
-where the action was chosen, `_t` on arrival.
+where the action was chosen, `_t` on arrival. In formulas, `r_t`, `d_t` and `v_t` are the reward,
+the discount and the value of time step `t`; `γ` is the discount of the agent, and `λ_t` is 0 where
+`t` is LAST, else `lambda_`. Recursions run backwards from `T`, the end of the rollout.
 """
 
 import functools
@@ -54,6 +56,11 @@ def gae(
 ) -> jax.Array:
     """Returns generalised advantage estimates `[T, B]`.
 
+    They are, with `A_T = 0`:
+
+        δ_t = r_{t+1} + γ d_{t+1} v_{t+1} - v_t
+        A_t = δ_t + γ d_{t+1} λ_{t+1} A_{t+1}
+
     Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
     https://arxiv.org/abs/1506.02438. Added to `values[:-1]` they are the lambda-returns.
 
@@ -77,6 +84,10 @@ def lambda_returns(
 ) -> jax.Array:
     """Returns the lambda-returns `[T, B]`.
 
+    They are, with `G_T = v_T`:
+
+        G_t = r_{t+1} + γ d_{t+1} ((1 - λ_{t+1}) v_{t+1} + λ_{t+1} G_{t+1})
+
     With the values of greedy actions they are the targets of Peng's Q(lambda), in which random
     actions do not cut traces: Peng and Williams, "Incremental Multi-Step Q-Learning", 1996,
     https://doi.org/10.1007/BF00114731. Gradients pass through.
@@ -97,6 +108,10 @@ def n_step(
     timestep: types.TimeStep, values: jax.Array, gamma: jax.Array | float, n: int
 ) -> jax.Array:
     """Returns the n-step returns `[T, B]`; fewer steps where an episode or the rollout ends.
+
+    They are `G^n_t`, with `G^0_t = v_t` and `G^k_T = v_T`:
+
+        G^k_t = r_{t+1} + γ d_{t+1} (v_{t+1} if t + 1 is LAST else G^{k-1}_{t+1})
 
     After a truncation, and at the end, they bootstrap from the value of that time step. Gradients
     pass through.
@@ -130,14 +145,21 @@ def vtrace(
     clip_rho: float = 1.0,
     clip_pg_rho: float = 1.0,
 ) -> Targets:
-    """Returns V-trace's targets and advantages.
+    """Returns V-trace's targets `G` and advantages `A`.
+
+    They are, with the ratio `ρ_t = exp(log_ratio_t)` and `G_T = v_T`:
+
+        δ_t = min(ρ_t, clip_rho) (r_{t+1} + γ d_{t+1} v_{t+1} - v_t)
+        G_t = v_t + δ_t + γ d_{t+1} λ_{t+1} min(ρ_t, 1) (G_{t+1} - v_{t+1})
+        A_t = min(ρ_t, clip_pg_rho) (r_{t+1} + γ d_{t+1} G_{t+1} - v_t)
+
+    In the advantage, `G_{t+1}` is `v_{t+1}` where `t + 1` is LAST.
 
     Espeholt et al., "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner
     Architectures", https://arxiv.org/abs/1802.01561. The targets are its equation 1, with `lambda_`
-    in the traces as in its remark 2. The advantage is that of its section 4.2, `rho_s * (r_s +
-    gamma * v_{s+1} - V(x_s))`, whatever `lambda_` is, as in the authors' own code and in SEED RL
-    (https://arxiv.org/abs/1910.06591). After a transition into LAST, `v_{s+1}` is the value of the
-    final observation. Gradients pass through; stop them at the call.
+    in the traces as in its remark 2. The advantage is that of its section 4.2, whatever `lambda_`
+    is, as in the authors' own code and in SEED RL (https://arxiv.org/abs/1910.06591). Gradients
+    pass through; stop them at the call.
 
     Args:
       timestep: `[T + 1, B]`; its rewards and discounts arrive with the observation.
@@ -178,6 +200,10 @@ def clipped_surrogate(
 ) -> jax.Array:
     """Returns PPO's clipped policy loss `[...]`.
 
+    It is, with the ratio `ρ = exp(log_ratio)` and the advantage `A`:
+
+        -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A)
+
     Schulman et al., "Proximal Policy Optimization Algorithms", https://arxiv.org/abs/1707.06347.
     `rlax.clipped_surrogate_pg_loss` averages over time, which leaves no room for weights.
 
@@ -198,6 +224,10 @@ def clipped_value(
 ) -> jax.Array:
     """Returns the worse of the value losses with and without clipping, `[...]`.
 
+    It is, with the prediction `v`, the target `G` and the value at the time of acting, `b`:
+
+        max((v - G)², (b + clip(v - b, -ε, ε) - G)²) / 2
+
     Args:
       prediction: value from the learning parameters.
       target: the return; no gradient passes through it.
@@ -213,6 +243,10 @@ def clipped_value(
 
 def kl_estimate(log_ratio: jax.Array) -> jax.Array:
     """Returns an unbiased estimate of `KL(mu || pi)` that is never negative, `[...]`.
+
+    It is, with the ratio `ρ = exp(log_ratio)`:
+
+        ρ - 1 - log ρ
 
     Estimator `k3` of Schulman, "Approximating KL Divergence",
     http://joschu.net/blog/kl-approx.html.

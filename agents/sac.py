@@ -8,6 +8,14 @@ The policy, the critics and the temperature are updated together, by the gradien
 their losses, none of which depends on the parameters of another. This equals three optimizers with
 one learning rate; with a `policy_period`, those of the policy and of the temperature pause.
 
+The losses of a transition to `s'`, with critics `q_i`, target critics `q'_i`, temperature `α`,
+`a ~ π(·|s)`, `a' ~ π(·|s')` and `H(s) = -log π(a|s)` (the expectations, if actions are discrete):
+
+    y = r + γ d (min_i q'_i(s', a') + α H(s'))
+    critics: Σ_i (q_i(s, replayed action) - y)² / 2
+    policy: -min_i q_i(s, a) - α H(s)
+    temperature: α (H(s) - target entropy)
+
 Axis legend: `T` time, `B` streams, `N` drawn sequences.
 """
 

@@ -5,6 +5,16 @@ Control", 2019, https://arxiv.org/abs/1909.12238. Any action head, any network w
 memory. PopArt is left out, and the gradient steps of an update share the value targets. The better
 half of the advantages is that of all devices.
 
+The loss of a step, with the advantage `A`, the lambda-return `G`, the temperature `η`, and for each
+divergence `KL_k` of the policy from the target policy the multiplier `α_k` and its bound `ε_k`:
+
+    -ψ log π(a|s) + value_cost (v(s) - G)² / 2
+      + η (ε_η + log mean(exp(A / η)))
+      + Σ_k (stop_gradient(α_k) KL_k + α_k (ε_k - stop_gradient(KL_k)))
+
+The mean is over the better half of the advantages. There `ψ` is proportional to `exp(A / η)`,
+elsewhere it is 0, and its mean over all steps is 1.
+
 Axis legend: `T` time, `B` streams of one device, `D` devices, `K` divergences.
 """
 

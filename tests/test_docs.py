@@ -1,6 +1,7 @@
 """Pages: links and paths lead somewhere, and tables are shown as tables."""
 
 import pathlib
+import pkgutil
 import re
 
 import markdown_it
@@ -58,3 +59,19 @@ def test_the_comparison_counts_the_agents_of_the_readme():
     readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/comparison.md"))
     agents = re.findall(r"^\| `\w+\.\w+` \| (?:any|discrete|continuous)", readme, re.M)
     assert re.search(r"^\| algorithms \| (\d+) agents", page, re.M)[1] == str(len(agents))
+
+
+# Parts that no user imports or names in a .gin file.
+_INTERNAL = {"agents.ring_buffer", "agents.sum_tree", "agents.networks.cpu_kernels"}
+_INTERNAL |= {"environments.rendering"}
+_PACKAGES = {"agents.meta", "agents.networks", "environments.meta"}
+
+
+def test_the_reference_lists_all_agents_networks_and_environments():
+    listed = re.findall(r"^   ([\w.]+)$", (ROOT / "docs" / "api.rst").read_text(), re.M)
+    assert len(listed) == len(set(listed))
+    modules = pkgutil.iter_modules([str(ROOT / "agents")], "agents.")
+    networks = pkgutil.iter_modules([str(ROOT / "agents" / "networks")], "agents.networks.")
+    environments = pkgutil.iter_modules([str(ROOT / "environments")], "environments.")
+    names = {module.name for module in (*modules, *networks, *environments)}
+    assert names - set(listed) == _INTERNAL | _PACKAGES

@@ -6,6 +6,7 @@ import re
 import sys
 import zipfile
 
+import jax
 import pytest
 import yaml
 
@@ -42,9 +43,7 @@ def test_the_citation_and_the_pages_repeat_the_projects_metadata():
     metadata = documented.setup()["metadata"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["url"] == citation["repository-code"] == metadata["url"]
-    assert [str(citation[x]) for x in ("version", "license")] == [
-        metadata[x] for x in ("version", "license")
-    ]
+    assert citation["license"] == metadata["license"]
     (paper,) = citation["references"]
     text = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
     assert paper["title"] in " ".join(text.split())
@@ -65,15 +64,28 @@ def test_shipped_files_are_found_from_any_directory(tmp_path, monkeypatch, name)
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_trains_and_evaluates(tmp_path, source):
-    target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
+def test_a_wheel_in_an_empty_environment_trains_and_evaluates(tmp_path, source):
+    elsewhere, environment = tmp_path / "elsewhere", tmp_path / "environment"
     elsewhere.mkdir()
 
-    def run(*command, environment=None):
-        done = processes.finish(processes.spawn(command, environment, cwd=elsewhere))
+    def run(*command):
+        done = processes.finish(processes.spawn(command, {"PYTHONPATH": ""}, cwd=elsewhere))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (
+        ("init", "--quiet"),
+        ("add", "--all"),
+        ("commit", "--quiet", "-m", "first"),
+        ("tag", "v7.6.5"),
+    ):
+        run("git", "-C", source, *identity, *command)
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
+    programs = environment / "bin"
+    # The dependencies of this environment, without its editable installation.
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(str(pathlib.Path(jax.__file__).parents[1]))
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     offline = ("--no-deps", "--no-index")
     run(*pip, "wheel", *offline, "--no-build-isolation", "-w", tmp_path, source)
@@ -81,22 +93,17 @@ def test_an_installed_wheel_trains_and_evaluates(tmp_path, source):
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     # No `gin`, which would hide gin-config.
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
-    for command in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "-m", "first")):
-        run("git", "-C", source, *identity, *command)
-    repository = f"git+file://{source}"
-    run(*pip, "install", *offline, "--no-build-isolation", "--target", target, repository)
-    installed = {"PYTHONPATH": str(target)}
-    path = run(sys.executable, "-c", "import agents; print(agents.__file__)", environment=installed)
-    assert pathlib.Path(path.strip()).is_relative_to(target)
-    chosen = ["--gin_file", "cartpole_ppo.gin"]
+    install = (*pip, "--python", programs / "python", "install", *offline)
+    run(*install, wheel)
+    path = run(programs / "python", "-c", "import agents; print(agents.__file__)")
+    assert pathlib.Path(path.strip()).is_relative_to(site)
+    chosen = ["--gin_file", "catch_ppo.gin"]
     chosen += [word for binding in SMALL for word in ("--gin_bindings", binding)]
-    run(target / "bin/podracers-train", *chosen, "--run_dir", "run", environment=installed)
+    run(programs / "podracers-train", *chosen, "--run_dir", "run")
     summary = json.loads((elsewhere / "run/summary.json").read_text())
-    head = run("git", "-C", source, "rev-parse", "HEAD").strip()
-    assert (summary["updates"], summary["commit"]) == (1, head)
-    assert summary["other_modules"] == {}
-    printed = run(target / "bin/podracers-evaluate", "--run_dir", "run", environment=installed)
+    assert (summary["updates"], summary["commit"], summary["other_modules"]) == (1, None, {})
+    assert summary["versions"]["podracers"] == "7.6.5"
+    printed = run(programs / "podracers-evaluate", "--run_dir", "run")
     assert f"return {summary['evaluation']['return']:.2f}" in printed
     for name, *words in (
         ("compare", "--help"),
@@ -104,5 +111,9 @@ def test_an_installed_wheel_trains_and_evaluates(tmp_path, source):
         ("check", "environments.catch.Catch"),
         ("plot", "--run_dir", "run", "--metric", "loss/total", "--out", "run.png"),
     ):
-        run(target / f"bin/podracers-{name}", *words, environment=installed)
+        run(programs / f"podracers-{name}", *words)
     assert (elsewhere / "run.png").exists()
+    run(*install, "--no-build-isolation", "--force-reinstall", f"git+file://{source}")
+    commit = "from podracers.training import summary as x; print(x.provenance()['commit'])"
+    commit = run(programs / "python", "-c", commit)
+    assert commit == run("git", "-C", source, "rev-parse", "HEAD")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from tests import documented
 
@@ -57,6 +58,29 @@ def test_check_runs_the_type_checker():
     assert ".venv/bin/pyrefly check" in _make("-n", "STAMP=setup.cfg", "check")
 
 
+def test_workflows_call_make_on_every_python():
+    workflows = {
+        path.stem: yaml.safe_load(path.read_text())["jobs"]
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+    }
+    steps = [step for jobs in workflows.values() for job in jobs.values() for step in job["steps"]]
+    commands = {step["run"] for step in steps if "run" in step}
+    assert len(commands) >= 5
+    for command in commands:
+        program, *arguments = re.sub(r"\$\{\{.*?\}\}", "", command).split()
+        assert program == "make"
+        _make("-n", "STAMP=setup.cfg", *arguments)
+    versions = re.findall(r":: (3\.\d+)", documented.setup()["metadata"]["classifiers"])
+    assert workflows["test"]["test"]["strategy"]["matrix"]["python"] == versions
+
+
+def test_hooks_of_pre_commit_are_programs_of_the_environment():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    programs = [hook["entry"].split()[0] for hook in repository["hooks"]]
+    assert programs
+    assert [program for program in programs if not (ROOT / program).is_file()] == []
+
+
 def test_unknown_extras_are_refused():
     """Pip only warns, and JAX would find only the CPU."""
     assert "got 'cuda'" in _make("--dry-run", "EXTRAS=cuda", "install", code=2)
@@ -77,7 +101,7 @@ def test_unknown_extras_are_refused():
 def test_continuous_integration_names_the_tests_that_needed_a_second_try(tmp_path, tries, code):
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    (tmp_path / "Makefile").write_text("test test-slow:\n\t.venv/bin/python -m pytest\n")
+    (tmp_path / "Makefile").write_text("docs:\ntest test-slow:\n\t.venv/bin/python -m pytest\n")
     (tmp_path / "test_own.py").write_text(
         "import os\n"
         "def test_early(): pass\n"
