@@ -14,8 +14,9 @@ import pytest
 
 from agents import ppo
 from agents.networks import cores
-from podracers import metrics, types, unroll
-from podracers.training import check, experiment, host_check
+from podracers import contract as contract_lib
+from podracers import host_contract, metrics, types, unroll
+from podracers.training import experiment
 from tests import contract, documented, streams
 
 T, B = 40, 3
@@ -35,7 +36,7 @@ def _files(tmp_path_factory):
 @pytest.mark.parametrize("name", ["corridor.Corridor", "drift.Drift"])
 def test_environments_keep_the_contract(name):
     module, _, kind = name.partition(".")
-    check.check_environment(getattr(importlib.import_module(module), kind))
+    contract_lib.check_environment(getattr(importlib.import_module(module), kind))
 
 
 @pytest.mark.slow
@@ -57,7 +58,7 @@ def test_the_runner_learns_as_anakin_does():
 @pytest.mark.slow
 def test_the_simulator_keeps_the_contract_and_trains():
     boats = importlib.import_module("boats")
-    assert host_check.environment_faults(boats.Boats(max_steps=20)) == []
+    assert host_contract.environment_faults(boats.Boats(max_steps=20)) == []
     small = ["NUM_ENVS = 8", "ROLLOUT_LENGTH = 8", "PPO.epochs = 1", "PPO.num_minibatches = 2"]
     runner = experiment.load(["boats_ppo.gin"], small).build().runner
     state, report = runner.step(runner.init(0), 2)
