@@ -44,7 +44,7 @@ class Anakin:
       rollout_length: `T`, agent steps of each stream between updates.
       population: `P`, number of independent seeds to train at once.
       population_values: numbers by option of the agent, such as `{'learning_rate': (1e-4, 1e-3)}`,
-        one for each member; fewer are repeated in turn (see `population.by_option`).
+        one for each member; fewer are repeated cyclically (see `population.by_option`).
       reset_batch: number of streams of a device to reset together; None to reset all of them at
         every step. See `unroll.BatchedEnvironment`.
       num_devices: number of devices to use; None for all.

@@ -1,7 +1,7 @@
 """Measures speed: python scripts/benchmark.py [NAME ...] [--repeats N] [--json FILE].
 
 Rates are warm, in agent steps per second, without compilation, printed as the median and range of
-several repeats. Programs that are compared take turns, and ratios are taken turn by turn.
+several repeats. Programs are measured alternately, and ratios are those of neighbours.
 """
 
 import argparse

@@ -3,7 +3,7 @@ r"""Compares runners on one experiment, over seeds: curves by step and by second
   python scripts/compare.py --gin_file gin/experiments/snake_ppo.gin \
       --runners anakin sebulba --seeds 3
 
-trains every runner with every seed (`scripts/train.py`, each in its own process, in turns), then
+trains every runner with every seed (`scripts/train.py`, each in its own process), then
 writes comparison.png and comparison.json beside the runs, and prints a table. The same command
 continues after it was stopped, and trains no run twice.
 
@@ -91,7 +91,7 @@ def _plan(options: argparse.Namespace, output: pathlib.Path) -> list[training_pr
             lists[label].append(value)
     return [
         training_process.plan(label, seed, files[label], bindings[label], output / "runs")
-        for seed in range(options.seeds)  # runners take turns: the machine's speed drifts
+        for seed in range(options.seeds)  # runners alternate: the machine's speed drifts
         for label in files
     ]
 

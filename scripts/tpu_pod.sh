@@ -16,7 +16,7 @@ commands
   fetch    copy the run directory here
   delete   delete the TPU VM, after asking
   train    create, setup, run, and fetch now and then until the run has finished; after a preemption
-           the TPU VM is made anew and the run goes on. What was preempted is deleted, with its
+           the TPU VM is made anew and the run continues. The preempted VM is deleted, with its
            disks, and nothing else: not a TPU VM that is stopped, and nothing at the end.
 
 flags, with the variable that is the default

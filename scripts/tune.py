@@ -8,7 +8,7 @@ experiment's own:
   python scripts/train.py --gin_file gin/experiments/cartpole_ppo.gin --gin_file tuned.gin
 
 The search starts with the experiment's values, and follows one parameter after the other. At the
-end the start and the best are measured again, in turns; unless the best wins each time, the file
+end the start and the best are measured again, alternately; unless the best wins each time, the file
 changes nothing. Settings that do not divide, or use too much memory or time, are skipped. Ctrl-C
 keeps the best so far.
 

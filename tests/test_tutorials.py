@@ -18,9 +18,9 @@ from dm_env import specs
 from agents import networks, ppo
 from agents.networks import cores
 from podracers import contract as contract_lib
-from podracers import environment, metrics, types, unroll
+from podracers import environment, host_contract, metrics, types, unroll
 from podracers.training import experiment
-from tests import contract, documented
+from tests import contract, documented, streams
 
 T, B = 40, 3
 
@@ -30,9 +30,6 @@ def _files(tmp_path_factory):
     """The files of the pages in the working directory, whose modules can be imported."""
     folder = tmp_path_factory.mktemp("pages")
     documented.write_files(folder)
-    (folder / "mine.py").write_text(
-        "from podracers import anakin\nclass Runner(anakin.Anakin): ..."
-    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
@@ -45,9 +42,36 @@ def test_environments_keep_the_contract(name):
     contract_lib.check_environment(getattr(importlib.import_module(module), kind))
 
 
+@pytest.mark.slow
+@pytest.mark.exact  # on one backend
+def test_the_runner_learns_as_anakin_does():
+    agent, environment = contract.AGENTS["ppo"]()
+    sizes = contract.NUM_ENVS, contract.ROLLOUT_LENGTH
+    loop = importlib.import_module("loop").Loop(contract.Recorder(agent), environment, *sizes)
+    actual, expected = (
+        contract.run(subject, 3)
+        for subject in (loop, contract.RUNNERS["anakin"].make(loop.agent, environment, 1))
+    )
+    streams.assert_close(actual.rollouts, expected.rollouts, rtol=1e-4, atol=1e-4)
+    learners = (history.states[-1].learner for history in (actual, expected))
+    streams.assert_close(*learners, rtol=1e-4, atol=1e-4)
+    assert loop.trace(0).jaxpr and actual.states[-1].update == 3
+
+
+@pytest.mark.slow
+def test_the_simulator_keeps_the_contract_and_trains():
+    boats = importlib.import_module("boats")
+    assert host_contract.environment_faults(boats.Boats(max_steps=20)) == []
+    small = ["NUM_ENVS = 8", "ROLLOUT_LENGTH = 8", "PPO.epochs = 1", "PPO.num_minibatches = 2"]
+    runner = experiment.load(["boats_ppo.gin"], small).build().runner
+    state, report = runner.step(runner.init(0), 2)
+    runner.close()
+    assert state.update == 2 and np.isfinite(report.means["loss/total"].result())
+
+
 def test_files_name_another_runner_or_network():
-    runner = experiment.load(["catch_ppo.gin", "mine.gin"], []).build().runner
-    assert type(runner).__module__ == "mine"
+    runner = experiment.load(["catch_ppo.gin", "loop.gin"], []).build().runner
+    assert type(runner).__module__ == "loop"
     parts = experiment.load(["readme.gin"], []).build()
     assert parts.agent.init_actor(jnp.arange(B), B) and parts.environment.length == 10
 

@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
             begun = os.path.join(getattr(arguments, "run_dir", None) or "", "config.gin")
             files = arguments.gin_file or [begun if os.path.isfile(begun) else "gin/runners.gin"]
             names = config.bound_names(files)
-            # A macro wins over a parameter of the same name.
+            # A macro precedes a parameter of the same name.
             known = {x.rpartition(".")[2].lower(): x for x in sorted(names, key=str.isupper)}
             for near in difflib.get_close_matches(option.strip("-").lower(), known, 1):
                 message += f"; did you mean --gin_bindings '{known[near]} = {value}'?"

@@ -1,7 +1,7 @@
 """Trains an experiment: python scripts/train.py --gin_file gin/experiments/NAME.gin.
 
-Later --gin_file and --gin_bindings win over earlier ones, and bindings over files. With --resume, a
-run continues from its newest undamaged checkpoint, with the configuration that it started with.
+Later --gin_file and --gin_bindings override earlier ones, and bindings override files. With
+--resume, a run continues from its newest undamaged checkpoint, with its own configuration.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""Threads, child processes and simulators: what watches over them and ends them."""
+"""Supervision of threads, child processes and simulators: time limits and clean ends."""

@@ -5,9 +5,9 @@ Files use Python's own names (`from agents import ppo`, then `ppo.PPO.gamma`), s
 be imported can be configured. Bindings of the command line may leave the module out
 (`PPO.gamma = 0.9`).
 
-Precedence: later files win over earlier ones, and bindings win over files. Bindings of a class hold
-for its subclasses, too: the innermost scope wins, and then the nearest class. Bindings of files
-that only a replaced choice would use are dropped. Any other binding that nothing uses is an error.
+Precedence: later files override earlier ones, and bindings override files. Bindings of a class hold
+for its subclasses, too: first the innermost scope, then the nearest class. Bindings of files that
+only a replaced choice would use are dropped. Any other binding that nothing uses is an error.
 Types are not checked here, but by the classes that take the options.
 """
 
@@ -56,7 +56,7 @@ def parse(gin_files: Sequence[str], gin_bindings: Sequence[str], root: type) -> 
     Args:
       gin_files: paths, relative to the working directory, or of shipped files: relative to the
         repository, to its `gin` or to `gin/experiments`.
-      gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
+      gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they override the files.
       root: the class whose parameters choose the parts of the experiment.
 
     Returns:

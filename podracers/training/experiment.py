@@ -214,7 +214,7 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
 
     Args:
       gin_files: paths, relative to the working directory, or of shipped files (see `config.parse`).
-      gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they win over the files.
+      gin_bindings: `"name.parameter = value"` or `"MACRO = value"`; they override the files.
 
     Raises:
       errors.UserError: see `config.parse`; a part refuses its options; or another thread trains.

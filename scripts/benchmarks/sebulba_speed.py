@@ -1,6 +1,6 @@
 """Sebulba on EnvPool's Pong: the simulators alone, actors alone, actors and learner, a baseline.
 
-All settings are those of the shipped experiment. Each program has its own process; they take turns.
+All settings are those of the shipped experiment. Programs run alternately, each in its own process.
 """
 
 import contextlib

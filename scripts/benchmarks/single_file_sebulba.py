@@ -66,7 +66,7 @@ class _Rollout(NamedTuple):
     value: jax.Array
     reward: jax.Array
     done: jax.Array
-    reset: jax.Array  # EnvPool takes a step to reset, which is not learnt from
+    reset: jax.Array  # EnvPool takes a step to reset, which the loss excludes
 
 
 class State(NamedTuple):

@@ -21,7 +21,7 @@ class Search:
       budget: seconds.
       measured: settings and outcomes, in order; first those of the experiment.
       best: the index of the fastest; None if none could be measured.
-      rounds: rates of the start and of the best, measured again in turns.
+      rounds: rates of the start and of the best, measured again, alternately.
       complete: whether nothing was left out for lack of time.
       interrupted: whether Ctrl-C ended it; then the best was not measured again.
     """
