@@ -44,7 +44,7 @@ nb_execution_mode = "off"
 myst_heading_anchors = 4
 nitpicky = True
 # Annotations name classes of other packages and of modules that have no page.
-nitpick_ignore_regex = [("py:class", ".*"), ("py:exc", r"Stopped|pipeline\.WorkerError")]
+nitpick_ignore_regex = [("py:(class|obj)", ".*"), ("py:exc", r"Stopped|pipeline\.WorkerError")]
 
 autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
 autodoc_inherit_docstrings = False
