@@ -117,8 +117,8 @@ def n_step(
 class VTrace(NamedTuple):
     """The targets and advantages of V-trace, `[T, B]` each."""
 
-    target: jax.Array  # of the values
-    advantage: jax.Array  # of the policy gradient, importance weights included
+    target: jax.Array  # target of the values
+    advantage: jax.Array  # advantage of the policy gradient, times importance weights
 
 
 def vtrace(

@@ -36,7 +36,7 @@ class Probe:
     length: ClassVar[int] = 1  # steps of an episode; a field of probes in which it is an option
     num_cues: ClassVar[int] = 1
     min_length: ClassVar[int] = 1
-    truncates: ClassVar[bool] = False  # whether episodes end by truncation
+    truncates: ClassVar[bool] = False  # truncation ends episodes, not termination
     action: ClassVar[specs.Array] = specs.DiscreteArray(2)
 
     def __post_init__(self):

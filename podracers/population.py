@@ -16,7 +16,7 @@ import numpy as np
 from podracers import agent as agent_lib
 from podracers import errors
 
-Values = Mapping[str, tuple[float, ...]]  # by option, `P` each
+Values = Mapping[str, tuple[float, ...]]  # `P` values of each option
 _NAME = "Anakin.population_values"
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
