@@ -132,7 +132,7 @@ def n_step(
 class Targets(NamedTuple):
     """The targets of an actor-critic, `[T, B]` each."""
 
-    target: jax.Array  # of the values
+    target: jax.Array  # target of the values
     advantage: jax.Array  # of the policy gradient, with V-trace's importance weights
 
 

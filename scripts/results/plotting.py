@@ -52,7 +52,7 @@ class Panel(NamedTuple):
     """The curves of one environment."""
 
     title: str
-    curves: dict[str, list[np.ndarray]]  # by label: the curve of each seed, `[K, 3]`
+    curves: dict[str, list[np.ndarray]]  # keys are labels; the curve of each seed is `[K, 3]`
     levels: dict[str, float]  # returns to compare with, by label
     # By label, if known: the returns of which the scores are 0 and 1.
     scales: Mapping[str, tuple[float, float]] = types.MappingProxyType({})
