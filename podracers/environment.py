@@ -250,6 +250,32 @@ def stream_seeds(key: jax.Array, env_id: np.ndarray) -> np.ndarray:
     return (base + np.asarray(env_id, np.int64) * 1_327_217_885) % 2**31
 
 
+def random_action(action: specs.Array, observation: types.PyTree, key: jax.Array) -> jax.Array:
+    """Draws an action uniformly from the legal ones (one stream, no batch axis).
+
+    Args:
+      action: the action's spec.
+      observation: an observation, whose `action_mask` is applied if there is one.
+      key: a typed key.
+    """
+    if np.issubdtype(action.dtype, np.floating):
+        low = jnp.asarray(np.broadcast_to(action.minimum, action.shape))
+        high = jnp.asarray(np.broadcast_to(action.maximum, action.shape))
+        return jax.random.uniform(key, action.shape, action.dtype, low, high)
+    legal = legal_values(action)
+    if isinstance(observation, dict) and ACTION_MASK in observation:
+        legal = legal & observation[ACTION_MASK]
+    # Each of several identically distributed numbers is the largest with equal probability.
+    score = jax.random.uniform(key, legal.shape)
+    return jnp.argmax(jnp.where(legal, score, -1.0), axis=-1).astype(action.dtype)
+
+
+def legal_values(action: specs.BoundedArray) -> np.ndarray:
+    """Returns whether a part has a value: parts may have fewer than the widest, [A] or [D, A]."""
+    num_values = np.broadcast_to(np.asarray(action.maximum, np.int64) + 1, action.shape)
+    return np.arange(num_values.max()) < num_values[..., None]
+
+
 def refuse(candidate: Any, faults: list[str]) -> None:
     """Raises `errors.UserError`, in one line, if an environment has faults."""
     if faults:

@@ -24,7 +24,6 @@ from podracers import population as population_lib
 from podracers import precision as precision_lib
 from podracers.hosts import processes
 from podracers.supervision import pipeline
-from podracers.training import check
 
 DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
 MAX_BATCH = 64  # simulators that are alive at the same time
@@ -355,7 +354,7 @@ class UniformPolicy:
 
     def act(self, params, actor_state, timestep, key, evaluation=False):
         """Samples a legal action for each stream."""
-        draw = jax.vmap(functools.partial(check.random_action, self.spec.action))
+        draw = jax.vmap(functools.partial(environment_lib.random_action, self.spec.action))
         return draw(timestep.observation, key), (), ()
 
 

@@ -16,10 +16,10 @@ import sys
 import tempfile
 import time
 
-from benchmarks import device, records
-from results import markdown
-
-from podracers import command_line, errors
+from podracers import errors
+from podracers.commands import command_line
+from podracers.scripts.benchmarks import device, records
+from podracers.scripts.results import markdown
 
 
 def _parse() -> argparse.Namespace:

@@ -5,16 +5,24 @@ several repeats. Programs that are compared take turns, and ratios are taken tur
 """
 
 import argparse
+import functools
 import pathlib
 import re
 import shlex
 import sys
 
-from benchmarks import agent_speed, device, ppo_speed, records, sebulba_speed, tpu_estimates
-from results import reproduction
-
-from podracers import command_line, errors
-from podracers.training import run_directory
+from podracers import errors
+from podracers.commands import command_line
+from podracers.scripts.benchmarks import (
+    agent_speed,
+    device,
+    ppo_speed,
+    records,
+    sebulba_speed,
+    tpu_estimates,
+)
+from podracers.scripts.results import reproduction
+from podracers.training import summary
 
 GROUPS = {
     "sebulba": ("sebulba_impala", "sebulba_environments"),
@@ -98,10 +106,12 @@ def main() -> int:
         for row in results[name].rows:
             print(f"  {row.label}: {row.spread} {row.unit}", flush=True)
         if options.json:  # after each, so that a later failure loses nothing
-            made = run_directory.provenance() | ({"cpu": cpu} if cpu else {})
+            made = summary.provenance() | ({"cpu": cpu} if cpu else {})
             records.Record(command, results, made).write(options.json)
     return 0
 
 
+command = functools.partial(command_line.run, main)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    command()

@@ -17,6 +17,7 @@ of one runner follow its label and a colon, and are read last:
 
 import argparse
 import collections
+import functools
 import json
 import pathlib
 import re
@@ -25,9 +26,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from results import aggregates, curves, markdown, plotting, training_process
 
-from podracers import command_line, errors
+from podracers import errors
+from podracers.commands import command_line
+from podracers.scripts.results import aggregates, curves, markdown, plotting, training_process
 
 Runners = Mapping[str, Sequence[training_process.Run]]  # finished runs by label
 _METRIC = "episode/return"
@@ -152,5 +154,7 @@ def write(
     return found
 
 
+command = functools.partial(command_line.run, main)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    command()

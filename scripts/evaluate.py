@@ -1,7 +1,6 @@
 """Evaluates a run: python scripts/evaluate.py --run_dir DIR [--episodes N] [--video FILE.gif]."""
 
-from podracers import command_line
-from podracers.training import evaluate
+from podracers.commands import evaluate
 
 if __name__ == "__main__":
-    command_line.run(evaluate.main)
+    evaluate.command()

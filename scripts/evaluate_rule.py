@@ -18,10 +18,10 @@ import pathlib
 import shlex
 import sys
 
-from results import rules
-
 from agents.meta.lpg import rule_file
-from podracers import command_line, errors
+from podracers import errors
+from podracers.commands import command_line
+from podracers.scripts.results import rules
 from podracers.training import experiment
 
 

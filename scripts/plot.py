@@ -8,9 +8,10 @@ configuration and one seed, the newest is drawn. A DIR may also be a folder of r
 the metric are left out.
 """
 
-from results import curves, plotting
+import functools
 
-from podracers import command_line
+from podracers.commands import command_line
+from podracers.scripts.results import curves, plotting
 
 
 def main() -> None:
@@ -27,5 +28,7 @@ def main() -> None:
     print(f"{options.out}: {count} curve{'s' if count > 1 else ''}")
 
 
+command = functools.partial(command_line.run, main)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    command()

@@ -9,11 +9,11 @@ exit code is 1 if a page is out of date.
 
 import pathlib
 
-from benchmarks import records
-from results import markdown, plotting, rules, tables
-from results import rows as results
-
-from podracers import command_line, errors
+from podracers import errors
+from podracers.commands import command_line
+from podracers.scripts.benchmarks import records
+from podracers.scripts.results import markdown, plotting, rules, tables
+from podracers.scripts.results import rows as results
 
 
 def main() -> int:

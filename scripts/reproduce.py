@@ -20,10 +20,10 @@ import dataclasses
 import datetime
 import pathlib
 
-from results import reproduction, training_process
-from results import rows as results
-
-from podracers import command_line, errors
+from podracers import errors
+from podracers.commands import command_line
+from podracers.scripts.results import reproduction, training_process
+from podracers.scripts.results import rows as results
 
 _SEEDS = 3  # of a row without runs
 

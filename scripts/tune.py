@@ -28,10 +28,10 @@ import sys
 import tempfile
 import textwrap
 
-from results import markdown
-from tuning import candidates, search, trial
-
-from podracers import command_line, errors
+from podracers import errors
+from podracers.commands import command_line
+from podracers.scripts.results import markdown
+from podracers.scripts.tuning import candidates, search, trial
 from podracers.training import experiment
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from podracers.training import checkpoint, experiment
+from podracers.checkpoints import checkpoint
+from podracers.training import experiment
 from tests import streams
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

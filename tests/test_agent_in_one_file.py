@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from environments import catch
-from podracers import anakin, errors, sebulba
-from podracers.training import check, experiment, run
+from podracers import agent_contract, anakin, errors, sebulba
+from podracers.training import experiment, run
 from tests import contract, documented, streams
 
 PAGE = documented.DOCS / "extending.md"
@@ -100,7 +100,7 @@ def test_both_ways_to_sum_a_gradient_take_the_same_steps():
 )
 def test_a_mean_of_one_device_is_found_before_a_run(old, new, message):
     with pytest.raises(errors.UserError, match=f"ActorCritic: .*{message}.*global_mean"):
-        check.check_agent(_actor_critic(old, new), catch.Catch())
+        agent_contract.check_agent(_actor_critic(old, new), catch.Catch())
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_a_run_whose_devices_differ_ends(make, new, update, tmp_path):
 
 
 def test_the_agent_of_the_page_passes_the_check():
-    check.check_agent(_actor_critic(), catch.Catch())
+    agent_contract.check_agent(_actor_critic(), catch.Catch())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo_scaled", "dqn", "muzero"])
 def test_agents_with_statistics_or_replay_pass_the_check(name):
     sizes = contract.NUM_ENVS, contract.ROLLOUT_LENGTH
-    check.check_agent(*contract.AGENTS[name](), *sizes)
+    agent_contract.check_agent(*contract.AGENTS[name](), *sizes)

@@ -14,7 +14,7 @@ from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
 from environments import wrappers
 from podracers import anakin
-from podracers.training import checkpoint
+from podracers.checkpoints import checkpoint
 from tests import contract, golden, streams
 from tests.agents.meta.lpg import lifetimes
 

@@ -9,6 +9,20 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
+# Modules and subpackages of `podracers`; each imports only those of earlier rows, and its own.
+LAYERS = (
+    ("errors", "keys"),
+    ("precision", "types"),
+    ("agent", "parallel", "trees"),
+    ("environment", "population"),
+    ("metrics", "supervision", "tasks", "video"),
+    ("contract", "hosts", "runner", "unroll"),
+    ("anakin", "checkpoints", "evaluation", "host_contract", "sebulba"),
+    ("agent_contract", "training"),
+    ("commands",),
+    ("scripts",),
+)
+
 _IMPORT_ALL = """
 import importlib, pkgutil, sys
 optional = {"gymnax", "brax"}
@@ -56,6 +70,22 @@ def test_packages_import_no_upper_layer(package, others):
         if path.name != "config.py":  # makes objects of the names in a configuration
             for name in _imports(path):
                 assert not f"{name}.".startswith(others), f"{path} imports {name}"
+
+
+def test_layers_have_every_module():
+    names = {path.stem for path in (ROOT / "podracers").iterdir()} - {"__init__", "__pycache__"}
+    assert sorted(sum(LAYERS, ())) == sorted(names - {"gin"})
+
+
+@pytest.mark.parametrize("number", range(len(LAYERS)))
+def test_modules_import_no_upper_layer(number):
+    lower = {name for layer in LAYERS[:number] for name in layer}
+    for name in LAYERS[number]:
+        place = ROOT / "podracers" / name
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+        for path in files:
+            own = {x.split(".")[1] for x in _imports(path) if x.startswith("podracers.")}
+            assert own <= lower | {name}, f"{path} imports {own - lower - {name}}"
 
 
 def test_gin_configurations_do_not_shadow_gin_config():

@@ -14,8 +14,9 @@ import pytest
 
 from agents import ppo
 from agents.networks import cores
+from podracers import contract as contract_lib
 from podracers import metrics, types, unroll
-from podracers.training import check, experiment
+from podracers.training import experiment
 from tests import contract, documented
 
 T, B = 40, 3
@@ -38,7 +39,7 @@ def _files(tmp_path_factory):
 @pytest.mark.parametrize("name", ["corridor.Corridor", "drift.Drift"])
 def test_environments_keep_the_contract(name):
     module, _, kind = name.partition(".")
-    check.check_environment(getattr(importlib.import_module(module), kind))
+    contract_lib.check_environment(getattr(importlib.import_module(module), kind))
 
 
 def test_files_name_another_runner_or_network():

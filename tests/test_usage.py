@@ -46,10 +46,9 @@ def _swept(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_sweep_leaves_runs_that_plot_as_two_curves(swept, monkeypatch):
+def test_the_sweep_leaves_runs_that_plot_as_two_curves(swept):
     before = matplotlib.get_backend()
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    curves = importlib.import_module("results.curves")
+    curves = importlib.import_module("podracers.scripts.results.curves")
     paths = sorted((swept / "runs" / "sweep").iterdir())
     (panel,) = curves.panels([x for path in paths for x in curves.read(path)], "episode/return")
     matplotlib.use(before)
@@ -81,10 +80,10 @@ def _commands() -> list[list[str]]:
 def test_commands_name_options_that_exist():
     assert len(_commands()) > 20
     for script, *words in _commands():
-        command = ROOT / "podracers" / "training" / pathlib.Path(script).name
+        command = ROOT / "podracers" / "commands" / pathlib.Path(script).name
         source = (command if command.exists() else ROOT / script).read_text()
         if "add_experiment" in source:
-            source += (ROOT / "podracers/command_line.py").read_text()
+            source += (ROOT / "podracers/commands/command_line.py").read_text()
         for option in {word for word in words if word.startswith("--")} - {"--help"}:
             assert f'"{option}"' in source, f"{script} has no {option}"
 

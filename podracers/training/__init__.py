@@ -1,1 +1,1 @@
-"""A run of an experiment: configuration, the training loop, checkpoints and logs."""
+"""A run of an experiment: configuration, the training loop, its directory, logs and results."""

@@ -35,6 +35,12 @@ SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout and where the project
 # Folders that are searched for gin files, in this order.
 FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
 PACKAGES = ("agents", "environments", "podracers")
+# Modules that configurations of earlier versions import, and their places today.
+_MOVED = {
+    "from podracers.training import weights_and_biases": (
+        "from podracers.training import loggers as weights_and_biases"
+    )
+}
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
 _LOCK = threading.RLock()  # guards gin's state, which all threads share
 _PATIENCE = 10.0  # seconds in which another thread loads an experiment
@@ -165,6 +171,7 @@ def using(state: State) -> Iterator[None]:
             _install(earlier)
 
 
+configurable = gin.get_configurable  # a class as gin calls it: with the bindings in effect
 text = gin.config_str  # the configuration as a .gin file that `parse` accepts
 operative_text = gin.operative_config_str  # every parameter that was used, defaults included
 
@@ -254,7 +261,10 @@ def _parse_file(path: str, layers: list[Bindings]) -> None:
         if any(os.path.samefile(path, other) for other in open_files):
             circle = " -> ".join([*open_files, path])
             raise errors.UserError(f"files include one another in a circle: {circle}")
-        stream = io.StringIO(pathlib.Path(path).read_text(encoding="utf-8-sig"))
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
+        for earlier, now in _MOVED.items():
+            text = text.replace(earlier, now)
+        stream = io.StringIO(text)
         stream.name = path
         open_files.append(path)
         layers.append(snapshot().bindings)

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-import gin
 from podracers import agent as agent_lib
+from podracers import contract, errors, evaluation, precision, types
 from podracers import environment as environment_lib
-from podracers import errors, evaluation, precision, types
 from podracers import runner as runner_lib
+from podracers.checkpoints import storage
 from podracers.hosts import processes
-from podracers.training import check as check_lib
-from podracers.training import config, storage, weights_and_biases
+from podracers.training import config, loggers
 
 # Counts of at least 1; other counts are at least 0.
 _POSITIVE = (
@@ -111,7 +110,7 @@ class Experiment:
     keep_latest: int = 3
     keep_best: int = 1
     profile_update: int | None = None
-    tracker: weights_and_biases.WeightsAndBiases | None = None
+    tracker: loggers.WeightsAndBiases | None = None
     matmul_precision: str | None = None
     compute_dtype: str = "float32"
     # gin's configuration when the experiment was made, which gin's classes read when they are
@@ -160,7 +159,7 @@ class Experiment:
             environment = _make("environment", self.environment, environment_lib.Environment)
             with config.user_errors("Experiment.environment"):
                 spec = environment.spec
-            environment_lib.refuse(environment, check_lib.spec_faults(environment))
+            environment_lib.refuse(environment, contract.spec_faults(environment))
             agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
             arguments = {"agent": agent, "environment": environment}
             if self.precision != precision.DEFAULT:  # other runners need not know the argument
@@ -223,7 +222,7 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
     def read(bindings: Sequence[str]) -> tuple[Experiment, list[str]]:
         dropped = config.parse(gin_files, bindings, Experiment)
         with config.user_errors("Experiment"):
-            made = gin.get_configurable(Experiment)()
+            made = config.configurable(Experiment)()
         object.__setattr__(made, "_is_loaded", True)
         return made, dropped
 
@@ -239,9 +238,7 @@ def load(gin_files: Sequence[str], gin_bindings: Sequence[str]) -> Experiment:
     return settings
 
 
-def check(
-    parts: Parts, seed: int, tracker: weights_and_biases.WeightsAndBiases | None = None
-) -> None:
+def check(parts: Parts, seed: int, tracker: loggers.WeightsAndBiases | None = None) -> None:
     """Traces one update, so that parts that do not fit are refused before anything is written.
 
     The run does not trace it again when it compiles the update.
@@ -257,10 +254,10 @@ def check(
         unchanged.
     """
     if tracker is not None:
-        weights_and_biases.require()
+        loggers.require_wandb()
     environment = parts.environment
     if not environment_lib.is_host(environment):
-        environment_lib.refuse(environment, check_lib.trace_faults(environment))
+        environment_lib.refuse(environment, contract.trace_faults(environment))
     runner = parts.runner
     if hasattr(parts.agent, "check_run"):
         parts.agent.check_run(runner.num_envs, runner.rollout_length, parts.num_updates)
@@ -276,7 +273,7 @@ def _make(part: str, make: Callable[..., Any], protocol: type, **arguments: Any)
         errors.require_types(made)
     if protocol is environment_lib.Environment and environment_lib.is_host(made):
         protocol = environment_lib.HostEnvironmentFactory
-    if missing := check_lib.missing_members(made, protocol):
+    if missing := contract.missing_members(made, protocol):
         raise errors.UserError(
             f"Experiment.{part}: expected {protocol.__name__}, got {errors.path_of(make)}, "
             f"which has no {', '.join(missing)}"

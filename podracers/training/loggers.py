@@ -1,10 +1,11 @@
-"""Loggers of a run's metrics: JSON lines, TensorBoard and the terminal.
+"""Loggers of a run's metrics: JSON lines, TensorBoard, the terminal, Weights & Biases.
 
 Steps are agent steps over all environments. On resumption every log drops the values after the
 checkpoint, so that an interrupted run leaves the same log as an uninterrupted one.
 """
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -13,8 +14,8 @@ import pathlib
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from typing import Protocol, TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
 
 import rich.console
 import rich.progress
@@ -24,7 +25,8 @@ from tensorboard.plugins.text import summary_v2 as text_summary
 from tensorboard.summary.writer import record_writer
 
 from podracers import errors
-from podracers.training import storage
+from podracers.checkpoints import storage
+from podracers.training import run_directory
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -35,11 +37,12 @@ _SHOWN = {
     "evaluation/return": "eval {:.4g}",
     "loss/total": "loss {:.4g}",
 }
+_WANDB_MODES = ("online", "offline", "disabled")
 _LINE_PERIOD = 10.0  # seconds between two lines of a log file
 
 
-class Logger(Protocol):
-    """Receives the metrics of each log period."""
+class Logger:
+    """Receives the metrics of each log period, the configuration and the summary of a run."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Logs named numbers, measured up to `step`.
@@ -48,12 +51,28 @@ class Logger(Protocol):
           step: agent steps so far; never decreases.
           values: by name, such as `loss/total`; NaN stands for "nothing was measured".
         """
+        raise NotImplementedError
+
+    def write_configuration(
+        self, step: int, texts: Mapping[str, str], values: Mapping[str, bool | float | str]
+    ) -> None:
+        """Logs the configuration, at each start of a run.
+
+        Args:
+          step: agent steps so far.
+          texts: its files by name; none if an earlier start has logged the same ones.
+          values: hyperparameters by name.
+        """
+
+    def write_summary(self, values: Mapping[str, Any]) -> None:
+        """Logs the summary of a run that has ended."""
 
     def close(self) -> None:
         """Flushes and frees; nothing may be written afterwards."""
+        raise NotImplementedError
 
 
-class JsonlLogger:
+class JsonlLogger(Logger):
     """One JSON object a line: `{"step": 1024, "loss/total": 0.5}`; null stands for NaN.
 
     Args:
@@ -108,7 +127,7 @@ def read_rows(path: str | pathlib.Path) -> list[dict[str, float | None]]:
     return rows
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(Logger):
     """TensorBoard scalars, written without TensorFlow.
 
     Args:
@@ -141,13 +160,9 @@ class TensorBoardLogger:
     def write_configuration(
         self, step: int, texts: Mapping[str, str], values: Mapping[str, bool | float | str]
     ) -> None:
-        """Adds pages to the text dashboard, and this run's row to the HParams dashboard.
-
-        Args:
-          step: agent steps so far.
-          texts: pages by name, shown as they are.
-          values: hyperparameters by name.
-        """
+        """Adds pages to the text dashboard, and this run's row to the HParams dashboard."""
+        if not texts:
+            return
         for name, text in texts.items():
             code = "".join(f"    {line}\n" for line in text.splitlines())  # in Markdown
             self._add(event_pb2.Event(step=int(step), summary=text_summary.text_pb(name, code)))
@@ -169,7 +184,7 @@ class TensorBoardLogger:
             self._file.flush()
 
 
-class TerminalLogger:
+class TerminalLogger(Logger):
     """Shows progress, time left, speed, return and loss.
 
     A terminal gets a line that is redrawn in place; a file or a pipe gets a line each ten seconds.
@@ -226,3 +241,111 @@ class TerminalLogger:
         line = f"{task.percentage:3.0f}%  {left} left  {task.completed:,} steps  {task.description}"
         with contextlib.suppress(OSError):  # such as a full disk under a log: the run has its own
             print(line, file=self._display.console.file, flush=True)
+
+
+def require_wandb() -> Any:
+    """Returns the package `wandb`; raises `errors.UserError` if it is not installed."""
+    try:
+        import wandb.errors  # noqa: PLC0415 (optional; a folder `wandb` has no `wandb.errors`)
+    except ImportError as error:
+        message = "WeightsAndBiases needs the package wandb: pip install 'podracers[wandb]'"
+        raise errors.UserError(message) from error
+    return wandb
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightsAndBiases:
+    """Weights & Biases (https://docs.wandb.ai): `Experiment.tracker = @WeightsAndBiases()`.
+
+    These are options of `wandb.init`; those that are None follow wandb's environment and settings.
+    The package `wandb` is optional.
+
+    Attributes:
+      project: name of the project (`WANDB_PROJECT`).
+      entity: user or team that owns the project (`WANDB_ENTITY`).
+      group: group of the run (`WANDB_RUN_GROUP`).
+      name: name of the run (`WANDB_NAME`); by default that of the run directory.
+      mode: "online", "offline" (written to the run directory, for `wandb sync`) or "disabled"
+        (`WANDB_MODE`).
+    """
+
+    project: str | None = None
+    entity: str | None = None
+    group: str | None = None
+    name: str | None = None
+    mode: str | None = None
+
+    def __post_init__(self):
+        errors.require_known("WeightsAndBiases.mode: got", self.mode, (None, *_WANDB_MODES))
+
+    def open(self, directory: run_directory.RunDirectory, resume: bool) -> "WandbLogger":
+        """Starts a W&B run, or continues the one whose id is stored in the run directory.
+
+        Raises:
+          errors.UserError: wandb is not installed, or refuses the key or an option.
+          errors.RunFailure: W&B cannot be reached.
+        """
+        wandb, id_file = require_wandb(), directory.path / "wandb_id"
+        options = dataclasses.asdict(self)
+        options["name"] = self.name or os.environ.get("WANDB_NAME") or directory.path.resolve().name
+        if resume and id_file.is_file():
+            options["id"] = id_file.read_text("utf-8").strip()
+        try:
+            run = wandb.init(
+                **options,
+                dir=str(directory.path),
+                resume="allow",
+                reinit="create_new",  # leaves other runs of this process alone
+                settings=wandb.Settings(console="off", finish_timeout=60.0),
+            )
+        except Exception as error:
+            mistakes = wandb.errors.UsageError | wandb.errors.AuthenticationError
+            kind = errors.UserError if isinstance(error, mistakes) else errors.RunFailure
+            message = errors.first_line(error).rstrip(".")
+            raise kind(
+                f"Weights & Biases: {message} (or set WeightsAndBiases.mode = 'offline')"
+            ) from error
+        storage.write(id_file, run.id)
+        return WandbLogger(run)
+
+
+class WandbLogger(Logger):
+    """Logs to a run of W&B, which discards steps that a resumed run repeats.
+
+    Metrics are sent by `run.log`: `sync_tensorboard` follows only event writers that wandb patches,
+    and a run writes its event files without them. At its first failure it logs a warning and does
+    nothing from then on.
+    """
+
+    def __init__(self, run: Any):
+        self._run = run
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds a point to each curve; NaN values are left out."""
+        present = {name: float(value) for name, value in values.items() if not math.isnan(value)}
+        self._try(lambda run: run.log(present, step=int(step), commit=True))
+
+    def write_configuration(
+        self, step: int, texts: Mapping[str, str], values: Mapping[str, bool | float | str]
+    ) -> None:
+        """Sets the run's configuration, by name; a resumed run may have another one."""
+        self._try(lambda run: run.config.update(dict(values), allow_val_change=True))
+
+    def write_summary(self, values: Mapping[str, Any]) -> None:
+        """Sets values of the run's summary."""
+        self._try(lambda run: run.summary.update(dict(values)))
+
+    def close(self) -> None:
+        """Uploads the rest, for a minute at most."""
+        exit_code = int(sys.exception() is not None)
+        self._try(lambda run: run.finish(exit_code=exit_code))
+        self._run = None
+
+    def _try(self, action: Callable[[Any], None]) -> None:
+        try:
+            if self._run is not None:
+                action(self._run)
+        except Exception as error:  # a failure of W&B ends no training
+            self._run = None
+            message = "Weights & Biases: %s; the run continues without it"
+            _LOGGER.warning(message, errors.first_line(error))

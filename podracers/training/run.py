@@ -18,10 +18,12 @@ import jax
 import numpy as np
 
 from podracers import environment, errors, evaluation, metrics, parallel, population
+from podracers.checkpoints import checkpoint, storage
 from podracers.hosts import peers, processes
 from podracers.supervision import watchdog
-from podracers.training import checkpoint, config, loggers, run_directory, storage
+from podracers.training import config, loggers, run_directory
 from podracers.training import experiment as experiment_lib
+from podracers.training import summary as summary_lib
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -184,7 +186,7 @@ class Run:
                     self._restore()
             self._exits = exits.pop_all()
         # Read now: the checkout may be at another commit by the end of the run.
-        self._provenance = run_directory.provenance()
+        self._provenance = summary_lib.provenance()
 
     def _restore(self) -> None:
         if self._checkpointer.latest_step() is None:
@@ -251,26 +253,20 @@ class Run:
             if not self._stopping and (summary := self._finish()) is not None:
                 return summary
             if self._update:  # before the first update there is no progress to save
-                self._save(None)
-                self._checkpointer.wait()
-                self._directory.lock.require_there()
+                self._save_finally(None)
         self._print_line(f"stopped at {self.steps:,} steps: continue with --resume")
         return None
 
     def _open_loggers(self) -> None:
         """Opens the loggers of process 0; other processes have none."""
         self._loggers: list[loggers.Logger] = []
-        self._tensorboard = self._tracked = None
         if not processes.is_lead():
             return
-
         resumed = self.steps if self._resume else None
-        self._tensorboard = loggers.TensorBoardLogger(self._directory.path, resumed)
-        jsonl = loggers.JsonlLogger(self._directory.metrics, resumed)
-        self._loggers += [self._tensorboard, jsonl]
+        self._loggers.append(loggers.TensorBoardLogger(self._directory.path, resumed))
+        self._loggers.append(loggers.JsonlLogger(self._directory.metrics, resumed))
         if (tracker := self._experiment.tracker) is not None:
-            self._tracked = tracker.open(self._directory, self._resume)
-            self._loggers.append(self._tracked)
+            self._loggers.append(tracker.open(self._directory, self._resume))
         if self._progress:
             total = self._parts.num_updates * self._runner.steps_per_update
             self._loggers.append(loggers.TerminalLogger(total))
@@ -417,8 +413,13 @@ class Run:
             name = type(self._parts.agent).__name__
             raise errors.RunFailure(f"{name}: after update {update}, {fault}")
 
-    def _save(self, score: float | None) -> None:
+    def _save_finally(self, score: float | None) -> None:
+        """Saves, and returns once the checkpoint is there."""
+        self._save(score)
+        self._checkpointer.wait()
         self._directory.lock.require_there()
+
+    def _save(self, score: float | None) -> None:
         self._require_equal_replicas(self._update)
         metadata = {
             "update": self._update,
@@ -444,14 +445,13 @@ class Run:
             for name, value in config.read(used, str(path)).items()
             if value is not None
         }
-        if self._tracked is not None:
-            self._tracked.write_configuration(hyperparameters)
-        if path.is_file() and path.read_bytes() == used.encode():
-            return
-        if used:  # empty where Python configured everything
-            texts = {"config": config.text(), "operative_config": used}
-            self._tensorboard.write_configuration(first_step, texts, hyperparameters)
-        storage.write(path, used)
+        texts = {}
+        if not (path.is_file() and path.read_bytes() == used.encode()):
+            storage.write(path, used)
+            if used:  # empty where Python configured everything
+                texts = {"config": config.text(), "operative_config": used}
+        for logger in self._loggers:
+            logger.write_configuration(first_step, texts, hyperparameters)
 
     def _finish(self) -> dict[str, Any] | None:
         """Runs the final evaluation, saves, and writes the summary; None if a signal stopped it."""
@@ -459,9 +459,7 @@ class Run:
         score, results, uniform = self._evaluate(final=True)
         if score is None:
             return None
-        self._save(score)
-        self._checkpointer.wait()
-        self._directory.lock.require_there()
+        self._save_finally(score)
         if results is None:
             return {}
         numbers, returns = {}, {}
@@ -494,8 +492,8 @@ class Run:
         if options := self._runner.population_values:
             summary["members"] = population.rows(options, self._seeds, returns)
         storage.write(self._directory.summary, json.dumps(summary, indent=2) + "\n")
-        if self._tracked is not None:
-            self._tracked.write_summary(summary)
+        for logger in self._loggers:
+            logger.write_summary(summary)
         return summary
 
 

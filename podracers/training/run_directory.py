@@ -1,30 +1,22 @@
-"""The files of a run, the lock that keeps a second run out, and the provenance of its results."""
+"""The files of a run, and the lock that keeps a second run out."""
 
 import contextlib
 import fcntl
-import hashlib
-import importlib.metadata
 import io
 import json
 import logging
 import os
 import pathlib
-import platform
 import socket
-import subprocess
-import sys
 from typing import Any
 
-import jax
-
 from podracers import errors
-from podracers.training import config, storage
+from podracers.checkpoints import storage
+from podracers.training import config
 
 LOCK = ".lock"
 
 _LOGGER = logging.getLogger(__name__)
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "podracers")
 
 
 class Lock:
@@ -164,72 +156,3 @@ class RunDirectory:
         """Returns `summary.json`; raises `errors.RunFailure` if it cannot be read."""
         with storage.failures(f"read '{self.summary}'"):
             return json.loads(self.summary.read_bytes())
-
-
-def provenance() -> dict[str, Any]:
-    """Returns the device, the versions and the commits that a result comes from."""
-    devices = jax.devices()
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return {
-        "device": f"{len(devices)} x {devices[0].device_kind}",
-        "platform": devices[0].platform,
-        "host_cores": os.cpu_count(),
-        "processes": jax.process_count(),
-        "versions": versions,
-        "commit": _commit() or _installed_commit(),
-        **_other_code(),
-    }
-
-
-def _commit(root: pathlib.Path = _ROOT) -> str | None:
-    """Returns the commit of a checkout, with `-dirty` where files differ; None without git."""
-    if not (root / ".git").exists():  # an installed copy inside of a checkout has no commit
-        return None
-    name = _git(root, "describe", "--always", "--abbrev=40", "--exclude=*")
-    paths = (".", ":!docs/results.json")  # results that are recorded while others train
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *paths)
-    if not name or changes is None:
-        return None
-    return f"{name}-dirty" if changes else name
-
-
-def _installed_commit() -> str | None:
-    """Returns the commit from which pip has installed this copy; None if it had a file instead."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError, FileNotFoundError):
-        package = importlib.metadata.distribution("podracers")
-        if package.locate_file("podracers").samefile(_ROOT / "podracers"):
-            origin = json.loads(package.read_text("direct_url.json") or "{}")
-            return origin.get("vcs_info", {}).get("commit_id")
-    return None
-
-
-def _other_code() -> dict[str, dict[str, str | None]]:
-    """Returns commits and hashes of the modules that are neither this project's nor installed.
-
-    `other_commits` has the packages that were loaded from other checkouts, and `other_modules` the
-    SHA-256 of each file, by path.
-    """
-    roots, hashes = {}, {}
-    for name, module in list(sys.modules.items()):
-        name_of_file = getattr(module, "__file__", None) or "<none>"
-        file = pathlib.Path(name_of_file).resolve()
-        if errors.is_library(name_of_file) or _ROOT in file.parents or not file.is_file():
-            continue
-        hashes[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
-        if root := next((each for each in file.parents if (each / ".git").exists()), None):
-            roots[name.partition(".")[0]] = root
-    commits = {package: _commit(root) for package, root in sorted(roots.items())}
-    return {"other_commits": commits, "other_modules": dict(sorted(hashes.items()))}
-
-
-def _git(root: pathlib.Path, *arguments: str) -> str | None:
-    """Returns the output of git in a checkout; None if it fails."""
-    command = ["git", "-C", root, *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode(errors="replace").strip()

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import jax
 
 from podracers import errors, types
-from podracers.training import checkpoint, config, experiment, run_directory, storage
+from podracers.checkpoints import checkpoint, storage
+from podracers.training import config, experiment, run_directory
 
 
 class TrainedPolicy(NamedTuple):

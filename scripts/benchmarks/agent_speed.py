@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from benchmarks import measure, records
 
 from podracers import parallel
+from podracers.scripts.benchmarks import measure, records
 
 AGENTS = ("dqn", "r2d2", "sac", "muzero")  # that learn from replay
 # Lifetimes and devices of meta-training for two cores and their memory.

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from benchmarks import measure, ppo_speed, records, sebulba_speed
 
-from podracers import command_line, errors, evaluation, parallel, types
+from podracers import errors, evaluation, parallel, types
+from podracers.commands import command_line
+from podracers.scripts.benchmarks import measure, ppo_speed, records, sebulba_speed
 from podracers.training import experiment
 
 _BATCHED = ("catch", "cartpole", "snake", "breakout")

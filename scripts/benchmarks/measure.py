@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from benchmarks import records
 
+from podracers.scripts.benchmarks import records
 from podracers.training import experiment
 
 Turn = Callable[[], float]  # takes one measurement, returns a rate or a time

@@ -4,12 +4,12 @@ import functools
 from collections.abc import Sequence
 
 import jax
-from benchmarks import measure, records, single_file_ppo
 
 from agents import networks, ppo
 from agents.networks import encoders
 from environments import cartpole, catch, gymnax
 from podracers import anakin
+from podracers.scripts.benchmarks import measure, records, single_file_ppo
 
 _ENVIRONMENTS = {
     "cartpole": cartpole.CartPole,

@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from results import markdown
-
 from podracers import errors
+from podracers.scripts.results import markdown
 
 _NO_UNITS = ("ratio", "share")
 
@@ -73,7 +72,7 @@ class Record:
 
     command: str
     results: Mapping[str, Result]  # by the name of the benchmark
-    provenance: Mapping[str, Any]  # device, versions, commit (see `run_directory.provenance`)
+    provenance: Mapping[str, Any]  # device, versions, commit (see `summary.provenance`)
 
     def write(self, path: pathlib.Path) -> None:
         """Writes JSON without empty fields."""

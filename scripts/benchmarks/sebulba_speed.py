@@ -13,10 +13,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from benchmarks import contender, measure, records, single_file_sebulba
 
 from agents import networks
 from podracers import errors, types
+from podracers.scripts.benchmarks import contender, measure, records, single_file_sebulba
 from podracers.training import experiment
 
 

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from concurrent import futures
 
 import jax
-from benchmarks import measure, records
 from jax.experimental import topologies
-from tracing import costs
 
 from podracers import errors, parallel, runner, sebulba
+from podracers.scripts.benchmarks import measure, records
+from podracers.scripts.tracing import costs
 from podracers.training import experiment
 
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _ATARI = "gin/experiments/pong_ppo.gin"
 # Files of each agent under Sebulba, on Atari's frames; no simulator is stepped.
 EXPERIMENTS = {

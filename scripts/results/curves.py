@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from results import plotting
-from results import rows as results
 
-from podracers import command_line, errors
+from podracers import errors
+from podracers.commands import command_line
+from podracers.scripts.results import plotting
+from podracers.scripts.results import rows as results
 from podracers.training import config, experiment, loggers, run_directory
 
 _ROLES = ("Experiment.agent", "Experiment.environment", "Experiment.runner")

@@ -20,9 +20,9 @@ import matplotlib.pyplot as plt
 import matplotlib.ticker
 import matplotlib.transforms
 import numpy as np
-from results import rows as results
 
 from podracers import errors
+from podracers.scripts.results import rows as results
 
 COLUMNS = ("agent steps", "seconds, with compilation")  # horizontal axes; columns of a curve
 _COLORS = (

@@ -11,10 +11,9 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from results import aggregates, plotting, training_process
-from results import rows as results
-
-from podracers import command_line
+from podracers.commands import command_line
+from podracers.scripts.results import aggregates, plotting, training_process
+from podracers.scripts.results import rows as results
 from podracers.training import loggers
 
 _SIGNIFICANT = 0.05

@@ -16,10 +16,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from results import aggregates, markdown
-
 from podracers import errors
-from podracers.training import storage
+from podracers.checkpoints import storage
+from podracers.scripts.results import aggregates, markdown
 
 PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.json"
 AGENTS = ("PPO", "IMPALA", "VMPO", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")  # in tables

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from results import aggregates, markdown
 
 from agents.meta import lifetime_evaluation
 from agents.meta.lpg import meta_training, tabular_a2c
 from podracers import errors, evaluation, types
+from podracers.scripts.results import aggregates, markdown
 from podracers.training import trained
 
 RULE = "the rule"

@@ -4,8 +4,8 @@ import collections
 import re
 from collections.abc import Mapping, Sequence
 
-from results import aggregates, markdown
-from results import rows as results
+from podracers.scripts.results import aggregates, markdown
+from podracers.scripts.results import rows as results
 
 Rows = Mapping[str, results.Row]
 _RUNNERS = ("Anakin", "Sebulba")

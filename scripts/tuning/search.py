@@ -5,9 +5,8 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 
-from tuning import candidates, trial
-
 from podracers import errors
+from podracers.scripts.tuning import candidates, trial
 
 _MIN_GAIN = 1.03  # a smaller gain is noise, or not worth another batch size
 _ROUNDS = 2  # of the start and the best, at the end

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from benchmarks import contender, measure
-from tuning import candidates
 
-from podracers import command_line, errors, parallel, sebulba
 from podracers import environment as environment_lib
-from podracers.training import experiment, run_directory
+from podracers import errors, parallel, sebulba
+from podracers.commands import command_line
+from podracers.scripts.benchmarks import contender, measure
+from podracers.scripts.tuning import candidates
+from podracers.training import experiment, summary
 
 _TURNS = 3
 
@@ -123,4 +124,4 @@ class _Trial:
             found["batches_per_actor"] = runner.num_batches
             if environment_lib.is_host(self._parts.environment):
                 found["num_threads"] = runner.num_threads or cores
-        return Facts(devices, cores, found, run_directory.provenance())
+        return Facts(devices, cores, found, summary.provenance())

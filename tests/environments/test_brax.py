@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from environments import brax
-from podracers import types
-from podracers.training import check
+from podracers import contract, types
 
 pytest.importorskip("brax")
 
@@ -35,7 +34,7 @@ def play(env: brax.Brax, pushes: list[float], steps: int = LENGTH) -> types.Time
     ],
 )
 def test_keeps_the_contract(name, options):
-    check.check_environment(brax.Brax(name, options, episode_length=5), num_steps=12)
+    contract.check_environment(brax.Brax(name, options, episode_length=5), num_steps=12)
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 
 from environments import cartpole, catch, gridworld, pendulum, probes, wrappers
 from environments.meta import delayed_chains, lifetimes, tabular_grids
+from podracers import contract
 from podracers.sebulba import jax_host
-from podracers.training import check
 from tests import streams
 from tests.environments import host_contract
 
@@ -46,7 +46,7 @@ ENVIRONMENTS = {
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_the_contract_holds(name):
     candidate = ENVIRONMENTS[name]()
-    check.check_environment(candidate, num_steps=150)
+    contract.check_environment(candidate, num_steps=150)
     if hasattr(candidate, "render"):
         image = candidate.render(jax.jit(candidate.reset)(jax.random.key(0))[0])
         assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3

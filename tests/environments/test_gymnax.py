@@ -7,8 +7,7 @@ import pytest
 from dm_env import specs
 
 from environments import gymnax
-from podracers import types
-from podracers.training import check
+from podracers import contract, environment, types
 
 registration = pytest.importorskip("gymnax.registration")
 
@@ -29,7 +28,7 @@ SLOW = set(registration.registered_envs) - {*QUICK, "MNISTBandit-bsuite"}  # it 
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(SLOW))]
 )
 def test_keeps_the_contract(name):
-    check.check_environment(gymnax.Gymnax(name), num_steps=150)
+    contract.check_environment(gymnax.Gymnax(name), num_steps=150)
 
 
 def test_ends_are_those_of_gymnax_with_true_last_observations():
@@ -39,7 +38,7 @@ def test_ends_are_those_of_gymnax_with_true_last_observations():
     def body(carry, key):
         state, alive = carry
         action_key, step_key = jax.random.split(key)
-        action = check.random_action(env.spec.action, None, action_key)
+        action = environment.random_action(env.spec.action, None, action_key)
         after, timestep = env.step(state, action)
         theirs = inner.step(step_key, state.inner, action, params)
         return (after, alive & ~timestep.last()), (alive, timestep, theirs)

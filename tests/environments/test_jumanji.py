@@ -11,8 +11,7 @@ import pytest
 from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import jumanji
-from podracers import environment, types
-from podracers.training import check
+from podracers import contract, environment, types
 
 STREAMS = 4
 
@@ -42,7 +41,7 @@ def play(env: jumanji.Jumanji, steps: int, key: jax.Array):
 
     def body(carry, key):
         state, timestep = carry
-        action = check.random_action(env.spec.action, timestep.observation, key)
+        action = environment.random_action(env.spec.action, timestep.observation, key)
         state, timestep = env.step(state, action)
         return (state, timestep), (action, timestep)
 
@@ -67,7 +66,7 @@ def test_runs_by_its_id_alone_and_is_rendered(name, monkeypatch):
     mask = env.spec.observation.get(environment.ACTION_MASK)
     if name in MASKS:
         assert (mask.shape if mask is not None else None) == MASKS[name]
-    check.check_environment(env, num_steps=6)
+    contract.check_environment(env, num_steps=6)
     if name in RENDERED:
         before = matplotlib.get_backend()
         picture = env.render(jax.jit(env.reset)(jax.random.key(0))[0])

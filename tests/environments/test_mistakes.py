@@ -13,8 +13,7 @@ from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import brax, catch, envpool, gymnasium, gymnax, jumanji, probes, wrappers
 from environments.meta import delayed_chains, lifetimes, tabular_grids
-from podracers import environment, errors
-from podracers.training import check
+from podracers import contract, environment, errors
 
 OWN = "tests.environments.own_games:Own/"
 _jumanji, _gymnasium, _envpool = jumanji.Jumanji, gymnasium.Gymnasium, envpool.EnvPool
@@ -295,5 +294,5 @@ def test_a_missing_package_is_named(make, monkeypatch):
     ],
 )
 def test_continuous_actions_without_bounds_are_refused_before_a_run(factory, words):
-    (fault,) = check.spec_faults(factory)
+    (fault,) = contract.spec_faults(factory)
     assert words in fault

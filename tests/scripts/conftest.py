@@ -10,8 +10,7 @@ import types
 import matplotlib
 import pytest
 
-from podracers import command_line
-from tests import processes
+from podracers.commands import command_line
 
 
 @pytest.fixture(scope="module")
@@ -20,23 +19,26 @@ def tools():
     backend = matplotlib.get_backend()
 
     def load(*names):
-        modules = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
-        return types.SimpleNamespace(**modules)
+        return types.SimpleNamespace(**{name.rpartition(".")[2]: _imported(name) for name in names})
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(processes.ROOT / "scripts"))
-        yield load
+    yield load
     matplotlib.use(backend)
 
 
+def _imported(name):
+    commands = ("train", "evaluate", "check")
+    package = "podracers.commands" if name in commands else "podracers.scripts"
+    return importlib.import_module(f"{package}.{name}")
+
+
 @pytest.fixture(scope="module")
-def call(tools):
+def call():
     """Calls the `main` of a module with these words, and returns its exit code."""
 
     def call(script, *words):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [f"{script}.py", *map(str, words)])
-            return importlib.import_module(script).main() or 0
+            return _imported(script).main() or 0
 
     return call
 

@@ -119,7 +119,7 @@ def test_programs_are_compiled_for_tpus(tmp_path):
 COSTS = """
 import json, pathlib, sys
 sys.path.insert(0, "scripts")
-from benchmarks import tpu_estimates
+from podracers.scripts.benchmarks import tpu_estimates
 if __name__ == "__main__":
     folder = pathlib.Path(sys.argv[2]) if sys.argv[2:] else None
     tpu_estimates.EXPERIMENTS = {}

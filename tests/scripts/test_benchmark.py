@@ -102,7 +102,7 @@ def test_a_contender_ends_with_a_parent_that_is_killed():
     program = """
 import sys
 sys.path.insert(0, "scripts")
-from benchmarks import contender
+from podracers.scripts.benchmarks import contender
 contender.Contender(exec, "print(1, flush=True); import time; time.sleep(600)")()
 """
     parent = processes.spawn([sys.executable, "-c", program])

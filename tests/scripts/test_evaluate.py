@@ -14,7 +14,7 @@ from podracers import trees
 from podracers.training import trained
 from tests import processes
 
-TRAIN, EVALUATE = "podracers.training.train", "podracers.training.evaluate"
+TRAIN, EVALUATE = "train", "evaluate"
 
 # Enough episodes that other ones have another mean return.
 _MANY = """

@@ -33,7 +33,7 @@ lpg.LPG.hidden_size = 8
 @pytest.fixture(scope="module", name="train")
 def _train(run):
     def train(folder, *arguments):
-        result = run("podracers.training.train", "--run_dir", folder, *arguments)
+        result = run("train", "--run_dir", folder, *arguments)
         assert result.returncode == 0, result.stderr
         return folder
 

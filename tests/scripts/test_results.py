@@ -8,7 +8,8 @@ import shutil
 
 import pytest
 
-from podracers import command_line, errors
+from podracers import errors
+from podracers.commands import command_line
 from podracers.training import experiment
 from tests import processes
 

@@ -17,7 +17,7 @@ from podracers.training import config as gin_config
 from podracers.training import loggers, trained
 from tests import processes
 
-_HERE = "podracers.training.train"  # in this process, for the fixture `run`
+_HERE = "train"  # in this process, for the fixture `run`
 
 # The first process of a session that opens a terminal, as a shell in a window; it becomes a script.
 _IN_TERMINAL = """
@@ -357,7 +357,7 @@ def test_checkpoints_elsewhere_outlive_the_run_directory(tmp_path, run):
     first = run(_HERE, *begin, "--gin_bindings", "TOTAL_STEPS = 1024")
     assert first.returncode == 0, first.stderr
     assert not (run_dir / "checkpoints").exists()
-    evaluated = run("podracers.training.evaluate", "--run_dir", run_dir)
+    evaluated = run("evaluate", "--run_dir", run_dir)
     assert "step 1,024: return" in evaluated.stdout, evaluated.stderr
     other = run(_HERE, "--gin_file", config, "--run_dir", tmp_path / "other", *binding)
     processes.assert_mistake(other, f"'{kept}' is in use", "--resume")

@@ -152,5 +152,5 @@ def test_a_user_error_is_printed_once(tmp_path):
 
 def test_processes_have_to_be_given_without_a_cluster(tmp_path, run):
     config = processes.config_file(tmp_path, SHORT)
-    result = run("podracers.training.train", "--gin_file", config, "--distributed")
+    result = run("train", "--gin_file", config, "--distributed")
     processes.assert_mistake(result, "--coordinator HOST:PORT")

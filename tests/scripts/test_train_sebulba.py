@@ -11,7 +11,8 @@ import time
 import pytest
 
 from podracers import errors
-from podracers.training import checkpoint, experiment, manifest, run, run_directory
+from podracers.checkpoints import checkpoint, integrity
+from podracers.training import experiment, run, run_directory
 from tests import faults, processes
 
 # 12 updates of 64 steps, and a checkpoint after every other one.
@@ -44,7 +45,7 @@ sebulba.Sebulba.actor_devices = (0,)
 sebulba.Sebulba.learner_devices = (1, 2)
 sebulba.Sebulba.batches_per_actor = 2
 """
-TRAIN = "podracers.training.train"
+TRAIN = "train"
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +101,7 @@ def _checkpoints(path):
     """Returns the steps of the checkpoints, which are all complete."""
     folders = [each for each in (path / "checkpoints").iterdir() if each.name.isdigit()]
     for folder in folders:
-        manifest.verify(folder, ("state", "params", "metadata"))
+        integrity.verify(folder, ("state", "params", "metadata"))
     return sorted(int(folder.name) for folder in folders)
 
 

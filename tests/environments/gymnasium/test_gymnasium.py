@@ -19,7 +19,7 @@ from environments import gymnasium
 from environments.gymnasium import async_vector
 from environments.gymnasium import spaces as gymnasium_spaces
 from podracers import environment, errors, types
-from podracers.training import host_check
+from podracers import host_contract as host_contract_lib
 from tests import processes, streams
 from tests.environments import host_contract
 
@@ -47,7 +47,7 @@ def test_keeps_the_contract(name):
 
 def _record(factory, num_steps=60):
     with contextlib.closing(factory.make(KEY, np.arange(5, dtype=np.int32), 2)) as host:
-        return host_check.record(host, factory.spec, num_steps)
+        return host_contract_lib.record(host, factory.spec, num_steps)
 
 
 def test_workers_play_the_same_episodes():

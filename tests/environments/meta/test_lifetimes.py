@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from environments.meta import delayed_chains, lifetimes, tabular_grids
-from podracers import environment, tasks, types
+from podracers import environment, host_contract, tasks, types
 from podracers.sebulba import jax_host
-from podracers.training import host_check
 
 MIXTURE = lifetimes.Mixture(
     (tabular_grids.TabularGrids(("small", "sparse")), delayed_chains.DelayedChains(("short",)))
@@ -22,7 +21,7 @@ def _stream():
     candidate = lifetimes.Lifetimes(MIXTURE, NUM_ENVS, PERIOD, max_periods=4)
     factory = jax_host.JaxHostEnvironment(candidate)
     host = factory.make(jax.random.key(0), np.arange(NUM_STREAMS, dtype=np.int32), 1)
-    return host_check.record(host, factory.spec, 80).timestep
+    return host_contract.record(host, factory.spec, 80).timestep
 
 
 def test_lifetimes_begin_with_periods_and_end_apart(stream):

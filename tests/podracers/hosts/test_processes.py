@@ -14,7 +14,8 @@ from tests import groups
 _BEGIN = """
 import os, pathlib, signal, sys
 import jax, numpy as np
-from podracers import command_line, errors, parallel
+from podracers.commands import command_line
+from podracers import errors, parallel
 from podracers.hosts import processes as distributed
 process = int(sys.argv[1])
 

@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 
-from podracers import command_line
+from podracers.commands import command_line
 from podracers.supervision import pipeline
 from tests import processes
 

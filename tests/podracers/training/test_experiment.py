@@ -10,7 +10,8 @@ import pytest
 from agents import networks, ppo
 from environments import catch, envpool
 from podracers import anakin, errors, sebulba
-from podracers.training import check, config, experiment, weights_and_biases
+from podracers import contract as contract_lib
+from podracers.training import config, experiment, loggers
 from tests import contract, processes
 
 
@@ -44,7 +45,7 @@ def test_builds_the_parts(tiny):
         ("compute_dtype", "bfloat1", "'bfloat16'"),
         ("matmul_precision", "higest", "'highest'"),
         ("runner", (anakin.Anakin,) * 3, "expected Callable"),
-        ("tracker", weights_and_biases.WeightsAndBiases, "expected WeightsAndBiases"),
+        ("tracker", loggers.WeightsAndBiases, "expected WeightsAndBiases"),
     ],
 )
 def test_refuses_values(tiny, field, value, message):
@@ -57,7 +58,7 @@ def test_numbers_of_64_bits_are_refused(tiny):
     try:
         for make in (
             lambda: dataclasses.replace(tiny, seed=1),
-            lambda: check.environment_faults(catch.Catch()),
+            lambda: contract_lib.environment_faults(catch.Catch()),
         ):
             with pytest.raises(errors.UserError, match="JAX_ENABLE_X64: expected false"):
                 make()

@@ -2,8 +2,6 @@
 
 import errno
 import fcntl
-import hashlib
-import importlib
 import json
 import os
 import pathlib
@@ -17,7 +15,8 @@ import sys
 import pytest
 
 from podracers import errors
-from podracers.training import run_directory, storage
+from podracers.checkpoints import storage
+from podracers.training import run_directory
 from tests import processes
 
 
@@ -51,74 +50,6 @@ def test_writes_whole_files_or_none(tmp_path, monkeypatch):
     with pytest.raises(errors.RunFailure, match=r"config\.gin.*No space left"):
         storage.write(directory.config, "SEED = 1\n")
     assert directory.config.read_text() == "SEED = 0\n"
-
-
-def _git(root, *arguments):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    command = ["git", *identity, "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@pytest.fixture(name="own")
-def _own(tmp_path, monkeypatch):
-    """Imports a module of the user's from a checkout, which it yields, and one from elsewhere."""
-    root = tmp_path / "mine"
-    (root / "docs").mkdir(parents=True)
-    (root / "docs" / "results.json").write_text("[]")
-    (root / "my_agent.py").write_text("")
-    _git(root, "init", "--quiet")
-    _git(root, "add", "-A")
-    _git(root, "commit", "--quiet", "-m", "first")
-    (tmp_path / "my_script.py").write_text("SEED = 3\n")
-    for folder, name in ((root, "my_agent"), (tmp_path, "my_script")):
-        monkeypatch.syspath_prepend(str(folder))
-        importlib.import_module(name)
-    yield root
-    for name in ("my_agent", "my_script"):
-        del sys.modules[name]
-
-
-def test_provenance_has_the_commits_of_the_users_own_code(own):
-    head = _git(own, "rev-parse", "HEAD")
-    (own / "docs" / "results.json").write_text("[1]")  # recorded results are no change
-    found = run_directory.provenance()
-    assert found["other_commits"] == {"my_agent": head}
-    # Earlier tests may have imported others.
-    modules = {k: x for k, x in found["other_modules"].items() if own.parent.as_posix() in k}
-    assert modules == {
-        str(file): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in (own / "my_agent.py", own.parent / "my_script.py")
-    }
-    assert (found["device"], found["platform"]) == ("4 x cpu", "cpu")
-    assert {"python", "jax", "flax", "optax", "podracers"} <= found["versions"].keys()
-    (own / "my_agent.py").write_text("LENGTH = 4\n")
-    assert run_directory.provenance()["other_commits"] == {"my_agent": f"{head}-dirty"}
-    _git(own, "update-ref", "-d", "HEAD")
-    assert run_directory.provenance()["other_commits"] == {"my_agent": None}
-
-
-@pytest.mark.parametrize(
-    ("origin", "commit"),
-    [
-        ({"url": "https://a/b", "vcs_info": {"vcs": "git", "commit_id": "4be1c0"}}, "4be1c0"),
-        ({"url": "file:///a/b.whl", "archive_info": {}}, None),
-        (None, None),
-    ],
-)
-def test_provenance_has_the_commit_that_pip_installed(tmp_path, monkeypatch, origin, commit):
-    (tmp_path / "podracers").mkdir()
-    record = tmp_path / "podracers-0.1.dist-info"
-    record.mkdir()
-    (record / "METADATA").write_text("Name: podracers\nVersion: 0.1\n")
-    if origin:
-        (record / "direct_url.json").write_text(json.dumps(origin))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert run_directory.provenance()["commit"] != "4be1c0"  # of this checkout, not of that copy
-    for root in (tmp_path, tmp_path / "elsewhere"):
-        (root / "podracers").mkdir(parents=True, exist_ok=True)
-        monkeypatch.setattr(run_directory, "_ROOT", root)
-        expected = commit if root == tmp_path else None
-        assert run_directory._installed_commit() == expected
 
 
 def test_the_first_configuration_up_to_a_step_is_kept(tmp_path):

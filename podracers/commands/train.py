@@ -10,9 +10,11 @@ import functools
 import pathlib
 import tempfile
 
-from podracers import command_line, errors
+from podracers import errors
+from podracers.checkpoints import storage
+from podracers.commands import command_line
 from podracers.hosts import processes
-from podracers.training import config, experiment, run, run_directory, storage
+from podracers.training import config, experiment, run, run_directory
 
 _SHARE = (
     ": set Experiment.checkpoint_directory to a folder that all processes see, or to "
@@ -172,3 +174,6 @@ def _print_summary(summary: dict, directory: run_directory.RunDirectory) -> None
     rows["wall time"] = f"{summary['wall_time_s']:.0f} s"
     rows |= {"device": summary["device"], "files": str(directory.path)}
     print("Results", command_line.table([*rows.items()]), sep="\n")
+
+
+command = functools.partial(command_line.run, main)

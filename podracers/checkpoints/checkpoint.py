@@ -7,7 +7,7 @@ A checkpoint `directory/<step>` has three items, written by orbax and committed 
 - `metadata`: JSON: the step, the progress of the run, the score, and the path, shape and dtype of
   every leaf;
 
-and beside them the checksums of their files (`podracers.training.manifest`). In a bucket, the file
+and beside them the checksums of their files (`checkpoints.integrity`). In a bucket, the file
 that is written last replaces the rename. Each of several processes writes the arrays of its own
 devices, into a folder that all processes see; process 0 commits and removes.
 """
@@ -31,8 +31,8 @@ import tensorstore
 
 from podracers import agent as agent_lib
 from podracers import errors, trees, types
+from podracers.checkpoints import integrity, storage
 from podracers.hosts import peers, processes
-from podracers.training import manifest, storage
 
 _LOGGER = logging.getLogger(__name__)
 _LOGS: list[pathlib.Path] = []  # files of the runs in this process, for orbax's warnings
@@ -101,7 +101,7 @@ class Checkpointer:
                     timeout_secs=_TIMEOUT,
                     barrier_sync_fn=self._barrier,
                     # In the background thread of process 0, before the commit.
-                    post_finalization_callback=lambda: manifest.write(self._partial_folder()),
+                    post_finalization_callback=lambda: integrity.write(self._partial_folder()),
                     # If folders cannot be made, orbax's threads would wait for minutes.
                     create_directories_asynchronously=False,
                 ),
@@ -188,7 +188,7 @@ class Checkpointer:
         folder = self._directory / str(self._newest)
         with storage.failures(f"open checkpoint {folder}, which was saved just now"):
             try:
-                manifest.load(folder / _METADATA)
+                integrity.load(folder / _METADATA)
                 for item in ("state", "params"):
                     self._arrays.metadata(folder / item)
             except Exception:
@@ -214,8 +214,8 @@ class Checkpointer:
         scores = {}
         for step in self._listed():
             for name in (_METADATA, _SCORE):
-                with contextlib.suppress(manifest.DamagedError):  # `restore` reports it
-                    score = manifest.load(self._directory / str(step) / name).get("score")
+                with contextlib.suppress(integrity.DamagedError):  # `restore` reports it
+                    score = integrity.load(self._directory / str(step) / name).get("score")
                     if isinstance(score, float):
                         scores[step] = score
         return dict(sorted(scores.items(), key=lambda item: item[::-1], reverse=True))
@@ -260,7 +260,7 @@ class Checkpointer:
         for step in dict.fromkeys([*ranked, *processes.on_lead(self._listed)[::-1]]):
             try:
                 tree, metadata = self._restore_item(item, template, step)
-            except manifest.DamagedError as error:
+            except integrity.DamagedError as error:
                 damaged[step] = str(error)
                 continue
             for other, fault in damaged.items():
@@ -298,14 +298,14 @@ class Checkpointer:
         """Verifies and restores one item of one step, with the metadata."""
         folder, fault = self._directory / str(step), None
         try:
-            manifest.verify(folder, (item, "metadata"), processes.share())
-        except manifest.DamagedError as error:
+            integrity.verify(folder, (item, "metadata"), processes.share())
+        except integrity.DamagedError as error:
             fault = str(error)
         if fault := next(filter(None, processes.all_gather(fault)), None):
-            raise manifest.DamagedError(fault)
-        record = manifest.load(folder / _METADATA)
+            raise integrity.DamagedError(fault)
+        record = integrity.load(folder / _METADATA)
         if (saved := record.get("step", step)) != step:
-            raise manifest.DamagedError(f"it was saved as checkpoint {saved}")
+            raise integrity.DamagedError(f"it was saved as checkpoint {saved}")
         bare = agent_lib.without_replay(template)
 
         def is_bare() -> bool:
@@ -342,7 +342,7 @@ class Checkpointer:
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
         """Waits for the other processes, in the background thread of each."""
         if "async_write_complete" in key:
-            manifest.write_part(self._partial_folder(), processes.index())
+            integrity.write_part(self._partial_folder(), processes.index())
         ocp.multihost.get_barrier_sync_fn(processes=self._processes.active_processes)(
             key=key, timeout_ms=timeout_ms
         )

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from podracers import environment, errors, types, video
-from podracers.training import check
+from podracers import contract, environment, errors, types, video
 
 NUM_STREAMS = 4
 _FIRST_STREAM = 5  # streams of a thread need not begin at 0
@@ -35,7 +34,7 @@ def environment_faults(
     candidate: environment.HostEnvironmentFactory,
     num_steps: int = 200,
     again: Any = None,
-    stage: check.Stage = contextlib.nullcontext,
+    stage: contract.Stage = contextlib.nullcontext,
 ) -> list[str]:
     """Returns the faults of the first stage that has any, one line each.
 
@@ -47,14 +46,14 @@ def environment_faults(
       again: another instance of the factory, which has to be equal; None for `candidate`.
       stage: called with the name of each stage, for the context in which it runs.
     """
-    if faults := check.static_faults(candidate):
+    if faults := contract.static_faults(candidate):
         return faults
     if not (dataclasses.is_dataclass(candidate) and candidate.__dataclass_params__.frozen):
         return ["the factory is not a frozen dataclass: `@dataclasses.dataclass(frozen=True)`"]
     env_id = np.arange(_FIRST_STREAM, _FIRST_STREAM + NUM_STREAMS, dtype=np.int32)
     try:
         with stage(f"{num_steps} random steps of {NUM_STREAMS} streams"):
-            before = check.generators()
+            before = contract.generators()
             with made(candidate, env_id) as host:
                 recording = record(host, candidate.spec, num_steps)
             _require_rules(candidate.spec, recording.timestep)
@@ -76,7 +75,7 @@ def environment_faults(
                     act = functools.partial(lambda actions, t, _: actions[t], expected.action)
                     repeated = _run(host, candidate.spec, num_steps, act)
                 if _bits(repeated) != _bits(expected):
-                    raise _BrokenError(check.seed_fault(before, cause))
+                    raise _BrokenError(contract.seed_fault(before, cause))
     except _BrokenError as error:
         return list(error.args)
     return []
@@ -112,7 +111,7 @@ def made(
 ) -> Iterator[environment.HostEnvironment]:
     """Makes environments, and closes them twice."""
     host = factory.make(jax.random.key(seed), env_id, _NUM_THREADS)
-    if missing := check.missing_members(host, environment.HostEnvironment):
+    if missing := contract.missing_members(host, environment.HostEnvironment):
         raise _BrokenError(*(f"make returned an object without {member}" for member in missing))
     try:
         if host.num_envs != len(env_id):
@@ -130,7 +129,7 @@ def record(
     shared: bool = False,
 ) -> Recording:
     """Returns `T` steps of random legal actions from the first reset; all rows may share keys."""
-    draw = jax.jit(jax.vmap(functools.partial(check.random_action, spec.action)))
+    draw = jax.jit(jax.vmap(functools.partial(environment.random_action, spec.action)))
     keys = jax.random.split(jax.random.key(0), (num_steps, host.num_envs))
     keys = keys[:, [0] * host.num_envs] if shared else keys
     return _run(host, spec, num_steps, lambda t, seen: np.asarray(draw(seen.observation, keys[t])))
@@ -172,7 +171,7 @@ def _require_rules(spec: environment.EnvironmentSpec, timestep: types.TimeStep) 
     fresh = np.concatenate([np.ones_like(last[:1]), last[:-1]])
     time = np.arange(len(fresh))[:, None]
     length = time - np.maximum.accumulate(np.where(fresh, time, 0))  # steps since the reset
-    rules = jax.vmap(jax.vmap(functools.partial(check.timestep_faults, spec)))
+    rules = jax.vmap(jax.vmap(functools.partial(contract.timestep_faults, spec)))
     broken = jax.device_get(jax.jit(rules)(timestep, length))
     if faults := [text for text, occurred in broken.items() if np.any(occurred)]:
         raise _BrokenError(*faults)

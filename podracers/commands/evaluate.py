@@ -6,10 +6,12 @@ of greedy actions.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 
-from podracers import command_line, evaluation, video
+from podracers import evaluation, video
+from podracers.commands import command_line
 from podracers.training import trained
 
 
@@ -60,3 +62,6 @@ def _described(episodes: evaluation.Episodes) -> str:
         f"standard error over {over}), length {np.mean(episodes.lengths):.1f} agent steps"
         f"{by_member}"
     )
+
+
+command = functools.partial(command_line.run, main)

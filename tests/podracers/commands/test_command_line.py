@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from podracers import command_line, errors
+from podracers import errors
+from podracers.commands import command_line
 from tests import processes
 
 MY_AGENT = """
@@ -85,7 +86,7 @@ def test_the_hint_of_a_resumed_run_knows_its_own_configuration(tmp_path):
 def test_a_standard_stream_that_is_closed_is_no_file_of_the_script(tmp_path):
     program = """
 import os, subprocess, sys
-from podracers import command_line
+from podracers.commands import command_line
 
 def main():
     with open("file", "w") as file:
@@ -119,7 +120,7 @@ def test_a_user_without_a_home_has_a_cache_where_a_variable_names_it(variables, 
     program = """
 import os
 import jax
-from podracers import command_line
+from podracers.commands import command_line
 
 os.getuid = lambda: 54321  # a user of a container, without an entry in /etc/passwd
 command_line.use_compilation_cache()

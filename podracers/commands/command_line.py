@@ -7,7 +7,6 @@ import errno
 import io
 import os
 import pathlib
-import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -193,7 +192,7 @@ def run(main: Callable[[], int | None]) -> None:
     Modules in the working directory can be imported, after those of the same name elsewhere.
     """
     # An editable installation finds the packages of this project after all of `sys.path`.
-    sys.path += [str(pathlib.Path(__file__).parents[1]), ""]
+    sys.path += [str(pathlib.Path(__file__).parents[2]), ""]
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if (stream := getattr(sys, name)) is None:  # closed: the next file would take its number
             null = os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
@@ -233,11 +232,3 @@ def run(main: Callable[[], int | None]) -> None:
     if not several:  # other processes may take longer
         watchdog.expect_end()
     sys.exit(code)
-
-
-def run_script() -> None:
-    """Command `podracers-NAME`: runs the script `NAME` of `scripts`, which is installed as data."""
-    name = pathlib.Path(sys.argv[0]).name.removeprefix("podracers-")
-    folder = pathlib.Path(__file__).parent / "scripts"
-    sys.path.insert(0, str(folder))  # its modules
-    runpy.run_module(name, run_name="__main__")  # which leaves the name in `sys.argv`

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from etils import epath
 
 from podracers import errors
+from podracers.checkpoints import integrity
 from podracers.hosts import processes
-from podracers.training import manifest
 
 COMMITTED = "commit_success.txt"  # orbax's name
 _SCHEME = "gs://"
@@ -33,7 +33,7 @@ def failures(action: str) -> Iterator[None]:
     except (errors.RunFailure, errors.UserError):
         raise
     except Exception as error:  # clients of buckets raise almost anything
-        raise errors.RunFailure(f"could not {action}: {manifest.reason(error)}") from error
+        raise errors.RunFailure(f"could not {action}: {integrity.reason(error)}") from error
 
 
 def check(option: str, place: str) -> None:
@@ -124,7 +124,7 @@ def partial(directory: Path) -> list[Path]:
     found = _entries(directory)
     if is_bucket(directory):
         return [each for each in found if each.name.isdigit() and not (each / COMMITTED).exists()]
-    return [each for each in found if manifest.UNFINISHED in each.name]
+    return [each for each in found if integrity.UNFINISHED in each.name]
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -161,7 +161,7 @@ def require_shared(
         make(directory)
         own.write_bytes(b"")
     except Exception as error:  # clients of buckets raise almost anything
-        fault = f"cannot be written: {manifest.reason(error)} (process {processes.index()})"
+        fault = f"cannot be written: {integrity.reason(error)} (process {processes.index()})"
     faults = processes.all_gather(fault)
 
     def examine() -> bool:

@@ -13,8 +13,7 @@ import pytest
 from dm_env import specs
 
 from environments import wrappers
-from podracers import environment, errors, types
-from podracers.training import check
+from podracers import contract, environment, errors, types
 
 
 class State(NamedTuple):
@@ -201,7 +200,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_found_alone_and_in_one_line(fault):
     with pytest.raises(errors.UserError) as caught:
-        check.check_environment(FAULTS[fault], num_steps=20)
+        contract.check_environment(FAULTS[fault], num_steps=20)
     message = str(caught.value)
     path = "types.SimpleNamespace" if "no step" in fault else f"{__name__}.Spoilt"
     assert message.startswith((f"environment {path}: ", f"environment Good ({path}): ")), message
@@ -216,17 +215,17 @@ def test_several_faults_are_listed_together():
     )
     message = r"environment Good \(tests\..*\.Spoilt\): reset .*reward .*; reset .*FIRST"
     with pytest.raises(errors.UserError, match=message):
-        check.check_environment(spoilt, num_steps=1)
+        contract.check_environment(spoilt, num_steps=1)
     spoilt = _spoil("step", reward=lambda t: jnp.int32(1), discount=lambda t: jnp.int32(1))
-    assert len(check.environment_faults(spoilt)) == 2
+    assert len(contract.environment_faults(spoilt)) == 2
     with pytest.raises(errors.UserError, match="a Gym environment needs an adaptor"):
-        check.check_environment(gymnasium.make("CartPole-v1"))
+        contract.check_environment(gymnasium.make("CartPole-v1"))
 
 
 def test_good_environments_pass():
-    check.check_environment(Good, num_steps=20)
+    contract.check_environment(Good, num_steps=20)
     good = _multi_discrete([[True, True, False], [True, True, True]])
-    check.check_environment(good, num_steps=20)
+    contract.check_environment(good, num_steps=20)
     # The action at LAST is ignored: a mask may be empty there.
     empty_at_last = _with(
         observe=lambda self, time: {
@@ -234,14 +233,14 @@ def test_good_environments_pass():
             "action_mask": jnp.broadcast_to(time < 5, (3,)),
         }
     )
-    check.check_environment(empty_at_last, num_steps=20)
+    contract.check_environment(empty_at_last, num_steps=20)
 
 
 def test_the_environment_in_a_wrapper_is_named():
     inner = FAULTS["step returned NoneType, expected (state, TimeStep)"]
     limited = wrappers.TimeLimit(lambda: inner, max_episode_steps=3)
     with pytest.raises(errors.UserError, match=r"Spoilt.: step returned NoneType"):
-        check.check_environment(limited)
+        contract.check_environment(limited)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +257,7 @@ def test_the_environment_in_a_wrapper_is_named():
 )
 def test_random_actions_cover_what_is_legal(action, observation, expected):
     keys = jax.random.split(jax.random.key(0), 400)
-    drawn = jax.vmap(lambda key: check.random_action(action, observation, key))(keys)
+    drawn = jax.vmap(lambda key: environment.random_action(action, observation, key))(keys)
     assert drawn.dtype == action.dtype
     values, counts = np.unique(np.asarray(drawn), axis=0, return_counts=True)
     assert {tuple(v) if action.shape else int(v) for v in values} == expected
@@ -269,6 +268,6 @@ def test_random_continuous_actions_fill_the_bounds():
     low, high = np.array([-1.0, 2.0], np.float32), np.array([0.0, 6.0], np.float32)
     action = specs.BoundedArray((2,), np.float32, low, high)
     keys = jax.random.split(jax.random.key(0), 1000)
-    drawn = np.asarray(jax.vmap(lambda key: check.random_action(action, None, key))(keys))
+    drawn = np.asarray(jax.vmap(lambda key: environment.random_action(action, None, key))(keys))
     np.testing.assert_allclose(drawn.min(0), low, atol=0.05)
     np.testing.assert_allclose(drawn.max(0), high, atol=0.05)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from podracers import errors
-from podracers.training import checkpoint, run_directory, storage
+from podracers.checkpoints import checkpoint, storage
+from podracers.training import run_directory
 from tests import groups
 
 _OPTION = "Experiment.checkpoint_directory"
@@ -75,7 +76,7 @@ def test_the_folder_is_empty_when_the_check_returns(tmp_path):
     code = f"""
 import pathlib, sys, time
 from podracers.hosts import processes
-from podracers.training import storage
+from podracers.checkpoints import storage
 process = int(sys.argv[1])
 processes.initialize(processes.Group(sys.argv[2], 2, process), {groups.PEER_TIMEOUT})
 unlink = pathlib.Path.unlink

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from podracers import environment, types
-from podracers.training import host_check
+from podracers import environment, host_contract, types
 
 
 class Host:
@@ -154,20 +153,20 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_found_in_one_line(fault):
-    faults = host_check.environment_faults(FAULTS[fault], num_steps=20)
+    faults = host_contract.environment_faults(FAULTS[fault], num_steps=20)
     assert any(fault in line for line in faults), faults
     assert "\n" not in "".join(faults)
 
 
 def test_a_good_environment_has_no_fault_and_streams_that_differ():
-    assert host_check.environment_faults(Factory(), num_steps=20) == []
-    recordings = host_check.equal_actions(Factory(), num_steps=20)
-    assert host_check.num_different(recordings) == 8
+    assert host_contract.environment_faults(Factory(), num_steps=20) == []
+    recordings = host_contract.equal_actions(Factory(), num_steps=20)
+    assert host_contract.num_different(recordings) == 8
     seedless = _noise(lambda _: 0.0)
-    assert host_check.num_different(host_check.equal_actions(seedless, num_steps=20)) == 1
+    assert host_contract.num_different(host_contract.equal_actions(seedless, num_steps=20)) == 1
 
 
 def test_another_instance_has_to_be_equal():
     makers = [_noise(lambda _, scale=scale: scale) for scale in (0.5, 0.75)]
-    faults = host_check.environment_faults(makers[0], 20, again=makers[1])
+    faults = host_contract.environment_faults(makers[0], 20, again=makers[1])
     assert len(faults) == 1 and faults[0].startswith("one seed gives different episodes")

@@ -1,8 +1,8 @@
-"""Checks of an environment's contract (`podracers.types`), for its author and before a run.
+"""The contract of environments (`podracers.types`), checked for their authors and before a run.
 
 Each stage needs the ones before it: members and spec; shapes and dtypes of the outputs of `reset`
-and `step`; one key twice; a picture; values in episodes of a random policy. `host_check` has those
-of host environments.
+and `step`; one key twice; a picture; values in episodes of a random policy. `host_contract` has
+those of host environments.
 
 Axis legend: `B` streams, `T` steps, `A` actions, `D` parts of a multi-discrete action.
 """
@@ -20,13 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from podracers import agent as agent_lib
-from podracers import anakin, environment, errors, parallel, precision, trees, types, video
+from podracers import environment, errors, parallel, precision, trees, types, video
 
 _NUM_STREAMS = 8
-_MAX_UPDATES = 100
-_ROUNDING = 1e-6  # relative
-_TOLERANCE = 1e-3  # of a change; rounding has led to 2e-6 with the agents of this repository
 
 Stage = Callable[[str], contextlib.AbstractContextManager[Any]]
 
@@ -68,7 +64,7 @@ def environment_faults(
     if faults := static_faults(candidate):
         return faults
     if environment.is_host(candidate):
-        return ["it runs on the host: `host_check.environment_faults` checks it"]
+        return ["it runs on the host: `host_contract.environment_faults` checks it"]
     stages = {
         "shapes and dtypes of reset and step": lambda: trace_faults(candidate),
         "one key twice": lambda: _program_faults(candidate, again or candidate),
@@ -118,32 +114,6 @@ def seed_fault(
     return f"one seed gives different episodes: {cause}"
 
 
-def random_action(action: specs.Array, observation: types.PyTree, key: jax.Array) -> jax.Array:
-    """Draws an action uniformly from the legal ones (one stream, no batch axis).
-
-    Args:
-      action: the action's spec.
-      observation: an observation, whose `action_mask` is applied if there is one.
-      key: a typed key.
-    """
-    if np.issubdtype(action.dtype, np.floating):
-        low = jnp.asarray(np.broadcast_to(action.minimum, action.shape))
-        high = jnp.asarray(np.broadcast_to(action.maximum, action.shape))
-        return jax.random.uniform(key, action.shape, action.dtype, low, high)
-    legal = _values_of_parts(action)
-    if isinstance(observation, dict) and environment.ACTION_MASK in observation:
-        legal = legal & observation[environment.ACTION_MASK]
-    # Each of several identically distributed numbers is the largest with equal probability.
-    score = jax.random.uniform(key, legal.shape)
-    return jnp.argmax(jnp.where(legal, score, -1.0), axis=-1).astype(action.dtype)
-
-
-def _values_of_parts(action: specs.BoundedArray) -> np.ndarray:
-    """Returns whether a part has a value: parts may have fewer than the widest, [A] or [D, A]."""
-    num_values = np.broadcast_to(np.asarray(action.maximum, np.int64) + 1, action.shape)
-    return np.arange(num_values.max()) < num_values[..., None]
-
-
 def missing_members(part: Any, protocol: type) -> list[str]:
     """Returns the public members of a protocol that a part lacks."""
     members = {name for name in {**vars(protocol), **protocol.__annotations__} if name[0] != "_"}
@@ -177,7 +147,7 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
         if np.issubdtype(spec.action.dtype, np.floating):
             faults.append("spec.observation has an action_mask, but the action is continuous")
             return faults
-        expected = _values_of_parts(spec.action).shape
+        expected = environment.legal_values(spec.action).shape
         if isinstance(mask, dict) or (mask.shape, mask.dtype) != (expected, np.bool_):
             faults.append(f"spec.observation['action_mask'] must be bool{[*expected]}, not {mask}")
     return faults
@@ -267,7 +237,7 @@ def _rollout_faults(candidate: environment.Environment, num_steps: int, seed: in
 
         def step(carry: tuple, keys: jax.Array) -> tuple[tuple, Any]:
             state, timestep, length = carry
-            action = random_action(spec.action, timestep.observation, keys[0])
+            action = environment.random_action(spec.action, timestep.observation, keys[0])
             stepped, fresh = candidate.step(state, action), candidate.reset(keys[1])
             ended = timestep.last()
             state, timestep = jax.tree.map(lambda a, b: jnp.where(ended, a, b), fresh, stepped)
@@ -313,117 +283,9 @@ def timestep_faults(
         mask = timestep.observation[environment.ACTION_MASK]
         empty = ~jnp.all(jnp.any(mask, axis=-1)) & ~last  # the action at LAST is ignored
         faults["an action_mask has no legal action"] = empty
-        beyond = mask & ~_values_of_parts(spec.action)
+        beyond = mask & ~environment.legal_values(spec.action)
         faults["an action_mask allows a value beyond spec.action"] = jnp.any(beyond)
     if (limit := spec.max_episode_steps) is not None:
         text = f"an episode goes on after spec.max_episode_steps = {limit}"
         faults[text] = (length >= limit) & ~last
     return faults
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _RandomEnds:
-    """An environment whose episodes are also truncated at random.
-
-    Devices then learn from different numbers of transitions, so that the mean of their means is not
-    the global mean, even where all episodes of the environment have one length.
-    """
-
-    environment: environment.Environment
-
-    @property
-    def spec(self) -> environment.EnvironmentSpec:
-        return self.environment.spec
-
-    def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
-        reset_key, key = jax.random.split(key)
-        state, timestep = self.environment.reset(reset_key)
-        return (state, key), timestep
-
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
-        inner, key = state
-        key, cut_key = jax.random.split(key)
-        inner, timestep = self.environment.step(inner, action)
-        cut = jax.random.bernoulli(cut_key, 0.2)
-        step_type = jnp.where(cut, types.LAST, timestep.step_type).astype(jnp.int8)
-        return (inner, key), timestep._replace(step_type=step_type)
-
-
-def check_agent(
-    candidate: Any,
-    task: environment.Environment,
-    num_envs: int = 8,
-    rollout_length: int = 16,
-    seed: int = 0,
-    stage: Stage = contextlib.nullcontext,
-) -> None:
-    """Raises an error if an agent does not learn the same on two devices as on one.
-
-    Takes updates under Anakin, on one device and on two, up to the first that changes the learner's
-    parameters. The copies of the learner on two devices must be equal bit for bit, and equal to the
-    learner of one device up to rounding: a gradient or a mean is one of the GLOBAL batch. An agent
-    whose random draws depend on the device fails, too.
-
-    Args:
-      candidate: an agent, or its class, which is called with `spec=`.
-      task: a JAX environment.
-      num_envs: number of streams, divisible by two.
-      rollout_length: agent steps of each stream between updates.
-      seed: seed of the learner and the streams.
-      stage: called with the name of each stage, for the context in which it runs.
-
-    Raises:
-      errors.UserError: one line with the fault, also of the environment; or there is only one
-        device.
-    """
-    environment.refuse(task, environment_faults(task, num_steps=0, stage=stage))
-    agent = candidate(spec=task.spec) if isinstance(candidate, type) else candidate
-    name = f"agent {errors.path_of(agent)}"
-    if missing := missing_members(agent, agent_lib.Agent):
-        raise errors.UserError(f"{name} has no {', '.join(missing)}")
-    devices = next((each for each in (jax.devices(), jax.devices("cpu")) if len(each) > 1), None)
-    if devices is None:
-        raise errors.UserError(
-            f"{name}: the check needs two devices; for fake ones set "
-            "XLA_FLAGS=--xla_force_host_platform_device_count=2"
-        )
-    with stage("updates on one device and on two"), parallel.compiling_for(devices[:2]):
-        sizes = num_envs, rollout_length
-        runners = [
-            anakin.Anakin(agent, _RandomEnds(task), *sizes, num_devices=count) for count in (1, 2)
-        ]
-        states = [runner.init(seed) for runner in runners]
-        before = one = _floats(states[0].learner)
-        size = sum(leaf.size for leaf in before.values())
-        for _ in range(_MAX_UPDATES):
-            states = [runner.step(state, 1)[0] for runner, state in zip(runners, states)]
-            if fault := parallel.unequal_replicas(states[1]):
-                raise errors.UserError(f"{name}: {fault}")
-            one, two = (_floats(state.learner) for state in states)
-            # Statistics of observations change before replay suffices for a gradient step.
-            if sum(np.sum(one[path] != before[path]) for path in before) >= size / 5:
-                break
-        else:
-            steps = _MAX_UPDATES * num_envs * rollout_length
-            raise errors.UserError(
-                f"{name}: no gradient step within {steps} agent steps: start learning earlier"
-            )
-    for path, leaf in before.items():
-        change = np.linalg.norm(one[path] - leaf) + _ROUNDING * np.linalg.norm(leaf)
-        difference = np.linalg.norm(two[path] - one[path])
-        if not difference <= _TOLERANCE * change:  # also NaN
-            raise errors.UserError(
-                f"{name}: an update on two devices changes '{path}' by other amounts than one on "
-                f"one device (by {difference / change:.1%}): a mean, a maximum or a random draw is "
-                "of one device's streams; see parallel.global_mean"
-            )
-
-
-def _floats(learner: types.PyTree) -> dict[str, np.ndarray]:
-    """Returns the floating leaves by path, on the host."""
-    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(learner))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf, np.float64)
-        for path, leaf in leaves
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    }

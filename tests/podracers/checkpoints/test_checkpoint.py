@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from agents import replay
 from podracers import errors, parallel
-from podracers.training import checkpoint, manifest
+from podracers.checkpoints import checkpoint, integrity
 from tests import groups, streams
 
 _assert_equal = functools.partial(streams.assert_same, strict=True)
@@ -184,20 +184,20 @@ def _flip(path: pathlib.Path) -> None:
         (MemoryError(), errors.RunFailure),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), errors.RunFailure),
         (PermissionError(errno.EACCES, "Permission denied"), errors.RunFailure),
-        (OSError(errno.EIO, "Input/output error"), manifest.DamagedError),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory"), manifest.DamagedError),
-        (ValueError("Expecting value"), manifest.DamagedError),
+        (OSError(errno.EIO, "Input/output error"), integrity.DamagedError),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), integrity.DamagedError),
+        (ValueError("Expecting value"), integrity.DamagedError),
     ],
 )
 def test_a_file_that_cannot_be_read_now_is_not_damaged(error, kind):
-    with pytest.raises(kind, match="a/b: "), manifest.reading("a/b"):
+    with pytest.raises(kind, match="a/b: "), integrity.reading("a/b"):
         raise error
 
 
 def test_a_manifest_without_the_files_of_an_item_is_damage(tmp_path):
-    (tmp_path / manifest.MANIFEST).write_text("{}")
-    with pytest.raises(manifest.DamagedError, match="no files of state"):
-        manifest.verify(tmp_path, ["state"])
+    (tmp_path / integrity.MANIFEST).write_text("{}")
+    with pytest.raises(integrity.DamagedError, match="no files of state"):
+        integrity.verify(tmp_path, ["state"])
 
 
 @pytest.mark.parametrize("damage", [_truncate, _flip, os.remove])
@@ -343,9 +343,10 @@ def test_replay_can_be_left_out(tmp_path):
 _SEVERAL = """
 import os, pathlib, resource, signal, sys
 import jax, numpy as np
-from podracers import command_line, parallel
+from podracers.commands import command_line
+from podracers import parallel
 from podracers.hosts import peers, processes
-from podracers.training import checkpoint, manifest
+from podracers.checkpoints import checkpoint, integrity
 
 process, count, folder = int(sys.argv[1]), {count}, {folder!r}
 
@@ -458,7 +459,7 @@ def test_a_process_that_is_lost_while_it_saves_leaves_no_checkpoint(tmp_path):
 save(10)
 checkpointer.wait()
 if process == 1:
-    manifest.write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    integrity.write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 save(20)
 checkpointer.wait()
 """

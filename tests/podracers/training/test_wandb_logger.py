@@ -1,4 +1,4 @@
-"""Tests of runs that are sent to Weights & Biases; nothing leaves the machine."""
+"""Runs that are sent to Weights & Biases; nothing leaves the machine."""
 
 import math
 import sys
@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from podracers import errors
-from podracers.training import experiment, run, run_directory, weights_and_biases
+from podracers.training import experiment, loggers, run, run_directory
 from tests import processes
 
 TRACKER = "Experiment.tracker = @WeightsAndBiases()"
@@ -16,7 +16,7 @@ TRACKER = "Experiment.tracker = @WeightsAndBiases()"
 
 def test_refuses_an_unknown_mode():
     with pytest.raises(errors.UserError, match=r"^WeightsAndBiases\.mode: .*'offline'"):
-        weights_and_biases.WeightsAndBiases(mode="ofline")
+        loggers.WeightsAndBiases(mode="ofline")
 
 
 @pytest.mark.parametrize("module", [None, types.ModuleType("wandb")])  # missing; an empty folder
@@ -54,14 +54,14 @@ def test_a_failure_at_the_start_is_one_line(tmp_path, monkeypatch, raised, kind)
     module.init.side_effect = error("no answer\nafter a minute")
     directory = run_directory.RunDirectory(tmp_path)
     with pytest.raises(kind, match=r"^Weights & Biases: no answer \(or .*\)$"):
-        weights_and_biases.WeightsAndBiases().open(directory, False)
+        loggers.WeightsAndBiases().open(directory, False)
 
 
 def test_a_failure_later_does_not_end_the_run(tmp_path, monkeypatch, caplog):
     tracked = _install(monkeypatch).init.return_value
     tracked.log.side_effect = ConnectionError("the service is gone")
     directory = run_directory.RunDirectory(tmp_path)
-    logger = weights_and_biases.WeightsAndBiases().open(directory, False)
+    logger = loggers.WeightsAndBiases().open(directory, False)
     for step in (64, 128):
         logger.write(step, {"loss/total": 1.0})
     logger.close()
@@ -79,6 +79,9 @@ def test_a_resumed_run_continues_the_run_of_weights_and_biases(tmp_path, monkeyp
     first = experiment.load([file], [*bindings, "TOTAL_STEPS = 128"])
     summary = run.train(first, directory.path)
     tracked.summary.update.assert_called_once_with(summary)
+    text = directory.config.read_text()  # as an earlier version named the module
+    assert text.count("loggers") == 4
+    directory.config.write_text(text.replace("loggers", "weights_and_biases"))
     later = experiment.load([str(directory.config)], ["TOTAL_STEPS = 192"])
     options = {"resume": True, "print_line": lambda line: None, "progress": False}
     run.Run(later, later.build(), directory, stop=(), **options).train()
@@ -103,11 +106,11 @@ def test_the_installed_package_accepts_our_options(tmp_path, monkeypatch):
     pytest.importorskip("wandb.sdk")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     directory = run_directory.RunDirectory(tmp_path)
-    tracker = weights_and_biases.WeightsAndBiases(mode="offline", project="p")
+    tracker = loggers.WeightsAndBiases(mode="offline", project="p")
     for resume in (False, True):
         logger = tracker.open(directory, resume)
         logger.write(64 + resume, {"loss/total": 1.0, "episode/return": math.nan})
-        logger.write_configuration({"PPO.gamma": 0.9})
+        logger.write_configuration(0, {}, {"PPO.gamma": 0.9})
         logger.write_summary({"evaluation": {"return": 1.0}})
         logger.close()
     kept = (tmp_path / "wandb_id").read_text()

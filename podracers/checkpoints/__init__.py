@@ -1,0 +1,1 @@
+"""Checkpoints: what is saved, where, and whether it is intact."""
