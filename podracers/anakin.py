@@ -46,7 +46,7 @@ class Anakin:
       population_values: numbers by option of the agent, such as `{'learning_rate': (1e-4, 1e-3)}`,
         one for each member; fewer are repeated cyclically (see `population.by_option`).
       reset_batch: number of streams of a device to reset together; None to reset all of them at
-        every step. See `unroll.BatchedEnvironment`.
+        every step (see `unroll.BatchedEnvironment`); "auto" for 16 on a CPU, and None elsewhere.
       num_devices: number of devices to use; None for all.
       steps_per_pass: steps of acting in one pass of the compiled loop.
       precision: the precision that the agent computes with.
@@ -61,15 +61,15 @@ class Anakin:
     rollout_length: int
     population: int = 1
     population_values: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
-    reset_batch: int | None = 16
+    reset_batch: int | str | None = "auto"
     num_devices: int | None = None
     steps_per_pass: int = 1
     precision: precision_lib.Precision = precision_lib.DEFAULT
 
     def __post_init__(self):
         errors.require_count(self, "num_envs", "rollout_length", "population", "steps_per_pass")
-        for name in ("reset_batch", "num_devices"):
-            if getattr(self, name) is not None:
+        for name, chosen in (("reset_batch", "auto"), ("num_devices", None)):
+            if getattr(self, name) not in (chosen, None):
                 errors.require_count(self, name)
         values = population_lib.by_option(self.agent, self.population, self.population_values)
         object.__setattr__(self, "population_values", values)
@@ -105,6 +105,17 @@ class Anakin:
     def steps_per_update(self) -> int:
         """Agent steps of one update, over all streams of one member of the population."""
         return self.num_envs * self.rollout_length
+
+    @property
+    def reset_size(self) -> int | None:
+        """`reset_batch`, or the choice for the devices.
+
+        A pass of the loop over resets takes 12 kernels and a copy to the host on a GPU, and there
+        are passes in proportion to the streams: with 65,536 of them, 96% of the time.
+        """
+        if self.reset_batch != "auto":
+            return self.reset_batch
+        return 16 if self.mesh.devices.flat[0].platform == "cpu" else None
 
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update as a run does; the run reuses the trace."""
@@ -178,7 +189,7 @@ class Anakin:
 
     @functools.cached_property
     def _batched(self) -> unroll.BatchedEnvironment:
-        return unroll.BatchedEnvironment(self.environment, self.reset_batch)
+        return unroll.BatchedEnvironment(self.environment, self.reset_size)
 
     @functools.cached_property
     def _init(self):

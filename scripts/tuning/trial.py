@@ -115,6 +115,8 @@ class _Trial:
         runner, cores = self._parts.runner, len(os.sched_getaffinity(0))
         devices, names = jax.local_device_count(), ("num_envs", "rollout_length", "reset_batch")
         found = {name: getattr(runner, name) for name in names if hasattr(runner, name)}
+        if "reset_batch" in found:
+            found["reset_batch"] = runner.reset_size
         if isinstance(runner, sebulba.Sebulba):
             actors, learners = set(runner.placement.actors), set(runner.placement.learners)
             found["devices"] = len(actors) if actors.isdisjoint(learners) else devices

@@ -89,6 +89,15 @@ def test_user_errors(options, message):
         _ = _runner(**{"num_devices": None, **options}).mesh
 
 
+@pytest.mark.parametrize(("platform", "chosen"), [("cpu", 16), ("gpu", None), ("tpu", None)])
+def test_the_devices_choose_how_many_streams_are_reset_together(platform, chosen):
+    device = types.SimpleNamespace(platform=platform)
+    for option, expected in (("auto", chosen), (4, 4), (None, None)):
+        runner = _runner(reset_batch=option)
+        vars(runner)["mesh"] = types.SimpleNamespace(devices=np.array([device]))
+        assert runner.reset_size == expected
+
+
 def test_all_devices_are_used_by_default():
     assert _runner(num_devices=None).mesh.devices.tolist() == jax.devices()
     assert _runner(num_devices=1).mesh.devices.tolist() == jax.devices()[:1]
