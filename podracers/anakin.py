@@ -113,9 +113,9 @@ class Anakin:
         A pass of the loop over resets takes 12 kernels and a copy to the host on a GPU, and there
         are passes in proportion to the streams: with 65,536 of them, 96% of the time.
         """
-        if self.reset_batch != "auto":
-            return self.reset_batch
-        return 16 if self.mesh.devices.flat[0].platform == "cpu" else None
+        if isinstance(self.reset_batch, str):  # "auto"
+            return 16 if self.mesh.devices.flat[0].platform == "cpu" else None
+        return self.reset_batch
 
     def trace(self, seed: int) -> jax.stages.Traced:
         """Traces one update as a run does; the run reuses the trace."""

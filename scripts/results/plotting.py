@@ -244,9 +244,10 @@ def _draw(axis: matplotlib.axes.Axes, drawing: _Drawing, styles: Mapping[str, An
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     # A distance in points: labels of axes do not grow with the panel.
-    move = {"y": _LEGEND_DISTANCE, "units": "points"}
-    below = matplotlib.transforms.offset_copy(axis.transAxes, axis.figure, **move)
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below}
+    figure, move = axis.figure.figure, {"y": _LEGEND_DISTANCE}
+    below = matplotlib.transforms.offset_copy(axis.transAxes, figure, units="points", **move)
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}
+    place |= {"bbox_transform": below}
     place |= {"ncols": drawing.columns, "columnspacing": 0.8, "handlelength": 1.6}
     for text in axis.legend(fontsize=7.2, frameon=False, borderaxespad=0.0, **place).get_texts():
         text.set_parse_math(False)  # a `$` in a name is no formula

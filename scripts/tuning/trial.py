@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
+from podracers import anakin, errors, parallel, sebulba
 from podracers import environment as environment_lib
-from podracers import errors, parallel, sebulba
 from podracers.commands import command_line
 from podracers.scripts.benchmarks import contender, measure
 from podracers.scripts.tuning import candidates
@@ -113,9 +113,9 @@ class _Trial:
         """Returns facts without compilation; raises errors.UserError if the parts do not fit."""
         experiment.check(self._parts, self._settings.seed)
         runner, cores = self._parts.runner, len(os.sched_getaffinity(0))
-        devices, names = jax.local_device_count(), ("num_envs", "rollout_length", "reset_batch")
+        devices, names = jax.local_device_count(), ("num_envs", "rollout_length")
         found = {name: getattr(runner, name) for name in names if hasattr(runner, name)}
-        if "reset_batch" in found:
+        if isinstance(runner, anakin.Anakin):
             found["reset_batch"] = runner.reset_size
         if isinstance(runner, sebulba.Sebulba):
             actors, learners = set(runner.placement.actors), set(runner.placement.learners)
