@@ -186,8 +186,8 @@ def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
     option = f"{type(agent).__name__}.{name} = @{errors.path_of(function)}"
     try:
         part = function(*arguments, **outputs)
-    except (TypeError, errors.UserError) as error:
-        frame = isinstance(error, TypeError) and errors.innermost_frame(error)
+    except (TypeError, ValueError, errors.UserError) as error:
+        frame = not isinstance(error, errors.UserError) and errors.innermost_frame(error)
         if frame and frame.filename != __file__:  # else the call itself does not fit
             option += f" (at {frame.filename}:{frame.lineno} in {frame.name})"
         raise errors.UserError(f"{option}: {errors.first_line(error)}") from error

@@ -78,10 +78,6 @@ class ActorCritic(options.Learning):
     greedy_evaluation: bool = False
     previous_action_and_reward: bool | None = None
 
-    def __post_init__(self):
-        super().__post_init__()
-        _ = self.net  # built now, while gin's bindings are those of the configuration
-
     @functools.cached_property
     def action_head(self) -> heads.ActionHead:
         """The action head, which reads the network's policy output."""

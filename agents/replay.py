@@ -516,7 +516,7 @@ class ReplayAgent(options.Learning, options.Adam):
         """Returns the part of a rollout that replay stores."""
         return rollout._replace(extras=(), actor_state=())
 
-    def sample(self, learner: optimization.ReplayLearner, memory: Memory, key: jax.Array) -> Sample:
+    def sample(self, learner: optimization.Learner, memory: Memory, key: jax.Array) -> Sample:
         """Returns a batch to learn from, with preprocessed time steps."""
         sample = self.buffer.sample(memory, key)
         return sample.preprocessed(self.preprocess, learner.normalizer)
