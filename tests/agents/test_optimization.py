@@ -205,5 +205,5 @@ def test_an_optimizer_of_optax_replaces_that_of_the_agent(make):
     direction, _ = optimizer.chain.update(params, optimizer.init(params).optimizer_state, params)
     assert float(direction["w"]) == min(optimizer.max_grad_norm or 1.0, 1.0)
     assert float(optimizer.learning_rate_at(jnp.float32(0.0))) == 0.25
-    with pytest.raises(errors.UserError, match="optimizer.*expected a GradientTransformation"):
+    with pytest.raises(errors.UserError, match=r"optimizer.*expected a GradientTransformation"):
         _ = make(spec, optimizer=lambda rate: rate)._optimizer
