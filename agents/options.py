@@ -199,11 +199,10 @@ def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
     return part
 
 
-def require_output(holds: bool, output: Any, expected: str) -> None:
-    """Raises a `UserError` unless `holds` is true of the output `[B, ...]` of a network."""
-    if not holds:
-        got = f"shape {output.shape}" if hasattr(output, "shape") else errors.path_of(output)
-        raise errors.UserError(f"the option network: expected {expected} as its output, got {got}")
+def wrong_output(output: Any, expected: str) -> errors.UserError:
+    """Returns the error of a network whose output `[B, ...]` is not the expected one."""
+    got = f"shape {output.shape}" if hasattr(output, "shape") else errors.path_of(output)
+    return errors.UserError(f"the option network: expected {expected} as its output, got {got}")
 
 
 def require_feedforward(agent: Any, network: Any) -> None:

@@ -122,8 +122,8 @@ class ActorCritic(options.Learning):
         timestep = self.preprocess.apply(params.normalizer, timestep)
         timestep = self._inputs.of_step(actor_state, timestep)
         output, core = self.net.step(params.params, actor_state.core, timestep)
-        is_pair = isinstance(output, networks.ActorCriticOutput)
-        options.require_output(is_pair, output, "an ActorCriticOutput")
+        if not isinstance(output, networks.ActorCriticOutput):
+            raise options.wrong_output(output, "an ActorCriticOutput")
         if evaluation and self.greedy_evaluation:
             raw = self.action_head.mode(output.policy, mask)
         else:

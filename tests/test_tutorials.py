@@ -1,4 +1,4 @@
-"""Programs and tables of docs: extending.md, varying_agents.md, coming_from.md; and README's .gin file.
+"""Programs and tables of extending.md, varying_agents.md, coming_from.md, and of README.md.
 
 Axis legend: `T` time, `B` streams.
 """
