@@ -7,6 +7,9 @@ An option's bound stands where the option stands, in a dataclass field:
 An agent that inherits the option and states another default keeps the bound. `check`, called from
 `__post_init__`, raises an error that names the option.
 
+A variant of an agent is a subclass that adds options and replaces `loss` or `targets`, or binds the
+option `optimizer`; see docs/varying_agents.md, `policy.ActorCritic` and `replay.ReplayAgent`.
+
 Some agents have one of these options, with this meaning:
 
     weight_decay: decoupled weight decay, as a portion of the parameters that each step subtracts,

@@ -59,7 +59,12 @@ class ActorCritic(options.Learning):
     """Options and acting of agents with a policy and a value.
 
     A subclass has `_optimizer` and `update`, made of two parts that a variant replaces:
-    `targets` and `loss(params, minibatch, context)`. They use `net` and `action_head`.
+
+    - `targets`: from time steps and values `[T + 1, B]` to `returns.Targets` `[T, B]`;
+    - `loss(params, minibatch, context)`: from a minibatch `[T, B, ...]` with the cores `[B, ...]`
+      before it to an `optimization.LossOutput`.
+
+    They use `net` and `action_head`.
 
     Attributes:
       network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
