@@ -77,7 +77,7 @@ class AlphaZero(planning.SearchAgent):
         params = self.net.init(key, networks.zero_timestep(self.spec))
         train_state = self._optimizer.init(params)
         normalizer = self.preprocess.init(environment.without_state(self.spec.observation))
-        return optimization.ReplayLearner.create(train_state, (), normalizer)
+        return optimization.Learner.create(train_state, (), normalizer)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns `()`."""

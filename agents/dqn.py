@@ -83,7 +83,7 @@ class DQN(replay.ReplayAgent):
     def init_learner(self, key):
         params = self.net.init(key, networks.zero_timestep(self.spec))
         normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.ReplayLearner.create(self._optimizer.init(params), params, normalizer)
+        return optimization.Learner.create(self._optimizer.init(params), params, normalizer)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""

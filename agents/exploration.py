@@ -55,8 +55,8 @@ def epsilon_greedy(
       key: `[B]` typed keys.
     """
     # Networks with `num_atoms` return logits [B, A, Z], of which DQN takes the mean.
-    is_matrix = len(getattr(q_values, "shape", ())) == 2
-    options.require_output(is_matrix, q_values, "values of actions [B, A]")
+    if len(getattr(q_values, "shape", ())) != 2:
+        raise options.wrong_output(q_values, "values of actions [B, A]")
 
     def draw(key):
         choose_key, explore_key = jax.random.split(key)

@@ -118,8 +118,8 @@ class Inputs:
 
     def initial_state(self, batch_size: int) -> ActorState:
         """Returns the actor state of `B` streams before their first time step."""
-        core = self.network.initial_core(batch_size)
-        return self.next_state(core, zero_action(self.spec.action, batch_size))
+        action = zero_action(self.spec.action, batch_size) if self._is_extended else ()
+        return ActorState(self.network.initial_core(batch_size), action)
 
     def next_state(self, core: Any, action: jax.Array) -> ActorState:
         """Returns the actor state of `B` streams after an action `[B, ...]`."""

@@ -87,7 +87,7 @@ class MuZero(planning.SearchAgent):
         train_state = self._optimizer.init(params)
         normalizer = self.preprocess.init(self.spec.observation)
         target = self.target_params(params)
-        return optimization.ReplayLearner.create(train_state, target, normalizer)
+        return optimization.Learner.create(train_state, target, normalizer)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the cores of `B` streams: their latest frames if the network stacks frames."""

@@ -156,7 +156,7 @@ def agent_steps(update: jax.Array, rollout: types.Rollout) -> jax.Array:
     return update.astype(jnp.float32) * (rollout.timestep.reward[1:].size * parallel.axis_size())
 
 
-class ReplayLearner(NamedTuple):
+class Learner(NamedTuple):
     """The learner of an agent that counts its steps for acting; equal on all devices."""
 
     train_state: TrainState
@@ -177,9 +177,7 @@ class ReplayLearner(NamedTuple):
         return Context(self.agent_steps, self.target)
 
     @classmethod
-    def create(
-        cls, train_state: TrainState, target: types.PyTree, normalizer: Any
-    ) -> "ReplayLearner":
+    def create(cls, train_state: TrainState, target: types.PyTree, normalizer: Any) -> "Learner":
         """Returns the learner before the first rollout.
 
         Args:
@@ -192,9 +190,7 @@ class ReplayLearner(NamedTuple):
         counters = (jnp.zeros((), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32))
         return cls(train_state, target, normalizer, *counters)
 
-    def observe(
-        self, rollout: types.Rollout, preprocess: preprocessing.Preprocess
-    ) -> "ReplayLearner":
+    def observe(self, rollout: types.Rollout, preprocess: preprocessing.Preprocess) -> "Learner":
         """Counts the steps of this device's rollout `[T, B]` and updates the statistics."""
         return self._replace(
             normalizer=preprocess.update_statistics(self.normalizer, rollout.timestep),
@@ -204,7 +200,7 @@ class ReplayLearner(NamedTuple):
 
     def step(
         self, train_state: TrainState, params: types.PyTree, period: int = 1, rate: float = 1.0
-    ) -> "ReplayLearner":
+    ) -> "Learner":
         """Returns the learner after a gradient step.
 
         Args:

@@ -7,6 +7,9 @@ An option's bound stands where the option stands, in a dataclass field:
 An agent that inherits the option and states another default keeps the bound. `check`, called from
 `__post_init__`, raises an error that names the option.
 
+A variant of an agent is a subclass that adds options and replaces `loss` or `targets`, or binds the
+option `optimizer`; see docs/varying_agents.md, `policy.ActorCritic` and `replay.ReplayAgent`.
+
 Some agents have one of these options, with this meaning:
 
     weight_decay: decoupled weight decay, as a portion of the parameters that each step subtracts,
@@ -186,8 +189,8 @@ def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
     option = f"{type(agent).__name__}.{name} = @{errors.path_of(function)}"
     try:
         part = function(*arguments, **outputs)
-    except (TypeError, errors.UserError) as error:
-        frame = isinstance(error, TypeError) and errors.innermost_frame(error)
+    except (TypeError, ValueError, errors.UserError) as error:
+        frame = not isinstance(error, errors.UserError) and errors.innermost_frame(error)
         if frame and frame.filename != __file__:  # else the call itself does not fit
             option += f" (at {frame.filename}:{frame.lineno} in {frame.name})"
         raise errors.UserError(f"{option}: {errors.first_line(error)}") from error
@@ -199,11 +202,10 @@ def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
     return part
 
 
-def require_output(holds: bool, output: Any, expected: str) -> None:
-    """Raises a `UserError` unless `holds` is true of the output `[B, ...]` of a network."""
-    if not holds:
-        got = f"shape {output.shape}" if hasattr(output, "shape") else errors.path_of(output)
-        raise errors.UserError(f"the option network: expected {expected} as its output, got {got}")
+def wrong_output(output: Any, expected: str) -> errors.UserError:
+    """Returns the error of a network whose output `[B, ...]` is not the expected one."""
+    got = f"shape {output.shape}" if hasattr(output, "shape") else errors.path_of(output)
+    return errors.UserError(f"the option network: expected {expected} as its output, got {got}")
 
 
 def require_feedforward(agent: Any, network: Any) -> None:

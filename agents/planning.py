@@ -56,7 +56,7 @@ class SearchAgent(replay.ReplayAgent):
     def __post_init__(self):
         super().__post_init__()
         options.require_discrete(self)
-        _ = self._search, self._support  # built now, while gin's bindings are those of the run
+        _ = self._search, self._support  # refuse their options
 
     @functools.cached_property
     def net(self) -> Any:
@@ -137,7 +137,7 @@ def targets(
     )
 
 
-def actor_params(agent: Any, learner: optimization.ReplayLearner) -> ActorParams:
+def actor_params(agent: Any, learner: optimization.Learner) -> ActorParams:
     """Returns the parameters, the statistics of the observations, and the temperature."""
     temperature = optimization.annealed(
         agent.temperature, agent.final_temperature, agent.temperature_steps, learner.agent_steps

@@ -59,7 +59,12 @@ class ActorCritic(options.Learning):
     """Options and acting of agents with a policy and a value.
 
     A subclass has `_optimizer` and `update`, made of two parts that a variant replaces:
-    `targets` and `loss(params, minibatch, context)`. They use `net` and `action_head`.
+
+    - `targets`: from time steps and values `[T + 1, B]` to `returns.Targets` `[T, B]`;
+    - `loss(params, minibatch, context)`: from a minibatch `[T, B, ...]` with the cores `[B, ...]`
+      before it to an `optimization.LossOutput`.
+
+    They use `net` and `action_head`.
 
     Attributes:
       network: `network(spec, head)` returns a network with output `ActorCriticOutput`.
@@ -77,10 +82,6 @@ class ActorCritic(options.Learning):
     value_cost: float = options.non_negative(0.5, most=1e6)
     greedy_evaluation: bool = False
     previous_action_and_reward: bool | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        _ = self.net  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
     def action_head(self) -> heads.ActionHead:
@@ -130,8 +131,8 @@ class ActorCritic(options.Learning):
         timestep = self.preprocess.apply(params.normalizer, timestep)
         timestep = self._inputs.of_step(actor_state, timestep)
         output, core = self.net.step(params.params, actor_state.core, timestep)
-        is_pair = isinstance(output, networks.ActorCriticOutput)
-        options.require_output(is_pair, output, "an ActorCriticOutput")
+        if not isinstance(output, networks.ActorCriticOutput):
+            raise options.wrong_output(output, "an ActorCriticOutput")
         if evaluation and self.greedy_evaluation:
             raw = self.action_head.mode(output.policy, mask)
         else:

@@ -73,7 +73,6 @@ class PQN(options.Learning, options.Adam):
     def __post_init__(self):
         super().__post_init__()
         options.require_discrete(self)
-        _ = self.net  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
     def _inputs(self) -> inputs.Inputs:
@@ -95,7 +94,7 @@ class PQN(options.Learning, options.Adam):
     def init_learner(self, key):
         train_state = self._optimizer.init(self._inputs.init(key))
         normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.ReplayLearner.create(train_state, (), normalizer)
+        return optimization.Learner.create(train_state, (), normalizer)
 
     def init_memory(self, rollout):
         """Returns `()`: rollouts are not stored."""

@@ -115,7 +115,7 @@ class R2D2(replay.ReplayAgent):
     def init_learner(self, key):
         params = self._inputs.init(key)
         normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.ReplayLearner.create(self._optimizer.init(params), params, normalizer)
+        return optimization.Learner.create(self._optimizer.init(params), params, normalizer)
 
     def init_memory(self, rollout):
         steps = rollout.timestep.reward.shape[0] - 1

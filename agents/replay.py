@@ -550,7 +550,7 @@ class ReplayAgent(options.Learning, options.Adam):
         """Returns the priorities of new sequences, see `Replay.prioritize_new`."""
         return None
 
-    def sample(self, learner: optimization.ReplayLearner, memory: Memory, key: jax.Array) -> Sample:
+    def sample(self, learner: optimization.Learner, memory: Memory, key: jax.Array) -> Sample:
         """Returns a batch to learn from, with preprocessed time steps."""
         sample = self.buffer.sample(memory, key)
         return sample.preprocessed(self.preprocess, learner.normalizer)

@@ -93,7 +93,6 @@ class SAC(replay.ReplayAgent):
         has_image = any(len(leaf.shape) == 3 for leaf in leaves)  # [H, W, C]
         expected = "0, because there is no image to shift"
         options.expect(self, "random_shift", has_image or not self.random_shift, expected)
-        _ = self.net  # built now, while gin's bindings are those of the configuration
 
     @functools.cached_property
     def action_head(self) -> sac_networks.SACHead:
@@ -139,7 +138,7 @@ class SAC(replay.ReplayAgent):
         params = self.net.init(key, math.log(self.initial_temperature))
         train_state = self._optimizer.init(params)
         normalizer = self.preprocess.init(self.spec.observation)
-        return optimization.ReplayLearner.create(train_state, params.critic, normalizer)
+        return optimization.Learner.create(train_state, params.critic, normalizer)
 
     def init_actor(self, env_id, num_envs, evaluation=False):
         """Returns the latest frames of `B` streams, if the network stacks frames."""

@@ -73,16 +73,16 @@ class VMPO(policy.ActorCritic, options.Adam):
 
     _optimizer = functools.cached_property(optimization.adam_of)
 
-    def init_learner(self, key: jax.Array) -> optimization.ReplayLearner:
+    def init_learner(self, key: jax.Array) -> optimization.Learner:
         network = self._inputs.init(key)
         multipliers = jnp.full((len(self._bounds),), self.initial_multiplier, jnp.float32)
         log_temperature = jnp.log(jnp.float32(self.initial_temperature))
         params = Params(network, log_temperature, jnp.log(multipliers))
         normalizer = self.preprocess.init(self.spec.observation)
         train_state = self._optimizer.init(params)
-        return optimization.ReplayLearner.create(train_state, network, normalizer)
+        return optimization.Learner.create(train_state, network, normalizer)
 
-    def actor_params(self, learner: optimization.ReplayLearner) -> policy.ActorParams:
+    def actor_params(self, learner: optimization.Learner) -> policy.ActorParams:
         """Returns the target network and the statistics of the observations."""
         return policy.ActorParams(learner.target, learner.normalizer)
 

@@ -13,6 +13,7 @@ Types are not checked here, but by the classes that take the options.
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import importlib.util  # gin's include statement needs it without importing it
 import inspect
@@ -169,6 +170,29 @@ def using(state: State) -> Iterator[None]:
             yield
         finally:
             _install(earlier)
+
+
+def fixed(part: Any, state: State) -> Any:
+    """Returns a dataclass whose options call gin's functions with the bindings of a state.
+
+    So an agent may make its network at any time, and again for each member of a population.
+    """
+
+    def fix(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            # The threads of a run find its state in place: another thread holds the lock for them.
+            is_installed = gin.config._CONFIG is state.bindings
+            with contextlib.nullcontext() if is_installed else using(state):
+                return function(*arguments, **named)
+
+        return call
+
+    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+    options = {field.name: getattr(part, field.name) for field in fields}
+    functions = {name: x for name, x in options.items() if errors.is_function(x) and names_of(x)}
+    fixes = {name: fix(x) for name, x in functions.items()}
+    return dataclasses.replace(part, **fixes) if fixes else part
 
 
 configurable = gin.get_configurable  # a class as gin calls it: with the bindings in effect

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from podracers import agent as agent_lib
 from podracers import contract, errors, evaluation, precision, types
@@ -162,6 +163,7 @@ class Experiment:
                 spec = environment.spec
             environment_lib.refuse(environment, contract.spec_faults(environment))
             agent = _make("agent", self.agent, agent_lib.Agent, spec=spec)
+            agent = config.fixed(agent, self._state)
             arguments = {"agent": agent, "environment": environment}
             if self.precision != precision.DEFAULT:  # other runners need not know the argument
                 arguments["precision"] = self.precision
@@ -192,6 +194,8 @@ class Experiment:
                     f"Experiment.profile_update: expected less than {num_updates}, the updates of "
                     f"the run; got {self.profile_update}"
                 )
+            # Agents make their network at its first use; here its options are refused.
+            jax.eval_shape(lambda: agent.init_actor(jnp.zeros(1, jnp.int32), 1))
             if all(map(config.names_of, (self.environment, self.agent, self.runner_class()))):
                 config.refuse_supplied()  # parts made in Python may replace bound values
             return Parts(environment, agent, runner, evaluator, greedy_evaluator, num_updates)

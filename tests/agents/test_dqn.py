@@ -175,7 +175,7 @@ def counting_loss(monkeypatch):
 
     def init_learner(self, key):
         params = {"w": jnp.zeros(())}
-        return optimization.ReplayLearner.create(self._optimizer.init(params), params, ())
+        return optimization.Learner.create(self._optimizer.init(params), params, ())
 
     def loss(self, params, sample, context):
         reward = sample.rollout.timestep.reward[1:]

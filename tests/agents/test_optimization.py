@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from agents import layouts, minibatches, optimization, preprocessing
+from agents import impala, layouts, minibatches, optimization, ppo, pqn, preprocessing, sac
 from podracers import errors, parallel, types
 from tests import streams
 from tests.agents import experience
@@ -162,7 +162,7 @@ def test_numbers_change_linearly_to_a_final_value_and_stay_there(final, at_30):
 def test_schedules_and_target_parameters_go_on_after_counters_reach_their_limits():
     optimizer = optimization.Optimizer(optax.scale_by_adam(), 1.0, anneal_steps=6e11)
     rollout = types.Rollout(experience.random_episodes(0, (101, 2)), (), (), ())
-    create = optimization.ReplayLearner.create
+    create = optimization.Learner.create
     learner = create(optimizer.init({"x": jnp.zeros(())}), {"x": jnp.zeros(())}, ())
 
     def run(learner):
@@ -194,3 +194,16 @@ def test_optimizers_go_on_after_their_counts_stop(transformation):
         moments = state.mu["x"] / jnp.sqrt(state.nu["x"])
         np.testing.assert_allclose(updates["x"], moments, rtol=1e-2)
     assert state.count == errors.INT32_MAX
+
+
+@pytest.mark.parametrize("make", [ppo.PPO, impala.IMPALA, pqn.PQN, sac.SAC])
+def test_an_optimizer_of_optax_replaces_that_of_the_agent(make):
+    """Its steps descend by the agent's own learning rate; another kind of result is refused."""
+    spec = streams.RandomEpisodes().spec
+    agent = make(spec, optimizer=functools.partial(optax.sgd, momentum=0.5), learning_rate=0.25)
+    optimizer, params = agent._optimizer, {"w": jnp.ones(())}
+    direction, _ = optimizer.chain.update(params, optimizer.init(params).optimizer_state, params)
+    assert float(direction["w"]) == min(optimizer.max_grad_norm or 1.0, 1.0)
+    assert float(optimizer.learning_rate_at(jnp.float32(0.0))) == 0.25
+    with pytest.raises(errors.UserError, match=r"optimizer.*expected a GradientTransformation"):
+        _ = make(spec, optimizer=lambda rate: rate)._optimizer

@@ -216,7 +216,8 @@ def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path):
     parts = copy.build()
     assert (copy.seed, parts.agent.gamma, parts.environment.spec.name) == (9, 0.5, "Catch")
     # Agents make their network at its first use.
-    for agent in (parts.agent, parts.greedy_evaluator.agent):
+    member = dataclasses.replace(parts.agent, gamma=0.75)  # as of a population
+    for agent in (parts.agent, parts.greedy_evaluator.agent, member):
         params = jax.eval_shape(agent.init_learner, jax.random.key(0)).params
         assert "torsos_1" not in params
     with copy.configured():
