@@ -37,10 +37,10 @@ _ILLEGAL = -1e9  # logit of illegal actions
 class _Node(NamedTuple):
     """A node of the tree, without batch axis."""
 
-    state: types.PyTree  # of the environment, `environment.STATE` in the observation
+    state: types.PyTree  # the environment's, `environment.STATE` in the observation
     ended: jax.Array  # bool, the episode ended here or before
-    value: jax.Array  # of the network
-    logits: jax.Array  # [A] of the network
+    value: jax.Array  # the network's estimate
+    logits: jax.Array  # [A], the network's outputs
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -303,7 +303,7 @@ class _Nodes:
 
         def simulate(index, carry):
             state, self._embeddings = carry
-            self._index = index + 1  # after the root
+            self._index = index + 1  # the root has index 0
             return body(index, state), self._embeddings
 
         return jax.lax.fori_loop(lower, upper, simulate, (state, self._embeddings))[0]

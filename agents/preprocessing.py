@@ -158,7 +158,7 @@ class Normalizer(NamedTuple):
     """Statistics where rewards are normalised; equal on all devices."""
 
     observation: Any  # `Statistics` of the observations; () where they are not normalised
-    returns: Statistics  # of the discounted returns, []
+    returns: Statistics  # statistics of the discounted returns, []
 
 
 def init(observation_spec: types.PyTree) -> Statistics:

@@ -149,7 +149,7 @@ class Replay:
         priorities: Any = ()
         if self.priority_exponent:
             shards, local = self._deal(streams)
-            starts = chunks * steps // ring_buffer.period(ring)  # of each stream
+            starts = chunks * steps // ring_buffer.period(ring)  # starts a stream
             priorities = sum_tree.init(shards, starts * local)
         return Memory(
             ring, jnp.zeros(streams, jnp.int32), priorities, jnp.ones(streams, jnp.float32)
@@ -168,7 +168,7 @@ class Replay:
         """
         steps = _steps(rollout)
         size = ring_buffer.capacity(memory.ring)
-        slot = memory.head[0] % size  # of the first time step
+        slot = memory.head[0] % size  # the slot of the first time step
         begun = rollout.timestep.first()[0]
         ring = ring_buffer.end_episodes(memory.ring, (slot - 1) % size, begun)
         ring = ring_buffer.write(ring, rollout, slot)
@@ -338,7 +338,7 @@ class Replay:
             weight = jnp.ones(index.shape)
         # An item's index in its shard is `start * local + stream`; see `_items`.
         start = index // local * ring_buffer.period(memory.ring)  # slot of its first time step
-        stream = shard * local + index % local  # of this device
+        stream = shard * local + index % local  # number on this device
         rollout = ring_buffer.cut(memory.ring, start, stream, self.sequence_length)
         return Sample(rollout, Item(shard, index), weight, sample_keys)
 
@@ -437,7 +437,7 @@ class Replay:
         period = ring_buffer.period(memory.ring)
         time = oldest + period * jax.random.randint(start_key, (), 0, count)
         stream = jax.random.randint(stream_key, (), 0, local)
-        start = time % ring_buffer.capacity(memory.ring) // period  # in the ring
+        start = time % ring_buffer.capacity(memory.ring) // period  # number in the ring
         return start * local + stream
 
     def _weight(

@@ -126,7 +126,7 @@ def period(ring: Ring) -> int:
 def write(ring: Ring, rollout: types.Rollout, slot: jax.Array) -> Ring:
     """Returns the ring with a rollout `[T, B, ...]` from slot `slot` on, which `T` divides."""
     length = rollout.timestep.reward.shape[0] - 1
-    final = (slot + length) % capacity(ring)  # of the last time step, slot 0 after a full round
+    final = (slot + length) % capacity(ring)  # the slot of the last time step; 0 after a full round
 
     def put(rows: types.PyTree, values: types.PyTree, slot: jax.Array) -> types.PyTree:
         return map_rows(lambda r, x: r.write(x, slot), rows, values)

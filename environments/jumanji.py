@@ -21,7 +21,7 @@ from dm_env import specs
 from environments import adaptors
 from podracers import environment, errors, types
 
-_FRAME_INCHES = (4.0, 4.0)  # at matplotlib's 100 dots per inch
+_FRAME_INCHES = (4.0, 4.0)  # 400 x 400 pixels, by matplotlib's 100 dots per inch
 
 
 class State(NamedTuple):

@@ -37,7 +37,7 @@ class Probe:
     length: int = dataclasses.field(default=1, init=False)  # steps of an episode; an option of some
     num_cues: ClassVar[int] = 1
     min_length: ClassVar[int] = 1
-    truncates: ClassVar[bool] = False  # whether episodes end by truncation
+    truncates: ClassVar[bool] = False  # truncation ends episodes, not termination
     action: ClassVar[specs.BoundedArray] = specs.DiscreteArray(2)
 
     def __post_init__(self):

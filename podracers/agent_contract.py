@@ -13,7 +13,7 @@ from podracers import anakin, contract, environment, errors, parallel, types
 
 _MAX_UPDATES = 100
 _ROUNDING = 1e-6  # relative
-_TOLERANCE = 1e-3  # of a change; rounding has led to 2e-6 with the agents of this repository
+_TOLERANCE = 1e-3  # relative change; rounding has led to 2e-6 with the agents of this repository
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -77,7 +77,7 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
     part_type = type(part) if arguments is None else part
     try:
         hints = typing.get_type_hints(part_type if arguments else part_type.__init__)
-    except (NameError, TypeError):  # in a user's code
+    except (NameError, TypeError):  # a user's annotation is wrong
         return
     for name, parameter in inspect.signature(part_type).parameters.items():
         value = arguments[name] if arguments else getattr(part, name, parameter.default)
@@ -144,7 +144,7 @@ def is_function(value: object) -> TypeIs[Callable[..., Any]]:
 
 def path_of(part: Any) -> str:
     """Returns the dotted path of a class or of a function, or of the class of an object."""
-    part = inspect.unwrap(getattr(part, "func", part))  # of a `functools.partial`, or of gin
+    part = inspect.unwrap(getattr(part, "func", part))  # gin and `partial` wrap functions
     part = part if hasattr(part, "__qualname__") else type(part)
     return f"{part.__module__}.{part.__qualname__}".removeprefix("builtins.")
 

@@ -27,7 +27,7 @@ from podracers.supervision import pipeline
 
 DEFAULT_MAX_STEPS = 10_000  # agent steps, where the environment itself has no limit
 MAX_BATCH = 64  # simulators that are alive at the same time
-_NUM_EPISODES, _NUM_HOST_EPISODES = 512, 64  # by default; simulators are slow
+_NUM_EPISODES, _NUM_HOST_EPISODES = 512, 64  # defaults; simulators are slow
 _SALT = 0x5EED  # separates the keys of evaluations from those of the runner's streams
 _PERIODIC, _FINAL = range(2)  # folded into the key of an evaluation, besides the seed
 

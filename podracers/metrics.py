@@ -13,7 +13,7 @@ import numpy as np
 
 from podracers import environment, parallel, types
 
-NEVER = 2**31 - 1  # instead of an update index: the metric was always finite
+NEVER = 2**31 - 1  # replaces the index of an update: the metric was always finite
 OBSERVATION = "an observation is NaN or infinite"  # a fault only where it reaches a metric
 FAULTS = (*types.RULES, OBSERVATION)
 
@@ -29,7 +29,7 @@ class Report(NamedTuple):
 class Diagnostics(NamedTuple):
     """Timings on the host since the previous call, and the bottleneck."""
 
-    values: dict[str, float]  # by their names in the log
+    values: dict[str, float]  # keys are names in the log
     verdict: str  # one line on the bottleneck; empty if it is unknown
 
 

@@ -53,7 +53,7 @@ def platform() -> str:
     compiled for another machine.
     """
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    if device is not None:  # within `shard_map`
+    if device is not None:  # the trace is one of `shard_map`
         kind = device.device_kind.lower()
         return kind if kind == "cpu" else "tpu" if kind.startswith("tpu") else "gpu"
     if isinstance(_target.value, str):

@@ -16,7 +16,7 @@ from podracers import agent as agent_lib
 from podracers import errors
 
 Policy = TypeVar("Policy", bound=agent_lib.Policy)
-Values = Mapping[str, Sequence[float]]  # by option, `P` each
+Values = Mapping[str, Sequence[float]]  # `P` values of each option
 _NAME = "Anakin.population_values"
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 

@@ -26,7 +26,7 @@ class BatchState(NamedTuple):
     environment: Any  # [B, ...]
     key: jax.Array  # [B] typed keys, one a stream, constant
     episode: jax.Array  # [B] int32, index of the current episode
-    last: jax.Array  # [B] bool, whether the latest time step was LAST
+    last: jax.Array  # [B] bool, true if the latest time step was LAST
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -105,7 +105,7 @@ def main() -> int:
         print(f"{name}: {results[name].about}")
         for row in results[name].rows:
             print(f"  {row.label}: {row.spread} {row.unit}", flush=True)
-        if options.json:  # after each, so that a later failure loses nothing
+        if options.json:  # written once a benchmark, so that a later failure loses nothing
             made = summary.provenance() | ({"cpu": cpu} if cpu else {})
             records.Record(command, results, made).write(options.json)
     return 0

@@ -25,7 +25,7 @@ from podracers.commands import command_line
 from podracers.scripts.results import reproduction, training_process
 from podracers.scripts.results import rows as results
 
-_SEEDS = 3  # of a row without runs
+_SEEDS = 3  # seeds of a row without runs
 
 
 def main() -> int:

@@ -45,10 +45,10 @@ def main() -> int:
     choices = candidates.parse(options.parameters or [], fields, runner.__name__)
     exists = options.out.exists()
     target = options.out if exists else options.out.parent
-    if target.is_dir() == exists or not os.access(target, os.W_OK):  # before the search
+    if target.is_dir() == exists or not os.access(target, os.W_OK):  # fails early
         raise errors.UserError(f"--out: cannot write '{options.out}'")
     name = f"{runner.__module__}.{runner.__qualname__}"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     with tempfile.TemporaryDirectory(prefix="tune-") as cache:  # each program compiles once
         found, facts = search.run(options, name, choices, cache)
     markdown.write(options.out, _file(found, facts, runner))

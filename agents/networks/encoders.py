@@ -21,7 +21,7 @@ from agents.networks import layers
 from podracers import environment, errors, types
 
 _MAX_CHANNELS = 16  # a side this short holds the channels, if the other axes are twice as long
-_ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # of `jax.nn`
+_ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # names in `jax.nn`
 
 
 def without_mask(observation: types.PyTree) -> types.PyTree:
@@ -417,7 +417,7 @@ class ValuePropagation(nn.Module):
         cells = layers.Dense(2 * self.num_maps)(layouts.on_images(trunk, image))
         reward, spread = jnp.split(jnp.moveaxis(cells, 0, 2), 2, axis=-1)  # [H, W, N, M]
         reward = jax.nn.sigmoid(reward)
-        spread = jax.nn.sigmoid(spread + 2.0)  # at first 0.9: gradients of distant cells
+        spread = jax.nn.sigmoid(spread + 2.0)  # initially 0.9: gradients reach far
 
         # On CPU the derivative is five times faster if it computes the maxima again.
         @jax.checkpoint

@@ -240,7 +240,7 @@ class Gaussian:
     def kl(self, target, outputs, mask):
         target_mean, target_log_std = self._mean_and_log_std(target)
         mean, log_std = self._mean_and_log_std(outputs)
-        log_ratio = 2.0 * (target_log_std - log_std)  # of variances
+        log_ratio = 2.0 * (target_log_std - log_std)  # log ratio of variances
         of_mean = 0.5 * jnp.square((mean - target_mean) * jnp.exp(-target_log_std))
         of_std = 0.5 * (jnp.expm1(log_ratio) - log_ratio)
         return jnp.sum(of_mean, axis=-1), jnp.sum(of_std, axis=-1)

@@ -165,7 +165,7 @@ class Model(NamedTuple):
     representation: networks.Composed
     dynamics: Dynamics
     predictor: Predictor
-    projector: Projector | None = None  # for a consistency loss
+    projector: Projector | None = None  # a consistency loss reads it
 
     def init(self, key: jax.Array):
         """Returns parameters, with an entry for each network."""

@@ -20,9 +20,9 @@ from agents import layouts
 from agents.networks import cores, encoders, heads, layers
 from podracers import environment, errors, parallel, types
 
-_MAX_FRAMES = 256  # in a stack: each adds operations to the program, and 30 ms to its compilation
+_MAX_FRAMES = 256  # frames of a stack; each adds operations, and 30 ms to a program's compilation
 _MAX_CODES = 2048  # units of one-hot codes of a part of an observation
-_BYTES_AT_ONCE = 2**26  # of observations that are unrolled without a gradient: 9,500 Atari frames
+_BYTES_AT_ONCE = 2**26  # bytes of observations in a part of `unroll_in_parts`: 9,500 Atari frames
 
 
 @runtime_checkable

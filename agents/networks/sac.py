@@ -45,7 +45,7 @@ class Continuous(heads.TanhGaussian):
     state_dependent_std: bool = True
     num_values = 1
     default_target_entropy = -1.0
-    most_target_entropy = math.log(2.0)  # of the uniform policy
+    most_target_entropy = math.log(2.0)  # entropy of the uniform policy
     default_greedy_evaluation = True  # the mean action, as published
 
     def act(self, outputs: jax.Array, mask: jax.Array | None, key: jax.Array, mode: bool):

@@ -151,8 +151,8 @@ class EnvPoolEnvironment:
         self.num_envs = pool.num_envs
         self._limit = self._task.limit or families.NO_LIMIT
         self._rows = np.arange(self.num_envs, dtype=np.int32)
-        self._last = np.zeros(self.num_envs, bool)  # where the latest time step was LAST
-        self._cut = np.zeros(self.num_envs, bool)  # of these, where the adaptor ended the episode
+        self._last = np.zeros(self.num_envs, bool)  # streams whose latest time step was LAST
+        self._cut = np.zeros(self.num_envs, bool)  # the adaptor ended the episode
         self._action = np.empty(0)  # actions of the current step, in EnvPool's format
         parts = [leaf.key for leaf in jax.tree.leaves(self._observation)]
         keys = (*_STEP, *self._task.family.evidence, *parts)

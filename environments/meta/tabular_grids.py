@@ -29,7 +29,7 @@ NUM_ACTIONS = (9, 18)
 class Object(NamedTuple):
     """A kind of object."""
 
-    reward: float  # for collecting it
+    reward: float  # the reward of collecting it
     termination: float  # probability that collecting it ends the episode
     respawn: float  # probability of respawn at each step
 

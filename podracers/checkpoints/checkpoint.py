@@ -39,7 +39,7 @@ _LOGS: list[pathlib.Path] = []  # files of the runs in this process, for orbax's
 
 _TIMEOUT = 3600  # seconds in which all processes have to write their part
 _METADATA = "metadata/metadata"
-_SCORE = "score.json"  # of an evaluation after the commit
+_SCORE = "score.json"  # written by an evaluation after the commit
 
 
 class Checkpointer:
@@ -70,8 +70,8 @@ class Checkpointer:
         self._keep_latest, self._keep_best = keep_latest, keep_best
         self._read_only, self._replay = read_only, replay
         self._saving: int | None = None  # step that the background thread writes
-        self._is_proven = False  # whether a save of this object was opened again
-        self._descriptor: int | None = None  # of a folder on a disk
+        self._is_proven = False  # true once a save of this object was opened again
+        self._descriptor: int | None = None  # descriptor of a folder on a disk
         if not read_only:
             with storage.failures(f"make {self._directory}"):
                 storage.make(self._directory)

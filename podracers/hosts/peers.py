@@ -66,11 +66,11 @@ class _Peers:
         self.position = [0, 0]
         self._changed = threading.Condition()  # also the lock of sending
         self._listener = listener
-        self._unidentified: list[_Connection] = []  # without a process number yet
+        self._unidentified: list[_Connection] = []  # their process number is unknown
         self._connections = connections or {}
         self._checked = time.monotonic()
         self._received = dict.fromkeys(self._connections, self._checked)  # latest time, by process
-        self._positions: dict[int, tuple[list[int], float]] = {}  # and start times, by process
+        self._positions: dict[int, tuple[list[int], float]] = {}  # processes' start times, too
         self._done: set[int] = set()
         self._jax_port: int | None = None
         self._closing = False
@@ -223,7 +223,7 @@ class _Peers:
         self._thread.join(2 * _HEARTBEAT_PERIOD)
 
 
-_peers: list[_Peers] = []  # at most one
+_peers: list[_Peers] = []  # its length is 0 or 1
 _busy: list[Callable[[], bool]] = []
 
 

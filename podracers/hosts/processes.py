@@ -279,7 +279,7 @@ def gather(mine: bytes) -> list[bytes]:
         return []
     others = [f"{key}/{other}" for other in range(1, count())]
     read = [client.blocking_key_value_get_bytes(each, _MESSAGE_TIMEOUT_MS) for each in others]
-    client.key_value_delete(key)  # and all keys below it
+    client.key_value_delete(key)  # the keys below it go, too
     return [mine, *read]
 
 

@@ -75,7 +75,7 @@ class DevicePrograms(NamedTuple):
 class Shards(NamedTuple):
     """One actor's rollout, on its learner devices."""
 
-    version: int  # of the parameters that acted
+    version: int  # version of the parameters that acted
     slices: tuple[types.Rollout, ...]  # one on each learner device that this actor feeds
 
 
@@ -85,7 +85,7 @@ class _Batch:
 
     host: environment_lib.HostEnvironment
     arrival: Arrival  # [H, ...] the latest, on the host unless two rollouts need it
-    sent: float = 0.0  # when its actions were sent, by `time.perf_counter`
+    sent: float = 0.0  # time of sending its actions, by `time.perf_counter`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -114,7 +114,7 @@ class Learner:
     def _learn_shard(self, state: SebulbaState, rollouts: tuple[types.Rollout, ...]):
         """Takes one update on this device."""
         rollout = rollouts[0]
-        if len(rollouts) > 1:  # of several actors
+        if len(rollouts) > 1:  # several actors feed this device
             rollout = actor.map_streams(lambda axis, *xs: jnp.concatenate(xs, axis), *rollouts)
         _, learn_key = keys.act_and_learn(state.key, state.update)
         with jax.named_scope("learn"):

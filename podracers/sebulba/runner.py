@@ -291,7 +291,7 @@ class Sebulba:
 
     def _actor(self, session: _Session, index: int, key: jax.Array) -> actor.Actor:
         place, rows = self.placement, self._rows_per_actor
-        number = jax.process_index() * len(place.actors) + index  # over all processes
+        number = jax.process_index() * len(place.actors) + index  # unique in the run
         first_learner = index * place.learners_per_actor // place.actors_per_learner
         stream_key = keys.streams(key, session.update)
         is_host = environment_lib.is_host(self.environment)

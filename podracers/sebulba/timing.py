@@ -14,7 +14,7 @@ ENVIRONMENT, INFERENCE, TRANSFER = "environment step", "inference", "transfer"
 SENDING, FOR_PARAMETERS, FOR_SPACE = "sending", "wait_for_parameters", "wait_for_queue"
 # Activities of the learner.
 FOR_ROLLOUTS, LEARNING, PUBLISHING = "wait_for_rollouts", "learning", "publishing"
-ELSEWHERE = "elsewhere"  # between two calls of the runner: evaluating, saving, logging
+ELSEWHERE = "elsewhere"  # time between two calls of the runner: evaluating, saving, logging
 
 # Names in metrics where they are not those of activities.
 _NAMES = {"": "host", ENVIRONMENT: "environment", pipeline.STARTING: "environment"}
@@ -23,7 +23,7 @@ _ACTOR = (*_ACTOR, pipeline.COMPILING, "host")
 _LEARNER = (FOR_ROLLOUTS, LEARNING, PUBLISHING, ELSEWHERE, "host")
 
 IDLE_THRESHOLD = 0.15  # share of time; actors that wait longer are limited by the learner
-KNOWN_LATENCY_FRACTION = 0.05  # of a step; its end is known well if the host waited that long
+KNOWN_LATENCY_FRACTION = 0.05  # share of a step; its end is known well if the host waited that long
 
 
 class Pace:
@@ -68,7 +68,7 @@ class Timers:
 
     learner: pipeline.Timer = dataclasses.field(default_factory=pipeline.Timer)
     actors: list[pipeline.Timer] = dataclasses.field(default_factory=list)
-    paces: list[Pace] = dataclasses.field(default_factory=list)  # of the actors' simulators
+    paces: list[Pace] = dataclasses.field(default_factory=list)  # one for each actor's simulators
     lags: list[int] = dataclasses.field(default_factory=list)  # updates; since the last `take`
     num_devices: int = 1  # devices of this process
 

@@ -39,7 +39,7 @@ _STDERR = 2  # the file descriptor: `sys.stderr` may be something else in a note
 # before a time limit, and the system SIGHUP when a terminal closes.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-_lock = threading.Lock()  # of the following
+_lock = threading.Lock()  # guards the following variables
 _processes: list[subprocess.Popen] = []  # the watchdog; empty until it is needed
 _limits: dict[object, float] = {}  # seconds by owner; the shortest counts
 _directories: set[str] = set()

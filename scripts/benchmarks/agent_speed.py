@@ -11,7 +11,7 @@ from environments.meta import lifetimes as lifetimes_lib
 from podracers import anakin, parallel
 from podracers.scripts.benchmarks import measure, records
 
-AGENTS = ("dqn", "r2d2", "sac", "muzero")  # that learn from replay
+AGENTS = ("dqn", "r2d2", "sac", "muzero")  # agents with replay
 # Lifetimes and devices of meta-training for two cores and their memory.
 _LPG_BINDINGS = ("NUM_ENVS = 8", "Anakin.num_devices = 1")
 

@@ -109,7 +109,7 @@ def together(
 
 
 def _serve(parent: Any, log: pathlib.Path | None, make: Callable[..., Any], arguments: Any) -> None:
-    os.setsid()  # so that the processes that it starts end with it
+    os.setsid()  # the processes that it starts end with it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if log:
         with log.open("ab") as file:

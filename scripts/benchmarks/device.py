@@ -20,7 +20,7 @@ from podracers.training import experiment
 _BATCHED = ("catch", "cartpole", "snake", "breakout")
 PIECES = ("parity", *_BATCHED, "sebulba", "learning")
 _UPDATES = (1, 5)  # numbers of updates after which parameters are compared
-_SAME = ("device", "host_cores", "versions", "commit")  # of all pieces of a file
+_SAME = ("device", "host_cores", "versions", "commit")  # fields in which all pieces of a file agree
 _CATCH_SOLVED = 0.9  # return on Catch, of 1 that is possible
 
 

@@ -17,7 +17,7 @@ _ENVIRONMENTS = {
 }
 BATCHES = (64, 256, 1024, 4096)  # environments
 _SETTINGS = "128 steps, 4 epochs x 4 minibatches, two tanh layers of 64"
-_SETTINGS_BY_BATCH = {  # of tasks that are not measured as in their experiment
+_SETTINGS_BY_BATCH = {  # tasks that are not measured as in their experiment
     "catch": "as in the Podracer paper's notebook: 32 steps, one gradient step, two layers of 128",
     "breakout": _SETTINGS,
 }

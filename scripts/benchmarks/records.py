@@ -20,7 +20,7 @@ class Row:
     measure: str  # such as "speed"
     unit: str
     case: Mapping[str, str | int]  # such as `{"runner": "Anakin", "devices": 4}`
-    median: float  # over repeats
+    median: float  # median of the repeats
     min: float | None = None  # None for a single measurement
     max: float | None = None
 
@@ -71,7 +71,7 @@ class Record:
     """One file of results."""
 
     command: str
-    results: Mapping[str, Result]  # by the name of the benchmark
+    results: Mapping[str, Result]  # keys are names of benchmarks
     provenance: Mapping[str, Any]  # device, versions, commit (see `summary.provenance`)
 
     def write(self, path: pathlib.Path) -> None:

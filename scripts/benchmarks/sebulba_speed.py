@@ -25,7 +25,7 @@ from podracers.training import experiment
 class Setting:
     """Size of a measurement."""
 
-    updates: int  # of a turn
+    updates: int  # updates a turn
     env_steps: int  # steps of each environment in a turn of the simulators alone
     bindings: Sequence[str] = ()  # gin bindings over those of the experiment
 

@@ -38,7 +38,7 @@ EXPERIMENTS = {
 # Bindings that an agent's file requires of the experiment under Sebulba.
 _BINDINGS = {
     "r2d2": ("ROLLOUT_LENGTH = 40",),  # period of sequences (gin/agents/r2d2_atari.gin)
-    "sac": ("SAC.replay_capacity = 400_000",),  # for the environments of four chips
+    "sac": ("SAC.replay_capacity = 400_000",),  # fits the environments of four chips
 }
 # Agents with a preset for large batches under Anakin, by the number of chips.
 _LARGE_BATCH = {"ppo": "large_batch_{}", "impala": "large_batch_{}", "dqn": "large_batch_dqn"}
@@ -67,7 +67,7 @@ class _Program:
 
     arguments: int = 0  # bytes
     temporaries: int = 0  # bytes
-    cycles: float = 0.0  # of one execution
+    cycles: float = 0.0  # cycles an execution
     learning: float = 0.0  # cycles of the part that learns
     loops: tuple[costs.Loop, ...] = ()  # their number of passes depends on data; one is counted
     failure: str = ""  # reason why it does not compile
@@ -102,7 +102,7 @@ def benchmark_agent(
             if agent in _LARGE_BATCH:
                 cases.append(("Anakin", anakin, True))
         cases += [("Sebulba", EXPERIMENTS[agent], False)] if EXPERIMENTS[agent] else []
-        for kind, files, large in cases:  # whether the preset for large batches is added
+        for kind, files, large in cases:  # large: the preset for large batches is added
             presets = (preset, _LARGE_BATCH[agent].format(count)) if large else (preset,)
             named = (*files, *(f"gin/hardware/{each}.gin" for each in presets))
             needed = _BINDINGS.get(agent, ()) if kind == "Sebulba" else ()

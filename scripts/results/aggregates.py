@@ -57,7 +57,7 @@ class Sample(NamedTuple):
     """Summary of the runs of one task."""
 
     mean: float
-    standard_error: float  # of the mean; NaN with one run
+    standard_error: float  # standard error of the mean; NaN with one run
     runs: int  # how many
 
     @classmethod

@@ -41,7 +41,7 @@ class Panel(NamedTuple):
     """The curves of one environment."""
 
     title: str
-    curves: dict[str, list[np.ndarray]]  # by label: the curve of each seed, `[K, 3]`
+    curves: dict[str, list[np.ndarray]]  # keys are labels; the curve of each seed is `[K, 3]`
     levels: dict[str, float]  # returns to compare with, by label
 
 

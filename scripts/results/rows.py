@@ -21,9 +21,9 @@ from podracers.checkpoints import storage
 from podracers.scripts.results import aggregates, markdown
 
 PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results.json"
-AGENTS = ("PPO", "IMPALA", "VMPO", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")  # in tables
+AGENTS = ("PPO", "IMPALA", "VMPO", "PQN", "DQN", "R2D2", "SAC", "MuZero", "AlphaZero")  # names
 _SAME_STEPS = 0.01  # relative: some rows were recorded in round numbers
-_LAST_EVALUATIONS = 3  # of a run, whose mean is its return in tables
+_LAST_EVALUATIONS = 3  # their mean is the return of a run in tables
 _LAST_UPDATE = 0.05  # relative: a run ends with a whole update
 
 
@@ -34,14 +34,14 @@ class Run:
     seed: int
     final_return: float  # mean return of its final evaluation
     agent_steps: int
-    episodes: int  # of the final evaluation
+    episodes: int  # number in the final evaluation
     random_policy: float  # mean return of uniform legal actions
     date: str  # ISO 8601
     hardware: str
     jax: str  # version
-    wall_time_s: float | None = None  # with start-up, compilation and evaluations
-    commit: str | None = None  # with `-dirty` if files differed
-    greedy_return: float | None = None  # of greedy actions, if `final_return` is of sampled ones
+    wall_time_s: float | None = None  # seconds, start-up, compilation and evaluations included
+    commit: str | None = None  # ends with `-dirty` if files differed
+    greedy_return: float | None = None  # missing if `final_return` is greedy
     settings: str | None = None  # `training_process.settings_digest`; None for old runs
     # Agent steps, seconds since the start and mean return of each evaluation.
     curve: tuple[tuple[float, float, float], ...] = ()
@@ -72,7 +72,7 @@ class Published:
 
     value: float  # mean return
     source: str
-    steps: str  # with their unit
+    steps: str  # number and unit
     error: float | None = None  # the number after the source's plus-minus sign
     protocol: str = ""  # differences from the row
 
@@ -86,7 +86,7 @@ class Row:
     agent: str  # the class; after a comma, the variant
     environment: str  # name in tables
     drawn_with: str | None = None  # the environment of which this is another implementation
-    gin_bindings: tuple[str, ...] = ()  # without the seed
+    gin_bindings: tuple[str, ...] = ()  # the seed is not among them
     variant: str = ""  # name of these bindings, if an experiment has several rows
     highest: float | None = None  # possible return
     atari_game: str | None = None  # name in `tables.ATARI_SCORES`
@@ -191,7 +191,7 @@ def levels(rows: Sequence[Row]) -> dict[str, float]:
             published[row.published[0].value][row.agent.partition(",")[0]] = None
         if row.highest is not None:
             highest["highest possible"] = row.highest
-    if len(published) == 1:  # for all agents, and perhaps of another one
+    if len(published) == 1:  # one value for all agents, perhaps another agent's
         return random | {"published": next(iter(published))}
     found = {f"published, {' and '.join(agents)}": value for value, agents in published.items()}
     return random | (found or highest)

@@ -43,8 +43,8 @@ class Evaluation(NamedTuple):
 
     command: str  # arguments of the script
     rules: list[str]  # sources of the rules
-    lifetimes: int  # of each rule and each experiment, in all kinds of tasks
-    steps: int | None  # of each environment in a lifetime
+    lifetimes: int  # number for each rule and each experiment, in all kinds of tasks
+    steps: int | None  # steps of an environment in a lifetime
     tasks: list[Task]
 
 
@@ -71,7 +71,7 @@ def table(found: Evaluation) -> str:
     for task in found.tasks:
         cells = [f"`{task.name}` of `{pathlib.Path(task.experiment).stem}`"]
         for name in contenders:
-            last = [curve[-1] for curve in task.shares[name]]  # of each rule
+            last = [curve[-1] for curve in task.shares[name]]  # one for each rule
             value, interval = aggregates.bootstrap([last], np.median)
             bounds = " [{:.2f}, {:.2f}]".format(*interval) if interval else ""
             cells.append(f"{value:.2f}{bounds}")

@@ -41,7 +41,7 @@ class Run:
 
     label: str
     seed: int
-    arguments: tuple[str, ...]  # of `scripts/train.py`, without the run directory
+    arguments: tuple[str, ...]  # those of `scripts/train.py` but the run directory
     directory: run_directory.RunDirectory
     total_steps: int  # agent steps
     settings: str  # see `settings_digest`
@@ -84,9 +84,9 @@ class Run:
             code = process.wait()
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # and its processes
+                os.killpg(process.pid, signal.SIGKILL)  # the processes that it started end, too
                 process.wait()
-        if stop and code == -signal.SIGTERM:  # before it installed its handler
+        if stop and code == -signal.SIGTERM:  # its handler was not installed yet
             return False
         if code > 0:
             raise SystemExit(code)

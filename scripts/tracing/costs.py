@@ -39,7 +39,7 @@ class _Instruction(NamedTuple):
     opcode: str
     op_name: str  # JAX's name; "" for instructions that XLA added
     operands: tuple[str, ...]  # names of instructions
-    computation: str  # that contains it
+    computation: str  # the computation that contains it
     called: tuple[str, ...]  # computations that it runs
     text: str
 
@@ -47,7 +47,7 @@ class _Instruction(NamedTuple):
 class Loop(NamedTuple):
     """A loop whose number of passes depends on data; it counts as one pass."""
 
-    cycles: float  # of one pass
+    cycles: float  # cycles a pass
     operation: str
 
 
@@ -69,7 +69,7 @@ class Costs:
         self._instructions: dict[str, _Instruction] = {}
         self._computations = collections.defaultdict(list)  # names in the order of the text
         self._callers = collections.defaultdict(list)
-        self._loops: dict[str, _Instruction] = {}  # by the names of condition and body
+        self._loops: dict[str, _Instruction] = {}  # keys are names of conditions and bodies
         self._parse(text)
         self._gradient_steps = gradient_steps
         self._part = functools.cache(self._part_of)

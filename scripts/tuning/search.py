@@ -9,7 +9,7 @@ from podracers import errors
 from podracers.scripts.tuning import candidates, trial
 
 _MIN_GAIN = 1.03  # a smaller gain is noise, or not worth another batch size
-_ROUNDS = 2  # of the start and the best, at the end
+_ROUNDS = 2  # final rounds of the start and the best
 
 
 @dataclasses.dataclass

@@ -27,8 +27,8 @@ class Facts:
     """Facts of a process that are known before compilation."""
 
     num_devices: int
-    num_cores: int  # of the host
-    settings: candidates.Settings  # of the experiment; chosen values in place of None
+    num_cores: int  # cores of the host
+    settings: candidates.Settings  # those of the experiment; chosen values replace None
     provenance: Mapping[str, Any]
 
 
@@ -39,8 +39,8 @@ class Outcome:
     rates: list[float] = dataclasses.field(default_factory=list)  # agent steps/s of each turn
     memory: int = 0  # peak bytes of the host
     problem: str = ""  # reason of a failure, in one line
-    refused: bool = False  # whether the settings are invalid, for example do not divide
-    seconds: float = 0.0  # with start and compilation
+    refused: bool = False  # the settings are invalid, for example do not divide
+    seconds: float = 0.0  # seconds, start and compilation included
     facts: Facts | None = None
 
     @property

@@ -23,10 +23,10 @@ from podracers import types
 class Window(NamedTuple):
     """Inputs of the rule, `[T, N]` each, of transitions from `s_tm1` to `s_t`."""
 
-    reward: jax.Array  # on arrival
+    reward: jax.Array  # the reward of the arrival
     discount: jax.Array  # 0 where the episode terminated on arrival
     last: jax.Array  # bool, the episode terminated or was truncated on arrival
-    action_prob: jax.Array  # of the action, under the learner's policy
+    action_prob: jax.Array  # probability of the action under the learner's policy
     prediction: jax.Array  # [T, N, m] of s_tm1, a distribution
     next_prediction: jax.Array  # [T, N, m] of s_t; after a truncation, of the true last state
 

@@ -29,7 +29,7 @@ from podracers import parallel, types
 _SUPPORT = categorical.Support(bound=300.0, num_atoms=601)
 _GAMMA = 0.997
 _LAMBDA = 0.95
-_TARGET_DECAY = 0.9  # per update, of the average of the agent's parameters
+_TARGET_DECAY = 0.9  # decay per update; the agent's parameters are averaged
 _ADVANTAGE_DECAY = 0.99
 
 

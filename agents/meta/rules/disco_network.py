@@ -29,8 +29,8 @@ Params = dict[str, jax.Array]
 class Inputs(NamedTuple):
     """Inputs of the meta-network for a rollout."""
 
-    experience: interface.Experience  # with the outputs of the learner's parameters
-    target: interface.Outputs  # of their moving average
+    experience: interface.Experience  # its outputs are those of the learner's parameters
+    target: interface.Outputs  # outputs of the parameters' moving average
     value: jax.Array  # [T + 1, B] of the learner's parameters
     advantage: jax.Array  # [T, B]
     normalized_advantage: jax.Array  # [T, B]
@@ -57,11 +57,11 @@ class State(NamedTuple):
 def shapes() -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter, 754,778 in all, under the names of the file."""
     embedding = {
-        "mlp/~/linear_0": (PREDICTION_SIZE, 16),  # of y
+        "mlp/~/linear_0": (PREDICTION_SIZE, 16),  # embeds y
         "mlp/~/linear_1": (16, 1),
-        "mlp_1/~/linear_0": (PREDICTION_SIZE, 16),  # of z
+        "mlp_1/~/linear_0": (PREDICTION_SIZE, 16),  # embeds z
         "mlp_1/~/linear_1": (16, 1),
-        "sequential/conv1_d": (1, 2 * 9, 16),  # of actions
+        "sequential/conv1_d": (1, 2 * 9, 16),  # embeds actions
         "sequential/conv1_d_1": (1, 2 * 16, 2),
     }
     net = embedding | {
