@@ -133,7 +133,7 @@ class Targets(NamedTuple):
     """The targets of an actor-critic, `[T, B]` each."""
 
     target: jax.Array  # target of the values
-    advantage: jax.Array  # of the policy gradient, with V-trace's importance weights
+    advantage: jax.Array  # advantage of the policy gradient, times importance weights
 
 
 def vtrace(
