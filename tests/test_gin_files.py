@@ -198,9 +198,7 @@ def test_hardware_holds_wherever_the_runner_is_named_and_after_a_restart(runner,
         for other in {"anakin.Anakin", "sebulba.Sebulba"} - {f"{runner}.{runner.title()}"}:
             assert other not in config.text()
         assert made.num_envs == 1024
-        if runner == "anakin":
-            assert made.reset_batch is None
-        else:
+        if runner == "sebulba":
             assert (made.actor_devices, made.learner_devices) == (ACTORS, (0, 1, 2, 3))
     assert experiment.load([str(saved)], ["NUM_ENVS = 64"]).build().runner.num_envs == 64
 
