@@ -154,4 +154,4 @@ def test_a_type_error_in_a_network_names_its_line():
     line = next(n for n, each in enumerate(lines, 1) if each.endswith("  # the mistake"))
     message = rf"test_options\.py:{line} in _broken_network\): unsupported"
     with pytest.raises(errors.UserError, match=message):
-        ppo.PPO(catch.Catch().spec, network=_broken_network)
+        _ = ppo.PPO(catch.Catch().spec, network=_broken_network).net
