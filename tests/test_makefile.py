@@ -38,14 +38,15 @@ def test_train(variables, flags):
     assert all((ROOT / word).exists() for word in last if word.startswith("gin/"))
 
 
-def test_times_are_those_of_the_readme():
-    makefile, readme = ((ROOT / name).read_text() for name in ("Makefile", "README.md"))
+def test_times_are_those_of_the_pages():
+    names = ("Makefile", "README.md", "CONTRIBUTING.md")
+    makefile, *pages = ((ROOT / name).read_text() for name in names)
     times = dict(re.findall(r"^(TRAIN|TEST|CHECK)_TIME := (.+)$", makefile, re.M))
-    readme, shown = " ".join(readme.split()), _make("help")
+    text, shown = " ".join(" ".join(pages).split()), _make("help")
     assert len(times) == 3
     for name, time in times.items():
         assert time in shown
-        assert re.search(rf"`make {name.lower()}` (takes )?{re.escape(time)}", readme), name
+        assert re.search(rf"make {name.lower()}`? (takes |# )?{re.escape(time)}", text), name
     assert times["TRAIN"] not in _make("-n", "train", "STAMP=setup.cfg", "EXPERIMENT=catch_dqn")
 
 
