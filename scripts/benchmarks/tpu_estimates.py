@@ -282,7 +282,7 @@ def _find_compiler(folder: pathlib.Path | None) -> str:
 
 def _compile_all(parts: experiment.Parts, seed: int) -> dict[str, _Program]:
     """Returns `update` of Anakin; `learn`, `begin`, `act` and `finish` of Sebulba."""
-    of, replay = parts.runner, getattr(parts.agent, "_replay", None)
+    of, replay = parts.runner, getattr(parts.agent, "buffer", None)
     steps = float(replay.mean_gradient_steps(of.steps_per_update)) if replay else 1.0
     if isinstance(of, sebulba.Sebulba):
         traced = {"learn": of.trace(seed), **of.trace_acting(seed)}

@@ -100,6 +100,14 @@ def _compiler(result):
 FOLDER = ("--libtpu", os.environ["LIBTPU"]) if "LIBTPU" in os.environ else ()
 
 
+@pytest.mark.parametrize(("agent", "expected"), [("ppo", 1.0), ("dqn", 16.0)])
+def test_unknown_numbers_of_passes_are_those_of_gradient_steps(tools, monkeypatch, agent, expected):
+    found = tools("benchmarks.tpu_estimates", "benchmarks.measure")
+    monkeypatch.setattr(found.tpu_estimates, "_compile", lambda traced, steps: steps)
+    parts = found.measure.build([f"gin/experiments/catch_{agent}.gin"])
+    assert found.tpu_estimates._compile_all(parts, 0) == {"update": expected}
+
+
 @pytest.mark.slow
 def test_programs_are_compiled_for_tpus(tmp_path):
     file = tmp_path / "tpu.json"
@@ -118,7 +126,6 @@ def test_programs_are_compiled_for_tpus(tmp_path):
 
 COSTS = """
 import json, pathlib, sys
-sys.path.insert(0, "scripts")
 from podracers.scripts.benchmarks import tpu_estimates
 if __name__ == "__main__":
     folder = pathlib.Path(sys.argv[2]) if sys.argv[2:] else None

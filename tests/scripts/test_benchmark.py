@@ -101,7 +101,6 @@ def test_contenders_have_their_own_processes(scripts):
 def test_a_contender_ends_with_a_parent_that_is_killed():
     program = """
 import sys
-sys.path.insert(0, "scripts")
 from podracers.scripts.benchmarks import contender
 contender.Contender(exec, "print(1, flush=True); import time; time.sleep(600)")()
 """
