@@ -1,4 +1,4 @@
-"""`host_check` finds each fault of a host environment, and reports it in one line."""
+"""`host_contract` finds each fault of a host environment, and reports it in one line."""
 
 import dataclasses
 import random

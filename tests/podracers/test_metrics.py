@@ -39,7 +39,7 @@ _FAULTS = {
 
 @pytest.mark.parametrize("rule", _FAULTS)
 def test_a_report_names_the_rule_that_a_rollout_breaks(rule):
-    """`training/test_check.py` has a case of each rule."""
+    """`test_contract.py` has a case of each rule."""
     for rollout in _FAULTS[rule]:
         first = metrics.of_update({}, rollout, jnp.int32(1)).first_fault
         assert dict(zip(types.RULES, first)) == dict.fromkeys(types.RULES, metrics.NEVER) | {
