@@ -449,12 +449,12 @@ class Run:
             if value is not None
         }
         texts = {}
-        if not (path.is_file() and path.read_bytes() == used.encode()):
-            storage.write(path, used)
-            if used:  # empty where Python configured everything
-                texts = {"config": config.text(), "operative_config": used}
+        is_logged = path.is_file() and path.read_bytes() == used.encode()
+        if used and not is_logged:  # it is empty where Python configured everything
+            texts = {"config": config.text(), "operative_config": used}
         for logger in self._loggers:
             logger.write_configuration(first_step, texts, hyperparameters)
+        storage.write(path, used)  # last: a run that is killed before logs it when it resumes
 
     def _finish(self) -> dict[str, Any] | None:
         """Runs the final evaluation, saves, and writes the summary; None if a signal stopped it."""
