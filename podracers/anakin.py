@@ -68,9 +68,12 @@ class Anakin:
 
     def __post_init__(self):
         errors.require_count(self, "num_envs", "rollout_length", "population", "steps_per_pass")
-        for name, chosen in (("reset_batch", "auto"), ("num_devices", None)):
-            if getattr(self, name) not in (chosen, None):
-                errors.require_count(self, name)
+        if isinstance(self.reset_batch, str):
+            errors.require_known("Anakin.reset_batch: got", self.reset_batch, ("auto",))
+        elif self.reset_batch is not None:
+            errors.require_count(self, "reset_batch")
+        if self.num_devices is not None:
+            errors.require_count(self, "num_devices")
         values = population_lib.by_option(self.agent, self.population, self.population_values)
         object.__setattr__(self, "population_values", values)
         errors.require_count(self, "steps_per_update")

@@ -73,6 +73,7 @@ def test_the_state_is_donated_and_split_over_devices(single):
         ({"rollout_length": 2.5}, "rollout_length: expected"),
         ({"population": 0}, "population: expected"),
         ({"reset_batch": 0}, "reset_batch: expected"),
+        ({"reset_batch": "Auto"}, "reset_batch: got 'Auto'.*'auto'"),
         ({"steps_per_pass": 0}, "steps_per_pass: expected"),
         (
             {
