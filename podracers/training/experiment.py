@@ -194,8 +194,10 @@ class Experiment:
                     f"Experiment.profile_update: expected less than {num_updates}, the updates of "
                     f"the run; got {self.profile_update}"
                 )
-            # Agents make their network at its first use; here its options are refused.
-            jax.eval_shape(lambda: agent.init_actor(jnp.zeros(1, jnp.int32), 1))
+            # Agents make their network at its first use: here, where its options are refused, not
+            # in an evaluation while another thread trains, whose configuration gin then has.
+            for each in filter(None, (agent, greedy)):
+                jax.eval_shape(lambda agent=each: agent.init_actor(jnp.zeros(1, jnp.int32), 1))
             if all(map(config.names_of, (self.environment, self.agent, self.runner_class()))):
                 config.refuse_supplied()  # parts made in Python may replace bound values
             return Parts(environment, agent, runner, evaluator, greedy_evaluator, num_updates)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
@@ -204,7 +205,7 @@ def test_parts_that_do_not_fit_are_found_by_tracing(tiny, change, error, message
         experiment.check(dataclasses.replace(tiny, **change).build(), 0)
 
 
-def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path):
+def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path, monkeypatch):
     file = str(processes.config_file(tmp_path))
     first = experiment.load([file], ["PPO.gamma = 0.5", "actor_critic.separate_critic = False"])
     # Arguments from Python replace bound ones.
@@ -215,6 +216,10 @@ def test_an_experiment_keeps_its_configuration_when_another_is_loaded(tmp_path):
     copy = dataclasses.replace(dataclasses.replace(first, seed=8), seed=9)
     parts = copy.build()
     assert (copy.seed, parts.agent.gamma, parts.environment.spec.name) == (9, 0.5, "Catch")
+    monkeypatch.setattr(config, "_PATIENCE", 0.0)
+    for agent in (parts.agent, parts.greedy_evaluator.agent):
+        with second.configured(), futures.ThreadPoolExecutor() as pool:  # another thread trains
+            pool.submit(agent.init_actor, jnp.zeros(1, jnp.int32), 1).result()
     # Agents make their network at its first use.
     member = dataclasses.replace(parts.agent, gamma=0.75)  # as of a population
     for agent in (parts.agent, parts.greedy_evaluator.agent, member):
