@@ -505,7 +505,9 @@ class ReplayAgent(options.Learning, options.Adam):
         """Step size of such an update, likewise."""
         return 1.0
 
-    def loss(self, params: types.PyTree, sample: Sample, context: Any) -> optimization.LossOutput:
+    def loss(
+        self, params: types.PyTree, sample: Sample, context: optimization.Context
+    ) -> optimization.LossOutput:
         """Returns the loss of a sample, and the priorities of its sequences."""
         raise NotImplementedError
 
