@@ -143,7 +143,7 @@ class Preprocessed(Optimized):
     Attributes:
       normalize_observations: whether observations are scaled to mean 0 and variance 1 by running
         statistics, and clipped at 10.
-      reward_scale: factor of the rewards that are learnt from, and that recurrent networks see.
+      reward_scale: factor of the rewards of training, and of those that recurrent networks see.
       reward_clip: largest absolute value of scaled rewards; None for no bound.
     """
 

@@ -75,8 +75,8 @@ Step = Callable[[Any, Memory, jax.Array], tuple[Any, Memory, dict[str, types.Mea
 class Replay:
     """A replay buffer: pure functions of a `Memory`, under the mapped axis.
 
-    After each rollout, once `min_size` transitions are stored, as many batches are drawn as make
-    each state learnt from `replay_ratio` times on average: the number of learnt states in all draws
+    After each rollout, once `min_size` transitions are stored, as many batches are drawn as
+    train on each state `replay_ratio` times on average: the number of learnt states in all draws
     over the number of agent steps collected. States read only for burn-in or targets do not count,
     nor do imagined ones. With single transitions, one batch of `n` for each agent step is a replay
     ratio of `n`.
@@ -88,8 +88,8 @@ class Replay:
       priority_exponent: exponent of the priorities; 0 for uniform draws.
       importance_exponent: exponent of the importance weights; 1 corrects fully for priorities.
       min_size: transitions over all streams before the first draw.
-      replay_ratio: number of times that a state is learnt from, on average.
-      learnt_states: states of each sequence that are learnt from.
+      replay_ratio: average number of times that a state is trained on.
+      learnt_states: states of each sequence that are trained on.
     """
 
     capacity: int
@@ -472,7 +472,7 @@ class ReplayAgent(options.Learning, options.Adam):
       batch_size: sequences of each gradient step, over all devices.
       replay_capacity: transitions over all streams of all devices.
       min_replay: transitions over all streams before the first gradient step.
-      replay_ratio: number of times that a state is learnt from, on average.
+      replay_ratio: average number of times that a state is trained on.
       priority_exponent: exponent of prioritised replay; 0 for uniform draws.
       importance_exponent: exponent of the importance weights, in `[0, 1]`.
     """
