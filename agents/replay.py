@@ -362,7 +362,8 @@ class Replay:
         """
         if not self.priority_exponent:
             return memory
-        assert priority is not None
+        if priority is None:
+            raise errors.UserError("prioritised replay: expected LossOutput.priority [N], got None")
         # Above zero, so that it can be drawn again; finite, so that others can be drawn.
         value = jnp.clip(priority, 1e-6, 1e6) ** self.priority_exponent
         value = jnp.where(exists & (priority >= 0.0), value, 0.0)
