@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-MIN_TASKS = 3  # of a mean over tasks
+MIN_TASKS = 3  # fewer tasks have no mean over tasks
 _LEVEL = 0.95
 _RESAMPLES = 10_000
 _TRIMMED = 0.25  # share of the scores at either end

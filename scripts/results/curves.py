@@ -173,9 +173,8 @@ def _rows(runs: Iterable[Run]) -> list[results.Row]:
 def _recorded() -> list[tuple[results.Row, frozenset[tuple[str, str]]]]:
     """Returns the rows of docs/results.json that have runs, with their tasks."""
     found, logger = [], logging.getLogger(experiment.__name__)
-    rows = (
-        results.read(results.PATH).values() if results.PATH.is_file() else ()
-    )  # a wheel has no results
+    # A wheel has no results.
+    rows = results.read(results.PATH).values() if results.PATH.is_file() else ()
     logger.disabled = True  # variants replace parts of their files, which is no news here
     for row in (row for row in rows if row.runs):
         files = [row.gin_file, command_line.runner_file(row.runner.lower())]

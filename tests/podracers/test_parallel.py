@@ -128,7 +128,7 @@ def test_memory_usage_names_sizes_and_devices(monkeypatch):
     assert "of 13 MB" not in usage(replay, _Chip(None))[1]
     with pytest.raises(errors.UserError, match=r"an update: .*: lower replay_cap"):
         usage(replay, _Chip(5_000_000))
-    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda _: None)  # of some backends
+    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda _: None)
     assert len(usage(replay, _Chip(None))) == 1
 
 
