@@ -42,13 +42,11 @@ class Dense(nn.Module):
     constant: float | None = None
     num_cells: int = 1
 
-    def __post_init__(self):
-        errors.require_count(self, "features", "num_cells")
-        super().__post_init__()
-
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns `inputs @ kernel + bias`, `[..., O]`, of inputs `[..., F]`, in their dtype."""
+        if self.is_initializing():
+            errors.require_count(self, "features", "num_cells")
         initializers = nn.initializers.orthogonal(self.scale), nn.initializers.zeros
         if self.constant is not None:
             initializers = (nn.initializers.constant(self.constant),) * 2
@@ -189,10 +187,6 @@ class Conv(nn.Module):
     scale: float = math.sqrt(2.0)
     pool: bool = False
 
-    def __post_init__(self):
-        errors.require_count(self, "features", "kernel", "stride")
-        super().__post_init__()
-
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         """Returns the convolution plus bias, `[N, H', W', O]`.
@@ -201,6 +195,8 @@ class Conv(nn.Module):
           images: `[N, H, W, C]`; floats, or bytes as 255ths; of `layouts.pack` for a stride of 4
             without padding.
         """
+        if self.is_initializing():
+            errors.require_count(self, "features", "kernel", "stride")
         height, width, channels = layouts.image_shape(images)
         if self.padding == "VALID" and min(height, width) < self.kernel:
             raise errors.UserError(
