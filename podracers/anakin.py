@@ -172,7 +172,7 @@ class Anakin:
     def close(self) -> None:
         """Does nothing: the state belongs to the caller."""
 
-    @property
+    @functools.cached_property
     def _values(self) -> dict[str, np.ndarray]:
         """Per-member option values, `[P]` each."""
         return population_lib.arrays(self.population_values)

@@ -7,6 +7,7 @@ Axis legend: `T` time, `B` streams, `F` features.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -95,7 +96,7 @@ class Composed:
     def __post_init__(self):
         errors.require_count(self, "frame_stack", most=_MAX_FRAMES)
 
-    @property
+    @functools.cached_property
     def is_recurrent(self) -> bool:
         """Whether a torso has a recurrent core; a frame stack is not recurrent."""
         return bool(jax.tree.leaves(jax.eval_shape(lambda: self.module.initial_states(1))))
@@ -171,24 +172,33 @@ class Composed:
     def _coded(self, observation: types.PyTree) -> types.PyTree:
         """Returns the (stacked) observation `[T, B, ...]` with codes in categorical parts."""
 
-        def coded(path: tuple, spec: specs.Array, leaf: jax.Array) -> jax.Array:
-            sizes = environment.num_values(spec)
+        def coded(sizes: np.ndarray | None, leaf: jax.Array) -> jax.Array:
             if sizes is None:
                 return leaf
-            if sizes.sum() > _MAX_CODES:
+            leaf = leaf if leaf.ndim == 3 else leaf[..., None]  # [T, B, K * D]
+            return layers.one_hot(leaf, np.tile(sizes, leaf.shape[-1] // len(sizes)))
+
+        if getattr(self.encoder, "reads_integers", False):
+            return observation
+        return jax.tree.map(coded, self._num_values, observation, is_leaf=lambda x: x is None)
+
+    @functools.cached_property
+    def _num_values(self) -> types.PyTree:
+        """`environment.num_values` of each part of the observations; None where it has no codes."""
+
+        def sizes_of(path: tuple, spec: specs.Array) -> np.ndarray | None:
+            sizes = environment.num_values(spec)
+            if sizes is not None and sizes.sum() > _MAX_CODES:
                 name = f"{self.spec.name}: observation{jax.tree_util.keystr(path)}"
                 raise errors.UserError(
                     f"{name} has {sizes.sum():,} values, and one-hot codes have at most "
                     f"{_MAX_CODES:,}: choose the encoder encoders.OneHot (with its num_values) or "
                     "tables.Table (a learnt row of each value)"
                 )
-            leaf = leaf if leaf.ndim == 3 else leaf[..., None]  # [T, B, K * D]
-            return layers.one_hot(leaf, np.tile(sizes, leaf.shape[-1] // len(sizes)))
+            return sizes
 
-        if getattr(self.encoder, "reads_integers", False):
-            return observation
         spec = encoders.without_mask(self.spec.observation)
-        return jax.tree_util.tree_map_with_path(coded, spec, observation)
+        return jax.tree_util.tree_map_with_path(sizes_of, spec)
 
     def _packed(self, observation: types.PyTree) -> types.PyTree:
         return jax.tree.map(layouts.pack, observation) if self.packs_frames else observation
