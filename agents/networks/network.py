@@ -209,14 +209,15 @@ class Torso(nn.Module):
 
     Attributes:
       encoder: module of `agents.networks.encoders`, from `[N, ...]` to `[N, F]`.
-      core: module of `agents.networks.cores`, from `[T, B, F]` to `[T, B, F']`.
+      core: module of `agents.networks.cores`, from `[T, B, F]` to `[T, B, F']`; None for none.
     """
 
     encoder: nn.Module
-    core: nn.Module
+    core: nn.Module | None = None
 
     def __post_init__(self):
-        if not hasattr(self.core, "initial_state") or hasattr(self.encoder, "initial_state"):
+        is_core = self.core is None or hasattr(self.core, "initial_state")
+        if not is_core or hasattr(self.encoder, "initial_state"):
             encoder, core = map(errors.path_of, (self.encoder, self.core))
             raise errors.UserError(
                 "expected modules of agents.networks.encoders and agents.networks.cores, got "
@@ -230,7 +231,7 @@ class Torso(nn.Module):
         return getattr(self.encoder, "packs_frames", False)
 
     def initial_state(self, batch_size: int) -> Any:
-        return self.core.initial_state(batch_size)
+        return () if self.core is None else self.core.initial_state(batch_size)
 
     def __call__(self, state, observation, first):
         """Returns features `[T, B, F']` and the state after them."""
@@ -242,8 +243,9 @@ class Torso(nn.Module):
             return x.reshape(length * batch, *x.shape[2:])
 
         rows = jax.tree.map(row, observation)
-        features = self.encoder(rows)
-        features, state = self.core(state, features.reshape(length, batch, -1), first)
+        features = self.encoder(rows).reshape(length, batch, -1)
+        if self.core is not None:
+            features, state = self.core(state, features, first)
         return features.astype(jnp.float32), state  # also where the compute dtype is bfloat16
 
 
@@ -320,7 +322,7 @@ def actor_critic(
         ()`, `ResidualImage`, `DeepSets`) and there is no core; 1 for a dense layer.
     """
     errors.require_types(actor_critic, locals())
-    torso = Torso(encoder or encoders.MLP(), core or cores.FeedForward())
+    torso = Torso(encoder or encoders.MLP(), core)
     require_cells(num_cells, core=core)
     torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
     module = ActorCriticModule(head, torsos, num_cells)
