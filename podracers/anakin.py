@@ -180,7 +180,7 @@ class Anakin:
     def _per_member(self, function):
         return function if self.population == 1 else jax.vmap(function)
 
-    @property
+    @functools.cached_property
     def _layout(self) -> AnakinState:
         """Shardings of the state, as a tree prefix."""
         spec: Callable[..., types.PyTree] = jax.sharding.PartitionSpec
