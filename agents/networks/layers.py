@@ -9,7 +9,6 @@ Axis legend: `N` rows, `F` features, `O` outputs, `H` `W` `C` height, width and 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,11 +17,6 @@ import numpy as np
 
 from agents import layouts
 from podracers import errors, precision
-
-
-def apply(module: nn.Module, params: Any, *inputs: Any, **options: Any) -> Any:
-    """Returns the outputs of a Flax module; `Module.apply` may also return mutated variables."""
-    return module.apply({"params": params}, *inputs, **options)
 
 
 class Dense(nn.Module):

@@ -186,11 +186,11 @@ class Model(NamedTuple):
 
     def predict(self, params, latent: jax.Array) -> Prediction:
         """Returns the `Prediction` `[...]` of latents `[..., F]`."""
-        return layers.apply(self.predictor, params["predictor"], latent)
+        return networks.apply(self.predictor, params["predictor"], latent)
 
     def imagine(self, params, latent: jax.Array, action: jax.Array):
         """Returns the latents after actions `[...]` and the logits `[..., Z]` of the rewards."""
-        return layers.apply(self.dynamics, params["dynamics"], latent, action)
+        return networks.apply(self.dynamics, params["dynamics"], latent, action)
 
     def inconsistency(self, params, imagined: jax.Array, observed: jax.Array) -> jax.Array:
         """Returns the negative cosine similarity `[...]` of projections, in [-1, 1].
@@ -201,7 +201,7 @@ class Model(NamedTuple):
           observed: latents `[..., F]` of the same steps' observations; no gradient passes.
         """
         assert self.projector is not None
-        project = functools.partial(layers.apply, self.projector, params["projector"])
+        project = functools.partial(networks.apply, self.projector, params["projector"])
         _, predicted = project(imagined)
         projection, _ = project(observed)
         return -optax.losses.cosine_similarity(

@@ -65,6 +65,11 @@ class Network(Protocol):
         """
 
 
+def apply(module: nn.Module, params: Any, *inputs: Any, **options: Any) -> Any:
+    """Returns the outputs of a Flax module; `Module.apply` may also return mutated variables."""
+    return module.apply({"params": params}, *inputs, **options)
+
+
 class Core(NamedTuple):
     """Memory of a network."""
 
@@ -139,7 +144,7 @@ class Composed:
         """
         observation, states, frames = self._inputs(core, timestep)
         noise = () if key is None else (key,)
-        output, states = layers.apply(
+        output, states = apply(
             self.module, params, states, self._coded(observation), timestep.first(), *noise
         )
         return output, (Core(frames, states) if core != () else ())

@@ -281,17 +281,17 @@ class SACNetwork:
 
     def encode(self, critic: types.PyTree, observation: types.PyTree) -> types.PyTree:
         """Returns features `[N, ...]`."""
-        return layers.apply(self.critic, critic, observation, method="encode")
+        return networks.apply(self.critic, critic, observation, method="encode")
 
     def outputs(self, policy: types.PyTree, features: types.PyTree) -> jax.Array:
         """Returns the policy's outputs `[N, num_outputs]`."""
-        return layers.apply(self.policy, policy, features)
+        return networks.apply(self.policy, policy, features)
 
     def values(
         self, critic: types.PyTree, features: types.PyTree, action: jax.Array | None
     ) -> jax.Array:
         """Returns `[C, N, num_values]`."""
-        return layers.apply(self.critic, critic, features, action)
+        return networks.apply(self.critic, critic, features, action)
 
 
 def sac_network(
