@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from dm_env import specs
 
-from agents.networks import cores, encoders, heads, layers
+from agents.networks import encoders, heads, layers
 from agents.networks import network as networks
 from podracers import environment, errors, types
 
@@ -222,10 +222,14 @@ class CriticModule(nn.Module):
         return self(self.encode(observation), action)
 
 
-class _Frames(cores.FeedForward):
+class _Frames(nn.Module):
     """Module without parameters that returns stacked frames."""
 
-    initial_states = cores.FeedForward.initial_state
+    def initial_states(self, batch_size):
+        return ()
+
+    def __call__(self, states, observation, first):
+        return observation, states
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

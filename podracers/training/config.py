@@ -36,11 +36,12 @@ SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout and where the project
 # Folders that are searched for gin files, in this order.
 FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
 PACKAGES = ("agents", "environments", "podracers")
-# Modules that configurations of earlier versions import, and their places today.
+# Text of configurations of earlier versions, and its form today.
 _MOVED = {
     "from podracers.training import weights_and_biases": (
         "from podracers.training import loggers as weights_and_biases"
-    )
+    ),
+    "@cores.FeedForward()": "None",
 }
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
 _LOCK = threading.RLock()  # guards gin's state, which all threads share
