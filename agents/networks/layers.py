@@ -44,13 +44,13 @@ class Dense(nn.Module):
         initializers = nn.initializers.orthogonal(self.scale), nn.initializers.zeros
         if self.constant is not None:
             initializers = (nn.initializers.constant(self.constant),) * 2
-        sizes = inputs.shape[-1], self.features
-        if any(size % self.num_cells for size in sizes):
+        size, cells = inputs.shape[-1], self.num_cells
+        if size % cells or self.features % cells:
             raise errors.UserError(
-                f"num_cells: {self.num_cells} cells do not divide {sizes[0]} features and "
-                f"{sizes[1]} outputs; use an encoder without dense layers, and no vectors beside it"
+                f"num_cells: {cells} cells do not divide {size} features and {self.features} "
+                "outputs; use an encoder without dense layers, and no vectors beside it"
             )
-        shape = tuple(size // self.num_cells for size in sizes)
+        shape = size // cells, self.features // cells
         kernel = self.param("kernel", initializers[0], shape)
         bias = self.param("bias", initializers[1], shape[1:])
         if self.num_cells > 1:
