@@ -48,7 +48,7 @@ class _Node(NamedTuple):
 class AlphaZero(planning.SearchAgent):
     """AlphaZero with gradient steps after each rollout as `replay.Replay` counts them.
 
-    A sequence of replay is `n + 1` transitions long, and one state of it is learnt from: the first.
+    A sequence of replay is `n + 1` transitions long, and one state of it is trained on: the first.
     `planning.SearchAgent` describes the options that are not listed here.
 
     Attributes:

@@ -13,8 +13,8 @@ of the target, `θ'`; `n` is smaller where the episode ends earlier, and `d_n` i
     G = r_1 + γ r_2 + ... + γ^{n-1} r_n + γ^n d_n q(s_n, argmax_a q(s_n, a; θ); θ')
     w huber(G - q(s_0, a_0; θ))
 
-Axis legend: `T` time, `B` streams, `N` drawn sequences, `A` actions. `_tm1` is the state that is
-learnt from, `_t` the one that its target bootstraps from, up to `n_step` steps later.
+Axis legend: `T` time, `B` streams, `N` drawn sequences, `A` actions. `_tm1` is the state whose
+value is trained, `_t` the one that its target bootstraps from, up to `n_step` steps later.
 """
 
 import dataclasses

@@ -35,7 +35,7 @@ from podracers import errors, types
 class MuZero(planning.SearchAgent):
     """MuZero with gradient steps after each rollout as `replay.Replay` counts them.
 
-    A sequence of replay is `K + n + 1` transitions long, and one state of it is learnt from: the
+    A sequence of replay is `K + n + 1` transitions long, and one state of it is trained on: the
     first, which the model is unrolled from. So `replay_ratio` is the paper's samples per state
     (appendix H). `planning.SearchAgent` describes the options that are not listed here.
 

@@ -62,7 +62,8 @@ class Optimizer:
         """Returns the optimizer that an agent's options ask for; `own` is that of the algorithm."""
         if callable(agent.optimizer):
             # Optimizers of optax descend; `gradient_step` subtracts.
-            own = optax.chain(options.make(agent, "optimizer", 1.0), optax.scale(-1.0))
+            descent = options.make(agent, "optimizer", learning_rate=1.0)
+            own = optax.chain(descent, optax.scale(-1.0))
         return cls(own, agent.learning_rate, agent.anneal_steps, agent.max_grad_norm)
 
     @functools.cached_property

@@ -103,7 +103,7 @@ class Optimized:
     Attributes:
       spec: environment specification.
       optimizer: replaces the agent's optimizer (Adam unless the agent names another one) and its
-        options: a function such as `optax.contrib.muon`, called with a learning rate of 1, which
+        options: a function such as `optax.contrib.muon`, called with `learning_rate=1.0`, which
         returns an optax transformation. None for the agent's own.
       learning_rate: factor of the optimizer's steps.
       anneal_steps: agent steps, over all streams, in which the learning rate falls linearly to 0;
@@ -121,6 +121,8 @@ class Optimized:
 
     def __post_init__(self):
         check(self)
+        if callable(self.optimizer):
+            make(self, "optimizer", learning_rate=1.0)  # refuses its options
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -141,7 +143,7 @@ class Preprocessed(Optimized):
     Attributes:
       normalize_observations: whether observations are scaled to mean 0 and variance 1 by running
         statistics, and clipped at 10.
-      reward_scale: factor of the rewards that are learnt from, and that recurrent networks see.
+      reward_scale: factor of the rewards of training, and of those that recurrent networks see.
       reward_clip: largest absolute value of scaled rewards; None for no bound.
     """
 

@@ -42,7 +42,7 @@ class SearchAgent(replay.ReplayAgent):
       search: `search()` returns a `tree_search.Search`.
       support: largest atom of values and rewards, in squashed units; see `categorical.Support`.
       support_atoms: number of atoms.
-      n_steps: steps of the returns that values are learnt from.
+      n_steps: steps of the returns that are the targets of values.
       value_cost: weight of the value loss, a cross-entropy.
       temperature: initial temperature of actions: 1 samples from the search's policy, and 0 takes
         its best action, as evaluation does.
@@ -169,7 +169,7 @@ def initial_priorities(
       agent: agent with `gamma`, `n_steps` and a replay of sequences of `L` transitions.
       timestep: `[L + K, B]`, preprocessed; see `replay.Replay.prioritize_new`.
       extras: `[L + K - 1, B]`.
-      begin: first time step of a sequence that is learnt from.
+      begin: first time step of a sequence that is trained on.
     """
     count = timestep.reward.shape[0] - agent.buffer.sequence_length  # K, new sequences
     timestep = jax.tree.map(lambda x: x[:-1], timestep)

@@ -75,7 +75,7 @@ class Preprocess:
         """Returns the time steps `[T + 1, B]` of a rollout to learn from; under the mapped axis.
 
         The statistics of observations are those of acting, so the first ratios of PPO are 1 with a
-        lag of 0. Empty ones count the rollout first: then it is learnt from normalised, though its
+        lag of 0. Empty ones count the rollout first: then it is normalised for learning, though its
         actions (and their probabilities and values) are those of observations as they were.
         """
         if jax.tree.leaves(statistics):

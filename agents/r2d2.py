@@ -67,7 +67,7 @@ class R2D2(replay.ReplayAgent):
     Attributes:
       network: `network(spec, num_actions)` returns a recurrent network with output `[..., A]`.
       sequence_length: `L`; `L - burn_in` must be at least the length of a rollout, so that every
-        step is learnt from.
+        step is trained on.
       burn_in: first steps of a sequence, which only warm up the core.
       n_step: rewards that a target adds up before it bootstraps.
       priority_mix: weight of a sequence's largest error in its priority; the mean has the rest.

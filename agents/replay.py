@@ -75,8 +75,8 @@ Step = Callable[[Any, Memory, jax.Array], tuple[Any, Memory, dict[str, types.Mea
 class Replay:
     """A replay buffer: pure functions of a `Memory`, under the mapped axis.
 
-    After each rollout, once `min_size` transitions are stored, as many batches are drawn as make
-    each state learnt from `replay_ratio` times on average: the number of learnt states in all draws
+    After each rollout, once `min_size` transitions are stored, as many batches are drawn as
+    train on each state `replay_ratio` times on average: the number of learnt states in all draws
     over the number of agent steps collected. States read only for burn-in or targets do not count,
     nor do imagined ones. With single transitions, one batch of `n` for each agent step is a replay
     ratio of `n`.
@@ -88,8 +88,8 @@ class Replay:
       priority_exponent: exponent of the priorities; 0 for uniform draws.
       importance_exponent: exponent of the importance weights; 1 corrects fully for priorities.
       min_size: transitions over all streams before the first draw.
-      replay_ratio: number of times that a state is learnt from, on average.
-      learnt_states: states of each sequence that are learnt from.
+      replay_ratio: average number of times that a state is trained on.
+      learnt_states: states of each sequence that are trained on.
     """
 
     capacity: int
@@ -362,7 +362,8 @@ class Replay:
         """
         if not self.priority_exponent:
             return memory
-        assert priority is not None
+        if priority is None:
+            raise errors.UserError("prioritised replay: expected LossOutput.priority [N], got None")
         # Above zero, so that it can be drawn again; finite, so that others can be drawn.
         value = jnp.clip(priority, 1e-6, 1e6) ** self.priority_exponent
         value = jnp.where(exists & (priority >= 0.0), value, 0.0)
@@ -472,7 +473,7 @@ class ReplayAgent(options.Learning, options.Adam):
       batch_size: sequences of each gradient step, over all devices.
       replay_capacity: transitions over all streams of all devices.
       min_replay: transitions over all streams before the first gradient step.
-      replay_ratio: number of times that a state is learnt from, on average.
+      replay_ratio: average number of times that a state is trained on.
       priority_exponent: exponent of prioritised replay; 0 for uniform draws.
       importance_exponent: exponent of the importance weights, in `[0, 1]`.
     """
@@ -505,7 +506,9 @@ class ReplayAgent(options.Learning, options.Adam):
         """Step size of such an update, likewise."""
         return 1.0
 
-    def loss(self, params: types.PyTree, sample: Sample, context: Any) -> optimization.LossOutput:
+    def loss(
+        self, params: types.PyTree, sample: Sample, context: optimization.Context
+    ) -> optimization.LossOutput:
         """Returns the loss of a sample, and the priorities of its sequences."""
         raise NotImplementedError
 

@@ -133,7 +133,7 @@ class Targets(NamedTuple):
     """The targets of an actor-critic, `[T, B]` each."""
 
     target: jax.Array  # target of the values
-    advantage: jax.Array  # advantage of the policy gradient, times importance weights
+    advantage: jax.Array  # advantage of the policy gradient; V-trace's has its importance weight
 
 
 def vtrace(

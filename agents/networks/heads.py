@@ -290,7 +290,7 @@ class CategoricalReturn:
     https://arxiv.org/abs/1707.06887. `Z` atoms.
 
     Attributes:
-      minimum: lowest atom, in units of the rewards that are learnt from.
+      minimum: lowest atom, in units of the preprocessed rewards.
       maximum: highest atom; targets beyond both are clipped.
       num_atoms: `Z`.
     """

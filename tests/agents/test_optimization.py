@@ -206,4 +206,6 @@ def test_an_optimizer_of_optax_replaces_that_of_the_agent(make):
     assert float(direction["w"]) == min(optimizer.max_grad_norm or 1.0, 1.0)
     assert float(optimizer.learning_rate_at(jnp.float32(0.0))) == 0.25
     with pytest.raises(errors.UserError, match=r"optimizer.*expected a GradientTransformation"):
-        _ = make(spec, optimizer=lambda rate: rate)._optimizer
+        make(spec, optimizer=lambda learning_rate: learning_rate)
+    with pytest.raises(errors.UserError, match=r"scale_by_adam.*'learning_rate'"):
+        make(spec, optimizer=optax.scale_by_adam)

@@ -320,6 +320,11 @@ def test_an_impossible_replay_is_a_user_error(options, message):
         jax.eval_shape(init, _rollout(Case(steps=4, length=4, rollouts=2), 0))
 
 
+def test_a_loss_without_priorities_is_a_user_error():
+    with pytest.raises(errors.UserError, match=r"LossOutput\.priority .*, got None"):
+        CASES["priorities"].replay.update_priorities(None, None, None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["r2d2", "muzero"])
 def test_the_replay_ratio_counts_the_states_that_are_learnt_from(name):

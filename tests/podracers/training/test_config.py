@@ -56,6 +56,7 @@ MISTAKES = {
     "PPO.gama = 0.9": ("'PPO'", "'gama'", "'gamma'"),
     # Arguments that the experiment passes.
     "PPO.spec = 3": ("'PPO.spec'", "the caller of agents.ppo.PPO"),
+    "PPO.optimizer = @optax.sgd\nsgd.learning_rate = 0.1": ("'sgd.learning_rate'", "the caller of"),
     "Experiment.agent = @DQN\nDQN.network = @x/q_network\nx/q_network.num_actions = 1": (
         "'x/q_network.num_actions'",
     ),
