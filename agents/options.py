@@ -191,7 +191,7 @@ def make(agent: Any, name: str, *arguments: Any, **outputs: Any) -> Any:
     option = f"{type(agent).__name__}.{name} = @{errors.path_of(function)}"
     try:
         part = function(*arguments, **outputs)
-    except (TypeError, ValueError, errors.UserError) as error:
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         frame = not isinstance(error, errors.UserError) and errors.innermost_frame(error)
         if frame and frame.filename != __file__:  # else the call itself does not fit
             option += f" (at {frame.filename}:{frame.lineno} in {frame.name})"

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import pathlib
 
 import numpy as np
 import pytest
@@ -145,13 +144,21 @@ def test_target_parameters_are_older_by_default(agent):
     assert agent.target_period > 1 or agent.target_rate < 1.0
 
 
-def _broken_network(spec, head):
-    return spec + head  # the mistake
+def _broken_network(mistake, spec, head):
+    return mistake(spec, head)
 
 
-def test_a_type_error_in_a_network_names_its_line():
-    lines = pathlib.Path(__file__).read_text().splitlines()
-    line = next(n for n, each in enumerate(lines, 1) if each.endswith("  # the mistake"))
-    message = rf"test_options\.py:{line} in _broken_network\): unsupported"
+@pytest.mark.parametrize(
+    ("mistake", "cause"),
+    [
+        (lambda spec, head: spec + head, "unsupported"),
+        (lambda spec, head: head.num_units, "no attribute 'num_units'"),
+        (lambda spec, head: int("nine"), "nine"),
+    ],
+)
+def test_a_mistake_in_a_network_names_its_line(mistake, cause):
+    line = mistake.__code__.co_firstlineno
+    message = rf"^PPO\.network = .*\(at .*test_options\.py:{line} in <lambda>\): .*{cause}"
+    network = functools.partial(_broken_network, mistake)
     with pytest.raises(errors.UserError, match=message):
-        _ = ppo.PPO(catch.Catch().spec, network=_broken_network).net
+        _ = ppo.PPO(catch.Catch().spec, network=network).net
