@@ -186,7 +186,7 @@ def on_images(trunk: nn.Module, images: jax.Array, recompute: bool = False) -> j
     fitting = _PIXELS // (images.shape[1] * images.shape[2])
     limit = max(_MIN_IMAGES, min(_MAX_IMAGES, fitting))
     num_chunks = -(-images.shape[0] // limit)
-    if num_chunks <= 1:
+    if num_chunks <= 1 or trunk.is_initializing():
         return _on_chunk(trunk, (), images)[1]
     size = -(-images.shape[0] // num_chunks)
     padding = num_chunks * size - images.shape[0]
@@ -194,7 +194,8 @@ def on_images(trunk: nn.Module, images: jax.Array, recompute: bool = False) -> j
     chunks = chunks.reshape(num_chunks, size, *images.shape[1:])
     # The scan keeps XLA from merging both computations, so remat needs no barrier of its own.
     body = nn.remat(_on_chunk, prevent_cse=False) if recompute else _on_chunk
-    scan = nn.scan(body, variable_broadcast="params", split_rngs={"params": False})
+    # Flax's check of the parameters would trace the trunk a second time.
+    scan = nn.scan(body, variable_broadcast="params", check_constancy_invariants=False)
     _, outputs = scan(trunk, (), chunks)
     return outputs.reshape(-1, *outputs.shape[2:])[: images.shape[0]]
 

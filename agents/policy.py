@@ -97,7 +97,7 @@ class ActorCritic(options.Learning):
 
         return inputs.Inputs(self.spec, make, self.previous_action_and_reward)
 
-    @property
+    @functools.cached_property
     def net(self) -> networks.Network:
         """The network that the option `network` makes; its output is an `ActorCriticOutput`."""
         return self._inputs.network

@@ -159,6 +159,7 @@ class PPO(policy.ActorCritic, options.Adam):
                 output.value, batch.target, batch.extras.value, self.value_clip_epsilon
             )
         policy_loss = returns.clipped_surrogate(log_ratio, batch.advantage, clip_epsilon)
+        kl = returns.kl_estimate(log_ratio)
         total = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         mean = functools.partial(types.Mean.of, weights=batch.weight)
         clipped = jnp.abs(jnp.exp(log_ratio) - 1.0) > clip_epsilon
@@ -168,7 +169,7 @@ class PPO(policy.ActorCritic, options.Adam):
                 "loss/policy": mean(policy_loss),
                 "loss/value": mean(value_loss),
                 "policy/entropy": mean(entropy),
-                "policy/kl": mean(returns.kl_estimate(log_ratio)),
+                "policy/kl": mean(kl),
                 "policy/clip_fraction": mean(clipped),
             }
         )

@@ -128,7 +128,7 @@ class Jumanji:
                 inner._reward_fn = lambda found, step, _: reward(found, step, limit)
         return inner, limit
 
-    @property
+    @functools.cached_property
     def _masked(self) -> bool:
         return environment.ACTION_MASK in _children(self._built[0].observation_spec)
 
@@ -145,8 +145,8 @@ class Jumanji:
     def _observe(self, observation: Any) -> types.PyTree:
         observation = _to_dict(observation)
         if self._masked:
-            mask = jnp.asarray(observation[environment.ACTION_MASK], bool)
-            mask = jnp.reshape(mask, self._actions.mask_shape())
+            shape = self.spec.observation[environment.ACTION_MASK].shape
+            mask = jnp.asarray(observation[environment.ACTION_MASK], bool).reshape(shape)
             # Agents of MMST that are done, and walled starts of Maze, have no legal action.
             mask |= ~jnp.any(mask, axis=-1, keepdims=True)
             observation = {**observation, environment.ACTION_MASK: mask}

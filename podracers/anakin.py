@@ -175,7 +175,7 @@ class Anakin:
     def close(self) -> None:
         """Does nothing: the state belongs to the caller."""
 
-    @property
+    @functools.cached_property
     def _values(self) -> dict[str, np.ndarray]:
         """Per-member option values, `[P]` each."""
         return population_lib.arrays(self.population_values)
@@ -183,7 +183,7 @@ class Anakin:
     def _per_member(self, function):
         return function if self.population == 1 else jax.vmap(function)
 
-    @property
+    @functools.cached_property
     def _layout(self) -> AnakinState:
         """Shardings of the state, as a tree prefix."""
         spec: Callable[..., types.PyTree] = jax.sharding.PartitionSpec

@@ -44,7 +44,8 @@ def require_count(part: Any, *names: str, least: int = 1, most: int = INT32_MAX)
     """
     for name in names:
         value = getattr(part, name)
-        if not _is_int32(value) or not least <= value <= most:
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        if not is_int or not least <= value <= most:
             expected = "a positive int" if least == 1 else f"an int of at least {least}"
             raise UserError(
                 f"{type(part).__name__}.{name}: expected {expected} (up to {most}), got {value!r}"
@@ -105,11 +106,6 @@ def require_types(part: Any, arguments: Mapping[str, Any] | None = None) -> None
                 require_types(each)
 
 
-def _is_int32(value: Any) -> bool:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return is_int and abs(value) <= INT32_MAX
-
-
 def _fits(value: Any, hint: Any) -> bool:
     """Returns whether a literal or a class may stand where `hint` does."""
     kind, items = typing.get_origin(hint) or hint, typing.get_args(hint)
@@ -118,7 +114,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind is collections.abc.Callable:
         return is_function(value)
     if isinstance(value, bool | int) and kind in (int, float):
-        return _is_int32(value)  # JAX converts an int to int32, also where a float is expected
+        # JAX converts an int to int32, also where a float is expected.
+        return not isinstance(value, bool) and abs(value) <= INT32_MAX
     if isinstance(value, tuple | list) and kind in (tuple, list, collections.abc.Sequence):
         if kind is not tuple or items[1:] == (...,):
             items = items[:1] * len(value)

@@ -114,13 +114,9 @@ def placed(shapes: types.PyTree, mesh: jax.sharding.Mesh, layout: types.PyTree) 
       mesh: the devices that hold the arrays.
       layout: a prefix of `shapes`, of `PartitionSpec`.
     """
-
-    def place(spec: jax.sharding.PartitionSpec, part: types.PyTree) -> types.PyTree:
-        return jax.tree.map(
-            lambda x: x.update(sharding=jax.sharding.NamedSharding(mesh, spec)), part
-        )
-
-    return jax.tree.map(place, layout, shapes)
+    shardings = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), layout)
+    shardings = jax.tree.broadcast(shardings, shapes)
+    return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, shardings)
 
 
 def global_sum(tree: types.PyTree) -> types.PyTree:

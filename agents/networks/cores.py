@@ -35,18 +35,6 @@ class Core(Protocol):
         """
 
 
-class FeedForward(nn.Module):
-    """No memory: the output is the input."""
-
-    def initial_state(self, batch_size: int) -> tuple[()]:
-        del batch_size
-        return ()
-
-    def __call__(self, state, features, first):
-        del first
-        return features, state
-
-
 def _reset(state: types.PyTree, first: jax.Array) -> types.PyTree:
     return jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), state)
 

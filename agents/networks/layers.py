@@ -9,7 +9,6 @@ Axis legend: `N` rows, `F` features, `O` outputs, `H` `W` `C` height, width and 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,11 +17,6 @@ import numpy as np
 
 from agents import layouts
 from podracers import errors, precision
-
-
-def apply(module: nn.Module, params: Any, *inputs: Any, **options: Any) -> Any:
-    """Returns the outputs of a Flax module; `Module.apply` may also return mutated variables."""
-    return module.apply({"params": params}, *inputs, **options)
 
 
 class Dense(nn.Module):
@@ -42,23 +36,21 @@ class Dense(nn.Module):
     constant: float | None = None
     num_cells: int = 1
 
-    def __post_init__(self):
-        errors.require_count(self, "features", "num_cells")
-        super().__post_init__()
-
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns `inputs @ kernel + bias`, `[..., O]`, of inputs `[..., F]`, in their dtype."""
+        if self.is_initializing():
+            errors.require_count(self, "features", "num_cells")
         initializers = nn.initializers.orthogonal(self.scale), nn.initializers.zeros
         if self.constant is not None:
             initializers = (nn.initializers.constant(self.constant),) * 2
-        sizes = inputs.shape[-1], self.features
-        if any(size % self.num_cells for size in sizes):
+        size, cells = inputs.shape[-1], self.num_cells
+        if size % cells or self.features % cells:
             raise errors.UserError(
-                f"num_cells: {self.num_cells} cells do not divide {sizes[0]} features and "
-                f"{sizes[1]} outputs; use an encoder without dense layers, and no vectors beside it"
+                f"num_cells: {cells} cells do not divide {size} features and {self.features} "
+                "outputs; use an encoder without dense layers, and no vectors beside it"
             )
-        shape = tuple(size // self.num_cells for size in sizes)
+        shape = size // cells, self.features // cells
         kernel = self.param("kernel", initializers[0], shape)
         bias = self.param("bias", initializers[1], shape[1:])
         if self.num_cells > 1:
@@ -189,10 +181,6 @@ class Conv(nn.Module):
     scale: float = math.sqrt(2.0)
     pool: bool = False
 
-    def __post_init__(self):
-        errors.require_count(self, "features", "kernel", "stride")
-        super().__post_init__()
-
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         """Returns the convolution plus bias, `[N, H', W', O]`.
@@ -201,6 +189,8 @@ class Conv(nn.Module):
           images: `[N, H, W, C]`; floats, or bytes as 255ths; of `layouts.pack` for a stride of 4
             without padding.
         """
+        if self.is_initializing():
+            errors.require_count(self, "features", "kernel", "stride")
         height, width, channels = layouts.image_shape(images)
         if self.padding == "VALID" and min(height, width) < self.kernel:
             raise errors.UserError(
@@ -210,7 +200,7 @@ class Conv(nn.Module):
         shape = (self.kernel, self.kernel, channels, self.features)
         kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        dtype = precision.compute_dtype()
+        dtype = precision.compute_dtype.value
         kernel, bias = kernel.astype(dtype), bias.astype(dtype)
         return layouts.convolve(images, kernel, bias, self.stride, self.padding, self.pool)
 
@@ -234,4 +224,4 @@ def as_floats(values: jax.Array) -> jax.Array:
     floats = values.astype(jnp.float32)
     if values.dtype == jnp.uint8:
         floats = floats / 255.0
-    return floats.astype(precision.compute_dtype())
+    return floats.astype(precision.compute_dtype.value)

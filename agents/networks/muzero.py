@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from agents import layouts
-from agents.networks import cores, encoders, layers
+from agents.networks import encoders, layers
 from agents.networks import network as networks
 from podracers import environment, errors
 
@@ -56,7 +56,7 @@ class Representation(nn.Module):
     """From observations to latents.
 
     Attributes:
-      torso: encoder, with no core but `cores.FeedForward`.
+      torso: encoder, with no core that has a memory.
       latent_size: size of the latent, `F`; None where it is the features of the torso.
     """
 
@@ -186,11 +186,11 @@ class Model(NamedTuple):
 
     def predict(self, params, latent: jax.Array) -> Prediction:
         """Returns the `Prediction` `[...]` of latents `[..., F]`."""
-        return layers.apply(self.predictor, params["predictor"], latent)
+        return networks.apply(self.predictor, params["predictor"], latent)
 
     def imagine(self, params, latent: jax.Array, action: jax.Array):
         """Returns the latents after actions `[...]` and the logits `[..., Z]` of the rewards."""
-        return layers.apply(self.dynamics, params["dynamics"], latent, action)
+        return networks.apply(self.dynamics, params["dynamics"], latent, action)
 
     def inconsistency(self, params, imagined: jax.Array, observed: jax.Array) -> jax.Array:
         """Returns the negative cosine similarity `[...]` of projections, in [-1, 1].
@@ -201,7 +201,7 @@ class Model(NamedTuple):
           observed: latents `[..., F]` of the same steps' observations; no gradient passes.
         """
         assert self.projector is not None
-        project = functools.partial(layers.apply, self.projector, params["projector"])
+        project = functools.partial(networks.apply, self.projector, params["projector"])
         _, predicted = project(imagined)
         projection, _ = project(observed)
         return -optax.losses.cosine_similarity(
@@ -235,7 +235,7 @@ def model(
       projection_size: size of a `Projector`; None without a consistency loss.
     """
     errors.require_types(model, locals())
-    torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
+    torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core)
     sizes = num_actions, num_atoms, tuple(hidden_sizes)
     module = Representation(torso, latent_size)
     representation = networks.Composed(spec, module, frame_stack, torso.encoder)
@@ -274,7 +274,7 @@ def image_model(
     height, width = encoders.image_or_error(image, "image_model")[0].shape[1:3]
     for stride in strides:
         height, width = -(-height // stride), -(-width // stride)
-    torso = networks.Torso(encoder, cores.FeedForward())
+    torso = networks.Torso(encoder)
     sizes = num_actions, num_atoms, tuple(hidden_sizes)
     return Model(
         networks.Composed(spec, Representation(torso, latent_size=None), frame_stack),
@@ -288,7 +288,7 @@ class PolicyValue(nn.Module):
     """AlphaZero's network: a policy and a value of observations.
 
     Attributes:
-      torso: encoder, with no core but `cores.FeedForward`.
+      torso: encoder, with no core that has a memory.
       predictor: layers after it.
     """
 
@@ -327,6 +327,6 @@ def policy_value(
       num_cells: see `networks.actor_critic`; hidden layers are those of the value alone then.
     """
     errors.require_types(policy_value, locals())
-    torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core or cores.FeedForward())
+    torso = networks.Torso(encoder or encoders.MLP((128, 128), "relu"), core)
     predictor = Predictor(num_actions, num_atoms, tuple(hidden_sizes), num_cells)
     return networks.Composed(spec, PolicyValue(torso, predictor), encoder=torso.encoder)

@@ -7,6 +7,7 @@ Axis legend: `T` time, `B` streams, `F` features.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -64,6 +65,11 @@ class Network(Protocol):
         """
 
 
+def apply(module: nn.Module, params: Any, *inputs: Any, **options: Any) -> Any:
+    """Returns the outputs of a Flax module; `Module.apply` may also return mutated variables."""
+    return module.apply({"params": params}, *inputs, **options)
+
+
 class Core(NamedTuple):
     """Memory of a network."""
 
@@ -95,7 +101,7 @@ class Composed:
     def __post_init__(self):
         errors.require_count(self, "frame_stack", most=_MAX_FRAMES)
 
-    @property
+    @functools.cached_property
     def is_recurrent(self) -> bool:
         """Whether a torso has a recurrent core; a frame stack is not recurrent."""
         return bool(jax.tree.leaves(jax.eval_shape(lambda: self.module.initial_states(1))))
@@ -138,7 +144,7 @@ class Composed:
         """
         observation, states, frames = self._inputs(core, timestep)
         noise = () if key is None else (key,)
-        output, states = layers.apply(
+        output, states = apply(
             self.module, params, states, self._coded(observation), timestep.first(), *noise
         )
         return output, (Core(frames, states) if core != () else ())
@@ -171,24 +177,33 @@ class Composed:
     def _coded(self, observation: types.PyTree) -> types.PyTree:
         """Returns the (stacked) observation `[T, B, ...]` with codes in categorical parts."""
 
-        def coded(path: tuple, spec: specs.Array, leaf: jax.Array) -> jax.Array:
-            sizes = environment.num_values(spec)
+        def coded(sizes: np.ndarray | None, leaf: jax.Array) -> jax.Array:
             if sizes is None:
                 return leaf
-            if sizes.sum() > _MAX_CODES:
+            leaf = leaf if leaf.ndim == 3 else leaf[..., None]  # [T, B, K * D]
+            return layers.one_hot(leaf, np.tile(sizes, leaf.shape[-1] // len(sizes)))
+
+        if getattr(self.encoder, "reads_integers", False):
+            return observation
+        return jax.tree.map(coded, self._num_values, observation, is_leaf=lambda x: x is None)
+
+    @functools.cached_property
+    def _num_values(self) -> types.PyTree:
+        """`environment.num_values` of each part of the observations; None where it has no codes."""
+
+        def sizes_of(path: tuple, spec: specs.Array) -> np.ndarray | None:
+            sizes = environment.num_values(spec)
+            if sizes is not None and sizes.sum() > _MAX_CODES:
                 name = f"{self.spec.name}: observation{jax.tree_util.keystr(path)}"
                 raise errors.UserError(
                     f"{name} has {sizes.sum():,} values, and one-hot codes have at most "
                     f"{_MAX_CODES:,}: choose the encoder encoders.OneHot (with its num_values) or "
                     "tables.Table (a learnt row of each value)"
                 )
-            leaf = leaf if leaf.ndim == 3 else leaf[..., None]  # [T, B, K * D]
-            return layers.one_hot(leaf, np.tile(sizes, leaf.shape[-1] // len(sizes)))
+            return sizes
 
-        if getattr(self.encoder, "reads_integers", False):
-            return observation
         spec = encoders.without_mask(self.spec.observation)
-        return jax.tree_util.tree_map_with_path(coded, spec, observation)
+        return jax.tree_util.tree_map_with_path(sizes_of, spec)
 
     def _packed(self, observation: types.PyTree) -> types.PyTree:
         return jax.tree.map(layouts.pack, observation) if self.packs_frames else observation
@@ -199,14 +214,15 @@ class Torso(nn.Module):
 
     Attributes:
       encoder: module of `agents.networks.encoders`, from `[N, ...]` to `[N, F]`.
-      core: module of `agents.networks.cores`, from `[T, B, F]` to `[T, B, F']`.
+      core: module of `agents.networks.cores`, from `[T, B, F]` to `[T, B, F']`; None for none.
     """
 
     encoder: nn.Module
-    core: nn.Module
+    core: nn.Module | None = None
 
     def __post_init__(self):
-        if not hasattr(self.core, "initial_state") or hasattr(self.encoder, "initial_state"):
+        is_core = self.core is None or hasattr(self.core, "initial_state")
+        if not is_core or hasattr(self.encoder, "initial_state"):
             encoder, core = map(errors.path_of, (self.encoder, self.core))
             raise errors.UserError(
                 "expected modules of agents.networks.encoders and agents.networks.cores, got "
@@ -220,7 +236,7 @@ class Torso(nn.Module):
         return getattr(self.encoder, "packs_frames", False)
 
     def initial_state(self, batch_size: int) -> Any:
-        return self.core.initial_state(batch_size)
+        return () if self.core is None else self.core.initial_state(batch_size)
 
     def __call__(self, state, observation, first):
         """Returns features `[T, B, F']` and the state after them."""
@@ -232,8 +248,9 @@ class Torso(nn.Module):
             return x.reshape(length * batch, *x.shape[2:])
 
         rows = jax.tree.map(row, observation)
-        features = self.encoder(rows)
-        features, state = self.core(state, features.reshape(length, batch, -1), first)
+        features = self.encoder(rows).reshape(length, batch, -1)
+        if self.core is not None:
+            features, state = self.core(state, features, first)
         return features.astype(jnp.float32), state  # also where the compute dtype is bfloat16
 
 
@@ -310,7 +327,7 @@ def actor_critic(
         ()`, `ResidualImage`, `DeepSets`) and there is no core; 1 for a dense layer.
     """
     errors.require_types(actor_critic, locals())
-    torso = Torso(encoder or encoders.MLP(), core or cores.FeedForward())
+    torso = Torso(encoder or encoders.MLP(), core)
     require_cells(num_cells, core=core)
     torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
     module = ActorCriticModule(head, torsos, num_cells)

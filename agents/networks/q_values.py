@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from agents.networks import cores, encoders, layers
+from agents.networks import encoders, layers
 from agents.networks import network as networks
 from podracers import environment, errors
 
@@ -119,7 +119,7 @@ def q_network(
       num_cells: see `networks.actor_critic`; it needs no `head_hidden_sizes`, which mix cells.
     """
     errors.require_types(q_network, locals())
-    torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
+    torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core)
     sizes = tuple(head_hidden_sizes)
     networks.require_cells(num_cells, core=core, head_hidden_sizes=sizes)
     module = QModule(num_actions, torso, dueling, sizes, num_atoms, noisy, num_cells)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from dm_env import specs
 
-from agents.networks import cores, encoders, heads, layers
+from agents.networks import encoders, heads, layers
 from agents.networks import network as networks
 from podracers import environment, errors, types
 
@@ -222,10 +222,14 @@ class CriticModule(nn.Module):
         return self(self.encode(observation), action)
 
 
-class _Frames(cores.FeedForward):
+class _Frames(nn.Module):
     """Module without parameters that returns stacked frames."""
 
-    initial_states = cores.FeedForward.initial_state
+    def initial_states(self, batch_size):
+        return ()
+
+    def __call__(self, states, observation, first):
+        return observation, states
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -281,17 +285,17 @@ class SACNetwork:
 
     def encode(self, critic: types.PyTree, observation: types.PyTree) -> types.PyTree:
         """Returns features `[N, ...]`."""
-        return layers.apply(self.critic, critic, observation, method="encode")
+        return networks.apply(self.critic, critic, observation, method="encode")
 
     def outputs(self, policy: types.PyTree, features: types.PyTree) -> jax.Array:
         """Returns the policy's outputs `[N, num_outputs]`."""
-        return layers.apply(self.policy, policy, features)
+        return networks.apply(self.policy, policy, features)
 
     def values(
         self, critic: types.PyTree, features: types.PyTree, action: jax.Array | None
     ) -> jax.Array:
         """Returns `[C, N, num_values]`."""
-        return layers.apply(self.critic, critic, features, action)
+        return networks.apply(self.critic, critic, features, action)
 
 
 def sac_network(

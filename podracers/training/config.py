@@ -36,10 +36,11 @@ SHIPPED = ROOT / "podracers"  # holds `gin`, in a checkout and where the project
 # Folders that are searched for gin files, in this order.
 FOLDERS = ("", *map(str, (SHIPPED, SHIPPED / "gin", SHIPPED / "gin" / "experiments", ROOT)))
 PACKAGES = ("agents", "environments", "podracers")
-# Imports of earlier configurations, in this order, and those of today.
+# Text of earlier configurations, in this order, and its form today.
 _MOVED = {
     "training import weights_and_biases as ": "training import loggers as ",
     "training import weights_and_biases": "training import loggers as weights_and_biases",
+    "@cores.FeedForward()": "None",
 }
 _MACRO, _CONSTANT = "gin.macro", "gin.constant"
 _LOCK = threading.RLock()  # guards gin's state, which all threads share

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from agents import options
 from agents.meta.rules import interface
-from agents.networks import cores, layers
+from agents.networks import cores
+from agents.networks import network as networks
 from podracers import types
 
 
@@ -128,7 +129,7 @@ class Rule:
         chex.assert_rank([window.reward, window.prediction], [2, 3])
         chex.assert_equal_shape(window[:4])
         chex.assert_equal_shape_prefix(window, 2)
-        return layers.apply(_Network(self), params, window)
+        return networks.apply(_Network(self), params, window)
 
     @property
     def costs(self) -> dict[str, float]:

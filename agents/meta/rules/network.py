@@ -81,7 +81,7 @@ def rule_network(
       model_hidden_sizes: sizes of the rectified layers between the LSTM and each of its outputs.
     """
     errors.require_types(rule_network, locals())
-    torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core or cores.FeedForward())
+    torso = networks.Torso(encoder or encoders.MLP(activation="relu"), core)
     num_actions = spec.num_actions
     module = _Module(
         outputs, num_actions, torso, linear_size, model_size, tuple(model_hidden_sizes)

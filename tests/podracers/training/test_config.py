@@ -84,7 +84,7 @@ MISTAKES = {
     "catch.Catch.rows = 3.5": ("Catch.rows", "3.5"),
     "Experiment.environment = @TimeLimit\nTimeLimit.environment = @Catch\n"
     "TimeLimit.max_episode_steps = 'x'": ("TimeLimit.max_episode_steps",),
-    "TOTAL_STEPS = @cores.FeedForward()": ("Experiment.total_steps", "FeedForward"),
+    "TOTAL_STEPS = @cores.LSTM()": ("Experiment.total_steps", "LSTM"),
     "actor_critic.encoder = 'MLP'": ("actor_critic.encoder", "Module", "'MLP'"),
     "actor_critic.encoder = @cores.LSTM()": ("PPO.network", "encoder = ", "cores.LSTM"),
     "actor_critic.core = @encoders.MLP()": ("PPO.network", "core = agents.networks.encoders.MLP"),
@@ -218,6 +218,12 @@ def test_short_names_long_names_and_parts_that_no_file_names(tiny):
         assert (parts.environment.spec.name, parts.agent.gamma) == ("CartPole", 0.5)
     loaded = experiment.load([tiny], ["catch.Catch.rows = 4", "Catch.columns = 3"])
     assert loaded.build().environment.spec.observation.shape == (4, 3, 1)
+
+
+def test_the_core_without_a_memory_of_earlier_versions_is_none(tiny, write):
+    core = "networks.actor_critic.core = @cores.FeedForward()"
+    file = write(f"from agents import networks\nfrom agents.networks import cores\n{core}")
+    assert experiment.load([tiny, file], []).build().agent.net.module.torsos[0].core is None
 
 
 def test_scopes_are_no_circle(tiny):
