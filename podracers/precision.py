@@ -5,15 +5,20 @@ import dataclasses
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 
 from podracers import errors
 
 _MATMULS = (None, "default", "high", "highest")
 _COMPUTE_DTYPES = ("float32", "bfloat16")
 
-# `compute_dtype.value` is the dtype of encoders and cores in the program that is being traced. As
-# JAX's own precision, it is part of the key of `jax.jit`'s cache of traces.
-compute_dtype = jax.make_user_context(_COMPUTE_DTYPES[0])
+# As JAX's own precision, it is part of the key of `jax.jit`'s cache of traces.
+_compute_dtype = jax.make_user_context(_COMPUTE_DTYPES[0])
+
+
+def compute_dtype() -> jnp.dtype:
+    """Returns the dtype of encoders and cores in the program that is being traced."""
+    return jnp.dtype(_compute_dtype.value)
 
 
 def require_32_bits() -> None:
@@ -51,7 +56,7 @@ class Precision:
         The context also decorates functions: `jax.jit(precision.tracing()(function))`.
         """
         with contextlib.ExitStack() as stack:
-            stack.enter_context(compute_dtype(self.compute_dtype))
+            stack.enter_context(_compute_dtype(self.compute_dtype))
             if self.matmul is not None:
                 stack.enter_context(jax.default_matmul_precision(self.matmul))
             yield

@@ -200,7 +200,7 @@ class Conv(nn.Module):
         shape = (self.kernel, self.kernel, channels, self.features)
         kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        dtype = precision.compute_dtype.value
+        dtype = precision.compute_dtype()
         kernel, bias = kernel.astype(dtype), bias.astype(dtype)
         return layouts.convolve(images, kernel, bias, self.stride, self.padding, self.pool)
 
@@ -224,4 +224,4 @@ def as_floats(values: jax.Array) -> jax.Array:
     floats = values.astype(jnp.float32)
     if values.dtype == jnp.uint8:
         floats = floats / 255.0
-    return floats.astype(precision.compute_dtype.value)
+    return floats.astype(precision.compute_dtype())

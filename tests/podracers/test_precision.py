@@ -74,11 +74,11 @@ def test_runners_and_evaluations_trace_the_agent_with_their_precision():
     ):
         assert ("bfloat16", "bfloat16") in _dtypes(program.jaxpr.jaxpr, "dot_general")
         assert "Precision.HIGHEST" in str(program.jaxpr)
-        assert precision.compute_dtype.value == "float32"  # the context has ended
+        assert precision.compute_dtype() == jnp.float32  # the context has ended
 
 
 def test_another_precision_is_another_trace():
-    program = jax.jit(lambda x: x.astype(precision.compute_dtype.value))
+    program = jax.jit(lambda x: x.astype(precision.compute_dtype()))
     assert program(1.0).dtype == jnp.float32
     with BFLOAT16.tracing():
         assert program(1.0).dtype == jnp.bfloat16
