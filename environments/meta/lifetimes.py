@@ -43,7 +43,9 @@ class FixedTask:
     seed: int = 0
 
     def __post_init__(self):
-        object.__setattr__(self, "family", _family(self.tasks))
+        family = _family(self.tasks)
+        for name in ("tasks", "family"):  # a copy by `dataclasses.replace` has the same family
+            object.__setattr__(self, name, family)
         errors.require_count(self, "seed", least=0)
 
     @property
@@ -90,7 +92,9 @@ class Mixture:
     made: tuple[tasks.TaskFamily, ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
-        object.__setattr__(self, "made", tuple(map(_family, self.families)))
+        made = tuple(map(_family, self.families))
+        for name in ("families", "made"):  # a copy by `dataclasses.replace` has the same families
+            object.__setattr__(self, name, made)
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -211,7 +215,9 @@ class Lifetimes:
     max_periods: int = 400
 
     def __post_init__(self):
-        object.__setattr__(self, "family", _family(self.tasks))
+        family = _family(self.tasks)
+        for name in ("tasks", "family"):  # a copy by `dataclasses.replace` has the same family
+            object.__setattr__(self, name, family)
         errors.require_count(self, "num_envs", "period", "min_periods")
         errors.require_count(self, "max_periods", least=self.min_periods)
         if self.period * self.min_periods < 2:

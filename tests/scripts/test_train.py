@@ -166,13 +166,13 @@ class PPOKL(ppo.PPO):
 @pytest.mark.slow
 def test_a_users_variant_of_an_agent_keeps_the_settings_of_its_base(tmp_path, config, run):
     """An agent from outside of the project, in a run that is resumed and loaded."""
-    module, path = tmp_path / "my_ppo.py", tmp_path / "run"
+    module, path = tmp_path / "own_ppo.py", tmp_path / "run"
     module.write_text(VARIANT)
     file = tmp_path / "ppokl.gin"
     file.write_text(
-        f"from __gin__ import dynamic_registration\nimport my_ppo\nfrom agents import ppo\n"
+        f"from __gin__ import dynamic_registration\nimport own_ppo\nfrom agents import ppo\n"
         f"from podracers.training import experiment\ninclude '{config}'\nTOTAL_STEPS = 128\n"
-        "ppo.PPO.reward_scale = 0.5\nexperiment.Experiment.agent = @my_ppo.PPOKL\n"
+        "ppo.PPO.reward_scale = 0.5\nexperiment.Experiment.agent = @own_ppo.PPOKL\n"
     )
 
     def check(steps, **expected):
@@ -196,7 +196,7 @@ def test_a_users_variant_of_an_agent_keeps_the_settings_of_its_base(tmp_path, co
         assert resumed.returncode == 0, resumed.stderr
         assert "changed: PPO.entropy_cost: 0.01 -> 0.02" in resumed.stdout
         check(192, entropy_cost=0.02)
-    sys.modules.pop("my_ppo")
+    sys.modules.pop("own_ppo")
 
 
 @pytest.mark.slow

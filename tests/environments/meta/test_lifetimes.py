@@ -1,5 +1,7 @@
 """Lifetimes: random tasks, episodes within them, and lengths that differ."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,16 @@ def _stream():
     factory = jax_host.JaxHostEnvironment(candidate)
     host = factory.make(jax.random.key(0), np.arange(NUM_STREAMS, dtype=np.int32), 1)
     return host_contract.record(host, factory.spec, 80).timestep
+
+
+def test_copies_have_the_same_tasks():
+    """A class is called once: later gin may have other bindings."""
+    fixed = lifetimes.FixedTask(tabular_grids.TabularGrids)
+    assert dataclasses.replace(fixed, seed=1).family is fixed.family
+    many = lifetimes.Lifetimes(delayed_chains.DelayedChains)
+    assert dataclasses.replace(many, period=8).family is many.family
+    mixture = lifetimes.Mixture((delayed_chains.DelayedChains,))
+    assert dataclasses.replace(mixture).made == mixture.made
 
 
 def test_lifetimes_begin_with_periods_and_end_apart(stream):
