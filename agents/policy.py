@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import inputs, networks, optimization, options, preprocessing
+from agents import inputs, networks, optimization, options, preprocessing, returns
 from agents.networks import encoders, heads
 from podracers import environment, types
 
@@ -150,3 +150,24 @@ class ActorCritic(options.Learning):
         """
         timestep = self.preprocess.apply_to_rollout(normalizer, rollout.timestep)
         return self._inputs.of_rollout(rollout._replace(timestep=timestep))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class GeneralizedAdvantage(ActorCritic):
+    """An actor-critic that learns from generalised advantages, `returns.gae`.
+
+    Attributes:
+      gae_lambda: trace parameter of the advantages.
+    """
+
+    gae_lambda: float = options.fraction(0.95)
+
+    def targets(self, timestep: types.TimeStep, values: jax.Array) -> returns.Targets:
+        """Returns the targets and advantages `[T, B]`, before an agent normalises the advantages.
+
+        Args:
+          timestep: `[T + 1, B]`, with rewards to learn from.
+          values: `[T + 1, B]` of the same time steps.
+        """
+        advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
+        return returns.Targets(advantage + values[:-1], advantage)

@@ -26,16 +26,15 @@ from podracers import parallel, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PPO(policy.ActorCritic, options.Adam):
+class PPO(policy.GeneralizedAdvantage, options.Adam):
     """Proximal policy optimisation with generalised advantages.
 
-    `policy.ActorCritic` describes the options that are not listed here.
+    `policy.GeneralizedAdvantage` describes the options that are not listed here.
 
     Attributes:
       entropy_cost_final: end of its linear schedule over `anneal_steps`; None if constant.
       normalize_rewards: whether rewards are divided by the standard deviation of all discounted
         returns so far, and clipped at 10, before they are scaled.
-      gae_lambda: trace parameter of the advantages.
       epochs: passes over each rollout.
       clip_epsilon: distance from 1 at which the ratio of policies is clipped.
       clip_epsilon_final: end of its linear schedule over `anneal_steps`; None if constant.
@@ -51,7 +50,6 @@ class PPO(policy.ActorCritic, options.Adam):
     entropy_cost_final: float | None = options.non_negative(None)
     normalize_rewards: bool = False
     adam_epsilon: float = 1e-5
-    gae_lambda: float = options.fraction(0.95)
     epochs: int = options.count(4, most=10_000)
     clip_epsilon: float = options.positive(0.2)
     clip_epsilon_final: float | None = options.non_negative(None)
@@ -98,16 +96,6 @@ class PPO(policy.ActorCritic, options.Adam):
         )
         learner = policy.Learner(train_state, normalizer, learner.update + 1)
         return types.AgentState(learner, memory), metrics
-
-    def targets(self, timestep: types.TimeStep, values: jax.Array) -> returns.Targets:
-        """Returns the targets and advantages `[T, B]`, before advantages are normalised.
-
-        Args:
-          timestep: `[T + 1, B]`, with rewards to learn from.
-          values: `[T + 1, B]` of the same time steps.
-        """
-        advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
-        return returns.Targets(advantage + values[:-1], advantage)
 
     def _batch(
         self, params: types.PyTree, core: Any, timestep: types.TimeStep, extras: policy.Extras

@@ -43,10 +43,10 @@ class Params(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class VMPO(policy.ActorCritic, options.Adam):
+class VMPO(policy.GeneralizedAdvantage, options.Adam):
     """V-MPO with lambda-returns.
 
-    `policy.ActorCritic` describes the options that are not listed here.
+    `policy.GeneralizedAdvantage` describes the options that are not listed here.
 
     Attributes:
       num_minibatches: gradient steps of each pass over a rollout; each weights its own better half.
@@ -125,16 +125,6 @@ class VMPO(policy.ActorCritic, options.Adam):
         learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.epochs))
         metrics = jax.tree.map(jnp.sum, metrics)
         return types.AgentState(learner.observe(rollout, self.preprocess), ()), metrics
-
-    def targets(self, timestep: types.TimeStep, values: jax.Array) -> returns.Targets:
-        """Returns the targets and advantages `[T, B]`.
-
-        Args:
-          timestep: `[T + 1, B]`, with rewards to learn from.
-          values: `[T + 1, B]` of the same time steps.
-        """
-        advantage = returns.gae(timestep, values, self.gamma, self.gae_lambda)
-        return returns.Targets(advantage + values[:-1], advantage)
 
     def loss(
         self, params: Params, minibatch: tuple[policy.Batch, Any], context: optimization.Context
