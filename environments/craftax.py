@@ -7,6 +7,7 @@ https://arxiv.org/abs/2402.16801. The package is imported lazily; its import cre
 import dataclasses
 import functools
 import importlib
+import math
 import types as python_types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -39,8 +40,9 @@ class Craftax:
     """A Craftax environment under the contract.
 
     Craftax's `done` joins death, the last boss and the time limit; here only `max_timesteps`
-    truncates, and a death in the last step terminates. Symbolic observations are a vector of
-    floats, of pixels an image of bytes.
+    truncates, and a death in the last step terminates. The vector of a symbolic observation is
+    split without loss: `map`, the zeros and ones of the cells in view as bool `[H, W, C]`, and
+    `vector`, the other floats. Pixels are an image of bytes `[H, W, 3]`.
 
     Attributes:
       name: one of `NAMES`.
@@ -56,11 +58,14 @@ class Craftax:
     @functools.cached_property
     def spec(self) -> environment.EnvironmentSpec:
         inner, params = self._built
-        with adaptors.options_of(self.name, self.options), jax.ensure_compile_time_eval():
-            shape = jax.eval_shape(lambda key: inner.reset_env(key, params), jax.random.key(0))[0]
-        observation = specs.Array(shape.shape, np.float32)
-        if "Pixels" in self.name:
-            observation = specs.BoundedArray(shape.shape, np.uint8, 0, 255)
+        # Tracing `reset` would take seconds.
+        shape = inner.observation_space(params).shape
+        observation = specs.BoundedArray(shape, np.uint8, 0, 255)
+        if self._map_shape:
+            observation = {
+                "map": specs.Array(self._map_shape, bool),
+                "vector": specs.Array((shape[0] - math.prod(self._map_shape),), np.float32),
+            }
         action = specs.DiscreteArray(inner.num_actions, name="action")
         return environment.EnvironmentSpec(self.name, observation, action, params.max_timesteps)
 
@@ -92,7 +97,7 @@ class Craftax:
         # The first access may be under a trace, and the package creates arrays.
         with jax.ensure_compile_time_eval():
             return _make(self.name, self.options)
-    
+
     @functools.cached_property
     def _draw(self) -> Callable[[Any], jax.Array]:
         with jax.ensure_compile_time_eval():
@@ -105,9 +110,22 @@ class Craftax:
         game = "craftax_classic" if "Classic" in self.name else "craftax"
         return importlib.import_module(f"craftax.{game}.{name}")
 
-    def _observe(self, observation: jax.Array) -> jax.Array:
-        is_image = "Pixels" in self.name
-        return _as_bytes(255.0 * observation) if is_image else observation.astype(jnp.float32)
+    @functools.cached_property
+    def _map_shape(self) -> tuple[int, ...] | None:
+        """Height, width and channels of the map in symbolic observations; None for pixels."""
+        if "Pixels" in self.name:
+            return None
+        return self._module("envs.craftax_symbolic_env").get_map_obs_shape()
+
+    def _observe(self, observation: jax.Array) -> types.PyTree:
+        """Returns an observation of the contract for Craftax's floats."""
+        if not self._map_shape:
+            return _as_bytes(255.0 * observation)
+        cells, vector = jnp.split(observation, [math.prod(self._map_shape)])
+        return {
+            "map": cells.reshape(self._map_shape).astype(bool),
+            "vector": vector.astype(jnp.float32),
+        }
 
 
 def _make(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
