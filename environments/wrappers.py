@@ -295,7 +295,7 @@ class Searchable(Wrapper):
         """Returns the time step and the packed state after an action; see `EnvironmentModel`."""
         inner, timestep = self.inner.step(self._unpack(state), action)
         observation = environment.without_state(_with_state(timestep.observation, ()))
-        return timestep._replace(observation=observation), self._pack(inner)
+        return timestep._replace(observation=observation, metrics={}), self._pack(inner)
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         return timestep._replace(observation=_with_state(timestep.observation, self._pack(state)))
