@@ -14,6 +14,7 @@ from jumanji.environments.routing.sokoban import generator as sokoban
 from environments import (
     brax,
     catch,
+    craftax,
     envpool,
     gymnasium,
     gymnax,
@@ -30,6 +31,7 @@ OWN = "tests.environments.own_games:Own/"
 _BOX, _LARGE = spaces.Box(-1, 1), spaces.Discrete(2**40)
 _jumanji, _gymnasium, _envpool = jumanji.Jumanji, gymnasium.Gymnasium, envpool.EnvPool
 _xminigrid = xminigrid.XMiniGrid
+_craftax = craftax.Craftax
 _chains, _grids = delayed_chains.DelayedChains, tabular_grids.TabularGrids
 _lifetimes = functools.partial(lifetimes.Lifetimes, _grids(("small",)))
 
@@ -65,6 +67,9 @@ MISTAKES = [
     (_xminigrid, ("MiniGrid-Empty-5x5", {"ruleset": 3}), "no option 'ruleset'"),
     (_xminigrid, (XLAND,), "has no goal without rules: expected the option {'ruleset': (BENCHMARK"),
     (_xminigrid, (XLAND, {"ruleset": ("trivial", 0)}), "no benchmark 'trivial'; did you mean 'tri"),
+    (_craftax, ("Craftax-Symbolc-v1",), "no environment 'Craftax-Symbolc-v1'; did you mean 'Craf"),
+    (_craftax, ("Craftax-Symbolic-v1", {"max_timestep": 3}), "'max_timesteps'"),
+    (_craftax, ("Craftax-Symbolic-v1", {"day_length": "x"}), "day_length: expected int, got 'x'"),
     (_jumanji, ("Snak-v1",), "'Snake-v1'"),
     (_jumanji, ("Snake-v1", {"time_limt": 3}), "'time_limit'"),
     (_jumanji, ("Snake-v1", {"num_rows": -3}), "num_rows"),
@@ -160,7 +165,7 @@ MISTAKES = [
 ]
 
 
-OPTIONAL = (brax.Brax, gymnax.Gymnax, _xminigrid)
+OPTIONAL = (brax.Brax, _craftax, gymnax.Gymnax, _xminigrid)
 
 
 @pytest.mark.parametrize(("make", "arguments", "words"), MISTAKES)
