@@ -3,7 +3,7 @@
 import pytest
 
 from agents import muzero, ppo
-from environments import probes
+from environments import probes, xminigrid
 from podracers import runner, sebulba
 from tests import contract, streams
 
@@ -38,7 +38,7 @@ def _assert_same(actual, expected, tolerance: float = 1e-4) -> None:
 
 FAST = ("ppo", "dqn")  # without and with a replay
 SLOW = ("ppo_scaled", "ppo_gru_frames", "impala_lstm", "vmpo", "vmpo_continuous", "pqn_gru")
-SLOW += ("rainbow", "r2d2", "sac", "muzero")
+SLOW += ("rainbow", "r2d2", "sac", "muzero", "ppo_asymmetric", "sac_asymmetric")
 
 
 @pytest.mark.exact  # on one backend
@@ -109,3 +109,20 @@ def test_both_runners_report_the_numbers_of_each_episode_that_ended():
     other = _sebulba(agent, probe, **several)
     assert _reports(contract.run(other, 4)) == expected
     other.close()
+
+
+SUITES = {
+    "xminigrid": lambda: xminigrid.XMiniGrid("MiniGrid-Empty-5x5", {"max_steps": 5}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.exact
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_in_jax_is_the_same_under_both_runners(name):
+    pytest.importorskip(name)
+    environment = SUITES[name]()
+    agent = ppo.PPO(environment.spec, network=contract.tiny_network(), num_minibatches=2)
+    _assert_same(
+        _results(_sebulba(agent, environment), 2), _results(_anakin(agent, environment), 2)
+    )
