@@ -11,7 +11,18 @@ from dm_env import specs
 from gymnasium import spaces
 from jumanji.environments.routing.sokoban import generator as sokoban
 
-from environments import brax, catch, envpool, gymnasium, gymnax, jumanji, probes, wrappers
+from environments import (
+    brax,
+    cartpole,
+    catch,
+    envpool,
+    gymnasium,
+    gymnax,
+    jumanji,
+    probes,
+    randomized,
+    wrappers,
+)
 from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import contract, environment, errors
 
@@ -19,6 +30,7 @@ OWN = "tests.environments.own_games:Own/"
 _BOX, _LARGE = spaces.Box(-1, 1), spaces.Discrete(2**40)
 _jumanji, _gymnasium, _envpool = jumanji.Jumanji, gymnasium.Gymnasium, envpool.EnvPool
 _chains, _grids = delayed_chains.DelayedChains, tabular_grids.TabularGrids
+_randomized = functools.partial(randomized.Randomized, cartpole.CartPole)
 _lifetimes = functools.partial(lifetimes.Lifetimes, _grids(("small",)))
 
 
@@ -132,6 +144,33 @@ MISTAKES = [
     (wrappers.TimeLimit, (wrappers.Searchable(catch.Catch), 9), "outermost wrapper"),
     (wrappers.FlattenAction, (catch.Catch,), "multi-discrete"),
     (wrappers.FlattenAction, (_Parts,), "Parts: number of joint actions: expected at most 21474"),
+    *(
+        (_randomized, (ranges,), words)
+        for ranges, words in (
+            ({}, "Randomized.ranges: expected one parameter or more, got none"),
+            ({"gravty": (0.5, 2.0)}, "has no float parameter 'gravty'; did you mean 'gravity'?"),
+            ({"max_episode_steps": (0.5, 2.0)}, "'max_episode_steps'; known: cart_mass, force, gr"),
+            ({"gravity": (2.0, 0.5)}, "['gravity']: expected factors (lowest, highest), finite"),
+            ({"gravity": (0.5, float("nan"))}, "got (0.5, nan)"),
+            ({"gravity": (0.5, 1e39)}, "got (0.5, 1e+39)"),
+            ({"gravity": (-1.0, 1.0)}, "got (-1.0, 1.0)"),
+            ({"gravity": 1.1}, "Randomized.ranges: expected"),
+        )
+    ),
+    *(
+        (randomized.Randomized, (other, {"body_mass": (0.5, 2.0)}), words)
+        for other, words in (
+            (jumanji.Jumanji("Snake-v1"), "Snake-v1 (environments.jumanji.Jumanji) has no param"),
+            (gymnax.Gymnax("CartPole-v1"), "CartPole-v1 (environments.gymnax.Gymnax) has no para"),
+            (catch.Catch, "Catch (environments.catch.Catch) has no parameters"),
+            (envpool.EnvPool("CartPole-v1"), "expected a JAX environment, got a host environment"),
+            (brax.Brax("fast"), "fast (environments.brax.Brax) has no parameters"),
+            (
+                brax.Brax("inverted_pendulum", {"backend": "spring"}),
+                "no float parameter 'body_mass'",
+            ),
+        )
+    ),
     (wrappers.StickyActions, (catch.Catch, 1.0), "repeat_probability"),
     (wrappers.StickyActions, (probes.MaskedAction, 0.1), "has an action mask"),
 ]
@@ -143,8 +182,9 @@ def test_a_mistake_is_one_line(make, arguments, words, monkeypatch):
         raise OSError("no network\nin tests")
 
     monkeypatch.setattr(sokoban, "hf_hub_download", refuse)
-    if make in (brax.Brax, gymnax.Gymnax):
-        pytest.importorskip(make.__name__.lower())
+    for kind in (make, *map(type, arguments)):
+        if kind in (brax.Brax, gymnax.Gymnax):
+            pytest.importorskip(kind.__name__.lower())
     with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
         _ = make(*arguments).spec
     assert "\n" not in str(caught.value)
