@@ -194,8 +194,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
       known: every valid name.
 
     Returns:
-      `"; did you mean 'a' or 'b'?"`; or `"; known: a, b, c"` where none is near and few are known. Of
-      many, those that contain `name` count as near.
+      `"; did you mean 'a' or 'b'?"`; or `"; known: a, b, c"` where none is near and few are known.
+      Of many, those that contain `name` count as near.
     """
     name, lower = name.lower(), {each.lower(): each for each in sorted(known)}
     without_prefix = [each for each in lower if each.endswith(f"/{name}")]
