@@ -12,6 +12,7 @@ from environments import (
     brax,
     cartpole,
     catch,
+    craftax,
     envpool,
     gridworld,
     gymnasium,
@@ -46,6 +47,7 @@ def environments() -> list[environment.Environment]:
         *(cartpole.CartPole(), catch.Catch(), gridworld.GridWorld(), pendulum.Pendulum()),
         *(probes.Bandit(), wrappers.TimeLimit(catch.Catch), wrappers.Searchable(catch.Catch)),
         *(brax.Brax("ant"), gymnax.Gymnax("CartPole-v1"), jumanji.Jumanji("Snake-v1")),
+        craftax.Craftax("Craftax-Symbolic-v1"),
         *(lifetimes.Lifetimes(family) for family in families),
     ]
 

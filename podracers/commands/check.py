@@ -26,7 +26,9 @@ from podracers import agent_contract, contract, environment, errors, host_contra
 from podracers.commands import command_line
 from podracers.training import config
 
-_ADAPTORS = {name.lower(): name for name in ("Gymnasium", "EnvPool", "Jumanji", "Gymnax", "Brax")}
+_ADAPTORS = {
+    name.lower(): name for name in ("Gymnasium", "EnvPool", "Jumanji", "Gymnax", "Brax", "Craftax")
+}
 
 
 def main() -> int:

@@ -11,13 +11,24 @@ from dm_env import specs
 from gymnasium import spaces
 from jumanji.environments.routing.sokoban import generator as sokoban
 
-from environments import brax, catch, envpool, gymnasium, gymnax, jumanji, probes, wrappers
+from environments import (
+    brax,
+    catch,
+    craftax,
+    envpool,
+    gymnasium,
+    gymnax,
+    jumanji,
+    probes,
+    wrappers,
+)
 from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import contract, environment, errors
 
 OWN = "tests.environments.own_games:Own/"
 _BOX, _LARGE = spaces.Box(-1, 1), spaces.Discrete(2**40)
 _jumanji, _gymnasium, _envpool = jumanji.Jumanji, gymnasium.Gymnasium, envpool.EnvPool
+_craftax = craftax.Craftax
 _chains, _grids = delayed_chains.DelayedChains, tabular_grids.TabularGrids
 _lifetimes = functools.partial(lifetimes.Lifetimes, _grids(("small",)))
 
@@ -42,6 +53,9 @@ MISTAKES = [
     (gymnax.Gymnax, ("SimpleBandit-bsuite", {"num_actions": 2**40}), "SimpleBandit-bsuite"),
     (brax.Brax, ("inverted_pendulm",), "no environment 'inverted_pendulm'; did you mean 'inverted"),
     (brax.Brax, ("inverted_pendulum", {"backend": "sprung"}), "cannot be made with options {'b"),
+    (_craftax, ("Craftax-Symbolc-v1",), "no environment 'Craftax-Symbolc-v1'; did you mean 'Craf"),
+    (_craftax, ("Craftax-Symbolic-v1", {"max_timestep": 3}), "'max_timesteps'"),
+    (_craftax, ("Craftax-Symbolic-v1", {"day_length": "x"}), "day_length: expected int, got 'x'"),
     (_jumanji, ("Snak-v1",), "'Snake-v1'"),
     (_jumanji, ("Snake-v1", {"time_limt": 3}), "'time_limit'"),
     (_jumanji, ("Snake-v1", {"num_rows": -3}), "num_rows"),
@@ -146,7 +160,7 @@ def test_a_mistake_is_one_line(make, arguments, words, monkeypatch):
         raise OSError("no network\nin tests")
 
     monkeypatch.setattr(sokoban, "hf_hub_download", refuse)
-    if make in (brax.Brax, gymnax.Gymnax):
+    if make in (brax.Brax, craftax.Craftax, gymnax.Gymnax):
         pytest.importorskip(make.__name__.lower())
     with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
         _ = make(*arguments).spec
@@ -244,7 +258,7 @@ def test_an_environment_that_cannot_be_filmed_is_one_line(env_id, options, words
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("make", [brax.Brax, gymnax.Gymnax])
+@pytest.mark.parametrize("make", [brax.Brax, craftax.Craftax, gymnax.Gymnax])
 def test_a_missing_package_is_named(make, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(errors.UserError, match=rf"pip install.*{make.__name__.lower()}"):
