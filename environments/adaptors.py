@@ -134,6 +134,8 @@ def options_of(
         errors.require_known(f"{name} has no option", option, options if known is None else known)
     try:
         yield
+    except ImportError as error:  # its message names the library and how to install it
+        raise errors.UserError(f"{name}: {errors.first_line(error)}") from error
     except Exception as error:
         raise errors.UserError(
             f"{name} cannot be made with options {dict(options)}: {errors.one_line(error)}"

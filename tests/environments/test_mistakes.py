@@ -116,6 +116,9 @@ MISTAKES = [
     ),
     (_gymnasium, (f"{OWN}Wrong-v0", {"step": "no seed"}), "expected reset(*, seed=None"),
     (_envpool, ("Pong-v6",), "'Pong-v5'"),
+    (_envpool, ("Reach-v3",), "did you mean 'MetaWorld/Reach-v3' or 'HandReach-v3' or 'Reacher"),
+    (_envpool, ("HalfCheetah",), "'HalfCheetah-v5' or 'HalfCheetah-v4'"),
+    (_envpool, ("ElbowPose",), "ElbowPose1D6MExoFixed-v0' or "),
     (_envpool, ("CartPole-v1", {"stack_num": 1}), "stack_num"),
     *(
         (_envpool, ("Pong-v5", options), message)
