@@ -164,6 +164,11 @@ class Environment(Protocol):
     """Pure environment of one stream, without auto-reset; the runner batches and resets it.
 
     For videos it may have `render(state) -> np.ndarray`, uint8 `[height, width, 3]`, on the host.
+    If evaluations play another form of it, such as one without random parameters, this is its
+    `evaluation_environment`, with states and observations of the same structure. Parameters that
+    `environments.randomized` may change and that are not float options are `parameters`, the
+    nominal values by name; `with_parameters(values)` returns a copy with other values, which may be
+    traced.
     """
 
     @property

@@ -182,6 +182,8 @@ class Run:
             with experiment.configured():
                 for line in runner.describe():
                     self._print_line(line)
+                if parts.evaluator.environment is not parts.environment:
+                    self._print_line("evaluations: with nominal parameters")
                 self._state = runner.init(experiment.seed)
                 if resume:
                     self._restore()
