@@ -38,6 +38,7 @@ def case(agent, network, actions="discrete", masked=True, wrapper=lambda x: x, *
     return agent(candidate.spec, network=network, **options), candidate
 
 
+ASYMMETRIC = {"policy_keys": ("state",), "critic_keys": ("privileged_state",)}
 _tiny_q_network = functools.partial(tiny_network, make=networks.q_network)
 _tiny_sac_network = functools.partial(sac_networks.sac_network, hidden_sizes=(8,))
 _PPO = functools.partial(case, ppo.PPO, learning_rate=0.01, epochs=2, num_minibatches=2)
@@ -124,6 +125,13 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
         clip_epsilon_final=0.0,
         entropy_cost_final=0.0,
     ),
+    "ppo_asymmetric": lambda: _PPO(
+        tiny_network(cores.GRU(8), frame_stack=2, **ASYMMETRIC),
+        "continuous",
+        masked=False,
+        wrapper=streams.Privileged,
+        normalize_observations=True,
+    ),
     "impala": lambda: _IMPALA(tiny_network()),
     "impala_lstm": lambda: _IMPALA(
         tiny_network(cores.LSTM(8)), "continuous", masked=False, num_minibatches=2
@@ -146,6 +154,13 @@ AGENTS: dict[str, Callable[[], tuple[agent_lib.Agent, environment.Environment]]]
     "r2d2": lambda: _R2D2(_tiny_q_network(core=cores.LSTM(8), frame_stack=2, dueling=True)),
     "r2d2_lru": lambda: _R2D2(_tiny_q_network(core=cores.LRU(8))),
     "sac": lambda: _SAC(_tiny_sac_network, "continuous", masked=False, normalize_observations=True),
+    "sac_asymmetric": lambda: _SAC(
+        functools.partial(_tiny_sac_network, frame_stack=2, **ASYMMETRIC),
+        "continuous",
+        masked=False,
+        wrapper=streams.Privileged,
+        normalize_observations=True,
+    ),
     "sac_discrete": lambda: _SAC(
         functools.partial(_tiny_sac_network, frame_stack=3), priority_exponent=0.6
     ),

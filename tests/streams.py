@@ -78,6 +78,33 @@ class RandomEpisodes:
         return {"features": features, environment.ACTION_MASK: mask}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Privileged:
+    """Observations `[3]` of `RandomEpisodes` as two parts, the first without the time.
+
+    Attributes:
+      environment: the environment.
+    """
+
+    environment: RandomEpisodes
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        state, everything = specs.Array((2,), np.float32), specs.Array((3,), np.float32)
+        observation = {"state": state, "privileged_state": everything}
+        return dataclasses.replace(self.environment.spec, observation=observation)
+
+    def reset(self, key):
+        return self._split(*self.environment.reset(key))
+
+    def step(self, state, action):
+        return self._split(*self.environment.step(state, action))
+
+    def _split(self, state, timestep):
+        parts = {"state": timestep.observation[:2], "privileged_state": timestep.observation}
+        return state, timestep._replace(observation=parts)
+
+
 def to_numpy(tree: Any) -> Any:
     """Returns a pytree of NumPy arrays; typed keys as their data."""
 

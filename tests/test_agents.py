@@ -14,6 +14,7 @@ from podracers import agent as agent_lib
 from podracers import environment, metrics, parallel, types
 from podracers import runner as runner_lib
 from tests import contract, documented, golden, streams
+from tests.agents import experience
 
 
 class Subject(NamedTuple):
@@ -33,6 +34,7 @@ SLOW = {
     "anakin": ("ppo_scaled", "impala", "vmpo_continuous", "rainbow", "pqn_gru", "r2d2"),
     "sebulba": ("ppo", "dqn", "ppo_gru_frames", "impala_lstm", "vmpo", "pqn", "sac_discrete"),
 }
+SLOW["sebulba"] += ("ppo_asymmetric",)
 # Numbers of devices besides four. `test_parity` compares Sebulba on one with Anakin on four.
 NUM_DEVICES = {
     ("ppo", "anakin"): (1, 2),
@@ -94,6 +96,51 @@ def test_updates_are_finite_and_change_parameters(subject):
 def test_parameters_are_those_of_the_golden_file(subject, request):
     params = subject.runner.actor_params(subject.history.final)
     golden.check(request.node.callspec.id, params)
+
+
+@pytest.mark.parametrize("name", ["ppo_asymmetric", "sac_asymmetric"])
+def test_policy_and_critics_read_their_own_parts_of_an_observation(name):
+    """With a recurrent state, stacks of frames and normalisation."""
+    agent, candidate = contract.AGENTS[name]()
+    learner = experience.perturbed(experience.zeros(agent), 0.3, seed=1)
+    normalizer = jax.tree.map(lambda x: x + 2.0, learner.normalizer)
+    params, batch = agent.actor_params(learner._replace(normalizer=normalizer)), 3
+    keys = jax.random.split(jax.random.key(0), batch)
+
+    def outputs(observation):
+        """Returns the actions and the values `[T, B, ...]` of observations `[T, B, ...]`."""
+        actor_state, results = agent.init_actor(jnp.arange(batch), batch), []
+        for time in range(3):
+            step_type = jnp.full((batch,), types.MID if time else types.FIRST, jnp.int8)
+            seen = jax.tree.map(lambda x: x[time], observation)  # noqa: B023
+            timestep = types.TimeStep(seen, jnp.zeros(batch), jnp.ones(batch), step_type)
+            action, next_state, extras = agent.act(params, actor_state, timestep, keys, True)
+            if name == "ppo_asymmetric":  # both see the same previous action
+                value, next_state = extras.value, next_state._replace(action=jnp.zeros((batch, 2)))
+            else:
+                preprocessed = agent.preprocess.apply(params.normalizer, timestep)
+                stack, _ = agent.net.observe(actor_state, preprocessed)
+                value = agent.net.values(learner.params.critic, stack, jnp.zeros((batch, 2)))[0]
+            results.append((action, value))
+            actor_state = next_state
+        return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
+
+    rng = np.random.default_rng(0)
+    drawn, other = (
+        jax.tree.map(lambda x: rng.normal(size=(3, batch, *x.shape)).astype("f"), spec)
+        for spec in (candidate.spec.observation,) * 2
+    )
+    parts = ("state", "privileged_state")
+    for index, (read, unread) in enumerate((parts, parts[::-1])):
+        output = jax.jit(lambda x, index=index: outputs(x)[index])
+        expected = output(drawn)
+        streams.assert_same(output(drawn | {unread: other[unread]}), expected)
+        assert np.any(output(drawn | {read: other[read]}) != expected)
+        gradient = jax.jit(jax.grad(lambda x, output=output: output(x).sum()))(drawn)
+        assert np.any(gradient[read]) and not np.any(gradient[unread])
+        # A program of one output does not need the arguments of the other.
+        is_kept = jax.export.export(output)(drawn).module_kept_var_idx
+        assert [sorted(parts)[position] for position in is_kept] == [read]
 
 
 def test_replicas_of_the_learner_are_identical(subject):

@@ -21,6 +21,7 @@ from agents.networks import layers
 from podracers import environment, errors, types
 
 _MAX_CHANNELS = 16  # a side this short holds the channels, if the other axes are twice as long
+_EXTENDED = {"observation", "previous_action", "previous_reward"}  # entries, see `agents.inputs`
 _ACTIVATIONS = ("elu", "gelu", "relu", "silu", "tanh")  # names in `jax.nn`
 
 
@@ -34,6 +35,38 @@ def without_mask(observation: types.PyTree) -> types.PyTree:
 def action_mask(observation: types.PyTree) -> jax.Array | None:
     """Returns the action mask of an observation, or None where it has none."""
     return observation.get(environment.ACTION_MASK) if isinstance(observation, dict) else None
+
+
+def select(observation: types.PyTree, keys: Sequence[str] | None) -> types.PyTree:
+    """Returns the parts `keys` of a dict observation, or everything if they are None.
+
+    The previous action and reward stay beside the parts, see `agents.inputs`; so do features, which
+    are an array.
+    """
+    if keys is None or not isinstance(observation, dict):
+        return observation
+    if set(observation) == _EXTENDED:
+        return observation | {"observation": select(observation["observation"], keys)}
+    return {key: observation[key] for key in keys}
+
+
+def require_parts(spec: environment.EnvironmentSpec, **options: Sequence[str] | None) -> None:
+    """Raises errors.UserError unless the keys that options select are parts of observations.
+
+    Args:
+      spec: environment specification.
+      **options: keys for `select`, by the name of their option.
+    """
+    parts = without_mask(spec.observation)
+    if isinstance(parts, dict) and set(parts) == _EXTENDED:
+        parts = parts["observation"]
+    for option, keys in options.items():
+        if keys is not None and not isinstance(parts, dict):
+            raise errors.UserError(
+                f"{option}: expected None, because {spec.name} observes one array, got {keys!r}"
+            )
+        for key in keys or ():
+            errors.require_known(f"{option}: the observation of {spec.name} has no", key, parts)
 
 
 def split_image(observation: types.PyTree) -> tuple[jax.Array | None, jax.Array | None]:

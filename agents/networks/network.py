@@ -8,7 +8,7 @@ Axis legend: `T` time, `B` streams, `F` features.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import flax.linen as nn
@@ -215,10 +215,12 @@ class Torso(nn.Module):
     Attributes:
       encoder: module of `agents.networks.encoders`, from `[N, ...]` to `[N, F]`.
       core: module of `agents.networks.cores`, from `[T, B, F]` to `[T, B, F']`; None for none.
+      keys: parts of a dict observation that the encoder reads; None for everything.
     """
 
     encoder: nn.Module
     core: nn.Module | None = None
+    keys: Sequence[str] | None = None
 
     def __post_init__(self):
         is_core = self.core is None or hasattr(self.core, "initial_state")
@@ -247,7 +249,7 @@ class Torso(nn.Module):
                 x = x.astype(jnp.int32)
             return x.reshape(length * batch, *x.shape[2:])
 
-        rows = jax.tree.map(row, observation)
+        rows = jax.tree.map(row, encoders.select(observation, self.keys))
         features = self.encoder(rows).reshape(length, batch, -1)
         if self.core is not None:
             features, state = self.core(state, features, first)
@@ -312,6 +314,9 @@ def actor_critic(
     frame_stack: int = 1,
     separate_critic: bool = True,
     num_cells: int = 1,
+    policy_keys: tuple[str, ...] | None = None,
+    critic_keys: tuple[str, ...] | None = None,
+    critic_encoder: nn.Module | None = None,
 ) -> Composed:
     """Returns a network whose output is an `ActorCriticOutput`.
 
@@ -325,13 +330,31 @@ def actor_critic(
       num_cells: number of cells of a grid (or of items) whose actions each follow from their own
         features by shared weights, where the encoder keeps the layout (`CNN` with `hidden_sizes =
         ()`, `ResidualImage`, `DeepSets`) and there is no core; 1 for a dense layer.
+      policy_keys: parts of a dict observation (its outermost keys) that the policy reads; None for
+        everything.
+      critic_keys: the same of the critic, which may read what the policy cannot, as in Pinto et
+        al., "Asymmetric Actor Critic for Image-Based Robot Learning", 2017,
+        https://arxiv.org/abs/1710.06542.
+      critic_encoder: encoder of a separate critic; by default a copy of `encoder`.
     """
     errors.require_types(actor_critic, locals())
-    torso = Torso(encoder or encoders.MLP(), core)
+    encoders.require_parts(spec, policy_keys=policy_keys, critic_keys=critic_keys)
     require_cells(num_cells, core=core)
-    torsos = (torso, torso.clone(_deep_clone=True)) if separate_critic else (torso,)
-    module = ActorCriticModule(head, torsos, num_cells)
-    return Composed(spec, module, frame_stack, torso.encoder, torso.packs_frames)
+    torso = Torso(encoder or encoders.MLP(), core, policy_keys)
+    critic = Torso(critic_encoder or torso.encoder, core, critic_keys).clone(_deep_clone=True)
+    is_same = policy_keys == critic_keys and critic_encoder is None
+    if not separate_critic and not is_same:
+        raise errors.UserError(
+            "separate_critic: expected True, because the critic has other keys or another encoder"
+        )
+    if len({getattr(part.encoder, "reads_integers", False) for part in (torso, critic)}) > 1:
+        raise errors.UserError(
+            "critic_encoder: expected one that reads integers (as encoders.OneHot and "
+            "tables.Table do) if and only if the option encoder does"
+        )
+    module = ActorCriticModule(head, (torso, critic) if separate_critic else (torso,), num_cells)
+    packs_frames = torso.packs_frames and critic.packs_frames
+    return Composed(spec, module, frame_stack, torso.encoder, packs_frames)
 
 
 def unroll_after(

@@ -242,6 +242,8 @@ class SACNetwork:
       policy: module, `policy(features)`.
       critic: module, `critic(features, action)`, with a method `encode`.
       frames: network without parameters that stacks frames.
+      policy_keys: parts of a dict observation that the policy reads; None for everything.
+      critic_keys: the same of the critics; equal to `policy_keys` if they share an encoder.
     """
 
     spec: environment.EnvironmentSpec
@@ -249,6 +251,8 @@ class SACNetwork:
     policy: PolicyModule
     critic: CriticModule
     frames: networks.Composed
+    policy_keys: Sequence[str] | None = None
+    critic_keys: Sequence[str] | None = None
 
     def init(self, key: jax.Array, log_temperature: float) -> Params:
         """Returns fresh parameters."""
@@ -257,8 +261,10 @@ class SACNetwork:
         observation, _ = self.frames.step({}, self.initial_core(1), timestep)
         action = jnp.zeros((1, *self.spec.action.shape), self.spec.action.dtype)
         action = self.head.to_critics(action)
-        critic = self.critic.init(critic_key, observation, action, method="everything")["params"]
-        policy = self.policy.init(policy_key, self.encode(critic, observation))["params"]
+        seen = encoders.select(observation, self.critic_keys)
+        critic = self.critic.init(critic_key, seen, action, method="everything")["params"]
+        features = encoders.select(self.encode(critic, observation), self.policy_keys)
+        policy = self.policy.init(policy_key, features)["params"]
         return Params(policy, critic, jnp.asarray(log_temperature, jnp.float32))
 
     def initial_core(self, batch_size: int) -> Any:
@@ -284,17 +290,22 @@ class SACNetwork:
         return {name: value for name, value in critic.items() if name == "encoder"}
 
     def encode(self, critic: types.PyTree, observation: types.PyTree) -> types.PyTree:
-        """Returns features `[N, ...]`."""
+        """Returns features `[N, ...]`, or the observation where there is no encoder."""
+        if self.critic.encoder is None:
+            return observation
+        observation = encoders.select(observation, self.critic_keys)
         return networks.apply(self.critic, critic, observation, method="encode")
 
     def outputs(self, policy: types.PyTree, features: types.PyTree) -> jax.Array:
         """Returns the policy's outputs `[N, num_outputs]`."""
+        features = encoders.select(features, self.policy_keys)
         return networks.apply(self.policy, policy, features)
 
     def values(
         self, critic: types.PyTree, features: types.PyTree, action: jax.Array | None
     ) -> jax.Array:
         """Returns `[C, N, num_values]`."""
+        features = encoders.select(features, self.critic_keys)
         return networks.apply(self.critic, critic, features, action)
 
 
@@ -311,6 +322,8 @@ def sac_network(
     encoder: nn.Module | None = None,
     trunk_size: int | None = None,
     frame_stack: int = 1,
+    policy_keys: tuple[str, ...] | None = None,
+    critic_keys: tuple[str, ...] | None = None,
 ) -> SACNetwork:
     """Returns SAC's network.
 
@@ -328,8 +341,16 @@ def sac_network(
         follows the encoder, one of the policy and one of the critics, as in Kostrikov et al. 2020,
         https://arxiv.org/abs/2004.13649; None for none.
       frame_stack: number of stacked frames; 1 for no stack.
+      policy_keys: parts of a dict observation that the policy reads, see `networks.actor_critic`.
+      critic_keys: the same of the critics; equal to `policy_keys` if they share an encoder.
     """
     errors.require_types(sac_network, locals())
+    encoders.require_parts(spec, policy_keys=policy_keys, critic_keys=critic_keys)
+    if encoder and policy_keys != critic_keys:
+        raise errors.UserError(
+            "encoder: expected None, because policy_keys and critic_keys differ; use policy_body "
+            "and critic_body"
+        )
     body = encoders.MLP(hidden_sizes, activation, layer_norm)
     trunk = encoders.MLP((trunk_size,), "tanh", layer_norm=True) if trunk_size else None
     return SACNetwork(
@@ -338,4 +359,6 @@ def sac_network(
         PolicyModule(head.num_outputs, policy_body or body, trunk),
         CriticModule(head.num_values, critic_body or body, num_critics, encoder, trunk),
         networks.Composed(spec, _Frames(), frame_stack, encoder or (policy_body and critic_body)),
+        policy_keys,
+        critic_keys,
     )

@@ -3,6 +3,7 @@
 import copy
 import functools
 import importlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,16 @@ CASES = {
         DISCRETE,
         {"encoder": encoders.CNN((4,), hidden_sizes=()), "num_cells": 4},
     ),
+    "asymmetric": (
+        MIXED,
+        DISCRETE,
+        {
+            "encoder": SMALL_CNN,
+            "policy_keys": ("board",),
+            "critic_keys": ("inventory",),
+            "critic_encoder": encoders.MLP((8,)),
+        },
+    ),
     "lstm": (VECTOR, DISCRETE, {"core": cores.LSTM(8), "separate_critic": False}),
     "frames": (VECTOR, DISCRETE, {"frame_stack": 4}),
     "frames_lstm": (
@@ -51,7 +62,7 @@ CASES = {
 }
 EVERY = [*list(CASES)[:-1], pytest.param("frames_lstm", marks=pytest.mark.slow)]
 RECURRENT = {"lstm", "frames_lstm"}
-WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn", "cells"}
+WITHOUT_MEMORY = {"mlp", "shared_gaussian", "cnn", "cells", "asymmetric"}
 _assert_close = functools.partial(streams.assert_close, atol=2e-5)
 
 
@@ -277,6 +288,38 @@ def test_a_separate_critic_shares_nothing():
     gradient = jax.jit(jax.grad(lambda p: unroll(p, core, timestep)[0].value.sum()))(params)
     touched = {name for name, tree in gradient.items() if any(map(np.any, jax.tree.leaves(tree)))}
     assert touched == {"torsos_1", "value"}
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (networks.actor_critic, {"critic_keys": ("bord",)}, "MIXED has no 'bord'; did you mean"),
+        (networks.actor_critic, {"policy_keys": ("action_mask",)}, "; known: board, inventory"),
+        (networks.actor_critic, {"policy_keys": "board"}, "policy_keys: expected tuple[str, ...]"),
+        (
+            networks.actor_critic,
+            {"policy_keys": ("board",), "separate_critic": False},
+            "separate_critic: expected True, because the critic has other keys",
+        ),
+        (
+            networks.actor_critic,
+            {"critic_encoder": encoders.OneHot(encoders.MLP(), 2)},
+            "critic_encoder: expected one that reads integers",
+        ),
+        (sac.sac_network, {"policy_keys": ("count",)}, "policy_keys: the observation of MIXED has"),
+        (
+            sac.sac_network,
+            {"policy_keys": ("board",), "encoder": SMALL_CNN},
+            "encoder: expected None, because policy_keys and critic_keys differ",
+        ),
+    ],
+)
+def test_wrong_keys_of_an_observation_are_one_line(make, options, words):
+    spec = environment.EnvironmentSpec("MIXED", MIXED, DISCRETE)
+    head = sac.head_from_spec(spec) if make is sac.sac_network else HEAD
+    with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
+        make(spec, head, **options)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["actor_critic", "q_network", "policy_value"])

@@ -90,6 +90,9 @@ MISTAKES = {
     "actor_critic.core = @encoders.MLP()": ("PPO.network", "core = agents.networks.encoders.MLP"),
     "actor_critic.frame_stack = 100000": ("PPO.network", "frame_stack", "up to 256"),
     "actor_critic.separate_critic = 'no'": ("actor_critic.separate_critic", "bool"),
+    "actor_critic.critic_keys = ('state',)": (
+        "critic_keys: expected None, because Catch observes one array, got ('state',)",
+    ),
     "actor_critic.encoder = @MLP()\nMLP.hidden_sizes = (64, 'x')": ("MLP.hidden_sizes", "'x'"),
     "PPO.anneal_steps = @encoders.CNN()": ("PPO.anneal_steps", "agents.networks.encoders.CNN"),
     "PPO.network = @networks.q_network": ("PPO.network = @agents.networks", "q_network", "int"),
