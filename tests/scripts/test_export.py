@@ -4,13 +4,12 @@ Axis legend: `B` streams, `T` time.
 """
 
 import functools
+import importlib.util
 import json
-import pathlib
 import re
 import sys
 import zipfile
 
-import flax.linen as nn
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -18,16 +17,16 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import alphazero, dqn, networks, ppo, sac
-from agents.networks import cores, encoders
+from agents import alphazero, dqn, networks, ppo, sac, tree_search
+from agents.meta import rules
+from agents.meta.lpg import rule as rule_lib
+from agents.networks import encoders
 from agents.networks import muzero as muzero_networks
-from agents.networks import network as network_lib
 from environments import catch, wrappers
-from podracers import agent as agent_lib
-from podracers import environment, precision, types
+from podracers import environment, errors, precision, types
 from podracers.commands import export
 from podracers.training import trained
-from tests import contract, documented, processes
+from tests import contract, documented, processes, streams
 
 pytestmark = pytest.mark.exact
 
@@ -119,16 +118,13 @@ def _assert_equals_agent(program, batch_sizes=(1, 3, 8)):
                 np.testing.assert_array_equal(leaf, expected[name], name)
             actions.append(action)
     assert np.std(actions) > 0.0
-    return kept, actions
+    return kept
 
 
-def _images():
-    spec = environment.EnvironmentSpec(
-        "images", specs.BoundedArray((44, 44, 1), np.uint8, 0, 255), specs.DiscreteArray(18)
-    )
-    network = functools.partial(
-        networks.q_network, encoder=encoders.NatureCNN(hidden=8), frame_stack=4
-    )
+def _images(encoder, size):
+    image = specs.BoundedArray((size, size, 1), np.uint8, 0, 255)
+    spec = environment.EnvironmentSpec("images", image, specs.DiscreteArray(18))
+    network = functools.partial(networks.q_network, encoder=encoder, frame_stack=4)
     return dqn.DQN(spec, network=network, evaluation_epsilon=0.3), spec
 
 
@@ -137,23 +133,165 @@ def _continuous(agent, **options):
     return agent(spec, normalize_observations=True, **options), spec
 
 
+def _rule_agent():
+    rule = rule_lib.Rule(hidden_size=8, prediction_size=5)
+    network = functools.partial(rules.rule_network, encoder=encoders.MLP((8,)))
+    spec = streams.RandomEpisodes().spec
+    return rules.RuleAgent(spec, load=lambda path: (rule, None), network=network), spec
+
+
 _CASES = {
-    "images": _images,
+    "images": lambda: _images(encoders.CNN((4,), hidden_sizes=(8,)), 6),
     "sac": lambda: _continuous(sac.SAC),
     "sac_sampled": lambda: _continuous(sac.SAC, greedy_evaluation=False),
     "gaussian": lambda: _continuous(ppo.PPO),
+    "rule": _rule_agent,
     "gaussian_greedy": lambda: _continuous(ppo.PPO, greedy_evaluation=True),
 }
-_FAST = ("ppo", "ppo_lstm", "ppo_gru_frames", "r2d2")
+_FAST = ("images", "sac", "ppo_lstm", "r2d2")
 
 
-def _parameters():
-    for name, make in (_CASES | contract.AGENTS).items():
-        is_slow = name not in (*_CASES, *_FAST)
-        yield pytest.param(make, id=name, marks=[pytest.mark.slow] * is_slow)
-
-
-@pytest.mark.parametrize("make", [*_parameters()])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.slow] * (name not in _FAST))
+        for name, make in (contract.AGENTS | _CASES).items()
+    ],
+)
 def test_an_exported_policy_equals_its_agent(make):
     agent, candidate = make()
     _assert_equals_agent(_program(agent, getattr(candidate, "spec", candidate)))
+
+
+@pytest.mark.parametrize("name", ["ppo_asymmetric", "sac_asymmetric"])
+def test_a_policy_reads_its_own_leaves(name):
+    agent, candidate = contract.AGENTS[name]()
+    kept = _assert_equals_agent(_program(agent, candidate.spec), batch_sizes=(2,))
+    assert [*kept.observation] == ["state"]
+    assert not [name for name in kept.state if "privileged" in name or "states/1" in name]
+
+
+def test_programs_have_the_layouts_of_their_platforms():
+    program = _program(*_images(encoders.NatureCNN(hidden=8), 36))
+    frames = {}
+    for platform in ("cpu", "cuda", "tpu"):
+        kept, *programs = program.export(platform, None)
+        assert [exported.platforms for exported in programs] == [(platform,)] * 2
+        frames[platform] = kept.state["actor/frames"]
+    assert not any(isinstance(each.shape[0], int) for each in frames.values())
+    bytes_, words = (np.uint8, (3, 36, 36, 1)), (np.uint32, (3, 9, 9, 4))
+    layouts = {name: (each.dtype, each.shape[1:]) for name, each in frames.items()}
+    assert layouts == {"cpu": bytes_, "cuda": bytes_, "tpu": words}
+
+
+class _Batched(ppo.PPO):
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        np.zeros(timestep.reward.shape)
+        return super().act(params, actor_state, timestep, key, evaluation)
+
+
+def test_a_batch_size_is_fixed_for_code_that_depends_on_it():
+    program = _program(*_continuous(_Batched))
+    with pytest.raises(errors.UserError, match="open batch dimension; fix it by --batch_size"):
+        program.export("cpu", None)
+    _, initial, act = program.export("cpu", 2)
+    assert [each.in_avals[0].shape[0] for each in (initial, act)] == [2, 2]
+
+
+def test_a_search_in_the_environment_is_refused():
+    spec = wrappers.Searchable(catch.Catch).spec
+    network = functools.partial(muzero_networks.policy_value, encoder=encoders.MLP((8,)))
+    search = functools.partial(tree_search.Search, num_simulations=2)
+    program = _program(alphazero.AlphaZero(spec, network=network, search=search), spec)
+    with pytest.raises(errors.UserError, match="AlphaZero searches in the environment"):
+        program.export("cpu", None)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory, run):
+    """A population of two, which normalises observations."""
+    path = tmp_path_factory.mktemp("export") / "run"
+    bindings = (
+        *("TOTAL_STEPS = 64", "NUM_ENVS = 4", "ROLLOUT_LENGTH = 8", "Anakin.population = 2"),
+        *("PPO.epochs = 1", "PPO.num_minibatches = 1", "Experiment.evaluation_max_steps = 2"),
+    )
+    words = [word for binding in bindings for word in ("--gin_bindings", binding)]
+    result = run("train", "--gin_file", "pendulum_ppo.gin", *words, "--run_dir", path)
+    assert result.returncode == 0, result.stderr
+    return path
+
+
+# A robot that repeats its observations, in a process that cannot import the project.
+_ROBOT = """
+import sys
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("podracers", "agents", "environments", "flax", "gin", "chex"):
+            raise ImportError(f"{name} is not part of the policy")
+
+sys.meta_path.insert(0, Refusal())
+import numpy as np
+
+class Robot:
+    observations, actions = np.load("observations.npy"), []
+    is_running = lambda self: len(self.actions) < len(self.observations)
+    observe = lambda self: self.observations[len(self.actions)]
+    move = lambda self, action: self.actions.append(action)
+
+robot = Robot()
+"""
+
+
+def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, tmp_path):
+    words = ("--out", tmp_path / "policy", "--platforms", "cpu", "--member", 1)
+    result = run("export", "--run_dir", run_dir, *words)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.search("for cpu; reads state, observation, first$", result.stdout.strip())
+    about = json.loads(zipfile.ZipFile(tmp_path / "policy").read("policy.json"))
+    assert about["action"] == {"shape": [1], "dtype": "float32", "minimum": -2.0, "maximum": 2.0}
+    assert about["observation"]["shape"] == [3] and about["environment"] == "Pendulum"
+    assert about["agent"] == "agents.ppo.PPO" and about["agent_steps"] == 64
+    assert about["actions"] == "sampled" and about["reads_seed"] and not about["reads_reward"]
+
+    observations = np.random.default_rng(0).normal(size=(T, 3)).astype(np.float32)
+    np.save(tmp_path / "observations.npy", observations)
+    page = documented.program("robot", documented.DOCS / "export.md")
+    end = "np.save('actions.npy', robot.actions)"
+    robot = processes.spawn(
+        [sys.executable, "-c", "\n".join((_ROBOT, page, end))],
+        {"PYTHONPATH": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
+        cwd=tmp_path,
+    )
+    result = processes.finish(robot)
+    assert result.returncode == 0, result.stderr
+
+    policy = trained.load(run_dir)
+    act = jax.jit(functools.partial(policy.parts.agent.act, evaluation=True))
+    params = jax.tree.map(lambda x: x[1], policy.params)
+    state, key = policy.parts.agent.init_actor(jnp.zeros(1, jnp.int32), 1, True), jax.random.key(0)
+    expected = []
+    for time, observation in enumerate(observations):
+        key, act_key = jax.random.split(key)
+        timestep = types.restart(observation)._replace(step_type=np.int8(min(time, types.MID)))
+        timestep = jax.tree.map(lambda x: x[None], timestep)
+        action, state, _ = act(params, state, timestep, act_key[None])
+        expected.append(action[0])
+    np.testing.assert_array_equal(np.load(tmp_path / "actions.npy"), expected)
+
+
+def test_mistakes(run_dir, run, tmp_path, monkeypatch):
+    run_export = functools.partial(run, "export", "--run_dir", run_dir, "--out")
+    out = tmp_path / "policy"
+    no_folder = tmp_path / "no" / "policy"
+    cases = {
+        (out,): "--member: expected a member from 0 to 1, got None",
+        (out, "--member", 2): "--member: expected a member from 0 to 1, got 2",
+        (out, "--platforms", "cpu,cudo"): "there is no platform 'cudo'; did you mean 'cuda'",
+        (no_folder, "--member", 0, "--platforms", "cpu"): f"cannot write '{no_folder}': No such",
+    }
+    for words, phrase in cases.items():
+        processes.assert_mistake(run_export(*words), phrase)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    processes.assert_mistake(run_export(out), "pip install 'podracers[export]'")
+    assert not out.exists()
