@@ -134,25 +134,29 @@ def options_of(
         errors.require_known(f"{name} has no option", option, options if known is None else known)
     try:
         yield
+    except ImportError as error:  # its message names the library and how to install it
+        raise errors.UserError(f"{name}: {errors.first_line(error)}") from error
     except Exception as error:
         raise errors.UserError(
             f"{name} cannot be made with options {dict(options)}: {errors.one_line(error)}"
         ) from error
 
 
-def optional_import(module: str, user: str) -> python_types.ModuleType:
+def optional_import(module: str, user: str, extra: str | None = None) -> python_types.ModuleType:
     """Imports a module of an optional package.
 
     Args:
-      module: dotted name; its first part is the name of the package and of the extra.
+      module: dotted name.
       user: user of the package, for the error message.
+      extra: the extra that has the package; by default it has the name of the module's first part.
 
     Raises:
       errors.UserError: the package is not installed.
     """
     package = module.partition(".")[0]
     if importlib.util.find_spec(package) is None:
-        raise errors.UserError(f"{user} needs the extra '{package}': pip install '.[{package}]'")
+        extra = extra or package
+        raise errors.UserError(f"{user} needs the extra '{extra}': pip install '.[{extra}]'")
     return importlib.import_module(module)
 
 

@@ -267,6 +267,28 @@ class ContinuousReward(Probe):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class PrivilegedReward(Probe):
+    """The reward depends on a part for critics alone: do they read it, and does the policy not?
+
+    Action 0 earns 0. Action 1 earns 1.5 or -0.5, by the sign of `privileged_state`. The policy that
+    does not read the sign always takes action 1; one that read it would earn 0.75 on average.
+    """
+
+    num_cues = 2
+
+    def observations(self) -> types.PyTree:
+        """The constant `state` and both signs, `[2, 1]`."""
+        return {"state": np.ones((2, 1), np.float32), "privileged_state": _SIGNS}
+
+    def value(self, gamma: float) -> np.ndarray:
+        """The reward of action 1, `[2]`."""
+        return 0.5 + _SIGNS[:, 0]
+
+    def _reward(self, state: State, action: jax.Array) -> jax.Array:
+        return jnp.where(action == 1, 2.0 * state.cue - 0.5, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Memory(Probe):
     """A cue at the start is needed at the end: is recurrent state kept, replayed and reset?
 

@@ -69,7 +69,10 @@ class EnvironmentSpec:
 
 
 class MultiDiscreteArray(specs.BoundedArray):
-    """Integers `(D,)` from 0 that stand for kinds; a single one is a `specs.DiscreteArray`."""
+    """Integers from 0 that stand for kinds; a single one is a `specs.DiscreteArray`.
+
+    They are a vector `(D,)`, or a grid `(H, W, D)` whose cells have `D` parts.
+    """
 
     def __reduce__(self):
         return MultiDiscreteArray, super().__reduce__()[1]
@@ -78,12 +81,16 @@ class MultiDiscreteArray(specs.BoundedArray):
 def num_values(spec: specs.Array) -> np.ndarray | None:
     """Returns the number of values of each part of a categorical observation, `[D]`, or None.
 
-    Networks read one-hot codes of a `specs.DiscreteArray` and of a `MultiDiscreteArray` of shape
-    `(D,)`. Other integers are numbers, because bounds alone do not distinguish kinds from counts.
+    Networks read one-hot codes of a `specs.DiscreteArray` and of a `MultiDiscreteArray`, whose last
+    axis has the parts: a grid becomes an image of codes. Other integers are numbers, because bounds
+    alone do not distinguish kinds from counts.
     """
-    if not isinstance(spec, specs.DiscreteArray | MultiDiscreteArray) or len(spec.shape) > 1:
+    is_kinds = isinstance(spec, specs.DiscreteArray | MultiDiscreteArray)
+    if not is_kinds or len(spec.shape) not in (0, 1, 3):
         return None
-    return np.broadcast_to(spec.maximum, spec.shape).reshape(-1).astype(np.int64) + 1
+    highest = np.broadcast_to(spec.maximum, spec.shape or (1,))
+    highest = highest.max(axis=tuple(range(highest.ndim - 1)), initial=0)  # over the cells
+    return highest.astype(np.int64) + 1
 
 
 def action_fault(action: Any) -> str | None:

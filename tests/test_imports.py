@@ -38,7 +38,7 @@ LAYERS = {
 
 _IMPORT_ALL = """
 import importlib, pkgutil, sys
-optional = {"gymnax", "brax"}
+optional = {"gymnax", "brax", "craftax"}
 for name in ("podracers", "agents", "environments"):
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, name + "."):

@@ -11,13 +11,27 @@ from dm_env import specs
 from gymnasium import spaces
 from jumanji.environments.routing.sokoban import generator as sokoban
 
-from environments import brax, catch, envpool, gymnasium, gymnax, jumanji, probes, wrappers
+from environments import (
+    brax,
+    catch,
+    craftax,
+    envpool,
+    gymnasium,
+    gymnax,
+    jumanji,
+    probes,
+    wrappers,
+    xminigrid,
+)
 from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import contract, environment, errors
 
+XLAND = "XLand-MiniGrid-R1-9x9"
 OWN = "tests.environments.own_games:Own/"
 _BOX, _LARGE = spaces.Box(-1, 1), spaces.Discrete(2**40)
 _jumanji, _gymnasium, _envpool = jumanji.Jumanji, gymnasium.Gymnasium, envpool.EnvPool
+_xminigrid = xminigrid.XMiniGrid
+_craftax = craftax.Craftax
 _chains, _grids = delayed_chains.DelayedChains, tabular_grids.TabularGrids
 _lifetimes = functools.partial(lifetimes.Lifetimes, _grids(("small",)))
 
@@ -42,6 +56,20 @@ MISTAKES = [
     (gymnax.Gymnax, ("SimpleBandit-bsuite", {"num_actions": 2**40}), "SimpleBandit-bsuite"),
     (brax.Brax, ("inverted_pendulm",), "no environment 'inverted_pendulm'; did you mean 'inverted"),
     (brax.Brax, ("inverted_pendulum", {"backend": "sprung"}), "cannot be made with options {'b"),
+    (_xminigrid, ("MiniGrid-DorKey-5x5",), "'MiniGrid-DorKey-5x5'; did you mean 'MiniGrid-Door"),
+    (
+        _xminigrid,
+        ("MiniGrid-Empty-5x5", {"max_step": 3}),
+        "no option 'max_step'; did you mean",
+    ),
+    (_xminigrid, ("MiniGrid-Empty-5x5", {"max_steps": 0}), "max_steps: expected a positive int"),
+    (_xminigrid, ("MiniGrid-Empty-5x5", {"height": "x"}), "cannot be made with options {'height'"),
+    (_xminigrid, ("MiniGrid-Empty-5x5", {"ruleset": 3}), "no option 'ruleset'"),
+    (_xminigrid, (XLAND,), "has no goal without rules: expected the option {'ruleset': (BENCHMARK"),
+    (_xminigrid, (XLAND, {"ruleset": ("trivial", 0)}), "no benchmark 'trivial'; did you mean 'tri"),
+    (_craftax, ("Craftax-Symbolc-v1",), "no environment 'Craftax-Symbolc-v1'; did you mean 'Craf"),
+    (_craftax, ("Craftax-Symbolic-v1", {"max_timestep": 3}), "'max_timesteps'"),
+    (_craftax, ("Craftax-Symbolic-v1", {"day_length": "x"}), "day_length: expected int, got 'x'"),
     (_jumanji, ("Snak-v1",), "'Snake-v1'"),
     (_jumanji, ("Snake-v1", {"time_limt": 3}), "'time_limit'"),
     (_jumanji, ("Snake-v1", {"num_rows": -3}), "num_rows"),
@@ -88,6 +116,9 @@ MISTAKES = [
     ),
     (_gymnasium, (f"{OWN}Wrong-v0", {"step": "no seed"}), "expected reset(*, seed=None"),
     (_envpool, ("Pong-v6",), "'Pong-v5'"),
+    (_envpool, ("Reach-v3",), "did you mean 'MetaWorld/Reach-v3' or 'HandReach-v3' or 'Reacher"),
+    (_envpool, ("HalfCheetah",), "'HalfCheetah-v5' or 'HalfCheetah-v4'"),
+    (_envpool, ("ElbowPose",), "ElbowPose1D6MExoFixed-v0' or "),
     (_envpool, ("CartPole-v1", {"stack_num": 1}), "stack_num"),
     *(
         (_envpool, ("Pong-v5", options), message)
@@ -137,13 +168,16 @@ MISTAKES = [
 ]
 
 
+OPTIONAL = (brax.Brax, _craftax, gymnax.Gymnax, _xminigrid)
+
+
 @pytest.mark.parametrize(("make", "arguments", "words"), MISTAKES)
 def test_a_mistake_is_one_line(make, arguments, words, monkeypatch):
     def refuse(**_):
         raise OSError("no network\nin tests")
 
     monkeypatch.setattr(sokoban, "hf_hub_download", refuse)
-    if make in (brax.Brax, gymnax.Gymnax):
+    if make in OPTIONAL:
         pytest.importorskip(make.__name__.lower())
     with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
         _ = make(*arguments).spec
@@ -241,7 +275,7 @@ def test_an_environment_that_cannot_be_filmed_is_one_line(env_id, options, words
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("make", [brax.Brax, gymnax.Gymnax])
+@pytest.mark.parametrize("make", OPTIONAL)
 def test_a_missing_package_is_named(make, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(errors.UserError, match=rf"pip install.*{make.__name__.lower()}"):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agents import muzero
+from agents import muzero, ppo
+from environments import xminigrid
 from podracers import runner, sebulba
 from tests import contract, streams
 
@@ -74,3 +75,20 @@ def test_without_lag_any_split_of_devices_learns_the_same(name, options):
     agent, environment = contract.AGENTS[name]()
     actual = _results(_sebulba(agent, environment, **options), 4)
     _assert_same(actual, _results(_anakin(agent, environment), 4))
+
+
+SUITES = {
+    "xminigrid": lambda: xminigrid.XMiniGrid("MiniGrid-Empty-5x5", {"max_steps": 5}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.exact
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_in_jax_is_the_same_under_both_runners(name):
+    pytest.importorskip(name)
+    environment = SUITES[name]()
+    agent = ppo.PPO(environment.spec, network=contract.tiny_network(), num_minibatches=2)
+    _assert_same(
+        _results(_sebulba(agent, environment), 2), _results(_anakin(agent, environment), 2)
+    )

@@ -1,0 +1,145 @@
+"""Adaptor of Craftax, an optional package: open worlds on a grid, with achievements.
+
+Matthews et al., "Craftax: A Lightning-Fast Benchmark for Open-Ended Reinforcement Learning", 2024,
+https://arxiv.org/abs/2402.16801. The package is imported lazily; its import creates arrays.
+"""
+
+import dataclasses
+import functools
+import importlib
+import math
+import types as python_types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from environments import adaptors
+from podracers import environment, errors, types
+
+NAMES = (
+    "Craftax-Classic-Symbolic-v1",
+    "Craftax-Classic-Pixels-v1",
+    "Craftax-Symbolic-v1",
+    "Craftax-Pixels-v1",
+)
+
+
+class State(NamedTuple):
+    """State of one stream."""
+
+    inner: Any  # Craftax's state
+    key: jax.Array  # [] typed key of the episode
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Craftax:
+    """A Craftax environment under the contract.
+
+    Craftax's `done` joins death, the last boss and the time limit; here only `max_timesteps`
+    truncates, and a death in the last step terminates. The vector of a symbolic observation is
+    split without loss: `map`, the zeros and ones of the cells in view as bool `[H, W, C]`, and
+    `vector`, the other floats. Pixels are an image of bytes `[H, W, 3]`.
+
+    Attributes:
+      name: one of `NAMES`.
+      options: parameters of the environment (`max_timesteps`, `day_length`, ...), by name.
+    """
+
+    name: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        errors.require_types(self)
+
+    @functools.cached_property
+    def spec(self) -> environment.EnvironmentSpec:
+        inner, params = self._built
+        # Tracing `reset` would take seconds.
+        shape = inner.observation_space(params).shape
+        observation = specs.BoundedArray(shape, np.uint8, 0, 255)
+        if self._map_shape:
+            observation = {
+                "map": specs.Array(self._map_shape, bool),
+                "vector": specs.Array((shape[0] - math.prod(self._map_shape),), np.float32),
+            }
+        action = specs.DiscreteArray(inner.num_actions, name="action")
+        return environment.EnvironmentSpec(self.name, observation, action, params.max_timesteps)
+
+    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+        inner, params = self._built
+        reset_key, step_key = jax.random.split(key)
+        observation, state = inner.reset_env(reset_key, params)
+        state = State(adaptors.strong(state), step_key)
+        return state, types.restart(self._observe(observation))
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+        inner, params = self._built
+        step_key = jax.random.fold_in(state.key, state.inner.timestep)
+        observation, stepped, reward, done, _ = inner.step_env(
+            step_key, state.inner, action, params
+        )
+        unlimited = params.replace(max_timesteps=errors.INT32_MAX)
+        terminated = inner.is_terminal(stepped, unlimited)
+        state = State(adaptors.strong(stepped), state.key)
+        return state, types.transition(self._observe(observation), reward, terminated, done)
+
+    def render(self, state: State) -> np.ndarray:
+        """Returns a picture of one state, uint8 `[height, width, 3]`."""
+        return np.asarray(self._draw(state.inner))
+
+    @functools.cached_property
+    def _built(self) -> tuple[Any, Any]:
+        """Craftax's environment and its parameters."""
+        # The first access may be under a trace, and the package creates arrays.
+        with jax.ensure_compile_time_eval():
+            return _make(self.name, self.options)
+
+    @functools.cached_property
+    def _draw(self) -> Callable[[Any], jax.Array]:
+        with jax.ensure_compile_time_eval():
+            size = self._module("constants").BLOCK_PIXEL_SIZE_IMG
+            draw = self._module("renderer").make_craftax_pixel_renderer(size)
+        return jax.jit(lambda state: _as_bytes(draw(state)))
+
+    def _module(self, name: str) -> python_types.ModuleType:
+        """Returns a module of the game of this environment."""
+        game = "craftax_classic" if "Classic" in self.name else "craftax"
+        return importlib.import_module(f"craftax.{game}.{name}")
+
+    @functools.cached_property
+    def _map_shape(self) -> tuple[int, ...] | None:
+        """Height, width and channels of the map in symbolic observations; None for pixels."""
+        if "Pixels" in self.name:
+            return None
+        return self._module("envs.craftax_symbolic_env").get_map_obs_shape()
+
+    def _observe(self, observation: jax.Array) -> types.PyTree:
+        """Returns an observation of the contract for Craftax's floats."""
+        if not self._map_shape:
+            return _as_bytes(255.0 * observation)
+        cells, vector = jnp.split(observation, [math.prod(self._map_shape)])
+        return {
+            "map": cells.reshape(self._map_shape).astype(bool),
+            "vector": vector.astype(jnp.float32),
+        }
+
+
+def _make(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns a new Craftax environment and its parameters."""
+    craftax_env = adaptors.optional_import("craftax.craftax_env", f"environment '{name}'")
+    errors.require_known("Craftax has no environment", name, NAMES)
+    inner = craftax_env.make_craftax_env_from_name(name, auto_reset=False)
+    known = [field.name for field in dataclasses.fields(inner.default_params)]
+    with adaptors.options_of(name, options, known):
+        params = dataclasses.replace(inner.default_params, **options)
+        errors.require_types(params)
+    return inner, params
+
+
+def _as_bytes(pixels: jax.Array) -> jax.Array:
+    """Returns an image of uint8 for one of floats from 0 to 255."""
+    return jnp.round(pixels).astype(jnp.uint8)
