@@ -28,6 +28,7 @@ from podracers import errors, trees, types
 ACTION_MASK = "action_mask"
 STATE = "environment_state"
 RESERVED = (ACTION_MASK, STATE)
+RESERVED_METRICS = ("return", "length")  # runners report them of every episode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,6 +42,8 @@ class EnvironmentSpec:
       max_episode_steps: the time limit in agent steps, or None.
       model: the environment that steps from the states in observations; None if observations
         contain no state.
+      metrics: names of the numbers in `metrics` of time steps (S6), such as `success`. Runners log
+        their means over episodes as `episode/NAME`, and evaluations as `evaluation/NAME`.
     """
 
     name: str
@@ -48,6 +51,7 @@ class EnvironmentSpec:
     action: specs.BoundedArray
     max_episode_steps: int | None = None
     model: "EnvironmentModel | None" = None
+    metrics: tuple[str, ...] = ()
 
     @property
     def num_actions(self) -> int:
@@ -64,12 +68,17 @@ class EnvironmentSpec:
         step_type: types.PyTree = specs.Array((), np.int8)
         return jax.tree.map(
             lambda spec: jax.ShapeDtypeStruct((*batch, *spec.shape), spec.dtype),
-            types.TimeStep(self.observation, scalar, scalar, step_type),
+            types.TimeStep(
+                self.observation, scalar, scalar, step_type, dict.fromkeys(self.metrics, scalar)
+            ),
         )
 
 
 class MultiDiscreteArray(specs.BoundedArray):
-    """Integers `(D,)` from 0 that stand for kinds; a single one is a `specs.DiscreteArray`."""
+    """Integers from 0 that stand for kinds; a single one is a `specs.DiscreteArray`.
+
+    They are a vector `(D,)`, or a grid `(H, W, D)` whose cells have `D` parts.
+    """
 
     def __reduce__(self):
         return MultiDiscreteArray, super().__reduce__()[1]
@@ -78,12 +87,16 @@ class MultiDiscreteArray(specs.BoundedArray):
 def num_values(spec: specs.Array) -> np.ndarray | None:
     """Returns the number of values of each part of a categorical observation, `[D]`, or None.
 
-    Networks read one-hot codes of a `specs.DiscreteArray` and of a `MultiDiscreteArray` of shape
-    `(D,)`. Other integers are numbers, because bounds alone do not distinguish kinds from counts.
+    Networks read one-hot codes of a `specs.DiscreteArray` and of a `MultiDiscreteArray`, whose last
+    axis has the parts: a grid becomes an image of codes. Other integers are numbers, because bounds
+    alone do not distinguish kinds from counts.
     """
-    if not isinstance(spec, specs.DiscreteArray | MultiDiscreteArray) or len(spec.shape) > 1:
+    is_kinds = isinstance(spec, specs.DiscreteArray | MultiDiscreteArray)
+    if not is_kinds or len(spec.shape) not in (0, 1, 3):
         return None
-    return np.broadcast_to(spec.maximum, spec.shape).reshape(-1).astype(np.int64) + 1
+    highest = np.broadcast_to(spec.maximum, spec.shape or (1,))
+    highest = highest.max(axis=tuple(range(highest.ndim - 1)), initial=0)  # over the cells
+    return highest.astype(np.int64) + 1
 
 
 def action_fault(action: Any) -> str | None:
@@ -141,7 +154,7 @@ class EnvironmentModel(Protocol):
           action: one action of this environment.
 
         Returns:
-          The time step, whose observation contains no state, and the next state.
+          The time step, without metrics and without a state in its observation, and the next state.
         """
 
 
@@ -157,6 +170,11 @@ class Environment(Protocol):
     """Pure environment of one stream, without auto-reset; the runner batches and resets it.
 
     For videos it may have `render(state) -> np.ndarray`, uint8 `[height, width, 3]`, on the host.
+    If evaluations play another form of it, such as one without random parameters, this is its
+    `evaluation_environment`, with states and observations of the same structure. Parameters that
+    `environments.randomized` may change and that are not float options are `parameters`, the
+    nominal values by name; `with_parameters(values)` returns a copy with other values, which may be
+    traced.
     """
 
     @property

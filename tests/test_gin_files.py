@@ -76,7 +76,9 @@ def _files(*folders):
 def _require_extras(path):
     """Skips if the file needs an optional package or driver that is not installed."""
     text = (ROOT / path).read_text()
-    for module in re.findall(r"^from environments import (brax|craftax|gymnax)", text, re.M):
+    for module in re.findall(
+        r"^from environments import (brax|craftax|gymnax|xminigrid)", text, re.M
+    ):
         pytest.importorskip(module)
     drivers = pathlib.Path("/usr/share/glvnd/egl_vendor.d")
     if "'from_pixels': True" in text and not any(drivers.glob("*.json")):

@@ -21,6 +21,7 @@ from environments import (
     pendulum,
     probes,
     wrappers,
+    xminigrid,
 )
 from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import agent, anakin, environment, evaluation, runner, sebulba, tasks
@@ -47,7 +48,7 @@ def environments() -> list[environment.Environment]:
         *(cartpole.CartPole(), catch.Catch(), gridworld.GridWorld(), pendulum.Pendulum()),
         *(probes.Bandit(), wrappers.TimeLimit(catch.Catch), wrappers.Searchable(catch.Catch)),
         *(brax.Brax("ant"), gymnax.Gymnax("CartPole-v1"), jumanji.Jumanji("Snake-v1")),
-        craftax.Craftax("Craftax-Symbolic-v1"),
+        *(craftax.Craftax("Craftax-Symbolic-v1"), xminigrid.XMiniGrid("MiniGrid-DoorKey-8x8")),
         *(lifetimes.Lifetimes(family) for family in families),
     ]
 

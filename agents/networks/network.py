@@ -180,7 +180,7 @@ class Composed:
         def coded(sizes: np.ndarray | None, leaf: jax.Array) -> jax.Array:
             if sizes is None:
                 return leaf
-            leaf = leaf if leaf.ndim == 3 else leaf[..., None]  # [T, B, K * D]
+            leaf = leaf if leaf.ndim > 2 else leaf[..., None]  # [T, B, ..., K * D]
             return layers.one_hot(leaf, np.tile(sizes, leaf.shape[-1] // len(sizes)))
 
         if getattr(self.encoder, "reads_integers", False):
@@ -206,7 +206,13 @@ class Composed:
         return jax.tree_util.tree_map_with_path(sizes_of, spec)
 
     def _packed(self, observation: types.PyTree) -> types.PyTree:
-        return jax.tree.map(layouts.pack, observation) if self.packs_frames else observation
+        if not self.packs_frames:
+            return observation
+        return jax.tree.map(
+            lambda sizes, leaf: layouts.pack(leaf) if sizes is None else leaf,
+            *(self._num_values, observation),
+            is_leaf=lambda x: x is None,
+        )
 
 
 class Torso(nn.Module):

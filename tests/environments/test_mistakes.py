@@ -13,6 +13,7 @@ from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import (
     brax,
+    cartpole,
     catch,
     craftax,
     envpool,
@@ -20,16 +21,21 @@ from environments import (
     gymnax,
     jumanji,
     probes,
+    randomized,
     wrappers,
+    xminigrid,
 )
 from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import contract, environment, errors
 
+XLAND = "XLand-MiniGrid-R1-9x9"
 OWN = "tests.environments.own_games:Own/"
 _BOX, _LARGE = spaces.Box(-1, 1), spaces.Discrete(2**40)
 _jumanji, _gymnasium, _envpool = jumanji.Jumanji, gymnasium.Gymnasium, envpool.EnvPool
+_xminigrid = xminigrid.XMiniGrid
 _craftax = craftax.Craftax
 _chains, _grids = delayed_chains.DelayedChains, tabular_grids.TabularGrids
+_randomized = functools.partial(randomized.Randomized, cartpole.CartPole)
 _lifetimes = functools.partial(lifetimes.Lifetimes, _grids(("small",)))
 
 
@@ -53,6 +59,17 @@ MISTAKES = [
     (gymnax.Gymnax, ("SimpleBandit-bsuite", {"num_actions": 2**40}), "SimpleBandit-bsuite"),
     (brax.Brax, ("inverted_pendulm",), "no environment 'inverted_pendulm'; did you mean 'inverted"),
     (brax.Brax, ("inverted_pendulum", {"backend": "sprung"}), "cannot be made with options {'b"),
+    (_xminigrid, ("MiniGrid-DorKey-5x5",), "'MiniGrid-DorKey-5x5'; did you mean 'MiniGrid-Door"),
+    (
+        _xminigrid,
+        ("MiniGrid-Empty-5x5", {"max_step": 3}),
+        "no option 'max_step'; did you mean",
+    ),
+    (_xminigrid, ("MiniGrid-Empty-5x5", {"max_steps": 0}), "max_steps: expected a positive int"),
+    (_xminigrid, ("MiniGrid-Empty-5x5", {"height": "x"}), "cannot be made with options {'height'"),
+    (_xminigrid, ("MiniGrid-Empty-5x5", {"ruleset": 3}), "no option 'ruleset'"),
+    (_xminigrid, (XLAND,), "has no goal without rules: expected the option {'ruleset': (BENCHMARK"),
+    (_xminigrid, (XLAND, {"ruleset": ("trivial", 0)}), "no benchmark 'trivial'; did you mean 'tri"),
     (_craftax, ("Craftax-Symbolc-v1",), "no environment 'Craftax-Symbolc-v1'; did you mean 'Craf"),
     (_craftax, ("Craftax-Symbolic-v1", {"max_timestep": 3}), "'max_timesteps'"),
     (_craftax, ("Craftax-Symbolic-v1", {"day_length": "x"}), "day_length: expected int, got 'x'"),
@@ -102,6 +119,9 @@ MISTAKES = [
     ),
     (_gymnasium, (f"{OWN}Wrong-v0", {"step": "no seed"}), "expected reset(*, seed=None"),
     (_envpool, ("Pong-v6",), "'Pong-v5'"),
+    (_envpool, ("Reach-v3",), "did you mean 'MetaWorld/Reach-v3' or 'HandReach-v3' or 'Reacher"),
+    (_envpool, ("HalfCheetah",), "'HalfCheetah-v5' or 'HalfCheetah-v4'"),
+    (_envpool, ("ElbowPose",), "ElbowPose1D6MExoFixed-v0' or "),
     (_envpool, ("CartPole-v1", {"stack_num": 1}), "stack_num"),
     *(
         (_envpool, ("Pong-v5", options), message)
@@ -146,9 +166,39 @@ MISTAKES = [
     (wrappers.TimeLimit, (wrappers.Searchable(catch.Catch), 9), "outermost wrapper"),
     (wrappers.FlattenAction, (catch.Catch,), "multi-discrete"),
     (wrappers.FlattenAction, (_Parts,), "Parts: number of joint actions: expected at most 21474"),
+    *(
+        (_randomized, (ranges,), words)
+        for ranges, words in (
+            ({}, "Randomized.ranges: expected one parameter or more, got none"),
+            ({"gravty": (0.5, 2.0)}, "has no float parameter 'gravty'; did you mean 'gravity'?"),
+            ({"max_episode_steps": (0.5, 2.0)}, "'max_episode_steps'; known: cart_mass, force, gr"),
+            ({"gravity": (2.0, 0.5)}, "['gravity']: expected factors (lowest, highest), finite"),
+            ({"gravity": (0.5, float("nan"))}, "got (0.5, nan)"),
+            ({"gravity": (0.5, 1e39)}, "got (0.5, 1e+39)"),
+            ({"gravity": (-1.0, 1.0)}, "got (-1.0, 1.0)"),
+            ({"gravity": 1.1}, "Randomized.ranges: expected"),
+        )
+    ),
+    *(
+        (randomized.Randomized, (other, {"body_mass": (0.5, 2.0)}), words)
+        for other, words in (
+            (jumanji.Jumanji("Snake-v1"), "Snake-v1 (environments.jumanji.Jumanji) has no param"),
+            (gymnax.Gymnax("CartPole-v1"), "CartPole-v1 (environments.gymnax.Gymnax) has no para"),
+            (catch.Catch, "Catch (environments.catch.Catch) has no parameters"),
+            (envpool.EnvPool("CartPole-v1"), "expected a JAX environment, got a host environment"),
+            (brax.Brax("fast"), "fast (environments.brax.Brax) has no parameters"),
+            (
+                brax.Brax("inverted_pendulum", {"backend": "spring"}),
+                "no float parameter 'body_mass'",
+            ),
+        )
+    ),
     (wrappers.StickyActions, (catch.Catch, 1.0), "repeat_probability"),
     (wrappers.StickyActions, (probes.MaskedAction, 0.1), "has an action mask"),
 ]
+
+
+OPTIONAL = (brax.Brax, _craftax, gymnax.Gymnax, _xminigrid)
 
 
 @pytest.mark.parametrize(("make", "arguments", "words"), MISTAKES)
@@ -157,8 +207,8 @@ def test_a_mistake_is_one_line(make, arguments, words, monkeypatch):
         raise OSError("no network\nin tests")
 
     monkeypatch.setattr(sokoban, "hf_hub_download", refuse)
-    if make in (brax.Brax, craftax.Craftax, gymnax.Gymnax):
-        pytest.importorskip(make.__name__.lower())
+    for kind in {make, *map(type, arguments)} & {*OPTIONAL}:
+        pytest.importorskip(kind.__name__.lower())
     with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
         _ = make(*arguments).spec
     assert "\n" not in str(caught.value)
@@ -255,7 +305,7 @@ def test_an_environment_that_cannot_be_filmed_is_one_line(env_id, options, words
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("make", [brax.Brax, craftax.Craftax, gymnax.Gymnax])
+@pytest.mark.parametrize("make", OPTIONAL)
 def test_a_missing_package_is_named(make, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(errors.UserError, match=rf"pip install.*{make.__name__.lower()}"):

@@ -124,6 +124,7 @@ def test_unroll_equals_a_scan_of_step_with_resets(name):
 
 KINDS = {
     "action_mask": specs.Array((4,), bool),
+    "board": environment.MultiDiscreteArray((2, 3, 2), np.uint8, 0, [2, 1]),
     "room": specs.DiscreteArray(5, np.uint8),
     "speed": specs.Array((2,), np.float32),
     "tools": environment.MultiDiscreteArray((2,), np.int32, 0, [2, 0]),
@@ -151,14 +152,17 @@ def test_networks_read_one_hot_codes_of_categorical_observations(name, frame_sta
     rng = np.random.default_rng(0)
     timestep = _timestep(KINDS)
     draw = {"room": rng.integers(0, 5, (LENGTH, BATCH), np.uint8)}
+    draw["board"] = rng.integers(0, [3, 2], (LENGTH, BATCH, 2, 3, 2), np.uint8)
     draw["tools"] = rng.integers(0, [3, 1], (LENGTH, BATCH, 2), np.int32)
     step_type = timestep.step_type.copy()
     step_type[0] = types.FIRST  # otherwise frames of zeros, which are no codes, come before it
     timestep = timestep._replace(observation=timestep.observation | draw, step_type=step_type)
     tools = np.concatenate([np.eye(3)[draw["tools"][..., 0]], np.ones((LENGTH, BATCH, 1))], -1)
     codes = {"room": np.eye(5, dtype="f")[draw["room"]], "tools": tools.astype("f")}
+    tile, colour = draw["board"][..., 0], draw["board"][..., 1]
+    codes["board"] = np.concatenate([np.eye(3)[tile], np.eye(2)[colour]], -1).astype("f")
     coded = timestep._replace(observation=timestep.observation | codes)
-    sizes = {"room": specs.Array((5,), np.float32), "tools": specs.Array((4,), np.float32)}
+    sizes = {name: specs.Array(code.shape[2:], np.float32) for name, code in codes.items()}
     network, reference = (
         MAKERS[name](_spec(spec), frame_stack=frame_stack) for spec in (KINDS, KINDS | sizes)
     )
@@ -250,9 +254,15 @@ def test_time_steps_drawn_in_any_order_have_the_outputs_of_the_unroll(name):
     _assert_close(actual, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[items], output))
 
 
-@pytest.mark.parametrize("core", [None, cores.LSTM(8)])
-def test_frames_that_a_tpu_packs_have_the_same_outputs(core):
-    frames = specs.Array((36, 40, 1), np.uint8)
+@pytest.mark.parametrize(
+    ("core", "frames"),
+    [
+        (None, specs.Array((36, 40, 1), np.uint8)),
+        (cores.LSTM(8), specs.Array((36, 40, 1), np.uint8)),
+        (None, environment.MultiDiscreteArray((36, 40, 1), np.uint8, 0, 3)),
+    ],
+)
+def test_frames_that_a_tpu_packs_have_the_same_outputs(core, frames):
     observation = {"action_mask": specs.Array((4,), bool), "frame": frames}
     spec = environment.EnvironmentSpec("test", observation, DISCRETE)
     network = networks.actor_critic(
@@ -278,7 +288,7 @@ def test_frames_that_a_tpu_packs_have_the_same_outputs(core):
     with parallel.compiling_for("tpu"):
         text = str(jax.make_jaxpr(network.initial_core, static_argnums=0)(BATCH))
         found = jax.jit(outputs)(params, timestep)
-    assert f"u32[{BATCH},3,9,10,4]" in text
+    assert (f"u32[{BATCH},3,9,10,4]" in text) == (environment.num_values(frames) is None)
     _assert_close(found, expected)
 
 
