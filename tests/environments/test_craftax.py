@@ -116,6 +116,6 @@ def test_achievements_of_a_known_episode(name, given):
 @pytest.mark.slow
 def test_both_runners_learn_the_same():
     env = craftax.Craftax("Craftax-Classic-Symbolic-v1", {"max_timesteps": 9})
-    agent = ppo.PPO(env.spec, network=runners.tiny_network())
+    agent = ppo.PPO(env.spec, network=runners.tiny_network(), num_minibatches=2)
     expected = test_parity._results(test_parity._anakin(agent, env), 2)
     test_parity._assert_same(test_parity._results(test_parity._sebulba(agent, env), 2), expected)
