@@ -3,7 +3,7 @@
 import pytest
 
 from agents import muzero, ppo
-from environments import xminigrid
+from environments import playground, xminigrid
 from podracers import runner, sebulba
 from tests import contract, streams
 
@@ -78,6 +78,7 @@ def test_without_lag_any_split_of_devices_learns_the_same(name, options):
 
 
 SUITES = {
+    "mujoco_playground": lambda: playground.Playground("CartpoleBalance", episode_length=5),
     "xminigrid": lambda: xminigrid.XMiniGrid("MiniGrid-Empty-5x5", {"max_steps": 5}),
 }
 
