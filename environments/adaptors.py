@@ -5,9 +5,11 @@ height, width and channels of an image.
 """
 
 import contextlib
+import copy
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import math
 import types as python_types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -134,6 +136,8 @@ def options_of(
         errors.require_known(f"{name} has no option", option, options if known is None else known)
     try:
         yield
+    except ImportError as error:  # its message names the library and how to install it
+        raise errors.UserError(f"{name}: {errors.first_line(error)}") from error
     except Exception as error:
         raise errors.UserError(
             f"{name} cannot be made with options {dict(options)}: {errors.one_line(error)}"
@@ -214,6 +218,39 @@ def image_of(spec: environment.EnvironmentSpec) -> Callable[[types.TimeStep], np
         return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
     return draw
+
+
+def parameters_of(model: types.PyTree) -> dict[str, jax.Array]:
+    """Returns the float arrays of a simulator's model by path, such as `link.inertia.mass`."""
+    leaves, _ = jax.tree.flatten_with_path(model)
+    return {
+        _dotted(path): leaf
+        for path, leaf in leaves
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    }
+
+
+def with_parameters(simulator: Any, attribute: str, values: Mapping[str, jax.Array]) -> Any:
+    """Returns a copy of a simulator with other arrays in its model; it shares everything else.
+
+    Args:
+      simulator: an object of another library, which is not changed.
+      attribute: the name of its attribute with the model.
+      values: by path, as in `parameters_of`; they may be traced.
+    """
+    model = jax.tree.map_with_path(
+        lambda path, leaf: values.get(_dotted(path), leaf), getattr(simulator, attribute)
+    )
+    result = copy.copy(simulator)
+    for name, value in vars(simulator).items():
+        if inspect.ismethod(value) and value.__self__ is simulator:
+            setattr(result, name, python_types.MethodType(value.__func__, result))
+    setattr(result, attribute, model)
+    return result
+
+
+def _dotted(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def strong(tree: types.PyTree) -> types.PyTree:

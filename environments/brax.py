@@ -82,6 +82,32 @@ class Brax:
     def _advance(self, inner: Any, action: jax.Array) -> Any:
         return self._inner.step(inner, action)
 
+    @property
+    def parameters(self) -> dict[str, jax.Array]:
+        """Float arrays of the model that this physics may read, by path.
+
+        Brax's own physics have `gravity`, `link.inertia.mass`, `link.inertia.i`, `dof.damping`,
+        `actuator.gear`, ...; the backend `mjx` has MuJoCo's names, such as `body_mass`. Constants
+        that brax derives from the model when it loads it keep their nominal values.
+        """
+        inner = self._inner
+        if not hasattr(inner, "sys"):  # without physics
+            return {}
+        # The model has the fields of MuJoCo's, which brax's own physics read for geometry alone.
+        is_mujoco = inner._backend == "mjx"
+        own = set(type(inner.sys).__annotations__)
+        return {
+            name: value
+            for name, value in adaptors.parameters_of(inner.sys).items()
+            if name.startswith("geom_") or (name.partition(".")[0] in own) != is_mujoco
+        }
+
+    def with_parameters(self, values: Mapping[str, jax.Array]) -> "Brax":
+        """Returns a copy with other values of some parameters, which may be traced."""
+        result = dataclasses.replace(self)
+        vars(result)["_inner"] = adaptors.with_parameters(self._inner, "sys", values)
+        return result
+
     @functools.cached_property
     def _inner(self) -> Any:
         envs = adaptors.optional_import("brax.envs", f"environment '{self.name}'")

@@ -12,12 +12,6 @@ from dm_env import specs
 from environments import rendering
 from podracers import environment, errors, types
 
-GRAVITY = 9.8  # m / s^2
-CART_MASS = 1.0  # kg
-POLE_MASS = 0.1  # kg
-TOTAL_MASS = CART_MASS + POLE_MASS
-HALF_LENGTH = 0.5  # m, half of the pole
-FORCE = 10.0  # N
 TIME_STEP = 0.02  # s
 POSITION_LIMIT = 2.4  # m
 ANGLE_LIMIT = math.radians(12.0)
@@ -49,10 +43,20 @@ class CartPole:
       max_episode_steps: time limit, in steps; reaching it is a truncation.
       velocities: whether they are observed. Without them the observation is `[2]`, position and
         angle, and balancing takes memory.
+      gravity: m / s^2.
+      cart_mass: kg.
+      pole_mass: kg.
+      half_length: half of the pole, in m.
+      force: of a push, in N.
     """
 
     max_episode_steps: int = 500
     velocities: bool = True
+    gravity: float = 9.8
+    cart_mass: float = 1.0
+    pole_mass: float = 0.1
+    half_length: float = 0.5
+    force: float = 10.0
 
     def __post_init__(self):
         errors.require_count(self, "max_episode_steps")
@@ -77,14 +81,16 @@ class CartPole:
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         """Pushes the cart for one time step (explicit Euler)."""
-        force = jnp.where(action == 1, FORCE, -FORCE)
+        pole_mass, half_length = self.pole_mass, self.half_length
+        total_mass = self.cart_mass + pole_mass
+        force = jnp.where(action == 1, self.force, -self.force)
         sine, cosine = jnp.sin(state.angle), jnp.cos(state.angle)
         spin = state.angular_velocity
-        pole_moment = POLE_MASS * HALF_LENGTH
-        push = (force + pole_moment * spin * spin * sine) * (1.0 / TOTAL_MASS)
-        inertia = HALF_LENGTH * (4.0 / 3.0 - (POLE_MASS / TOTAL_MASS) * cosine * cosine)
-        angular_acceleration = (GRAVITY * sine - cosine * push) / inertia
-        acceleration = push - (pole_moment / TOTAL_MASS) * angular_acceleration * cosine
+        pole_moment = pole_mass * half_length
+        push = (force + pole_moment * spin * spin * sine) * (1.0 / total_mass)
+        inertia = half_length * (4.0 / 3.0 - (pole_mass / total_mass) * cosine * cosine)
+        angular_acceleration = (self.gravity * sine - cosine * push) / inertia
+        acceleration = push - (pole_moment / total_mass) * angular_acceleration * cosine
         state = State(
             position=state.position + TIME_STEP * state.velocity,
             velocity=state.velocity + TIME_STEP * acceleration,
@@ -109,7 +115,7 @@ class CartPole:
         ground = 190.0
         x = width / 2 + scale * float(state.position)
         angle = float(state.angle)
-        joint, pole = (x, ground - 14), 2 * scale * HALF_LENGTH
+        joint, pole = (x, ground - 14), 2 * scale * self.half_length
         tip = (joint[0] + pole * math.sin(angle), joint[1] - pole * math.cos(angle))
         rendering.capsule(image, (0, ground + 10), (width, ground + 10), 1.5, rendering.INK)
         rendering.box(image, (x, ground - 6), (64, 26), rendering.BLUE, corner=6)

@@ -12,9 +12,6 @@ from dm_env import specs
 from environments import rendering
 from podracers import environment, errors, types
 
-GRAVITY = 10.0  # m / s^2
-MASS = 1.0  # kg
-LENGTH = 1.0  # m
 TIME_STEP = 0.05  # s
 MAX_SPEED = 8.0  # rad / s
 MAX_TORQUE = 2.0  # N m
@@ -41,9 +38,15 @@ class Pendulum:
 
     Attributes:
       max_episode_steps: time limit, in steps; reaching it is a truncation.
+      gravity: m / s^2.
+      mass: kg.
+      length: m.
     """
 
     max_episode_steps: int = 200
+    gravity: float = 10.0
+    mass: float = 1.0
+    length: float = 1.0
 
     def __post_init__(self):
         errors.require_count(self, "max_episode_steps")
@@ -70,8 +73,8 @@ class Pendulum:
         torque = jnp.clip(jnp.asarray(action, jnp.float32)[0], -MAX_TORQUE, MAX_TORQUE)
         from_upright = jnp.mod(state.angle + math.pi, 2 * math.pi) - math.pi
         cost = from_upright**2 + 0.1 * state.speed**2 + 0.001 * torque**2
-        pull = (1.5 * GRAVITY / LENGTH) * jnp.sin(state.angle)
-        speed = state.speed + (pull + 3.0 / (MASS * LENGTH**2) * torque) * TIME_STEP
+        pull = (1.5 * self.gravity / self.length) * jnp.sin(state.angle)
+        speed = state.speed + (pull + 3.0 / (self.mass * self.length**2) * torque) * TIME_STEP
         speed = jnp.clip(speed, -MAX_SPEED, MAX_SPEED)
         angle = state.angle + speed * TIME_STEP
         state = State(angle, speed, torque, state.time + 1)

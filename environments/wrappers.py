@@ -75,6 +75,12 @@ class Wrapper:
         draw = inner.render
         return lambda state: draw(self._inner(state))
 
+    @property
+    def evaluation_environment(self) -> "Wrapper":
+        """This wrapper around the environment of evaluations; absent if the inner one has none."""
+        inner: Any = self.inner
+        return dataclasses.replace(self, environment=inner.evaluation_environment)
+
     def _inner(self, state: Any) -> Any:
         """Returns the inner environment's part of a state."""
         return state
@@ -285,20 +291,23 @@ class Searchable(Wrapper):
         spec = self.inner.spec
         packed = jax.eval_shape(self._pack, self._template)
         state = jax.tree.map(lambda leaf: specs.Array(leaf.shape, leaf.dtype), packed)
-        return dataclasses.replace(
-            spec, observation=_with_state(spec.observation, state), model=self
-        )
+        observation = with_part(spec.observation, environment.STATE, state)
+        return dataclasses.replace(spec, observation=observation, model=self)
 
     def step_from(
         self, state: types.PyTree, action: jax.Array
     ) -> tuple[types.TimeStep, types.PyTree]:
         """Returns the time step and the packed state after an action; see `EnvironmentModel`."""
         inner, timestep = self.inner.step(self._unpack(state), action)
-        observation = environment.without_state(_with_state(timestep.observation, ()))
-        return timestep._replace(observation=observation), self._pack(inner)
+        # As in `_convert`: a dict, though without the state.
+        observation = with_part(timestep.observation, environment.STATE, ())
+        observation = environment.without_state(observation)
+        return timestep._replace(observation=observation, metrics={}), self._pack(inner)
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
-        return timestep._replace(observation=_with_state(timestep.observation, self._pack(state)))
+        packed = self._pack(state)
+        observation = with_part(timestep.observation, environment.STATE, packed)
+        return timestep._replace(observation=observation)
 
     @functools.cached_property
     def _template(self) -> Any:
@@ -331,7 +340,7 @@ def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _with_state(observation: types.PyTree, state: types.PyTree) -> dict[str, Any]:
-    """Returns an observation, or its spec, as a dict with a state."""
+def with_part(observation: types.PyTree, name: str, part: types.PyTree) -> dict[str, Any]:
+    """Returns an observation, or its spec, as a dict with one more part."""
     parts = observation if isinstance(observation, dict) else {"observation": observation}
-    return {**parts, environment.STATE: state}
+    return {**parts, name: part}

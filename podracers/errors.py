@@ -195,9 +195,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     Returns:
       `"; did you mean 'a' or 'b'?"`; or `"; known: a, b, c"` where none is near and few are known.
+      Of many, those that contain `name` count as near.
     """
-    lower = {each.lower(): each for each in sorted(known)}
-    close = difflib.get_close_matches(name.lower(), lower)
-    if close:
-        return "; did you mean " + " or ".join(f"'{lower[match]}'" for match in close) + "?"
-    return "; known: " + ", ".join(lower.values()) if 0 < len(lower) <= 30 else ""
+    name, lower = name.lower(), {each.lower(): each for each in sorted(known)}
+    without_prefix = [each for each in lower if each.endswith(f"/{name}")]
+    close = [*dict.fromkeys([*without_prefix, *difflib.get_close_matches(name, lower)])][:3]
+    if not close and len(lower) <= 30:
+        return "; known: " + ", ".join(lower.values()) if lower else ""
+    close = close or [each for each in lower if name in each][:3]
+    names = " or ".join(f"'{lower[each]}'" for each in close)
+    return f"; did you mean {names}?" if names else ""

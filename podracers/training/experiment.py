@@ -170,7 +170,7 @@ class Experiment:
             runner = _make("runner", self.runner_class(), runner_lib.Runner, **arguments)
             evaluator = evaluation.Evaluator(
                 agent,
-                environment,
+                getattr(environment, "evaluation_environment", environment),
                 self.evaluation_episodes,
                 runner.population,
                 runner.population_values,

@@ -39,6 +39,7 @@ MIXED = (
 )
 RECURRENT = (probes.Memory, probes.Bandit)
 OTHERS = (probes.MaskedAction, probes.MultiDiscreteReward, probes.ContinuousReward, probes.Bandit)
+ASYMMETRIC = (probes.PrivilegedReward,)
 _WIDTH = 4  # of the widest observation in the mixture
 
 
@@ -91,8 +92,17 @@ def _q_network(hidden, **options):
     return functools.partial(networks.q_network, **options)
 
 
+def _keys(spec):
+    """Returns the options of networks whose policy does not read all of the observation."""
+    if not isinstance(spec.observation, dict) or "privileged_state" not in spec.observation:
+        return {}
+    return {"policy_keys": ("state",), "critic_keys": ("privileged_state",)}
+
+
 def _actor_critic(algorithm, spec, hidden, core, steps, **options):
-    network = functools.partial(networks.actor_critic, encoder=encoders.MLP((hidden,)), core=core)
+    network = functools.partial(
+        networks.actor_critic, encoder=encoders.MLP((hidden,)), core=core, **_keys(spec)
+    )
     options |= {"learning_rate": 0.02, "anneal_steps": steps, "max_grad_norm": 0.5}
     return algorithm(spec, network=network, gamma=GAMMA, **options)
 
@@ -121,7 +131,9 @@ def _sac(spec, hidden, core, steps):
     is_discrete = isinstance(spec.action, specs.DiscreteArray)
     options = {"target_entropy": 0.05 if is_discrete else -4.0, "initial_temperature": 0.1}
     options |= {"anneal_steps": steps, "batch_size": 128, "target_rate": 0.05}
-    network = functools.partial(sac_networks.sac_network, hidden_sizes=(32, 32), activation="tanh")
+    network = functools.partial(
+        sac_networks.sac_network, hidden_sizes=(32, 32), activation="tanh", **_keys(spec)
+    )
     return sac.SAC(spec, network=network, **_replay(steps, **options))
 
 
@@ -159,14 +171,16 @@ _rainbow = functools.partial(
     importance_steps=10_000,
 )
 AGENTS = {
-    "ppo": Agent(functools.partial(_actor_critic, ppo.PPO, entropy_cost=0.001), 80, OTHERS),
-    "impala": Agent(_impala, 800),
+    "ppo": Agent(
+        functools.partial(_actor_critic, ppo.PPO, entropy_cost=0.001), 80, OTHERS + ASYMMETRIC
+    ),
+    "impala": Agent(_impala, 800, ASYMMETRIC),
     "vmpo": Agent(_vmpo, 80, OTHERS),
     "dqn": Agent(_dqn, 200),
     "rainbow": Agent(_rainbow, 200, (probes.MaskedAction,)),
     "pqn": Agent(_pqn, 120),
     "r2d2": Agent(_r2d2, 120),
-    "sac": Agent(_sac, 200, (probes.ContinuousReward,)),
+    "sac": Agent(_sac, 200, (probes.ContinuousReward, *ASYMMETRIC)),
     "muzero": Agent(_muzero, 220),
 }
 

@@ -1,5 +1,6 @@
 """Shared parts of adaptors: actions are translated, in NumPy and in JAX alike."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,3 +79,27 @@ def test_a_value_beyond_the_mask_is_not_an_action():
 def test_more_values_than_int32_are_refused(shape, highest, mask_shape):
     with pytest.raises(errors.UserError, match=r"^Game: number of values of its action: .*2147483"):
         adaptors.action_codec("Game", shape, np.int64, 0, highest, mask_shape)
+
+
+class _Simulator:
+    """Reads its model through a method that the constructor chooses, as MuJoCo Playground does."""
+
+    def __init__(self):
+        self.model = {"link": {"mass": jnp.ones(2), "parent": jnp.arange(2)}}
+        self.step = self._step
+
+    def _step(self):
+        return self.model["link"]["mass"].sum()
+
+
+def test_a_copy_of_a_simulator_reads_its_own_model():
+    simulator = _Simulator()
+    parameters = adaptors.parameters_of(simulator.model)
+    assert [*parameters] == ["link.mass"]
+
+    @jax.jit
+    def step(factor):
+        values = {"link.mass": factor * parameters["link.mass"]}
+        return adaptors.with_parameters(simulator, "model", values).step()
+
+    assert (float(step(3.0)), float(simulator.step())) == (6.0, 2.0)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from environments import cartpole, catch, gridworld, pendulum, probes, wrappers
+from environments import cartpole, catch, gridworld, pendulum, probes, randomized, wrappers
 from environments.meta import delayed_chains, lifetimes, tabular_grids
 from podracers import contract
 from podracers.sebulba import jax_host
@@ -38,6 +38,9 @@ ENVIRONMENTS = {
     "time_limit": lambda: wrappers.TimeLimit(cartpole.CartPole, max_episode_steps=10),
     "select_observation": lambda: wrappers.SelectObservation(probes.MaskedAction, ("features",)),
     "searchable": lambda: wrappers.Searchable(catch.Catch),
+    "randomized": lambda: randomized.Randomized(
+        cartpole.CartPole, {"gravity": (0.8, 1.2), "pole_mass": (0.5, 2.0)}, observe=True
+    ),
     "truncation": probes.Truncation,
     "memory": probes.Memory,
 }

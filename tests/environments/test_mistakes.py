@@ -13,6 +13,7 @@ from jumanji.environments.routing.sokoban import generator as sokoban
 
 from environments import (
     brax,
+    cartpole,
     catch,
     craftax,
     envpool,
@@ -21,6 +22,7 @@ from environments import (
     jumanji,
     playground,
     probes,
+    randomized,
     wrappers,
     xminigrid,
 )
@@ -34,6 +36,7 @@ _jumanji, _gymnasium, _envpool = jumanji.Jumanji, gymnasium.Gymnasium, envpool.E
 _playground, _xminigrid = playground.Playground, xminigrid.XMiniGrid
 _craftax = craftax.Craftax
 _chains, _grids = delayed_chains.DelayedChains, tabular_grids.TabularGrids
+_randomized = functools.partial(randomized.Randomized, cartpole.CartPole)
 _lifetimes = functools.partial(lifetimes.Lifetimes, _grids(("small",)))
 
 
@@ -125,6 +128,9 @@ MISTAKES = [
     ),
     (_gymnasium, (f"{OWN}Wrong-v0", {"step": "no seed"}), "expected reset(*, seed=None"),
     (_envpool, ("Pong-v6",), "'Pong-v5'"),
+    (_envpool, ("Reach-v3",), "did you mean 'MetaWorld/Reach-v3' or 'HandReach-v3' or 'Reacher"),
+    (_envpool, ("HalfCheetah",), "'HalfCheetah-v5' or 'HalfCheetah-v4'"),
+    (_envpool, ("ElbowPose",), "ElbowPose1D6MExoFixed-v0' or "),
     (_envpool, ("CartPole-v1", {"stack_num": 1}), "stack_num"),
     *(
         (_envpool, ("Pong-v5", options), message)
@@ -169,6 +175,33 @@ MISTAKES = [
     (wrappers.TimeLimit, (wrappers.Searchable(catch.Catch), 9), "outermost wrapper"),
     (wrappers.FlattenAction, (catch.Catch,), "multi-discrete"),
     (wrappers.FlattenAction, (_Parts,), "Parts: number of joint actions: expected at most 21474"),
+    *(
+        (_randomized, (ranges,), words)
+        for ranges, words in (
+            ({}, "Randomized.ranges: expected one parameter or more, got none"),
+            ({"gravty": (0.5, 2.0)}, "has no float parameter 'gravty'; did you mean 'gravity'?"),
+            ({"max_episode_steps": (0.5, 2.0)}, "'max_episode_steps'; known: cart_mass, force, gr"),
+            ({"gravity": (2.0, 0.5)}, "['gravity']: expected factors (lowest, highest), finite"),
+            ({"gravity": (0.5, float("nan"))}, "got (0.5, nan)"),
+            ({"gravity": (0.5, 1e39)}, "got (0.5, 1e+39)"),
+            ({"gravity": (-1.0, 1.0)}, "got (-1.0, 1.0)"),
+            ({"gravity": 1.1}, "Randomized.ranges: expected"),
+        )
+    ),
+    *(
+        (randomized.Randomized, (other, {"body_mass": (0.5, 2.0)}), words)
+        for other, words in (
+            (jumanji.Jumanji("Snake-v1"), "Snake-v1 (environments.jumanji.Jumanji) has no param"),
+            (gymnax.Gymnax("CartPole-v1"), "CartPole-v1 (environments.gymnax.Gymnax) has no para"),
+            (catch.Catch, "Catch (environments.catch.Catch) has no parameters"),
+            (envpool.EnvPool("CartPole-v1"), "expected a JAX environment, got a host environment"),
+            (brax.Brax("fast"), "fast (environments.brax.Brax) has no parameters"),
+            (
+                brax.Brax("inverted_pendulum", {"backend": "spring"}),
+                "no float parameter 'body_mass'",
+            ),
+        )
+    ),
     (wrappers.StickyActions, (catch.Catch, 1.0), "repeat_probability"),
     (wrappers.StickyActions, (probes.MaskedAction, 0.1), "has an action mask"),
 ]
@@ -189,8 +222,8 @@ def test_a_mistake_is_one_line(make, arguments, words, monkeypatch):
         raise OSError("no network\nin tests")
 
     monkeypatch.setattr(sokoban, "hf_hub_download", refuse)
-    if make in OPTIONAL:
-        pytest.importorskip(OPTIONAL[make])
+    for kind in {make, *map(type, arguments)} & {*OPTIONAL}:
+        pytest.importorskip(OPTIONAL[kind])
     with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
         _ = make(*arguments).spec
     assert "\n" not in str(caught.value)

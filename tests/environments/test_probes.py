@@ -20,6 +20,7 @@ DISCRETE = (
     probes.MaskedAction,
     probes.MultiDiscreteReward,
     probes.Memory,
+    probes.Reporting,
 )
 
 
@@ -85,6 +86,17 @@ def test_the_illegal_action_has_the_highest_reward():
         assert timestep.reward[cue] == probe.illegal_reward > 5 * probe.value(0.9).max()
         mask = probe.observations()["action_mask"][cue]
         np.testing.assert_array_equal(mask, np.arange(3) != cue)
+
+
+def test_a_privileged_reward_pays_for_an_action_that_is_better_on_average():
+    probe = probes.PrivilegedReward()
+    start = probes.State(jnp.arange(2), jnp.zeros(2, jnp.int32))
+    for action, rewards in enumerate(([0.0, 0.0], probe.value(GAMMA))):
+        _, timestep = jax.vmap(probe.step, (0, None))(start, action)
+        np.testing.assert_array_equal(timestep.reward, rewards)
+        np.testing.assert_array_equal(timestep.observation["privileged_state"], [[-1.0], [1.0]])
+        np.testing.assert_array_equal(timestep.observation["state"], 1.0)
+    assert probe.optimal_return == 0.5
 
 
 def test_memory_shows_its_cue_once():

@@ -6,14 +6,15 @@ from concurrent import futures
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from agents import networks, ppo
-from environments import catch, envpool
+from environments import cartpole, catch, envpool, randomized
 from podracers import anakin, errors, sebulba
 from podracers import contract as contract_lib
 from podracers.training import config, experiment, loggers
-from tests import contract, processes
+from tests import contract, processes, streams
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +145,20 @@ def test_greedy_episodes_are_as_many_as_the_others_unless_told(tiny, options, sa
     if found:
         assert (parts.evaluator.agent, found.environment) == (parts.agent, parts.environment)
         assert (parts.agent.greedy_evaluation, found.agent.greedy_evaluation) == (False, True)
+
+
+def test_evaluations_play_the_nominal_environment(tiny):
+    def random():
+        return randomized.Randomized(cartpole.CartPole, {"pole_mass": (0.2, 20.0)})
+
+    plain, other = (
+        dataclasses.replace(tiny, environment=each).build() for each in (cartpole.CartPole, random)
+    )
+    params = plain.agent.actor_params(plain.agent.init_learner(jax.random.key(0)))
+    key = jax.random.key(1)
+    streams.assert_same(other.evaluate(params, key), plain.evaluate(params, key))
+    evaluator = dataclasses.replace(other.evaluator, environment=other.runner.environment)
+    assert np.any(evaluator.run(params, key).returns != plain.evaluator.run(params, key).returns)
 
 
 def test_agents_without_a_greedy_option_have_one_evaluation(tiny):
