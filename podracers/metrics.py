@@ -96,7 +96,9 @@ class EpisodeStatistics(NamedTuple):
     @classmethod
     def init(cls, num_streams: int) -> "EpisodeStatistics":
         """Returns the statistics of `B` streams that have just begun."""
-        return cls(*(jnp.zeros((num_streams,), jnp.float32) for _ in cls._fields[:-1]), {})
+        names = cls._fields[:-1]
+        zeros = {name: jnp.zeros((num_streams,), jnp.float32) for name in names}
+        return cls(**zeros, ended_metrics={})
 
     def with_metrics(self, names: Iterable[str]) -> "EpisodeStatistics":
         """Returns the statistics that also add up the metrics of these names."""
