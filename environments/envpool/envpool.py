@@ -144,7 +144,9 @@ class EnvPool:
         """The reduction of each entry of `info` that is reported."""
         own = spaces.numbers(self._task.pool_spec)
         for name in self.metrics:
-            errors.require_known(f"EnvPool.metrics: {self.task_id} has no number", name, own)
+            errors.require_known(
+                f"EnvPool.metrics: info of {self.task_id} has no number", name, own
+            )
         defaults = self._task.family.metrics
         return {name: defaults[name] for name in own if name in defaults} | {**self.metrics}
 

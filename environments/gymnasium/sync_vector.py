@@ -124,8 +124,8 @@ class SyncVector:
                 value = info[name]
                 if not isinstance(value, numbers.Real) and getattr(value, "shape", None) != ():
                     raise errors.UserError(
-                        f"Gymnasium.metrics: {self._name} has a {type(value).__name__} in "
-                        f"info['{name}'], expected a number"
+                        f"{self._name}: info['{name}'], which Gymnasium.metrics names: expected a "
+                        f"number, got {type(value).__name__}"
                     )
                 self._metrics.add(name, value, row)
         return tuple(values)
