@@ -3,6 +3,7 @@
 Axis legend: `N` transitions, `D` components of an action, `A` actions.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from tests.agents import experience
 BATCH = 16
 GAMMA, TEMPERATURE = 0.9, 0.5
 LOW, HIGH = np.array([-1.0, 1.0]), np.array([0.5, 3.0])
+PAIR = specs.Array((2,), np.float32)
 TINY = functools.partial(sac_networks.sac_network, hidden_sizes=(4,))
 
 
@@ -46,11 +48,15 @@ def _spec(actions: str) -> environment.EnvironmentSpec:
 
 @functools.cache
 def _case(actions: str) -> _Case:
-    """Discrete actions are seen through an encoder and a stack of two frames."""
-    is_discrete = actions == "discrete"
-    options = {"encoder": encoders.MLP((5,)), "frame_stack": 2} if is_discrete else {}
+    """Discrete actions have an encoder of a part of the observation, in stacks of two frames."""
+    is_discrete, spec = actions == "discrete", _spec(actions)
+    options = {}
+    if is_discrete:
+        spec = dataclasses.replace(spec, observation=spec.observation | {"unread": PAIR})
+        options = {"encoder": encoders.MLP((5,)), "frame_stack": 2}
+        options |= {"policy_keys": ("features",), "critic_keys": ("features",)}
     network = functools.partial(sac_networks.sac_network, hidden_sizes=(4, 4), **options)
-    agent = sac.SAC(_spec(actions), gamma=GAMMA, network=network)
+    agent = sac.SAC(spec, gamma=GAMMA, network=network)
     params = experience.moved(experience.zeros(agent).params, 0.5, seed=1)
     params = params._replace(log_temperature=jnp.log(TEMPERATURE))
     target = experience.moved(params.critic, 0.7, seed=4)
@@ -60,7 +66,8 @@ def _case(actions: str) -> _Case:
     if is_discrete:
         action = rng.integers(0, 3, (length - 1, BATCH)).astype(np.int32)
         mask = np.arange(3) != rng.integers(0, 4, (length, BATCH))[..., None]
-        observation = {"features": observation, environment.ACTION_MASK: mask}
+        unread = rng.normal(size=(length, BATCH, 2)).astype(np.float32)
+        observation = {"features": observation, "unread": unread, environment.ACTION_MASK: mask}
     else:
         action = rng.uniform(LOW, HIGH, (length - 1, BATCH, 2)).astype(np.float32)
     timestep = experience.random_episodes(1, (length, BATCH))._replace(observation=observation)
