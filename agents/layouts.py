@@ -185,7 +185,9 @@ def on_images(trunk: nn.Module, images: jax.Array, recompute: bool = False) -> j
         return trunk(images)
     fitting = _PIXELS // (images.shape[1] * images.shape[2])
     limit = max(_MIN_IMAGES, min(_MAX_IMAGES, fitting))
-    num_chunks = -(-images.shape[0] // limit)
+    # An exported policy has an open batch dimension: its images pass through at once.
+    is_open = not isinstance(images.shape[0], int)
+    num_chunks = 1 if is_open else -(-images.shape[0] // limit)
     if num_chunks <= 1 or trunk.is_initializing():
         return _on_chunk(trunk, (), images)[1]
     size = -(-images.shape[0] // num_chunks)

@@ -75,9 +75,9 @@ class Probe:
         """Advances the time and rewards the action."""
         state = state._replace(time=state.time + 1)
         done = state.time >= self.length
-        end = {"truncated": done} if self.truncates else {"terminated": done}
+        terminated, truncated = (False, done) if self.truncates else (done, False)
         reward = self._reward(state, jnp.asarray(action))
-        return state, types.transition(self._observe(state), reward, **end)
+        return state, types.transition(self._observe(state), reward, terminated, truncated)
 
     def _observe(self, state: State) -> types.PyTree:
         """Returns the observation in a state; by default that of its cue."""
@@ -348,3 +348,47 @@ class Bandit(Probe):
 
     def _reward(self, state: State, action: jax.Array) -> jax.Array:
         return jnp.where(action == state.cue, 1.0, -1.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reporting(Probe):
+    """Two numbers of its own: are they those of the LAST time step, of each episode once?
+
+    The observation is the cue, and the last action earns 1 if it equals the cue. The metric
+    `success` is 1 where the latest action equals the cue, so that its mean over episodes is their
+    mean return; `cue` is the cue, 0 or 1 with equal probability.
+
+    Attributes:
+      length: number of steps of an episode.
+    """
+
+    length: int = 3
+    num_cues = 2
+
+    @property
+    def spec(self) -> environment.EnvironmentSpec:
+        """That of a probe, with the metrics."""
+        return dataclasses.replace(super().spec, metrics=("success", "cue"))
+
+    def observations(self) -> np.ndarray:
+        """Both signs, `[2, 1]`."""
+        return _SIGNS
+
+    def value(self, gamma: float) -> np.ndarray:
+        """The value at the start, `[2]`: the reward is `length` steps away."""
+        return np.full(2, gamma ** (self.length - 1), np.float32)
+
+    def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
+        """Samples a cue."""
+        state, timestep = super().reset(key)
+        return state, types.restart(timestep.observation, {"success": 0.0, "cue": state.cue})
+
+    def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
+        """Advances the time; rewards and reports the action."""
+        state, timestep = super().step(state, action)
+        success = jnp.asarray(action == state.cue, jnp.float32)
+        metrics = {"success": success, "cue": state.cue.astype(jnp.float32)}
+        return state, timestep._replace(metrics=metrics)
+
+    def _reward(self, state: State, action: jax.Array) -> jax.Array:
+        return (action == state.cue) & (state.time >= self.length)

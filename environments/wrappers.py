@@ -301,8 +301,8 @@ class Searchable(Wrapper):
         inner, timestep = self.inner.step(self._unpack(state), action)
         # As in `_convert`: a dict, though without the state.
         observation = with_part(timestep.observation, environment.STATE, ())
-        timestep = timestep._replace(observation=environment.without_state(observation))
-        return timestep, self._pack(inner)
+        observation = environment.without_state(observation)
+        return timestep._replace(observation=observation, metrics={}), self._pack(inner)
 
     def _convert(self, state: Any, timestep: types.TimeStep) -> types.TimeStep:
         packed = self._pack(state)

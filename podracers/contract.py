@@ -129,7 +129,7 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
             f"spec is a {errors.path_of(spec)}, not a podracers EnvironmentSpec (a Gym environment "
             "needs an adaptor: it steps on the host)"
         ]
-    faults = []
+    faults = _metric_faults(spec.metrics)
     parts, _ = jax.tree.flatten_with_path(
         spec.observation, is_leaf=lambda node: not isinstance(node, dict)
     )
@@ -150,6 +150,23 @@ def spec_faults(candidate: environment.Environment) -> list[str]:
         expected = environment.legal_values(spec.action).shape
         if isinstance(mask, dict) or (mask.shape, mask.dtype) != (expected, np.bool_):
             faults.append(f"spec.observation['action_mask'] must be bool{[*expected]}, not {mask}")
+    return faults
+
+
+def _metric_faults(names: tuple[str, ...]) -> list[str]:
+    """Returns the faults of the names of an environment's metrics."""
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        return [f"spec.metrics is {names!r}, not a tuple of names"]
+    faults = []
+    for index, name in enumerate(names):
+        # A population adds `/std` and `/seed_N` to names.
+        first = name.partition("/")[0]
+        if not first.strip():
+            faults.append(f"spec.metrics has the empty name {name!r}")
+        elif first in environment.RESERVED_METRICS or name.startswith("greedy_"):
+            faults.append(f"spec.metrics has the name {name!r}, which runners use")
+        elif name in names[:index]:
+            faults.append(f"spec.metrics has the name {name!r} twice")
     return faults
 
 
@@ -279,6 +296,9 @@ def timestep_faults(
         if isinstance(part, specs.BoundedArray):
             outside = (leaf < part.minimum) | (leaf > part.maximum)
             faults[f"{name} leaves the bounds of its spec"] = jnp.any(outside)
+    for name, value in timestep.metrics.items():
+        fault = f"the metric {name!r} of a LAST time step is NaN or infinite"
+        faults[fault] = last & ~jnp.isfinite(value)
     if isinstance(spec.observation, dict) and environment.ACTION_MASK in spec.observation:
         mask = timestep.observation[environment.ACTION_MASK]
         empty = ~jnp.all(jnp.any(mask, axis=-1)) & ~last  # the action at LAST is ignored

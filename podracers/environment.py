@@ -28,6 +28,7 @@ from podracers import errors, trees, types
 ACTION_MASK = "action_mask"
 STATE = "environment_state"
 RESERVED = (ACTION_MASK, STATE)
+RESERVED_METRICS = ("return", "length")  # runners report them of every episode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,6 +42,8 @@ class EnvironmentSpec:
       max_episode_steps: the time limit in agent steps, or None.
       model: the environment that steps from the states in observations; None if observations
         contain no state.
+      metrics: names of the numbers in `metrics` of time steps (S6), such as `success`. Runners log
+        their means over episodes as `episode/NAME`, and evaluations as `evaluation/NAME`.
     """
 
     name: str
@@ -48,6 +51,7 @@ class EnvironmentSpec:
     action: specs.BoundedArray
     max_episode_steps: int | None = None
     model: "EnvironmentModel | None" = None
+    metrics: tuple[str, ...] = ()
 
     @property
     def num_actions(self) -> int:
@@ -64,7 +68,9 @@ class EnvironmentSpec:
         step_type: types.PyTree = specs.Array((), np.int8)
         return jax.tree.map(
             lambda spec: jax.ShapeDtypeStruct((*batch, *spec.shape), spec.dtype),
-            types.TimeStep(self.observation, scalar, scalar, step_type),
+            types.TimeStep(
+                self.observation, scalar, scalar, step_type, dict.fromkeys(self.metrics, scalar)
+            ),
         )
 
 
@@ -148,7 +154,7 @@ class EnvironmentModel(Protocol):
           action: one action of this environment.
 
         Returns:
-          The time step, whose observation contains no state, and the next state.
+          The time step, without metrics and without a state in its observation, and the next state.
         """
 
 

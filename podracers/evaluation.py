@@ -39,25 +39,49 @@ Stopped = pipeline.Cancelled  # `stop()` became true before the end of an evalua
 
 
 class Episodes(NamedTuple):
-    """Returns and lengths of episodes, on the host."""
+    """Returns, lengths and metrics of episodes, on the host."""
 
     returns: np.ndarray  # [P, E] float32, undiscounted, of the environment's own rewards
     lengths: np.ndarray  # [P, E] int32, agent steps
     finished: np.ndarray  # [P, E] bool; false where the episode outlasted the evaluation
+    # [P, E] float32, the environment's own by name; if the episode was cut, the latest ones
+    metrics: dict[str, np.ndarray] = {}  # noqa: RUF012  (nothing writes into it)
 
     def mean_return(self) -> np.ndarray:
         """Returns the mean return of each member, `[P]` or a scalar."""
         return np.mean(self.returns, axis=-1)
+
+    def mean_metrics(self) -> dict[str, np.ndarray]:
+        """Returns the mean of each metric by name, of each member."""
+        return {name: np.mean(values, axis=-1) for name, values in self.metrics.items()}
 
     def standard_error(self) -> float:
         """Returns the standard error of the mean return, over members if any, else episodes."""
         samples = self.mean_return() if self.returns.ndim > 1 else self.returns
         return float(np.std(samples, ddof=min(1, samples.size - 1)) / np.sqrt(samples.size))
 
+    def after(self, timestep: types.TimeStep[Any], xp: Any = np) -> "Episodes":
+        """Returns the episodes after another time step `[E]`, which finished ones ignore.
+
+        Args:
+          timestep: the time step.
+          xp: `numpy` or `jax.numpy`, the kind of all arrays.
+        """
+        running = ~self.finished
+        return Episodes(
+            self.returns + xp.where(running, timestep.reward, 0.0),
+            self.lengths + running.astype(np.int32),
+            self.finished | timestep.last(),
+            {
+                name: xp.where(running, timestep.metrics[name], value)
+                for name, value in self.metrics.items()
+            },
+        )
+
     @classmethod
     def join(cls, parts: Sequence["Episodes"]) -> "Episodes":
         """Returns the episodes of all parts, in their order."""
-        return cls(*(np.concatenate(leaves, axis=-1) for leaves in zip(*parts)))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
 
 
 class Evaluation(NamedTuple):
@@ -133,8 +157,7 @@ class Evaluator:
         first, end = (self.count * each // count for each in (index, index + 1))
         env_id = np.arange(first, end, dtype=np.int32)
         if not env_id.size:
-            none = np.zeros((self.population, 0) if self.population > 1 else (0,), np.float32)
-            return Episodes(none, none.astype(np.int32), none.astype(np.bool_))
+            return self._unplayed((self.population, 0) if self.population > 1 else (0,))
         if not environment_lib.is_host(self.environment):
             return jax.device_get(self._run(_on_one_device(params), key, env_id))
         # Batches of one size, so that acting compiles once; surplus episodes are dropped.
@@ -144,18 +167,15 @@ class Evaluator:
             batches = []
             for start in range(first, end, size):
                 batch = np.arange(start, start + size, dtype=np.int32)
-                returns = np.zeros(size, np.float64)
-                lengths, finished = np.zeros(size, np.int32), np.zeros(size, np.bool_)
+                episodes = self._unplayed((size,))._replace(returns=np.zeros(size, np.float64))
                 with contextlib.closing(self._steps(params, key, batch, worker)) as steps:
                     next(steps)
                     for _, timestep in steps:
-                        returns += np.where(finished, 0.0, timestep.reward)
-                        lengths += ~finished
-                        finished |= timestep.last()
-                        if np.all(finished[batch < end]):
+                        episodes = episodes.after(timestep)
+                        if np.all(episodes.finished[batch < end]):
                             break
-                batches.append(Episodes(returns.astype(np.float32), lengths, finished))
-            return Episodes(*(leaf[: env_id.size] for leaf in Episodes.join(batches)))
+                batches.append(episodes._replace(returns=episodes.returns.astype(np.float32)))
+            return jax.tree.map(lambda leaf: leaf[: env_id.size], Episodes.join(batches))
 
         return pipeline.call("evaluation", play, self.timeout, stop)
 
@@ -197,6 +217,7 @@ class Evaluator:
 
     def _act(self, params, actor_state, timestep, act_keys, time):
         """Returns the actions `[B]` of one step, and the actor state after it."""
+        timestep = timestep._replace(metrics={})
         with self.precision.tracing():
             action, actor_state, _ = self.agent.act(
                 params, actor_state, timestep, keys.at_time(act_keys, time), evaluation=True
@@ -206,6 +227,15 @@ class Evaluator:
     # Compiled once for all batches of one size.
     _jitted_begin = functools.cached_property(lambda self: jax.jit(self._begin))
     _jitted_act = functools.cached_property(lambda self: jax.jit(self._act))
+
+    def _unplayed(self, shape: tuple[int, ...], xp: Any = np) -> Episodes:
+        """Returns episodes without steps, in arrays of `xp`, NumPy or its namesake of JAX."""
+
+        def zeros(dtype: Any = np.float32) -> np.ndarray:
+            return xp.zeros(shape, dtype)
+
+        metrics = {name: zeros() for name in self.environment.spec.metrics}
+        return Episodes(zeros(), zeros(np.int32), zeros(np.bool_), metrics)
 
     @functools.cached_property
     def _run(self):
@@ -224,12 +254,11 @@ class Evaluator:
         return jax.jit(run)
 
     def _run_member(self, params: types.PyTree, key: jax.Array, env_id: jax.Array) -> Episodes:
-        shape, environment = env_id.shape, self.environment
+        environment = self.environment
         assert not environment_lib.is_host(environment)
         reset_keys, act_keys, actor_state = self._begin(key, env_id)
         state, timestep = jax.vmap(environment.reset)(reset_keys)
-        zeros: types.PyTree = jnp.zeros(shape)
-        episodes = Episodes(zeros, zeros.astype(jnp.int32), zeros.astype(jnp.bool_))
+        episodes = self._unplayed(env_id.shape, jnp)
 
         def unfinished(carry) -> jax.Array:
             time, *_, episodes = carry
@@ -239,13 +268,7 @@ class Evaluator:
             time, state, timestep, actor_state, episodes = carry
             action, actor_state = self._act(params, actor_state, timestep, act_keys, time)
             state, timestep = jax.vmap(environment.step)(state, action)
-            running = ~episodes.finished
-            episodes = Episodes(
-                episodes.returns + jnp.where(running, timestep.reward, 0.0),
-                episodes.lengths + running.astype(jnp.int32),
-                episodes.finished | timestep.last(),
-            )
-            return time + 1, state, timestep, actor_state, episodes
+            return time + 1, state, timestep, actor_state, episodes.after(timestep, jnp)
 
         start = (jnp.zeros((), jnp.int32), state, timestep, actor_state, episodes)
         return jax.lax.while_loop(unfinished, step, start)[-1]
@@ -310,16 +333,17 @@ def play_together(
     Returns:
       The complete sets in process 0; None elsewhere, and if a signal stopped any process.
     """
-    file = io.BytesIO()
+    file, played = io.BytesIO(), []
     with contextlib.suppress(Stopped):  # leaves the message empty
-        np.savez(file, *(leaf for episodes in play(processes.share()) for leaf in episodes or ()))
+        played = [episodes for episodes in play(processes.share()) if episodes is not None]
+        np.savez(file, *jax.tree.leaves(played))
     messages = processes.gather(file.getvalue())
     if not messages or not all(messages):
         return None
     # No pickle: any program that reaches the port may have sent it.
     parts = [np.load(io.BytesIO(each), allow_pickle=False).values() for each in messages]
     leaves = [np.concatenate(each, axis=-1) for each in zip(*parts, strict=True)]
-    return [Episodes(*leaves[at : at + 3]) for at in range(0, len(leaves), 3)]
+    return jax.tree.unflatten(jax.tree.structure(played), leaves)
 
 
 def run_key(seed: int, update: int | None = None) -> jax.Array:

@@ -4,7 +4,7 @@ Axis legend: `P` population (absent where it is 1), `B` streams.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -90,15 +90,21 @@ class EpisodeStatistics(NamedTuple):
     ended_return: jax.Array  # sum over ended episodes
     ended_length: jax.Array  # sum over ended episodes
     ended: jax.Array  # number of ended episodes
+    ended_metrics: dict[str, jax.Array]  # sums over ended episodes, by name
 
     @classmethod
-    def init(cls, num_streams: int) -> "EpisodeStatistics":
-        """Returns the statistics of `B` streams that have just begun."""
-        return cls(*(jnp.zeros((num_streams,), jnp.float32) for _ in cls._fields))
+    def init(cls, num_streams: int, names: Iterable[str] = ()) -> "EpisodeStatistics":
+        """Returns the statistics of `B` streams that have just begun, with metrics of `names`."""
+
+        def zeros(names: Iterable[str]) -> dict[str, jax.Array]:
+            return {name: jnp.zeros((num_streams,), jnp.float32) for name in names}
+
+        return cls(**zeros(cls._fields[:-1]), ended_metrics=zeros(names))
 
     def track(self, timestep: types.TimeStep) -> "EpisodeStatistics":
         """Adds one time step `[B]`; rewards are the environment's own, never clipped."""
-        first, last = timestep.first(), timestep.last().astype(jnp.float32)
+        first, is_last = timestep.first(), timestep.last()
+        last = is_last.astype(jnp.float32)
         running_return = jnp.where(first, 0.0, self.running_return + timestep.reward)
         running_length = jnp.where(first, 0.0, self.running_length + 1.0)
         return EpisodeStatistics(
@@ -107,6 +113,11 @@ class EpisodeStatistics(NamedTuple):
             ended_return=self.ended_return + last * running_return,
             ended_length=self.ended_length + last * running_length,
             ended=self.ended + last,
+            ended_metrics={
+                # At other time steps they may be NaN, and 0 * NaN is NaN.
+                name: total + jnp.where(is_last, timestep.metrics[name], 0.0)
+                for name, total in self.ended_metrics.items()
+            },
         )
 
     def track_rollout(self, timestep: types.TimeStep) -> "EpisodeStatistics":
@@ -120,7 +131,7 @@ class EpisodeStatistics(NamedTuple):
             running_length=jnp.where(first, 0.0, self.running_length),
         )
         # Without observations, which a scan would copy.
-        arrived = types.TimeStep((), *(x[1:] for x in timestep[1:]))
+        arrived = jax.tree.map(lambda x: x[1:], timestep._replace(observation=()))
         ended, _ = jax.lax.scan(lambda carry, x: (carry.track(x), None), began, arrived)
         return ended
 
@@ -130,9 +141,13 @@ class EpisodeStatistics(NamedTuple):
         means = {
             "episode/return": types.Mean(jnp.sum(self.ended_return), ended),
             "episode/length": types.Mean(jnp.sum(self.ended_length), ended),
+        } | {
+            f"episode/{name}": types.Mean(jnp.sum(total), ended)
+            for name, total in self.ended_metrics.items()
         }
-        zero = jnp.zeros_like(self.ended)
-        return self._replace(ended_return=zero, ended_length=zero, ended=zero), means
+        empty = jax.tree.map(jnp.zeros_like, self)
+        running = {"running_return": self.running_return, "running_length": self.running_length}
+        return empty._replace(**running), means
 
 
 def label(name: str, values: np.ndarray, seeds: Sequence[int]) -> dict[str, float]:

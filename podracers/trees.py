@@ -13,12 +13,22 @@ def structure(tree: types.PyTree) -> list[list[Any]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [
         [
-            jax.tree_util.keystr(path, simple=True, separator="/"),
+            _name(path),
             list(np.shape(leaf)),
             str(leaf.dtype) if hasattr(leaf, "dtype") else type(leaf).__name__,
         ]
         for path, leaf in leaves
     ]
+
+
+def arranged(tree: types.PyTree, like: types.PyTree) -> types.PyTree:
+    """Returns the leaves of a tree, by path, in the containers of `like`, also in empty ones."""
+    leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return jax.tree_util.tree_map_with_path(lambda path, _: leaves[_name(path)], like)
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def differences(found: list[list[Any]], expected: list[list[Any]]) -> list[str]:

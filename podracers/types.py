@@ -8,8 +8,11 @@ Axis legend: `T` time, `B` streams (one environment each, for the whole run).
 - S3  Row `b` is one environment for the whole run, and rollout `k + 1` begins where `k` ended.
 - S4  `Agent.act` resets its own recurrent state at FIRST.
 - S5  One rollout is acted by one version of the parameters.
+- S6  The `metrics` of a LAST time step are the numbers of the episode that ends there; at other
+  time steps they are ignored. Runners remove them before an agent receives a time step.
 """
 
+from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple
 
 import jax
@@ -46,6 +49,8 @@ class TimeStep(NamedTuple, Generic[_Array]):
     reward: _Array  # float32, received on arrival, never clipped; 0 at FIRST
     discount: _Array  # float32, 0 iff the episode terminated here
     step_type: _Array  # int8, FIRST | MID | LAST
+    # float32, the environment's own numbers by name (S6)
+    metrics: dict[str, _Array] = {}  # noqa: RUF012  (nothing writes into it)
 
     def first(self) -> _Array:
         """Returns a bool array: an episode begins here."""
@@ -64,13 +69,21 @@ class TimeStep(NamedTuple, Generic[_Array]):
         return self.last() & (self.discount != 0.0)
 
 
-def restart(observation: PyTree) -> TimeStep:
-    """Returns the FIRST time step of an episode (one stream, no batch axis)."""
+def restart(
+    observation: PyTree, metrics: Mapping[str, jax.typing.ArrayLike] | None = None
+) -> TimeStep:
+    """Returns the FIRST time step of an episode (one stream, no batch axis).
+
+    Args:
+      observation: the first observation.
+      metrics: scalars by name, those of `environment.EnvironmentSpec.metrics`; ignored at FIRST.
+    """
     return TimeStep(
         observation=observation,
         reward=jnp.zeros((), jnp.float32),
         discount=jnp.ones((), jnp.float32),
         step_type=jnp.full((), FIRST, jnp.int8),
+        metrics=_as_floats(metrics),
     )
 
 
@@ -79,6 +92,7 @@ def transition(
     reward: jax.Array | float,
     terminated: jax.Array | bool = False,
     truncated: jax.Array | bool = False,
+    metrics: Mapping[str, jax.typing.ArrayLike] | None = None,
 ) -> TimeStep:
     """Returns the time step that an action led to (one stream, no batch axis).
 
@@ -87,6 +101,8 @@ def transition(
       reward: scalar, received on arrival.
       terminated: scalar bool, the episode ended by the rules of the environment.
       truncated: scalar bool, the episode was cut; termination wins when both hold.
+      metrics: scalars by name, those of `environment.EnvironmentSpec.metrics`: the numbers of the
+        episode so far, because a wrapper or an evaluation may cut it at any step.
 
     Raises:
       errors.UserError: there is no reward, which some versions of JAX convert to NaN.
@@ -100,7 +116,12 @@ def transition(
         reward=jnp.asarray(reward, jnp.float32),
         discount=1.0 - terminated.astype(jnp.float32),
         step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
+        metrics=_as_floats(metrics),
     )
+
+
+def _as_floats(metrics: Mapping[str, jax.typing.ArrayLike] | None) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(value, jnp.float32) for name, value in (metrics or {}).items()}
 
 
 def broken_rules(timestep: TimeStep, fresh: jax.Array) -> dict[str, jax.Array]:
@@ -110,7 +131,7 @@ def broken_rules(timestep: TimeStep, fresh: jax.Array) -> dict[str, jax.Array]:
       timestep: time steps `[...]`; observations are not used.
       fresh: whether a reset made them, bool `[...]`.
     """
-    _, reward, discount, step_type = timestep
+    _, reward, discount, step_type, _ = timestep
     last, is_binary = timestep.last(), (discount == 0.0) | (discount == 1.0)
     broken = (
         fresh & (step_type != FIRST),

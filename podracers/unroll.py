@@ -112,10 +112,10 @@ def init(
     state, timestep = environment.init(keys.per_stream(key, env_id))
     return Streams(
         environment=state,
-        timestep=timestep,
+        timestep=timestep._replace(metrics={}),
         actor_state=agent.init_actor(env_id, num_envs),
         env_id=env_id,
-        episodes=metrics.EpisodeStatistics.init(env_id.shape[0]),
+        episodes=metrics.EpisodeStatistics.init(env_id.shape[0], timestep.metrics),
     )
 
 
@@ -154,7 +154,7 @@ def unroll(
             state, timestep = environment.step(carry.environment, action)
         following = carry._replace(
             environment=state,
-            timestep=timestep,
+            timestep=timestep._replace(metrics={}),
             actor_state=actor_state,
             episodes=carry.episodes.track(timestep),
         )

@@ -27,12 +27,14 @@ class RandomEpisodes:
     """Episodes of random length; half of them terminate and half are truncated.
 
     The observation is drawn at random and moved by the action; with `masked` it is a dict, and one
-    value of each (part of the) action, drawn at random, is illegal.
+    value of each (part of the) action, drawn at random, is illegal. With `reports` its metrics are
+    the return and the length so far.
     """
 
     end: float = 0.3  # probability that a step is the last one
     actions: str = "discrete"  # (3 values), "multi_discrete" (2 and 3 values) or "continuous" (2)
     masked: bool = False
+    reports: bool = False
 
     @property
     def spec(self) -> environment.EnvironmentSpec:
@@ -48,13 +50,14 @@ class RandomEpisodes:
                 "features": observation,
                 environment.ACTION_MASK: specs.Array(shape, np.bool_),
             }
-        return environment.EnvironmentSpec("RandomEpisodes", observation, action)
+        metrics = ("total", "steps") if self.reports else ()
+        return environment.EnvironmentSpec("RandomEpisodes", observation, action, metrics=metrics)
 
     def reset(self, key):
         key, place_key = jax.random.split(key)
         place = jax.random.normal(place_key, (2,))
         state = State(key, jnp.zeros((), jnp.int32), place, jnp.zeros(()))
-        return state, types.restart(self._observe(state))
+        return state, types.restart(self._observe(state), self._report(state))
 
     def step(self, state, action):
         place_key, reward_key, last_key, end_key = jax.random.split(
@@ -65,7 +68,11 @@ class RandomEpisodes:
         last = jax.random.bernoulli(last_key, self.end)
         terminated = last & jax.random.bernoulli(end_key)
         state = State(state.key, state.time + 1, place, state.total + reward)
-        return state, types.transition(self._observe(state), reward, terminated, last)
+        numbers = reward, terminated, last, self._report(state)
+        return state, types.transition(self._observe(state), *numbers)
+
+    def _report(self, state):
+        return {"total": state.total, "steps": state.time} if self.reports else {}
 
     def _observe(self, state):
         features = jnp.append(state.place, 0.1 * state.time)

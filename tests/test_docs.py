@@ -49,7 +49,7 @@ def test_paths(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_program_and_gin_file_is_run_by_a_test(page):
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     blocks = re.findall(r"^(.*)\n```(?:python\n|\nfrom __gin__)", page.read_text(), re.M)
     names = [re.fullmatch(r"<!-- (?:test|file): ([\w ]+)(?:\.py|\.gin)? -->", x) for x in blocks]
     assert [x for x, name in zip(blocks, names) if not name or f'"{name[1]}' not in tests] == []

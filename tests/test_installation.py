@@ -109,10 +109,11 @@ def test_a_wheel_in_an_empty_environment_trains_and_evaluates(tmp_path, source):
         ("compare", "--help"),
         ("benchmark", "--help"),
         ("check", "environments.catch.Catch"),
+        ("export", "--run_dir", "run", "--out", "policy", "--platforms", "cpu"),
         ("plot", "--run_dir", "run", "--metric", "loss/total", "--out", "run.png"),
     ):
         run(programs / f"podracers-{name}", *words)
-    assert (elsewhere / "run.png").exists()
+    assert (elsewhere / "run.png").exists() and (elsewhere / "policy").exists()
     run(*install, "--no-build-isolation", "--force-reinstall", f"git+file://{source}")
     commit = "from podracers.training import summary as x; print(x.provenance()['commit'])"
     commit = run(programs / "python", "-c", commit)

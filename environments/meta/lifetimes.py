@@ -167,7 +167,7 @@ class Mixture:
                 ),
                 environment.ACTION_MASK: jnp.pad(mask, (0, mask_width - mask.shape[0])),
             }
-            return timestep._replace(observation=observation)
+            return timestep._replace(observation=observation, metrics={})
 
         states, timesteps = zip(*results)
         timesteps = [padded(family, part) for family, part in zip(self.made, timesteps)]

@@ -323,13 +323,15 @@ class Checkpointer:
             return bool(faults)
 
         with storage.failures(f"read checkpoint {folder}"):  # the files are as written: no damage
+            saved = self._arrays.metadata(folder / item).tree
             if template is None:
-                leaves = self._arrays.metadata(folder / item).tree
-                template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), leaves)
+                template = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
                 expected = template
             else:
                 expected = bare if processes.on_lead(is_bare) else template
-            tree = self._arrays.restore(folder / item, args=ocp.args.StandardRestore(expected))
+            # In the containers on the disk, because an earlier version may lack empty ones.
+            arrays = ocp.args.StandardRestore(trees.arranged(expected, saved))
+            tree = trees.arranged(self._arrays.restore(folder / item, args=arrays), expected)
         return agent_lib.with_replay(tree, template), record["user"]
 
     def _set_aside(self, steps: Collection[int]) -> None:

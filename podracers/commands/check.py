@@ -26,7 +26,16 @@ from podracers import agent_contract, contract, environment, errors, host_contra
 from podracers.commands import command_line
 from podracers.training import config
 
-_CLASSES = ("Brax", "Craftax", "EnvPool", "Gymnasium", "Gymnax", "Jumanji", "XMiniGrid")
+_CLASSES = (
+    "Brax",
+    "Craftax",
+    "EnvPool",
+    "Gymnasium",
+    "Gymnax",
+    "Jumanji",
+    "Playground",
+    "XMiniGrid",
+)
 _ADAPTORS = {name.lower(): name for name in _CLASSES}  # by module
 
 
@@ -85,7 +94,7 @@ def _stage(name: str) -> Iterator[None]:
 
 
 def _described(spec: environment.EnvironmentSpec) -> list[str]:
-    """Returns a line for each part of a specification, as networks receive it."""
+    """Returns a line for each part of a specification, as networks receive it, and for metrics."""
     parts, _ = jax.tree.flatten_with_path(environment.without_state(spec.observation))
     rows = [(f"observation{jax.tree_util.keystr(path)}", part) for path, part in parts]
     lines = [f"{spec.name}: time limit {spec.max_episode_steps or 'none'}"]
@@ -102,6 +111,8 @@ def _described(spec: environment.EnvironmentSpec) -> list[str]:
         if path != "action" and environment.num_values(part) is not None:
             words.append("one-hot")
         lines.append(f"  {path}: {', '.join(words)}")
+    if spec.metrics:
+        lines.append(f"  metrics: {', '.join(spec.metrics)}")
     return lines
 
 

@@ -53,14 +53,15 @@ def main() -> int:
 
 
 def _described(episodes: evaluation.Episodes) -> str:
-    """Returns the mean return and length of episodes, and the return of each member."""
+    """Returns the means over episodes, and the return of each member."""
     mean = episodes.mean_return()
     over = f"{mean.size} members" if mean.ndim else f"{episodes.returns.size} episodes"
     by_member = ", by member: " + ", ".join(f"{each:.2f}" for each in mean) if mean.ndim else ""
+    own = "".join(f", {name} {np.mean(values):.4g}" for name, values in episodes.metrics.items())
     return (
         f"return {np.mean(episodes.returns):.2f} ± {episodes.standard_error():.2f} (mean and "
         f"standard error over {over}), length {np.mean(episodes.lengths):.1f} agent steps"
-        f"{by_member}"
+        f"{own}{by_member}"
     )
 
 

@@ -166,6 +166,9 @@ def _print_summary(summary: dict, directory: run_directory.RunDirectory) -> None
         values = (f", {name} = {value:g}" for name, value in options.get(seed, {}).items())
         rows[f"  seed {seed}{''.join(values)}"] = f"{mean:.2f}"
     rows["random policy"] = f"{summary['random_policy_return']:.2f}"
+    greedy = results.get("greedy_metrics", {})
+    for name, mean in results.get("metrics", {}).items():
+        rows[name] = f"{mean:.4g}" + (f", greedy {greedy[name]:.4g}" if name in greedy else "")
     rows["episode length"] = f"{results['length']:.1f} agent steps"
     if results["unfinished"]:
         rows["cut short"] = f"{results['unfinished']} episodes"

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,12 +51,15 @@ class Arrival(NamedTuple):
     """A time step on its way to the device, where each array is a transfer of its own."""
 
     observation: types.PyTree  # [H, ...]
-    scalars: jax.Array | np.ndarray  # float32 `[3, H]`: reward, discount, step type; one transfer
+    # float32 `[3 + M, H]`, one transfer: reward, discount, step type, M metrics in order of names
+    scalars: jax.Array | np.ndarray
 
-    def unpack(self) -> types.TimeStep:
-        """Returns the time step, on the device."""
-        reward, discount, step_type = self.scalars
-        return types.TimeStep(self.observation, reward, discount, step_type.astype(jnp.int8))
+    def unpack(self, names: Sequence[str]) -> types.TimeStep:
+        """Returns the time step, whose metrics have these names, on the device."""
+        reward, discount, step_type, *rows = self.scalars
+        metrics = dict(zip(sorted(names), rows, strict=True))
+        step_type = step_type.astype(jnp.int8)
+        return types.TimeStep(self.observation, reward, discount, step_type, metrics)
 
 
 class DevicePrograms(NamedTuple):
@@ -189,7 +192,7 @@ class Actor:
         faults = environment_lib.structure_faults(method, timestep, self._expected)
         environment_lib.refuse(self.factory, faults)
         # A new array, because the device may alias it.
-        return Arrival(timestep.observation, np.array(timestep[1:], np.float32))
+        return Arrival(timestep.observation, np.array(jax.tree.leaves(timestep[1:]), np.float32))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -211,12 +214,17 @@ class ActorPrograms:
     precision: precision_lib.Precision
 
     def template(self, params: types.PyTree, rows: int) -> types.Rollout:
-        """Returns the shapes of a rollout of `rows` streams (`jax.ShapeDtypeStruct`)."""
+        """Returns the shapes of a rollout of `rows` streams (`jax.ShapeDtypeStruct`).
+
+        Its time steps have metrics, which the learner removes before the agent receives them.
+        """
 
         def step(params, env_id, stream_keys, arrival):
             actor_state = self.agent.init_actor(env_id, self.num_envs)
-            timestep = arrival.unpack()
-            action, _, extras = self._agent_act(params, actor_state, timestep, stream_keys)
+            timestep = arrival.unpack(self.spec.metrics)
+            action, _, extras = self._agent_act(
+                params, actor_state, timestep._replace(metrics={}), stream_keys
+            )
             return types.Rollout(timestep, action, extras, actor_state)
 
         env_id = jax.ShapeDtypeStruct((rows,), np.int32)
@@ -280,7 +288,8 @@ class ActorPrograms:
     def _arrival(self, rows: int) -> Arrival:
         """Returns the shapes of an arrival of `rows` streams."""
         observation = self.spec.timesteps(rows).observation
-        scalars: types.PyTree = jax.ShapeDtypeStruct((3, rows), np.float32)
+        count = 3 + len(self.spec.metrics)
+        scalars: types.PyTree = jax.ShapeDtypeStruct((count, rows), np.float32)
         return Arrival(observation, scalars)
 
     def _init_actor(self, env_id):
@@ -296,7 +305,7 @@ class ActorPrograms:
         return Carry(rollout, actor_state, stream_keys, jnp.zeros((), jnp.int32))
 
     def _act(self, params, carry, arrival):
-        timestep = arrival.unpack()
+        timestep = arrival.unpack(self.spec.metrics)
         rows = timestep.step_type.shape[0]
         time, start = _place(carry, rows)
 
@@ -306,7 +315,7 @@ class ActorPrograms:
         with jax.named_scope("act"):
             act_keys = keys.at_time(own(carry.stream_keys), time)
             action, actor_state, extras = self._agent_act(
-                params, own(carry.actor_state), timestep, act_keys
+                params, own(carry.actor_state), timestep._replace(metrics={}), act_keys
             )
         rollout = carry.rollout._replace(
             timestep=_write(carry.rollout.timestep, timestep, time, start),
@@ -321,7 +330,7 @@ class ActorPrograms:
         return Carry(rollout, actor_state, carry.stream_keys, carry.calls + 1), action
 
     def _finish(self, carry, arrival):
-        timestep = arrival.unpack()
+        timestep = arrival.unpack(self.spec.metrics)
         time, start = _place(carry, timestep.step_type.shape[0])
         written = _write(carry.rollout.timestep, timestep, time, start)
         rollout = carry.rollout._replace(timestep=written)

@@ -102,11 +102,12 @@ class Learner:
         learner = self.programs.agent.init_learner(keys.learner(key))
         params = self.programs.agent.actor_params(learner)
         rows = self.programs.num_envs // parallel.axis_size()
-        memory = self.programs.agent.init_memory(self.programs.template(params, rows))
+        template = _without_metrics(self.programs.template(params, rows))
+        memory = self.programs.agent.init_memory(template)
         return SebulbaState(
             learner=learner,
             memory=parallel.check_leading_axis(memory),
-            episodes=metrics.EpisodeStatistics.init(rows),
+            episodes=metrics.EpisodeStatistics.init(rows, self.programs.spec.metrics),
             key=key,
             update=jnp.zeros((), jnp.int32),
         )
@@ -119,9 +120,16 @@ class Learner:
         _, learn_key = keys.act_and_learn(state.key, state.update)
         with jax.named_scope("learn"):
             agent_state = types.AgentState(state.learner, state.memory)
-            agent_state, means = self.programs.agent.update(agent_state, rollout, learn_key)
+            agent_state, means = self.programs.agent.update(
+                agent_state, _without_metrics(rollout), learn_key
+            )
         episodes, episode_means = state.episodes.track_rollout(rollout.timestep).flush()
         means = {**episode_means, **means}
         report = metrics.of_update(means, rollout.timestep, state.update)
         state = SebulbaState(*agent_state, episodes, state.key, state.update + 1)
         return state, metrics.sum_over_devices(report)
+
+
+def _without_metrics(rollout: types.Rollout) -> types.Rollout:
+    """Returns a rollout as agents receive it."""
+    return rollout._replace(timestep=rollout.timestep._replace(metrics={}))

@@ -34,6 +34,7 @@ _LOGGER = logging.getLogger(__name__)
 _SHOWN = {
     "steps_per_second": "{:,.0f} steps/s",
     "episode/return": "return {:.4g}",
+    "episode/success": "success {:.4g}",
     "evaluation/return": "eval {:.4g}",
     "loss/total": "loss {:.4g}",
 }

@@ -26,7 +26,7 @@ SPEC = catch.Catch().spec
 
 def _slow_targets(timestep, extras, row, k_steps, n_steps):
     """Returns lists of `(weight, value)` for values, rewards and policies of one sequence."""
-    reward, discount, kind = (x[:, row] for x in timestep[1:])
+    reward, discount, kind = (x[:, row] for x in timestep[1:4])
     end = next((t for t in range(len(kind)) if kind[t] == types.LAST), None)
     values, rewards, policies = [], [], []
     for k in range(k_steps + 1):

@@ -20,6 +20,7 @@ DISCRETE = (
     probes.MaskedAction,
     probes.MultiDiscreteReward,
     probes.Memory,
+    probes.Reporting,
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 
 from environments import catch, gridworld, jumanji, pendulum, probes, wrappers
-from podracers import environment, types
+from podracers import contract, environment, types
 from tests import streams
 
 ECHO = environment.EnvironmentSpec(
@@ -112,7 +112,9 @@ def test_select_observation_drops_parts_and_keeps_the_mask():
 
 
 @pytest.mark.parametrize(
-    "game", [catch.Catch(), streams.RandomEpisodes(masked=True)], ids=["array", "dict, with keys"]
+    "game",
+    [catch.Catch(), streams.RandomEpisodes(masked=True, reports=True)],
+    ids=["array", "dict, with keys"],
 )
 def test_stepping_from_a_packed_state_is_stepping(game):
     candidate = wrappers.Searchable(game)
@@ -126,12 +128,30 @@ def test_stepping_from_a_packed_state_is_stepping(game):
         stepped, after = candidate.step_from(packed, action)
         streams.assert_same(after, timestep.observation[environment.STATE])
         seen = environment.without_state(timestep.observation)
-        streams.assert_same(stepped, timestep._replace(observation=seen))
+        streams.assert_same(stepped, timestep._replace(observation=seen, metrics={}))
         expected = plain.observation
         streams.assert_same(
             seen, expected if isinstance(expected, dict) else {"observation": expected}
         )
         streams.assert_same(timestep[1:], plain[1:])
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "options"),
+    [
+        (wrappers.TimeLimit, {}),
+        (wrappers.StickyActions, {}),
+        (wrappers.SelectObservation, {"masked": True, "keys": ("features",)}),
+        (wrappers.FlattenAction, {"masked": True, "actions": "multi_discrete"}),
+        (wrappers.Searchable, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_wrappers_report_the_metrics_of_the_environment(wrapper, options):
+    own = {name: options.pop(name) for name in ("keys",) if name in options}
+    wrapped = wrapper(streams.RandomEpisodes(reports=True, **options), **own)
+    assert wrapped.spec.metrics == ("total", "steps")
+    assert contract.environment_faults(wrapped, num_steps=0) == []
 
 
 def test_flat_actions_enumerate_all_pairs():

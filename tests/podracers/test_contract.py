@@ -32,10 +32,13 @@ class Good:
         "action_mask": specs.Array((3,), np.bool_),
     }
     action = specs.DiscreteArray(3)
+    metrics = ()
 
     @property
     def spec(self):
-        return environment.EnvironmentSpec("Good", self.observed, self.action, 5)
+        return environment.EnvironmentSpec(
+            "Good", self.observed, self.action, 5, metrics=self.metrics
+        )
 
     def observe(self, time):
         del time
@@ -113,6 +116,21 @@ def _stepping(result):
     return _with(step=lambda self, state, action: result(state))
 
 
+def _reporting(**numbers):
+    """Returns an environment of which `step` returns a number that `reset` returns as 0."""
+
+    def reset(self, key):
+        state, timestep = Good.reset(self, key)
+        return state, timestep._replace(metrics=dict.fromkeys(numbers, jnp.float32(0.0)))
+
+    def step(self, state, action):
+        state, timestep = Good.step(self, state, action)
+        metrics = {name: number(timestep) for name, number in numbers.items()}
+        return state, timestep._replace(metrics=metrics)
+
+    return _with(metrics=("success",), reset=reset, step=step)
+
+
 _PLAIN = jnp.zeros((4,))
 
 
@@ -133,6 +151,21 @@ FAULTS = {
     "spec.action has minimum 1": _acting(1, 3, dtype=np.int32),
     "spec.observation['action_mask'] must be bool[4]": _with(action=specs.DiscreteArray(4)),
     "but the action is continuous": _acting(-1.0, 1.0),
+    "spec.metrics is 'success', not a tuple of names": _with(metrics="success"),
+    "spec.metrics has the empty name ' '": _with(metrics=("success", " ")),
+    "spec.metrics has the name 'success' twice": _with(metrics=("success", "success")),
+    "spec.metrics has the name 'length', which runners use": _with(metrics=("length",)),
+    "spec.metrics has the name 'return/std', which runners use": _with(metrics=("return/std",)),
+    "spec.metrics has the name 'greedy_x', which runners use": _with(metrics=("greedy_x",)),
+    "step: leaf 'metrics/success': expected float32[], got int32[]": _reporting(
+        success=lambda t: jnp.int32(1)
+    ),
+    "step: leaf 'metrics/x': expected none, got float32[]": _spoil(
+        "step", metrics=lambda t: {"x": jnp.float32(1.0)}
+    ),
+    "the metric 'success' of a LAST time step is NaN or infinite": _reporting(
+        success=lambda t: jnp.where(t.last(), jnp.inf, 1.0)
+    ),
     "reset returned TimeStep, expected (state, TimeStep)": _with(
         reset=lambda self, key: types.restart(jnp.zeros((4,)))
     ),
@@ -223,6 +256,10 @@ def test_good_environments_pass():
     contract.check_environment(Good, num_steps=20)
     good = _multi_discrete([[True, True, False], [True, True, True]])
     contract.check_environment(good, num_steps=20)
+    # Metrics are ignored except at LAST.
+    contract.check_environment(
+        _reporting(success=lambda t: jnp.where(t.last(), 1.0, jnp.nan)), num_steps=20
+    )
     # The action at LAST is ignored: a mask may be empty there.
     empty_at_last = _with(
         observe=lambda self, time: {

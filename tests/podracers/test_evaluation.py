@@ -20,7 +20,7 @@ from tests import faults, streams
 NUM_EPISODES = 7
 KEY = jax.random.key(1)
 PARAMS = {"change": jnp.float32(0.7)}
-GAME = streams.RandomEpisodes(end=0.2)
+GAME = streams.RandomEpisodes(end=0.2, reports=True)
 FACTORY = gymnasium.Gymnasium("CartPole-v1", {"max_episode_steps": 40})
 
 
@@ -104,7 +104,16 @@ def _assert_played(episodes, case):
     np.testing.assert_array_equal(episodes.lengths, case.lengths)
     np.testing.assert_allclose(episodes.returns, case.returns, rtol=1e-4)
     assert episodes.finished.all()
-    assert [leaf.dtype for leaf in episodes] == [np.float32, np.int32, np.bool_]
+    assert [leaf.dtype for leaf in episodes[:3]] == [np.float32, np.int32, np.bool_]
+    _assert_reported(episodes, case)
+
+
+def _assert_reported(episodes, case):
+    """The game reports the return and the length so far."""
+    assert episodes.metrics.keys() == set(case.evaluator.environment.spec.metrics)
+    for name, expected in {"total": episodes.returns, "steps": episodes.lengths}.items():
+        if name in episodes.metrics:
+            streams.assert_close(episodes.metrics[name], expected)
 
 
 def test_first_episodes_equal_a_slow_loop(case, monkeypatch):
@@ -130,6 +139,7 @@ def test_episodes_that_outlast_the_evaluation_are_flagged(case):
     np.testing.assert_array_equal(episodes.lengths, np.minimum(case.lengths, limit))
     partial = [sum(rewards[:limit]) for rewards in case.rewards]
     np.testing.assert_allclose(episodes.returns, partial, rtol=1e-4)
+    _assert_reported(episodes, case)
 
 
 @pytest.mark.parametrize("count", [2, NUM_EPISODES + 1])
@@ -162,10 +172,11 @@ def test_a_population_plays_the_same_episodes():
         expected = alone.run({"change": value}, KEY)
         np.testing.assert_array_equal(episodes.lengths[member], expected.lengths)
         np.testing.assert_allclose(episodes.returns[member], expected.returns, rtol=1e-5)
+        np.testing.assert_array_equal(episodes.metrics["steps"][member], expected.lengths)
     assert np.any(episodes.returns[0] != episodes.returns[1])
     # A share may be empty.
     shares = [evaluator.run({"change": values}, KEY, share=(index, 8)) for index in range(8)]
-    assert shares[0].returns.shape == (2, 0)
+    assert shares[0].returns.shape == shares[0].metrics["total"].shape == (2, 0)
     streams.assert_close(evaluation.Episodes.join(shares), episodes)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from podracers import environment, metrics, parallel, types
+from tests import streams
 
 P = jax.sharding.PartitionSpec
 
@@ -113,7 +114,8 @@ def test_episode_statistics_equal_a_slow_loop(flush_every):
     length, batch = 40, 5
     reward = rng.normal(size=(length, batch)).astype(np.float32)
     step_type = np.full((length, batch), types.MID, np.int8)
-    expected = []  # returns and lengths of ended episodes
+    own = np.full((length, batch), np.nan, np.float32)  # a metric, ignored unless at LAST
+    expected = []  # returns, lengths and metrics of ended episodes
     for b in range(batch):
         total, steps = 0.0, 0
         for t in range(length):
@@ -123,23 +125,34 @@ def test_episode_statistics_equal_a_slow_loop(flush_every):
                 continue
             total, steps = total + reward[t, b], steps + 1
             if rng.random() < 0.25:
-                step_type[t, b] = types.LAST
-                expected.append((total, steps))
+                step_type[t, b], own[t, b] = types.LAST, rng.normal()
+                expected.append((total, steps, own[t, b]))
     assert len(expected) > 20
 
     track = jax.jit(metrics.EpisodeStatistics.track)
-    statistics = metrics.EpisodeStatistics.init(batch)
-    totals, count = np.zeros(2), 0
+    statistics = metrics.EpisodeStatistics.init(batch, ["own"])
+    totals, count = np.zeros(3), 0
     for t in range(length):
-        timestep = types.TimeStep((), reward[t], np.ones(batch, np.float32), step_type[t])
+        numbers = reward[t], np.ones(batch, np.float32), step_type[t]
+        timestep = types.TimeStep((), *numbers, {"own": own[t]})
         statistics = track(statistics, timestep)
         if (t + 1) % flush_every == 0 or t + 1 == length:
             statistics, means = statistics.flush()
-            totals += [means["episode/return"].total, means["episode/length"].total]
+            names = ("episode/return", "episode/length", "episode/own")
+            assert means.keys() == set(names)
+            totals += [means[name].total for name in names]
             count += means["episode/return"].count
-            assert means["episode/length"].count == means["episode/return"].count
+            assert len({float(mean.count) for mean in means.values()}) == 1
     assert count == len(expected)
     np.testing.assert_allclose(totals, np.sum(expected, axis=0), rtol=1e-5)
+
+
+def test_a_number_of_an_episode_that_is_not_finite_is_named():
+    begun = metrics.EpisodeStatistics.init(2, ["own"])
+    rollout = _rollout()._replace(metrics={"own": jnp.full((3, 2), jnp.inf)})
+    ended, means = begun.track_rollout(rollout).flush()
+    assert metrics.of_update(means, rollout, jnp.int32(7)).first_nonfinite["episode/own"] == 7
+    streams.assert_same(ended.ended_metrics, begun.ended_metrics)
 
 
 def test_summaries_of_one_seed_and_of_a_population():

@@ -3,7 +3,7 @@
 import pytest
 
 from agents import muzero, ppo
-from environments import xminigrid
+from environments import playground, probes, xminigrid
 from podracers import runner, sebulba
 from tests import contract, streams
 
@@ -77,7 +77,42 @@ def test_without_lag_any_split_of_devices_learns_the_same(name, options):
     _assert_same(actual, _results(_anakin(agent, environment), 4))
 
 
+def _reports(history) -> list[dict[str, tuple[float, float]]]:
+    """Returns total and count of the metrics of episodes in each update."""
+    return [
+        {name: (*mean,) for name, mean in report.means.items() if name.startswith("episode/")}
+        for report in history.reports
+    ]
+
+
+@pytest.mark.exact
+def test_both_runners_report_the_numbers_of_each_episode_that_ended():
+    """On several devices, and from the middle of an episode; the agent never receives them."""
+    probe = probes.Reporting(length=4)  # with the reset, five steps: rollouts have six
+    network = contract.tiny_network()
+    agent = ppo.PPO(probe.spec, network=network, learning_rate=0.01, epochs=1, num_minibatches=2)
+    several = {"actor_devices": (0, 1), "learner_devices": (2, 3), "batches_per_actor": 2}
+    subject = _anakin(agent, probe)
+    history = contract.run(subject, 4)
+    expected = []
+    for rollout in history.rollouts:
+        assert rollout.timestep.metrics == {}
+        last = rollout.timestep.last()[1:]
+        success = rollout.timestep.reward[1:][last]
+        cue = rollout.timestep.observation[1:, :, 0][last] > 0.0
+        totals = {"return": success, "success": success, "cue": cue, "length": 4.0 * last}
+        expected.append({f"episode/{name}": (x.sum(), last.sum()) for name, x in totals.items()})
+    assert _reports(history) == expected
+    assert all(0.0 < total < count for total, count in (x["episode/cue"] for x in expected))
+    _, report = subject.step(contract.restore(subject, history.states[2]), 1)
+    assert _reports(history._replace(reports=[streams.to_numpy(report)])) == expected[2:3]
+    other = _sebulba(agent, probe, **several)
+    assert _reports(contract.run(other, 4)) == expected
+    other.close()
+
+
 SUITES = {
+    "mujoco_playground": lambda: playground.Playground("CartpoleBalance", episode_length=5),
     "xminigrid": lambda: xminigrid.XMiniGrid("MiniGrid-Empty-5x5", {"max_steps": 5}),
 }
 

@@ -1,5 +1,8 @@
 """Tests of time steps and means."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +26,16 @@ def test_time_steps(timestep, reward, discount, step_type, kinds):
     assert timestep.step_type == step_type and timestep.step_type.dtype == jnp.int8
     found = timestep.first(), timestep.last(), timestep.terminated(), timestep.truncated()
     assert [bool(each) for each in found] == kinds
+
+
+def test_metrics_are_scalars_and_absent_by_default():
+    """A time step of four fields has four leaves, as in checkpoints of earlier versions."""
+    assert jax.tree.leaves(types.TimeStep(1, 2, 3, 4)) == [1, 2, 3, 4]
+    for make in (types.restart, functools.partial(types.transition, reward=0.0)):
+        assert make(0.0).metrics == {}
+        metrics = make(0.0, metrics={"success": True, "x": 2}).metrics
+        assert metrics == {"success": 1.0, "x": 2.0}
+        assert [(x.dtype, x.shape) for x in metrics.values()] == [(jnp.float32, ())] * 2
 
 
 def test_a_missing_reward_is_refused():

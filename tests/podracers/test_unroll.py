@@ -16,7 +16,7 @@ from tests import streams
 
 NUM_STREAMS = 4
 LENGTH = 9
-GAME = streams.RandomEpisodes()
+GAME = streams.RandomEpisodes(reports=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ ENV_ID = np.arange(NUM_STREAMS, dtype=np.int32)
 def test_rollouts_equal_a_slow_loop():
     """Each stream resets at FIRST, with the key of its episode; S1, S3 and S4 hold.
 
-    The action at LAST, drawn as all others, changes nothing.
+    The action at LAST, drawn as all others, changes nothing. Metrics are tracked, and removed (S6).
     """
     middle, first, end, second = streams.to_numpy(_two_rollouts(ENV_ID))
     timesteps = jax.tree.map(
@@ -62,12 +62,16 @@ def test_rollouts_equal_a_slow_loop():
         for each in zip((first.action, *first.extras), (second.action, *second.extras))
     )
     reset, step = jax.jit(GAME.reset), jax.jit(GAME.step)
+    tracked = end.episodes.ended_metrics
     for stream in range(NUM_STREAMS):
+        total = steps = 0.0
         key, episode, count = jax.random.fold_in(jax.random.key(0), stream), 0, 0
         state, timestep = reset(jax.random.fold_in(key, episode))
         for time in range(2 * LENGTH + 1):
             now = jax.tree.map(lambda x, i=(time, stream): x[i], timesteps)
-            streams.assert_close(now, timestep)
+            streams.assert_close(now, timestep._replace(metrics={}))
+            if timestep.last():
+                total, steps = total + timestep.metrics["total"], steps + timestep.metrics["steps"]
             if time == 2 * LENGTH:
                 break
             count = 1 if timestep.first() else count + 1
@@ -79,6 +83,8 @@ def test_rollouts_equal_a_slow_loop():
             else:
                 state, timestep = step(state, actions[time, stream])
         assert episode > 1
+        np.testing.assert_allclose(tracked["total"][stream], total, rtol=1e-4, atol=1e-4)
+        assert tracked["steps"][stream] == steps
     for border, rollout in ((middle, first), (end, second)):
         streams.assert_same(jax.tree.map(lambda x: x[-1], rollout.timestep), border.timestep)
     streams.assert_same(jax.tree.map(lambda x: x[0], second.timestep), middle.timestep)

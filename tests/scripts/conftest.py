@@ -26,7 +26,7 @@ def tools():
 
 
 def _imported(name):
-    commands = ("train", "evaluate", "check")
+    commands = ("train", "evaluate", "export", "check")
     package = "podracers.commands" if name in commands else "podracers.scripts"
     return importlib.import_module(f"{package}.{name}")
 

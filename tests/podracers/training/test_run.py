@@ -42,6 +42,12 @@ POPULATION = (
 )
 
 
+REPORTING = """
+from environments import probes
+experiment.Experiment.environment = @probes.Reporting
+"""
+
+
 class At:
     """A stop request that acts once, when the run has logged so many lines.
 
@@ -74,7 +80,7 @@ def _run(settings, directory, stop=None, **options):
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
-    file = processes.config_file(tmp_path_factory.mktemp("run"))
+    file = processes.config_file(tmp_path_factory.mktemp("run"), REPORTING)
     return experiment.load([str(file)], POPULATION)
 
 
@@ -148,6 +154,10 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
         for name in ("return", "length") if "evaluation/return" in row else ():
             greedy = [row[f"evaluation/greedy_{name}/seed_{seed}"] for seed in (3, 4)]
             assert row[f"evaluation/greedy_{name}"] == pytest.approx(np.mean(greedy))
+            own = [row[f"evaluation/{name}/seed_{seed}"] for seed in (3, 4)]
+            success = [row[f"evaluation/success/seed_{seed}"] for seed in (3, 4)]
+            assert name == "length" or success == pytest.approx(own)
+        assert row["episode/success/seed_4"] == pytest.approx(row["episode/return/seed_4"])
         logged = [row[f"learning_rate/seed_{seed}"] for seed in (3, 4)]
         assert logged == pytest.approx(RATES)
     judged = [row for row in rows if "evaluation/return" in row]
@@ -159,12 +169,16 @@ def test_a_population_is_logged_by_member_and_on_average(population, capsys):
         by_seed = results[f"{kind}_by_seed"]
         assert by_seed == {str(each["seed"]): each[kind] for each in members}
         assert results[kind] == pytest.approx(np.mean(list(by_seed.values())))
+        own = results[kind.replace("return", "metrics")]
+        assert own == {"cue": pytest.approx(0.5, abs=0.4), "success": pytest.approx(results[kind])}
     assert (results["episodes"], results["greedy_episodes"]) == (16, 16)
     assert summary["environment_steps"] == 2 * 640
     assert (summary["compute_dtype"], summary["matmul_precision"]) == ("float32", "default")
     train._print_summary(summary, directory)
     row = rf"\n  seed 4, learning_rate = 0\.01 +{members[1]['return']:.2f}\n"
-    assert re.search(row, capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert re.search(row, printed)
+    assert re.search(rf"\nsuccess +{results['return']:.4g}, greedy ", printed)
     policy = trained.load(directory.path)  # is evaluated by member
     judged = policy.parts.evaluate(policy.params, evaluation.run_key(3)).episodes
     assert judged.mean_return().tolist() == list(results["return_by_seed"].values())

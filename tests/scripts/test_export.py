@@ -1,0 +1,297 @@
+"""Exported policies equal their agents, without this project.
+
+Axis legend: `B` streams, `T` time.
+"""
+
+import functools
+import importlib.util
+import json
+import re
+import sys
+import zipfile
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from agents import alphazero, dqn, networks, ppo, sac, tree_search
+from agents.meta import rules
+from agents.meta.lpg import rule as rule_lib
+from agents.networks import encoders
+from agents.networks import muzero as muzero_networks
+from environments import catch, wrappers
+from podracers import environment, errors, precision, types
+from podracers.commands import export
+from podracers.training import trained
+from tests import contract, documented, processes, streams
+
+pytestmark = pytest.mark.exact
+
+T = 5
+_ACTION = specs.BoundedArray((2,), np.float32, np.array([-1, 0], np.float32), 3.0)
+
+
+@pytest.fixture(autouse=True)
+def _optimized():
+    """Compiles with all optimizations, which fold constants."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def _program(agent, spec, **options):
+    """Returns the program of an agent whose parameters are drawn, statistics included."""
+    shapes = jax.eval_shape(lambda: agent.actor_params(agent.init_learner(jax.random.key(0))))
+    draw = np.random.default_rng(0).normal
+
+    def leaf(path, x):
+        values = draw(0.0, 0.5, x.shape) if jnp.issubdtype(x.dtype, jnp.floating) else 0
+        is_statistic = "normalizer" in jax.tree_util.keystr(path)
+        return jnp.full(x.shape, abs(values) if is_statistic else values, x.dtype)
+
+    params = jax.tree_util.tree_map_with_path(leaf, shapes)
+    return export.Program(agent, params, spec, precision.Precision(**options))
+
+
+def _timestep(spec, first, rng):
+    """Draws a time step of streams, whose masks have a legal action."""
+
+    def leaf(path, part):
+        shape = first.shape + part.shape
+        if part.dtype == bool:  # a mask
+            legal = environment.legal_values(spec.action)
+            return np.where(legal.cumsum(-1) == 1, True, legal & (rng.random(shape) < 0.5))
+        if np.issubdtype(part.dtype, np.integer):
+            return rng.integers(part.minimum, int(part.maximum) + 1, shape).astype(part.dtype)
+        return rng.normal(size=shape).astype(part.dtype)
+
+    observation = jax.tree_util.tree_map_with_path(leaf, spec.observation)
+    reward = np.where(first, 0.0, rng.normal(size=first.shape)).astype(np.float32)
+    step_type = np.where(first, types.FIRST, types.MID).astype(np.int8)
+    return types.TimeStep(observation, reward, np.ones_like(reward), step_type)
+
+
+def _loaded(exported):
+    return jax.jit(jax.export.deserialize(exported.serialize()).call)
+
+
+def _kept(template, observation):
+    """Returns the parts of an observation that an exported policy reads."""
+    if not isinstance(template, dict):
+        return observation
+    return {key: _kept(part, observation[key]) for key, part in template.items()}
+
+
+def _assert_equals_agent(program, batch_sizes=(1, 3, 8)):
+    agent = program.agent
+    kept, initial, act = program.export("cpu", None)
+    initial, act = _loaded(initial), _loaded(act)
+
+    @jax.jit
+    def agent_act(params, actor_state, timestep, key):
+        with program.precision.tracing():
+            return agent.act(params, actor_state, timestep, key, evaluation=True)[:2]
+
+    for size in batch_sizes:
+        rng = np.random.default_rng(size)
+        seed = np.arange(size, dtype=np.uint32) + 7
+        key, state = jax.vmap(jax.random.key)(seed), initial(seed)
+        actor_state = agent.init_actor(jnp.arange(size), size, True)
+        actions = []
+        for time in range(T):
+            first = (rng.random(size) < 0.3) | (time == 0)
+            timestep = _timestep(program.spec, first, rng)
+            key, act_key = jax.vmap(jax.random.split, out_axes=1)(key)
+            action, actor_state = agent_act(program.params, actor_state, timestep, act_key)
+            observation = _kept(kept.observation, timestep.observation)
+            reward = () if kept.reward is None else (timestep.reward,)
+            exported, state = act(state, observation, first, *reward)
+            assert exported.dtype == action.dtype
+            np.testing.assert_array_equal(exported, action)
+            expected = export._leaves({"actor": actor_state, "key": jax.random.key_data(key)})
+            assert state.keys() == kept.state.keys() <= expected.keys()
+            for name, leaf in state.items():
+                np.testing.assert_array_equal(leaf, expected[name], name)
+            actions.append(action)
+    assert np.std(actions) > 0.0
+    return kept
+
+
+def _images(encoder, size):
+    image = specs.BoundedArray((size, size, 1), np.uint8, 0, 255)
+    spec = environment.EnvironmentSpec("images", image, specs.DiscreteArray(18))
+    network = functools.partial(networks.q_network, encoder=encoder, frame_stack=4)
+    return dqn.DQN(spec, network=network, evaluation_epsilon=0.3), spec
+
+
+def _continuous(agent, **options):
+    spec = environment.EnvironmentSpec("continuous", specs.Array((3,), np.float32), _ACTION)
+    return agent(spec, normalize_observations=True, **options), spec
+
+
+def _rule_agent():
+    rule = rule_lib.Rule(hidden_size=8, prediction_size=5)
+    network = functools.partial(rules.rule_network, encoder=encoders.MLP((8,)))
+    spec = streams.RandomEpisodes().spec
+    return rules.RuleAgent(spec, load=lambda path: (rule, None), network=network), spec
+
+
+_CASES = {
+    "images": lambda: _images(encoders.CNN((4,), hidden_sizes=(8,)), 6),
+    "sac": lambda: _continuous(sac.SAC),
+    "sac_sampled": lambda: _continuous(sac.SAC, greedy_evaluation=False),
+    "gaussian": lambda: _continuous(ppo.PPO),
+    "rule": _rule_agent,
+    "gaussian_greedy": lambda: _continuous(ppo.PPO, greedy_evaluation=True),
+}
+_FAST = ("images", "sac", "ppo_lstm", "r2d2")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.slow] * (name not in _FAST))
+        for name, make in (contract.AGENTS | _CASES).items()
+    ],
+)
+def test_an_exported_policy_equals_its_agent(make):
+    agent, candidate = make()
+    _assert_equals_agent(_program(agent, getattr(candidate, "spec", candidate)))
+
+
+@pytest.mark.parametrize("name", ["ppo_asymmetric", "sac_asymmetric"])
+def test_a_policy_reads_its_own_leaves(name):
+    agent, candidate = contract.AGENTS[name]()
+    kept = _assert_equals_agent(_program(agent, candidate.spec), batch_sizes=(2,))
+    assert [*kept.observation] == ["state"]
+    assert not [name for name in kept.state if "privileged" in name or "states/1" in name]
+
+
+def test_programs_have_the_layouts_of_their_platforms():
+    program = _program(*_images(encoders.NatureCNN(hidden=8), 36))
+    frames = {}
+    for platform in ("cpu", "cuda", "tpu"):
+        kept, *programs = program.export(platform, None)
+        assert [exported.platforms for exported in programs] == [(platform,)] * 2
+        frames[platform] = kept.state["actor/frames"]
+    assert not any(isinstance(each.shape[0], int) for each in frames.values())
+    bytes_, words = (np.uint8, (3, 36, 36, 1)), (np.uint32, (3, 9, 9, 4))
+    layouts = {name: (each.dtype, each.shape[1:]) for name, each in frames.items()}
+    assert layouts == {"cpu": bytes_, "cuda": bytes_, "tpu": words}
+
+
+class _Batched(ppo.PPO):
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        np.zeros(timestep.reward.shape)
+        return super().act(params, actor_state, timestep, key, evaluation)
+
+
+def test_a_batch_size_is_fixed_for_code_that_depends_on_it():
+    program = _program(*_continuous(_Batched))
+    with pytest.raises(errors.UserError, match="open batch dimension; fix it by --batch_size"):
+        program.export("cpu", None)
+    _, initial, act = program.export("cpu", 2)
+    assert [each.in_avals[0].shape[0] for each in (initial, act)] == [2, 2]
+
+
+def test_a_search_in_the_environment_is_refused():
+    spec = wrappers.Searchable(catch.Catch).spec
+    network = functools.partial(muzero_networks.policy_value, encoder=encoders.MLP((8,)))
+    search = functools.partial(tree_search.Search, num_simulations=2)
+    program = _program(alphazero.AlphaZero(spec, network=network, search=search), spec)
+    with pytest.raises(errors.UserError, match="AlphaZero searches in the environment"):
+        program.export("cpu", None)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory, run):
+    """A population of two, which normalises observations."""
+    path = tmp_path_factory.mktemp("export") / "run"
+    bindings = (
+        *("TOTAL_STEPS = 64", "NUM_ENVS = 4", "ROLLOUT_LENGTH = 8", "Anakin.population = 2"),
+        *("PPO.epochs = 1", "PPO.num_minibatches = 1", "Experiment.evaluation_max_steps = 2"),
+    )
+    words = [word for binding in bindings for word in ("--gin_bindings", binding)]
+    result = run("train", "--gin_file", "pendulum_ppo.gin", *words, "--run_dir", path)
+    assert result.returncode == 0, result.stderr
+    return path
+
+
+# A robot that repeats its observations, in a process that cannot import the project.
+_ROBOT = """
+import sys
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("podracers", "agents", "environments", "flax", "gin", "chex"):
+            raise ImportError(f"{name} is not part of the policy")
+
+sys.meta_path.insert(0, Refusal())
+import numpy as np
+
+class Robot:
+    observations, actions = np.load("observations.npy"), []
+    is_running = lambda self: len(self.actions) < len(self.observations)
+    observe = lambda self: self.observations[len(self.actions)]
+    move = lambda self, action: self.actions.append(action)
+
+robot = Robot()
+"""
+
+
+def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, tmp_path):
+    words = ("--out", tmp_path / "policy", "--platforms", "cpu", "--member", 1)
+    result = run("export", "--run_dir", run_dir, *words)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.search("for cpu; reads state, observation, first$", result.stdout.strip())
+    about = json.loads(zipfile.ZipFile(tmp_path / "policy").read("policy.json"))
+    assert about["action"] == {"shape": [1], "dtype": "float32", "minimum": -2.0, "maximum": 2.0}
+    assert about["observation"]["shape"] == [3] and about["environment"] == "Pendulum"
+    assert about["agent"] == "agents.ppo.PPO" and about["agent_steps"] == 64
+    assert about["actions"] == "sampled" and about["reads_seed"] and not about["reads_reward"]
+
+    observations = np.random.default_rng(0).normal(size=(T, 3)).astype(np.float32)
+    np.save(tmp_path / "observations.npy", observations)
+    page = documented.program("robot", documented.DOCS / "export.md")
+    end = "np.save('actions.npy', robot.actions)"
+    robot = processes.spawn(
+        [sys.executable, "-c", "\n".join((_ROBOT, page, end))],
+        {"PYTHONPATH": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
+        cwd=tmp_path,
+    )
+    result = processes.finish(robot)
+    assert result.returncode == 0, result.stderr
+
+    policy = trained.load(run_dir)
+    act = jax.jit(functools.partial(policy.parts.agent.act, evaluation=True))
+    params = jax.tree.map(lambda x: x[1], policy.params)
+    state, key = policy.parts.agent.init_actor(jnp.zeros(1, jnp.int32), 1, True), jax.random.key(0)
+    expected = []
+    for time, observation in enumerate(observations):
+        key, act_key = jax.random.split(key)
+        timestep = types.restart(observation)._replace(step_type=np.int8(min(time, types.MID)))
+        timestep = jax.tree.map(lambda x: x[None], timestep)
+        action, state, _ = act(params, state, timestep, act_key[None])
+        expected.append(action[0])
+    np.testing.assert_array_equal(np.load(tmp_path / "actions.npy"), expected)
+
+
+def test_mistakes(run_dir, run, tmp_path, monkeypatch):
+    run_export = functools.partial(run, "export", "--run_dir", run_dir, "--out")
+    out = tmp_path / "policy"
+    no_folder = tmp_path / "no" / "policy"
+    cases = {
+        (out,): "--member: expected a member from 0 to 1, got None",
+        (out, "--member", 2): "--member: expected a member from 0 to 1, got 2",
+        (out, "--platforms", "cpu,cudo"): "there is no platform 'cudo'; did you mean 'cuda'",
+        (no_folder, "--member", 0, "--platforms", "cpu"): f"cannot write '{no_folder}': No such",
+    }
+    for words, phrase in cases.items():
+        processes.assert_mistake(run_export(*words), phrase)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    processes.assert_mistake(run_export(out), "pip install 'podracers[export]'")
+    assert not out.exists()
