@@ -71,13 +71,16 @@ class Brax:
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         # Some environments write into the dictionaries of their argument: pass a copy.
         inner = jax.tree.map(lambda leaf: leaf, state.inner)
-        inner = adaptors.strong(self._inner.step(inner, jnp.clip(action, -1.0, 1.0)))
+        inner = adaptors.strong(self._advance(inner, jnp.clip(action, -1.0, 1.0)))
         observation, whole = _finite(_plain(inner.obs))
         reward, reward_whole = _finite(inner.reward)
         steps = state.steps + 1
         terminated = (inner.done > 0.0) | ~whole | ~reward_whole
         truncated = steps >= self.episode_length
         return State(inner, steps), types.transition(observation, reward, terminated, truncated)
+
+    def _advance(self, inner: Any, action: jax.Array) -> Any:
+        return self._inner.step(inner, action)
 
     @property
     def parameters(self) -> dict[str, jax.Array]:

@@ -76,10 +76,9 @@ def _files(*folders):
 def _require_extras(path):
     """Skips if the file needs an optional package or driver that is not installed."""
     text = (ROOT / path).read_text()
-    for module in re.findall(
-        r"^from environments import (brax|craftax|gymnax|xminigrid)", text, re.M
-    ):
-        pytest.importorskip(module)
+    extras = "brax|craftax|gymnax|playground|xminigrid"
+    for module in re.findall(f"^from environments import ({extras})", text, re.M):
+        pytest.importorskip("mujoco_playground" if module == "playground" else module)
     drivers = pathlib.Path("/usr/share/glvnd/egl_vendor.d")
     if "'from_pixels': True" in text and not any(drivers.glob("*.json")):
         pytest.skip("EGL is not installed")

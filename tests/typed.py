@@ -19,6 +19,7 @@ from environments import (
     gymnax,
     jumanji,
     pendulum,
+    playground,
     probes,
     wrappers,
     xminigrid,
@@ -48,6 +49,7 @@ def environments() -> list[environment.Environment]:
         *(cartpole.CartPole(), catch.Catch(), gridworld.GridWorld(), pendulum.Pendulum()),
         *(probes.Bandit(), wrappers.TimeLimit(catch.Catch), wrappers.Searchable(catch.Catch)),
         *(brax.Brax("ant"), gymnax.Gymnax("CartPole-v1"), jumanji.Jumanji("Snake-v1")),
+        playground.Playground("PointMass"),
         *(craftax.Craftax("Craftax-Symbolic-v1"), xminigrid.XMiniGrid("MiniGrid-DoorKey-8x8")),
         *(lifetimes.Lifetimes(family) for family in families),
     ]

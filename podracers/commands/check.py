@@ -26,7 +26,16 @@ from podracers import agent_contract, contract, environment, errors, host_contra
 from podracers.commands import command_line
 from podracers.training import config
 
-_CLASSES = ("Brax", "Craftax", "EnvPool", "Gymnasium", "Gymnax", "Jumanji", "XMiniGrid")
+_CLASSES = (
+    "Brax",
+    "Craftax",
+    "EnvPool",
+    "Gymnasium",
+    "Gymnax",
+    "Jumanji",
+    "Playground",
+    "XMiniGrid",
+)
 _ADAPTORS = {name.lower(): name for name in _CLASSES}  # by module
 
 

@@ -20,6 +20,7 @@ from environments import (
     gymnasium,
     gymnax,
     jumanji,
+    playground,
     probes,
     randomized,
     wrappers,
@@ -32,7 +33,7 @@ XLAND = "XLand-MiniGrid-R1-9x9"
 OWN = "tests.environments.own_games:Own/"
 _BOX, _LARGE = spaces.Box(-1, 1), spaces.Discrete(2**40)
 _jumanji, _gymnasium, _envpool = jumanji.Jumanji, gymnasium.Gymnasium, envpool.EnvPool
-_xminigrid = xminigrid.XMiniGrid
+_playground, _xminigrid = playground.Playground, xminigrid.XMiniGrid
 _craftax = craftax.Craftax
 _chains, _grids = delayed_chains.DelayedChains, tabular_grids.TabularGrids
 _randomized = functools.partial(randomized.Randomized, cartpole.CartPole)
@@ -59,6 +60,14 @@ MISTAKES = [
     (gymnax.Gymnax, ("SimpleBandit-bsuite", {"num_actions": 2**40}), "SimpleBandit-bsuite"),
     (brax.Brax, ("inverted_pendulm",), "no environment 'inverted_pendulm'; did you mean 'inverted"),
     (brax.Brax, ("inverted_pendulum", {"backend": "sprung"}), "cannot be made with options {'b"),
+    (_playground, ("CartpolSwingup",), "no environment 'CartpolSwingup'; did you mean 'Cartpole"),
+    (_playground, ("Go1Getup",), "with envpool.EnvPool.task_id = 'Go1Getup-v1'"),
+    (_playground, ("PointMass", {"ctrl_d": 0.1}), "no option 'ctrl_d'; did you mean 'ctrl_dt'?"),
+    (_playground, ("PointMass", {"impl": "warp"}), "no option 'impl'; known: ctrl_dt, naconmax"),
+    (_playground, ("PointMass", {"ctrl_dt": "x"}), "cannot be made with options {'ctrl_dt': 'x'}"),
+    (_playground, ("PointMass", {"ctrl_dt": 0.001}), "expected 0 < sim_dt <= ctrl_dt"),
+    (_playground, ("PointMass", {}, 0), "Playground.episode_length"),
+    (_playground, ("PointMass", {}, 9, 0), "Playground.action_repeat"),
     (_xminigrid, ("MiniGrid-DorKey-5x5",), "'MiniGrid-DorKey-5x5'; did you mean 'MiniGrid-Door"),
     (
         _xminigrid,
@@ -198,7 +207,13 @@ MISTAKES = [
 ]
 
 
-OPTIONAL = (brax.Brax, _craftax, gymnax.Gymnax, _xminigrid)
+OPTIONAL = {
+    brax.Brax: "brax",
+    _craftax: "craftax",
+    gymnax.Gymnax: "gymnax",
+    _playground: "mujoco_playground",
+    _xminigrid: "xminigrid",
+}
 
 
 @pytest.mark.parametrize(("make", "arguments", "words"), MISTAKES)
@@ -208,7 +223,7 @@ def test_a_mistake_is_one_line(make, arguments, words, monkeypatch):
 
     monkeypatch.setattr(sokoban, "hf_hub_download", refuse)
     for kind in {make, *map(type, arguments)} & {*OPTIONAL}:
-        pytest.importorskip(kind.__name__.lower())
+        pytest.importorskip(OPTIONAL[kind])
     with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
         _ = make(*arguments).spec
     assert "\n" not in str(caught.value)

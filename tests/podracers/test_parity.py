@@ -3,7 +3,7 @@
 import pytest
 
 from agents import muzero, ppo
-from environments import probes, xminigrid
+from environments import playground, probes, xminigrid
 from podracers import runner, sebulba
 from tests import contract, streams
 
@@ -112,6 +112,7 @@ def test_both_runners_report_the_numbers_of_each_episode_that_ended():
 
 
 SUITES = {
+    "mujoco_playground": lambda: playground.Playground("CartpoleBalance", episode_length=5),
     "xminigrid": lambda: xminigrid.XMiniGrid("MiniGrid-Empty-5x5", {"max_steps": 5}),
 }
 
