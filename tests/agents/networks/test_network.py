@@ -124,7 +124,8 @@ def test_unroll_equals_a_scan_of_step_with_resets(name):
 
 def test_actions_begin_with_the_standard_deviation_of_the_option():
     spec, head = environment.EnvironmentSpec("test", VECTOR, BOX), heads.from_spec(BOX)
-    network, first = networks.actor_critic(spec, head, initial_std=0.3), networks.zero_timestep(spec)
+    network = networks.actor_critic(spec, head, initial_std=0.3)
+    first = networks.zero_timestep(spec)
     output, _ = network.step(network.init(jax.random.key(0), first), (), first)
     np.testing.assert_allclose(output.policy[..., 2:], np.log(0.3), rtol=1e-6)
 
