@@ -44,6 +44,9 @@ class Craftax:
     split without loss: `map`, the zeros and ones of the cells in view as bool `[H, W, C]`, and
     `vector`, the other floats. Pixels are an image of bytes `[H, W, 3]`.
 
+    Metrics are `achievement/NAME`, whether the episode has unlocked an achievement, and their
+    number, `achievements`.
+
     Attributes:
       name: one of `NAMES`.
       options: parameters of the environment (`max_timesteps`, `day_length`, ...), by name.
@@ -67,14 +70,17 @@ class Craftax:
                 "vector": specs.Array((shape[0] - math.prod(self._map_shape),), np.float32),
             }
         action = specs.DiscreteArray(inner.num_actions, name="action")
-        return environment.EnvironmentSpec(self.name, observation, action, params.max_timesteps)
+        metrics = ("achievements", *self._achievements)
+        return environment.EnvironmentSpec(
+            self.name, observation, action, params.max_timesteps, metrics=metrics
+        )
 
     def reset(self, key: jax.Array) -> tuple[State, types.TimeStep]:
         inner, params = self._built
         reset_key, step_key = jax.random.split(key)
         observation, state = inner.reset_env(reset_key, params)
-        state = State(adaptors.strong(state), step_key)
-        return state, types.restart(self._observe(observation))
+        timestep = types.restart(self._observe(observation), self._metrics(state))
+        return State(adaptors.strong(state), step_key), timestep
 
     def step(self, state: State, action: jax.Array) -> tuple[State, types.TimeStep]:
         inner, params = self._built
@@ -84,8 +90,10 @@ class Craftax:
         )
         unlimited = params.replace(max_timesteps=errors.INT32_MAX)
         terminated = inner.is_terminal(stepped, unlimited)
-        state = State(adaptors.strong(stepped), state.key)
-        return state, types.transition(self._observe(observation), reward, terminated, done)
+        timestep = types.transition(
+            self._observe(observation), reward, terminated, done, self._metrics(stepped)
+        )
+        return State(adaptors.strong(stepped), state.key), timestep
 
     def render(self, state: State) -> np.ndarray:
         """Returns a picture of one state, uint8 `[height, width, 3]`."""
@@ -109,6 +117,18 @@ class Craftax:
         """Returns a module of the game of this environment."""
         game = "craftax_classic" if "Classic" in self.name else "craftax"
         return importlib.import_module(f"craftax.{game}.{name}")
+
+    @functools.cached_property
+    def _achievements(self) -> dict[str, int]:
+        """Index of each achievement in Craftax's state, by the name of its metric."""
+        achievements = self._module("constants").Achievement
+        return {f"achievement/{each.name.lower()}": each.value for each in achievements}
+
+    def _metrics(self, inner: Any) -> dict[str, jax.Array]:
+        """Returns the metrics of the episode so far: 1 for each achievement, and their number."""
+        unlocked = inner.achievements
+        single = {name: unlocked[index] for name, index in self._achievements.items()}
+        return {"achievements": jnp.sum(unlocked), **single}
 
     @functools.cached_property
     def _map_shape(self) -> tuple[int, ...] | None:

@@ -1,22 +1,27 @@
-"""Craftax under the contract: the time limit truncates, and death terminates."""
+"""Craftax under the contract: the time limit truncates, death terminates, achievements count."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agents import ppo
 from environments import craftax
 from podracers import contract, types
+from tests import contract as runners
+from tests.podracers import test_parity
 
 pytest.importorskip("craftax")
 
 LIMIT = 40  # agent steps
-NOOP, PLACE_TABLE = 0, 8  # actions
+NOOP, MAKE_WOOD_PICKAXE, MAKE_WOOD_SWORD = 0, 11, 14  # actions
+TABLE = 11  # the block of a crafting table
 
-CLASSIC = "Craftax-Classic-Symbolic-v1"
-SYMBOLIC = {  # shapes of the map and of the vector, number of actions, time limit
-    CLASSIC: ((7, 9, 21), (22,), 17, 10_000),
-    "Craftax-Symbolic-v1": ((9, 11, 83), (51,), 43, 100_000),
+SYMBOLIC = {  # shapes of the map and of the vector; numbers of actions, steps and achievements
+    "Craftax-Classic-Symbolic-v1": ((7, 9, 21), (22,), 17, 10_000, 22),
+    "Craftax-Symbolic-v1": ((9, 11, 83), (51,), 43, 100_000, 67),
 }
 PIXELS = {"Craftax-Classic-Pixels-v1": (63, 63, 3), "Craftax-Pixels-v1": (130, 110, 3)}
 
@@ -24,11 +29,13 @@ PIXELS = {"Craftax-Classic-Pixels-v1": (63, 63, 3), "Craftax-Pixels-v1": (130, 1
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_symbolic_specs(name):
     spec = craftax.Craftax(name).spec
-    shape, size, num_actions, limit = SYMBOLIC[name]
+    shape, size, num_actions, limit, num_achievements = SYMBOLIC[name]
     parts = {key: (part.shape, part.dtype) for key, part in spec.observation.items()}
     assert parts == {"map": (shape, np.bool_), "vector": (size, np.float32)}
     assert (spec.num_actions, spec.max_episode_steps) == (num_actions, limit)
     assert craftax.Craftax(name, {"max_timesteps": 7}).spec.max_episode_steps == 7
+    assert len(set(spec.metrics)) == 1 + num_achievements
+    assert {"achievements", "achievement/eat_cow"} < set(spec.metrics)
 
 
 @pytest.mark.slow  # textures
@@ -45,25 +52,70 @@ def test_keeps_the_contract(name):
     contract.check_environment(env, num_steps=2 * LIMIT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SYMBOLIC)
-def test_ends_and_final_observations(name):
-    """One step from edited states: a quiet one, the last one, a death, and a death in the last."""
+@functools.cache
+def _compiled(name):
+    """Returns an environment with a short time limit, the state of an episode, and its step."""
     env = craftax.Craftax(name, {"max_timesteps": LIMIT})
     state, timestep = jax.jit(env.reset)(jax.random.key(0))
     assert timestep.step_type == types.FIRST
-    time, health = jnp.array([7, LIMIT - 1, 7, LIMIT - 1]), jnp.array([9, 9, -9, -9])
+    return env, state, jax.jit(env.step)
 
-    def step(time, health):
-        inner = state.inner.replace(timestep=time, player_health=health)
-        stepped, timestep = env.step(state._replace(inner=inner), jnp.int32(NOOP))
-        theirs = env._built[0].get_obs(stepped.inner)
-        return timestep, theirs
 
-    timestep, theirs = jax.jit(jax.vmap(step))(time.astype(jnp.int32), health)
-    assert timestep.step_type.tolist() == [types.MID, *[types.LAST] * 3]
-    assert timestep.discount.tolist() == [1.0, 1.0, 0.0, 0.0]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("time", "health", "step_type", "discount"),
+    [
+        (7, 9, types.MID, 1.0),
+        (LIMIT - 1, 9, types.LAST, 1.0),
+        (7, -9, types.LAST, 0.0),
+        (LIMIT - 1, -9, types.LAST, 0.0),
+    ],
+)
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_ends_and_final_observations(name, time, health, step_type, discount):
+    env, state, step = _compiled(name)
+    inner = state.inner.replace(timestep=jnp.int32(time), player_health=jnp.int32(health))
+    stepped, timestep = step(state._replace(inner=inner), jnp.int32(NOOP))
+    assert (timestep.step_type, timestep.discount) == (step_type, discount)
     # The observation is that of the state before any reset, without a loss.
-    cells, vector = timestep.observation["map"], timestep.observation["vector"]
-    ours = np.concatenate([np.reshape(cells, (4, -1)).astype(np.float32), vector], axis=1)
-    np.testing.assert_array_equal(ours, theirs)
+    ours = [np.ravel(timestep.observation[key]) for key in ("map", "vector")]
+    np.testing.assert_array_equal(np.concatenate(ours), env._built[0].get_obs(stepped.inner))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("Craftax-Classic-Symbolic-v1", set()), ("Craftax-Symbolic-v1", {"collect_wood"})],
+)
+def test_achievements_of_a_known_episode(name, given):
+    """Between tables with some wood in hand, which the full game counts as collected."""
+    _, state, step = _compiled(name)
+    inventory = state.inner.inventory.replace(wood=jnp.int32(9))
+    inner = state.inner.replace(
+        timestep=jnp.int32(LIMIT - 3),
+        map=jnp.full_like(state.inner.map, TABLE),
+        inventory=inventory,
+    )
+    state = state._replace(inner=inner)
+    unlocked = {*given}
+    for action, achievement in (
+        (MAKE_WOOD_PICKAXE, "make_wood_pickaxe"),
+        (MAKE_WOOD_SWORD, "make_wood_sword"),
+        (MAKE_WOOD_SWORD, "make_wood_sword"),
+    ):
+        state, timestep = step(state, jnp.int32(action))
+        unlocked.add(achievement)
+        expected = {f"achievement/{each}" for each in unlocked}
+        metrics = dict(timestep.metrics)
+        assert metrics.pop("achievements") == len(expected)
+        assert {key for key, value in metrics.items() if value} == expected
+        assert {float(value) for value in metrics.values()} == {0.0, 1.0}
+    assert timestep.truncated()
+
+
+@pytest.mark.slow
+def test_both_runners_learn_the_same():
+    env = craftax.Craftax("Craftax-Classic-Symbolic-v1", {"max_timesteps": 9})
+    agent = ppo.PPO(env.spec, network=runners.tiny_network(), num_minibatches=2)
+    expected = test_parity._results(test_parity._anakin(agent, env), 2)
+    test_parity._assert_same(test_parity._results(test_parity._sebulba(agent, env), 2), expected)

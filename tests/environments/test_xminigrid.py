@@ -70,6 +70,7 @@ def test_the_goal_terminates_and_the_limit_truncates(max_steps, reward, discount
     assert timestep.step_type.tolist() == expected
     np.testing.assert_allclose(timestep.reward, [0.0] * (len(actions) - 1) + [reward], rtol=1e-6)
     assert timestep.discount.tolist() == [1.0] * (len(actions) - 1) + [discount]
+    assert timestep.metrics["success"][-1] == (reward > 0.0)
     # The final observation is that of the goal: the agent stands in the middle of the last row.
     tiles = package.core.constants.Tiles
     stands_on = tiles.GOAL if discount == 0.0 else tiles.FLOOR
