@@ -74,7 +74,8 @@ def _compiled(name):
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_ends_and_final_observations(name, time, health, step_type, discount):
     env, state, step = _compiled(name)
-    inner = state.inner.replace(timestep=jnp.int32(time), player_health=jnp.int32(health))
+    health = jnp.full_like(state.inner.player_health, health)  # a float in the full game
+    inner = state.inner.replace(timestep=jnp.int32(time), player_health=health)
     stepped, timestep = step(state._replace(inner=inner), jnp.int32(NOOP))
     assert (timestep.step_type, timestep.discount) == (step_type, discount)
     # The observation is that of the state before any reset, without a loss.
