@@ -44,6 +44,8 @@ class Brax:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     episode_length: int = 1000
 
+    _MODEL = "sys"  # the simulator's attribute with its model
+
     def __post_init__(self):
         errors.require_types(self)
         errors.require_count(self, "episode_length")
@@ -88,12 +90,12 @@ class Brax:
 
         Brax's own physics have `gravity`, `link.inertia.mass`, `link.inertia.i`, `dof.damping`,
         `actuator.gear`, ...; the backend `mjx` has MuJoCo's names, such as `body_mass`. Constants
-        that brax derives from the model when it loads it keep their nominal values.
+        that the simulator derives from its model when it loads it keep their nominal values.
         """
         inner = self._inner
         if not hasattr(inner, "sys"):  # without physics
             return {}
-        # The model has the fields of MuJoCo's, which brax's own physics read for geometry alone.
+        # The model has the fields of MuJoCo's, too, of which brax's own physics read the geometry.
         is_mujoco = inner._backend == "mjx"
         own = set(type(inner.sys).__annotations__)
         return {
@@ -105,7 +107,7 @@ class Brax:
     def with_parameters(self, values: Mapping[str, jax.Array]) -> "Brax":
         """Returns a copy with other values of some parameters, which may be traced."""
         result = dataclasses.replace(self)
-        vars(result)["_inner"] = adaptors.with_parameters(self._inner, "sys", values)
+        vars(result)["_inner"] = adaptors.with_parameters(self._inner, self._MODEL, values)
         return result
 
     @functools.cached_property

@@ -35,6 +35,8 @@ class Playground(brax.Brax):
 
     action_repeat: int = 1
 
+    _MODEL = "_mjx_model"
+
     def __post_init__(self):
         super().__post_init__()
         errors.require_count(self, "action_repeat")
@@ -46,6 +48,14 @@ class Playground(brax.Brax):
 
         inner, rewards = jax.lax.scan(once, inner, None, self.action_repeat)
         return inner.replace(reward=jnp.sum(rewards))
+
+    @property
+    def parameters(self) -> dict[str, jax.Array]:
+        """Float arrays of MuJoCo's model by path: `body_mass`, `dof_damping`, `opt.gravity`, ...
+
+        Constants that MuJoCo derives from them when it loads the model keep their nominal values.
+        """
+        return adaptors.parameters_of(self._inner.mjx_model)
 
     @functools.cached_property
     def _inner(self) -> Any:

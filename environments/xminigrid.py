@@ -25,7 +25,8 @@ class XMiniGrid:
     `[V, V, 2]`, which networks read as an image of one-hot codes. Neither the direction of the
     agent nor the object that it carries is part of them. The goal terminates an episode, with
     reward `1 - 0.9 * steps / max_steps`; `max_steps` truncates it, and by default follows from the
-    size of the grid. The state of a stream is the package's time step.
+    size of the grid. `success` is reported: whether the episode ended at the goal. The state of a
+    stream is the package's time step.
 
     Attributes:
       name: registered id, such as `MiniGrid-DoorKey-8x8`.
@@ -52,18 +53,20 @@ class XMiniGrid:
             observation=environment.MultiDiscreteArray(shape, np.uint8, 0, highest, "observation"),
             action=specs.DiscreteArray(inner.num_actions(params), name="action"),
             max_episode_steps=params.max_steps,
+            metrics=("success",),
         )
 
     def reset(self, key: jax.Array) -> tuple[Any, types.TimeStep]:
         inner, params = self._built
         state = adaptors.strong(inner.reset(params, key))
-        return state, types.restart(state.observation)
+        return state, types.restart(state.observation, {"success": 0.0})
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, types.TimeStep]:
         inner, params = self._built
         state = adaptors.strong(inner.step(params, state, action))
+        metrics = {"success": state.reward > 0.0}
         last, terminated = state.step_type == types.LAST, state.discount == 0.0
-        return state, types.transition(state.observation, state.reward, terminated, last)
+        return state, types.transition(state.observation, state.reward, terminated, last, metrics)
 
     def render(self, state: Any) -> np.ndarray:
         """Returns a picture of one state, uint8 `[height, width, 3]`."""

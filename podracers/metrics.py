@@ -90,16 +90,20 @@ class EpisodeStatistics(NamedTuple):
     ended_return: jax.Array  # sum over ended episodes
     ended_length: jax.Array  # sum over ended episodes
     ended: jax.Array  # number of ended episodes
-    ended_metrics: dict[str, jax.Array]  # sums over ended episodes, by name
+    # Sums over ended episodes, by name; none after `flush`, so checkpoints do not depend on them.
+    ended_metrics: dict[str, jax.Array]
 
     @classmethod
-    def init(cls, num_streams: int, names: Iterable[str] = ()) -> "EpisodeStatistics":
-        """Returns the statistics of `B` streams that have just begun, with metrics of `names`."""
+    def init(cls, num_streams: int) -> "EpisodeStatistics":
+        """Returns the statistics of `B` streams that have just begun."""
+        names = cls._fields[:-1]
+        zeros = {name: jnp.zeros((num_streams,), jnp.float32) for name in names}
+        return cls(**zeros, ended_metrics={})
 
-        def zeros(names: Iterable[str]) -> dict[str, jax.Array]:
-            return {name: jnp.zeros((num_streams,), jnp.float32) for name in names}
-
-        return cls(**zeros(cls._fields[:-1]), ended_metrics=zeros(names))
+    def with_metrics(self, names: Iterable[str]) -> "EpisodeStatistics":
+        """Returns the statistics that also add up the metrics of these names."""
+        zeros = {name: jnp.zeros_like(self.ended) for name in names}
+        return self._replace(ended_metrics=zeros | self.ended_metrics)
 
     def track(self, timestep: types.TimeStep) -> "EpisodeStatistics":
         """Adds one time step `[B]`; rewards are the environment's own, never clipped."""
@@ -145,9 +149,9 @@ class EpisodeStatistics(NamedTuple):
             f"episode/{name}": types.Mean(jnp.sum(total), ended)
             for name, total in self.ended_metrics.items()
         }
-        empty = jax.tree.map(jnp.zeros_like, self)
-        running = {"running_return": self.running_return, "running_length": self.running_length}
-        return empty._replace(**running), means
+        zero = jnp.zeros_like(self.ended)
+        flushed = self._replace(ended_return=zero, ended_length=zero, ended=zero, ended_metrics={})
+        return flushed, means
 
 
 def label(name: str, values: np.ndarray, seeds: Sequence[int]) -> dict[str, float]:

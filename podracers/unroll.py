@@ -115,7 +115,7 @@ def init(
         timestep=timestep._replace(metrics={}),
         actor_state=agent.init_actor(env_id, num_envs),
         env_id=env_id,
-        episodes=metrics.EpisodeStatistics.init(env_id.shape[0], timestep.metrics),
+        episodes=metrics.EpisodeStatistics.init(env_id.shape[0]),
     )
 
 
@@ -160,8 +160,10 @@ def unroll(
         )
         return following, (carry.timestep, action, extras)
 
+    names = environment.environment.spec.metrics
+    begun = streams._replace(episodes=streams.episodes.with_metrics(names))
     final, (timesteps, actions, extras) = jax.lax.scan(
-        step, streams, jnp.arange(length), unroll=steps_per_pass
+        step, begun, jnp.arange(length), unroll=steps_per_pass
     )
     rollout = types.Rollout(
         timestep=jax.tree.map(

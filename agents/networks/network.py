@@ -8,6 +8,7 @@ Axis legend: `T` time, `B` streams, `F` features.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -276,11 +277,13 @@ class ActorCriticModule(nn.Module):
       head: action head of the policy.
       torsos: the shared torso, or two: the policy's, then the value's.
       num_cells: number of cells of the policy's layer, see `layers.Dense`.
+      initial_std: see `actor_critic`.
     """
 
     head: heads.ActionHead
     torsos: tuple[Torso, ...]
     num_cells: int = 1
+    initial_std: float = 1.0
 
     def initial_states(self, batch_size: int) -> tuple:
         return tuple(torso.initial_state(batch_size) for torso in self.torsos)
@@ -295,7 +298,8 @@ class ActorCriticModule(nn.Module):
         layer = layers.Dense(size, scale=0.01, num_cells=self.num_cells, name="policy")
         policy = layer(features[0])
         if self.head.num_free:
-            free = self.param("free_outputs", nn.initializers.zeros, (self.head.num_free,))
+            initializer = nn.initializers.constant(math.log(self.initial_std))
+            free = self.param("free_outputs", initializer, (self.head.num_free,))
             free = jnp.broadcast_to(free, (*policy.shape[:-1], self.head.num_free))
             policy = jnp.concatenate([policy, free], axis=-1)
         value = layers.Dense(1, scale=1.0, name="value")(features[-1])[..., 0]
@@ -320,6 +324,7 @@ def actor_critic(
     frame_stack: int = 1,
     separate_critic: bool = True,
     num_cells: int = 1,
+    initial_std: float = 1.0,
     policy_keys: tuple[str, ...] | None = None,
     critic_keys: tuple[str, ...] | None = None,
     critic_encoder: nn.Module | None = None,
@@ -336,6 +341,9 @@ def actor_critic(
       num_cells: number of cells of a grid (or of items) whose actions each follow from their own
         features by shared weights, where the encoder keeps the layout (`CNN` with `hidden_sizes =
         ()`, `ResidualImage`, `DeepSets`) and there is no core; 1 for a dense layer.
+      initial_std: standard deviation of continuous actions at the start, in units of their bounds
+        (-1 and 1), where it does not depend on the observation. A robot that falls under the noise
+        of 1 needs a lower one.
       policy_keys: parts of a dict observation (its outermost keys) that the policy reads; None for
         everything.
       critic_keys: the same of the critic, which may read what the policy cannot, as in Pinto et
@@ -346,6 +354,8 @@ def actor_critic(
     errors.require_types(actor_critic, locals())
     encoders.require_parts(spec, policy_keys=policy_keys, critic_keys=critic_keys)
     require_cells(num_cells, core=core)
+    if not initial_std > 0.0:
+        raise errors.UserError(f"initial_std: expected a positive number, got {initial_std}")
     torso = Torso(encoder or encoders.MLP(), core, policy_keys)
     critic = Torso(critic_encoder or torso.encoder, core, critic_keys).clone(_deep_clone=True)
     is_same = policy_keys == critic_keys and critic_encoder is None
@@ -358,7 +368,8 @@ def actor_critic(
             "critic_encoder: expected one that reads integers (as encoders.OneHot and "
             "tables.Table do) if and only if the option encoder does"
         )
-    module = ActorCriticModule(head, (torso, critic) if separate_critic else (torso,), num_cells)
+    torsos = (torso, critic) if separate_critic else (torso,)
+    module = ActorCriticModule(head, torsos, num_cells, initial_std)
     packs_frames = torso.packs_frames and critic.packs_frames
     return Composed(spec, module, frame_stack, torso.encoder, packs_frames)
 

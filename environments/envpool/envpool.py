@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from environments import adaptors
+from environments import adaptors, episode_metrics
 from environments.envpool import families, scratch, spaces
 from podracers import environment, errors, types
 
@@ -43,6 +43,9 @@ class EnvPool:
         `frame_skip` of dm_control's tasks returns only the last one); the end of an episode ends
         the agent step. Each of EnvPool's steps creates an observation.
       observation_keys: parts of a dict observation to keep, beside the action mask; None for all.
+      metrics: entries of `info` to report for each episode (rule S6), with a reduction over
+        EnvPool's steps: "last", "max", "mean" or "sum", such as `{'x_velocity': 'mean'}`. They are
+        added to those of the family, such as `success` (`families.Family.metrics`).
     """
 
     task_id: str
@@ -50,10 +53,12 @@ class EnvPool:
     max_episode_steps: int | None = None
     action_repeat: int = 1
     observation_keys: Sequence[str] | None = None
+    metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         errors.require_types(self)
         errors.require_count(self, "action_repeat")
+        episode_metrics.check("EnvPool.metrics", self.metrics)
         if self.max_episode_steps is not None:
             errors.require_count(self, "max_episode_steps")
 
@@ -65,6 +70,7 @@ class EnvPool:
             jax.tree.map(lambda leaf: leaf.spec, self._observation),
             self._actions.spec,
             None if self._task.limit is None else -(-self._task.limit // self.action_repeat),
+            metrics=tuple(self._reductions),
         )
 
     @property
@@ -133,6 +139,17 @@ class EnvPool:
             self.task_id, self._task.pool_spec, self._actions, self.observation_keys
         )
 
+    @functools.cached_property
+    def _reductions(self) -> dict[str, str]:
+        """The reduction of each entry of `info` that is reported."""
+        own = spaces.numbers(self._task.pool_spec)
+        for name in self.metrics:
+            errors.require_known(
+                f"EnvPool.metrics: info of {self.task_id} has no number", name, own
+            )
+        defaults = self._task.family.metrics
+        return {name: defaults[name] for name in own if name in defaults} | {**self.metrics}
+
 
 class EnvPoolEnvironment:
     """`B` simulators of one task; `EnvPool.make` makes it (see `environment.HostEnvironment`).
@@ -154,8 +171,10 @@ class EnvPoolEnvironment:
         self._last = np.zeros(self.num_envs, bool)  # streams whose latest time step was LAST
         self._cut = np.zeros(self.num_envs, bool)  # the adaptor ended the episode
         self._action = np.empty(0)  # actions of the current step, in EnvPool's format
+        self._metrics = episode_metrics.EpisodeMetrics(factory._reductions, self.num_envs)
+        self._infos = {name: f"info:{name}" for name in factory._reductions}
         parts = [leaf.key for leaf in jax.tree.leaves(self._observation)]
-        keys = (*_STEP, *self._task.family.evidence, *parts)
+        keys = (*_STEP, *self._task.family.evidence, *parts, *self._infos.values())
         index = {name: i for i, name in enumerate(pool._state_keys)}
         self._index = {key: index[key] for key in keys if key in index}
 
@@ -163,6 +182,7 @@ class EnvPoolEnvironment:
         self._pool.async_reset()
         self._last[:] = True
         self._cut[:] = False
+        self._metrics.restart(self._last)
         return self._time_step(self._receive())
 
     def send(self, action: np.ndarray) -> None:
@@ -181,12 +201,16 @@ class EnvPoolEnvironment:
         if self._cut.any() and not self._cut.all():
             self._pool._reset(self._rows[self._cut])
             state = _merge(self._cut, self._receive(), state)
+        self._metrics.restart(self._last)
+        going = ~self._last
+        self._report({key: state[key][going] for key in self._infos.values()}, going)
         for _ in range(self._action_repeat - 1):
             going = ~(self._last | self._ended(state))
             if not going.any():
                 break
             self._step(going)
             later = self._receive()
+            self._report(later, going)
             later["reward"] = later["reward"] + state["reward"][going]
             state = _merge(going, later, {key: each[~going] for key, each in state.items()})
         return self._time_step(state)
@@ -201,6 +225,11 @@ class EnvPoolEnvironment:
     def _step(self, rows: np.ndarray) -> None:
         """Begins a step of the environments selected by a mask `[B]`."""
         self._pool.send(self._action[rows], self._rows[rows])
+
+    def _report(self, state: dict[str, np.ndarray], rows: np.ndarray) -> None:
+        """Adds the numbers of one of EnvPool's steps, of the environments of a mask `[B]`."""
+        for name, key in self._infos.items():
+            self._metrics.add(name, state[key], rows)
 
     def _ended(self, state: dict[str, np.ndarray]) -> np.ndarray:
         """Returns `[B]` bool, where EnvPool or the time limit ends an episode."""
@@ -224,6 +253,7 @@ class EnvPoolEnvironment:
             reward=np.where(first, 0.0, state["reward"]).astype(np.float32),
             discount=1.0 - terminated.astype(np.float32),
             step_type=np.where(first, types.FIRST, step_type).astype(np.int8),
+            metrics=self._metrics.read(),
         )
 
 

@@ -66,6 +66,8 @@ class Family:
       evidence: names of EnvPool's arrays that are nonzero at the last step of a terminated
         episode; a task may lack some.
       options: defaults that differ from EnvPool's, for tasks that have these options.
+      metrics: reductions of entries of `info` that are reported (`EnvPool.metrics`), for tasks that
+        have them: whether a task was solved.
       folders: subdirectories of its working directory, into which it writes. They are created
         beforehand, because its processes would race to create them.
     """
@@ -74,6 +76,7 @@ class Family:
     spare: int = 1
     evidence: tuple[str, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
     folders: tuple[str, ...] = ()
 
 
@@ -85,11 +88,17 @@ FAMILIES = {
     "envpool.classic_control": Family(),
     # Its episodes last one step longer than its limit.
     "envpool.gfootball": Family(spare=0),
-    "envpool.highway": Family(Clock.FIXED, evidence=("info:crashed", "info:is_success")),
-    "envpool.jumanji": Family(Clock.FIXED),
+    "envpool.highway": Family(
+        Clock.FIXED,
+        evidence=("info:crashed", "info:is_success"),
+        metrics={"is_success": "max", "crashed": "max"},
+    ),
+    "envpool.jumanji": Family(Clock.FIXED, metrics={"solved": "max"}),
     # Only reaching a goal and hitting an obstacle give a reward.
     "envpool.minigrid": Family(Clock.FLAGGED, evidence=("reward",)),
-    "envpool.mujoco": Family(),
+    # MetaWorld counts a success at any step (Yu et al. 2019, https://arxiv.org/abs/1910.10897), and
+    # robotics at the end of the episode (Plappert et al. 2018, https://arxiv.org/abs/1802.09464).
+    "envpool.mujoco": Family(metrics={"success": "max", "is_success": "last", "solved": "max"}),
     "envpool.pgx": Family(),
     "envpool.procgen": Family(
         Clock.FIXED, evidence=("info:prev_level_complete",), options={"channel_first": False}

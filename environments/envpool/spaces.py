@@ -86,6 +86,15 @@ def observation(
     return tree
 
 
+def numbers(pool_spec: Any) -> list[str]:
+    """Returns the names of the entries of `info` that are one number, without `info:`."""
+    return [
+        key.removeprefix("info:")
+        for key, array in pool_spec.state_array_spec.items()
+        if key.startswith("info:") and _shape(array) == ()
+    ]
+
+
 def _leaf(key: str, array: Any, codec: adaptors.ActionCodec) -> Leaf:
     shape, dtype = _shape(array), np.dtype(array.dtype)
     name = key.rpartition(":")[2]

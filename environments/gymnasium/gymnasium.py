@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from gymnasium.envs import registration
 
-from environments import adaptors
+from environments import adaptors, episode_metrics
 from environments.gymnasium import async_vector, spaces, sync_vector
 from podracers import environment, errors, types
 
@@ -45,15 +45,20 @@ class Gymnasium:
         caller continues. Episodes are equal.
       wrappers: callables, from the inside out, that take an environment, or their names, such as
         `gymnasium.wrappers:FlattenObservation`.
+      metrics: entries of `info` to report for each episode (rule S6), with a reduction over its
+        steps: "last", "max", "mean" or "sum", such as `{'success': 'max'}`. Steps without an entry
+        are skipped; an entry that no step of an episode has is 0.
     """
 
     env_id: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     vectorization: str = "sync"
     wrappers: Sequence[str | Callable[[Any], Any]] = ()
+    metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         errors.require_types(self)
+        episode_metrics.check("Gymnasium.metrics", self.metrics)
         known = ("sync", "async")
         errors.require_known("Gymnasium.vectorization: got", self.vectorization, known)
 
@@ -72,6 +77,7 @@ class Gymnasium:
                 adaptors.channels_last_spec(spaces.observation_spec(env.observation_space, name)),
                 spaces.action_spec(env.action_space, name),
                 limit,
+                metrics=tuple(self.metrics),
             )
 
     @property
@@ -126,7 +132,8 @@ class Gymnasium:
     @functools.cached_property
     def _factory(self) -> sync_vector.EnvFactory:
         wrappers = [_wrapper(one) if isinstance(one, str) else one for one in self.wrappers]
-        return sync_vector.EnvFactory(_registered(self.env_id), dict(self.options), wrappers)
+        options, metrics = dict(self.options), dict(self.metrics)
+        return sync_vector.EnvFactory(_registered(self.env_id), options, wrappers, metrics)
 
     @contextlib.contextmanager
     def _temporary_env(self) -> Iterator[Any]:

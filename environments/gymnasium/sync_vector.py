@@ -5,6 +5,7 @@ Axis legend: `B` streams. This module does not import JAX: worker processes star
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import utils
 
+from environments import episode_metrics
 from environments.gymnasium import spaces
 from podracers import errors
 
@@ -34,6 +36,7 @@ class VectorStep(NamedTuple):
     reward: np.ndarray  # [B] float32
     discount: np.ndarray  # [B] float32
     step_type: np.ndarray  # [B] int8
+    metrics: dict[str, np.ndarray]  # [B] float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +47,13 @@ class EnvFactory:
       spec: Gymnasium's `EnvSpec`, so that other processes need not register it.
       options: arguments of `gymnasium.make`.
       wrappers: callables, from the inside out, that take an environment.
+      metrics: reductions of entries of `info` by name (`episode_metrics.EpisodeMetrics`).
     """
 
     spec: Any
     options: Mapping[str, Any]
     wrappers: Sequence[Callable[[Any], Any]]
+    metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def make(self) -> Any:
         """Returns one environment."""
@@ -79,6 +84,8 @@ class SyncVector:
             raise errors.UserError(f"{self._name}: two environments have different spaces")
         self._spaces = (observation, _NUMBER, _FLAG, _FLAG)
         self._batch_space = utils.batch_space(self._action_space, len(seeds))
+        self._reductions = factory.metrics
+        self._metrics = episode_metrics.EpisodeMetrics(factory.metrics, len(seeds))
         self._ended = np.ones(len(seeds), np.bool_)
         self._action = np.empty(0)
 
@@ -98,21 +105,36 @@ class SyncVector:
     def recv(self) -> VectorStep:
         """Steps every environment, or resets it where its episode had ended."""
         actions = utils.iterate(self._batch_space, spaces.decode(self._action_space, self._action))
+        self._metrics.restart(self._ended)
         return self._result(
             [
-                self._start(env) if ended else self._values("step", env.step(action))
-                for env, ended, action in zip(self.envs, self._ended, actions)
+                self._start(env) if self._ended[row] else self._step(row, env, action)
+                for row, (env, action) in enumerate(zip(self.envs, actions))
             ]
         )
 
     def _start(self, env: Any, **options: Any) -> tuple[Any, float, bool, bool]:
-        return *self._values("reset", env.reset(**options)), 0.0, False, False
+        observation, _ = self._checked("reset", env.reset(**options))
+        return observation, 0.0, False, False
 
-    def _values(self, method: str, output: Any) -> Sequence[Any]:
-        """Returns what a method of an environment returned, without `info`."""
+    def _step(self, row: int, env: Any, action: Any) -> tuple[Any, Any, Any, Any]:
+        *values, info = self._checked("step", env.step(action))
+        for name in self._reductions:
+            if name in info:
+                value = info[name]
+                if not isinstance(value, numbers.Real) and getattr(value, "shape", None) != ():
+                    raise errors.UserError(
+                        f"{self._name}: info['{name}'], which Gymnasium.metrics names: expected a "
+                        f"number, got {type(value).__name__}"
+                    )
+                self._metrics.add(name, value, row)
+        return tuple(values)
+
+    def _checked(self, method: str, output: Any) -> tuple:
+        """Returns the output of an environment's method; raises an error for a wrong number."""
         expected = _OUTPUTS[method]
         if isinstance(output, tuple) and len(output) == len(expected):
-            return output[:-1]
+            return output
         got = f"{len(output)} values" if isinstance(output, tuple) else type(output).__name__
         as_gym = "" if isinstance(output, tuple) and len(output) != 4 else ", as Gym's did"
         raise errors.UserError(
@@ -129,7 +151,8 @@ class SyncVector:
         )
         first, self._ended = self._ended, terminated | truncated
         step_type = np.where(first, _FIRST, np.where(self._ended, _LAST, _MID))
-        return VectorStep(observation, reward, (~terminated).astype(np.float32), step_type)
+        discount = (~terminated).astype(np.float32)
+        return VectorStep(observation, reward, discount, step_type, self._metrics.read())
 
     def render(self) -> list[Any]:
         """Returns a picture of each environment."""

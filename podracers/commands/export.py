@@ -49,8 +49,9 @@ def main() -> int:
     add("--batch_size", type=command_line.count, metavar="N", help=help_text)
     arguments = parser.parse_args()
     platforms = arguments.platforms.split(",")
-    for platform in platforms:
-        errors.require_known("--platforms: there is no platform", platform, _PLATFORMS)
+    if unknown := {*platforms} - {*_PLATFORMS}:
+        expected = f"some of {','.join(_PLATFORMS)}"
+        raise errors.UserError(f"--platforms: expected {expected}, got '{min(unknown)}'")
     if importlib.util.find_spec("flatbuffers") is None:
         message = "podracers-export needs the package flatbuffers: pip install 'podracers[export]'"
         raise errors.UserError(message)
@@ -75,7 +76,8 @@ def main() -> int:
 
 def _member(policy: trained.TrainedPolicy, index: int | None) -> tuple[agent_lib.Agent, Any]:
     """Returns the agent and the parameters, of one member of a population."""
-    agent, params, runner = policy.parts.agent, policy.params, policy.parts.runner
+    agent, runner = policy.parts.agent, policy.parts.runner
+    params = jax.device_get(policy.params)  # constants of programs for any device
     if runner.population == 1 and index is None:
         return agent, params
     if index is None or not 0 <= index < runner.population:

@@ -107,7 +107,7 @@ class Learner:
         return SebulbaState(
             learner=learner,
             memory=parallel.check_leading_axis(memory),
-            episodes=metrics.EpisodeStatistics.init(rows, self.programs.spec.metrics),
+            episodes=metrics.EpisodeStatistics.init(rows),
             key=key,
             update=jnp.zeros((), jnp.int32),
         )
@@ -123,7 +123,8 @@ class Learner:
             agent_state, means = self.programs.agent.update(
                 agent_state, _without_metrics(rollout), learn_key
             )
-        episodes, episode_means = state.episodes.track_rollout(rollout.timestep).flush()
+        episodes = state.episodes.with_metrics(self.programs.spec.metrics)
+        episodes, episode_means = episodes.track_rollout(rollout.timestep).flush()
         means = {**episode_means, **means}
         report = metrics.of_update(means, rollout.timestep, state.update)
         state = SebulbaState(*agent_state, episodes, state.key, state.update + 1)

@@ -50,6 +50,7 @@ def finished(run: training_process.Run) -> results.Run:
         wall_time_s=summary["wall_time_s"],
         commit=summary["commit"],
         greedy_return=evaluation.get("greedy_return"),
+        metrics=evaluation.get("metrics"),
         settings=run.settings,
         curve=(*curve, (end, round(summary["wall_time_s"], 1), round(evaluation["return"], 4))),
     )

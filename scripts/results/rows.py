@@ -41,6 +41,7 @@ class Run:
     wall_time_s: float | None = None  # seconds, start-up, compilation and evaluations included
     commit: str | None = None  # ends with `-dirty` if files differed
     greedy_return: float | None = None  # missing if `final_return` is greedy
+    metrics: dict[str, float] | None = None  # means of the final evaluation, if there are any
     settings: str | None = None  # `training_process.settings_digest`; None for old runs
     # Agent steps, seconds since the start and mean return of each evaluation.
     curve: tuple[tuple[float, float, float], ...] = ()

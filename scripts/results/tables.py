@@ -34,6 +34,8 @@ PICTURE = (
     "minatar_breakout_dqn-space_invaders_200k_steps-anakin",
 )
 
+_MOST_METRICS = 3  # numbers of the environment after a return
+
 
 def page(rows: Rows, pictures: Mapping[str, str]) -> str:
     """Returns the page of results.
@@ -68,7 +70,12 @@ def headlines(rows: Rows) -> str:
         for each in row.published[:1]:
             details = ", ".join(filter(None, [each.source, each.protocol]))
             references.append(f"published: {each.value:g} ({details})")
-        cells = [_return(row), str(len(row.runs)), _steps(row), "; ".join(references)]
+        cells = [
+            _return(row) + _metrics(row),
+            str(len(row.runs)),
+            _steps(row),
+            "; ".join(references),
+        ]
         lines.append([row.environment, f"{row.agent}, {row.runner}", *cells])
     headings = ["task", "agent, runner", "return", "seeds", "agent steps", "reference"]
     return markdown.table(headings, lines)
@@ -100,6 +107,17 @@ def _return(row: results.Row) -> str:
     return _plus_minus(sample.mean, error)
 
 
+def _metrics(row: results.Row) -> str:
+    """Returns the means over seeds of what the environment reports, if it is not too much."""
+    samples = collections.defaultdict(list)
+    for run in row.runs:
+        for name, value in (run.metrics or {}).items():
+            samples[name].append(value)
+    if len(samples) > _MOST_METRICS:
+        return ""
+    return "".join(f"; {name} {results.number(sum(x) / len(x))}" for name, x in samples.items())
+
+
 def _rows(rows: Sequence[results.Row]) -> str:
     headings = ["experiment", "runner", "agent", "environment", "return, mean ± s.e."]
     headings += ["95%, Student's t", "seeds: returns", "greedy", "evaluation", "random policy"]
@@ -111,7 +129,7 @@ def _rows(rows: Sequence[results.Row]) -> str:
         times = sorted(round(run.wall_time_s) for run in row.runs if run.wall_time_s)
         times = list(dict.fromkeys(times[:1] + times[-1:]))
         found = [
-            _return(row),
+            _return(row) + _metrics(row),
             results.interval(sample.interval()),
             f"{len(row.runs)}: {', '.join(map(results.number, row.returns))}",
             results.number(sum(greedy) / len(greedy)) if greedy else "",

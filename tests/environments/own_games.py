@@ -13,7 +13,8 @@ class Walk(gymnasium.Env):
     """A walk along a line, with every kind of space in its observations, and both kinds of ends.
 
     It terminates at `-goal` and `goal`, and truncates itself after nine steps, on the same step as
-    well. One random direction is illegal at each step; the reward is the direction.
+    well. One random direction is illegal at each step; the reward is the direction. `info` has the
+    place, under several names, and `goal` where an end is reached.
     """
 
     LIMIT = 9
@@ -44,7 +45,10 @@ class Walk(gymnasium.Env):
         self._x, self._steps = self._x + int(action), self._steps + 1
         terminated = abs(self._x) == self._goal
         truncated = self._steps == self.LIMIT or None  # as some environments have it
-        return self._observe(), float(action), terminated, truncated, {}
+        info = {**dict.fromkeys(("highest", "total", "average"), self._x)}
+        if terminated:
+            info["goal"] = np.float64(self._x)
+        return self._observe(), float(action), terminated, truncated, info
 
     def _observe(self):
         self._mask = np.ones(3, np.int8)

@@ -7,6 +7,7 @@ import pytest
 
 from environments import brax
 from podracers import contract, types
+from tests import streams
 
 pytest.importorskip("brax")
 
@@ -48,6 +49,19 @@ def test_length_truncates_and_a_fall_terminates():
     at_end = np.arange(1, LENGTH + 1)[:, None] >= LENGTH
     np.testing.assert_array_equal(timestep.step_type == types.LAST, fallen | at_end)
     np.testing.assert_array_equal(timestep.reward, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "unread"),
+    [("spring", "link.inertia.mass", "body_mass"), ("mjx", "body_mass", "link.inertia.mass")],
+)
+def test_parameters_are_those_of_the_backend(backend, name, unread):
+    pendulum = brax.Brax("inverted_pendulum", {"backend": backend})
+    parameters = pendulum.parameters
+    assert {name, "geom_friction"} <= parameters.keys() and unread not in parameters
+    heavy = pendulum.with_parameters({name: 2.0 * parameters[name]})
+    np.testing.assert_array_equal(heavy.parameters[name], 2.0 * parameters[name])
+    streams.assert_same(pendulum.parameters, parameters)  # the original is unchanged
 
 
 class Exploding:

@@ -126,6 +126,11 @@ MISTAKES = [
             ("observation", spaces.Sequence(_BOX), "sequence.Sequence"),
         )
     ),
+    (
+        _gymnasium,
+        ("CartPole-v1", {}, "sync", (), {"x": "min"}),
+        "Gymnasium.metrics['x']: got 'min'",
+    ),
     (_gymnasium, (f"{OWN}Wrong-v0", {"step": "no seed"}), "expected reset(*, seed=None"),
     (_envpool, ("Pong-v6",), "'Pong-v5'"),
     (_envpool, ("Reach-v3",), "did you mean 'MetaWorld/Reach-v3' or 'HandReach-v3' or 'Reacher"),
@@ -150,6 +155,18 @@ MISTAKES = [
     (_envpool, ("Jumanji/Snake-v1", {}, 1335, 3), "at most 1334"),
     (_envpool, ("Jumanji/Snake-v1", {}, None, 1, ("gird",)), "'grid'"),
     (_envpool, ("Pong-v5", {}, None, 1, ("grid",)), "EnvPool.observation_keys"),
+    *(
+        (_envpool, ("MetaWorld/Reach-v3", {}, None, 1, None, metrics), message)
+        for metrics, message in (
+            ({"sucess": "max"}, "'success'"),
+            (
+                {"success": "maximum"},
+                "EnvPool.metrics['success']: got 'maximum'; did you mean 'max'",
+            ),
+            ({"success": 1}, "EnvPool.metrics"),
+        )
+    ),
+    (_envpool, ("Ant-v4", {}, None, 1, None, {"state": "max"}), "has no number 'state'"),
     (_envpool, ("Go9x9-v1",), "2 agents"),
     (_chains, (("shor",),), "did you mean 'short'"),
     (_chains, (("short",), (1, 3)), "DelayedChains.short"),
@@ -260,8 +277,8 @@ _PAIR = spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=1)])
 _DICT = spaces.Dict({"a": spaces.Box(-1, 1, ()), "b": spaces.MultiBinary(2)})
 
 
-def _step(observation=_ZEROS, reward=0.0, terminated=False, truncated=False):
-    return {"step": (observation, reward, terminated, truncated, {})}
+def _step(observation=_ZEROS, reward=0.0, terminated=False, truncated=False, **info):
+    return {"step": (observation, reward, terminated, truncated, info)}
 
 
 def _seen(observation, space=None):
@@ -279,6 +296,8 @@ WRONG_RESULTS = [
     (_step(reward=-1e39), "reward: the value -1e+39 lies outside of float"),
     (_step(terminated=np.zeros(1)), "terminated: expected bool[], got bool[1]"),
     (_step(truncated=np.zeros(2, bool)), "truncated: expected bool[], got bool[2]"),
+    (_step(x=[1.0]), "info['x'], which Gymnasium.metrics names: expected a number, got list"),
+    (_step(x=np.zeros(1)), "names: expected a number, got ndarray"),
     (_step(np.zeros(4)), "observation: expected float32[3], got float64[4"),
     (_seen(np.zeros((1, 3))), "observation: expected float32[3], got float64[1, 3]"),
     (_seen(np.array(["a", "b", "c"])), "observation: expected float32[3], got <U1[3]"),
@@ -298,7 +317,8 @@ WRONG_RESULTS = [
 
 @pytest.mark.parametrize(("options", "words"), WRONG_RESULTS)
 def test_a_wrong_result_of_a_gymnasium_environment_is_one_line(options, words):
-    host = gymnasium.Gymnasium(f"{OWN}Wrong-v0", options).make(jax.random.key(0), np.arange(2), 1)
+    factory = gymnasium.Gymnasium(f"{OWN}Wrong-v0", options, metrics={"x": "max"})
+    host = factory.make(jax.random.key(0), np.arange(2), 1)
     with pytest.raises(errors.UserError, match=f"^Own/Wrong-v0: .*{re.escape(words)}") as caught:
         host.reset()
         host.send(np.zeros(2, np.int32))

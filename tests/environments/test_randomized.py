@@ -1,14 +1,12 @@
 """Randomised dynamics: the draw of the factors, and the dynamics with them."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from agents import ppo
-from environments import brax, cartpole, pendulum, randomized, wrappers
+from environments import brax, cartpole, pendulum, playground, randomized, wrappers
 from podracers import sebulba, unroll
 from tests import contract, streams
 
@@ -97,22 +95,27 @@ def test_a_step_is_that_of_the_environment_with_the_drawn_parameters(make, range
         assert np.abs(timestep.observation - nominal.observation).max() > 1e-4
 
 
-_BRAX = functools.partial(brax.Brax, "inverted_pendulum")
-_SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
-    ("plain", "names"),
+    ("plain", "names", "package"),
     [
-        (cartpole.CartPole(), ("pole_mass", "cart_mass", "half_length")),
-        (SHORT, ("mass", "gravity")),
-        _SLOW(_BRAX({"backend": "generalized"}), ("link.inertia.mass", "dof.damping")),
-        _SLOW(_BRAX({"backend": "mjx"}), ("body_mass", "body_inertia")),
+        (cartpole.CartPole(), ("pole_mass", "cart_mass", "half_length"), "jax"),
+        (SHORT, ("mass", "gravity"), "jax"),
+        pytest.param(
+            brax.Brax("inverted_pendulum"),
+            ("link.inertia.mass", "dof.damping"),
+            "brax",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            playground.Playground("CartpoleBalance"),
+            ("body_mass", "dof_damping"),
+            "mujoco_playground",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_evaluations_play_the_nominal_environment(plain, names):
-    if isinstance(plain, brax.Brax):
-        pytest.importorskip("brax")
+def test_evaluations_play_the_nominal_environment(plain, names, package):
+    pytest.importorskip(package)
     ranges = dict.fromkeys(names, (1.1, 1.9))
     wrapped = wrappers.TimeLimit(lambda: randomized.Randomized(plain, ranges), max_episode_steps=7)
     state, expected = play(wrappers.TimeLimit(plain, max_episode_steps=7))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from environments import catch, gridworld, jumanji, pendulum, probes, wrappers
+from environments import catch, gridworld, jumanji, pendulum, probes, randomized, wrappers
 from podracers import contract, environment, types
 from tests import streams
 
@@ -144,12 +144,14 @@ def test_stepping_from_a_packed_state_is_stepping(game):
         (wrappers.SelectObservation, {"masked": True, "keys": ("features",)}),
         (wrappers.FlattenAction, {"masked": True, "actions": "multi_discrete"}),
         (wrappers.Searchable, {}),
+        (randomized.Randomized, {"ranges": {"end": (0.5, 1.0)}, "observe": True}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_wrappers_report_the_metrics_of_the_environment(wrapper, options):
-    own = {name: options.pop(name) for name in ("keys",) if name in options}
-    wrapped = wrapper(streams.RandomEpisodes(reports=True, **options), **own)
+    own = {name: options[name] for name in options if name in ("masked", "actions")}
+    game = streams.RandomEpisodes(reports=True, **own)
+    wrapped = wrapper(game, **{name: options[name] for name in options.keys() - own.keys()})
     assert wrapped.spec.metrics == ("total", "steps")
     assert contract.environment_faults(wrapped, num_steps=0) == []
 

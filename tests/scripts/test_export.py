@@ -280,6 +280,17 @@ def test_the_loop_of_the_page_drives_a_robot_without_the_project(run_dir, run, t
     np.testing.assert_array_equal(np.load(tmp_path / "actions.npy"), expected)
 
 
+def test_greedy_actions_need_no_seed(run_dir, run, tmp_path):
+    words = ("--member", 0, "--platforms", "cpu", "--greedy", "--best", "--batch_size", 2)
+    result = run("export", "--run_dir", run_dir, "--out", tmp_path / "policy", *words)
+    assert (result.returncode, result.stderr) == (0, "")
+    with zipfile.ZipFile(tmp_path / "policy") as file:
+        about = json.loads(file.read("policy.json"))
+        initial = jax.export.deserialize(file.read("cpu/initial")).call
+    assert about["actions"] == "greedy" and not about["reads_seed"] and about["batch_size"] == 2
+    assert initial(np.zeros(2, np.uint32)) == {}
+
+
 def test_mistakes(run_dir, run, tmp_path, monkeypatch):
     run_export = functools.partial(run, "export", "--run_dir", run_dir, "--out")
     out = tmp_path / "policy"
@@ -287,7 +298,11 @@ def test_mistakes(run_dir, run, tmp_path, monkeypatch):
     cases = {
         (out,): "--member: expected a member from 0 to 1, got None",
         (out, "--member", 2): "--member: expected a member from 0 to 1, got 2",
-        (out, "--platforms", "cpu,cudo"): "there is no platform 'cudo'; did you mean 'cuda'",
+        (
+            out,
+            "--platforms",
+            "cpu,gpu",
+        ): "--platforms: expected some of cpu,cuda,rocm,tpu, got 'gpu'",
         (no_folder, "--member", 0, "--platforms", "cpu"): f"cannot write '{no_folder}': No such",
     }
     for words, phrase in cases.items():

@@ -15,6 +15,8 @@ from tests import processes
 EXTRA = """
 experiment.Experiment.checkpoint_period = 0
 experiment.Experiment.evaluation_period = 2
+from environments import probes
+experiment.Experiment.environment = @probes.Reporting
 """
 CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "true"}
 
@@ -69,6 +71,7 @@ def test_a_suite_records_every_run_and_continues_after_failures(recorded):
         assert (run["agent_steps"], run["episodes"]) == (2560, 8)
         assert run["final_return"] == summary["evaluation"]["return"]
         assert run["greedy_return"] == summary["evaluation"]["greedy_return"]
+        assert run["metrics"] == summary["evaluation"]["metrics"] != {}
         assert (run["wall_time_s"], run["commit"]) == (summary["wall_time_s"], summary["commit"])
         steps, seconds, returns = zip(*run["curve"])
         assert list(steps) == sorted(set(steps)) and len(steps) > 2

@@ -59,10 +59,14 @@ def test_rows_are_read_and_written(modules, tmp_path):
     curve = [[100, 1.5, 0.0], [200, 2.5, 1.0]]
     entry = _entry("a", [1.0, 3.0], gin_bindings=["A.x = 1"], suite="s")
     entry["runs"][0] |= {"curve": curve, "greedy_return": 0.5, "settings": "x"}
+    for run, success in zip(entry["runs"], (0.25, 1.0)):
+        run["metrics"] = {"success": success}
     rows, path = _read(modules, tmp_path, entry, _entry("folder/b.gin", [], variant="two"))
     a, b = rows.values()
     page = modules.tables.page(rows, {})
-    assert "| `a` | `anakin` | PPO | a | 1.75 ± 1.2 |" in page  # of seed 0, the last evaluations
+    assert (
+        "| `a` | `anakin` | PPO | a | 1.75 ± 1.2; success 0.62 |" in page
+    )  # of seed 0, the last evaluations
     assert "`b-two`" not in page  # without a run
     assert a.command(3) == (
         "python scripts/train.py --gin_file gin/experiments/a.gin --runner anakin "

@@ -122,6 +122,14 @@ def test_unroll_equals_a_scan_of_step_with_resets(name):
     assert (core == ()) == (network.memory_length == 0) == (name in WITHOUT_MEMORY)
 
 
+def test_actions_begin_with_the_standard_deviation_of_the_option():
+    spec, head = environment.EnvironmentSpec("test", VECTOR, BOX), heads.from_spec(BOX)
+    network = networks.actor_critic(spec, head, initial_std=0.3)
+    first = networks.zero_timestep(spec)
+    output, _ = network.step(network.init(jax.random.key(0), first), (), first)
+    np.testing.assert_allclose(output.policy[..., 2:], np.log(0.3), rtol=1e-6)
+
+
 KINDS = {
     "action_mask": specs.Array((4,), bool),
     "board": environment.MultiDiscreteArray((2, 3, 2), np.uint8, 0, [2, 1]),

@@ -280,3 +280,37 @@ def test_atari_presets_start_as_their_sources_say():
     assert len({frame.tobytes() for frame in new[0]}) == 1
     assert len({frame.tobytes() for frame in new[-1]}) > 1  # where the paddle is
     assert len({frame.tobytes() for frame in old[0]}) > 1
+
+
+def test_entries_of_info_are_reduced_over_every_step_of_the_simulator():
+    """Two episodes of three agent steps, of two of EnvPool's steps each, cut by the adaptor."""
+    entry, task_id = "obj_to_target", "MetaWorld/Reach-v3"
+    factory = envpool.EnvPool(task_id, {}, 3, 2, metrics={entry: "sum"})
+    assert factory.spec.metrics == ("success", entry)
+    timestep = play(factory, [0.5] * 7)
+    assert timestep.step_type[:, 0].tolist() == [0, 1, 1, 2, 0, 1, 1, 2]
+    seeds = environment.stream_seeds(KEY, np.arange(1)).tolist()
+    theirs = library.make_gymnasium(task_id, num_envs=1, seed=seeds)
+    for end in (3, 7):
+        theirs.reset()
+        infos = [theirs.step(np.full((1, 4), 0.5))[-1] for _ in range(6)]
+        total = sum(info[entry][0] for info in infos)
+        np.testing.assert_allclose(timestep.metrics[entry][end], total, rtol=1e-5)
+        success = max(info["success"][0] for info in infos)
+        np.testing.assert_array_equal(timestep.metrics["success"][end], success)
+        assert len({info[entry][0] for info in infos}) == 6
+
+
+@pytest.mark.parametrize(
+    ("task_id", "metrics"),
+    [
+        ("FetchReach-v4", ("is_success",)),
+        ("AdroitHandDoor-v1", ("success",)),
+        ("MyoSuite/MyoHandAirplaneFixed-v0", ("solved",)),
+        ("Jumanji/Sokoban-v0", ("solved",)),
+        ("Parking-v0", ("is_success", "crashed")),
+        ("Hopper-v4", ()),
+    ],
+)
+def test_families_report_whether_a_task_was_solved(task_id, metrics):
+    assert set(envpool.EnvPool(task_id).spec.metrics) == set(metrics)

@@ -18,6 +18,7 @@ SMALL = (
     "NUM_ENVS = 4",
     "ROLLOUT_LENGTH = 8",
     "TOTAL_STEPS = 320",
+    "Sebulba.timeout = 600.0",  # on a loaded machine
     "Experiment.evaluation_episodes = 2",
     "Experiment.evaluation_max_steps = 4",
     "Experiment.greedy_evaluation_episodes = 0",

@@ -25,14 +25,15 @@ from tests.environments import host_contract
 
 KEY = jax.random.key(3)
 OWN = "tests.environments.own_games:Own/"
+METRICS = {"highest": "max", "total": "sum", "average": "mean", "goal": "last"}
 SUBJECTS = {
     "cartpole": gymnasium.Gymnasium("CartPole-v1", {"max_episode_steps": 25}),
     "continuous": gymnasium.Gymnasium("Pendulum-v1", {"max_episode_steps": 30}),
     "tuple": gymnasium.Gymnasium("Blackjack-v1"),
     "discrete": gymnasium.Gymnasium("FrozenLake-v1"),
-    "own": gymnasium.Gymnasium(f"{OWN}Walk-v0"),
+    "own": gymnasium.Gymnasium(f"{OWN}Walk-v0", metrics=METRICS),
     "picture": gymnasium.Gymnasium(f"{OWN}Picture-v0"),
-    "own in workers": gymnasium.Gymnasium(f"{OWN}Walk-v0", vectorization="async"),
+    "own in workers": gymnasium.Gymnasium(f"{OWN}Walk-v0", vectorization="async", metrics=METRICS),
 }
 
 
@@ -102,6 +103,24 @@ def test_termination_wins_over_truncation_by_the_environment():
     np.testing.assert_array_equal(timestep.discount == 0.0, at_goal)
     assert np.any(timestep.truncated()) and np.any(at_goal & (steps == 9))
     np.testing.assert_array_equal(timestep.observation["place"][..., 0], room - 3)
+
+
+def test_entries_of_info_are_reported_for_each_episode():
+    """`goal` is absent in most steps, and in episodes that are cut."""
+    timestep, goals = _record(SUBJECTS["own"], 100).timestep, set()
+    x = timestep.observation["room"] - 3
+    for stream in range(x.shape[1]):
+        places = []  # of the episode so far
+        for t in range(x.shape[0]):
+            row = t, stream
+            places = [] if timestep.first()[row] else [*places, x[row]]
+            goal = x[row] if timestep.terminated()[row] else 0
+            expected = {"highest": max(places, default=0), "total": sum(places), "goal": goal}
+            expected["average"] = expected["total"] / max(len(places), 1)
+            reported = {name: values[row] for name, values in timestep.metrics.items()}
+            assert reported == pytest.approx(expected)
+            goals |= {int(goal)}
+    assert goals == {-3, 0, 3}
 
 
 def test_options_and_wrappers_reach_the_environment():

@@ -90,6 +90,7 @@ MISTAKES = {
     "actor_critic.core = @encoders.MLP()": ("PPO.network", "core = agents.networks.encoders.MLP"),
     "actor_critic.frame_stack = 100000": ("PPO.network", "frame_stack", "up to 256"),
     "actor_critic.separate_critic = 'no'": ("actor_critic.separate_critic", "bool"),
+    "actor_critic.initial_std = 0.0": ("PPO.network", "initial_std: expected a positive number"),
     "actor_critic.critic_keys = ('state',)": (
         "critic_keys: expected None, because Catch observes one array, got ('state',)",
     ),
