@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
@@ -154,8 +155,8 @@ class Checkpointer:
             "params": trees.structure(params),
         }
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state),
-            params=ocp.args.StandardSave(params),
+            state=ocp.args.StandardSave(_with_elements(state)),
+            params=ocp.args.StandardSave(_with_elements(params)),
             metadata=ocp.args.JsonSave(record),
         )
         self._saving = step
@@ -330,8 +331,14 @@ class Checkpointer:
             else:
                 expected = bare if processes.on_lead(is_bare) else template
             # In the containers on the disk, because an earlier version may lack empty ones.
-            arrays = ocp.args.StandardRestore(trees.arranged(expected, saved))
+            arrays = ocp.args.StandardRestore(trees.arranged(_with_elements(expected), saved))
             tree = trees.arranged(self._arrays.restore(folder / item, args=arrays), expected)
+        tree = jax.tree.map(
+            lambda leaf, like: (
+                leaf if np.size(like) else jnp.zeros(like.shape, like.dtype, device=like.sharding)
+            ),
+            *(tree, expected),
+        )
         return agent_lib.with_replay(tree, template), record["user"]
 
     def _set_aside(self, steps: Collection[int]) -> None:
@@ -371,6 +378,11 @@ class Checkpointer:
                 self._remove_partial()
             with storage.failures(f"save checkpoint {self._directory / str(step)}"):
                 raise
+
+
+def _with_elements(tree: types.PyTree) -> types.PyTree:
+    """Returns a tree with a number for each array without elements, which orbax does not save."""
+    return jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros((), np.int8), tree)
 
 
 @functools.cache

@@ -36,6 +36,7 @@ def _make_state(num_devices: int = 4, value: float = 1.0) -> dict[str, Any]:
     whole["metrics"] = {"a/b": value * jnp.ones(2), "a.b": jnp.zeros(2)}  # any names
     ring = value * jnp.arange(64, dtype=jnp.bfloat16).reshape(8, 8)
     parts = {"ring": ring, "keys": jax.random.split(jax.random.key(4), 8)}
+    parts["none"] = jnp.zeros((8, 0))  # MuJoCo's states have arrays without elements
     return jax.device_put(whole, everywhere) | jax.device_put(parts, split) | {"empty": ()}
 
 
