@@ -42,12 +42,6 @@ POPULATION = (
 )
 
 
-REPORTING = """
-from environments import probes
-experiment.Experiment.environment = @probes.Reporting
-"""
-
-
 class At:
     """A stop request that acts once, when the run has logged so many lines.
 
@@ -80,7 +74,7 @@ def _run(settings, directory, stop=None, **options):
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
-    file = processes.config_file(tmp_path_factory.mktemp("run"), REPORTING)
+    file = processes.config_file(tmp_path_factory.mktemp("run"), processes.REPORTING)
     return experiment.load([str(file)], POPULATION)
 
 
