@@ -92,6 +92,12 @@ class _Simulator:
         return self.model["link"]["mass"].sum()
 
 
+def test_a_missing_library_is_named_without_the_options():
+    message = "^Coinrun: it needs Qt; apt install qt$"
+    with pytest.raises(errors.UserError, match=message), adaptors.options_of("Coinrun", {}):
+        raise ImportError("it needs Qt; apt install qt\nmore")
+
+
 def test_a_copy_of_a_simulator_reads_its_own_model():
     simulator = _Simulator()
     parameters = adaptors.parameters_of(simulator.model)
