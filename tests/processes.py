@@ -43,6 +43,11 @@ experiment.Experiment.checkpoint_period = 8  # updates
 ppo.PPO.epochs = 1
 ppo.PPO.num_minibatches = 1
 """
+# An environment with metrics, in place of Catch.
+REPORTING = """
+from environments import probes
+experiment.Experiment.environment = @probes.Reporting
+"""
 TIMES = ("wall_time", "steps_per_second")
 # Seconds after which a process or a thread counts as hanging: a busy machine takes many times the
 # time of a quiet one, and nothing else waits so long.

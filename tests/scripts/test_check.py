@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from environments import catch, gymnasium
+from environments import catch, gymnasium, probes
 from tests import documented, processes
 
 HERE = "tests.scripts.test_check"
@@ -119,6 +119,11 @@ def test_a_good_environment_is_described_and_ends_with_ok(run, name):
     lines = re.sub(r" \d+\.\d s$", " T s", result.stdout, flags=re.M).splitlines()
     assert lines[-1] == "ok"
     assert [line for line in lines if line in GOOD[name]] == GOOD[name]
+
+
+def test_metrics_are_described(tools):
+    lines = tools("check").check._described(probes.Reporting().spec)
+    assert lines[-1] == "  metrics: success, cue"
 
 
 def test_a_stage_is_printed_before_it_runs(tools, capsys):

@@ -3,6 +3,7 @@
 Axis legend: `B` streams, `T` time.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -169,6 +170,29 @@ def test_a_policy_reads_its_own_leaves(name):
     kept = _assert_equals_agent(_program(agent, candidate.spec), batch_sizes=(2,))
     assert [*kept.observation] == ["state"]
     assert not [name for name in kept.state if "privileged" in name or "states/1" in name]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Delayed:
+    """A policy whose actions are the part "late" of the observation of two steps before."""
+
+    def init_actor(self, env_id, num_envs, evaluation=False):
+        return dict.fromkeys(("next", "later", "steps"), jnp.zeros(env_id.shape))
+
+    def act(self, params, actor_state, timestep, key, evaluation=False):
+        later, steps = timestep.observation["late"], actor_state["steps"] + 1.0
+        state = {"next": actor_state["later"], "later": later, "steps": steps}
+        return actor_state["next"], state, timestep.observation["never"]
+
+
+def test_a_policy_reads_the_leaves_that_later_actions_depend_on():
+    scalar = specs.Array((), np.float32)
+    observation = {"late": scalar, "never": scalar}
+    spec = environment.EnvironmentSpec("delayed", observation, _ACTION)
+    program = export.Program(_Delayed(), (), spec, precision.DEFAULT)
+    kept = _assert_equals_agent(program, batch_sizes=(2,))
+    assert [*kept.observation] == ["late"] and kept.reward is None
+    assert {*kept.state} == {"actor/later", "actor/next"}
 
 
 def test_programs_have_the_layouts_of_their_platforms():

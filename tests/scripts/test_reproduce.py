@@ -15,8 +15,6 @@ from tests import processes
 EXTRA = """
 experiment.Experiment.checkpoint_period = 0
 experiment.Experiment.evaluation_period = 2
-from environments import probes
-experiment.Experiment.environment = @probes.Reporting
 """
 CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "true"}
 
@@ -33,7 +31,7 @@ def main(call):
 
 def _ledger(folder, *rows):
     """Writes a file of results with rows of the suite "two", and returns its path."""
-    config = processes.config_file(folder, EXTRA)
+    config = processes.config_file(folder, EXTRA + processes.REPORTING)
     (folder / "other.gin").write_text(config.read_text())
     shared = {"runner": "Anakin", "agent": "PPO", "suite": "two"}
     experiments = [str(config), str(folder / "other.gin")]

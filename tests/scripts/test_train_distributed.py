@@ -17,7 +17,7 @@ SEBULBA = (
 )
 TIMES = ("time/", "idle/", "environment/")  # these metrics depend on the machine
 # 24 updates, because sums over fake devices of several processes are slow.
-NUM_LINES, SHORT = 24, "TOTAL_STEPS = 1536  # agent steps"
+NUM_LINES, SHORT = 24, "TOTAL_STEPS = 1536  # agent steps" + processes.REPORTING
 
 
 def _arguments(config: pathlib.Path, runner: str, num_devices: int) -> tuple[object, ...]:
@@ -85,7 +85,10 @@ def test_several_processes_learn_what_one_learns(runner, count, reference, tmp_p
     assert "4 x cpu" in lead.stdout
     assert "Results" not in others[0].stdout
     _assert_same(run_dir, reference(runner))
-    assert json.loads((run_dir / "summary.json").read_text())["processes"] == count
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["processes"] == count
+    evaluated = summary["evaluation"]
+    assert evaluated["metrics"]["success"] == pytest.approx(evaluated["return"])
 
 
 @pytest.mark.slow

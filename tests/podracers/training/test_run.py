@@ -21,7 +21,7 @@ import pytest
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
-from environments import catch
+from environments import cartpole, catch, randomized
 from podracers import errors, evaluation, metrics, types
 from podracers.checkpoints import checkpoint
 from podracers.commands import train
@@ -40,12 +40,6 @@ POPULATION = (
     "Experiment.evaluation_period = 6",
     "Experiment.checkpoint_period = 3",
 )
-
-
-REPORTING = """
-from environments import probes
-experiment.Experiment.environment = @probes.Reporting
-"""
 
 
 class At:
@@ -80,7 +74,7 @@ def _run(settings, directory, stop=None, **options):
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
-    file = processes.config_file(tmp_path_factory.mktemp("run"), REPORTING)
+    file = processes.config_file(tmp_path_factory.mktemp("run"), processes.REPORTING)
     return experiment.load([str(file)], POPULATION)
 
 
@@ -209,6 +203,16 @@ def test_the_operative_configuration_gives_the_same_experiment(population):
                 assert value == getattr(two, field.name), field.name
 
 
+def test_a_run_prints_that_evaluations_are_nominal(settings, tmp_path):
+    def random():
+        return randomized.Randomized(cartpole.CartPole, {"gravity": (0.5, 2.0)})
+
+    candidate = dataclasses.replace(settings, environment=random)
+    directory = run_directory.RunDirectory(tmp_path)
+    _, lines = _run(candidate, directory, At(directory.path, 0))
+    assert "evaluations: with nominal parameters" in lines
+
+
 @pytest.mark.exact
 def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, population, tmp_path):
     """Also if it had not saved yet, or was stopped before its first update."""
@@ -216,6 +220,7 @@ def test_a_stopped_population_resumes_as_if_nothing_had_happened(settings, popul
     directory.config.write_text(population[0].config.read_text())
     directory.metrics.write_text('{"step": 64, "loss/value": 1.0}\n')
     _, lines = _run(settings, directory, At(directory.path, 0), resume=True)
+    assert "evaluations: with nominal parameters" not in lines
     assert "there is no checkpoint yet: starting from the beginning" in lines
     assert lines[-1] == "stopped at 0 steps: continue with --resume"
     summary, lines = _run(settings, directory, At(directory.path, 4), resume=True)
