@@ -242,7 +242,8 @@ def _described(spec: specs.Array) -> dict[str, Any]:
     if isinstance(spec, specs.BoundedArray):
         for name, bound in (("minimum", spec.minimum), ("maximum", spec.maximum)):
             if np.isfinite(bound).all():
-                about[name] = np.unique(bound)[0].item() if np.ptp(bound) == 0 else bound.tolist()
+                values = np.unique(bound)
+                about[name] = values.item() if values.size == 1 else bound.tolist()
     return about
 
 

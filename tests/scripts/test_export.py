@@ -208,6 +208,15 @@ def test_programs_have_the_layouts_of_their_platforms():
     assert layouts == {"cpu": bytes_, "cuda": bytes_, "tpu": words}
 
 
+def test_bounds_are_described():
+    mask = specs.BoundedArray((3,), bool, False, True)
+    about = {"shape": [3], "dtype": "bool", "minimum": False, "maximum": True}
+    assert export._described(mask) == about
+    about = {"shape": [2], "dtype": "float32", "minimum": [-1.0, 0.0], "maximum": 3.0}
+    assert export._described(_ACTION) == about
+    assert "maximum" not in export._described(_ACTION.replace(maximum=[np.inf, 3.0]))
+
+
 class _Batched(ppo.PPO):
     def act(self, params, actor_state, timestep, key, evaluation=False):
         np.zeros(timestep.reward.shape)
