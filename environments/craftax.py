@@ -4,12 +4,13 @@ Matthews et al., "Craftax: A Lightning-Fast Benchmark for Open-Ended Reinforceme
 https://arxiv.org/abs/2402.16801. The package is imported lazily; its import creates arrays.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import math
 import types as python_types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -108,7 +109,7 @@ class Craftax:
 
     @functools.cached_property
     def _draw(self) -> Callable[[Any], jax.Array]:
-        with jax.ensure_compile_time_eval():
+        with jax.ensure_compile_time_eval(), _textures():
             size = self._module("constants").BLOCK_PIXEL_SIZE_IMG
             draw = self._module("renderer").make_craftax_pixel_renderer(size)
         return jax.jit(lambda state: _as_bytes(draw(state)))
@@ -152,12 +153,25 @@ def _make(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """Returns a new Craftax environment and its parameters."""
     craftax_env = adaptors.optional_import("craftax.craftax_env", f"environment '{name}'")
     errors.require_known("Craftax has no environment", name, NAMES)
-    inner = craftax_env.make_craftax_env_from_name(name, auto_reset=False)
+    with _textures():
+        inner = craftax_env.make_craftax_env_from_name(name, auto_reset=False)
     known = [field.name for field in dataclasses.fields(inner.default_params)]
     with adaptors.options_of(name, options, known):
         params = dataclasses.replace(inner.default_params, **options)
         errors.require_types(params)
     return inner, params
+
+
+@contextlib.contextmanager
+def _textures() -> Iterator[None]:
+    """Explains failures of Craftax's cache of textures, which a killed process leaves damaged."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise errors.UserError(
+            "Craftax's cache of textures, a file in its package, cannot be used: set the variable "
+            f"CRAFTAX_RELOAD_TEXTURES=true once ({errors.one_line(error)})"
+        ) from error
 
 
 def _as_bytes(pixels: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import pytest
 
 from agents import ppo
 from environments import craftax
-from podracers import contract, types
+from podracers import contract, errors, types
 from tests import contract as runners
 from tests.podracers import test_parity
 
@@ -36,6 +36,17 @@ def test_symbolic_specs(name):
     assert craftax.Craftax(name, {"max_timesteps": 7}).spec.max_episode_steps == 7
     assert len(set(spec.metrics)) == 1 + num_achievements
     assert {"achievements", "achievement/eat_cow"} < set(spec.metrics)
+
+
+def test_a_damaged_cache_of_textures_is_one_line(monkeypatch):
+    from craftax.craftax_classic import renderer  # noqa: PLC0415  (creates arrays)
+
+    def load():
+        raise EOFError("Compressed file ended")
+
+    monkeypatch.setattr(renderer, "load_all_textures", load)
+    with pytest.raises(errors.UserError, match="CRAFTAX_RELOAD_TEXTURES=true once"):
+        _ = craftax.Craftax("Craftax-Classic-Pixels-v1").spec
 
 
 @pytest.mark.slow  # textures
