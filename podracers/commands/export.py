@@ -48,7 +48,7 @@ def main() -> int:
     help_text = "a fixed number of streams (default: any number)"
     add("--batch_size", type=command_line.count, metavar="N", help=help_text)
     arguments = parser.parse_args()
-    platforms = arguments.platforms.split(",")
+    platforms = [*dict.fromkeys(arguments.platforms.split(","))]
     if unknown := {*platforms} - {*_PLATFORMS}:
         expected = f"some of {','.join(_PLATFORMS)}"
         raise errors.UserError(f"--platforms: expected {expected}, got '{min(unknown)}'")
