@@ -159,6 +159,7 @@ def _make(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     with adaptors.options_of(name, options, known):
         params = dataclasses.replace(inner.default_params, **options)
         errors.require_types(params)
+        errors.require_count(params, "max_timesteps")
     return inner, params
 
 
