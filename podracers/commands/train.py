@@ -168,7 +168,8 @@ def _print_summary(summary: dict, directory: run_directory.RunDirectory) -> None
     rows["random policy"] = f"{summary['random_policy_return']:.2f}"
     greedy = results.get("greedy_metrics", {})
     for name, mean in results.get("metrics", {}).items():
-        rows[name] = f"{mean:.4g}" + (f", greedy {greedy[name]:.4g}" if name in greedy else "")
+        if "/" not in name:
+            rows[name] = f"{mean:.4g}" + (f", greedy {greedy[name]:.4g}" if greedy else "")
     rows["episode length"] = f"{results['length']:.1f} agent steps"
     if results["unfinished"]:
         rows["cut short"] = f"{results['unfinished']} episodes"
